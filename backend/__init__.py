@@ -1,0 +1,1 @@
+"""The engine: paged KV cache, continuous batching and an OpenAI-compatible server."""

@@ -1,0 +1,1 @@
+"""Torch-free decisions of the engine: sequences, blocks, scheduling, stopping."""

@@ -1,0 +1,1 @@
+"""The torch side of the engine: weights, KV cache, model runner, loop."""

@@ -1,0 +1,1 @@
+"""Text to vectors, the vector index, and verification of semantic candidates."""

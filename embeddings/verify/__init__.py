@@ -1,0 +1,1 @@
+"""Pure checks that a semantic candidate answers the question asked."""

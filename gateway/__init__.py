@@ -1,0 +1,1 @@
+"""The proxy: HTTP in, lookup, forward, store, HTTP out."""

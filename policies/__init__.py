@@ -1,0 +1,1 @@
+"""What may be cached, for whom, and for how long: pure decisions steered by YAML."""
