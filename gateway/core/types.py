@@ -1,0 +1,71 @@
+"""Values the gateway's decisions are made of.
+
+Pure and immutable: an entry or a request identity is made once and never changed, so it can be
+shared by the loop, a store's thread and a test without a lock.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+KEY_VERSION = 1
+"""Raised when the canonical form or the entry format changes; part of every key and entry."""
+
+
+class Endpoint(StrEnum):
+    """Paths whose answers are cached."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+
+
+class Reason(StrEnum):
+    """Why a request went the way it went: one vocabulary for header, metric, log and trace."""
+
+    EXACT = "exact"
+    SEMANTIC = "semantic"
+    # Why a request was not looked up (fwd=bypass) or its answer not taken (fwd=request).
+    NO_STORE = "no-store"
+    NO_CACHE = "no-cache"
+    PII = "pii"
+    STORE_TRUE = "store-true"
+    POLICY = "policy"
+    NO_USER = "no-user"
+    FRESHNESS = "freshness"
+    ONLY_IF_CACHED = "only-if-cached"
+    # Why an answer was declined by admission.
+    UPSTREAM_STATUS = "upstream-status"
+    UNCLEAN = "unclean"
+    FINISH_REASON = "finish-reason"
+    EMPTY = "empty"
+    UNKNOWN_SHAPE = "unknown-shape"
+    TOO_LARGE = "too-large"
+    STORE_FAULT = "store-fault"
+    SCAN_FAULT = "scan-fault"
+    # Faults on the way.
+    UPSTREAM_UNREACHABLE = "upstream-unreachable"
+    UPSTREAM_TIMEOUT = "upstream-timeout"
+    UPSTREAM_BROKE = "upstream-broke"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One stored answer and all that identifies the request it answers.
+
+    ``result`` is the canonical, complete reply in the endpoint's plain JSON form; both wire modes
+    are rendered from it. ``question`` is the last user message where the entry may be found by
+    meaning, else None. Times are seconds since the epoch; ``expires_at`` never moves.
+    """
+
+    key: bytes
+    endpoint: str
+    model: str
+    upstream: str
+    generation: int
+    scope: bytes
+    fingerprint: bytes
+    rule: str
+    stored_at: float
+    expires_at: float
+    result: bytes
+    question: str | None = None
+    key_version: int = KEY_VERSION

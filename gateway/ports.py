@@ -1,0 +1,72 @@
+"""What the pipeline needs from the outside; adapters provide it, tests may fake it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.core.types import Entry
+
+
+class StoreError(Exception):
+    """The store failed or did not answer in time. Never fails a request: it is a miss."""
+
+
+class SemanticUnavailableError(Exception):
+    """The semantic index cannot answer this; ``reason`` is one word."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """Live entries and the bytes they take, keys and metadata included."""
+
+    entries: int
+    bytes: int
+    evictions: int
+
+
+class Store(Protocol):
+    """Where entries live. All waits are bounded; every failure is a StoreError."""
+
+    async def get(self, key: bytes) -> Entry | None:
+        """Return the whole entry, or None. May return a stale entry; never a damaged one."""
+        ...
+
+    async def put(self, entry: Entry) -> None:
+        """Store or replace; once this returns, ``get`` of any worker finds it."""
+        ...
+
+    async def delete(self, key: bytes) -> None:
+        """Forget the entry; no error when it is not there."""
+        ...
+
+    def stats(self) -> StoreStats:
+        """Return the latest known figures without I/O."""
+        ...
+
+    async def close(self) -> None:
+        """Finish pending writes and release files."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A stored question near the one asked: its entry's key and the cosine similarity."""
+
+    key: bytes
+    similarity: float
+
+
+class SemanticIndex(Protocol):
+    """Nearest stored questions within one partition (scope and compatibility fingerprint)."""
+
+    async def search(self, partition: bytes, text: str, k: int) -> Sequence[Candidate]:
+        """Return up to ``k``, nearest first. Raises SemanticUnavailableError."""
+        ...
+
+    async def add(self, partition: bytes, key: bytes, text: str, expires_at: float) -> None:
+        """Make the entry findable by ``text``. Raises SemanticUnavailableError."""
+        ...
