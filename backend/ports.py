@@ -11,7 +11,7 @@ class EngineError(Exception):
 
 
 class RequestRejectedError(Exception):
-    """The request can never run here (longer than the context or than the whole KV pool)."""
+    """The request can never run here, for example for a prompt longer than the context."""
 
 
 class Generator(Protocol):
@@ -30,8 +30,9 @@ class Generator(Protocol):
     def generate(self, request: GenerationRequest) -> AsyncIterator[TextDelta]:
         """Yield deltas of all choices as they come.
 
-        Closing the iterator early (``aclose``, or cancelling the task that consumes it) cancels the
-        sequences and frees their blocks within one step. Raises RequestRejectedError and EngineError.
+        Closing the iterator early (``aclose``, or cancelling the task that consumes it) cancels
+        the sequences and frees their blocks within one step. Raises RequestRejectedError before
+        the first delta, and EngineError.
         """
         ...
 
