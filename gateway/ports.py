@@ -1,10 +1,12 @@
 """What the pipeline needs from the outside; adapters provide it, tests may fake it."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.core.types import Entry
+from policies.decide import Policy
 
 
 class StoreError(Exception):
@@ -69,4 +71,71 @@ class SemanticIndex(Protocol):
 
     async def add(self, partition: bytes, key: bytes, text: str, expires_at: float) -> None:
         """Make the entry findable by ``text``. Raises SemanticUnavailableError."""
+        ...
+
+
+class UpstreamReply(Protocol):
+    """The head of an upstream's reply, and its body as it arrives."""
+
+    @property
+    def status(self) -> int:
+        """HTTP status code."""
+        ...
+
+    @property
+    def headers(self) -> Sequence[tuple[str, str]]:
+        """End-to-end headers; the body is already decoded, so no Content-Encoding or -Length."""
+        ...
+
+    @property
+    def content_type(self) -> str:
+        """Media type without parameters, lower case."""
+        ...
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body. Raises UpstreamError when it breaks off or stalls."""
+        ...
+
+
+class Upstream(Protocol):
+    """An OpenAI-compatible server."""
+
+    @property
+    def name(self) -> str:
+        """Base URL without credentials; part of every key."""
+        ...
+
+    def send(
+        self, path: str, headers: Sequence[tuple[str, str]], body: bytes
+    ) -> AbstractAsyncContextManager[UpstreamReply]:
+        """POST ``body`` to ``path`` (``/v1/...``); leaving the context cancels what is left.
+
+        Raises UpstreamError when it cannot be reached or sends no head in time.
+        """
+        ...
+
+
+class Scanner(Protocol):
+    """PII detection in text."""
+
+    def scan(self, text: str) -> str | None:
+        """Return the first kind found, or None."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ActivePolicy:
+    """The policy in force and the scanner for its regions; replaced whole on a reload."""
+
+    policy: Policy
+    scanner: Scanner
+    scanner_version: str
+
+
+class PolicySource(Protocol):
+    """Holds the last good policy."""
+
+    @property
+    def active(self) -> ActivePolicy:
+        """The policy in force."""
         ...

@@ -45,6 +45,7 @@ class Reason(StrEnum):
     UPSTREAM_UNREACHABLE = "upstream-unreachable"
     UPSTREAM_TIMEOUT = "upstream-timeout"
     UPSTREAM_BROKE = "upstream-broke"
+    CLIENT_GONE = "client-gone"
 
 
 @dataclass(frozen=True, slots=True)

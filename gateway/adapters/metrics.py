@@ -1,0 +1,131 @@
+"""Prometheus metrics of the gateway: one sink for observations, gauges read at scrape time."""
+
+import os
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from gateway.observation import Observation
+from gateway.ports import StoreStats
+
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics:
+    """Figures of one gateway; several workers share files when PROMETHEUS_MULTIPROC_DIR is set."""
+
+    def __init__(self, store_stats: Callable[[], StoreStats]) -> None:
+        self._registry = CollectorRegistry()
+        self._children: dict[tuple[str, ...], _Children] = {}
+        self._requests = Counter(
+            "refrain_requests_total",
+            "Requests to cached endpoints; reason is the word in Cache-Status.",
+            ("endpoint", "rule", "outcome", "reason"),
+            registry=self._registry,
+        )
+        self._declined = Counter(
+            "refrain_declined_total",
+            "Answers that were not stored, by reason.",
+            ("rule", "reason"),
+            registry=self._registry,
+        )
+        self._semantic_faults = Counter(
+            "refrain_semantic_faults_total",
+            "Semantic lookups that failed and counted as misses.",
+            ("reason",),
+            registry=self._registry,
+        )
+        self._ttft = Histogram(
+            "refrain_time_to_first_token_seconds",
+            "From the request's head to the first piece of the answer.",
+            ("outcome",),
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._e2e = Histogram(
+            "refrain_request_seconds",
+            "From the request's head to the end of the answer.",
+            ("outcome",),
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._upstream = Histogram(
+            "refrain_upstream_seconds",
+            "From forwarding to the upstream's head.",
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._policy_reloads = Counter(
+            "refrain_policy_reloads_total",
+            "Edits of the policy file, taken or refused.",
+            ("result",),
+            registry=self._registry,
+        )
+        self._registry.register(_StoreCollector(store_stats))
+
+    def observe(self, seen: Observation) -> None:
+        """Count one finished request."""
+        reason = seen.reason.value if seen.reason is not None else ""
+        labels = (seen.endpoint, seen.rule, seen.outcome, reason)
+        children = self._children.get(labels)
+        if children is None:
+            # Looking a child up by label costs as much as counting: keep it.
+            children = self._children[labels] = _Children(
+                self._requests.labels(*labels),
+                self._ttft.labels(seen.outcome),
+                self._e2e.labels(seen.outcome),
+            )
+        children.requests.inc()
+        if seen.ended is not None:
+            children.e2e.observe(seen.ended - seen.started)
+        if seen.first_token is not None:
+            children.ttft.observe(seen.first_token - seen.started)
+        if seen.upstream_started is not None and seen.upstream_head is not None:
+            self._upstream.observe(seen.upstream_head - seen.upstream_started)
+        if seen.declined is not None:
+            self._declined.labels(seen.rule, seen.declined.value).inc()
+        if seen.semantic_fault is not None:
+            self._semantic_faults.labels(seen.semantic_fault).inc()
+
+    def policy_reloaded(self, good: bool) -> None:
+        """Count an edit of the policy file."""
+        self._policy_reloads.labels("taken" if good else "refused").inc()
+
+    def page(self) -> tuple[bytes, str]:
+        """Return the text format and its content type."""
+        registry = self._registry
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        return generate_latest(registry), CONTENT_TYPE_LATEST
+
+
+class _Children:
+    __slots__ = ("e2e", "requests", "ttft")
+
+    def __init__(self, requests: Counter, ttft: Histogram, e2e: Histogram) -> None:
+        self.requests = requests
+        self.ttft = ttft
+        self.e2e = e2e
+
+
+class _StoreCollector:
+    """Reads the store's figures when asked, so that hits do not keep gauges up to date."""
+
+    def __init__(self, stats: Callable[[], StoreStats]) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield entries, bytes and evictions."""
+        stats = self._stats()
+        for name, text, value in (
+            ("refrain_entries", "Entries in the store.", stats.entries),
+            ("refrain_entry_bytes", "Bytes of entries, keys and metadata included.", stats.bytes),
+            ("refrain_evicted_entries", "Entries evicted since start.", stats.evictions),
+        ):
+            family = GaugeMetricFamily(name, text)
+            family.add_metric([], value)
+            yield family

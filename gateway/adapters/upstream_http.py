@@ -1,0 +1,173 @@
+"""Any OpenAI-compatible server over HTTP, with every wait bounded and every fault named."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit, urlunsplit
+
+from aiohttp import (
+    ClientConnectionError,
+    ClientConnectorError,
+    ClientError,
+    ClientResponse,
+    ClientSession,
+    ClientTimeout,
+    ServerTimeoutError,
+    TCPConnector,
+)
+from yarl import URL
+
+from gateway.core.errors import UpstreamError
+from gateway.core.types import Reason
+
+_BODY_HEADERS = frozenset({"content-length", "content-encoding"})
+
+
+class HttpUpstream:
+    """Sends requests to ``base_url``, which ends in ``/v1``.
+
+    ``connect_seconds`` bounds connecting; ``read_seconds`` bounds the wait for the head and
+    between two reads of the body.
+    """
+
+    def __init__(
+        self, base_url: str, *, connect_seconds: float = 10.0, read_seconds: float = 600.0
+    ) -> None:
+        parts = urlsplit(base_url)
+        self._origin = urlunsplit(
+            (parts.scheme, parts.netloc, parts.path.removesuffix("/v1"), "", "")
+        )
+        host = parts.netloc.rpartition("@")[2]
+        self._name = urlunsplit((parts.scheme, host, parts.path, "", ""))
+        self._timeout = ClientTimeout(
+            total=None, sock_connect=connect_seconds, sock_read=read_seconds
+        )
+        self._session: ClientSession | None = None
+
+    @property
+    def name(self) -> str:
+        """Base URL without credentials."""
+        return self._name
+
+    async def open(self) -> None:
+        """Make the connection pool; belongs to the running loop."""
+        self._session = ClientSession(
+            connector=TCPConnector(limit=0, keepalive_timeout=30.0),
+            timeout=self._timeout,
+            auto_decompress=True,
+            skip_auto_headers=("User-Agent",),
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    def url(self, path_qs: str) -> URL:
+        """Return the upstream's URL of a gateway path such as ``/v1/models?limit=2``."""
+        return URL(self._origin + path_qs, encoded=True)
+
+    @asynccontextmanager
+    async def send(
+        self, path: str, headers: Sequence[tuple[str, str]], body: bytes
+    ) -> AsyncIterator["HttpReply"]:
+        """POST; see the port. The reply is asked for unencoded, since its text is read here."""
+        async with self.request(
+            "POST", path, [*headers, ("Accept-Encoding", "identity")], body
+        ) as r:
+            yield HttpReply(r, self.body(r))
+
+    @asynccontextmanager
+    async def request(
+        self,
+        method: str,
+        path_qs: str,
+        headers: Sequence[tuple[str, str]],
+        body: bytes | AsyncIterator[bytes] | None,
+        *,
+        decode: bool = True,
+    ) -> AsyncIterator[ClientResponse]:
+        """Send any request. Raises UpstreamError; redirects are not followed."""
+        if self._session is None:
+            raise RuntimeError("the upstream is not open")
+        try:
+            response = await self._session.request(
+                method,
+                self.url(path_qs),
+                headers=headers,
+                data=body,
+                allow_redirects=False,
+                auto_decompress=decode,
+            )
+        except (ClientError, TimeoutError, OSError) as error:
+            raise _fault(error, self._name) from error
+        try:
+            yield response
+        finally:
+            # Closes the connection unless the body was read to its end: the upstream sees that
+            # nobody listens any more.
+            response.close() if not response.content.is_eof() else response.release()
+
+    async def body(self, response: ClientResponse) -> AsyncIterator[bytes]:
+        """Yield a reply's body as it arrives. Raises UpstreamError."""
+        try:
+            async for chunk in response.content.iter_any():
+                yield chunk
+        except (ClientError, TimeoutError, OSError) as error:
+            raise _fault(error, self._name) from error
+
+
+def _fault(error: BaseException, name: str) -> UpstreamError:
+    """Say in one line what went wrong with the upstream."""
+    match error:
+        case ServerTimeoutError() | TimeoutError():
+            return UpstreamError(
+                504, f"The upstream {name} did not answer in time.", Reason.UPSTREAM_TIMEOUT
+            )
+        case ClientConnectorError():
+            return UpstreamError(
+                502,
+                f"The upstream {name} could not be reached: {error.os_error.strerror or error}.",
+                Reason.UPSTREAM_UNREACHABLE,
+            )
+        case ClientConnectionError() | OSError():
+            return UpstreamError(
+                502, f"The upstream {name} closed the connection.", Reason.UPSTREAM_BROKE
+            )
+        case _:
+            return UpstreamError(
+                502,
+                f"The upstream {name} sent a reply that could not be read "
+                f"({type(error).__name__}).",
+                Reason.UPSTREAM_BROKE,
+            )
+
+
+class HttpReply:
+    """An upstream's reply; see the port."""
+
+    def __init__(self, response: ClientResponse, body: AsyncIterator[bytes]) -> None:
+        self._response = response
+        self._body = body
+
+    @property
+    def status(self) -> int:
+        """HTTP status code."""
+        return self._response.status
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """Headers without those that speak of the encoded body."""
+        return [
+            (name, value)
+            for name, value in self._response.headers.items()
+            if name.lower() not in _BODY_HEADERS
+        ]
+
+    @property
+    def content_type(self) -> str:
+        """Media type without parameters, lower case."""
+        return self._response.content_type.lower()
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives."""
+        return self._body

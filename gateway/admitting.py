@@ -1,0 +1,59 @@
+"""Store an answer: admission, PII scan of the answer, entry, vector."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.core.admission import declined
+from gateway.core.conversation import answer_text
+from gateway.core.plan import Plan
+from gateway.core.types import Reason
+from gateway.ports import (
+    Scanner,
+    SemanticIndex,
+    SemanticUnavailableError,
+    Store,
+    StoreError,
+)
+from gateway.scanning import ScanFailedError, scan_text
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Admitter:
+    """Decides on an answer and writes it; the entry can be hit once ``store`` has returned."""
+
+    entries: Store
+    semantic: SemanticIndex | None
+    now: Callable[[], float]
+
+    async def store(self, plan: Plan, result: Any, plain: bytes, scanner: Scanner) -> Reason | None:
+        """Store ``plain``, the JSON of ``result``. Return None, or why it was not stored."""
+        reason = declined(plan.partition.endpoint, plan.body, result)
+        if reason is not None:
+            return reason
+        if plan.scans:
+            try:
+                if await scan_text(scanner, answer_text(result)) is not None:
+                    return Reason.PII
+            except ScanFailedError:
+                return Reason.SCAN_FAULT
+        entry = plan.entry(plain, self.now())
+        try:
+            await self.entries.put(entry)
+        except StoreError as error:
+            log.warning("store: an answer could not be stored: %s", error)
+            return Reason.STORE_FAULT
+        await self._index(plan, entry.expires_at)
+        return None
+
+    async def _index(self, plan: Plan, expires_at: float) -> None:
+        if self.semantic is None or plan.question is None:
+            return
+        try:
+            await self.semantic.add(plan.fingerprint, plan.key, plan.question, expires_at)
+        except SemanticUnavailableError as error:
+            # The entry is stored and can be hit exactly; it is only not found by meaning.
+            log.info("semantic index: an entry was not added: %s", error.reason)

@@ -1,0 +1,211 @@
+"""The composition root: the one place where the parts are chosen and joined."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from embeddings.client import EmbeddingsClient, EmbeddingsUnavailableError
+from embeddings.verify.agreement import agree
+from gateway.adapters.handlers import Handlers
+from gateway.adapters.metrics import Metrics
+from gateway.adapters.policy_file import PolicyFile
+from gateway.adapters.readiness import Check, Readiness
+from gateway.adapters.secret import load_or_create_secret
+from gateway.adapters.store_memory import MemoryStore
+from gateway.adapters.store_sqlite import SqliteStore
+from gateway.adapters.store_tiered import TieredStore
+from gateway.adapters.upstream_http import HttpUpstream
+from gateway.admitting import Admitter
+from gateway.core.errors import UpstreamError
+from gateway.forwarding import Forwarder
+from gateway.observation import Observation, Sink
+from gateway.pipeline import Pipeline
+from gateway.ports import Candidate, SemanticIndex, SemanticUnavailableError, Store
+from gateway.settings import Settings
+
+log = logging.getLogger(__name__)
+
+POLICY_POLL_SECONDS = 1.0
+PROBE_SECONDS = 2.0
+
+
+def default_policy() -> Path:
+    """Return the policy that holds where none is given."""
+    return Path(str(files("policies") / "default.yaml"))
+
+
+class SemanticService:
+    """The embeddings process as the gateway's semantic index."""
+
+    def __init__(self, client: EmbeddingsClient) -> None:
+        self._client = client
+
+    async def search(self, partition: bytes, text: str, k: int) -> Sequence[Candidate]:
+        """See the port."""
+        try:
+            matches = await self._client.search(partition, text, k)
+        except EmbeddingsUnavailableError as error:
+            raise SemanticUnavailableError(error.reason) from error
+        return [Candidate(match.key, match.similarity) for match in matches]
+
+    async def add(self, partition: bytes, key: bytes, text: str, expires_at: float) -> None:
+        """See the port."""
+        try:
+            await self._client.add(partition, key, text, expires_at)
+        except EmbeddingsUnavailableError as error:
+            raise SemanticUnavailableError(error.reason) from error
+
+    async def not_ready(self) -> str | None:
+        """Check whether the encoder is loaded and warm."""
+        try:
+            status = await self._client.status()
+        except EmbeddingsUnavailableError as error:
+            return f"encoder: {error.reason}"
+        return None if status.ready else "encoder: loading"
+
+
+def open_store(settings: Settings) -> Store:
+    """Open the entries on disk, with a memory tier in front where one process owns it.
+
+    With several workers another one may replace an entry, and nothing tells this one's memory.
+    """
+    disk = SqliteStore(settings.data_dir / "entries.sqlite3", max_bytes=settings.store_bytes)
+    if settings.workers > 1 or settings.memory_bytes == 0:
+        return disk
+    return TieredStore(MemoryStore(max_bytes=settings.memory_bytes), disk)
+
+
+def engine_ready(upstream: HttpUpstream, *, required: bool) -> Check:
+    """Return a check of the upstream's own ``/readyz``.
+
+    An upstream that is not ours may have no such path, and one that is down is told to the client
+    request by request; only ``required`` (the bundled engine) makes silence a reason.
+    """
+
+    async def check() -> str | None:
+        try:
+            async with (
+                asyncio.timeout(PROBE_SECONDS),
+                upstream.request("GET", "/readyz", [], None) as reply,
+            ):
+                status = reply.status
+        except (UpstreamError, TimeoutError):
+            return "engine: not reachable" if required else None
+        return "engine: loading" if status == 503 else None
+
+    return check
+
+
+def create_app(
+    settings: Settings, *, semantic_socket: Path | None, engine_required: bool = False
+) -> web.Application:
+    """Build the gateway. ``semantic_socket`` is None where semantic lookup is not installed.
+
+    Raises PolicyError, OSError and SecretError when it cannot start.
+    """
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    policies = PolicyFile(settings.policy or default_policy())
+    secret = load_or_create_secret(settings.data_dir)
+    store = open_store(settings)
+    upstream = HttpUpstream(
+        settings.upstream[0],
+        connect_seconds=settings.connect_timeout,
+        read_seconds=settings.read_timeout,
+    )
+    client: EmbeddingsClient | None = None
+    semantic: SemanticIndex | None = None
+    checks = [engine_ready(upstream, required=engine_required)]
+    if semantic_socket is not None:
+        client = EmbeddingsClient(semantic_socket, timeout=settings.semantic_timeout)
+        service = SemanticService(client)
+        semantic = service
+        checks.append(service.not_ready)
+    metrics = Metrics(store.stats)
+    sinks: tuple[Sink, ...] = (metrics.observe, log_request)
+    tracing = _tracing()
+
+    def begin(endpoint: str, request: web.BaseRequest) -> Observation:
+        seen = Observation(endpoint, time.perf_counter(), time.perf_counter, sinks)
+        if tracing is not None:
+            tracing.begin(seen, request.headers)
+        return seen
+
+    def details() -> dict[str, Any]:
+        policy = policies.active.policy
+        return {
+            "policy": {
+                "source": policy.source,
+                "generation": policy.generation,
+                "problem": policies.problem,
+            },
+            "semantic": "on" if semantic is not None else "off",
+        }
+
+    pipeline = Pipeline(
+        store=store,
+        semantic=semantic,
+        verify=agree,
+        policies=policies,
+        forwarder=Forwarder(
+            upstream=upstream,
+            admitter=Admitter(store, semantic, time.time),
+            max_answer_bytes=settings.max_answer_bytes,
+        ),
+        secret=secret,
+        now=time.time,
+    )
+    app = web.Application(client_max_size=settings.max_body_bytes)
+    handlers = Handlers(pipeline, upstream, Readiness(checks, details), metrics.page, begin)
+    handlers.add_routes(app)
+
+    async def lifespan(_app: web.Application) -> AsyncIterator[None]:
+        await upstream.open()
+        watch = asyncio.create_task(policies.watch(POLICY_POLL_SECONDS, metrics.policy_reloaded))
+        yield
+        watch.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watch
+        if client is not None:
+            await client.close()
+        await upstream.close()
+        await store.close()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
+
+    app.cleanup_ctx.append(lifespan)
+    return app
+
+
+def _tracing() -> Any:
+    if not (
+        os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+        or os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    ):
+        return None
+    from gateway.adapters.tracing import Tracing  # noqa: PLC0415 - costs 200 ms to import
+
+    return Tracing()
+
+
+def log_request(seen: Observation) -> None:
+    """Write one line a request when debugging; figures and reasons, never text."""
+    if log.isEnabledFor(logging.DEBUG) and seen.ended is not None:
+        log.debug(
+            "%s model=%s rule=%s outcome=%s reason=%s declined=%s status=%d ms=%.1f",
+            seen.endpoint,
+            seen.model,
+            seen.rule,
+            seen.outcome,
+            seen.reason,
+            seen.declined,
+            seen.status,
+            (seen.ended - seen.started) * 1000,
+        )

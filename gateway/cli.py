@@ -1,0 +1,147 @@
+"""The `refrain` command: arguments in, an exit code out (0 done, 1 failed, 2 bad usage or file)."""
+
+import argparse
+import importlib.metadata
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+_SERVE_EXAMPLES = """\
+examples:
+  refrain serve --upstream http://127.0.0.1:8000/v1
+  refrain serve --upstream https://api.openai.com/v1 --policy policy.yaml --port 9000
+  REFRAIN_PORT=9000 refrain serve --config refrain.yaml
+"""
+_MAIN_EXAMPLES = """\
+examples:
+  refrain demo                                          everything on this machine, on real parts
+  refrain serve --upstream https://api.openai.com/v1    the gateway alone
+  refrain backend --model Qwen/Qwen3-0.6B               the engine alone
+  refrain policy check policy.yaml                      is this file right?
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    # These two have parsers of their own, which are only imported when asked for.
+    if arguments[:1] == ["backend"]:
+        from backend.__main__ import main as backend
+
+        return backend(arguments[1:])
+    if arguments[:1] == ["policy"]:
+        from policies.cli import main as policy
+
+        return policy(arguments[1:])
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] | None = getattr(options, "run", None)
+    if run is None:
+        parser.print_help(sys.stderr)
+        return 2
+    return run(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="refrain",
+        description="A caching gateway in front of LLM inference.",
+        epilog=_MAIN_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    version = importlib.metadata.version("refrain")
+    parser.add_argument("--version", action="version", version=f"refrain {version}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    serve = commands.add_parser(
+        "serve",
+        help="run the gateway in front of an upstream",
+        description="Run the gateway. No file is needed: --upstream alone gives the defaults.",
+        epilog=_SERVE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    serve.add_argument(
+        "--config", type=Path, metavar="FILE", help="settings (default: refrain.yaml if there)"
+    )
+    serve.add_argument(
+        "--upstream",
+        action="append",
+        metavar="URL",
+        help="OpenAI-style base URL that ends in /v1",
+    )
+    serve.add_argument("--policy", type=Path, metavar="FILE", help="policy (default: built in)")
+    serve.add_argument("--workers", type=int, metavar="N", help="gateway processes (default: 1)")
+    _add_shared(serve)
+    serve.set_defaults(run=_serve)
+
+    demo = commands.add_parser(
+        "demo",
+        help="run the gateway with the bundled engine and model",
+        description="Run the whole product on this machine: gateway, encoder, bundled engine and "
+        "its small demo model. Ctrl-C stops everything.",
+    )
+    _add_shared(demo)
+    demo.set_defaults(run=_demo)
+
+    commands.add_parser("backend", help="run the engine alone (refrain backend --help)")
+    commands.add_parser("policy", help="check a policy file (refrain policy --help)")
+    return parser
+
+
+def _add_shared(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", metavar="H", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, metavar="P", help="port to listen on (default: 8080)")
+    parser.add_argument(
+        "--data-dir", type=Path, metavar="D", help="entries, vectors, secret (default: .refrain)"
+    )
+    parser.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), help="default: info"
+    )
+
+
+def _flags(options: argparse.Namespace) -> dict[str, Any]:
+    names = ("upstream", "policy", "workers", "host", "port", "data_dir", "log_level")
+    given = {name: getattr(options, name, None) for name in names}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from gateway.installation import StartError, run_gateway
+    from gateway.settings import SettingsError, load_settings
+
+    config = options.config
+    if config is None and Path("refrain.yaml").is_file():
+        config = Path("refrain.yaml")
+    try:
+        settings = load_settings(_flags(options), os.environ, config)
+    except SettingsError as error:
+        return _fail(str(error), 2)
+    if not settings.upstream:
+        hint = "give --upstream URL, REFRAIN_UPSTREAM, or upstream: in refrain.yaml"
+        return _fail(f"no upstream: {hint}", 2)
+    try:
+        return run_gateway(settings)
+    except StartError as error:
+        return _fail(str(error), 1)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from gateway.installation import StartError, run_demo
+    from gateway.settings import SettingsError, load_settings
+
+    try:
+        settings = load_settings(_flags(options), os.environ, None)
+    except SettingsError as error:
+        return _fail(str(error), 2)
+    try:
+        return run_demo(settings)
+    except StartError as error:
+        return _fail(str(error), 1)
+
+
+def _fail(message: str, code: int) -> int:
+    for line in message.splitlines():
+        print(f"refrain: {line}", file=sys.stderr)
+    return code

@@ -1,0 +1,93 @@
+"""Request bodies: strict parsing, and the canonical form that is hashed.
+
+Law: two bodies share a canonical form only if no upstream can tell them apart. Key order and
+number lexemes (1, 1.0, 1e0) fold; text never does, arrays keep their order, and a field that is
+not known to be neutral is part of the form.
+"""
+
+import json
+from typing import Any
+
+import orjson
+
+NEUTRAL_FIELDS = frozenset(
+    {
+        "stream",
+        "stream_options",
+        "store",  # true is never cached, so only "false" reaches a key
+        "user",
+        "metadata",
+        "service_tier",
+        "safety_identifier",
+    }
+)
+"""Top-level fields that cannot change the answer's content; ``prompt_cache_*`` are neutral too."""
+
+# How orjson prints a float of integral value. Such a number may have been written 1, 1.0 or 1e0,
+# or have been an integer of more than 64 bits that was rounded to a float on reading.
+_INTEGRAL_FLOAT = (b".0,", b".0}", b".0]", b"e+")
+
+
+class BodyError(ValueError):
+    """The body is not one JSON object with unique keys."""
+
+
+def parse_body(raw: bytes) -> dict[str, Any]:
+    """Parse a request body; floats of integral value come back as ints, of any size.
+
+    Raises BodyError for invalid JSON, anything but an object, and duplicate keys at any depth
+    (what is keyed must be what the upstream reads, and parsers differ on which duplicate wins).
+    """
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise BodyError(f"We could not parse the JSON body of your request: {error}.") from None
+    if not isinstance(body, dict):
+        raise BodyError("The JSON body of a request must be an object.")
+    printed = orjson.dumps(body)
+    # Proof that no key was dropped, without a slow parse: a text without escaped colons holds one
+    # colon for each member and one for each colon inside a string, and so does its reprint.
+    proven_unique = raw.count(b":") == printed.count(b":") and b"\\u003" not in raw
+    if proven_unique and not any(lexeme in printed for lexeme in _INTEGRAL_FLOAT):
+        return body
+    return _parse_exactly(raw)
+
+
+def _parse_exactly(raw: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(raw, object_pairs_hook=_unique_keys, parse_float=_fold_number)
+    except (RecursionError, ValueError) as error:
+        if isinstance(error, BodyError):
+            raise
+        raise BodyError(f"We could not parse the JSON body of your request: {error}.") from None
+    if not isinstance(body, dict):
+        raise BodyError("The JSON body of a request must be an object.")
+    return body
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise BodyError(f"The JSON body of your request has the key {twice!r} more than once.")
+    return members
+
+
+def _fold_number(lexeme: str) -> int | float:
+    number = float(lexeme)
+    return int(number) if number.is_integer() else number
+
+
+def is_neutral(field: str) -> bool:
+    """Tell whether a top-level field is left out of the canonical form."""
+    return field in NEUTRAL_FIELDS or field.startswith("prompt_cache_")
+
+
+def canonical_form(body: dict[str, Any]) -> bytes:
+    """Return the bytes that stand for a parsed body: sorted keys, neutral fields left out."""
+    kept = {field: value for field, value in body.items() if not is_neutral(field)}
+    try:
+        return orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)
+    except TypeError:  # an integer of more than 64 bits
+        return json.dumps(kept, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()

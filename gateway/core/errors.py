@@ -1,0 +1,51 @@
+"""Faults, by who is to blame: the client (4xx), the upstream (502, 504) or the store (never shown).
+
+Outcomes such as a miss or a bypass are values (``core.lookup``), not exceptions.
+"""
+
+from typing import Any
+
+from gateway.core.types import Reason
+
+
+class RequestError(Exception):
+    """An answer in OpenAI's error form that ends the request."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.code = code
+
+    def body(self) -> dict[str, Any]:
+        """Return OpenAI's error object, all four keys."""
+        return error_body(self.message, self.kind, self.param, self.code)
+
+
+class ClientError(RequestError):
+    """The request is at fault; nothing was forwarded."""
+
+
+class UpstreamError(RequestError):
+    """The upstream could not be reached, did not answer in time, or broke off."""
+
+    def __init__(self, status: int, message: str, reason: Reason) -> None:
+        super().__init__(status, message, kind="upstream_error", code=reason.value)
+        self.reason = reason
+
+
+def error_body(
+    message: str, kind: str, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """Build ``{"error": {...}}`` with all four keys OpenAI sends."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -1,0 +1,128 @@
+"""What a request's lookup depends on, and whether it may be looked up at all."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from gateway.core.canonical import canonical_form
+from gateway.core.conversation import semantic_question, without_question
+from gateway.core.key import Partition, Tenant, scope_id
+from gateway.core.types import Endpoint, Entry, Reason
+from policies.decide import Decision, PiiAction, Scope
+from policies.freshness import Directives, Freshness, freshness
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request that may be looked up. Equality of identity is by digests, never by text.
+
+    What only a miss needs (question, fingerprint) is computed when it is asked for.
+    """
+
+    body: dict[str, Any]
+    partition: Partition
+    decision: Decision
+    directives: Directives
+
+    @cached_property
+    def key(self) -> bytes:
+        """Exact cache key, 32 bytes."""
+        return self.partition.cache_key(canonical_form(self.body))
+
+    @cached_property
+    def question(self) -> str | None:
+        """Text to look up by meaning; None where only exact lookup is allowed."""
+        if not self.decision.semantic:
+            return None
+        question = semantic_question(self.partition.endpoint, self.body)
+        return question if question is not None and question.strip() else None
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """Identity of everything except the question, 32 bytes; zeros where there is none."""
+        if self.question is None:
+            return bytes(32)
+        return self.partition.fingerprint(canonical_form(without_question(self.body)))
+
+    @property
+    def scans(self) -> bool:
+        """Tell whether prompt and answer must pass the PII scan."""
+        return self.decision.pii is not PiiAction.ALLOW
+
+    def belongs(self, entry: Entry) -> bool:
+        """Check what a store returned against the request, whatever it was looked up by."""
+        partition = self.partition
+        return (
+            entry.scope == partition.scope
+            and entry.endpoint == partition.endpoint
+            and entry.model == self.body["model"]
+            and entry.upstream == partition.upstream
+            and entry.generation == partition.generation
+        )
+
+    def freshness_of(self, entry: Entry, now: float) -> Freshness:
+        """Judge an entry by its expiry, by the lifetime the policy gives now, and the request.
+
+        The policy's present lifetime counts so that shortening it holds for what is stored.
+        """
+        return freshness(
+            stored_at=entry.stored_at,
+            expires_at=min(entry.expires_at, entry.stored_at + self.decision.lifetime),
+            now=now,
+            directives=self.directives,
+        )
+
+    def entry(self, result: bytes, now: float) -> Entry:
+        """Make the entry that stores ``result`` as the answer to this request."""
+        partition = self.partition
+        return Entry(
+            key=self.key,
+            endpoint=partition.endpoint.value,
+            model=self.body["model"],
+            upstream=partition.upstream,
+            generation=partition.generation,
+            scope=partition.scope,
+            fingerprint=self.fingerprint,
+            rule=self.decision.rule,
+            stored_at=now,
+            expires_at=now + self.decision.lifetime,
+            result=result,
+            question=self.question,
+        )
+
+
+def plan_request(
+    body: dict[str, Any],
+    *,
+    endpoint: Endpoint,
+    upstream: str,
+    tenant: Tenant,
+    secret: bytes,
+    decision: Decision,
+    pii_identity: str,
+    directives: Directives,
+) -> Plan | Reason:
+    """Return the plan of a request, or the reason why it bypasses the cache."""
+    if directives.no_store:
+        return Reason.NO_STORE
+    if body.get("store") is True:
+        return Reason.STORE_TRUE
+    if not (decision.exact or decision.semantic):
+        return Reason.POLICY
+    user = end_user(body)
+    if decision.scope is Scope.USER and user is None:
+        return Reason.NO_USER
+    partition = Partition(
+        endpoint=endpoint,
+        upstream=upstream,
+        generation=decision.generation,
+        scope=scope_id(secret, decision.scope, tenant, user),
+        pii_identity=pii_identity,
+    )
+    return Plan(body, partition, decision, directives)
+
+
+def end_user(body: dict[str, Any]) -> str | None:
+    """Return who the client says its end user is; None when it does not."""
+    named = body.get("safety_identifier") or body.get("user")
+    return named if isinstance(named, str) else None

@@ -1,0 +1,75 @@
+"""Server-sent events as chat completions use them: an incremental decoder and an encoder.
+
+Follows the WHATWG event stream grammar where servers use it: any of LF, CRLF and CR ends a line,
+several data lines join with LF, comments and other fields are kept in the raw bytes only.
+"""
+
+import re
+from dataclasses import dataclass
+
+DONE = b"[DONE]"
+_END_OF_EVENT = re.compile(rb"\r\n\r\n|\n\n|\r\r(?!\n)|\n\r\n|\r\n\n")
+_LINE = re.compile(rb"\r\n|\n|\r")
+_BOM = b"\xef\xbb\xbf"
+
+
+class EventTooLargeError(ValueError):
+    """An event did not end within the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event: its data (None where it has none, as a comment) and the bytes it came in."""
+
+    data: bytes | None
+    raw: bytes
+
+
+class Decoder:
+    """Cuts a byte stream into events, however the stream was split into reads."""
+
+    def __init__(self, *, max_event_bytes: int = 16 * 2**20) -> None:
+        self._buffer = b""
+        self._searched = 0
+        self._max_event_bytes = max_event_bytes
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        """Return the events that ``chunk`` completes.
+
+        Raises EventTooLargeError when an unfinished event outgrows the limit.
+        """
+        buffer = self._buffer + chunk
+        events = []
+        start = 0
+        # An event's end may straddle two reads: look again at the last three bytes.
+        search = max(0, self._searched - 3)
+        while (end := _END_OF_EVENT.search(buffer, search)) is not None:
+            if end.group().endswith(b"\r") and end.end() == len(buffer):
+                break  # the LF of a CRLF may be in the next read
+            events.append(_event(buffer[start : end.end()]))
+            start = search = end.end()
+        self._buffer = buffer[start:]
+        self._searched = len(self._buffer)
+        if self._searched > self._max_event_bytes:
+            raise EventTooLargeError(f"an event of over {self._max_event_bytes} bytes")
+        return events
+
+    def rest(self) -> bytes:
+        """Return the bytes of an event that has not ended."""
+        return self._buffer
+
+
+def _event(raw: bytes) -> Event:
+    if raw.startswith(b"data: ") and raw.find(b"\n") >= len(raw) - 2 and b"\r" not in raw:
+        return Event(raw[6:-2], raw)
+    data = []
+    for line in _LINE.split(raw.removeprefix(_BOM)):
+        name, _, value = line.partition(b":")
+        if name == b"data":
+            data.append(value.removeprefix(b" "))
+    return Event(b"\n".join(data) if data else None, raw)
+
+
+def encode(data: bytes) -> bytes:
+    """Return one event; ``data`` is JSON on one line, or DONE."""
+    return b"data: " + data + b"\n\n"

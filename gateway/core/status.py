@@ -1,0 +1,65 @@
+"""The ``Cache-Status`` reply header (RFC 9211) from an outcome; one place that spells it."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gateway.core.types import Reason
+
+
+class Forwarded(StrEnum):
+    """Why a request went to the upstream: the ``fwd`` parameter."""
+
+    MISS = "miss"
+    STALE = "stale"
+    REQUEST = "request"
+    BYPASS = "bypass"
+
+
+@dataclass(frozen=True, slots=True)
+class HitStatus:
+    """Answered from an entry; ``ttl`` is negative when the entry is stale."""
+
+    reason: Reason
+    ttl: int
+    similarity: float | None = None
+
+    def header(self) -> str:
+        """Return the list member."""
+        if self.similarity is None:
+            return f"refrain; hit; ttl={self.ttl}; detail={self.reason}"
+        # Rounded down: 1.000 is for the same vector only.
+        similarity = int(self.similarity * 1000) / 1000
+        return f'refrain; hit; ttl={self.ttl}; detail="{self.reason}; similarity={similarity:.3f}"'
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardStatus:
+    """Forwarded to the upstream."""
+
+    forwarded: Forwarded
+    reason: Reason | None = None
+
+    def header(self, *, stored: bool = False) -> str:
+        """Return the list member; ``stored`` only when the entry is already there."""
+        parts = ["refrain", f"fwd={self.forwarded}"]
+        if stored:
+            parts.append("stored")
+        if self.reason is not None:
+            parts.append(f"detail={self.reason}")
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedStatus:
+    """Neither answered from an entry nor forwarded."""
+
+    reason: Reason
+
+    def header(self) -> str:
+        """Return the list member."""
+        return f"refrain; detail={self.reason}"
+
+
+def joined(upstream: str | None, ours: str) -> str:
+    """Append our member to the ``Cache-Status`` that the upstream sent, if any."""
+    return f"{upstream}, {ours}" if upstream else ours

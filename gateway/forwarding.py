@@ -1,0 +1,231 @@
+"""Forward a request, pass the answer on as it arrives, and store it if it ended cleanly.
+
+Law: the client gets what the upstream sent; storing never changes or delays a byte except the
+last one, which waits until the entry can be hit.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+
+from gateway.admitting import Admitter
+from gateway.core import sse
+from gateway.core.errors import UpstreamError, error_body
+from gateway.core.lookup import Forward
+from gateway.core.plan import Plan
+from gateway.core.status import joined
+from gateway.core.streamed import StreamedAnswer
+from gateway.core.types import Endpoint, Reason
+from gateway.core.usage import ask_for_usage
+from gateway.exchange import Inbound, Reply
+from gateway.observation import Observation
+from gateway.ports import Scanner, Upstream, UpstreamReply
+
+_HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_NOT_FORWARDED = _HOP_BY_HOP | {
+    "host",
+    "content-length",
+    "accept-encoding",
+    "content-encoding",
+    "expect",
+}
+"""Request headers of this connection only, and those the body's re-sending makes untrue."""
+
+
+def forwarded_headers(headers: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the end-to-end headers of a request, the client's own credential among them."""
+    named = {name.strip().lower() for name in headers.get("connection", "").split(",")}
+    return [
+        (name, value)
+        for name, value in headers.items()
+        if (lower := name.lower()) not in _NOT_FORWARDED and lower not in named
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One request on its way to the upstream."""
+
+    endpoint: Endpoint
+    inbound: Inbound
+    body: dict[str, Any]
+    state: Forward
+    scanner: Scanner
+    seen: Observation
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan under which the answer may be admitted, if it may."""
+        return self.state.store
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarder:
+    """Sends misses and bypasses to the upstream. ``max_answer_bytes`` bounds what is stored."""
+
+    upstream: Upstream
+    admitter: Admitter
+    max_answer_bytes: int
+
+    async def forward(self, exchange: Exchange) -> Reply:
+        """Return the upstream's reply, streamed where the upstream streams it.
+
+        Raises UpstreamError when there is no reply to return.
+        """
+        inbound, seen = exchange.inbound, exchange.seen
+        raw, strip_usage = ask_for_usage(exchange.body, inbound.raw)
+        headers = [*forwarded_headers(inbound.headers), *seen.trace_headers.items()]
+        async with AsyncExitStack() as stack:
+            seen.upstream_started = seen.clock()
+            upstream = await stack.enter_async_context(
+                self.upstream.send(inbound.path, headers, raw)
+            )
+            seen.upstream_head = seen.clock()
+            seen.status = upstream.status
+            if upstream.content_type == "text/event-stream":
+                answer = StreamedAnswer(
+                    exchange.endpoint,
+                    assemble=exchange.plan is not None,
+                    strip_usage=strip_usage,
+                    max_bytes=self.max_answer_bytes,
+                )
+                stream = self._relay(upstream, exchange, answer, stack.pop_all())
+                return Reply(upstream.status, _reply_headers(upstream, exchange), stream)
+            chunks = upstream.chunks()
+            whole = await _read(chunks, self.max_answer_bytes)
+            seen.mark_first_token()
+            if len(whole) > self.max_answer_bytes:
+                seen.declined = Reason.TOO_LARGE
+                rest = _rest(whole, chunks, stack.pop_all())
+                return Reply(upstream.status, _reply_headers(upstream, exchange), rest)
+            await self._store_plain(upstream.status, whole, exchange)
+            return Reply(upstream.status, _reply_headers(upstream, exchange), whole)
+
+    async def _relay(
+        self,
+        upstream: UpstreamReply,
+        exchange: Exchange,
+        answer: StreamedAnswer,
+        stack: AsyncExitStack,
+    ) -> AsyncIterator[bytes]:
+        """Pass events on as they end; hold back ``[DONE]`` until the entry is stored."""
+        decoder = sse.Decoder()
+        seen = exchange.seen
+        async with stack:
+            try:
+                async for chunk in upstream.chunks():
+                    out: list[bytes] = []
+                    for event in decoder.feed(chunk):
+                        if event.data == sse.DONE:
+                            if out:
+                                yield b"".join(out)
+                                out.clear()
+                            await self._store_streamed(upstream.status, answer, exchange)
+                        out.append(answer.pass_on(event))
+                    if passed := b"".join(out):
+                        seen.mark_first_token()
+                        yield passed
+                if not answer.ended:
+                    yield _broken(seen, "The upstream ended the stream before the answer's end.")
+            except (UpstreamError, sse.EventTooLargeError) as error:
+                yield _broken(seen, str(error))
+
+    async def _store_plain(self, status: int, answer: bytes, exchange: Exchange) -> None:
+        try:
+            result = orjson.loads(answer)
+        except orjson.JSONDecodeError:
+            result = None
+        if isinstance(result, dict):
+            _note_usage(exchange.seen, result.get("usage"))
+        await self._store(status, result, answer, exchange)
+
+    async def _store_streamed(
+        self, status: int, answer: StreamedAnswer, exchange: Exchange
+    ) -> None:
+        _note_usage(exchange.seen, answer.usage)
+        if exchange.plan is None:
+            return
+        result = answer.result()
+        if isinstance(result, Reason):
+            exchange.seen.declined = result
+            return
+        await self._store(status, result, orjson.dumps(result), exchange)
+
+    async def _store(self, status: int, result: Any, plain: bytes, exchange: Exchange) -> None:
+        seen = exchange.seen
+        if exchange.plan is None:
+            return
+        if status == HTTPStatus.OK:
+            seen.declined = await self.admitter.store(
+                exchange.plan, result, plain, exchange.scanner
+            )
+        else:
+            seen.declined = Reason.UPSTREAM_STATUS
+        seen.stored = seen.declined is None
+
+
+async def _read(chunks: AsyncIterator[bytes], limit: int) -> bytes:
+    """Read to the end, or until more than ``limit`` bytes have come."""
+    parts = []
+    size = 0
+    async for chunk in chunks:
+        parts.append(chunk)
+        size += len(chunk)
+        if size > limit:
+            break
+    return b"".join(parts)
+
+
+async def _rest(
+    first: bytes, chunks: AsyncIterator[bytes], stack: AsyncExitStack
+) -> AsyncIterator[bytes]:
+    async with stack:
+        yield first
+        async for chunk in chunks:
+            yield chunk
+
+
+def _reply_headers(upstream: UpstreamReply, exchange: Exchange) -> tuple[tuple[str, str], ...]:
+    kept = []
+    theirs: list[str] = []
+    for name, value in upstream.headers:
+        lower = name.lower()
+        if lower == "cache-status":
+            theirs.append(value)
+        elif lower not in _HOP_BY_HOP:
+            kept.append((name, value))
+    ours = exchange.state.status.header(stored=exchange.seen.stored)
+    return (*kept, ("Cache-Status", joined(", ".join(theirs), ours)))
+
+
+def _note_usage(seen: Observation, usage: Any) -> None:
+    match usage:
+        case {"prompt_tokens": int(prompt), "completion_tokens": int(completion)}:
+            seen.prompt_tokens = prompt
+            seen.completion_tokens = completion
+    match usage:
+        case {"prompt_tokens_details": {"cached_tokens": int(cached)}}:
+            seen.cached_tokens = cached
+
+
+def _broken(seen: Observation, message: str) -> bytes:
+    seen.outcome = "error"
+    seen.reason = Reason.UPSTREAM_BROKE
+    error = error_body(message, "upstream_error", None, Reason.UPSTREAM_BROKE.value)
+    return sse.encode(orjson.dumps(error))

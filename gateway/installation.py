@@ -1,0 +1,162 @@
+"""Which processes make up an installation, and how each is started."""
+
+import asyncio
+import importlib.util
+import logging
+import socket
+import sys
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from gateway.process import WORKER_SETTINGS, configure_logging
+from gateway.settings import Settings
+from gateway.supervisor import Child, Supervisor
+
+log = logging.getLogger(__name__)
+
+DEMO_MODEL = "refrain-demo"
+
+_READY = """
+Refrain is ready.  base_url: {url}/v1   model: {model}
+
+  curl -i {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{{"model": "{model}",
+         "messages": [{{"role": "user", "content": "How do I reset my password?"}}]}}'
+
+Ask twice and look at the Cache-Status header. Metrics: {url}/metrics   Stop: Ctrl-C
+"""
+
+
+class StartError(Exception):
+    """Something needed is not there; one line says what."""
+
+
+def run_gateway(settings: Settings) -> int:
+    """Run gateway and embeddings in front of ``settings.upstream``; return the exit code."""
+    configure_logging(settings.log_level)
+    with _listen(settings.host, settings.port) as sock, _runtime_dir() as runtime:
+        log.info("listening on %s, upstream %s", _url(settings, sock), settings.upstream[0])
+        children = [*_embeddings(settings, Path(runtime))]
+        children += _workers(settings, sock, Path(runtime), semantic=bool(children))
+        return asyncio.run(Supervisor(children).run())
+
+
+def run_demo(settings: Settings) -> int:
+    """Run gateway, embeddings and the bundled engine with its model; return the exit code."""
+    configure_logging(settings.log_level)
+    model = Path(str(files("backend") / "demo" / "model"))
+    _require("torch", "the bundled engine")
+    with _listen(settings.host, settings.port) as sock, _runtime_dir() as runtime:
+        engine_port = _free_port()
+        settings = settings.model_copy(update={"upstream": (f"http://127.0.0.1:{engine_port}/v1",)})
+        argv = ["-m", "backend", "--model", str(model), "--served-model-name", DEMO_MODEL]
+        argv += ["--host", "127.0.0.1", "--port", str(engine_port)]
+        children = [Child("engine", [sys.executable, *argv]), *_embeddings(settings, Path(runtime))]
+        children += _workers(
+            settings, sock, Path(runtime), semantic=len(children) > 1, engine_required=True
+        )
+        stopped = threading.Event()
+        tell = threading.Thread(
+            target=_tell_when_ready, args=(_url(settings, sock), stopped), daemon=True
+        )
+        tell.start()
+        code = asyncio.run(Supervisor(children).run())
+        stopped.set()
+        return code
+
+
+def _tell_when_ready(url: str, stopped: threading.Event) -> None:
+    while not _is_ready(url):
+        if stopped.wait(0.1):
+            return
+    print(_READY.format(url=url, model=DEMO_MODEL), flush=True)  # noqa: T201
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=3) as reply:  # noqa: S310
+            return bool(reply.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+            # Listening here, not in the worker: a port in use is known now, and nobody who
+            # connects while the workers start is refused.
+            sock.listen(2048)
+        except OSError:
+            sock.close()
+            raise
+    except OSError as error:
+        raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    return sock
+
+
+def _url(settings: Settings, sock: socket.socket) -> str:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"http://{host}:{sock.getsockname()[1]}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _runtime_dir() -> tempfile.TemporaryDirectory[str]:
+    # Not in the data directory: a unix socket's path may be no longer than 107 bytes.
+    return tempfile.TemporaryDirectory(prefix="refrain-", ignore_cleanup_errors=True)
+
+
+def _require(module: str, what: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        raise StartError(f"{what} needs {module}: install refrain[cpu] or refrain[gpu]")
+
+
+def _embeddings(settings: Settings, runtime: Path) -> Sequence[Child]:
+    missing = [m for m in ("faiss", "sentence_transformers") if not importlib.util.find_spec(m)]
+    if missing:
+        log.warning("semantic lookup is off: %s not installed", " and ".join(missing))
+        return ()
+    argv = [sys.executable, "-m", "embeddings", "--socket", str(_semantic_socket(runtime))]
+    argv += ["--data-dir", str(settings.data_dir), "--device", settings.embeddings_device]
+    if settings.embeddings_model is not None:
+        argv += ["--model", settings.embeddings_model]
+    return (Child("embeddings", argv),)
+
+
+def _semantic_socket(runtime: Path) -> Path:
+    return runtime / "embeddings.sock"
+
+
+def _workers(
+    settings: Settings,
+    sock: socket.socket,
+    runtime: Path,
+    *,
+    semantic: bool,
+    engine_required: bool = False,
+) -> list[Child]:
+    argv = [sys.executable, "-m", "gateway.worker", "--socket-fd", str(sock.fileno())]
+    if semantic:
+        argv += ["--semantic-socket", str(_semantic_socket(runtime))]
+    if engine_required:
+        argv += ["--engine-required"]
+    environment = {WORKER_SETTINGS: settings.model_dump_json()}
+    if settings.workers > 1:
+        metrics = runtime / "metrics"
+        metrics.mkdir()
+        environment["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
+    names = [f"gateway-{number}" for number in range(1, settings.workers + 1)]
+    return [Child(name, argv, environment, (sock.fileno(),)) for name in names]

@@ -1,0 +1,52 @@
+"""What is known of one request, for metrics, trace and log: figures and reasons, never text."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gateway.core.types import Reason
+
+
+@dataclass(slots=True)
+class Observation:
+    """Filled in along the pipeline, handed to the sinks once by ``finish``.
+
+    Times are readings of one monotonic clock in seconds. ``outcome`` is ``hit``, ``miss``,
+    ``bypass``, ``refused`` or ``error``; ``declined`` is why an answer was not stored.
+    """
+
+    endpoint: str
+    started: float
+    clock: Callable[[], float]
+    sinks: tuple["Sink", ...]
+    trace_headers: dict[str, str] = field(default_factory=dict)
+    model: str = ""
+    rule: str = ""
+    streamed: bool = False
+    outcome: str = "error"
+    reason: Reason | None = None
+    semantic_fault: str | None = None
+    status: int = 0
+    stored: bool = False
+    declined: Reason | None = None
+    upstream_started: float | None = None
+    upstream_head: float | None = None
+    first_token: float | None = None
+    ended: float | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+    def mark_first_token(self) -> None:
+        """Note the time at which the first piece of the answer was on its way to the client."""
+        if self.first_token is None:
+            self.first_token = self.clock()
+
+    def finish(self) -> None:
+        """Hand over to the sinks; a second call does nothing."""
+        if self.ended is None:
+            self.ended = self.clock()
+            for sink in self.sinks:
+                sink(self)
+
+
+Sink = Callable[[Observation], None]

@@ -1,0 +1,205 @@
+"""One request's way: parse, plan, drive the lookup machine, then render a hit or forward.
+
+Law: this is the only driver. What a state asks for is done here and handed back to it; no answer
+comes from a store by any other path. Faults of store, index and scanner end as a miss or a
+bypass, never as an error to the client.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+import orjson
+
+from gateway.core.canonical import BodyError, parse_body
+from gateway.core.conversation import last_user_text, prompt_text, system_text
+from gateway.core.errors import ClientError, RequestError
+from gateway.core.key import identify
+from gateway.core.lookup import (
+    FetchCandidate,
+    Forward,
+    Hit,
+    LookUpExact,
+    Refused,
+    ScanPrompt,
+    SearchSemantic,
+    State,
+    Verify,
+    bypass,
+    start,
+)
+from gateway.core.plan import Plan, plan_request
+from gateway.core.render import render_stream
+from gateway.core.status import Forwarded, RefusedStatus
+from gateway.core.types import Endpoint, Entry, Reason
+from gateway.core.validation import validate_chat, validate_completion
+from gateway.exchange import Inbound, Reply
+from gateway.forwarding import Exchange, Forwarder
+from gateway.observation import Observation
+from gateway.ports import (
+    ActivePolicy,
+    PolicySource,
+    SemanticIndex,
+    SemanticUnavailableError,
+    Store,
+    StoreError,
+)
+from gateway.scanning import ScanFailedError, scan_text
+from policies.decide import Decision, RequestFacts
+from policies.freshness import parse_directives
+
+log = logging.getLogger(__name__)
+
+NEAREST = 4
+"""Candidates looked at: a near miss may stand nearer than the question that fits."""
+
+JSON_TYPE = ("Content-Type", "application/json")
+SSE_TYPE = ("Content-Type", "text/event-stream; charset=utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Answers requests to the cached endpoints; all its parts are given by the root."""
+
+    store: Store
+    semantic: SemanticIndex | None
+    verify: Verify
+    policies: PolicySource
+    forwarder: Forwarder
+    secret: bytes
+    now: Callable[[], float]
+
+    async def answer(self, endpoint: Endpoint, inbound: Inbound, seen: Observation) -> Reply:
+        """Return the reply to one request. Raises RequestError for faults the client is told."""
+        body = _parse(endpoint, inbound.raw)
+        seen.model = body["model"]
+        seen.streamed = body.get("stream") is True
+        active = self.policies.active
+        state = self._plan(endpoint, body, inbound.headers, active, seen)
+        while True:
+            match state:
+                case LookUpExact():
+                    state = state.next(await self._get(state.plan.key), self.now())
+                case ScanPrompt():
+                    state = await _scan_prompt(state, active)
+                case SearchSemantic():
+                    state = state.next(await self._search(state.plan, seen))
+                case FetchCandidate():
+                    entry = await self._get(state.key)
+                    state = state.next(entry, self.now(), self.verify)
+                case Hit():
+                    return _render(endpoint, body, state, seen)
+                case Refused():
+                    return _refuse(seen)
+                case Forward():
+                    seen.outcome = (
+                        "bypass" if state.status.forwarded is Forwarded.BYPASS else "miss"
+                    )
+                    seen.reason = state.status.reason
+                    exchange = Exchange(endpoint, inbound, body, state, active.scanner, seen)
+                    return await self.forwarder.forward(exchange)
+                case _:
+                    assert_never(state)
+
+    def _plan(
+        self,
+        endpoint: Endpoint,
+        body: dict[str, Any],
+        headers: Mapping[str, str],
+        active: ActivePolicy,
+        seen: Observation,
+    ) -> State:
+        tenant = identify(headers)
+        decision: Decision = active.policy.decide(
+            RequestFacts(
+                endpoint=endpoint.value,
+                model=body["model"],
+                headers=headers,
+                credential_sha256=tenant.credential_sha256,
+                organization=tenant.organization,
+                project=tenant.project,
+                last_user_text=last_user_text(endpoint, body),
+                system_text=system_text(body),
+            )
+        )
+        seen.rule = decision.rule
+        directives = parse_directives(headers.get("cache-control"))
+        plan = plan_request(
+            body,
+            endpoint=endpoint,
+            upstream=self.forwarder.upstream.name,
+            tenant=tenant,
+            secret=self.secret,
+            decision=decision,
+            pii_identity=f"{decision.pii}/{active.scanner_version}",
+            directives=directives,
+        )
+        return bypass(plan, directives) if isinstance(plan, Reason) else start(plan)
+
+    async def _get(self, key: bytes) -> Entry | None:
+        try:
+            return await self.store.get(key)
+        except StoreError as error:
+            log.warning("store: lookup failed, treated as a miss: %s", error)
+            return None
+
+    async def _search(self, plan: Plan, seen: Observation) -> list[tuple[bytes, float]]:
+        if self.semantic is None or plan.question is None:
+            return []
+        try:
+            found = await self.semantic.search(plan.fingerprint, plan.question, NEAREST)
+        except SemanticUnavailableError as error:
+            seen.semantic_fault = error.reason
+            return []
+        return [(candidate.key, candidate.similarity) for candidate in found]
+
+
+def _parse(endpoint: Endpoint, raw: bytes) -> dict[str, Any]:
+    try:
+        body = parse_body(raw)
+    except BodyError as error:
+        raise ClientError(400, str(error)) from None
+    match endpoint:
+        case Endpoint.CHAT:
+            validate_chat(body)
+        case Endpoint.COMPLETIONS:
+            validate_completion(body)
+        case _:
+            assert_never(endpoint)
+    return body
+
+
+async def _scan_prompt(state: ScanPrompt, active: ActivePolicy) -> State:
+    try:
+        return state.next(await scan_text(active.scanner, prompt_text(state.plan.body)))
+    except ScanFailedError:
+        return state.failed()
+
+
+def _render(endpoint: Endpoint, body: dict[str, Any], hit: Hit, seen: Observation) -> Reply:
+    seen.outcome = "hit"
+    seen.reason = hit.status.reason
+    seen.status = 200
+    headers = (("Cache-Status", hit.status.header()), ("Age", str(hit.age)))
+    if not seen.streamed:
+        return Reply(200, (JSON_TYPE, *headers), hit.entry.result)
+    options = body.get("stream_options") or {}
+    stream = render_stream(
+        endpoint,
+        orjson.loads(hit.entry.result),
+        include_usage=options.get("include_usage") is True,
+    )
+    return Reply(200, (SSE_TYPE, *headers), stream)
+
+
+def _refuse(seen: Observation) -> Reply:
+    seen.outcome = "refused"
+    seen.reason = Reason.ONLY_IF_CACHED
+    error = RequestError(
+        504,
+        "No stored answer fits, and the request asked for a stored answer only.",
+        code=Reason.ONLY_IF_CACHED.value,
+    )
+    header = RefusedStatus(Reason.ONLY_IF_CACHED).header()
+    return Reply(504, (JSON_TYPE, ("Cache-Status", header)), orjson.dumps(error.body()))

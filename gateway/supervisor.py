@@ -1,0 +1,104 @@
+"""Starts the processes of one installation and keeps them running until told to stop.
+
+Children get a session of their own, so that Ctrl-C reaches the supervisor alone and they stop in
+order; their stdin is a pipe held here, so that not even a killed supervisor leaves one behind.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gateway.process import PARENT_PIPE
+
+log = logging.getLogger(__name__)
+
+STOP_SECONDS = 8.0
+FIRST_BACKOFF_SECONDS = 0.5
+LAST_BACKOFF_SECONDS = 10.0
+SETTLED_SECONDS = 60.0
+"""A child that ran for so long has started well; before, its own exit code 1 or 2 is final."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A process to run: it is restarted when it ends by itself."""
+
+    name: str
+    argv: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    pass_fds: Sequence[int] = ()
+
+
+class Supervisor:
+    """Runs children; ``run`` returns when all have ended."""
+
+    def __init__(self, children: Sequence[Child]) -> None:
+        self._children = children
+        self._stop = asyncio.Event()
+        self._exit_code = 0
+
+    def stop(self) -> None:
+        """Make ``run`` end every child and return."""
+        self._stop.set()
+
+    async def run(self) -> int:
+        """Run until SIGINT, SIGTERM or SIGHUP (returns 0), or a child cannot start (its code)."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self.stop)
+        tasks = [asyncio.create_task(self._keep(child)) for child in self._children]
+        await asyncio.gather(*tasks)
+        return self._exit_code
+
+    async def _keep(self, child: Child) -> None:
+        backoff = FIRST_BACKOFF_SECONDS
+        while not self._stop.is_set():
+            began = time.monotonic()
+            code = await self._run_once(child)
+            if self._stop.is_set():
+                return
+            lived = time.monotonic() - began
+            if code in (1, 2) and lived < SETTLED_SECONDS:
+                # It said on stderr what is wrong; starting again would not mend it.
+                log.debug("%s cannot start (exit code %d)", child.name, code)
+                self._exit_code = code
+                self.stop()
+                return
+            if lived > SETTLED_SECONDS:
+                backoff = FIRST_BACKOFF_SECONDS
+            log.error("%s ended (exit code %d); starting it again", child.name, code)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), backoff)
+            backoff = min(backoff * 2, LAST_BACKOFF_SECONDS)
+
+    async def _run_once(self, child: Child) -> int:
+        process = await asyncio.create_subprocess_exec(
+            *child.argv,
+            stdin=asyncio.subprocess.PIPE,
+            env={**os.environ, **child.environment, PARENT_PIPE: "1"},
+            pass_fds=child.pass_fds,
+            start_new_session=True,
+        )
+        ended = asyncio.create_task(process.wait())
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not ended.done():
+            await _end(process, child.name)
+        return await ended
+
+
+async def _end(process: asyncio.subprocess.Process, name: str) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        await asyncio.wait_for(asyncio.shield(process.wait()), STOP_SECONDS)
+    except TimeoutError:
+        log.warning("%s did not stop in %.0f s and is killed", name, STOP_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()

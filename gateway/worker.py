@@ -1,0 +1,73 @@
+"""One gateway worker process: serves the socket it is given until it is told to stop.
+
+Started by the supervisor, which binds the socket so that a port in use is found at once and
+several workers share it. Settings come as JSON in the environment: a command line is public.
+"""
+
+import argparse
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+from aiohttp import web
+
+from gateway.adapters.secret import SecretError
+from gateway.app import create_app
+from gateway.process import WORKER_SETTINGS, configure_logging, stop_event
+from gateway.settings import Settings
+from policies.parse import PolicyError
+
+SHUTDOWN_SECONDS = 5.0
+
+
+async def serve(
+    settings: Settings, sock: socket.socket, *, semantic: Path | None, engine_required: bool
+) -> None:
+    """Serve until SIGTERM, SIGINT or the parent's end; answers in progress get some seconds."""
+    stop = stop_event()
+    app = create_app(settings, semantic_socket=semantic, engine_required=engine_required)
+    # Handlers are cancelled when their client is gone, and with them the upstream call.
+    runner = web.AppRunner(
+        app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_SECONDS
+    )
+    await runner.setup()
+    try:
+        await web.SockSite(runner, sock, backlog=2048).start()
+        await stop.wait()
+    finally:
+        await runner.cleanup()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a worker; return its exit code."""
+    parser = argparse.ArgumentParser(prog="gateway.worker", description=__doc__)
+    parser.add_argument("--socket-fd", type=int, required=True)
+    parser.add_argument("--semantic-socket", type=Path)
+    parser.add_argument("--engine-required", action="store_true")
+    options = parser.parse_args(argv)
+    settings = Settings.model_validate_json(os.environ[WORKER_SETTINGS])
+    configure_logging(settings.log_level)
+    sock = socket.socket(fileno=options.socket_fd)
+    try:
+        uvloop.run(
+            serve(
+                settings,
+                sock,
+                semantic=options.semantic_socket,
+                engine_required=options.engine_required,
+            )
+        )
+    except PolicyError as error:
+        print(f"refrain: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    except (OSError, SecretError) as error:
+        print(f"refrain: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
