@@ -1,7 +1,7 @@
-"""What the HTTP server needs from an engine."""
+"""What the HTTP server needs from an engine and from its model's tokenizer."""
 
-from collections.abc import AsyncIterator
-from typing import Protocol
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Protocol
 
 from backend.core.types import EngineStats, GenerationRequest, TextDelta
 
@@ -27,7 +27,7 @@ class Generator(Protocol):
         """Prompt and completion together, in tokens."""
         ...
 
-    def generate(self, request: GenerationRequest) -> AsyncIterator[TextDelta]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[TextDelta, None]:
         """Yield deltas of all choices as they come.
 
         Closing the iterator early (``aclose``, or cancelling the task that consumes it) cancels
@@ -38,4 +38,23 @@ class Generator(Protocol):
 
     def stats(self) -> EngineStats:
         """Snapshot, callable from any thread."""
+        ...
+
+
+class PromptEncoder(Protocol):
+    """Turns what clients write into tokens; callable from any thread."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Return the tokens of ``text``, with a beginning token if the model wants one."""
+        ...
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> str:
+        """Return the prompt for ``messages``. Raises ValueError when they cannot be templated."""
         ...
