@@ -1,0 +1,55 @@
+# The two commands of the README are `make demo` and `make test`; both set everything up first.
+PYTHON ?= python3
+PORT ?= 8080
+DATA_DIR ?= .refrain
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: help setup demo test lint bench eval soak lock clean
+.DEFAULT_GOAL := help
+
+help: ## show this help
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
+
+setup: $(STAMP) ## install everything into .venv: product, tests and benchmarks
+
+# torch comes first and alone: a resolver that is free to choose takes a CUDA build of gigabytes.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Refrain needs Python 3.11 or newer; try make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cpu,dev]'
+	@touch $@
+
+demo: setup ## gateway, bundled engine and model on 127.0.0.1:$PORT; Ctrl-C stops everything
+	@exec $(BIN)/refrain demo --port $(PORT) --data-dir $(DATA_DIR)
+
+test: setup lint ## lint, types, and every test that needs no GPU
+	$(BIN)/pytest -q
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup ## the benchmarks that fit a laptop: a table and one line of JSON each
+	$(BIN)/python benchmarks/exact_hits.py
+	$(BIN)/python benchmarks/store.py
+	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/pii.py
+
+eval: setup ## quality of semantic hits on the evaluation data
+	$(BIN)/python benchmarks/semantic_quality.py
+
+soak: setup ## the property tests, for long
+	$(BIN)/pytest -q tests/properties --hypothesis-profile=soak
+
+lock: setup ## write constraints.txt anew from what is installed
+	@{ head -n 1 constraints.txt; $(BIN)/pip freeze --exclude-editable --exclude pip --exclude setuptools | sed 's/^torch==\([0-9.]*\).*/torch==\1/'; } > constraints.new
+	@mv constraints.new constraints.txt
+
+clean: ## remove .venv and caches, keep data
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
