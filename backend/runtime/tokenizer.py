@@ -16,8 +16,8 @@ from backend.core.detokenizer import (
     IncrementalDetokenizer,
     WindowDetokenizer,
 )
+from backend.models.errors import ModelLoadError
 from backend.runtime.chat_template import ChatTemplate, ChatTemplateError
-from backend.runtime.errors import ModelLoadError
 
 _SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "pad_token", "unk_token")
 

@@ -1,0 +1,1 @@
+"""Decoder models in plain torch, over a paged KV cache."""

@@ -1,0 +1,109 @@
+"""Builds an engine from a model's name: the composition of everything in this package."""
+
+import logging
+
+import torch
+
+from backend.core.block_pool import BLOCK_SIZE
+from backend.models.config import DecoderConfig
+from backend.models.decoder import Decoder
+from backend.models.errors import ModelLoadError
+from backend.models.rotary import rotation_table
+from backend.runtime.engine import Engine
+from backend.runtime.engine_core import EngineLimits
+from backend.runtime.kv_cache import KVCache
+from backend.runtime.model_runner import ModelRunner
+from backend.runtime.sizing import size_cache
+from backend.runtime.tokenizer import Tokenizer
+from backend.runtime.weights import load_config, load_weights, resolve_model
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+# A chunk of prefill delays everybody's next token by the time that it takes to compute.
+_TOKENS_PER_STEP_CPU = 512
+_TOKENS_PER_STEP_CUDA = 8192
+
+
+def load_engine(
+    model: str,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    max_num_seqs: int = 16,
+    max_model_len: int | None = None,
+    kv_bytes: int | None = None,
+    threads: int | None = None,
+) -> tuple[Engine, Tokenizer]:
+    """Load ``model`` (a directory or a hub id) and return an engine that is yet to be started.
+
+    ``device`` is auto, cpu or cuda; ``dtype`` auto, float32, bfloat16 or float16, where auto is
+    the checkpoint's on CUDA and float32 on CPU. ``threads`` sets torch's for this process.
+    Raises ModelLoadError, whose text names what is wrong.
+    """
+    if max_num_seqs < 1:
+        raise ModelLoadError(f"max-num-seqs must be at least 1, got {max_num_seqs}")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    directory = resolve_model(model)
+    config = load_config(directory)
+    tokenizer = Tokenizer.load(directory)
+    torch_device = _device(device)
+    torch_dtype = _dtype(dtype, config, torch_device)
+    try:
+        weights = load_weights(directory, config, device=torch_device, dtype=torch_dtype)
+        sizing = size_cache(
+            config,
+            device=torch_device,
+            dtype=torch_dtype,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            kv_bytes=kv_bytes,
+        )
+        cache = KVCache(config, sizing.num_blocks, device=torch_device, dtype=torch_dtype)
+    except torch.OutOfMemoryError as error:
+        raise ModelLoadError(f"{directory}: out of device memory: {error}") from error
+    rotations = rotation_table(
+        config.rotary, config.head_dim, sizing.max_model_len, device=torch_device
+    )
+    logger.info(
+        "%s on %s in %s: context %d tokens, KV pool %d blocks of %d tokens",
+        directory,
+        torch_device,
+        torch_dtype,
+        sizing.max_model_len,
+        sizing.num_blocks,
+        BLOCK_SIZE,
+    )
+    budget = _TOKENS_PER_STEP_CUDA if torch_device.type == "cuda" else _TOKENS_PER_STEP_CPU
+    limits = EngineLimits(
+        num_blocks=sizing.num_blocks,
+        max_num_seqs=max_num_seqs,
+        max_model_len=sizing.max_model_len,
+        max_tokens_per_step=max(budget, max_num_seqs),
+    )
+    runner = ModelRunner(Decoder(config, weights, rotations), cache)
+    return Engine(runner, tokenizer, limits, vocab_size=config.vocab_size), tokenizer
+
+
+def _device(name: str) -> torch.device:
+    if name not in {"auto", "cpu", "cuda"}:
+        raise ModelLoadError(f"device {name}: expected auto, cpu or cuda")
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise ModelLoadError("device cuda: torch finds no CUDA device")
+    return torch.device("cuda" if available and name != "cpu" else "cpu")
+
+
+def _dtype(name: str, config: DecoderConfig, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        # CPUs without fast half-precision arithmetic are the common case.
+        name = config.checkpoint_dtype if device.type == "cuda" else "float32"
+    if name not in _DTYPES:
+        raise ModelLoadError(f"dtype {name}: expected auto or one of {', '.join(_DTYPES)}")
+    return _DTYPES[name]
