@@ -1,0 +1,64 @@
+"""IP addresses, v4 and v6; not version numbers, not addresses that are everybody's."""
+
+import ipaddress
+from collections.abc import Iterator
+
+import re2
+
+_V4 = re2.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}")
+_V6 = re2.compile(r"[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,8}(?:[.][0-9]{1,3}){0,3}")
+# What stands right before a number with dots when it counts versions or sections.
+_VERSION = re2.compile(
+    r"(?i)(?:\b(?:v|ver|vers|version|release|rel|build|firmware|driver|section|sec|chapter|clause)"
+    r"[\s.:#=]*(?:is|to|from)?\s*|§\s*)$"
+)
+_CONTEXT = 24
+
+
+class IpDetector:
+    """Finds addresses that may name a person's machine."""
+
+    kind = "ip"
+
+    def find(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield (start, end) of each address."""
+        if "." in text:
+            for match in _V4.finditer(text):
+                start, end = match.span()
+                if _is_v4(text, start, end):
+                    yield start, end
+        if text.count(":") >= 2:
+            for match in _V6.finditer(text):
+                start, end = match.span()
+                if _is_v6(text, start, end):
+                    yield start, end
+
+
+def _is_v4(text: str, start: int, end: int) -> bool:
+    before, after = text[max(0, start - 2) : start], text[end : end + 2]
+    if before[-1:].isalnum() or before[-1:] in ("_", ".") or after[:1].isalnum():
+        return False
+    # Chrome/99.0.1.2, libfoo-1.2.3.4, 1.2.3.4.5, 1.2.3.4-beta
+    if before[-1:] in ("/", "-") and before[:1].isalnum():
+        return False
+    if after[:1] in (".", "-", "_") and after[1:].isalnum():
+        return False
+    octets = [int(octet) for octet in text[start:end].split(".")]
+    if max(octets) > 255 or octets[0] in (0, 127) or octets[:2] == [255, 255]:
+        return False
+    return _VERSION.search(text[max(0, start - _CONTEXT) : start]) is None
+
+
+def _is_v6(text: str, start: int, end: int) -> bool:
+    before, after = text[start - 1 : start], text[end : end + 1]
+    if before.isalnum() or before in (":", ".", "_") or after.isalnum() or after in (":", "_"):
+        return False
+    candidate = text[start:end]
+    # C++ and Perl write a::b; an address somebody has holds digits.
+    if not any(map(str.isdigit, candidate)):
+        return False
+    try:
+        address = ipaddress.IPv6Address(candidate)
+    except ValueError:
+        return False
+    return not (address.is_loopback or address.is_unspecified)

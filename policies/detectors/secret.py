@@ -1,0 +1,93 @@
+"""API keys, tokens, private keys and passwords: by prefix, by label, or by looking random."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import re2
+
+_KNOWN = re2.compile(
+    r"\b(?:"
+    r"sk-[A-Za-z0-9_-]{16,}"  # OpenAI, Anthropic and their kind
+    r"|[prs]k_(?:live|test)_[A-Za-z0-9]{10,}|whsec_[A-Za-z0-9]{16,}"  # Stripe
+    r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|gl(?:pat|dt|rt)-[\w-]{16,}"
+    r"|(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b"  # AWS
+    r"|xox[abeoprs]-[A-Za-z0-9-]{10,}|xapp-[A-Za-z0-9-]{10,}"  # Slack
+    r"|AIza[\w-]{30,}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,}"  # Google
+    r"|hf_[A-Za-z0-9]{20,}|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}|dckr_pat_[\w-]{20,}"
+    r"|SG\.[\w-]{16,}\.[\w-]{16,}|dop_v1_[a-f0-9]{32,}|shp(?:at|ss|ca|pa)_[a-fA-F0-9]{20,}"
+    r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}(?:\.[\w-]*)?"  # JWT
+    r")"
+    r"|-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
+    r"|\b[a-z][a-z0-9+.-]*://[^\s/:@]+:[^\s/:@]+@[^\s/]"  # credentials in a URL
+)
+_LABELLED = re2.compile(
+    r"(?i)(?:\b|_)(?:bearer|basic|(?:api|access|secret|private|auth|account|client)?[ _-]?"
+    r"(?:key|token|secret)|password|passwd|passphrase|pwd)"
+    r"(?:[\"']?\s*(?:[:=]|=>)\s*[\"']?(?:bearer\s+|basic\s+)?|\s+)(?P<value>[^\s\"'`,;<>(){}]{8,})"
+)
+_LONG = re2.compile(r"[A-Za-z0-9_+/=-]{20,}")
+_PIECE = re2.compile(r"[A-Za-z0-9_-]{20,}")
+# Ids that APIs hand out in public: replies, tool calls, files.
+_PUBLIC_ID = re2.compile(
+    r"(?:call|chatcmpl|cmpl|toolu|tooluse|fc|msg|resp|rs|run|thread|asst|file|req|step|vs)[_-]"
+)
+_BLOB = 256
+"""Characters from which a token is data (an image, a file) and no credential."""
+
+
+class SecretDetector:
+    """Finds credentials."""
+
+    kind = "secret"
+
+    def find(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield (start, end) of each credential."""
+        behind = 0
+        for start, end in sorted((*_known(text), *_labelled(text), *_random(text))):
+            if start >= behind:
+                behind = end
+                yield start, end
+
+
+def _known(text: str) -> Iterator[tuple[int, int]]:
+    for match in _KNOWN.finditer(text):
+        yield match.span()
+
+
+def _labelled(text: str) -> Iterator[tuple[int, int]]:
+    """Find what follows a label, where it is neither a word nor a plain number."""
+    for match in _LABELLED.finditer(text):
+        value = match.group("value").rstrip(".?!:")
+        start = match.start("value")
+        label = text[match.start() : start].rstrip()
+        least = 8 if label[-1:] in ":=\"'>" else 16
+        if len(value) >= least and any(map(str.isdigit, value)) and any(map(str.isalpha, value)):
+            yield start, start + len(value)
+
+
+def _random(text: str) -> Iterator[tuple[int, int]]:
+    for token in _LONG.finditer(text):
+        start, end = token.span()
+        if end - start <= _BLOB:
+            for piece in _PIECE.finditer(text, start, end):
+                if looks_random(piece.group()):
+                    yield piece.span()
+
+
+def looks_random(token: str) -> bool:
+    """Tell a random mix of cases and digits from identifiers, slugs, UUIDs and hex digests.
+
+    Random letters and digits change class at six of ten steps; names in CamelCase at one in
+    three, hex and UUIDs have one case only.
+    """
+    if _PUBLIC_ID.match(token) is not None:
+        return False
+    classes = [
+        "d" if character.isdigit() else "u" if character.isupper() else "l"
+        for character in token
+        if character.isalnum()
+    ]
+    if len(classes) < 18 or {"d", "u", "l"} != set(classes) or classes.count("d") < 2:
+        return False
+    changes = sum(one != other for one, other in pairwise(classes))
+    return changes >= 0.42 * (len(classes) - 1)

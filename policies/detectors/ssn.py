@@ -1,0 +1,46 @@
+"""US social security numbers.
+
+The numbers printed in advertisements (078-05-1120) count: the scan cannot know who sends them.
+"""
+
+from collections.abc import Iterator
+
+import re2
+
+_SEPARATED = re2.compile(r"[0-9]{3}(?:-[0-9]{2}-|\.[0-9]{2}\.| [0-9]{2} )[0-9]{4}")
+_TOGETHER = re2.compile(
+    r"(?i)\b(?:ssn|ss#|social\s+security)\b[^0-9\n]{0,40}(?P<number>[0-9]{9})(?:[^0-9]|$)"
+)
+_ANY_LABEL = re2.compile(r"(?i)ssn|ss#|social\s+security")
+
+
+class SsnDetector:
+    """Finds ``AAA-GG-SSSS`` in issued ranges, and nine digits behind a label."""
+
+    kind = "ssn"
+
+    def find(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield (start, end) of each number."""
+        for match in _SEPARATED.finditer(text):
+            start, end = match.span()
+            if _stands_alone(text, start, end) and _is_issued(match.group()):
+                yield start, end
+        if _ANY_LABEL.search(text) is not None:
+            for match in _TOGETHER.finditer(text):
+                if _is_issued(match.group("number")):
+                    yield match.span("number")
+
+
+def _stands_alone(text: str, start: int, end: int) -> bool:
+    before, after = text[max(0, start - 2) : start], text[end : end + 2]
+    if before[-1:].isalnum() or after[:1].isalnum():
+        return False
+    return not (before[:1].isdigit() and before[-1:] in "-." and len(before) == 2) and not (
+        after[:1] in "-." and after[1:].isdigit() and len(after) == 2
+    )
+
+
+def _is_issued(number: str) -> bool:
+    digits = "".join(filter(str.isdigit, number))
+    area, group, serial = digits[:3], digits[3:5], digits[5:]
+    return area not in ("000", "666") and area < "900" and group != "00" and serial != "0000"
