@@ -1,0 +1,105 @@
+"""`python -m embeddings`: run the embeddings service.
+
+Exit codes: 0 stopped by a signal or with its parent; 1 cannot run, one line on stderr says why;
+2 bad usage.
+"""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from embeddings.faiss_build import FaissBuildError, require_one_faiss
+from embeddings.model_files import DEFAULT_MODEL, ModelError
+
+DEFAULT_MAX_VECTORS = 200_000
+# A sentence is too little work for more; the gateway and the engine want cores as well.
+_MOST_THREADS = 4
+
+
+def main(argv: Sequence[str]) -> int:
+    """Parse `argv` (without the program's name), serve, return the exit code."""
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s embeddings: %(message)s"
+    )
+    for chatty in ("sentence_transformers", "transformers", "httpx", "faiss"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    try:
+        require_one_faiss()
+    except FaissBuildError as error:
+        print(f"embeddings: {error}", file=sys.stderr)
+        return 1
+    return _serve(arguments)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    # numpy and faiss come with these: `--help` and bad usage need not wait for them.
+    import asyncio
+
+    from embeddings.encoder import EncoderSettings
+    from embeddings.service import SocketError, serve
+    from embeddings.text_index import TextIndexSettings
+    from embeddings.vector_store import StoreError
+
+    settings = TextIndexSettings(
+        data_dir=arguments.data_dir,
+        encoder=EncoderSettings(arguments.model, arguments.device, arguments.threads),
+        max_vectors=arguments.max_vectors,
+    )
+    leave_with_parent = os.environ.get("REFRAIN_PARENT_PIPE") == "1"
+    try:
+        asyncio.run(serve(arguments.socket, settings, leave_with_parent=leave_with_parent))
+    except (ModelError, SocketError, StoreError) as error:
+        print(f"embeddings: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m embeddings",
+        description="Refrain's embeddings service: sentence vectors and nearest-neighbour search.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--socket", type=Path, required=True, help="unix socket to listen on")
+    parser.add_argument("--data-dir", type=Path, required=True, help="directory of vectors.sqlite3")
+    parser.add_argument(
+        "--model",
+        default=DEFAULT_MODEL,
+        metavar="DIR_OR_ID",
+        help="sentence-transformers model: a directory or a hub id (default: %(default)s)",
+    )
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument(
+        "--max-vectors",
+        type=_positive,
+        default=DEFAULT_MAX_VECTORS,
+        metavar="N",
+        help="vectors to keep, the oldest leave first (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--threads",
+        type=_positive,
+        default=min(_MOST_THREADS, len(os.sched_getaffinity(0))),
+        metavar="N",
+        help="CPU threads of the encoder (default: one per core, at most %(default)s)",
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text) if text.isdecimal() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
+    return value
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Everything is closed. A regular exit would wait for an import of torch still under way.
+    os._exit(code)

@@ -1,0 +1,139 @@
+"""Natural batching: what arrives while a batch runs makes up the next one.
+
+An idle batcher starts a lone item at once, so batching adds no wait; under load the batches grow by
+themselves up to `max_batch`. The same rule serves the encoder (one forward pass for many texts) and
+the vector store (one transaction for many writes).
+"""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Generic, TypeVar
+
+from embeddings.encoder import Encoded, Vector
+from embeddings.protocol import Reason
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class OverloadedError(Exception):
+    """As many items wait as may wait; this one was not taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting(Generic[Item, Result]):
+    item: Item
+    done: "asyncio.Future[Result]"
+
+
+class Batcher(Generic[Item, Result]):
+    """Runs `run(items) -> results` in `executor`, one batch at a time, for many awaiting callers.
+
+    `run` returns one result for each item, in order; what it raises, every caller of that batch
+    gets. A cancelled caller's item is left out if its batch has not started. Belongs to one loop.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Sequence[Item]], Sequence[Result]],
+        executor: Executor,
+        *,
+        max_batch: int,
+        max_waiting: int,
+    ) -> None:
+        self._run = run
+        self._executor = executor
+        self._max_batch = max_batch
+        self._max_waiting = max_waiting
+        self._waiting: deque[_Waiting[Item, Result]] = deque()
+        self._worker: asyncio.Task[None] | None = None
+
+    async def submit(self, item: Item) -> Result:
+        """Return the result for `item`. Raises OverloadedError, or what `run` raised."""
+        if len(self._waiting) >= self._max_waiting:
+            self._waiting = deque(entry for entry in self._waiting if not entry.done.done())
+        if len(self._waiting) >= self._max_waiting:
+            raise OverloadedError(f"{self._max_waiting} items already wait")
+        done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(item, done))
+        if self._worker is None:
+            self._worker = asyncio.create_task(self._work())
+        return await done
+
+    async def drain(self) -> None:
+        """Return once nothing waits or runs."""
+        while self._worker is not None:
+            await asyncio.wait([self._worker])
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while batch := self._next_batch():
+                items = [entry.item for entry in batch]
+                try:
+                    results = await loop.run_in_executor(self._executor, self._run, items)
+                except Exception as error:  # noqa: BLE001 - handed to the callers, who judge it
+                    for entry in batch:
+                        if not entry.done.done():
+                            entry.done.set_exception(error)
+                else:
+                    for entry, result in zip(batch, results, strict=True):
+                        if not entry.done.done():
+                            entry.done.set_result(result)
+        finally:
+            self._worker = None
+
+    def _next_batch(self) -> list[_Waiting[Item, Result]]:
+        batch: list[_Waiting[Item, Result]] = []
+        while self._waiting and len(batch) < self._max_batch:
+            entry = self._waiting.popleft()
+            if not entry.done.done():
+                batch.append(entry)
+        return batch
+
+
+class BatchedEncoder:
+    """Encodes texts in natural batches and remembers the latest vectors.
+
+    The memory is there for `add` right after `search` of the same text: the second costs no forward
+    pass. It is keyed by a digest, so no text outlives its request.
+    """
+
+    def __init__(
+        self,
+        encode: Callable[[Sequence[str]], Sequence[Encoded]],
+        executor: Executor,
+        *,
+        max_batch: int,
+        max_waiting: int,
+        remembered: int,
+    ) -> None:
+        self._encode = encode
+        self._batcher: Batcher[str, Encoded] = Batcher(
+            self._encode_distinct, executor, max_batch=max_batch, max_waiting=max_waiting
+        )
+        self._recent: OrderedDict[bytes, Vector] = OrderedDict()
+        self._remembered = remembered
+
+    async def encode(self, text: str) -> Encoded:
+        """Return the text's vector, or the reason for having none. Raises OverloadedError."""
+        digest = sha256(text.encode()).digest()
+        recent = self._recent.get(digest)
+        if recent is not None:
+            self._recent.move_to_end(digest)
+            return recent
+        encoded = await self._batcher.submit(text)
+        if not isinstance(encoded, Reason):
+            self._recent[digest] = encoded
+            if len(self._recent) > self._remembered:
+                self._recent.popitem(last=False)
+        return encoded
+
+    def _encode_distinct(self, texts: Sequence[str]) -> Sequence[Encoded]:
+        distinct = list(dict.fromkeys(texts))
+        encoded = dict(zip(distinct, self._encode(distinct), strict=True))
+        return [encoded[text] for text in texts]

@@ -1,0 +1,325 @@
+"""Wire protocol between gateway workers and the embeddings service: bytes in, values out, no I/O.
+
+A frame is a four-byte big-endian length and that many bytes of body. A body is
+
+    version u8 | kind u8 | request id u32 | fields
+
+with byte strings as u16 length + bytes, numbers big-endian, and the one text of a message last, in
+UTF-8, up to the end of the body. A reply carries the id of its request, so one connection serves
+many requests at once and in any order. A frame longer than MAX_FRAME_BYTES, another version, an
+unknown kind, missing bytes and bytes left over are all ProtocolError: the connection is then
+unusable and is closed.
+"""
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+PROTOCOL_VERSION: Final = 1
+MAX_FRAME_BYTES: Final = 1 << 20
+MAX_FIELD_BYTES: Final = 1024
+MAX_MATCHES: Final = 256
+
+_LENGTH = struct.Struct(">I")
+_HEAD = struct.Struct(">BBI")
+_U16 = struct.Struct(">H")
+_U32 = struct.Struct(">I")
+_F64 = struct.Struct(">d")
+
+
+class ProtocolError(Exception):
+    """The peer's bytes are not a message of this protocol version."""
+
+
+class Reason(StrEnum):
+    """Why a call brought no result; the word the gateway shows, logs and counts."""
+
+    UNAVAILABLE = "unavailable"
+    TIMEOUT = "timeout"
+    OVERLOADED = "overloaded"
+    TEXT_TOO_LONG = "text-too-long"
+    EMPTY_TEXT = "empty-text"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A stored vector near the asked text; `similarity` is the cosine, -1 to 1."""
+
+    key: bytes
+    similarity: float
+
+
+@dataclass(frozen=True, slots=True)
+class IndexStatus:
+    """State of the service; encoder, digest and dimensions are "" and 0 until it is ready."""
+
+    ready: bool
+    encoder: str
+    digest: str
+    dimensions: int
+    vectors: int
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Find the `k` stored vectors of `partition` nearest to `text`."""
+
+    partition: bytes
+    text: str
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Store the vector of `text` under `key`; `expires_at` in seconds since the epoch."""
+
+    partition: bytes
+    key: bytes
+    text: str
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Forget these keys, wherever they are."""
+
+    keys: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AskStatus:
+    """Ask for an IndexStatus."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Nobody waits for the request of this id any more. Has no reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The request was carried out and has nothing to tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """Answer to Search, nearest first."""
+
+    matches: tuple[Match, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The request was not carried out; `message` is for the log and never holds user text."""
+
+    reason: Reason
+    message: str
+
+
+Request = Search | Add | Remove | AskStatus | Cancel
+Reply = Done | Matches | IndexStatus | Refused
+Message = Request | Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A message and the id that ties a reply to its request."""
+
+    request_id: int
+    message: Message
+
+
+_KIND_OF: Final[dict[type[Message], int]] = {
+    Search: 1,
+    Add: 2,
+    Remove: 3,
+    AskStatus: 4,
+    Cancel: 5,
+    Done: 16,
+    Matches: 17,
+    IndexStatus: 18,
+    Refused: 19,
+}
+_TYPE_OF: Final = {kind: message for message, kind in _KIND_OF.items()}
+
+
+def encode(request_id: int, message: Message) -> bytes:
+    """Return the frame for a message, length prefix included.
+
+    Raises ProtocolError when a field does not fit its place or the frame its bound, and
+    UnicodeEncodeError when the text holds lone surrogates.
+    """
+    body = _HEAD.pack(PROTOCOL_VERSION, _KIND_OF[type(message)], request_id) + _pack(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise ProtocolError(f"frame of {len(body)} bytes, at most {MAX_FRAME_BYTES} allowed")
+    return _LENGTH.pack(len(body)) + body
+
+
+def _pack(message: Message) -> bytes:
+    match message:
+        case Search(partition, text, k):
+            return _field(partition) + _pack_count(k) + text.encode()
+        case Add(partition, key, text, expires_at):
+            return _field(partition) + _field(key) + _number(expires_at) + text.encode()
+        case Remove(keys):
+            return _U32.pack(len(keys)) + b"".join(map(_field, keys))
+        case Matches(matches):
+            rows = (_field(match.key) + _number(match.similarity) for match in matches)
+            return _pack_count(len(matches)) + b"".join(rows)
+        case IndexStatus(ready, encoder, digest, dimensions, vectors):
+            numbers = bytes([ready]) + _U32.pack(dimensions) + _U32.pack(vectors)
+            return numbers + _field(digest.encode()) + encoder.encode()
+        case Refused(reason, text):
+            return _field(reason.encode()) + text.encode()
+        case AskStatus() | Cancel() | Done():
+            return b""
+
+
+def _field(value: bytes) -> bytes:
+    if len(value) > MAX_FIELD_BYTES:
+        raise ProtocolError(f"field of {len(value)} bytes, at most {MAX_FIELD_BYTES} allowed")
+    return _U16.pack(len(value)) + value
+
+
+def _number(value: float) -> bytes:
+    if math.isnan(value):
+        raise ProtocolError("not a number")
+    return _F64.pack(value)
+
+
+def _pack_count(value: int) -> bytes:
+    if not 0 <= value <= MAX_MATCHES:
+        raise ProtocolError(f"{value} matches, 0 to {MAX_MATCHES} allowed")
+    return _U16.pack(value)
+
+
+def decode(body: bytes) -> Envelope:
+    """Return the message in a frame's body (without the length prefix). Raises ProtocolError."""
+    reader = _Reader(body)
+    version, kind, request_id = reader.unpack(_HEAD)
+    if version != PROTOCOL_VERSION:
+        raise ProtocolError(f"protocol version {version}, expected {PROTOCOL_VERSION}")
+    message_type = _TYPE_OF.get(kind)
+    if message_type is None:
+        raise ProtocolError(f"unknown message kind {kind}")
+    message = _unpack(message_type, reader)
+    if reader.left:
+        raise ProtocolError(f"{reader.left} bytes after the end of the message")
+    return Envelope(request_id, message)
+
+
+def _unpack(message_type: type[Message], reader: "_Reader") -> Message:
+    if message_type is Search:
+        partition, k = reader.field(), reader.count()
+        return Search(partition, reader.text(), k)
+    if message_type is Add:
+        partition, key, expires_at = reader.field(), reader.field(), reader.number()
+        return Add(partition, key, reader.text(), expires_at)
+    if message_type is Remove:
+        (count,) = reader.unpack(_U32)
+        return Remove(tuple(reader.field() for _ in range(count)))
+    if message_type is Matches:
+        return Matches(tuple(_match(reader) for _ in range(reader.count())))
+    if message_type is IndexStatus:
+        ready, (dimensions,), (vectors,) = reader.flag(), reader.unpack(_U32), reader.unpack(_U32)
+        digest = reader.short_text()
+        return IndexStatus(ready, reader.text(), digest, dimensions, vectors)
+    if message_type is Refused:
+        return Refused(reader.reason(), reader.text())
+    if message_type is AskStatus:
+        return AskStatus()
+    return Cancel() if message_type is Cancel else Done()
+
+
+def _match(reader: "_Reader") -> Match:
+    return Match(reader.field(), reader.number())
+
+
+class _Reader:
+    """Reads fields off a body; every read is checked against what is left."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self._at = 0
+
+    @property
+    def left(self) -> int:
+        return len(self._body) - self._at
+
+    def take(self, size: int) -> bytes:
+        if size > self.left:
+            raise ProtocolError(f"message ends {size - self.left} bytes too early")
+        self._at += size
+        return self._body[self._at - size : self._at]
+
+    def unpack(self, fields: struct.Struct) -> tuple[int, ...]:
+        return fields.unpack(self.take(fields.size))
+
+    def number(self) -> float:
+        value: float = _F64.unpack(self.take(_F64.size))[0]
+        if math.isnan(value):
+            raise ProtocolError("not a number")
+        return value
+
+    def flag(self) -> bool:
+        value = self.take(1)[0]
+        if value > 1:
+            raise ProtocolError(f"flag of value {value}")
+        return value == 1
+
+    def count(self) -> int:
+        (value,) = self.unpack(_U16)
+        if value > MAX_MATCHES:
+            raise ProtocolError(f"{value} matches, 0 to {MAX_MATCHES} allowed")
+        return value
+
+    def field(self) -> bytes:
+        (size,) = self.unpack(_U16)
+        if size > MAX_FIELD_BYTES:
+            raise ProtocolError(f"field of {size} bytes, at most {MAX_FIELD_BYTES} allowed")
+        return self.take(size)
+
+    def text(self) -> str:
+        return _utf8(self.take(self.left))
+
+    def short_text(self) -> str:
+        return _utf8(self.field())
+
+    def reason(self) -> Reason:
+        word = self.short_text()
+        try:
+            return Reason(word)
+        except ValueError:
+            raise ProtocolError("unknown reason") from None
+
+
+def _utf8(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise ProtocolError("text is not UTF-8") from None
+
+
+class FrameDecoder:
+    """Cuts a byte stream into messages, whatever the sizes in which it arrives."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Envelope]:
+        """Yield the messages completed by `data`. Raises ProtocolError; the stream is then lost."""
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._buffer)
+            if size > MAX_FRAME_BYTES:
+                raise ProtocolError(f"frame of {size} bytes, at most {MAX_FRAME_BYTES} allowed")
+            end = _LENGTH.size + size
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]
+            yield decode(body)

@@ -1,0 +1,185 @@
+"""The embeddings service process: a unix socket in front of the text index.
+
+It listens at once and answers "unavailable" until the encoder is loaded and warm and the vectors
+are read back; `status` says which. It ends on SIGTERM, SIGINT, or when its parent is gone.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final, assert_never
+
+from embeddings.batching import OverloadedError
+from embeddings.connections import Connection
+from embeddings.protocol import (
+    Add,
+    AskStatus,
+    Cancel,
+    Done,
+    IndexStatus,
+    Matches,
+    Reason,
+    Refused,
+    Remove,
+    Reply,
+    Request,
+    Search,
+)
+from embeddings.text_index import TextIndex, TextIndexSettings, open_text_index
+
+_SWEEP_PERIOD_S: Final = 30.0
+_NOT_READY: Final = IndexStatus(ready=False, encoder="", digest="", dimensions=0, vectors=0)
+
+_log = logging.getLogger(__name__)
+
+
+class SocketError(Exception):
+    """The service cannot listen where it was told to. One line, for people."""
+
+
+class EmbeddingsService:
+    """Answers requests with the text index, once there is one."""
+
+    def __init__(self) -> None:
+        self._texts: TextIndex | None = None
+
+    def ready(self, texts: TextIndex) -> None:
+        """From now on answer from `texts`."""
+        self._texts = texts
+
+    async def answer(self, request: Request) -> Reply:
+        """Carry out one request. Raises nothing but its own cancellation."""
+        if self._texts is None:
+            if isinstance(request, AskStatus):
+                return _NOT_READY
+            return Refused(Reason.UNAVAILABLE, "the encoder is loading")
+        try:
+            return await _carry_out(self._texts, request)
+        except OverloadedError as error:
+            return Refused(Reason.OVERLOADED, str(error))
+        except Exception:  # noqa: BLE001 - this one request fails, the next is served
+            _log.exception("%s failed", type(request).__name__)
+            return Refused(Reason.ERROR, "internal error, see the log of the embeddings service")
+
+
+async def _carry_out(texts: TextIndex, request: Request) -> Reply:
+    match request:
+        case Search(partition, text, k):
+            found = await texts.search(partition, text, k)
+            return _no_vector(found) if isinstance(found, Reason) else Matches(tuple(found))
+        case Add(partition, key, text, expires_at):
+            refusal = await texts.add(partition, key, text, expires_at)
+            return Done() if refusal is None else _no_vector(refusal)
+        case Remove(keys):
+            await texts.remove(keys)
+            return Done()
+        case AskStatus():
+            return await texts.status()
+        case Cancel():
+            return Done()
+        case _:
+            assert_never(request)
+
+
+def _no_vector(reason: Reason) -> Refused:
+    return Refused(reason, "the text has no vector")
+
+
+async def serve(path: Path, settings: TextIndexSettings, *, leave_with_parent: bool) -> None:
+    """Serve on the unix socket `path` until told to stop.
+
+    `leave_with_parent`: stop when stdin ends, which tells that the parent process is gone. Raises
+    SocketError, ModelError, StoreError. Stopped while the encoder loads, it leaves that thread
+    behind: an import cannot be interrupted.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if leave_with_parent:
+        _watch_parent(loop, stop)
+    stopped = asyncio.create_task(stop.wait())
+    service = EmbeddingsService()
+    async with _listening(path, service):
+        loading = asyncio.create_task(open_text_index(settings, time.time))
+        await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            return
+        texts = loading.result()
+        service.ready(texts)
+        sweeping = asyncio.create_task(_sweep_for_ever(texts))
+        await asyncio.wait({sweeping, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    sweeping.cancel()
+    await texts.close()
+
+
+async def _sweep_for_ever(texts: TextIndex) -> None:
+    while True:
+        await asyncio.sleep(_SWEEP_PERIOD_S)
+        try:
+            await texts.sweep()
+        except OverloadedError as error:
+            _log.warning("sweep put off: %s", error)
+
+
+def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    def wait_for_end() -> None:
+        while os.read(sys.stdin.fileno(), 1024):
+            pass
+        loop.call_soon_threadsafe(stop.set)
+
+    # A thread, since stdin may be a file that an event loop cannot wait on.
+    threading.Thread(target=wait_for_end, name="parent-watch", daemon=True).start()
+
+
+@asynccontextmanager
+async def _listening(path: Path, service: EmbeddingsService) -> AsyncIterator[None]:
+    connections: set[asyncio.Task[None]] = set()
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(Connection(service.answer, reader, writer).serve())
+        connections.add(task)
+        task.add_done_callback(connections.discard)
+
+    server = await asyncio.start_unix_server(connected, sock=_bound(path))
+    try:
+        yield
+    finally:
+        server.close()
+        path.unlink(missing_ok=True)  # noqa: ASYNC240 - one system call, when all is over
+        for task in connections:
+            task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+
+
+def _bound(path: Path) -> socket.socket:
+    """Return a socket bound to `path`, for the owner only; a dead one's file is replaced."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_socket():
+            _remove_dead(path)
+        listener.bind(str(path))
+        path.chmod(0o600)
+    except OSError as error:
+        listener.close()
+        raise SocketError(f"cannot listen on {path}: {error.strerror or error}") from error
+    return listener
+
+
+def _remove_dead(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+    raise SocketError(f"another process listens on {path}")
