@@ -13,6 +13,10 @@ class StoreError(Exception):
     """The store failed or did not answer in time. Never fails a request: it is a miss."""
 
 
+class EntryTooLargeError(StoreError):
+    """The entry takes more than one entry's share of the store. Nothing was stored or replaced."""
+
+
 class SemanticUnavailableError(Exception):
     """The semantic index cannot answer this; ``reason`` is one word."""
 
