@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
-from embeddings.client import EmbeddingsClient, EmbeddingsUnavailableError
+from embeddings.client import EmbeddingsClient, EmbeddingsUnavailable
 from embeddings.verify.agreement import agree
 from gateway.adapters.handlers import Handlers
 from gateway.adapters.metrics import Metrics
@@ -52,7 +52,7 @@ class SemanticService:
         """See the port."""
         try:
             matches = await self._client.search(partition, text, k)
-        except EmbeddingsUnavailableError as error:
+        except EmbeddingsUnavailable as error:
             raise SemanticUnavailableError(error.reason) from error
         return [Candidate(match.key, match.similarity) for match in matches]
 
@@ -60,14 +60,14 @@ class SemanticService:
         """See the port."""
         try:
             await self._client.add(partition, key, text, expires_at)
-        except EmbeddingsUnavailableError as error:
+        except EmbeddingsUnavailable as error:
             raise SemanticUnavailableError(error.reason) from error
 
     async def not_ready(self) -> str | None:
         """Check whether the encoder is loaded and warm."""
         try:
             status = await self._client.status()
-        except EmbeddingsUnavailableError as error:
+        except EmbeddingsUnavailable as error:
             return f"encoder: {error.reason}"
         return None if status.ready else "encoder: loading"
 

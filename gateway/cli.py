@@ -121,6 +121,8 @@ def _serve(options: argparse.Namespace) -> int:
     if not settings.upstream:
         hint = "give --upstream URL, REFRAIN_UPSTREAM, or upstream: in refrain.yaml"
         return _fail(f"no upstream: {hint}", 2)
+    if len(settings.upstream) > 1:
+        return _fail("upstream: one for now; several are not routed between yet", 2)
     try:
         return run_gateway(settings)
     except StartError as error:

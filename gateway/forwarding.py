@@ -4,6 +4,7 @@ Law: the client gets what the upstream sent; storing never changes or delays a b
 last one, which waits until the entry can be hit.
 """
 
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from gateway.core.usage import ask_for_usage
 from gateway.exchange import Inbound, Reply
 from gateway.observation import Observation
 from gateway.ports import Scanner, Upstream, UpstreamReply
+
+log = logging.getLogger(__name__)
 
 _HOP_BY_HOP = frozenset(
     {
@@ -75,21 +78,37 @@ class Exchange:
         return self.state.store
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Forwarder:
-    """Sends misses and bypasses to the upstream. ``max_answer_bytes`` bounds what is stored."""
+    """Sends misses and bypasses to the upstream. ``max_answer_bytes`` bounds what is stored.
+
+    ``asks_for_usage`` is dropped for good once the upstream has refused ``stream_options``:
+    several OpenAI-compatible servers do.
+    """
 
     upstream: Upstream
     admitter: Admitter
     max_answer_bytes: int
+    asks_for_usage: bool = True
 
     async def forward(self, exchange: Exchange) -> Reply:
         """Return the upstream's reply, streamed where the upstream streams it.
 
         Raises UpstreamError when there is no reply to return.
         """
+        raw = exchange.inbound.raw
+        if self.asks_for_usage:
+            raw, added = ask_for_usage(exchange.body, raw)
+            if added:
+                reply = await self._attempt(exchange, raw, strip_usage=True)
+                if not _refuses_usage(reply):
+                    return reply
+                log.info("%s refuses stream_options: not asked for again", self.upstream.name)
+                self.asks_for_usage = False
+        return await self._attempt(exchange, exchange.inbound.raw, strip_usage=False)
+
+    async def _attempt(self, exchange: Exchange, raw: bytes, *, strip_usage: bool) -> Reply:
         inbound, seen = exchange.inbound, exchange.seen
-        raw, strip_usage = ask_for_usage(exchange.body, inbound.raw)
         headers = [*forwarded_headers(inbound.headers), *seen.trace_headers.items()]
         async with AsyncExitStack() as stack:
             seen.upstream_started = seen.clock()
@@ -105,46 +124,53 @@ class Forwarder:
                     strip_usage=strip_usage,
                     max_bytes=self.max_answer_bytes,
                 )
-                stream = self._relay(upstream, exchange, answer, stack.pop_all())
-                return Reply(upstream.status, _reply_headers(upstream, exchange), stream)
+                stream = self._relay(upstream, exchange, answer)
+                return self._reply(upstream, exchange, stream, stack.pop_all())
             chunks = upstream.chunks()
             whole = await _read(chunks, self.max_answer_bytes)
             seen.mark_first_token()
             if len(whole) > self.max_answer_bytes:
                 seen.declined = Reason.TOO_LARGE
-                rest = _rest(whole, chunks, stack.pop_all())
-                return Reply(upstream.status, _reply_headers(upstream, exchange), rest)
+                return self._reply(upstream, exchange, _rest(whole, chunks), stack.pop_all())
             await self._store_plain(upstream.status, whole, exchange)
-            return Reply(upstream.status, _reply_headers(upstream, exchange), whole)
+            return self._reply(upstream, exchange, whole)
+
+    def _reply(
+        self,
+        upstream: UpstreamReply,
+        exchange: Exchange,
+        body: bytes | AsyncIterator[bytes],
+        resources: AsyncExitStack | None = None,
+    ) -> Reply:
+        ours = exchange.state.status.header(stored=exchange.seen.stored)
+        return Reply(upstream.status, _reply_headers(upstream, ours), body, resources)
 
     async def _relay(
         self,
         upstream: UpstreamReply,
         exchange: Exchange,
         answer: StreamedAnswer,
-        stack: AsyncExitStack,
     ) -> AsyncIterator[bytes]:
         """Pass events on as they end; hold back ``[DONE]`` until the entry is stored."""
         decoder = sse.Decoder()
         seen = exchange.seen
-        async with stack:
-            try:
-                async for chunk in upstream.chunks():
-                    out: list[bytes] = []
-                    for event in decoder.feed(chunk):
-                        if event.data == sse.DONE:
-                            if out:
-                                yield b"".join(out)
-                                out.clear()
-                            await self._store_streamed(upstream.status, answer, exchange)
-                        out.append(answer.pass_on(event))
-                    if passed := b"".join(out):
-                        seen.mark_first_token()
-                        yield passed
-                if not answer.ended:
-                    yield _broken(seen, "The upstream ended the stream before the answer's end.")
-            except (UpstreamError, sse.EventTooLargeError) as error:
-                yield _broken(seen, str(error))
+        try:
+            async for chunk in upstream.chunks():
+                out: list[bytes] = []
+                for event in decoder.feed(chunk):
+                    if event.data == sse.DONE:
+                        if out:
+                            yield b"".join(out)
+                            out.clear()
+                        await self._store_streamed(upstream.status, answer, exchange)
+                    out.append(answer.pass_on(event))
+                if passed := b"".join(out):
+                    seen.mark_first_token()
+                    yield passed
+            if not answer.ended:
+                yield _broken(seen, "The upstream ended the stream before the answer's end.")
+        except (UpstreamError, sse.EventTooLargeError) as error:
+            yield _broken(seen, str(error))
 
     async def _store_plain(self, status: int, answer: bytes, exchange: Exchange) -> None:
         try:
@@ -192,16 +218,21 @@ async def _read(chunks: AsyncIterator[bytes], limit: int) -> bytes:
     return b"".join(parts)
 
 
-async def _rest(
-    first: bytes, chunks: AsyncIterator[bytes], stack: AsyncExitStack
-) -> AsyncIterator[bytes]:
-    async with stack:
-        yield first
-        async for chunk in chunks:
-            yield chunk
+async def _rest(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for chunk in chunks:
+        yield chunk
 
 
-def _reply_headers(upstream: UpstreamReply, exchange: Exchange) -> tuple[tuple[str, str], ...]:
+def _refuses_usage(reply: Reply) -> bool:
+    return (
+        reply.status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
+        and isinstance(reply.body, bytes)
+        and b"stream_options" in reply.body
+    )
+
+
+def _reply_headers(upstream: UpstreamReply, ours: str) -> tuple[tuple[str, str], ...]:
     kept = []
     theirs: list[str] = []
     for name, value in upstream.headers:
@@ -210,7 +241,6 @@ def _reply_headers(upstream: UpstreamReply, exchange: Exchange) -> tuple[tuple[s
             theirs.append(value)
         elif lower not in _HOP_BY_HOP:
             kept.append((name, value))
-    ours = exchange.state.status.header(stored=exchange.seen.stored)
     return (*kept, ("Cache-Status", joined(", ".join(theirs), ours)))
 
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any, cast
 
 import orjson
@@ -65,7 +65,8 @@ class Handlers:
                 if isinstance(reply.body, bytes):
                     seen.mark_first_token()
                     return _whole(reply)
-                return await _stream(request, reply, reply.body, seen)
+                async with reply.resources or AsyncExitStack():
+                    return await _stream(request, reply, reply.body, seen)
             except web.HTTPRequestEntityTooLarge:
                 seen.status = 413
                 return _too_large()

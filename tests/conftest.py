@@ -1,0 +1,67 @@
+"""Fixtures shared by all parts: a scripted upstream and the real gateway in this process."""
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession, web
+from hypothesis import settings as hypothesis_settings
+
+from running_gateway import RunningGateway, StartGateway, start_app
+from scripted_upstream import ScriptedUpstream
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+hypothesis_settings.register_profile("default", deadline=None)
+hypothesis_settings.register_profile("soak", deadline=None, max_examples=10_000)
+hypothesis_settings.load_profile("default")
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[ScriptedUpstream]:
+    """A scripted upstream that is up."""
+    scripted = ScriptedUpstream()
+    app = web.Application(client_max_size=2**26)
+    app.router.add_post("/v1/chat/completions", scripted.handle)
+    app.router.add_post("/v1/completions", scripted.handle)
+    app.router.add_route("*", "/{tail:.*}", scripted.other)
+    runner, scripted.url = await start_app(app)
+    yield scripted
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def start_gateway(upstream: ScriptedUpstream, tmp_path: Path) -> AsyncIterator[StartGateway]:
+    """Start gateways in this process; keyword arguments are settings."""
+    from gateway.app import create_app
+    from gateway.settings import Settings
+
+    stops: list[Callable[[], Awaitable[None]]] = []
+
+    async def start(*, semantic_socket: Path | None = None, **changes: Any) -> RunningGateway:
+        options = {"upstream": (f"{upstream.url}/v1",), "data_dir": tmp_path / "data", **changes}
+        app = create_app(Settings(**options), semantic_socket=semantic_socket)
+        runner, url = await start_app(app)
+        session = ClientSession()
+        stopped = False
+
+        async def stop() -> None:
+            nonlocal stopped
+            if not stopped:
+                stopped = True
+                await session.close()
+                await runner.cleanup()
+
+        stops.append(stop)
+        return RunningGateway(url, session, options["data_dir"], stop)
+
+    yield start
+    for stop in stops:
+        await stop()
+
+
+@pytest.fixture
+async def gateway(start_gateway: StartGateway) -> RunningGateway:
+    """A gateway with the default policy and no semantic lookup, in front of ``upstream``."""
+    return await start_gateway()
