@@ -1,11 +1,10 @@
 """The decoder that Llama, Qwen2 and Qwen3 share, as plain functions over fused weights.
 
-No nn.Module: on CPU a step of a small model is as much Python as arithmetic, so a layer is a dozen
-tensor operations and nothing else. Tokens of all sequences of a step lie in one dimension; only
-attention knows whose they are.
+No nn.Module: on CPU a step of a small model is as much Python as arithmetic, so a layer is a few
+dozen tensor operations and nothing else. Tokens of all sequences of a step lie in one dimension;
+only attention knows whose they are.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,42 +14,34 @@ from torch.nn import functional
 
 from backend.models.attention import AttentionPlan, paged_attention
 from backend.models.config import DecoderConfig
-from backend.models.rotary import rotate
-
-# Below this many rows BLAS is several times slower on a transposed operand than on a copy.
-_MIN_ROWS_TRANSPOSED = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """``weight`` is [out, in]."""
-
-    weight: Tensor
-    bias: Tensor | None
+from backend.models.layers import Linear, RMSNorm
+from backend.models.rotary import rotate_
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """One layer; q, k and v are one product, gate and up another."""
+    """One layer; q, k and v are one product, gate and up another.
 
-    input_norm: Tensor
+    ``head_norm`` normalises queries and keys head by head, in the families that do.
+    """
+
+    input_norm: RMSNorm
     qkv: Linear
-    query_norm: Tensor | None
-    key_norm: Tensor | None
+    head_norm: RMSNorm | None
     output: Linear
-    mlp_norm: Tensor
+    mlp_norm: RMSNorm
     gate_up: Linear
     down: Linear
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """Everything a checkpoint holds; ``head`` is the embedding itself where they are tied."""
+    """Everything a checkpoint holds; ``head`` shares the embedding where they are tied."""
 
     embedding: Tensor
     layers: tuple[DecoderLayer, ...]
-    final_norm: Tensor
-    head: Tensor
+    final_norm: RMSNorm
+    head: Linear
 
 
 class Decoder:
@@ -58,19 +49,21 @@ class Decoder:
 
     def __init__(self, config: DecoderConfig, weights: DecoderWeights, rotations: Tensor) -> None:
         """``rotations`` comes from ``rotary.rotation_table`` and bounds the context."""
-        self.config = config
-        self.weights = weights
+        self._num_heads = config.num_heads
+        self._num_rotated = config.num_heads + config.num_kv_heads
+        self._head_dim = config.head_dim
+        self._weights = weights
         self._rotations = rotations
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.weights.embedding.device
+        return self._weights.embedding.device
 
     @property
     def dtype(self) -> torch.dtype:
         """Of weights, activations and KV."""
-        return self.weights.embedding.dtype
+        return self._weights.embedding.dtype
 
     def forward(
         self,
@@ -85,23 +78,19 @@ class Decoder:
         ``tokens`` and ``positions`` are [tokens]. ``logit_rows`` are the tokens whose successor
         is wanted, all when None.
         """
-        eps = self.config.rms_eps
         rotations = self._rotations.index_select(0, positions).unsqueeze(1)
-        hidden = functional.embedding(tokens, self.weights.embedding)
-        last = self.weights.layers[-1]
-        for layer, cache in zip(self.weights.layers, caches, strict=True):
-            attended = self._attend(
-                layer, _rms_norm(hidden, layer.input_norm, eps), rotations, cache, plan
-            )
+        hidden = functional.embedding(tokens, self._weights.embedding)
+        last = self._weights.layers[-1]
+        for layer, cache in zip(self._weights.layers, caches, strict=True):
+            attended = self._attend(layer, layer.input_norm(hidden), rotations, cache, plan)
             if layer is last and logit_rows is not None:
                 # Nothing after this reads other tokens' activations: only their KV was needed.
                 attended = attended.index_select(0, logit_rows)
                 hidden = hidden.index_select(0, logit_rows)
-            hidden = hidden + _project(attended, layer.output)
-            gate, up = _project(_rms_norm(hidden, layer.mlp_norm, eps), layer.gate_up).chunk(2, -1)
-            hidden = hidden + _project(functional.silu(gate) * up, layer.down)
-        normed = _rms_norm(hidden, self.weights.final_norm, eps)
-        return _project(normed, Linear(self.weights.head, None))
+            hidden = hidden + layer.output(attended)
+            gate, up = layer.gate_up(layer.mlp_norm(hidden)).chunk(2, -1)
+            hidden = hidden + layer.down(functional.silu(gate) * up)
+        return self._weights.head(self._weights.final_norm(hidden))
 
     def _attend(
         self,
@@ -111,37 +100,9 @@ class Decoder:
         cache: Tensor,
         plan: AttentionPlan,
     ) -> Tensor:
-        config = self.config
-        num_rotated = config.num_heads + config.num_kv_heads
-        qkv = _project(normed, layer.qkv).contiguous().view(len(normed), -1, config.head_dim)
-        queries, keys = qkv[:, : config.num_heads], qkv[:, config.num_heads : num_rotated]
-        values = qkv[:, num_rotated:]
-        if layer.query_norm is not None and layer.key_norm is not None:
-            queries = rotate(_rms_norm(queries, layer.query_norm, config.rms_eps), rotations)
-            keys = rotate(_rms_norm(keys, layer.key_norm, config.rms_eps), rotations)
-        else:
-            rotated = rotate(qkv[:, :num_rotated], rotations)
-            queries, keys = rotated[:, : config.num_heads], rotated[:, config.num_heads :]
-        return paged_attention(queries, keys, values, cache, plan)
-
-
-def _project(rows: Tensor, linear: Linear) -> Tensor:
-    """Return ``rows @ weight.T + bias``; on CPU the result may be transposed in memory."""
-    if rows.is_cuda:
-        return functional.linear(rows, linear.weight, linear.bias)
-    # BLAS is up to 1.6 times faster for a few rows when the large operand stands on the left.
-    if len(rows) < _MIN_ROWS_TRANSPOSED:
-        rows = rows.contiguous()
-    result = torch.mm(linear.weight, rows.t()).t()
-    return result if linear.bias is None else result + linear.bias
-
-
-def _rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Divide by the root mean square of the last dimension and scale by ``weight``."""
-    size = rows.shape[-1]
-    if rows.is_cuda or rows.dtype is not torch.float32:
-        return functional.rms_norm(rows, (size,), weight, eps)
-    # The same, from the length of the row; half the time of torch's CPU composite.
-    length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-    scale: Tensor = length.square_().add_(size * eps).rsqrt_().mul_(math.sqrt(size))
-    return (rows * scale).mul_(weight)
+        qkv = layer.qkv(normed).contiguous().view(len(normed), -1, self._head_dim)
+        queries_keys = qkv[:, : self._num_rotated]
+        if layer.head_norm is not None:
+            queries_keys.copy_(layer.head_norm(queries_keys))
+        rotate_(queries_keys, rotations)
+        return paged_attention(qkv[:, : self._num_heads], qkv[:, self._num_heads :], cache, plan)

@@ -38,17 +38,18 @@ def _llama3(inverse: Tensor, config: RotaryConfig) -> Tensor:
 
 
 def interleave(weight: Tensor, head_dim: int) -> Tensor:
-    """Reorder the first dimension, heads of ``head_dim`` rows, for ``rotate``."""
+    """Reorder the first dimension, heads of ``head_dim`` rows, for ``rotate_``."""
     heads = weight.view(-1, 2, head_dim // 2, *weight.shape[1:])
     return heads.transpose(1, 2).reshape(weight.shape)
 
 
-def rotate(heads: Tensor, rotations: Tensor) -> Tensor:
-    """Rotate queries or keys.
+def rotate_(heads: Tensor, rotations: Tensor) -> None:
+    """Rotate queries or keys in place, computing in float32.
 
-    ``heads`` is [tokens, heads, head_dim], interleaved and contiguous, and may be overwritten;
-    ``rotations`` is complex64 [tokens, 1, head_dim / 2]. Computes in float32.
+    ``heads`` is [tokens, heads, head_dim], interleaved; ``rotations`` is complex64
+    [tokens, 1, head_dim / 2].
     """
-    pairs = torch.view_as_complex(heads.float().view(*heads.shape[:-1], -1, 2))
-    pairs.mul_(rotations)
-    return torch.view_as_real(pairs).flatten(-2).to(heads.dtype)
+    numbers = heads.float().view(*heads.shape[:-1], -1, 2)
+    torch.view_as_complex(numbers).mul_(rotations)
+    if heads.dtype is not torch.float32:
+        heads.copy_(numbers.flatten(-2))

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from backend.core.types import EngineStats, GenerationRequest, TextDelta
@@ -92,7 +92,7 @@ class Engine:
         if self._thread.is_alive():
             raise TimeoutError(f"the engine did not stop within {timeout} s")
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[TextDelta]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TextDelta, None]:
         """See ``Generator``."""
         self._validate(request)
         stream = Stream(asyncio.get_running_loop())

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -30,91 +31,110 @@ class InputBatch:
     sampling: tuple[Sequence, ...]
 
 
-def build_input_batch(
-    step: SequenceOf[ScheduledSequence],
-    *,
-    num_kv_heads: int,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> InputBatch:
-    """Lay out ``step``: sequences with one token first, by length, then the longer spans."""
-    singles = sorted(
-        (scheduled for scheduled in step if scheduled.num_tokens == 1),
-        key=lambda scheduled: scheduled.sequence.num_computed_tokens,
-    )
-    spans = [scheduled for scheduled in step if scheduled.num_tokens > 1]
-    layout = _Layout(num_kv_heads, device, dtype)
-    tokens: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    logit_rows: list[int] = []
-    sampling: list[Sequence] = []
-    for scheduled in (*singles, *spans):
-        sequence, start = scheduled.sequence, scheduled.sequence.num_computed_tokens
-        stop = start + scheduled.num_tokens
-        tokens += sequence.tokens[start:stop]
-        positions += range(start, stop)
-        table = sequence.block_table
-        slots += [
-            table[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in range(start, stop)
-        ]
-        if stop == len(sequence.tokens):
-            logit_rows.append(len(tokens) - 1)
-            sampling.append(sequence)
-    plan = AttentionPlan(
-        write_rows=layout.write_rows(slots),
-        decode=layout.decode_groups([scheduled.sequence for scheduled in singles]),
-        prefill=layout.prefill_spans(spans, len(singles)),
-    )
-    return InputBatch(
-        tokens=torch.tensor(tokens, device=device),
-        positions=torch.tensor(positions, device=device),
-        plan=plan,
-        logit_rows=(
-            None
-            if len(logit_rows) == len(tokens)
-            else torch.tensor(logit_rows, device=device, dtype=torch.long)
-        ),
-        sampling=tuple(sampling),
-    )
+class InputBatchBuilder:
+    """Lays out steps for one model and its cache (see ``kv_cache`` for the rows)."""
 
-
-class _Layout:
-    """Turns block tables into rows of a layer's cache (see ``kv_cache``)."""
-
-    def __init__(self, num_kv_heads: int, device: torch.device, dtype: torch.dtype) -> None:
-        self._num_kv_heads = num_kv_heads
+    def __init__(
+        self, *, num_kv_heads: int, max_model_len: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """``dtype`` is that of the model's activations; ``max_model_len`` bounds sequences."""
         self._device = device
-        self._dtype = dtype
-        self._heads = torch.arange(num_kv_heads, device=device)
+        self._rows_per_block = 2 * num_kv_heads
+        self._num_kv_heads = num_kv_heads
+        self._heads = torch.arange(2 * num_kv_heads, device=device)
+        self._longest = blocks_for(max_model_len) * BLOCK_SIZE
+        # The mask of n keys is the window that begins n before the middle: see _decode_group.
+        self._mask_line = torch.zeros(2 * self._longest, device=device, dtype=dtype)
+        self._mask_line[self._longest :] = -torch.inf
+        self._last_tables: list[list[list[int]]] = []
+        self._last_rows: list[Tensor] = []
 
-    def write_rows(self, slots: list[int]) -> Tensor:
-        slot = torch.tensor(slots, device=self._device)
-        block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
-        rows = (block * self._num_kv_heads).unsqueeze(1) + self._heads
-        return (rows * BLOCK_SIZE + offset.unsqueeze(1)).flatten()
+    def build(self, step: SequenceOf[ScheduledSequence]) -> InputBatch:
+        """Put sequences with one token first, by length, then the longer spans."""
+        singles = sorted(
+            (scheduled for scheduled in step if scheduled.num_tokens == 1),
+            key=lambda scheduled: scheduled.sequence.num_computed_tokens,
+        )
+        spans = [scheduled for scheduled in step if scheduled.num_tokens > 1]
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        logit_rows: list[int] = []
+        sampling: list[Sequence] = []
+        for scheduled in (*singles, *spans):
+            sequence, start = scheduled.sequence, scheduled.sequence.num_computed_tokens
+            stop = start + scheduled.num_tokens
+            table = sequence.block_table
+            tokens += sequence.tokens[start:stop]
+            positions += range(start, stop)
+            slots += [
+                table[at // BLOCK_SIZE] * BLOCK_SIZE * self._rows_per_block + at % BLOCK_SIZE
+                for at in range(start, stop)
+            ]
+            if stop == len(sequence.tokens):
+                logit_rows.append(len(tokens) - 1)
+                sampling.append(sequence)
+        plan = AttentionPlan(
+            write_rows=self._write_rows(slots),
+            decode=self._decode_groups([scheduled.sequence for scheduled in singles]),
+            prefill=self._prefill_spans(spans, len(singles)),
+        )
+        return InputBatch(
+            tokens=self._tensor(tokens),
+            positions=self._tensor(positions),
+            plan=plan,
+            logit_rows=None if len(logit_rows) == len(tokens) else self._tensor(logit_rows),
+            sampling=tuple(sampling),
+        )
 
-    def decode_groups(self, sequences: list[Sequence]) -> tuple[DecodeGroup, ...]:
+    def _tensor(self, values: SequenceOf[int]) -> Tensor:
+        return torch.tensor(values, device=self._device, dtype=torch.long)
+
+    def _write_rows(self, slots: list[int]) -> Tensor:
+        """``slots`` are the rows of each token's first head."""
+        return (self._tensor(slots).unsqueeze(1) + self._heads * BLOCK_SIZE).flatten()
+
+    def _decode_groups(self, sequences: list[Sequence]) -> tuple[DecodeGroup, ...]:
         """Cut ``sequences``, sorted by length, where padding would cost too much."""
-        groups: list[DecodeGroup] = []
+        cuts: list[int] = []
         start = held = 0
         for index, sequence in enumerate(sequences):
             blocks = blocks_for(sequence.num_computed_tokens + 1)
             if index > start and blocks * (index + 1 - start) > _MAX_PADDING * (held + blocks):
-                groups.append(self._decode_group(sequences[start:index], start))
+                cuts.append(index)
                 start, held = index, 0
             held += blocks
-        if sequences:
-            groups.append(self._decode_group(sequences[start:], start))
-        return tuple(groups)
+        bounds = [0, *cuts, len(sequences)] if sequences else []
+        groups = [sequences[start:stop] for start, stop in pairwise(bounds)]
+        tables = [_padded_tables(group) for group in groups]
+        if tables != self._last_tables:
+            # Tables change at most every BLOCK_SIZE tokens of a sequence; rows are kept till then.
+            self._last_rows = [self._cache_rows(each) for each in tables]
+            self._last_tables = tables
+        return tuple(
+            self._decode_group(group, start, rows)
+            for group, start, rows in zip(groups, bounds, self._last_rows, strict=False)
+        )
 
-    def prefill_spans(self, spans: list[ScheduledSequence], start: int) -> tuple[PrefillSpan, ...]:
+    def _decode_group(self, sequences: list[Sequence], start: int, rows: Tensor) -> DecodeGroup:
+        width = blocks_for(sequences[-1].num_computed_tokens + 1) * BLOCK_SIZE
+        windows = self._tensor(
+            [
+                self._longest - sequence.num_computed_tokens - 1
+                for sequence in sequences
+                for _ in range(self._num_kv_heads)
+            ]
+        )
+        mask = self._mask_line.unfold(0, width, 1).index_select(0, windows).unsqueeze(1)
+        return DecodeGroup(start, start + len(sequences), rows, mask)
+
+    def _prefill_spans(self, spans: list[ScheduledSequence], start: int) -> tuple[PrefillSpan, ...]:
         result: list[PrefillSpan] = []
         for span in spans:
             stop = start + span.num_tokens
             done = span.sequence.num_computed_tokens
             if done == 0:
-                result.append(PrefillSpan(start, stop, None, None))
+                result.append(PrefillSpan(start, stop))
             else:
                 num_keys = done + span.num_tokens
                 positions = torch.arange(done, num_keys, device=self._device).unsqueeze(1)
@@ -129,24 +149,17 @@ class _Layout:
             start = stop
         return tuple(result)
 
-    def _decode_group(self, sequences: list[Sequence], start: int) -> DecodeGroup:
-        lengths = [sequence.num_computed_tokens + 1 for sequence in sequences]
-        width = blocks_for(lengths[-1])
-        tables = [
-            sequence.block_table[:width] + [PADDING_BLOCK] * (width - len(sequence.block_table))
-            for sequence in sequences
-        ]
-        keys = torch.arange(width * BLOCK_SIZE, device=self._device)
-        absent = keys >= torch.tensor(lengths, device=self._device).unsqueeze(1)
-        mask = torch.zeros(absent.shape, device=self._device, dtype=self._dtype)
-        mask.masked_fill_(absent, -torch.inf)
-        return DecodeGroup(
-            start,
-            start + len(sequences),
-            self._cache_rows(tables),
-            mask.repeat_interleave(self._num_kv_heads, dim=0).unsqueeze(1),
-        )
-
     def _cache_rows(self, tables: list[list[int]]) -> Tensor:
-        blocks = torch.tensor(tables, device=self._device).unsqueeze(1)
-        return (blocks * self._num_kv_heads + self._heads.view(1, -1, 1)).flatten()
+        """Return the rows of keys, then values: [2, tables, kv_heads, blocks], flat."""
+        blocks = torch.tensor(tables, device=self._device) * self._rows_per_block
+        heads = self._heads.view(2, 1, -1, 1)
+        return (blocks.unsqueeze(1) + heads).flatten()
+
+
+def _padded_tables(sequences: list[Sequence]) -> list[list[int]]:
+    """Return the tables of ``sequences``, sorted by length, as wide as the last needs."""
+    width = blocks_for(sequences[-1].num_computed_tokens + 1)
+    return [
+        sequence.block_table[:width] + [PADDING_BLOCK] * (width - len(sequence.block_table))
+        for sequence in sequences
+    ]

@@ -1,7 +1,7 @@
 """The paged KV cache: one preallocated tensor for each layer.
 
-A layer's tensor is [2 (keys, values), (blocks + 1) * kv_heads, block, head_dim]. Row
-``block * kv_heads + head`` is one head of one block; block 0 pads block tables.
+A layer's tensor is [blocks + 1, 2 * kv_heads, block, head_dim]: in every block the heads of the
+keys, then those of the values. Block 0 pads block tables.
 """
 
 from collections.abc import Iterable
@@ -26,19 +26,13 @@ class KVCache:
         self, config: DecoderConfig, num_blocks: int, *, device: torch.device, dtype: torch.dtype
     ) -> None:
         """Allocate. Zeros, because masked positions are still multiplied (0 * NaN is NaN)."""
-        self.num_blocks = num_blocks
-        self.num_kv_heads = config.num_kv_heads
-        shape = (2, (num_blocks + 1) * config.num_kv_heads, BLOCK_SIZE, config.head_dim)
+        shape = (num_blocks + 1, 2 * config.num_kv_heads, BLOCK_SIZE, config.head_dim)
         self.layers: tuple[Tensor, ...] = tuple(
             torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.num_layers)
         )
 
     def clear(self, blocks: Iterable[int]) -> None:
         """Zero blocks whose content is not finite, before somebody else gets them."""
-        rows = [
-            block * self.num_kv_heads + head
-            for block in blocks
-            for head in range(self.num_kv_heads)
-        ]
+        rows = list(blocks)
         for layer in self.layers:
-            layer[:, rows] = 0
+            layer[rows] = 0

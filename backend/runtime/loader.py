@@ -11,6 +11,7 @@ from backend.models.errors import ModelLoadError
 from backend.models.rotary import rotation_table
 from backend.runtime.engine import Engine
 from backend.runtime.engine_core import EngineLimits
+from backend.runtime.input_batch import InputBatchBuilder
 from backend.runtime.kv_cache import KVCache
 from backend.runtime.model_runner import ModelRunner
 from backend.runtime.sizing import size_cache
@@ -87,7 +88,13 @@ def load_engine(
         max_model_len=sizing.max_model_len,
         max_tokens_per_step=max(budget, max_num_seqs),
     )
-    runner = ModelRunner(Decoder(config, weights, rotations), cache)
+    inputs = InputBatchBuilder(
+        num_kv_heads=config.num_kv_heads,
+        max_model_len=sizing.max_model_len,
+        device=torch_device,
+        dtype=torch_dtype,
+    )
+    runner = ModelRunner(Decoder(config, weights, rotations), cache, inputs)
     return Engine(runner, tokenizer, limits, vocab_size=config.vocab_size), tokenizer
 
 

@@ -10,7 +10,7 @@ from backend.core.scheduler import ScheduledSequence
 from backend.core.sequence import Sequence
 from backend.core.types import SamplingParams
 from backend.models.decoder import Decoder
-from backend.runtime.input_batch import build_input_batch
+from backend.runtime.input_batch import InputBatchBuilder
 from backend.runtime.kv_cache import KVCache
 from backend.runtime.sampler import SequenceSampler, sample
 
@@ -18,10 +18,11 @@ from backend.runtime.sampler import SequenceSampler, sample
 class ModelRunner:
     """Owns the model and its KV cache; used by the engine loop's thread alone."""
 
-    def __init__(self, model: Decoder, cache: KVCache) -> None:
-        """``cache`` is shaped for ``model``."""
+    def __init__(self, model: Decoder, cache: KVCache, inputs: InputBatchBuilder) -> None:
+        """``cache`` and ``inputs`` are shaped for ``model``."""
         self._model = model
         self._cache = cache
+        self._inputs = inputs
 
     @torch.inference_mode()
     def run(
@@ -33,12 +34,7 @@ class ModelRunner:
 
         None instead of a token: the model's output for this sequence is not finite.
         """
-        batch = build_input_batch(
-            step,
-            num_kv_heads=self._cache.num_kv_heads,
-            device=self._model.device,
-            dtype=self._model.dtype,
-        )
+        batch = self._inputs.build(step)
         logits = self._model.forward(
             batch.tokens, batch.positions, self._cache.layers, batch.plan, batch.logit_rows
         )

@@ -13,8 +13,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from backend.models.config import DecoderConfig, parse_config
-from backend.models.decoder import DecoderLayer, DecoderWeights, Linear
+from backend.models.decoder import DecoderLayer, DecoderWeights
 from backend.models.errors import ModelLoadError
+from backend.models.layers import Linear, RMSNorm
 from backend.models.rotary import interleave
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
@@ -62,8 +63,8 @@ def load_weights(
             _load_layer(checkpoint, config, f"model.layers.{index}.")
             for index in range(config.num_layers)
         ),
-        final_norm=checkpoint.tensor("model.norm.weight", (hidden,)),
-        head=(
+        final_norm=RMSNorm(checkpoint.tensor("model.norm.weight", (hidden,)), config.rms_eps),
+        head=Linear(
             embedding
             if config.tied_embeddings
             else checkpoint.tensor("lm_head.weight", (vocab, hidden))
@@ -144,13 +145,16 @@ def _load_layer(checkpoint: _Checkpoint, config: DecoderConfig, prefix: str) -> 
             else None,
         )
 
-    def norm(name: str) -> Tensor:
-        return checkpoint.tensor(f"{prefix}{name}.weight", (hidden,))
+    def norm(name: str) -> RMSNorm:
+        return RMSNorm(checkpoint.tensor(f"{prefix}{name}.weight", (hidden,)), config.rms_eps)
 
-    def head_norm(name: str) -> Tensor | None:
+    def head_norm() -> RMSNorm | None:
         if not config.qk_norm:
             return None
-        return reordered(checkpoint.tensor(f"{attention}{name}.weight", (head_dim,)))
+        query = reordered(checkpoint.tensor(f"{attention}q_norm.weight", (head_dim,)))
+        key = reordered(checkpoint.tensor(f"{attention}k_norm.weight", (head_dim,)))
+        each = [query] * config.num_heads + [key] * config.num_kv_heads
+        return RMSNorm(torch.stack(each), config.rms_eps)
 
     return DecoderLayer(
         input_norm=norm("input_layernorm"),
@@ -163,8 +167,7 @@ def _load_layer(checkpoint: _Checkpoint, config: DecoderConfig, prefix: str) -> 
             hidden,
             bias=config.qkv_bias,
         ),
-        query_norm=head_norm("q_norm"),
-        key_norm=head_norm("k_norm"),
+        head_norm=head_norm(),
         output=linear(
             ((f"{attention}o_proj", hidden, unchanged),), query_rows, bias=config.output_bias
         ),
