@@ -1,0 +1,101 @@
+"""The command as a person meets it: help, and one line and an exit code for what is wrong."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+URL = "http://127.0.0.1:9/v1"
+
+
+def refrain(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gateway", *argv],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--help"],
+        ["serve", "--help"],
+        ["demo", "--help"],
+        ["backend", "--help"],
+        ["policy", "--help"],
+    ],
+)
+def test_every_command_helps_itself(tmp_path: Path, argv: list[str]):
+    done = refrain(*argv, cwd=tmp_path)
+    assert done.returncode == 0
+    assert "usage: refrain" in done.stdout
+    assert done.stderr == ""
+
+
+def test_version(tmp_path: Path):
+    done = refrain("--version", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.startswith("refrain 0.")
+
+
+def fails(done: subprocess.CompletedProcess[str], code: int, *told: str) -> None:
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    for text in told:
+        assert text in done.stderr
+
+
+def test_no_command_is_bad_usage(tmp_path: Path):
+    fails(refrain(cwd=tmp_path), 2, "usage: refrain")
+
+
+def test_unknown_flag_is_bad_usage(tmp_path: Path):
+    fails(refrain("serve", "--nothing", cwd=tmp_path), 2, "unrecognized arguments: --nothing")
+
+
+def test_no_upstream_is_bad_usage(tmp_path: Path):
+    fails(refrain("serve", cwd=tmp_path), 2, "refrain: no upstream: give --upstream URL")
+
+
+def test_an_unknown_key_in_the_settings_file(tmp_path: Path):
+    (tmp_path / "refrain.yaml").write_text("upstraem: http://a/v1\n")
+    fails(refrain("serve", cwd=tmp_path), 2, "refrain.yaml: unknown key 'upstraem'")
+
+
+def test_a_port_in_use_is_one_line(tmp_path: Path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = refrain("serve", "--upstream", URL, "--port", port, cwd=tmp_path)
+    fails(done, 1, f"refrain: cannot listen on 127.0.0.1:{port}: Address already in use")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_unreadable_policy_is_one_line(tmp_path: Path):
+    done = refrain("serve", "--upstream", URL, "--port", "0", "--policy", "none.yaml", cwd=tmp_path)
+    fails(done, 1, "none.yaml")
+    assert [line for line in done.stderr.splitlines() if "refrain:" in line]
+
+
+def test_a_wrong_policy_is_exit_2_with_file_line_and_key(tmp_path: Path):
+    (tmp_path / "policy.yaml").write_text("version: 1\ndefault:\n  freshness: soon\n")
+    done = refrain(
+        "serve", "--upstream", URL, "--port", "0", "--policy", "policy.yaml", cwd=tmp_path
+    )
+    fails(done, 2, "policy.yaml:3: default.freshness: expected")
+    fails(refrain("policy", "check", "policy.yaml", cwd=tmp_path), 2, "policy.yaml:3")
+
+
+def test_a_data_dir_that_cannot_be_made_is_one_line(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    done = refrain(
+        "serve", "--upstream", URL, "--port", "0", "--data-dir", "file/data", cwd=tmp_path
+    )
+    fails(done, 1, "file/data")

@@ -1,0 +1,58 @@
+"""Where settings come from, which source wins, and how a wrong one is told."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway.settings import SettingsError, load_settings
+
+URL = "http://127.0.0.1:1/v1"
+
+
+def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path):
+    file = tmp_path / "refrain.yaml"
+    file.write_text(f"upstream: {URL}\nport: 1\nworkers: 2\nhost: 10.0.0.1\n")
+    settings = load_settings(
+        {"port": 3}, {"REFRAIN_PORT": "2", "REFRAIN_WORKERS": "4", "OTHER": "x"}, file
+    )
+
+    assert (settings.port, settings.workers, settings.host) == (3, 4, "10.0.0.1")
+    assert settings.upstream == (URL,)
+    assert load_settings({}, {}, None).port == 8080
+
+
+def test_several_upstreams_from_the_environment():
+    settings = load_settings({}, {"REFRAIN_UPSTREAM": "http://a/v1 http://b/v1/"}, None)
+    assert settings.upstream == ("http://a/v1", "http://b/v1")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("prot: 1\n", "unknown key 'prot'"),
+        ("port: many\n", "port: Input should be a valid integer"),
+        ("port: 70000\n", "port: Input should be less than or equal to 65535"),
+        ("upstream: [ftp://a/v1]\n", "expected a URL such as"),
+        ("upstream: [http://a]\n", "ends in /v1"),
+        ("- a\n", "expected a mapping"),
+        ("a: [\n", "not valid YAML"),
+        ("1: 2\n", "expected a mapping"),
+    ],
+)
+def test_a_wrong_file_is_told_with_file_and_key(tmp_path: Path, text: str, told: str):
+    file = tmp_path / "refrain.yaml"
+    file.write_text(text)
+    with pytest.raises(SettingsError) as error:
+        load_settings({}, {}, file)
+    assert str(file) in str(error.value)
+    assert told in str(error.value)
+
+
+def test_a_missing_file_is_told(tmp_path: Path):
+    with pytest.raises(SettingsError, match="cannot be read"):
+        load_settings({}, {}, tmp_path / "none.yaml")
+
+
+def test_a_wrong_variable_is_told_by_its_name():
+    with pytest.raises(SettingsError, match="environment: REFRAIN_PORT: Input should be"):
+        load_settings({}, {"REFRAIN_PORT": "tcp://10.0.0.1:80"}, None)
