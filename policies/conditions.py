@@ -1,0 +1,159 @@
+"""From the conditions of a rule to functions of a request's facts.
+
+Law: no request costs more than its length. Globs, keywords and patterns run on RE2, and text is
+handed over as bytes, so that a lone surrogate cannot raise.
+"""
+
+import hashlib
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import re2
+
+from policies.decide import Condition, RequestFacts
+from policies.fields import ANONYMOUS
+from policies.schema import ContentSpec, MatchSpec, TenantSpec
+
+TextTest = Callable[[str], bool]
+
+# Scripts that set no space between words: a keyword in them ends where it ends.
+_NO_SPACES = re2.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]")
+_WORD = re2.compile(r"[\pL\pN\pM_]")
+
+
+def conditions(match: MatchSpec, tenants: Mapping[str, TenantSpec]) -> tuple[Condition, ...]:
+    """Return what must hold, the cheap conditions first."""
+    return tuple(_conditions(match, tenants))
+
+
+def _conditions(match: MatchSpec, tenants: Mapping[str, TenantSpec]) -> Iterator[Condition]:
+    if match.endpoint is not None:
+        yield _endpoint(match.endpoint)
+    if match.model is not None:
+        yield _model(match.model)
+    if match.tenant is not None:
+        yield _any_of([_tenant(name, tenants) for name in match.tenant])
+    for name, globs in (match.header or {}).items():
+        yield _header(name, globs)
+    if match.content is not None:
+        yield from _content(match.content)
+
+
+def _endpoint(paths: Sequence[str]) -> Condition:
+    known = frozenset(paths)
+    return lambda facts: facts.endpoint in known
+
+
+def _model(globs: Sequence[str]) -> Condition:
+    matches = glob_test(globs)
+    return lambda facts: matches(facts.model)
+
+
+def _header(name: str, globs: Sequence[str]) -> Condition:
+    matches = glob_test(globs)
+
+    def condition(facts: RequestFacts) -> bool:
+        value = facts.headers.get(name)
+        return value is not None and matches(value)
+
+    return condition
+
+
+def _tenant(name: str, tenants: Mapping[str, TenantSpec]) -> Condition:
+    if name == ANONYMOUS:
+        return lambda facts: (
+            facts.credential_sha256 is None and facts.organization is None and facts.project is None
+        )
+    spec = tenants[name]
+    keys, organizations, projects = (
+        None if values is None else frozenset(values)
+        for values in (spec.api_key_sha256, spec.organization, spec.project)
+    )
+    return lambda facts: (
+        (keys is None or facts.credential_sha256 in keys)
+        and (organizations is None or facts.organization in organizations)
+        and (projects is None or facts.project in projects)
+    )
+
+
+def _any_of(alternatives: Sequence[Condition]) -> Condition:
+    if len(alternatives) == 1:
+        return alternatives[0]
+    return lambda facts: any(alternative(facts) for alternative in alternatives)
+
+
+def _content(content: ContentSpec) -> Iterator[Condition]:
+    if content.system_prompt_sha256 is not None:
+        yield _system_prompt(content.system_prompt_sha256)
+    if content.keywords is not None:
+        yield _user_text(keyword_test(content.keywords))
+    if content.regex is not None:
+        yield _user_text(_found("|".join(f"(?:{pattern})" for pattern in content.regex)))
+
+
+def _system_prompt(digests: Sequence[str]) -> Condition:
+    known = frozenset(digests)
+
+    def condition(facts: RequestFacts) -> bool:
+        if facts.system_text is None:
+            return False
+        digest = hashlib.sha256(facts.system_text.encode("utf-8", "replace"))
+        return digest.hexdigest() in known
+
+    return condition
+
+
+def _user_text(test: TextTest) -> Condition:
+    def condition(facts: RequestFacts) -> bool:
+        return facts.last_user_text is not None and test(facts.last_user_text)
+
+    return condition
+
+
+def glob_test(globs: Sequence[str]) -> TextTest:
+    """Return whether a whole text is like any glob: * is any characters, ? is one."""
+    if "*" in globs:
+        return lambda _: True
+    if not any(wildcard in glob for glob in globs for wildcard in "*?"):
+        known = frozenset(globs)
+        return lambda value: value in known
+    (first, *others) = globs
+    if not others and not any(wildcard in first[:-1] for wildcard in "*?") and first[-1] == "*":
+        prefix = first[:-1]
+        return lambda value: value.startswith(prefix)
+    wildcards = {"*": ".*", "?": "."}
+    patterns = (
+        "".join(wildcards.get(character) or re2.escape(character) for character in glob)
+        for glob in globs
+    )
+    return _found(r"(?s)\A(?:" + "|".join(patterns) + r")\z")
+
+
+def keyword_test(keywords: Sequence[str]) -> TextTest:
+    """Return whether a text holds any keyword as whole words, in any case of letters."""
+    found = _found("(?i)(?:" + "|".join(map(_whole_words, keywords)) + ")")
+
+    def test(text: str) -> bool:
+        return found(text if text.isascii() else unicodedata.normalize("NFC", text))
+
+    return test
+
+
+def _whole_words(keyword: str) -> str:
+    words = unicodedata.normalize("NFC", keyword).split()
+    before = r"(?:\A|[^\pL\pN\pM_])" if _needs_edge(words[0][0]) else ""
+    after = r"(?:\z|[^\pL\pN\pM_])" if _needs_edge(words[-1][-1]) else ""
+    return before + r"\s+".join(map(re2.escape, words)) + after
+
+
+def _needs_edge(character: str) -> bool:
+    """Tell whether a word with this at its edge goes on when a letter follows."""
+    return _WORD.search(character) is not None and _NO_SPACES.search(character) is None
+
+
+def _found(pattern: str) -> TextTest:
+    options = re2.Options()
+    options.never_capture = True
+    compiled: Any = re2.compile(pattern, options)
+    return lambda text: compiled.search(text.encode("utf-8", "replace")) is not None

@@ -1,0 +1,288 @@
+"""The YAML of a policy, version 1: what each key holds, means and looks like.
+
+One definition serves reading (pydantic) and editors (``json_schema``). Values are read by the
+types of ``policies.fields``; every mapping refuses keys that it does not know.
+"""
+
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from policies.fields import (
+    Digest,
+    Duration,
+    EndpointPath,
+    Filled,
+    Generation,
+    Glob,
+    HeaderName,
+    Keyword,
+    OneOrMany,
+    OnOff,
+    OrOnOff,
+    PiiActionName,
+    Regex,
+    Region,
+    RuleName,
+    ScopeName,
+    Similarity,
+    TenantName,
+    TenantReference,
+    Text,
+    VersionOne,
+    expected,
+)
+
+DEFAULT_MIN_SIMILARITY = 0.95
+DEFAULT_REGIONS = ("US", "GB")
+
+
+class MappingSpec(BaseModel):
+    """A mapping of the file that knows all its keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class FilledSpec(MappingSpec):
+    """A mapping that would be a mistake if it were empty."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+
+    @model_validator(mode="after")
+    def _is_filled(self) -> Self:
+        if not self.model_fields_set:
+            raise expected(f"at least one of the keys {', '.join(type(self).model_fields)}")
+        return self
+
+
+class SemanticSpec(FilledSpec):
+    """Semantic cache in detail."""
+
+    enabled: OnOff = Field(default=True, description="Look up by meaning.", examples=["on"])
+    min_similarity: Similarity | None = Field(
+        default=None,
+        description=(
+            "Least cosine similarity of the question asked and the one stored. Unset: that of "
+            f"the default settings, and {DEFAULT_MIN_SIMILARITY} where they do not set it."
+        ),
+        examples=[0.97],
+    )
+
+
+Exact = Annotated[
+    OnOff,
+    Field(
+        description="Answer a request from what the very same request was answered.",
+        examples=["on"],
+    ),
+]
+Semantic = Annotated[
+    OrOnOff[SemanticSpec],
+    Field(
+        description="Answer a question from what one of the same meaning was answered.",
+        examples=["off", {"min_similarity": 0.97}],
+    ),
+]
+FreshnessLifetime = Annotated[
+    Duration,
+    Field(
+        description="How long an answer stays fresh: a number and its unit, s, m, h, d or w.",
+        examples=["10m", "24h", "7d"],
+    ),
+]
+SharedBy = Annotated[
+    ScopeName,
+    Field(
+        description=(
+            "Who shares answers. tenant: an API key with its organization and project. user: one "
+            "end user of a tenant, named by the request's safety_identifier or user. public: "
+            "everybody."
+        ),
+        examples=["tenant"],
+    ),
+]
+PersonalData = Annotated[
+    PiiActionName,
+    Field(
+        description=(
+            "bypass: a prompt with personal data or secrets is not looked up, an answer with "
+            "them is not stored. allow: nothing is scanned."
+        ),
+        examples=["bypass"],
+    ),
+]
+
+
+class SettingsSpec(MappingSpec):
+    """What a rule sets; what it leaves out is as in ``default``."""
+
+    exact: Exact | None = None
+    semantic: Semantic | None = None
+    freshness: FreshnessLifetime | None = None
+    scope: SharedBy | None = None
+    pii: PersonalData | None = None
+
+
+class DefaultSpec(MappingSpec):
+    """Settings of requests that no rule matches, and of what a rule leaves out."""
+
+    exact: Exact
+    semantic: Semantic
+    freshness: FreshnessLifetime
+    scope: SharedBy
+    pii: PersonalData
+
+
+class ContentSpec(FilledSpec):
+    """Conditions on what is asked. All must hold."""
+
+    keywords: OneOrMany[Keyword] | None = Field(
+        default=None,
+        description=(
+            "Whole words, or phrases, in the last user message; any one, in any case of letters."
+        ),
+        examples=[["price", "how much", "in stock"]],
+    )
+    regex: OneOrMany[Regex] | None = Field(
+        default=None,
+        description="RE2 patterns, any one found in the last user message. (?i) ignores case.",
+        examples=[r"(?i)\border\s+#?\d+"],
+    )
+    system_prompt_sha256: OneOrMany[Digest] | None = Field(
+        default=None,
+        description=(
+            "SHA-256 of the system and developer messages (several joined by line feeds), any one."
+        ),
+        examples=["9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"],
+    )
+
+
+class MatchSpec(MappingSpec):
+    """Conditions on a request. All must hold; of a list, any one. None: every request."""
+
+    endpoint: OneOrMany[EndpointPath] | None = Field(
+        default=None, description="Path of the request.", examples=["/v1/chat/completions"]
+    )
+    model: OneOrMany[Glob] | None = Field(
+        default=None,
+        description="The request's model; * stands for any characters, ? for one.",
+        examples=["gpt-4*", ["refrain-demo", "qwen*"]],
+    )
+    tenant: OneOrMany[TenantReference] | None = Field(
+        default=None,
+        description="A name from tenants, or anonymous: no API key, organization or project.",
+        examples=["acme", "anonymous"],
+    )
+    header: Filled[dict[HeaderName, OneOrMany[Glob]]] | None = Field(
+        default=None,
+        description="Request headers by name, in any case, with a glob of the value.",
+        examples=[{"x-app": "storefront-*"}],
+    )
+    content: ContentSpec | None = Field(
+        default=None,
+        description="What is asked.",
+        examples=[{"keywords": ["price", "discount"]}],
+    )
+
+
+class RuleSpec(SettingsSpec):
+    """A rule: the settings of the requests that it matches."""
+
+    name: RuleName = Field(
+        description="Unique; shown in metrics, logs and traces.", examples=["prices"]
+    )
+    match: MatchSpec = Field(
+        description="Which requests. The first rule that matches decides.",
+        examples=[{"model": "gpt-4*", "content": {"keywords": ["price"]}}],
+    )
+
+
+class TenantSpec(FilledSpec):
+    """Who a tenant is. All keys must hold; of a list, any one."""
+
+    api_key_sha256: OneOrMany[Digest] | None = Field(
+        default=None,
+        description="SHA-256 of the API key: printf %s KEY | sha256sum",
+        examples=["9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"],
+    )
+    organization: OneOrMany[Text] | None = Field(
+        default=None, description="The OpenAI-Organization header.", examples=["org-acme"]
+    )
+    project: OneOrMany[Text] | None = Field(
+        default=None, description="The OpenAI-Project header.", examples=["proj-support"]
+    )
+
+
+class PiiSpec(MappingSpec):
+    """What the scan for personal data knows."""
+
+    regions: list[Region] = Field(
+        default=list(DEFAULT_REGIONS),
+        description=(
+            "Regions (ISO 3166) whose phone numbers are known when written without country code. "
+            "Each costs time."
+        ),
+        examples=[["US", "GB"]],
+    )
+
+
+class PolicySpec(MappingSpec):
+    """What Refrain may cache, for whom and for how long."""
+
+    version: VersionOne = Field(description="Version of this format.", examples=[1])
+    generation: Generation = Field(
+        default=0,
+        description="Raise it to drop everything that is stored.",
+        examples=[2],
+    )
+    pii: PiiSpec = Field(
+        default=PiiSpec(),
+        description="What the scan for personal data knows.",
+        examples=[{"regions": ["US", "GB"]}],
+    )
+    tenants: dict[TenantName, TenantSpec] = Field(
+        default={},
+        description="Names of tenants, for rules to match.",
+        examples=[{"acme": {"organization": "org-acme"}}],
+    )
+    rules: list[RuleSpec] = Field(
+        default=[],
+        description="In order; the first that matches decides.",
+        examples=[[{"name": "no-beta", "match": {"model": "*-beta"}, "exact": "off"}]],
+    )
+    default: DefaultSpec = Field(
+        description="Settings of all other requests, and of what a rule leaves out.",
+        examples=[
+            {
+                "exact": "on",
+                "semantic": "on",
+                "freshness": "1h",
+                "scope": "tenant",
+                "pii": "bypass",
+            }
+        ],
+    )
+
+
+class _EditorSchema(GenerateJsonSchema):
+    """An absent key is absent: no null in its place, and no default of null to suggest."""
+
+    def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        if schema.get("default") is None:
+            return self.generate_inner(schema["schema"])
+        return super().default_schema(schema)
+
+    def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
+        # Without this a key that breaks its pattern would be let through.
+        return {**super().dict_schema(schema), "additionalProperties": False}
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the format as JSON schema, draft 2020-12, for editors and linters."""
+    schema = PolicySpec.model_json_schema(schema_generator=_EditorSchema)
+    return {"$schema": GenerateJsonSchema.schema_dialect, **schema, "title": "Refrain policy"}
