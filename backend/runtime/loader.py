@@ -37,6 +37,7 @@ def load_engine(
     device: str = "auto",
     dtype: str = "auto",
     max_num_seqs: int = 16,
+    max_tokens_per_step: int | None = None,
     max_model_len: int | None = None,
     kv_bytes: int | None = None,
     threads: int | None = None,
@@ -44,8 +45,9 @@ def load_engine(
     """Load ``model`` (a directory or a hub id) and return an engine that is yet to be started.
 
     ``device`` is auto, cpu or cuda; ``dtype`` auto, float32, bfloat16 or float16, where auto is
-    the checkpoint's on CUDA and float32 on CPU. ``threads`` sets torch's for this process.
-    Raises ModelLoadError, whose text names what is wrong.
+    the checkpoint's on CUDA and float32 on CPU. ``max_tokens_per_step`` bounds how much of a long
+    prompt one step computes. ``threads`` sets torch's for this process. Raises ModelLoadError,
+    whose text names what is wrong.
     """
     if max_num_seqs < 1:
         raise ModelLoadError(f"max-num-seqs must be at least 1, got {max_num_seqs}")
@@ -81,12 +83,14 @@ def load_engine(
         sizing.num_blocks,
         BLOCK_SIZE,
     )
-    budget = _TOKENS_PER_STEP_CUDA if torch_device.type == "cuda" else _TOKENS_PER_STEP_CPU
+    if max_tokens_per_step is None:
+        on_cuda = torch_device.type == "cuda"
+        max_tokens_per_step = _TOKENS_PER_STEP_CUDA if on_cuda else _TOKENS_PER_STEP_CPU
     limits = EngineLimits(
         num_blocks=sizing.num_blocks,
         max_num_seqs=max_num_seqs,
         max_model_len=sizing.max_model_len,
-        max_tokens_per_step=max(budget, max_num_seqs),
+        max_tokens_per_step=max(max_tokens_per_step, max_num_seqs),
     )
     inputs = InputBatchBuilder(
         num_kv_heads=config.num_kv_heads,

@@ -1,0 +1,119 @@
+"""Greedy output equals transformers' generate, token for token, however requests share steps."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+import torch
+
+from backend.core.types import GenerationRequest, SamplingParams
+from backend.runtime.engine import Engine
+from backend.runtime.kv_cache import block_bytes
+from backend.runtime.loader import load_engine
+from backend.runtime.weights import load_config
+
+FAMILIES = ["llama", "qwen2", "qwen3"]
+NEW_TOKENS = 24
+
+
+def prompts(lengths, seed=0):
+    generator = random.Random(seed)
+    return [tuple(generator.randrange(320) for _ in range(length)) for length in lengths]
+
+
+def reference(model, prompt, new_tokens=NEW_TOKENS):
+    with torch.inference_mode():
+        output = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=new_tokens,
+            do_sample=False,
+        )
+    return output[0, len(prompt) :].tolist()
+
+
+def greedy(prompt, new_tokens=NEW_TOKENS):
+    return GenerationRequest(
+        "r", prompt, SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
+    )
+
+
+async def tokens_of(deltas: AsyncIterator):
+    return [int(word) async for delta in deltas for word in delta.text.split()]
+
+
+@pytest.fixture
+def engine_for(checkpoint):
+    engines = []
+
+    def start(family, **options) -> Engine:
+        engine, _ = load_engine(str(checkpoint(family)[0]), device="cpu", **options)
+        engines.append(engine)
+        engine.start()
+        return engine
+
+    yield start
+    for engine in engines:
+        engine.stop()
+        engine._core.scheduler.check_integrity()
+        assert engine.stats().kv_blocks_used == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_alone(checkpoint, engine_for, family):
+    model, engine = checkpoint(family)[1], engine_for(family)
+    for prompt in prompts([1, 2, 15, 16, 17, 70, 200]):
+        assert await tokens_of(engine.generate(greedy(prompt))) == reference(model, prompt)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_mixed_lengths_arriving_while_others_decode(checkpoint, engine_for, family):
+    model, engine = checkpoint(family)[1], engine_for(family)
+    batch = prompts([3, 60, 16, 150, 31, 9, 100, 1])
+    first = engine.generate(greedy(batch[0]))
+    running = []
+    tokens = []
+    async for delta in first:
+        tokens += [int(word) for word in delta.text.split()]
+        if len(running) < len(batch) - 1:
+            late = greedy(batch[len(running) + 1])
+            running.append(asyncio.create_task(tokens_of(engine.generate(late))))
+    results = [tokens, *await asyncio.gather(*running)]
+    assert results == [reference(model, prompt) for prompt in batch]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_prompts_computed_in_chunks(checkpoint, engine_for, family):
+    model = checkpoint(family)[1]
+    engine = engine_for(family, max_num_seqs=4, max_tokens_per_step=13)
+    batch = prompts([120, 5, 64, 33, 90])
+    results = await asyncio.gather(*(tokens_of(engine.generate(greedy(each))) for each in batch))
+    assert results == [reference(model, prompt) for prompt in batch]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_preemption_recomputes_the_same_answer(checkpoint, engine_for, family):
+    directory, model = checkpoint(family)
+    per_block = block_bytes(load_config(directory), torch.float32)
+    engine = engine_for(family, max_num_seqs=6, kv_bytes=9 * per_block)
+    batch = prompts([20, 30, 10, 25, 17, 14])
+    results = await asyncio.gather(
+        *(tokens_of(engine.generate(greedy(each, 40))) for each in batch)
+    )
+    assert results == [reference(model, prompt, 40) for prompt in batch]
+    assert engine.stats().preemptions > 0
+
+
+async def test_half_precision_runs_and_stays_close(checkpoint, engine_for):
+    """bfloat16 rounds, so tokens may drift; the first one of a clear-cut prompt must not."""
+    directory, model = checkpoint("llama")
+    engine, _ = load_engine(str(directory), device="cpu", dtype="bfloat16")
+    engine.start()
+    agreed = 0
+    batch = prompts([12, 40, 70, 5, 90, 33, 18, 51])
+    for prompt in batch:
+        tokens = await tokens_of(engine.generate(greedy(prompt, 1)))
+        agreed += tokens == reference(model, prompt, 1)
+    engine.stop()
+    assert agreed >= len(batch) - 2
