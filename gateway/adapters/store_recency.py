@@ -1,0 +1,48 @@
+"""When entries were last used: kept in memory, so that a hit never writes."""
+
+import threading
+from collections.abc import Callable
+
+MAX_KEYS = 65_536
+
+
+class Recency:
+    """Uses not yet written down, stamped in an order that even a frozen clock keeps.
+
+    Touched by the loop, taken by the writer's thread.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._uses: dict[bytes, int] = {}
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._uses)
+
+    def stamp(self) -> int:
+        """Return the time in microseconds, later than every stamp before it."""
+        with self._lock:
+            return self._stamp()
+
+    def touch(self, key: bytes) -> None:
+        """Note a use. With MAX_KEYS of them unwritten, uses of other keys are not noted."""
+        with self._lock:
+            if len(self._uses) < MAX_KEYS or key in self._uses:
+                self._uses[key] = self._stamp()
+
+    def pop(self, key: bytes) -> int | None:
+        """Return and forget the key's last use."""
+        with self._lock:
+            return self._uses.pop(key, None)
+
+    def take(self) -> dict[bytes, int]:
+        """Return and forget the last use of every key."""
+        with self._lock:
+            uses, self._uses = self._uses, {}
+            return uses
+
+    def _stamp(self) -> int:
+        self._last = max(self._last + 1, int(self._clock() * 1_000_000))
+        return self._last

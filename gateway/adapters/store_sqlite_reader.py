@@ -1,0 +1,89 @@
+"""The threads that read entries, so that the loop never waits for a disk.
+
+A point read from the page cache takes some 10 us and the hop here and back ten times that; but the
+same read from a busy disk takes as long as the disk likes.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from gateway.adapters.store_reply import Reply
+from gateway.adapters.store_sqlite_file import EntryFile, Session
+from gateway.adapters.store_sqlite_table import decode_stored, read_value
+from gateway.core.entry_codec import DamagedEntryError
+from gateway.core.types import Entry
+from gateway.ports import StoreError
+
+MAX_WAITING = 1024
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    key: bytes
+    reply: Reply[Entry | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """The last thing a thread is told."""
+
+
+class Readers:
+    """A few threads, each with its own connection; they never wait for the writer."""
+
+    def __init__(self, file: EntryFile, count: int, damaged: Callable[[bytes], None]) -> None:
+        self._file = file
+        self._damaged = damaged
+        self._reads: SimpleQueue[_Read | _Stop] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"store-reader-{n}", daemon=True)
+            for n in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, key: bytes) -> Reply[Entry | None]:
+        """Queue a look-up. Raises StoreError when too many wait already."""
+        if self._reads.qsize() >= MAX_WAITING:
+            raise StoreError(f"{MAX_WAITING} reads are waiting already")
+        reply: Reply[Entry | None] = Reply()
+        self._reads.put(_Read(key, reply))
+        return reply
+
+    def stop(self) -> None:
+        """Let the threads end after what is queued."""
+        for _ in self._threads:
+            self._reads.put(_Stop())
+
+    def join(self, deadline: float) -> bool:
+        """Wait until ``deadline`` (monotonic); tell whether all threads have ended."""
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _run(self) -> None:
+        session = Session(self._file)
+        while not isinstance(read := self._reads.get(), _Stop):
+            if read.reply.wanted:
+                read.reply.settle(self._outcome(session, read.key))
+        session.close_quietly()
+
+    def _outcome(self, session: Session, key: bytes) -> Entry | StoreError | None:
+        try:
+            value = session.run(lambda connection: read_value(connection, key))
+            return None if value is None else decode_stored(value, key)
+        except DamagedEntryError as error:
+            _log.warning("a damaged entry is forgotten: %s", error)
+            self._damaged(key)
+            return None
+        except StoreError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - nobody may wait in vain
+            _log.exception("the store's reader failed")
+            return StoreError(f"reader failed: {type(error).__name__}")

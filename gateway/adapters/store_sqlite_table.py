@@ -1,0 +1,266 @@
+"""What is done to the entries' tables: point reads and write transactions.
+
+Law: the totals change in the same transaction as the entries, and an entry is written only after
+room was made for it; so every committed state is within the bounds and exactly accounted.
+
+An entry's small, often changed facts live in ``entry``, its bytes in ``answer``: noting a use or
+choosing what to evict never reads an answer's pages.
+"""
+
+import sqlite3
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, assert_never
+
+from gateway.adapters.store_recency import Recency
+from gateway.adapters.store_sqlite_file import CorruptFileError
+from gateway.core.entry_codec import DamagedEntryError, decode_entry
+from gateway.core.types import Entry
+
+_VICTIMS_AT_A_TIME = 16
+_VACUUM_PAGES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Store these encoded bytes, or replace what the key has."""
+
+    key: bytes
+    value: bytes
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Forget the key."""
+
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Forget the key if its bytes are still damaged: it may have been replaced meanwhile."""
+
+    key: bytes
+
+
+Change = Put | Delete | Discard
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bytes the entries, and the pages they lie in, may take."""
+
+    max_bytes: int
+    max_file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What the file holds, and how many entries a transaction evicted."""
+
+    entries: int
+    bytes: int
+    evicted: int = 0
+
+
+def read_value(connection: sqlite3.Connection, key: bytes) -> bytes | None:
+    """Return the encoded entry of the key. Raises sqlite3.Error, DamagedEntryError."""
+    # fetchall also ends the read transaction; one left open would keep the log from being reset.
+    rows = connection.execute(
+        "SELECT value FROM answer WHERE id = (SELECT id FROM entry WHERE key = ?)", (key,)
+    ).fetchall()
+    if not rows:
+        return None
+    value = rows[0][0]
+    if not isinstance(value, bytes):
+        raise DamagedEntryError("the stored value is not bytes")
+    return value
+
+
+def decode_stored(value: bytes, key: bytes) -> Entry:
+    """Return the key's entry. Raises DamagedEntryError, for another key's entry as well."""
+    entry = decode_entry(value)
+    if entry.key != key:
+        raise DamagedEntryError("another key's entry lies under this key")
+    return entry
+
+
+def read_totals(connection: sqlite3.Connection) -> Totals:
+    """Return the committed totals. Raises sqlite3.Error."""
+    [(entries, size)] = connection.execute("SELECT entries, bytes FROM total").fetchall()
+    return Totals(entries, size)
+
+
+def shrink_file(connection: sqlite3.Connection, bounds: Bounds) -> None:
+    """Give a bounded number of free pages back to the disk when the file is over its bound."""
+    if _pages(connection) * _page_bytes(connection) > bounds.max_file_bytes:
+        connection.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
+
+
+class WriteTransaction:
+    """A context in which entries change; all of it is committed at its end, or none.
+
+    Entering and leaving raise sqlite3.Error, and so does every method.
+    """
+
+    def __init__(
+        self, connection: sqlite3.Connection, bounds: Bounds, recency: Recency, now: float
+    ) -> None:
+        self._connection = connection
+        self._bounds = bounds
+        self._recency = recency
+        self._now = now
+        self._entries = 0
+        self._bytes = 0
+        self._evicted = 0
+        self._rescues_left = 0
+
+    def __enter__(self) -> Self:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            totals = read_totals(self._connection)
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        self._entries, self._bytes = totals.entries, totals.bytes
+        # Uses keep being noted while we evict; without a limit we might never find a victim.
+        self._rescues_left = len(self._recency)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self._connection.execute(
+                    "UPDATE total SET entries = ?, bytes = ?", (self._entries, self._bytes)
+                )
+                self._connection.execute("COMMIT")
+        finally:
+            # SQLite has already rolled back on some errors, a full disk among them.
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+
+    @property
+    def totals(self) -> Totals:
+        """What the file will hold once this is committed."""
+        return Totals(self._entries, self._bytes, self._evicted)
+
+    def apply(self, change: Change) -> None:
+        """Make the change, evicting what must go for it."""
+        match change:
+            case Put():
+                self._remove(change.key)
+                self._make_room(len(change.value))
+                self._insert(change)
+            case Delete():
+                self._remove(change.key)
+            case Discard():
+                if self._is_damaged(change.key):
+                    self._remove(change.key)
+            case _:
+                assert_never(change)
+
+    def trim(self, max_evictions: int) -> bool:
+        """Evict until within both bounds, or as often as allowed; tell whether they are met."""
+        page_bytes = _page_bytes(self._connection)
+        limit = self._evicted + max_evictions
+        while self._entries and self._evicted < limit:
+            if self._bytes > self._bounds.max_bytes:
+                self._evict_some(self._bounds.max_bytes)
+                continue
+            used = _pages(self._connection) - _free_pages(self._connection)
+            if used * page_bytes <= self._bounds.max_file_bytes:
+                return True
+            self._evict_some(0)
+        return not self._entries
+
+    def write_uses(self, uses: dict[bytes, int]) -> None:
+        """Write down when entries were last used; keys that are gone are ignored."""
+        self._connection.executemany(
+            "UPDATE entry SET used = max(used, ?) WHERE key = ?",
+            [(used, key) for key, used in uses.items()],
+        )
+
+    def _insert(self, change: Put) -> None:
+        row = self._connection.execute(
+            "INSERT INTO entry (used, expires, bytes, key) VALUES (?, ?, ?, ?)",
+            (self._recency.stamp(), change.expires_at, len(change.value), change.key),
+        )
+        self._connection.execute(
+            "INSERT INTO answer (id, value) VALUES (?, ?)", (row.lastrowid, change.value)
+        )
+        self._entries += 1
+        self._bytes += len(change.value)
+
+    def _remove(self, key: bytes) -> None:
+        for identity, size in self._connection.execute(
+            "SELECT id, bytes FROM entry WHERE key = ?", (key,)
+        ).fetchall():
+            self._drop(identity, size)
+
+    def _drop(self, identity: int, size: int) -> None:
+        self._connection.execute("DELETE FROM answer WHERE id = ?", (identity,))
+        self._connection.execute("DELETE FROM entry WHERE id = ?", (identity,))
+        self._entries -= 1
+        self._bytes -= size
+
+    def _is_damaged(self, key: bytes) -> bool:
+        try:
+            value = read_value(self._connection, key)
+            if value is not None:
+                decode_stored(value, key)
+        except DamagedEntryError:
+            return True
+        return False
+
+    def _make_room(self, size: int) -> None:
+        while self._entries and self._bytes + size > self._bounds.max_bytes:
+            self._evict_some(self._bounds.max_bytes - size)
+
+    def _evict_some(self, until_bytes: int) -> None:
+        """Evict up to a handful, expired entries before the least recently used."""
+        expired = self._connection.execute(
+            "SELECT id, bytes, key FROM entry WHERE expires <= ? ORDER BY expires LIMIT ?",
+            (self._now, _VICTIMS_AT_A_TIME),
+        ).fetchall()
+        victims = (
+            expired
+            or self._connection.execute(
+                "SELECT id, bytes, key FROM entry ORDER BY used LIMIT ?", (_VICTIMS_AT_A_TIME,)
+            ).fetchall()
+        )
+        if not victims:
+            raise CorruptFileError("the totals count entries that the table does not have")
+        for identity, size, key in victims:
+            if self._bytes <= until_bytes:
+                return
+            used = None if expired or self._rescues_left <= 0 else self._recency.pop(key)
+            if used is None:
+                self._drop(identity, size)
+                self._evicted += 1
+            else:
+                # Used since it was last written down, so not the least recently used after all.
+                self._rescues_left -= 1
+                self._connection.execute("UPDATE entry SET used = ? WHERE id = ?", (used, identity))
+
+
+def _pages(connection: sqlite3.Connection) -> int:
+    return _figure(connection, "page_count")
+
+
+def _free_pages(connection: sqlite3.Connection) -> int:
+    return _figure(connection, "freelist_count")
+
+
+def _page_bytes(connection: sqlite3.Connection) -> int:
+    return _figure(connection, "page_size")
+
+
+def _figure(connection: sqlite3.Connection, pragma: str) -> int:
+    [(figure,)] = connection.execute(f"PRAGMA {pragma}").fetchall()
+    return int(figure)

@@ -1,0 +1,98 @@
+"""A store in memory in front of one that lasts: a hot hit suspends nobody.
+
+Law: in this process the hot tier never answers with what a put or delete has already replaced in
+the cold store. A key leaves the hot tier when a change of it begins, and comes back only from a
+read or change that no other change of that key overlapped.
+
+Only for the one process that changes the cold store: no message tells this memory of another
+worker's put or delete, so with several workers the composition root leaves the hot tier off. An
+entry that the cold store evicts may stay hot; it is as good as before.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.core.types import Entry
+from gateway.ports import EntryTooLargeError, Store, StoreStats
+
+
+class ColdStore(Store, Protocol):
+    """A store that can be told of uses it does not see, so that it keeps what is hot."""
+
+    def touch(self, key: bytes) -> None:
+        """Note a use of the entry, if there is one. No I/O."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Operation:
+    """A read or change of a key in the cold store, while it is under way."""
+
+    changes: bool
+    undisturbed: bool = True
+
+
+class TieredStore:
+    """See the port ``Store``. Owns both stores; used from one event loop."""
+
+    def __init__(self, hot: Store, cold: ColdStore) -> None:
+        self._hot = hot
+        self._cold = cold
+        self._under_way: dict[bytes, set[_Operation]] = {}
+
+    async def get(self, key: bytes) -> Entry | None:
+        """See the port. Does not suspend when the hot tier has the entry."""
+        entry = await self._hot.get(key)
+        if entry is not None:
+            self._cold.touch(key)
+            return entry
+        with self._operation(key, changes=False) as read:
+            entry = await self._cold.get(key)
+            if entry is not None and read.undisturbed:
+                await self._warm(entry)
+        return entry
+
+    async def put(self, entry: Entry) -> None:
+        """See the port. Returns once the cold store has the entry."""
+        with self._operation(entry.key, changes=True) as change:
+            await self._hot.delete(entry.key)
+            await self._cold.put(entry)
+            if change.undisturbed:
+                await self._warm(entry)
+
+    async def delete(self, key: bytes) -> None:
+        """See the port."""
+        with self._operation(key, changes=True):
+            await self._hot.delete(key)
+            await self._cold.delete(key)
+
+    def stats(self) -> StoreStats:
+        """Return the cold store's figures: what is hot is there too."""
+        return self._cold.stats()
+
+    async def close(self) -> None:
+        """Close both tiers. Raises StoreError."""
+        await self._hot.close()
+        await self._cold.close()
+
+    async def _warm(self, entry: Entry) -> None:
+        # The hot tier is smaller; what is too large for it is served from the cold one.
+        with suppress(EntryTooLargeError):
+            await self._hot.put(entry)
+
+    @contextmanager
+    def _operation(self, key: bytes, *, changes: bool) -> Iterator[_Operation]:
+        here = self._under_way.setdefault(key, set())
+        mine = _Operation(changes)
+        for other in here:
+            if changes or other.changes:
+                mine.undisturbed = other.undisturbed = False
+        here.add(mine)
+        try:
+            yield mine
+        finally:
+            here.remove(mine)
+            if not here:
+                del self._under_way[key]
