@@ -1,110 +1,205 @@
-"""Tiny random checkpoints of the three families, whose generated text spells token ids."""
+"""The server of the engine in this process: with a scripted generator, or a tiny real model."""
 
-import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
 import pytest
-import tokenizers
-import torch
-import transformers
+from aiohttp import ClientSession, web
 
-VOCAB_SIZE = 320
+from backend.core.types import EngineStats, FinishReason, GenerationRequest, TextDelta
+from backend.ports import EngineError, RequestRejectedError
 
-# Large initial weights: with the default the next token would hardly depend on attention.
-_SHAPE = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.2,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
-_LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10_000.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
+MODEL = "scripted"
 
 
-def _model(family: str) -> transformers.PreTrainedModel:
-    match family:
-        case "llama":
-            config = transformers.LlamaConfig(**_SHAPE, rope_parameters=_LLAMA3_ROPE)
-            return transformers.LlamaForCausalLM(config)
-        case "qwen2":
-            config = transformers.Qwen2Config(**_SHAPE, tie_word_embeddings=True)
-            return transformers.Qwen2ForCausalLM(config)
-        case "qwen3":
-            config = transformers.Qwen3Config(**_SHAPE, head_dim=32)
-            return transformers.Qwen3ForCausalLM(config)
-    raise ValueError(family)
+async def hello(request: GenerationRequest) -> AsyncIterator[TextDelta]:
+    """Say ``Hello world`` in two deltas for each choice."""
+    for index in range(request.n):
+        yield TextDelta(index, "Hello", 1)
+        yield TextDelta(index, " world", 2)
+        yield TextDelta(index, "", 3, FinishReason.STOP)
 
 
-def _spelling_tokenizer() -> tokenizers.Tokenizer:
-    """Token 17 reads " 17", so that text says exactly which tokens were generated."""
-    model = tokenizers.models.BPE(vocab={f"Ġ{i}": i for i in range(VOCAB_SIZE)}, merges=[])
-    tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    return tokenizer
+@dataclass
+class ScriptedGenerator:
+    """The fake at the engine's port: plays a script and records how it was used."""
+
+    script: Callable[[GenerationRequest], AsyncIterator[TextDelta]] = hello
+    max_model_len: int = 100
+    ready: bool = True
+    requests: list[GenerationRequest] = field(default_factory=list)
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def generate(self, request: GenerationRequest):
+        ended = False
+        if request.request_id != "warm-up":
+            self.requests.append(request)
+            self.started.set()
+        try:
+            async for delta in self.script(request):
+                yield delta
+            ended = True
+        except (EngineError, RequestRejectedError):
+            ended = True
+            raise
+        finally:
+            if not ended:
+                self.cancelled.set()
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            running=1,
+            waiting=2,
+            kv_blocks_used=3,
+            kv_blocks_total=4,
+            preemptions=5,
+            prompt_tokens=6,
+            generated_tokens=7,
+        )
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(min(2, before))
-    yield
-    torch.set_num_threads(before)
+class CharacterEncoder:
+    """One token for each character, and a template that a person can read."""
+
+    vocab_size = 0x110000
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        return [ord(character) for character in text]
+
+    def apply_chat_template(self, messages: Any, *, add_generation_prompt: bool = True) -> str:
+        if any(message["content"] == "refuse me" for message in messages):
+            raise ValueError("the template refuses these messages")
+        return "|".join(f"{message['role']}:{message['content']}" for message in messages)
 
 
-@pytest.fixture(scope="session")
-def checkpoint(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[[str], tuple[Path, Any]]:
-    """Return directory and transformers model of a family, made once."""
-    made: dict[str, tuple[Path, Any]] = {}
+@dataclass
+class Reply:
+    """A reply read to its end."""
 
-    def make(family: str) -> tuple[Path, Any]:
-        if family not in made:
-            torch.manual_seed(len(family))
-            model = _model(family).eval()
-            # Biases and norm weights start as constants, which would hide their misuse.
-            with torch.no_grad():
-                for name, parameter in model.named_parameters():
-                    if name.endswith("bias") or "norm" in name:
-                        parameter.add_(torch.randn_like(parameter) * 0.2)
-            directory = tmp_path_factory.mktemp(family)
-            model.save_pretrained(directory)
-            _spelling_tokenizer().save(str(directory / "tokenizer.json"))
-            made[family] = directory, model
-        return made[family]
+    status: int
+    headers: Any
+    raw: bytes
 
-    return make
+    @property
+    def json(self) -> Any:
+        return orjson.loads(self.raw)
+
+    @property
+    def error(self) -> Any:
+        body = self.json
+        assert set(body) == {"error"}
+        assert set(body["error"]) == {"message", "type", "param", "code"}
+        return body["error"]
+
+    @property
+    def data(self) -> list[str]:
+        """What each server-sent event carries; anything else in the body fails."""
+        *events, rest = self.raw.decode().split("\n\n")
+        assert rest == ""
+        assert all(event.startswith("data: ") and "\n" not in event for event in events)
+        return [event.removeprefix("data: ") for event in events]
+
+    @property
+    def events(self) -> list[Any]:
+        """The parsed events of a stream that ended in ``[DONE]``."""
+        *events, done = self.data
+        assert done == "[DONE]"
+        return [orjson.loads(event) for event in events]
+
+
+@dataclass
+class RunningServer:
+    """The real HTTP application on a port."""
+
+    generator: Any
+    session: ClientSession
+    host: str
+    port: int
+    runner: web.AppRunner
+    model: Any
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    async def get(self, path: str) -> Reply:
+        return await self.request("GET", path)
+
+    async def request(self, method: str, path: str, data: bytes | None = None) -> Reply:
+        async with self.session.request(method, self.url + path, data=data) as reply:
+            return Reply(reply.status, reply.headers, await reply.read())
+
+    async def post(self, path: str, body: Any) -> Reply:
+        return await self.request("POST", path, orjson.dumps(body))
+
+    async def chat(self, content: Any = "Hi", /, **fields: Any) -> Reply:
+        messages = [{"role": "user", "content": content}]
+        body = {"model": self.model.name, "messages": messages, **fields}
+        return await self.post("/v1/chat/completions", body)
+
+    async def complete(self, prompt: Any = "Hi", /, **fields: Any) -> Reply:
+        return await self.post(
+            "/v1/completions", {"model": self.model.name, "prompt": prompt, **fields}
+        )
+
+    async def metric(self, sample: str) -> float | None:
+        """The value of one line of /metrics, named with its labels."""
+        for line in (await self.get("/metrics")).raw.decode().splitlines():
+            name, _, value = line.rpartition(" ")
+            if name == sample:
+                return float(value)
+        return None
+
+
+StartServer = Callable[..., Awaitable[RunningServer]]
 
 
 @pytest.fixture
-def edited_checkpoint(
-    checkpoint: Callable[[str], tuple[Path, Any]], tmp_path: Path
-) -> Callable[..., Path]:
-    """Return a copy of the Llama checkpoint with changed or (None) removed config keys."""
+async def serve_application() -> AsyncIterator[StartServer]:
+    """Serve an application on a free port until the test ends; its model is not loaded."""
+    from backend.server.application import served_model_key
 
-    def edit(**changes: Any) -> Path:
-        source, _ = checkpoint("llama")
-        for file in source.iterdir():
-            (tmp_path / file.name).write_bytes(file.read_bytes())
-        config = json.loads((tmp_path / "config.json").read_text())
-        config |= changes
-        config = {key: value for key, value in config.items() if value is not None}
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        return tmp_path
+    servers: list[RunningServer] = []
 
-    return edit
+    async def start(app: web.Application, generator: Any = None) -> RunningServer:
+        runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0
+        )
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        model = app[served_model_key]
+        servers.append(RunningServer(generator, ClientSession(), host, port, runner, model))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        await server.session.close()
+        await server.runner.cleanup()
+
+
+@pytest.fixture
+async def start_server(serve_application: StartServer) -> StartServer:
+    """Start servers with a scripted generator; keyword arguments change it or the limits."""
+    from backend.server.application import build_application
+    from backend.server.served_model import LoadedModel, ServedModel
+
+    async def start(*, limits: Any = None, **script: Any) -> RunningServer:
+        generator = ScriptedGenerator(**script)
+        loaded = LoadedModel(generator, CharacterEncoder(), lambda: None)
+        app = build_application(ServedModel(MODEL, lambda: loaded), **(limits or {}))
+        server = await serve_application(app, generator)
+        await server.model.load()
+        return server
+
+    return start
+
+
+@pytest.fixture
+async def server(start_server: StartServer) -> RunningServer:
+    """A server that says ``Hello world``."""
+    return await start_server()

@@ -1,0 +1,147 @@
+"""`refrain backend`: serve a model over OpenAI's HTTP API.
+
+Exit codes: 0 stopped by a signal, 1 could not run, 2 bad usage.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import re
+import sys
+from collections.abc import Sequence
+
+from backend.settings import Settings
+
+_EPILOG = """\
+examples:
+  refrain backend --model ./my-model
+      a directory in Hugging Face layout: config.json, *.safetensors, tokenizer.json
+  refrain backend --model Qwen/Qwen3-0.6B --served-model-name assistant
+      a model of the hub, downloaded when it is not in the local cache
+  refrain backend --model ./my-model --device cuda --dtype bfloat16 --max-num-seqs 64 --port 9000
+  refrain backend --model ./my-model --max-model-len 2048 --kv-bytes 512MiB --threads 2
+
+then:
+  curl http://127.0.0.1:8000/v1/models
+  curl http://127.0.0.1:8000/readyz        503 with the reason until the model is loaded
+"""
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command with ``argv``, which is without the program's name. Returns the exit code."""
+    try:
+        settings = _parse(argv)
+    except SystemExit as stop:  # argparse has said why
+        return stop.code if isinstance(stop.code, int) else 2
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+    )
+    return _run(settings)
+
+
+def _parse(argv: Sequence[str]) -> Settings:
+    parser = argparse.ArgumentParser(
+        prog="refrain backend",
+        description="Serve a Llama, Qwen2 or Qwen3 model over OpenAI's HTTP API.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--model", required=True, metavar="DIR_OR_HUB_ID", help="what to serve")
+    add(
+        "--served-model-name",
+        metavar="NAME",
+        help="what clients call it (default: the directory's name, or the hub id)",
+    )
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add(
+        "--port",
+        type=_port,
+        default=8000,
+        help="port to listen on, 0 for any free one (default: %(default)s)",
+    )
+    add(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="where to compute; auto takes CUDA where there is a device (default: %(default)s)",
+    )
+    add(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="of weights and KV cache; auto is float32 on CPU, else the checkpoint's",
+    )
+    add(
+        "--max-num-seqs",
+        type=_positive,
+        default=16,
+        metavar="N",
+        help="sequences computed together (default: %(default)s)",
+    )
+    add(
+        "--max-model-len",
+        type=_positive,
+        metavar="TOKENS",
+        help="longest prompt and answer together (default: the model's context)",
+    )
+    add(
+        "--kv-bytes",
+        type=_size,
+        metavar="BYTES",
+        help="memory of the KV cache, such as 512MiB or 8GiB (default: a share of what is there)",
+    )
+    add("--threads", type=_positive, metavar="N", help="CPU threads (default: torch's choice)")
+    return Settings(**vars(parser.parse_args(argv)))
+
+
+def _positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got '{text}'")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > 65_535:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got '{text}'")
+    return int(text)
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"([0-9]+)(?:([KMG])(?:iB)?)?", text)
+    if match is None or int(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"expected bytes such as 512MiB or 8GiB, got '{text}'")
+    return int(match[1]) * _UNITS[match[2] or ""]
+
+
+def _run(settings: Settings) -> int:
+    import uvloop
+
+    from backend.app import create_app
+    from backend.models.errors import ModelLoadError
+    from backend.server.application import served_model_key
+    from backend.server.serving import StartError, serve
+
+    app = create_app(settings)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(app, settings.host, settings.port))
+    except (ModelLoadError, StartError) as error:
+        print(f"refrain backend: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    if app[served_model_key].left_threads:
+        # They are inside of C++ code, and an orderly end of the interpreter would make them crash.
+        sys.stderr.flush()
+        os._exit(0)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,32 @@
+"""The composition root: the real engine behind the HTTP application."""
+
+from aiohttp import web
+
+from backend.server.application import build_application
+from backend.server.served_model import LoadedModel, ServedModel
+from backend.settings import Settings
+
+
+def create_app(settings: Settings) -> web.Application:
+    """Return the application for ``settings``; nothing is read or started before it is served.
+
+    The model at ``served_model_key`` is loaded by whoever serves the application.
+    """
+    return build_application(ServedModel(settings.model_name, lambda: _load(settings)))
+
+
+def _load(settings: Settings) -> LoadedModel:
+    # torch takes seconds to import, and the socket answers before that.
+    from backend.runtime.loader import load_engine  # noqa: PLC0415
+
+    engine, tokenizer = load_engine(
+        settings.model,
+        device=settings.device,
+        dtype=settings.dtype,
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=settings.max_model_len,
+        kv_bytes=settings.kv_bytes,
+        threads=settings.threads,
+    )
+    engine.start()
+    return LoadedModel(engine, tokenizer, engine.stop)

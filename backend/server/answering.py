@@ -1,0 +1,85 @@
+"""Runs one generation and writes its reply, whole or as events."""
+
+import time
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from backend.core.types import TextDelta
+from backend.ports import EngineError, Generator, RequestRejectedError
+from backend.server.errors import ApiError, engine_failed
+from backend.server.event_stream import EventStream
+from backend.server.generation import Tally
+from backend.server.json_reply import json_response
+from backend.server.replies import Head, ReplyForm
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is generated and counted, by whom, and in which form it is told."""
+
+    tally: Tally
+    generator: Generator
+    form: ReplyForm
+    model: str
+
+    async def whole(self) -> web.Response:
+        """Answer at the end. Raises ApiError."""
+        try:
+            async with aclosing(self.tally.generation.deltas(self.generator)) as deltas:
+                async for delta in deltas:
+                    self.tally.add(delta)
+            choices = self.tally.choices()
+        except (EngineError, RequestRejectedError) as error:
+            raise _api_error(error) from error
+        written = [self.form.whole(index, choice) for index, choice in enumerate(choices)]
+        body = self._head().body(self.form.whole_kind, written)
+        return json_response(body | {"usage": self.tally.usage.body()})
+
+    async def stream(self, request: web.Request, *, include_usage: bool) -> EventStream:
+        """Answer as deltas arrive. Raises ApiError for what fails before the first one."""
+        events = EventStream()
+        head = self._head()
+        # With usage asked for, every chunk has the key, and all but the last hold null.
+        usage: dict[str, Any] = {"usage": None} if include_usage else {}
+        try:
+            async with aclosing(self.tally.generation.deltas(self.generator)) as deltas:
+                async for delta in deltas:
+                    if not events.prepared:
+                        await events.prepare(request)
+                    for choice in self._chunk_choices(delta):
+                        await events.send(head.body(self.form.chunk_kind, [choice]) | usage)
+            self.tally.choices()
+            if include_usage:
+                last = head.body(self.form.chunk_kind, [])
+                await events.send(last | {"usage": self.tally.usage.body()})
+            await events.finish()
+        except (EngineError, RequestRejectedError) as error:
+            if not events.prepared:
+                raise _api_error(error) from error
+            await events.fail(_api_error(error))
+        return events
+
+    def _head(self) -> Head:
+        return Head(self.tally.generation.id, self.model, int(time.time()))
+
+    def _chunk_choices(self, delta: TextDelta) -> list[dict[str, Any]]:
+        choices = []
+        if self.tally.is_first(delta.index):
+            opening = self.form.opening(delta.index)
+            if opening is not None:
+                choices.append(opening)
+        self.tally.add(delta)
+        if delta.text:
+            choices.append(self.form.text(delta.index, delta.text))
+        if delta.finish_reason is not None:
+            choices.append(self.form.finish(delta.index, delta.finish_reason))
+        return choices
+
+
+def _api_error(error: EngineError | RequestRejectedError) -> ApiError:
+    if isinstance(error, RequestRejectedError):
+        return ApiError(400, f"The engine cannot run this request: {error}.", code="rejected")
+    return engine_failed(str(error))

@@ -1,0 +1,56 @@
+"""Routes, limits and lifetime of the HTTP application."""
+
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+
+from backend.server.handlers import Handlers
+from backend.server.metrics import Metrics
+from backend.server.middleware import InFlight, RequestObserver
+from backend.server.served_model import ServedModel
+
+MAX_BODY_BYTES = 16 * 1024 * 1024
+"""Several times what the text of the longest context in use today takes."""
+
+DRAIN_SECONDS = 5.0
+
+served_model_key = web.AppKey("served_model", ServedModel)
+
+
+def build_application(
+    model: ServedModel,
+    *,
+    max_body_bytes: int = MAX_BODY_BYTES,
+    drain_seconds: float = DRAIN_SECONDS,
+) -> web.Application:
+    """Return the application for ``model``, which the caller loads once the socket listens.
+
+    On shutdown open requests have ``drain_seconds`` to end, then they are cancelled and the engine
+    is stopped. Run it with ``handler_cancellation=True``, or nobody notices that a client left.
+    """
+    metrics = Metrics(model.stats)
+    in_flight = InFlight()
+    handlers = Handlers(model, metrics)
+    app = web.Application(
+        client_max_size=max_body_bytes,
+        middlewares=[RequestObserver(metrics, in_flight).middleware()],
+    )
+    app[served_model_key] = model
+    app.router.add_post("/v1/chat/completions", handlers.chat_completions)
+    app.router.add_post("/v1/completions", handlers.completions)
+    app.router.add_get("/v1/models", handlers.list_models)
+    app.router.add_get("/v1/models/{model:.+}", handlers.get_model)
+    app.router.add_get("/healthz", handlers.healthz)
+    app.router.add_get("/readyz", handlers.readyz)
+    app.router.add_get("/metrics", handlers.metrics)
+
+    async def drain(_: web.Application) -> None:
+        await in_flight.drain(drain_seconds)
+
+    async def model_lifetime(_: web.Application) -> AsyncIterator[None]:
+        yield
+        await model.close()
+
+    app.on_shutdown.append(drain)
+    app.cleanup_ctx.append(model_lifetime)
+    return app

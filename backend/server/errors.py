@@ -1,0 +1,69 @@
+"""What a client is told when a request cannot be answered: OpenAI's error object, all four keys."""
+
+from collections.abc import Mapping
+from typing import Any
+
+INVALID_REQUEST = "invalid_request_error"
+SERVER_ERROR = "server_error"
+
+_RETRY_SECONDS = "2"
+
+
+class ApiError(Exception):
+    """Ends a request with ``status`` and an error object."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = INVALID_REQUEST,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """``kind`` is OpenAI's ``type``; ``param`` the path of the field at fault."""
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """Return the reply's JSON."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+def unavailable(reason: str) -> ApiError:
+    """Return the error of a server that cannot generate now but may soon."""
+    return ApiError(
+        503,
+        f"The server cannot answer yet: {reason}.",
+        kind=SERVER_ERROR,
+        code="model_not_ready",
+        headers={"Retry-After": _RETRY_SECONDS},
+    )
+
+
+def unknown_model(name: str) -> ApiError:
+    """Return the error for a model that is not served here."""
+    return ApiError(
+        404,
+        f"The model '{name}' does not exist or you do not have access to it.",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def engine_failed(reason: str) -> ApiError:
+    """Return the error of a generation that broke off through no fault of the client."""
+    return ApiError(500, f"The engine failed: {reason}", kind=SERVER_ERROR, code="engine_error")

@@ -1,0 +1,146 @@
+"""One HTTP request's generation: several prompts as one stream of deltas, and what came of it.
+
+Law: a stream that ends without a finish reason for every choice has failed, and is never passed
+off as an answer.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+from backend.core.types import FinishReason, GenerationRequest, SamplingParams, TextDelta
+from backend.ports import EngineError, Generator
+from backend.server.metrics import Metrics
+from backend.server.replies import FinishedChoice, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What is to be generated: ``n`` choices for each prompt.
+
+    Choices are numbered over all prompts: those of the first come first.
+    """
+
+    id: str
+    prompts: tuple[tuple[int, ...], ...]
+    sampling: SamplingParams
+    n: int
+
+    @property
+    def num_choices(self) -> int:
+        """Choices of all prompts."""
+        return len(self.prompts) * self.n
+
+    def deltas(self, generator: Generator) -> AsyncGenerator[TextDelta, None]:
+        """Return the deltas of all choices as they come; closing it cancels what still runs.
+
+        Raises what the generator raises: RequestRejectedError, EngineError.
+        """
+        streams = [
+            generator.generate(
+                GenerationRequest(
+                    request_id=f"{self.id}-{position}",
+                    prompt_tokens=prompt,
+                    sampling=self.sampling,
+                    n=self.n,
+                )
+            )
+            for position, prompt in enumerate(self.prompts)
+        ]
+        return streams[0] if len(streams) == 1 else _merge(streams, self.n)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    error: Exception | None
+
+
+async def _merge(
+    streams: Sequence[AsyncGenerator[TextDelta, None]], n: int
+) -> AsyncGenerator[TextDelta, None]:
+    """Interleave, renumbering choices. The first failure ends everything."""
+    arrivals: asyncio.Queue[TextDelta | _Ended] = asyncio.Queue()
+
+    async def pump(position: int, stream: AsyncGenerator[TextDelta, None]) -> None:
+        try:
+            async with aclosing(stream):
+                async for delta in stream:
+                    arrivals.put_nowait(replace(delta, index=position * n + delta.index))
+        except Exception as error:  # noqa: BLE001  # raised again by the reader
+            arrivals.put_nowait(_Ended(error))
+        else:
+            arrivals.put_nowait(_Ended(None))
+
+    pumps = [asyncio.create_task(pump(*item)) for item in enumerate(streams)]
+    try:
+        open_streams = len(streams)
+        while open_streams:
+            arrival = await arrivals.get()
+            if isinstance(arrival, TextDelta):
+                yield arrival
+            elif arrival.error is not None:
+                raise arrival.error
+            else:
+                open_streams -= 1
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What arrived so far; measures latencies as it grows."""
+
+    generation: Generation
+    metrics: Metrics
+    started: float
+    """``time.perf_counter`` at the request's arrival."""
+    _texts: list[list[str]] = field(init=False)
+    _tokens: list[int] = field(init=False)
+    _reasons: list[FinishReason | None] = field(init=False)
+    _arrived: list[float | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin empty."""
+        count = self.generation.num_choices
+        self._texts = [[] for _ in range(count)]
+        self._tokens = [0] * count
+        self._reasons = [None] * count
+        self._arrived = [None] * count
+
+    def add(self, delta: TextDelta) -> None:
+        """Take the next delta. Raises EngineError when the engine gave the choice up."""
+        now = time.perf_counter()
+        last = self._arrived[delta.index]
+        if last is None:
+            self.metrics.observe_first_token(now - self.started)
+        else:
+            self.metrics.observe_next_token(now - last)
+        self._arrived[delta.index] = now
+        self._tokens[delta.index] = delta.completion_tokens
+        if delta.text:
+            self._texts[delta.index].append(delta.text)
+        if delta.finish_reason is FinishReason.ABORT:
+            raise EngineError("the generation was given up")
+        self._reasons[delta.index] = delta.finish_reason
+
+    def is_first(self, index: int) -> bool:
+        """Whether nothing of this choice arrived yet."""
+        return self._arrived[index] is None
+
+    def choices(self) -> tuple[FinishedChoice, ...]:
+        """Return the whole answer. Raises EngineError when it is not whole."""
+        finished = []
+        for texts, reason in zip(self._texts, self._reasons, strict=True):
+            if reason is None:
+                raise EngineError("the generation ended early")
+            finished.append(FinishedChoice("".join(texts), reason))
+        return tuple(finished)
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        return Usage(sum(map(len, self.generation.prompts)), sum(self._tokens))

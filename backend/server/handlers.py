@@ -1,0 +1,136 @@
+"""The endpoints. One request's way: body, schema, prompt tokens, deltas, reply."""
+
+import asyncio
+import time
+import uuid
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from backend.core.types import SamplingParams
+from backend.server.answering import Answer
+from backend.server.body import parse_body
+from backend.server.generation import Generation, Tally
+from backend.server.json_reply import json_response
+from backend.server.metrics import CONTENT_TYPE, Metrics
+from backend.server.prompts import chat_prompt, completion_prompts
+from backend.server.replies import ChatForm, CompletionForm
+from backend.server.schema import ChatRequest, CompletionRequest, GenerationParameters
+from backend.server.served_model import ServedModel
+from backend.server.validation import validate
+
+ON_LOOP_BYTES = 64 * 1024
+"""Parsing and checking this much takes well under a millisecond."""
+
+_COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions; chat has none
+
+RequestT = TypeVar("RequestT", bound=GenerationParameters)
+
+
+class Handlers:
+    """HTTP handlers for one served model."""
+
+    def __init__(self, model: ServedModel, metrics: Metrics) -> None:
+        self._model = model
+        self._metrics = metrics
+
+    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/chat/completions."""
+        arrived = time.perf_counter()
+        asked = await _read(request, ChatRequest)
+        self._model.check_name(asked.model)
+        loaded = self._model.require()
+        prompt = await chat_prompt(
+            loaded.encoder, asked.messages, max_model_len=loaded.generator.max_model_len
+        )
+        max_tokens = asked.max_completion_tokens or asked.max_tokens
+        generation = _generation("chatcmpl", (prompt,), asked, max_tokens)
+        tally = Tally(generation, self._metrics, arrived)
+        answer = Answer(tally, loaded.generator, ChatForm(), asked.model)
+        return await _send(answer, request, asked)
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/completions."""
+        arrived = time.perf_counter()
+        asked = await _read(request, CompletionRequest)
+        self._model.check_name(asked.model)
+        loaded = self._model.require()
+        prompts = await completion_prompts(
+            loaded.encoder, asked.prompts, max_model_len=loaded.generator.max_model_len
+        )
+        max_tokens = asked.max_tokens or _COMPLETION_MAX_TOKENS
+        generation = _generation("cmpl", prompts, asked, max_tokens)
+        echoed = asked.prompts if asked.echo else ()
+        form = CompletionForm(tuple(str(text) for text in echoed for _ in range(generation.n)))
+        tally = Tally(generation, self._metrics, arrived)
+        answer = Answer(tally, loaded.generator, form, asked.model)
+        return await _send(answer, request, asked)
+
+    async def list_models(self, _: web.Request) -> web.Response:
+        """GET /v1/models."""
+        return json_response({"object": "list", "data": [self._describe_model()]})
+
+    async def get_model(self, request: web.Request) -> web.Response:
+        """GET /v1/models/{model}; a hub id has a slash in it."""
+        self._model.check_name(request.match_info["model"])
+        return json_response(self._describe_model())
+
+    async def healthz(self, _: web.Request) -> web.Response:
+        """GET /healthz: the process answers."""
+        return json_response({"status": "ok"})
+
+    async def readyz(self, _: web.Request) -> web.Response:
+        """GET /readyz: the model can generate, or why it cannot."""
+        reasons = self._model.unready_reasons()
+        if reasons:
+            return json_response({"status": "unavailable", "reasons": reasons}, status=503)
+        return json_response({"status": "ready", "reasons": []})
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        """GET /metrics."""
+        return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    def _describe_model(self) -> dict[str, Any]:
+        return {
+            "id": self._model.name,
+            "object": "model",
+            "created": self._model.created,
+            "owned_by": "refrain",
+        }
+
+
+async def _read(request: web.Request, schema: type[RequestT]) -> RequestT:
+    raw = await request.read()
+    if len(raw) <= ON_LOOP_BYTES:
+        return validate(schema, parse_body(raw))
+    return await asyncio.to_thread(lambda: validate(schema, parse_body(raw)))
+
+
+def _generation(
+    prefix: str,
+    prompts: tuple[tuple[int, ...], ...],
+    asked: GenerationParameters,
+    max_tokens: int | None,
+) -> Generation:
+    return Generation(
+        id=f"{prefix}-{uuid.uuid4().hex}",
+        prompts=prompts,
+        sampling=SamplingParams(
+            temperature=1.0 if asked.temperature is None else asked.temperature,
+            top_p=1.0 if asked.top_p is None else asked.top_p,
+            top_k=max(asked.top_k or 0, 0),
+            seed=asked.seed,
+            max_tokens=max_tokens,
+            stop=asked.stop_strings,
+            ignore_eos=asked.ignore_eos or False,
+        ),
+        n=asked.n or 1,
+    )
+
+
+async def _send(
+    answer: Answer, request: web.Request, asked: GenerationParameters
+) -> web.StreamResponse:
+    if asked.stream:
+        return await answer.stream(request, include_usage=asked.include_usage)
+    return await answer.whole()

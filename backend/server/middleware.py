@@ -1,0 +1,126 @@
+"""Around every handler: failures become error objects, requests are counted and drained."""
+
+import asyncio
+import logging
+import time
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from backend.server.errors import SERVER_ERROR, ApiError
+from backend.server.event_stream import EventStream
+from backend.server.json_reply import json_response
+from backend.server.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+
+class InFlight:
+    """The requests that are being answered, so that a stopping server can let them end."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[object]] = set()
+
+    async def run(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer ``request``, known to ``drain`` while that lasts."""
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a handler runs in a task")
+        self._tasks.add(task)
+        try:
+            return await handler(request)
+        finally:
+            self._tasks.discard(task)
+
+    async def drain(self, seconds: float) -> None:
+        """Wait for open requests, and cancel those that take longer than ``seconds``."""
+        if not self._tasks:
+            return
+        _, late = await asyncio.wait(self._tasks, timeout=seconds)
+        for task in late:
+            task.cancel()
+        if late:
+            log.warning("%d requests did not end in time and were cancelled", len(late))
+            await asyncio.wait(late, timeout=seconds)
+
+
+class RequestObserver:
+    """The middleware."""
+
+    def __init__(self, metrics: Metrics, in_flight: InFlight) -> None:
+        self._metrics = metrics
+        self._in_flight = in_flight
+
+    def middleware(self) -> Middleware:
+        """Return what aiohttp wants in ``middlewares``."""
+
+        @web.middleware
+        async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
+            return await self._observe(request, handler)
+
+        return observe
+
+    async def _observe(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        resource = request.match_info.route.resource
+        endpoint = "other" if resource is None else resource.canonical
+        began = time.perf_counter()
+        try:
+            response = await self._in_flight.run(request, _answering_errors(handler))
+        except (asyncio.CancelledError, ConnectionResetError):
+            self._metrics.count_request(endpoint, "cancelled")
+            raise
+        outcome = _outcome(response)
+        self._metrics.count_request(endpoint, outcome)
+        if outcome == "ok" and request.method == "POST":
+            self._metrics.observe_request(endpoint, time.perf_counter() - began)
+        return response
+
+
+def _outcome(response: web.StreamResponse) -> str:
+    if response.status == 503:
+        return "unavailable"
+    if response.status >= 500 or (isinstance(response, EventStream) and response.failed):
+        return "server_error"
+    return "client_error" if response.status >= 400 else "ok"
+
+
+def _answering_errors(handler: Handler) -> Handler:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except ApiError as error:
+            failure = error
+        except web.HTTPException as error:
+            failure = _from_http(request, error)
+        except ConnectionResetError:
+            raise
+        except Exception:
+            log.exception("%s %s failed", request.method, request.path)
+            failure = ApiError(
+                500,
+                "The server had an error while processing your request.",
+                kind=SERVER_ERROR,
+                code="internal_error",
+            )
+        return json_response(failure.body(), failure.status, failure.headers)
+
+    return answer
+
+
+def _from_http(request: web.Request, error: web.HTTPException) -> ApiError:
+    where = f"{request.method} {request.path}"
+    if isinstance(error, web.HTTPNotFound):
+        return ApiError(404, f"Invalid URL ({where})", code="unknown_url")
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        return ApiError(
+            405,
+            f"Not allowed to {request.method} on {request.path} (accepted: {allowed}).",
+            code="method_not_supported",
+            headers={"Allow": allowed},
+        )
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        return ApiError(
+            413, f"The request body is too large: {error.text}.", code="request_too_large"
+        )
+    return ApiError(error.status, error.reason)

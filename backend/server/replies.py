@@ -1,0 +1,150 @@
+"""What replies look like: OpenAI's objects for chat and completions, whole and in chunks. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from backend.core.types import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of all prompts, each counted once, and of all choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    def body(self) -> dict[str, Any]:
+        """Return OpenAI's usage object."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            # The engine computes every prompt anew: there is no prefix cache that could hit.
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedChoice:
+    """One whole continuation."""
+
+    text: str
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What all chunks of a reply share; ``created`` in seconds since the epoch."""
+
+    id: str
+    model: str
+    created: int
+
+    def body(self, kind: str, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return a reply or chunk of ``kind`` without usage."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+
+class ReplyForm(Protocol):
+    """How one endpoint writes choices."""
+
+    @property
+    def whole_kind(self) -> str:
+        """The ``object`` of a plain reply."""
+        ...
+
+    @property
+    def chunk_kind(self) -> str:
+        """The ``object`` of a chunk."""
+        ...
+
+    def whole(self, index: int, choice: FinishedChoice) -> dict[str, Any]:
+        """Return a choice of a plain reply."""
+        ...
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """Return what precedes a choice's text in a stream, if anything does."""
+        ...
+
+    def text(self, index: int, text: str) -> dict[str, Any]:
+        """Return a choice of a chunk with new text."""
+        ...
+
+    def finish(self, index: int, reason: FinishReason) -> dict[str, Any]:
+        """Return a choice's last chunk."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChatForm:
+    """/v1/chat/completions."""
+
+    whole_kind: str = "chat.completion"
+    chunk_kind: str = "chat.completion.chunk"
+
+    def whole(self, index: int, choice: FinishedChoice) -> dict[str, Any]:
+        """See ReplyForm."""
+        return {
+            "index": index,
+            "message": {
+                "role": "assistant",
+                "content": choice.text,
+                "refusal": None,
+                "annotations": [],
+            },
+            "logprobs": None,
+            "finish_reason": choice.finish_reason.value,
+        }
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """Return the role."""
+        return self._chunk(index, {"role": "assistant", "content": "", "refusal": None}, None)
+
+    def text(self, index: int, text: str) -> dict[str, Any]:
+        """See ReplyForm."""
+        return self._chunk(index, {"content": text}, None)
+
+    def finish(self, index: int, reason: FinishReason) -> dict[str, Any]:
+        """See ReplyForm."""
+        return self._chunk(index, {}, reason.value)
+
+    @staticmethod
+    def _chunk(index: int, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionForm:
+    """/v1/completions. ``echo`` has the prompt text that precedes each choice, or is empty."""
+
+    echo: tuple[str, ...] = ()
+    whole_kind: str = "text_completion"
+    chunk_kind: str = "text_completion"
+
+    def whole(self, index: int, choice: FinishedChoice) -> dict[str, Any]:
+        """See ReplyForm."""
+        text = self.echo[index] + choice.text if self.echo else choice.text
+        return self._choice(index, text, choice.finish_reason.value)
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """Return the prompt, where it was asked to be echoed."""
+        return self._choice(index, self.echo[index], None) if self.echo else None
+
+    def text(self, index: int, text: str) -> dict[str, Any]:
+        """See ReplyForm."""
+        return self._choice(index, text, None)
+
+    def finish(self, index: int, reason: FinishReason) -> dict[str, Any]:
+        """See ReplyForm."""
+        return self._choice(index, "", reason.value)
+
+    @staticmethod
+    def _choice(index: int, text: str, reason: str | None) -> dict[str, Any]:
+        return {"text": text, "index": index, "logprobs": None, "finish_reason": reason}

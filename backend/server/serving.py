@@ -1,0 +1,99 @@
+"""Serves the application on a socket: listen, load the model, stop when told."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+
+from aiohttp import web
+
+from backend.ports import EngineError
+from backend.server.application import served_model_key
+from backend.server.served_model import ServedModel
+
+PARENT_PIPE = "REFRAIN_PARENT_PIPE"
+"""Set to 1 where stdin is a pipe that the parent holds: its end means that the parent is gone."""
+
+# Handlers were drained by then; this is for connections that are slow to close.
+_CLOSE_SECONDS = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class StartError(Exception):
+    """The server cannot run; the text is for people and fits a line."""
+
+
+async def serve(app: web.Application, host: str, port: int) -> None:
+    """Run until SIGINT, SIGTERM or the parent's end.
+
+    Raises StartError when the address is taken, EngineError when the engine does not warm up, and
+    whatever loading the model raises.
+    """
+    stop = _stop_event()
+    runner = web.AppRunner(
+        app, access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSE_SECONDS
+    )
+    await runner.setup()
+    try:
+        await _listen(runner, host, port)
+        await _load_and_wait(app[served_model_key], stop)
+        log.info("stopping")
+    finally:
+        await runner.cleanup()
+
+
+async def _listen(runner: web.AppRunner, host: str, port: int) -> None:
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise StartError(f"cannot listen on {host}:{port}: {reason}") from error
+    bound_host, bound_port, *_ = runner.addresses[0]
+    shown = f"[{bound_host}]" if ":" in bound_host else bound_host
+    log.info("listening on http://%s:%d", shown, bound_port)
+
+
+async def _load_and_wait(model: ServedModel, stop: asyncio.Event) -> None:
+    began = time.perf_counter()
+    loading = asyncio.create_task(model.load())
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if stopping.done():
+            return
+        try:
+            await loading
+        except EngineError as error:
+            raise StartError(f"the model does not warm up: {error}") from error
+        log.info("%s is ready after %.1f s", model.name, time.perf_counter() - began)
+        await stopping
+    finally:
+        for task in (loading, stopping):
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(loading, stopping, return_exceptions=True)
+
+
+def _stop_event() -> asyncio.Event:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    if os.environ.get(PARENT_PIPE) == "1":
+        # A thread, because an event loop cannot watch whatever stdin may be.
+        threading.Thread(
+            target=_watch_parent, args=(loop, stop), name="parent-pipe", daemon=True
+        ).start()
+    return stop
+
+
+def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(stop.set)

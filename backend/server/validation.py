@@ -1,0 +1,135 @@
+"""pydantic's complaints in OpenAI's words, the first one only: a client mends them one by one."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from backend.server.errors import ApiError
+
+RequestT = TypeVar("RequestT", bound=BaseModel)
+
+_EXPECTED = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "float_type": "a decimal",
+    "bool_type": "a boolean",
+    "list_type": "an array",
+    "model_type": "an object",
+}
+_JSON_NAMES = {
+    dict: "an object",
+    list: "an array",
+    str: "a string",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a decimal",
+    type(None): "null",
+}
+# pydantic's bound: what OpenAI calls it, how it is written, and where pydantic keeps it.
+_BOUNDS = {
+    "greater_than_equal": ("below minimum", "minimum", ">=", "ge"),
+    "less_than_equal": ("above maximum", "maximum", "<=", "le"),
+}
+
+
+def validate(schema: type[RequestT], body: Mapping[str, Any]) -> RequestT:
+    """Return the request in ``body``. Raises ApiError (400)."""
+    try:
+        return schema.model_validate(body)
+    except ValidationError as error:
+        raise _translate(error.errors(include_url=False)[0]) from None
+
+
+def _translate(error: ErrorDetails) -> ApiError:
+    kind, value, context = error["type"], error["input"], error.get("ctx", {})
+    param = context.get("param") or _path(error["loc"])
+    if kind == "missing" or (value is None and len(error["loc"]) == 1):
+        return _refusal(
+            f"Missing required parameter: '{param}'.", param, "missing_required_parameter"
+        )
+    if kind == "unsupported_parameter":
+        return _unsupported(param, context.get("neutral", ()))
+    if kind == "invalid_combination":
+        return _refusal(error["msg"], param, "invalid_parameter_combination")
+    if kind == "literal_error" and isinstance(value, str):
+        return _refusal(
+            f"Invalid value: '{value}'. Supported values are: {context['expected']}.",
+            param,
+            "invalid_value",
+        )
+    if kind in {"too_short", "too_long"}:
+        return _wrong_length(param, kind, context)
+    if kind in _BOUNDS:
+        return _out_of_bounds(param, kind, value, context)
+    # Our unions name what they accept as their message; a literal's values are its context.
+    expected = error["msg"] if kind == "invalid_type" else _EXPECTED.get(kind)
+    expected = expected or context.get("expected")
+    if expected is None:
+        return _refusal(f"Invalid '{param}': {error['msg']}.", param, "invalid_value")
+    return _refusal(
+        f"Invalid type for '{param}': expected {expected}, "
+        f"but got {_JSON_NAMES[type(value)]} instead.",
+        param,
+        "invalid_type",
+    )
+
+
+def _refusal(message: str, param: str, code: str) -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def _path(location: Sequence[str | int]) -> str:
+    """Return ``messages[0].content``; names in angle brackets are branches of our unions."""
+    path = ""
+    for step in location:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif not step.startswith("<"):
+            path += f".{step}" if path else step
+    return path
+
+
+def _unsupported(param: str, neutral: Sequence[Any]) -> ApiError:
+    # A neutral value that is empty is as good as none, and would only read oddly.
+    written = " or ".join(
+        orjson.dumps(value).decode() for value in neutral if value not in ([], {})
+    )
+    alternative = f" or set it to {written}" if written else ""
+    return _refusal(
+        f"Unsupported parameter: '{param}' is not supported by this server; "
+        f"leave it out{alternative}.",
+        param,
+        "unsupported_parameter",
+    )
+
+
+def _wrong_length(param: str, kind: str, context: Mapping[str, Any]) -> ApiError:
+    length = context["actual_length"]
+    if kind == "too_short":
+        return _refusal(
+            f"Invalid '{param}': empty array. Expected an array with minimum length "
+            f"{context['min_length']}, but got an empty array instead.",
+            param,
+            "empty_array",
+        )
+    return _refusal(
+        f"Invalid '{param}': array too long. Expected an array with maximum length "
+        f"{context['max_length']}, but got an array with length {length} instead.",
+        param,
+        "array_above_max_length",
+    )
+
+
+def _out_of_bounds(param: str, kind: str, value: Any, context: Mapping[str, Any]) -> ApiError:
+    words, limit, sign, key = _BOUNDS[kind]
+    number = "integer" if isinstance(context[key], int) else "decimal"
+    code_number = f"{number}_{words.split()[0]}_{'min' if limit == 'minimum' else 'max'}_value"
+    return _refusal(
+        f"Invalid '{param}': {number} {words} value. "
+        f"Expected a value {sign} {context[key]}, but got {value} instead.",
+        param,
+        code_number,
+    )

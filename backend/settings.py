@@ -1,0 +1,32 @@
+"""Settings of `refrain backend`, as plain values."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """``model`` is a directory or a hub id; None leaves a choice to the engine.
+
+    ``kv_bytes`` is the memory of the KV pool in bytes, ``max_model_len`` the context in tokens,
+    ``threads`` torch's within one operation.
+    """
+
+    model: str
+    served_model_name: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    device: str = "auto"
+    dtype: str = "auto"
+    max_num_seqs: int = 16
+    max_model_len: int | None = None
+    kv_bytes: int | None = None
+    threads: int | None = None
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model: a directory's own name, else the hub id."""
+        if self.served_model_name is not None:
+            return self.served_model_name
+        directory = Path(self.model).expanduser()
+        return directory.resolve().name if directory.is_dir() else self.model

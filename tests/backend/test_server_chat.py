@@ -1,0 +1,149 @@
+"""POST /v1/chat/completions, plain and streamed, with a scripted generator."""
+
+import pytest
+
+from backend.core.types import FinishReason, SamplingParams, TextDelta
+
+
+async def test_a_plain_reply_has_openais_form(server):
+    reply = await server.chat("Hi", n=2)
+    assert reply.status == 200
+    assert reply.headers["Content-Type"].startswith("application/json")
+    body = reply.json
+    assert body["id"].startswith("chatcmpl-")
+    assert body["object"] == "chat.completion"
+    assert body["model"] == "scripted"
+    assert [choice["index"] for choice in body["choices"]] == [0, 1]
+    assert body["choices"][1] == {
+        "index": 1,
+        "message": {
+            "role": "assistant",
+            "content": "Hello world",
+            "refusal": None,
+            "annotations": [],
+        },
+        "logprobs": None,
+        "finish_reason": "stop",
+    }
+    assert body["usage"] == {
+        "prompt_tokens": len("user:Hi"),
+        "completion_tokens": 6,
+        "total_tokens": len("user:Hi") + 6,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+async def test_a_stream_has_openais_form(server):
+    reply = await server.chat("Hi", stream=True)
+    assert reply.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+    events = reply.events
+    assert len({(event["id"], event["created"], event["model"]) for event in events}) == 1
+    assert {event["object"] for event in events} == {"chat.completion.chunk"}
+    assert all("usage" not in event for event in events)
+    assert [
+        (event["choices"][0]["delta"], event["choices"][0]["finish_reason"]) for event in events
+    ] == [
+        ({"role": "assistant", "content": "", "refusal": None}, None),
+        ({"content": "Hello"}, None),
+        ({"content": " world"}, None),
+        ({}, "stop"),
+    ]
+
+
+async def test_a_stream_with_usage_ends_in_a_chunk_of_its_own(server):
+    reply = await server.chat("Hi", stream=True, stream_options={"include_usage": True})
+    *events, last = reply.events
+    assert all(event["usage"] is None and len(event["choices"]) == 1 for event in events)
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 3
+    assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+
+
+async def test_each_choice_of_a_stream_begins_with_the_role_and_ends_once(start_server):
+    async def interleaved(request):
+        yield TextDelta(1, "b", 1)
+        yield TextDelta(0, "a", 1)
+        yield TextDelta(1, "B", 2, FinishReason.LENGTH)
+        yield TextDelta(0, "A", 2, FinishReason.STOP)
+
+    server = await start_server(script=interleaved)
+    choices = [event["choices"][0] for event in (await server.chat(n=2, stream=True)).events]
+    for index, text, reason in ((0, "aA", "stop"), (1, "bB", "length")):
+        own = [choice for choice in choices if choice["index"] == index]
+        assert own[0]["delta"]["role"] == "assistant"
+        assert "".join(choice["delta"].get("content", "") for choice in own) == text
+        assert [choice["finish_reason"] for choice in own] == [None] * (len(own) - 1) + [reason]
+
+
+async def test_sampling_parameters_reach_the_engine(server):
+    await server.chat(temperature=0, top_p=0.5, top_k=3, seed=7, stop=["a", "b"], max_tokens=9, n=2)
+    request = server.generator.requests[0]
+    assert request.n == 2
+    assert request.sampling == SamplingParams(
+        temperature=0.0, top_p=0.5, top_k=3, seed=7, stop=("a", "b"), max_tokens=9
+    )
+
+
+async def test_defaults_are_openais(server):
+    await server.chat()
+    assert server.generator.requests[0].sampling == SamplingParams(temperature=1.0, max_tokens=None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"max_completion_tokens": 5}, SamplingParams(max_tokens=5)),
+        ({"stop": "x"}, SamplingParams(stop=("x",))),
+        ({"top_k": -1}, SamplingParams(top_k=0)),
+        ({"ignore_eos": True}, SamplingParams(ignore_eos=True)),
+        ({"temperature": None, "stop": None, "max_tokens": None, "n": None}, SamplingParams()),
+    ],
+)
+async def test_other_ways_to_say_it(server, fields, expected):
+    assert (await server.chat(**fields)).status == 200
+    assert server.generator.requests[0].sampling == expected
+
+
+async def test_messages_become_the_templates_prompt(server):
+    messages = [
+        {"role": "developer", "content": "Be kind."},
+        {"role": "assistant", "content": None, "refusal": None, "tool_calls": None},
+        {"role": "user", "content": [{"type": "text", "text": t} for t in ("one", "two")]},
+    ]
+    await server.post("/v1/chat/completions", {"model": "scripted", "messages": messages})
+    prompt = "".join(map(chr, server.generator.requests[0].prompt_tokens))
+    assert prompt == "system:Be kind.|assistant:|user:one\ntwo"
+
+
+async def test_long_prompts_are_encoded_off_the_event_loop(start_server):
+    import threading
+
+    server = await start_server(max_model_len=1_000_000)
+    encoder = server.model.require().encoder
+    threads = []
+    encode = encoder.encode
+
+    def spy(text, **options):
+        threads.append(threading.current_thread() is threading.main_thread())
+        return encode(text, **options)
+
+    encoder.encode = spy
+    for length in (10, 300_000):
+        assert (await server.chat("x" * length)).status == 200
+    assert threads == [True, False]
+    assert len(server.generator.requests[1].prompt_tokens) == 300_000 + len("user:")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
+        {"safety_identifier": "s", "prompt_cache_key": "k", "prediction": None},
+        {"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "logprobs": False},
+        {"tools": [], "tool_choice": "none", "functions": [], "parallel_tool_calls": True},
+        {"response_format": {"type": "text"}, "modalities": ["text"], "top_logprobs": 0},
+        {"something_new": {"nested": [1, 2]}},
+    ],
+)
+async def test_neutral_and_unknown_fields_are_ignored(server, fields):
+    assert (await server.chat(**fields)).status == 200
