@@ -11,9 +11,6 @@ from typing import Protocol
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
-# A character has at most four bytes, so at most three tokens can wait for its end.
-_MAX_OPEN_BYTES = 3
-
 
 class IncrementalDetokenizer(Protocol):
     """State of one choice's text."""
@@ -49,6 +46,8 @@ class WindowDetokenizer:
 
     The window keeps the tokens before the newest clean boundary as context, because decoders of
     SentencePiece models treat the first token of a text differently from the same token later.
+    While the window ends in U+FFFD nothing is emitted: byte fallback decodes a run of bytes as a
+    whole, so an unfinished character spoils those before it until it is complete.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
@@ -62,21 +61,14 @@ class WindowDetokenizer:
         """See IncrementalDetokenizer."""
         self._window.append(token)
         text = self._decode(self._window)
-        stable = len(text.rstrip(REPLACEMENT))
-        if len(text) > stable:
-            stable = max(stable, len(text) - _MAX_OPEN_BYTES)
-            delta = text[self._emitted : stable]
-            self._emitted = max(self._emitted, stable)
-            return delta
         delta = text[self._emitted :]
-        if delta:
-            self._window = self._window[self._boundary :]
-            self._boundary = len(self._window)
-            self._emitted = len(self._decode(self._window))
+        if not delta or text.endswith(REPLACEMENT):
+            return ""
+        self._window = self._window[self._boundary :]
+        self._boundary = len(self._window)
+        self._emitted = len(self._decode(self._window))
         return delta
 
     def finish(self) -> str:
         """See IncrementalDetokenizer."""
-        delta = self._decode(self._window)[self._emitted :]
-        self._emitted += len(delta)
-        return delta
+        return self._decode(self._window)[self._emitted :]

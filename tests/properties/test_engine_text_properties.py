@@ -1,0 +1,168 @@
+"""Streamed text: deltas add up to the whole, and stop strings never show, not even in part."""
+
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.core.detokenizer import ByteLevelDetokenizer, WindowDetokenizer
+from backend.core.stopping import Choice, StopStringScanner
+from backend.core.types import FinishReason, SamplingParams
+from backend.runtime.tokenizer import Tokenizer
+
+ALPHABET = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+CORPUS = ["naïve café 東京 👩‍👩‍👧‍👦 e\u0301 สวัสดี 🇩🇪", "reset the password", "東京都 é 🙂🙃"] * 4
+
+
+def _byte_level() -> Tokenizer:
+    raw = tokenizers.Tokenizer(tokenizers.models.BPE())
+    raw.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=330,
+        initial_alphabet=ALPHABET,
+        special_tokens=["<|end|>"],
+        show_progress=False,
+    )
+    raw.train_from_iterator(CORPUS, trainer)
+    raw.add_tokens(["<tool_call>", "größe"])
+    return Tokenizer(raw, eos_token_ids=frozenset(), bos_token_id=None, template=None)
+
+
+def _sentencepiece_like() -> Tokenizer:
+    pieces = ["<unk>", "<s>"] + [f"<0x{byte:02X}>" for byte in range(256)]
+    pieces += ["▁", "▁the", "the", "▁reset", "é", "東", "京", "▁東", "🙂"]
+    model = tokenizers.models.BPE(
+        vocab={piece: index for index, piece in enumerate(pieces)}, merges=[], byte_fallback=True
+    )
+    raw = tokenizers.Tokenizer(model)
+    raw.decoder = tokenizers.decoders.Sequence(
+        [
+            tokenizers.decoders.Replace("▁", " "),
+            tokenizers.decoders.ByteFallback(),
+            tokenizers.decoders.Fuse(),
+            tokenizers.decoders.Strip(" ", 1, 0),
+        ]
+    )
+    raw.add_special_tokens(["<s>"])
+    return Tokenizer(raw, eos_token_ids=frozenset(), bos_token_id=None, template=None)
+
+
+BYTE_LEVEL = _byte_level()
+SENTENCEPIECE = _sentencepiece_like()
+UNICODE_TEXT = st.text(
+    st.one_of(
+        st.characters(codec="utf-8"),
+        st.sampled_from("👩‍👧🙂🇩🇪東京สé\u0301\u0308 \n"),
+    ),
+    max_size=40,
+)
+
+
+def streamed(detokenizer, tokens):
+    deltas = [detokenizer.push(token) for token in tokens]
+    return [*deltas, detokenizer.finish()]
+
+
+@given(UNICODE_TEXT)
+def test_byte_level_deltas_spell_the_text_and_never_split_a_character(text):
+    tokens = BYTE_LEVEL.encode(text)
+    detokenizer = BYTE_LEVEL.detokenizer()
+    assert isinstance(detokenizer, ByteLevelDetokenizer)
+    deltas = streamed(detokenizer, tokens)
+    assert "".join(deltas) == BYTE_LEVEL.decode(tokens) == text
+    if "\ufffd" not in text:
+        assert not any("\ufffd" in delta for delta in deltas)
+
+
+@given(st.lists(st.integers(0, 340), max_size=60))
+def test_byte_level_deltas_equal_the_full_decode_for_any_tokens(tokens):
+    """Broken bytes and unknown ids included: a model may generate anything."""
+    assert "".join(streamed(BYTE_LEVEL.detokenizer(), tokens)) == BYTE_LEVEL.decode(tokens)
+
+
+@given(st.lists(st.integers(0, 340), max_size=60))
+def test_window_deltas_equal_the_full_decode_for_any_byte_level_tokens(tokens):
+    assert "".join(streamed(WindowDetokenizer(BYTE_LEVEL.decode), tokens)) == BYTE_LEVEL.decode(
+        tokens
+    )
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(["▁", "▁the", "the", "▁reset", "é", "東", "京", "▁東", "🙂", "<s>"]),
+            st.characters(codec="utf-8", exclude_characters="\ufffd"),
+        ),
+        max_size=30,
+    )
+)
+def test_window_deltas_of_a_sentencepiece_decoder_spell_the_text(pieces):
+    """Leading spaces, byte fallback and special tokens between pieces."""
+    tokens = []
+    for piece in pieces:
+        token = SENTENCEPIECE._backend.token_to_id(piece)
+        tokens += [2 + byte for byte in piece.encode()] if token is None else [token]
+    detokenizer = SENTENCEPIECE.detokenizer()
+    assert isinstance(detokenizer, WindowDetokenizer)
+    deltas = streamed(detokenizer, tokens)
+    assert "".join(deltas) == SENTENCEPIECE.decode(tokens)
+    assert not any("\ufffd" in delta for delta in deltas)
+
+
+def first_stop(text, stops):
+    found = [text.find(stop) for stop in stops if stop in text]
+    return min(found) if found else None
+
+
+@given(
+    st.lists(st.text("ab\n🙂", max_size=5), max_size=20),
+    st.lists(st.text("ab\n🙂", min_size=1, max_size=4), min_size=1, max_size=4),
+)
+def test_stop_strings_cut_exactly_and_never_leak(pieces, stops):
+    scanner = StopStringScanner(stops)
+    text = "".join(pieces)
+    cut = first_stop(text, stops)
+    shown = ""
+    for piece in pieces:
+        scan = scanner.push(piece)
+        shown += scan.text
+        # What is shown is final: it is a beginning of the answer and no stop has begun in it.
+        assert shown == text[: len(shown)]
+        assert cut is None or len(shown) <= cut
+        if scan.stopped:
+            break
+    else:
+        shown += scanner.finish()
+    assert shown == (text if cut is None else text[:cut])
+
+
+@given(
+    UNICODE_TEXT.filter(bool),
+    st.lists(st.text("aé東🙂 ", min_size=1, max_size=3), max_size=3),
+    st.integers(1, 80),
+)
+def test_a_choice_ends_once_with_the_right_text_and_reason(text, stops, max_tokens):
+    tokens = [*BYTE_LEVEL.encode(text), BYTE_LEVEL._backend.token_to_id("<|end|>")]
+    choice = Choice(
+        3,
+        SamplingParams(stop=tuple(stops)),
+        max_new_tokens=max_tokens,
+        eos_token_ids=frozenset({tokens[-1]}),
+        detokenizer=BYTE_LEVEL.detokenizer(),
+    )
+    shown, reason = "", None
+    for count, token in enumerate(tokens, start=1):
+        delta = choice.push(token)
+        if delta is None:
+            continue
+        assert delta.index == 3
+        assert delta.completion_tokens == count
+        shown += delta.text
+        reason = delta.finish_reason
+        if reason is not None:
+            break
+    whole = BYTE_LEVEL.decode(tokens[:max_tokens])
+    cut = first_stop(whole, stops)
+    assert shown == (whole if cut is None else whole[:cut])
+    stopped = cut is not None or max_tokens >= len(tokens)
+    assert reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
