@@ -45,8 +45,7 @@ def _keys_provably_unique(raw: bytes, body: dict[str, Any]) -> bool:
 
 def _refuse_duplicate_keys(raw: bytes) -> None:
     try:
-        # parse_int: the default refuses integers of thousands of digits, which orjson read.
-        json.loads(raw, object_pairs_hook=_refuse_duplicates, parse_int=float)
+        json.loads(raw, object_pairs_hook=_refuse_duplicates)
     except _DuplicateKeyError as error:
         raise ApiError(
             400,

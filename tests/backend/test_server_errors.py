@@ -1,0 +1,284 @@
+"""What a client is told when it, or the engine, is at fault; the connection stays usable."""
+
+import asyncio
+
+import orjson
+import pytest
+
+from backend.core.types import FinishReason, TextDelta
+from backend.ports import EngineError, RequestRejectedError
+
+CHAT = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+async def refused(server, raw):
+    """Post bytes that must be refused; the reply, after showing that the connection works on."""
+    reply = await server.request("POST", "/v1/chat/completions", raw)
+    assert (await server.chat()).status == 200
+    assert server.generator.requests.pop()
+    assert server.generator.requests == []
+    return reply
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b'{"a": NaN}',
+        b"\xff\xfe",
+        b'{"a": "\\ud800"}',
+        b"[" * 100_000,
+        b"9" * 5000,
+        b'{"a":1}x',
+    ],
+    ids=lambda raw: repr(raw[:12]),
+)
+async def test_invalid_json(server, raw):
+    reply = await refused(server, raw)
+    assert (reply.status, reply.error["type"]) == (400, "invalid_request_error")
+    assert "not valid JSON" in reply.error["message"]
+
+
+@pytest.mark.parametrize("raw", [b"[]", b'"text"', b"1", b"null"])
+async def test_a_body_that_is_no_object(server, raw):
+    reply = await refused(server, raw)
+    assert (reply.status, reply.error["code"]) == (400, "invalid_type")
+
+
+@pytest.mark.parametrize(
+    ("raw", "key"),
+    [
+        (b'{"model": "a", "model": "b"}', "model"),
+        (b'{"a": {"b": [{"c": 1, "c": 1}]}}', "c"),
+        (b'{"a\\u003a": 1, "x": 1, "x": "::"}', "x"),
+        (b'{"x": 1, "x": 2, "deep": ' + b"[" * 300 + b"]" * 300 + b"}", "x"),
+    ],
+    ids=["top", "deep", "escaped colon", "deeply nested"],
+)
+async def test_duplicate_keys(server, raw, key):
+    reply = await refused(server, raw)
+    assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "duplicate_key", key)
+
+
+@pytest.mark.parametrize("text", ["a::b", 'quote" and : colon', "\\u003a", ":"])
+async def test_colons_in_text_are_no_duplicate_keys(server, text):
+    reply = await server.chat(text)
+    assert reply.status == 200
+
+
+MESSAGE = {"role": "user", "content": "Hi"}
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "code"),
+    [
+        ({"model": None}, "model", "missing_required_parameter"),
+        ({"model": 3}, "model", "invalid_type"),
+        ({"messages": None}, "messages", "missing_required_parameter"),
+        ({"messages": []}, "messages", "empty_array"),
+        ({"messages": "Hi"}, "messages", "invalid_type"),
+        ({"messages": ["Hi"]}, "messages[0]", "invalid_type"),
+        (
+            {"messages": [MESSAGE, {"content": "Hi"}]},
+            "messages[1].role",
+            "missing_required_parameter",
+        ),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter"),
+        ({"messages": [{"role": "judge", "content": ""}]}, "messages[0].role", "invalid_value"),
+        ({"messages": [{"role": 1, "content": ""}]}, "messages[0].role", "invalid_type"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", "empty_array"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0].type",
+            "invalid_value",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
+            "messages[0].tool_calls",
+            "unsupported_parameter",
+        ),
+        ({"temperature": 2.5}, "temperature", "decimal_above_max_value"),
+        ({"temperature": "1"}, "temperature", "invalid_type"),
+        ({"temperature": True}, "temperature", "invalid_type"),
+        ({"top_p": -0.1}, "top_p", "decimal_below_min_value"),
+        ({"n": 0}, "n", "integer_below_min_value"),
+        ({"n": 129}, "n", "integer_above_max_value"),
+        ({"n": 1.5}, "n", "invalid_type"),
+        ({"max_tokens": 0}, "max_tokens", "integer_below_min_value"),
+        (
+            {"max_tokens": 1, "max_completion_tokens": 1},
+            "max_tokens",
+            "invalid_parameter_combination",
+        ),
+        ({"seed": 2**63}, "seed", "integer_above_max_value"),
+        ({"stop": []}, "stop", "empty_array"),
+        ({"stop": ["x"] * 5}, "stop", "array_above_max_length"),
+        ({"stop": [1]}, "stop[0]", "invalid_type"),
+        ({"stop": 1}, "stop", "invalid_type"),
+        ({"stream": "yes"}, "stream", "invalid_type"),
+        (
+            {"stream_options": {"include_usage": True}},
+            "stream_options",
+            "invalid_parameter_combination",
+        ),
+        (
+            {"stream": True, "stream_options": {"include_usage": 1}},
+            "stream_options.include_usage",
+            "invalid_type",
+        ),
+        ({"presence_penalty": 0.5}, "presence_penalty", "unsupported_parameter"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
+        ({"logprobs": True}, "logprobs", "unsupported_parameter"),
+        ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_parameter"),
+    ],
+)
+async def test_fields_that_are_refused(server, change, param, code):
+    reply = await refused(server, orjson.dumps(CHAT | change))
+    assert reply.status == 400
+    assert reply.error["type"] == "invalid_request_error"
+    assert (reply.error["param"], reply.error["code"]) == (param, code)
+    assert param in reply.error["message"] or "Invalid value" in reply.error["message"]
+
+
+async def test_the_message_names_what_was_expected(server):
+    reply = await server.chat(3)
+    assert reply.error["message"] == (
+        "Invalid type for 'messages[0].content': expected one of a string or an array of objects, "
+        "but got an integer instead."
+    )
+    assert (reply.error["param"], reply.error["code"]) == ("messages[0].content", "invalid_type")
+
+
+async def test_unknown_model(server):
+    reply = await refused(server, orjson.dumps(CHAT | {"model": "gpt-4o"}))
+    assert (reply.status, reply.error["code"], reply.error["param"]) == (
+        404,
+        "model_not_found",
+        "model",
+    )
+    assert "gpt-4o" in reply.error["message"]
+
+
+async def test_a_prompt_over_the_context_is_refused_with_the_numbers(server):
+    reply = await server.chat("x" * 95)  # and "user:" makes it 100, which leaves no room
+    assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
+    assert "maximum context length is 100 tokens" in reply.error["message"]
+    assert "resulted in 100 tokens" in reply.error["message"]
+    assert (await server.chat("x" * 94)).status == 200
+
+
+async def test_messages_that_the_template_refuses(server):
+    reply = await server.chat("refuse me")
+    assert (reply.status, reply.error["param"]) == (400, "messages")
+    assert reply.error["message"] == "the template refuses these messages"
+
+
+async def test_a_body_over_the_limit(start_server):
+    server = await start_server(limits={"max_body_bytes": 1000})
+    reply = await refused(server, orjson.dumps(CHAT | {"user": "x" * 1000}))
+    assert (reply.status, reply.error["code"]) == (413, "request_too_large")
+
+
+async def test_a_large_body_is_parsed_off_the_event_loop_and_refused_all_the_same(server):
+    reply = await refused(server, orjson.dumps(CHAT | {"n": 0, "user": "x" * 200_000}))
+    assert (reply.status, reply.error["param"]) == (400, "n")
+
+
+async def test_unknown_paths_and_methods(server):
+    reply = await server.post("/v1/embeddings", {})
+    assert (reply.status, reply.error["code"]) == (404, "unknown_url")
+    assert reply.error["message"] == "Invalid URL (POST /v1/embeddings)"
+    reply = await server.request("DELETE", "/v1/completions")
+    assert (reply.status, reply.error["code"]) == (405, "method_not_supported")
+    assert reply.headers["Allow"] == "POST"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_the_engine_rejects_before_the_first_delta(start_server, stream):
+    async def script(request):
+        if request.request_id != "warm-up":
+            raise RequestRejectedError("too big for the pool")
+        yield TextDelta(0, "", 1, FinishReason.STOP)
+
+    server = await start_server(script=script)
+    reply = await server.chat(stream=stream)
+    assert reply.status == 400
+    assert "too big for the pool" in reply.error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_fails_at_once(start_server, stream):
+    async def script(request):
+        if request.request_id != "warm-up":
+            raise EngineError("it broke")
+        yield TextDelta(0, "", 1, FinishReason.STOP)
+
+    server = await start_server(script=script)
+    reply = await server.chat(stream=stream)
+    assert (reply.status, reply.error["type"]) == (500, "server_error")
+
+
+async def breaking(request):
+    yield TextDelta(0, "Hel", 1)
+    raise EngineError("it broke")
+
+
+async def ending_early(request):
+    yield TextDelta(0, "Hel", 1)
+
+
+async def aborting(request):
+    yield TextDelta(0, "Hel", 1)
+    yield TextDelta(0, "lo", 2, FinishReason.ABORT)
+
+
+@pytest.mark.parametrize("broken", [breaking, ending_early, aborting])
+async def test_a_generation_that_breaks_off_is_no_answer(start_server, broken):
+    server = await start_server()
+    server.generator.script = broken
+    plain = await server.chat()
+    assert (plain.status, plain.error["code"]) == (500, "engine_error")
+
+    streamed = await server.chat(stream=True)
+    assert streamed.status == 200
+    *events, last = [orjson.loads(data) for data in streamed.data]
+    assert [event["choices"][0]["delta"].get("content") for event in events] == ["", "Hel"]
+    assert last["error"]["code"] == "engine_error"
+    assert set(last["error"]) == {"message", "type", "param", "code"}
+    assert (
+        await server.metric(
+            'refrain_engine_requests_total{endpoint="/v1/chat/completions",outcome="server_error"}'
+        )
+        == 2
+    )
+
+
+async def test_the_connection_ends_after_a_stream_that_broke_off(start_server):
+    server = await start_server()
+    server.generator.script = breaking
+    reader, writer = await asyncio.open_connection(server.host, server.port)
+    body = orjson.dumps(CHAT | {"stream": True})
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
+    received = await asyncio.wait_for(reader.read(), 5)  # until the server closes
+    writer.close()
+    assert b'"error"' in received
+    assert b"[DONE]" not in received
+
+
+async def test_an_unexpected_failure_is_logged_and_told_without_details(start_server, caplog):
+    async def script(request):
+        if request.request_id != "warm-up":
+            raise ZeroDivisionError("a secret")
+        yield TextDelta(0, "", 1, FinishReason.STOP)
+
+    server = await start_server(script=script)
+    reply = await server.chat()
+    assert (reply.status, reply.error["code"]) == (500, "internal_error")
+    assert "secret" not in reply.error["message"]
+    assert "a secret" in caplog.text

@@ -1,0 +1,265 @@
+"""Readiness, clients that leave, draining, models and metrics."""
+
+import asyncio
+import threading
+
+import orjson
+import pytest
+
+from backend.core.types import FinishReason, TextDelta
+from backend.ports import EngineError
+from backend.server.application import build_application
+from backend.server.served_model import LoadedModel, ServedModel
+
+CHAT = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+async def one_then_wait(request):
+    yield TextDelta(0, "Hello", 1)
+    if request.request_id != "warm-up":
+        await asyncio.Event().wait()
+
+
+async def only_wait(request):
+    if request.request_id != "warm-up":
+        await asyncio.Event().wait()
+    yield TextDelta(0, "", 1, FinishReason.STOP)
+
+
+async def send_chat(server, **fields):
+    reader, writer = await asyncio.open_connection(server.host, server.port)
+    body = orjson.dumps(CHAT | fields)
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
+    await writer.drain()
+    return reader, writer
+
+
+CANCELLED = 'refrain_engine_requests_total{endpoint="/v1/chat/completions",outcome="cancelled"}'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("script", [one_then_wait, only_wait])
+async def test_a_client_that_leaves_cancels_its_generation(start_server, stream, script):
+    server = await start_server(script=script)
+    reader, writer = await send_chat(server, stream=stream)
+    await asyncio.wait_for(server.generator.started.wait(), 5)
+    if stream and script is one_then_wait:
+        await asyncio.wait_for(reader.readuntil(b"Hello"), 5)
+    assert not server.generator.cancelled.is_set()
+    writer.transport.abort()
+    await asyncio.wait_for(server.generator.cancelled.wait(), 5)
+    async with asyncio.timeout(5):
+        while await server.metric(CANCELLED) != 1:
+            pass
+
+
+async def test_a_client_that_leaves_cancels_every_prompt(start_server):
+    running = 0
+    all_run, all_ended = asyncio.Event(), asyncio.Event()
+
+    async def script(request):
+        nonlocal running
+        if request.request_id != "warm-up":
+            running += 1
+            try:
+                if running == 3:
+                    all_run.set()
+                await asyncio.Event().wait()
+            finally:
+                running -= 1
+                if running == 0:
+                    all_ended.set()
+        yield TextDelta(0, "", 1, FinishReason.STOP)
+
+    server = await start_server(script=script)
+    asking = asyncio.create_task(server.complete(["a", "b", "c"]))
+    await asyncio.wait_for(all_run.wait(), 5)
+    asking.cancel()
+    await asyncio.wait_for(all_ended.wait(), 5)
+
+
+@pytest.fixture
+async def loading(serve_application):
+    """A server whose model loads once ``release`` is set."""
+    from backend.core.types import EngineStats
+
+    class Generator:
+        ready = True
+        max_model_len = 10
+
+        async def generate(self, request):
+            yield TextDelta(0, "", 1, FinishReason.STOP)
+
+        def stats(self):
+            return EngineStats(0, 0, 0, 1, 0, 0, 0)
+
+    release = threading.Event()
+    generator = Generator()
+
+    def load():
+        assert release.wait(10)
+        return LoadedModel(generator, None, lambda: None)
+
+    server = await serve_application(build_application(ServedModel("scripted", load)), generator)
+    server.release = release
+    yield server
+    release.set()
+
+
+async def test_while_the_model_loads(loading):
+    task = asyncio.create_task(loading.model.load())
+    assert (await loading.get("/healthz")).status == 200
+    assert (await loading.get("/v1/models")).json["data"][0]["id"] == "scripted"
+    assert (await loading.get("/metrics")).status == 200
+    reply = await loading.get("/readyz")
+    assert reply.status == 503
+    assert reply.json == {"status": "unavailable", "reasons": ["the model is being loaded"]}
+    reply = await loading.chat()
+    assert (reply.status, reply.error["type"]) == (503, "server_error")
+    assert int(reply.headers["Retry-After"]) >= 1
+    assert (await loading.chat(n=0)).status == 400
+    loading.release.set()
+    await asyncio.wait_for(task, 5)
+    assert (await loading.get("/readyz")).json == {"status": "ready", "reasons": []}
+
+
+async def test_an_engine_that_stopped_is_not_ready(server):
+    server.generator.ready = False
+    assert (await server.get("/readyz")).json["reasons"] == ["the engine is not running"]
+    assert (await server.chat()).status == 503
+
+
+async def test_a_load_that_fails_is_raised_where_it_is_awaited():
+    def load():
+        raise LookupError("no such thing")
+
+    with pytest.raises(LookupError, match="no such thing"):
+        await ServedModel("m", load).load()
+
+
+async def test_a_warm_up_that_fails_closes_the_engine():
+    closed = []
+
+    class Generator:
+        async def generate(self, request):
+            raise EngineError("cannot compute")
+            yield
+
+    model = ServedModel("m", lambda: LoadedModel(Generator(), None, lambda: closed.append(1)))
+    with pytest.raises(EngineError, match="cannot compute"):
+        await model.load()
+    assert closed == [1]
+    assert model.unready_reasons()
+
+
+async def test_a_load_that_is_given_up_leaves_a_thread_and_says_so():
+    release = threading.Event()
+    model = ServedModel("m", lambda: release.wait(10))
+    task = asyncio.create_task(model.load())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert model.left_threads
+    release.set()
+
+
+async def test_an_engine_that_does_not_stop_is_left(caplog):
+    class Generator:
+        async def generate(self, request):
+            yield TextDelta(0, "", 1, FinishReason.STOP)
+
+    def close():
+        raise TimeoutError("the engine hangs")
+
+    model = ServedModel("m", lambda: LoadedModel(Generator(), None, close))
+    await model.load()
+    assert not model.left_threads
+    await model.close()
+    assert model.left_threads
+    assert "the engine hangs" in caplog.text
+
+
+async def test_stopping_waits_for_open_requests(start_server):
+    finish = asyncio.Event()
+
+    async def script(request):
+        yield TextDelta(0, "Hello", 1)
+        if request.request_id != "warm-up":
+            await finish.wait()
+        yield TextDelta(0, "", 2, FinishReason.STOP)
+
+    server = await start_server(script=script)
+    asking = asyncio.create_task(server.chat())
+    await asyncio.wait_for(server.generator.started.wait(), 5)
+    stopping = asyncio.create_task(server.runner.cleanup())
+    await asyncio.sleep(0)
+    finish.set()
+    assert (await asyncio.wait_for(asking, 5)).json["choices"][0]["message"]["content"] == "Hello"
+    await asyncio.wait_for(stopping, 5)
+
+
+async def test_stopping_cancels_requests_that_take_too_long(start_server):
+    server = await start_server(script=one_then_wait, limits={"drain_seconds": 0.05})
+    reader, writer = await send_chat(server, stream=True)
+    await asyncio.wait_for(reader.readuntil(b"Hello"), 5)
+    await asyncio.wait_for(server.runner.cleanup(), 5)
+    assert server.generator.cancelled.is_set()
+    assert b"[DONE]" not in await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+
+
+async def test_models(server):
+    listed = (await server.get("/v1/models")).json
+    assert listed["object"] == "list"
+    (model,) = listed["data"]
+    assert model == {
+        "id": "scripted",
+        "object": "model",
+        "created": model["created"],
+        "owned_by": "refrain",
+    }
+    assert isinstance(model["created"], int)
+    assert (await server.get("/v1/models/scripted")).json == model
+    reply = await server.get("/v1/models/org/other")
+    assert (reply.status, reply.error["code"]) == (404, "model_not_found")
+
+
+async def test_metrics(server):
+    await server.chat()
+    await server.chat(stream=True)
+    await server.chat(n=0)
+    await server.get("/nowhere")
+    assert (await server.get("/metrics")).headers["Content-Type"].startswith("text/plain")
+    for endpoint, outcome, count in (
+        ("/v1/chat/completions", "ok", 2),
+        ("/v1/chat/completions", "client_error", 1),
+        ("other", "client_error", 1),
+    ):
+        labels = f'{{endpoint="{endpoint}",outcome="{outcome}"}}'
+        assert await server.metric(f"refrain_engine_requests_total{labels}") == count
+    assert await server.metric("refrain_engine_time_to_first_token_seconds_count") == 2
+    assert await server.metric("refrain_engine_inter_token_latency_seconds_count") == 4
+    endpoint = '{endpoint="/v1/chat/completions"}'
+    assert await server.metric(f"refrain_engine_request_seconds_count{endpoint}") == 2
+    for name, value in {
+        "sequences_running": 1,
+        "sequences_waiting": 2,
+        "kv_blocks_used": 3,
+        "kv_blocks": 4,
+        "kv_use_ratio": 0.75,
+        "preemptions_total": 5,
+        "prompt_tokens_total": 6,
+        "generation_tokens_total": 7,
+    }.items():
+        assert await server.metric(f"refrain_engine_{name}") == value
+
+
+async def test_each_application_counts_for_itself(start_server):
+    one, other = await start_server(), await start_server()
+    await one.chat()
+    sample = 'refrain_engine_requests_total{endpoint="/v1/chat/completions",outcome="ok"}'
+    assert (await one.metric(sample), await other.metric(sample)) == (1, None)
