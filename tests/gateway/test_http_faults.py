@@ -219,10 +219,12 @@ async def test_a_broken_policy_edit_keeps_the_last_good_policy(
     start_gateway: StartGateway, upstream: ScriptedUpstream, tmp_path: Path
 ):
     policy = tmp_path / "policy.yaml"
-    policy.write_text("version: 1\ndefault: {exact: true, semantic: false}\n")
+    rest = "exact: on, semantic: off, scope: tenant, pii: bypass"
+    good = f"default: {{{rest}, freshness: 1h}}\n"
+    policy.write_text(f"version: 1\n{good}")
     gateway = await start_gateway(policy=policy)
     await gateway.ask()
-    policy.write_text("version: 1\ndefault: {exact: true, freshness: soon}\n")
+    policy.write_text(f"version: 1\ndefault: {{{rest}, freshness: soon}}\n")
 
     async with asyncio.timeout(10):
         while (report := (await gateway.get("/readyz")).json)["policy"]["problem"] is None:
@@ -231,7 +233,7 @@ async def test_a_broken_policy_edit_keeps_the_last_good_policy(
     assert report["status"] == "ready"
     assert "hit" in (await gateway.ask()).cache
 
-    policy.write_text("version: 1\ngeneration: 2\ndefault: {exact: true, semantic: false}\n")
+    policy.write_text(f"version: 1\ngeneration: 2\n{good}")
     async with asyncio.timeout(10):
         while (report := (await gateway.get("/readyz")).json)["policy"]["generation"] != 2:
             pass

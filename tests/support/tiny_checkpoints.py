@@ -1,0 +1,110 @@
+"""A pytest plugin: tiny random checkpoints of three families, whose text spells token ids."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+import transformers
+
+VOCAB_SIZE = 320
+
+# Large initial weights: with the default the next token would hardly depend on attention.
+_SHAPE = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def _model(family: str) -> transformers.PreTrainedModel:
+    match family:
+        case "llama":
+            config = transformers.LlamaConfig(**_SHAPE, rope_parameters=_LLAMA3_ROPE)
+            return transformers.LlamaForCausalLM(config)
+        case "qwen2":
+            config = transformers.Qwen2Config(**_SHAPE, tie_word_embeddings=True)
+            return transformers.Qwen2ForCausalLM(config)
+        case "qwen3":
+            config = transformers.Qwen3Config(**_SHAPE, head_dim=32)
+            return transformers.Qwen3ForCausalLM(config)
+    raise ValueError(family)
+
+
+def _spelling_tokenizer() -> tokenizers.Tokenizer:
+    """Token 17 reads " 17", so that text says exactly which tokens were generated."""
+    model = tokenizers.models.BPE(vocab={f"Ġ{i}": i for i in range(VOCAB_SIZE)}, merges=[])
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    return tokenizer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(2, before))
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str], tuple[Path, Any]]:
+    """Return directory and transformers model of a family, made once."""
+    made: dict[str, tuple[Path, Any]] = {}
+
+    def make(family: str) -> tuple[Path, Any]:
+        if family not in made:
+            torch.manual_seed(len(family))
+            model = _model(family).eval()
+            # Biases and norm weights start as constants, which would hide their misuse.
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    if name.endswith("bias") or "norm" in name:
+                        parameter.add_(torch.randn_like(parameter) * 0.2)
+            directory = tmp_path_factory.mktemp(family)
+            model.save_pretrained(directory)
+            _spelling_tokenizer().save(str(directory / "tokenizer.json"))
+            made[family] = directory, model
+        return made[family]
+
+    return make
+
+
+@pytest.fixture
+def edited_checkpoint(
+    checkpoint: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> Callable[..., Path]:
+    """Return a copy of the Llama checkpoint with changed or (None) removed config keys."""
+
+    def edit(**changes: Any) -> Path:
+        source, _ = checkpoint("llama")
+        for file in source.iterdir():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+        config = json.loads((tmp_path / "config.json").read_text())
+        config |= changes
+        config = {key: value for key, value in config.items() if value is not None}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return tmp_path
+
+    return edit
