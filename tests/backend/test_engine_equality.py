@@ -13,6 +13,8 @@ from backend.runtime.kv_cache import block_bytes
 from backend.runtime.loader import load_engine
 from backend.runtime.weights import load_config
 
+pytest_plugins = ["tiny_checkpoints"]
+
 FAMILIES = ["llama", "qwen2", "qwen3"]
 NEW_TOKENS = 24
 
