@@ -27,6 +27,7 @@ MAX_VALUES = 50_000
 Path = tuple[str | int, ...]
 
 _TAG = "tag:yaml.org,2002:"
+_EXPECTED_BUT_GOT = re.compile(r"expected (.*?), but (?:found|got) (.*)")
 _TRUE = ("true", "True", "TRUE")
 _SCALARS = (
     ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
@@ -68,6 +69,16 @@ def key_path(path: Path) -> str:
     """Write a path as ``rules[2].match.model``."""
     written = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
     return written.removeprefix(".")
+
+
+def policy_text(data: bytes, source: str) -> str:
+    """Decode a policy file. Raises PolicyError where it is not UTF-8."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        got = f"the byte 0x{data[error.start]:02x}"
+        raise PolicyError((Problem(source, line, "", "UTF-8 text", got),)) from error
 
 
 def read_document(text: str, source: str) -> Document:
@@ -136,13 +147,16 @@ def _syntax_problem(error: yaml.MarkedYAMLError, text: str, source: str) -> Prob
     # The end of the text is past its last line when that ends in a line feed.
     last = max(1, len(text.splitlines()))
     line = 1 if mark is None else min(mark.line + 1, last)
-    got = error.problem or error.context or "a syntax error"
-    if "'\\t'" in got:
+    found = error.problem or error.context or "a syntax error"
+    if "'\\t'" in found:
         return Problem(source, line, "", "spaces for indentation", "a tab")
     if "expected a single document" in (error.context or ""):
         return Problem(source, line, "", "one YAML document", "a second one")
     context = f" ({error.context})" if error.problem and error.context else ""
-    return Problem(source, line, "", "valid YAML", f"{got}{context}")
+    named = _EXPECTED_BUT_GOT.match(found)
+    if named is not None:
+        return Problem(source, line, "", named[1] + context, named[2])
+    return Problem(source, line, "", "valid YAML", found.removeprefix("found ") + context)
 
 
 class _Reading:

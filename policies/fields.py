@@ -7,6 +7,7 @@ the words that follow "expected" in a problem.
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import phonenumbers
@@ -230,6 +231,23 @@ class _OrOnOff:
             return {"enabled": on_off(value)}
         except PydanticCustomError:
             raise expected("on, off or a mapping such as {min_similarity: 0.97}") from None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Described:
+    """Documents a key wherever it may stand, optional or not."""
+
+    description: str
+    examples: tuple[Any, ...]
+
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {
+            **handler(core),
+            "description": self.description,
+            "examples": list(self.examples),
+        }
 
 
 T = TypeVar("T")

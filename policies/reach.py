@@ -24,9 +24,12 @@ def _covers(general: MatchSpec, special: MatchSpec) -> bool:
     content, special_content = general.content or ContentSpec.model_construct(), special.content
     return (
         _admits(general.endpoint, special.endpoint)
-        and _admits(general.model, special.model)
+        and ("*" in (general.model or ()) or _admits(general.model, special.model))
         and _admits(general.tenant, special.tenant)
-        and all(_admits(globs, special_headers.get(name)) for name, globs in headers.items())
+        and all(
+            name in special_headers and ("*" in globs or _admits(globs, special_headers[name]))
+            for name, globs in headers.items()
+        )
         and all(
             _admits(getattr(content, name), getattr(special_content, name, None))
             for name in ContentSpec.model_fields
@@ -38,4 +41,4 @@ def _admits(general: Sequence[str] | None, special: Sequence[str] | None) -> boo
     """Tell whether any value that ``special`` lets through passes ``general``; None is all."""
     if general is None:
         return True
-    return special is not None and ("*" in general or set(special) <= set(general))
+    return special is not None and set(special) <= set(general)

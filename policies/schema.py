@@ -11,6 +11,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from policies.fields import (
+    Described,
     Digest,
     Duration,
     EndpointPath,
@@ -73,44 +74,44 @@ class SemanticSpec(FilledSpec):
 
 Exact = Annotated[
     OnOff,
-    Field(
+    Described(
         description="Answer a request from what the very same request was answered.",
-        examples=["on"],
+        examples=("on",),
     ),
 ]
 Semantic = Annotated[
     OrOnOff[SemanticSpec],
-    Field(
+    Described(
         description="Answer a question from what one of the same meaning was answered.",
-        examples=["off", {"min_similarity": 0.97}],
+        examples=("off", {"min_similarity": 0.97}),
     ),
 ]
 FreshnessLifetime = Annotated[
     Duration,
-    Field(
+    Described(
         description="How long an answer stays fresh: a number and its unit, s, m, h, d or w.",
-        examples=["10m", "24h", "7d"],
+        examples=("10m", "24h", "7d"),
     ),
 ]
 SharedBy = Annotated[
     ScopeName,
-    Field(
+    Described(
         description=(
             "Who shares answers. tenant: an API key with its organization and project. user: one "
             "end user of a tenant, named by the request's safety_identifier or user. public: "
             "everybody."
         ),
-        examples=["tenant"],
+        examples=("tenant",),
     ),
 ]
 PersonalData = Annotated[
     PiiActionName,
-    Field(
+    Described(
         description=(
             "bypass: a prompt with personal data or secrets is not looked up, an answer with "
             "them is not stored. allow: nothing is scanned."
         ),
-        examples=["bypass"],
+        examples=("bypass",),
     ),
 ]
 
@@ -216,7 +217,7 @@ class TenantSpec(FilledSpec):
 
 
 class PiiSpec(MappingSpec):
-    """What the scan for personal data knows."""
+    """The scan for personal data."""
 
     regions: list[Region] = Field(
         default=list(DEFAULT_REGIONS),

@@ -1,0 +1,55 @@
+"""``refrain policy check`` and ``refrain policy schema``: the only file here that reads files."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from policies.document import policy_text
+from policies.parse import PolicyError, parse_policy
+from policies.schema import json_schema
+
+_INVALID = 2
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run ``refrain policy`` with the arguments behind these words.
+
+    Returns 0, or 2 where a file is not a policy. Raises SystemExit on wrong usage and --help.
+    """
+    parser = argparse.ArgumentParser(
+        prog="refrain policy", description="Check policy files and print their schema."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    check = commands.add_parser(
+        "check",
+        help="tell whether files are valid policies",
+        description="Tell whether files are valid policies. Exit code 2 when one is not.",
+    )
+    check.add_argument("files", nargs="+", metavar="FILE", type=Path)
+    commands.add_parser(
+        "schema",
+        help="print the JSON schema of policy files, for editors",
+        description="Print the JSON schema of policy files, for editors.",
+    )
+    arguments = parser.parse_args(argv)
+    if arguments.command == "schema":
+        print(json.dumps(json_schema(), indent=2))
+        return 0
+    valid = [_check(file) for file in arguments.files]
+    return 0 if all(valid) else _INVALID
+
+
+def _check(file: Path) -> bool:
+    try:
+        policy = parse_policy(policy_text(file.read_bytes(), str(file)), str(file))
+    except OSError as error:
+        print(f"{file}: cannot be read: {error.strerror}", file=sys.stderr)
+        return False
+    except PolicyError as error:
+        print(error, file=sys.stderr)
+        return False
+    rules = "1 rule" if len(policy.rules) == 1 else f"{len(policy.rules)} rules"
+    print(f"{file}: valid, {rules} and the default, generation {policy.generation}")
+    return True

@@ -1,0 +1,116 @@
+"""Request directives and freshness (RFC 9111): in doubt, not fresh."""
+
+import math
+
+import pytest
+
+from policies.freshness import Directives, Freshness, Verdict, freshness, parse_directives
+
+FRESH, STALE, REFUSED = Verdict.FRESH, Verdict.STALE, Verdict.REFUSED
+
+
+@pytest.mark.parametrize(
+    ("header", "directives"),
+    [
+        (None, Directives()),
+        ("", Directives()),
+        (" , ,", Directives()),
+        ("no-store", Directives(no_store=True)),
+        ("No-Cache", Directives(no_cache=True)),
+        ("only-if-cached", Directives(only_if_cached=True)),
+        (
+            "no-store, no-cache ,only-if-cached",
+            Directives(no_store=True, no_cache=True, only_if_cached=True),
+        ),
+        ('no-cache="x-field", no-store=1', Directives(no_store=True, no_cache=True)),
+        ("max-age=60", Directives(max_age=60)),
+        ('max-age="60"', Directives(max_age=60)),
+        ("MAX-AGE = 60", Directives(max_age=60)),
+        ("max-age=007", Directives(max_age=7)),
+        ("max-age=99999999999999999999", Directives(max_age=2**31)),
+        ("max-age=4294967296", Directives(max_age=2**31)),
+        # malformed: as strict as it can be meant
+        ("max-age", Directives(max_age=0)),
+        ("max-age=", Directives(max_age=0)),
+        ("max-age=-5", Directives(max_age=0)),
+        ("max-age=+5", Directives(max_age=0)),
+        ("max-age=1.5", Directives(max_age=0)),
+        ("max-age=1e3", Directives(max_age=0)),
+        ("max-age=soon", Directives(max_age=0)),
+        ("max-age=\uff15", Directives(max_age=0)),
+        ("max-age=5 6", Directives(max_age=0)),
+        ("max-age='5'", Directives(max_age=0)),
+        ("max-age=5;no-store", Directives(max_age=0)),
+        ("min-fresh=30", Directives(min_fresh=30)),
+        ("min-fresh", Directives(min_fresh=math.inf)),
+        ("min-fresh=x", Directives(min_fresh=math.inf)),
+        ("max-stale", Directives(max_stale=math.inf)),
+        ("max-stale=30", Directives(max_stale=30)),
+        ("max-stale=", Directives(max_stale=0)),
+        ("max-stale=x", Directives(max_stale=0)),
+        # repeated: the strictest
+        ("max-age=60, max-age=5, max-age=10", Directives(max_age=5)),
+        ("max-age=60, max-age=x", Directives(max_age=0)),
+        ("min-fresh=5, min-fresh=60", Directives(min_fresh=60)),
+        ("max-stale, max-stale=5", Directives(max_stale=5)),
+        # not ours, and not directives
+        ("private, max-agee=5, no-transform, foo=bar", Directives()),
+        ('foo="no-store, max-age=5"', Directives()),
+        ('foo="a\\", no-store", no-cache', Directives(no_cache=True)),
+        # an open quote hides nothing
+        ('max-age="5, no-store', Directives(max_age=0, no_store=True)),
+        ('foo="a\\", no-store', Directives(no_store=True)),
+    ],
+)
+def test_parsing(header, directives):
+    assert parse_directives(header) == directives
+
+
+def judge(age, lifetime=100, **asked):
+    return freshness(
+        stored_at=1000.0,
+        expires_at=1000.0 + lifetime,
+        now=1000.0 + age,
+        directives=Directives(**asked),
+    )
+
+
+@pytest.mark.parametrize(
+    ("age", "asked", "found"),
+    [
+        (0, {}, Freshness(FRESH, 0, 100)),
+        (10.75, {}, Freshness(FRESH, 10, 89)),
+        (99.75, {}, Freshness(FRESH, 99, 0)),
+        (100, {}, Freshness(STALE, 100, 0)),
+        (100.25, {}, Freshness(STALE, 100, -1)),
+        (112, {}, Freshness(STALE, 112, -12)),
+        (10, {"no_cache": True}, Freshness(REFUSED, 10, 90)),
+        (10, {"no_store": True}, Freshness(REFUSED, 10, 90)),
+        (110, {"no_cache": True}, Freshness(STALE, 110, -10)),
+        (10, {"only_if_cached": True}, Freshness(FRESH, 10, 90)),
+        (10, {"max_age": 10}, Freshness(FRESH, 10, 90)),
+        (10.5, {"max_age": 10}, Freshness(REFUSED, 10, 89)),
+        (0.25, {"max_age": 0}, Freshness(REFUSED, 0, 99)),
+        (70, {"min_fresh": 30}, Freshness(FRESH, 70, 30)),
+        (71, {"min_fresh": 30}, Freshness(REFUSED, 71, 29)),
+        (0, {"min_fresh": math.inf}, Freshness(REFUSED, 0, 100)),
+        (112, {"max_stale": 12}, Freshness(FRESH, 112, -12)),
+        (113, {"max_stale": 12}, Freshness(STALE, 113, -13)),
+        (10_000, {"max_stale": math.inf}, Freshness(FRESH, 10_000, -9900)),
+        (100, {"max_stale": 0}, Freshness(FRESH, 100, 0)),
+        (112, {"max_stale": 60, "max_age": 50}, Freshness(STALE, 112, -12)),
+        (112, {"max_stale": 60, "max_age": 120}, Freshness(FRESH, 112, -12)),
+        (112, {"max_stale": 60, "min_fresh": 0}, Freshness(STALE, 112, -12)),
+        (112, {"max_stale": 60, "no_cache": True}, Freshness(STALE, 112, -12)),
+        # a clock that was set back
+        (-50, {}, Freshness(FRESH, 0, 100)),
+        (-50, {"max_age": 0}, Freshness(FRESH, 0, 100)),
+    ],
+)
+def test_freshness(age, asked, found):
+    assert judge(age, **asked) == found
+
+
+def test_an_entry_without_lifetime_is_never_fresh():
+    assert judge(0, lifetime=0).verdict is STALE
+    assert judge(0, lifetime=-5) == Freshness(STALE, 0, -5)

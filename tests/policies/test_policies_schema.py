@@ -1,0 +1,128 @@
+"""The schema that editors use says what the parser says, where a schema can say it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+from ruamel.yaml import YAML
+
+import policies
+from gateway.core.types import Endpoint
+from policies.fields import ENDPOINTS
+from policies.parse import PolicyError, parse_policy
+from policies.schema import json_schema
+
+FOLDER = Path(policies.__file__).parent
+SHIPPED = [FOLDER / "default.yaml", *sorted((FOLDER / "examples").glob("*.yaml"))]
+DEFAULT = "default: {exact: on, semantic: on, freshness: 1h, scope: tenant, pii: bypass}\n"
+
+
+def schema_accepts(text):
+    # Editors and linters read YAML 1.2, where `on` is a word.
+    document = YAML(typ="safe", pure=True).load(text)
+    return jsonschema.Draft202012Validator(json_schema()).is_valid(document)
+
+
+def parser_accepts(text):
+    try:
+        parse_policy(text, "p.yaml")
+    except PolicyError:
+        return False
+    return True
+
+
+def test_there_are_examples_to_check():
+    assert [file.stem for file in SHIPPED] == ["default", "faq", "medical-legal", "prices"]
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_shipped_files_are_valid_for_parser_and_schema(file):
+    text = file.read_text()
+    assert parser_accepts(text)
+    assert schema_accepts(text)
+
+
+def test_check_jsonschema_accepts_the_schema_and_the_shipped_files(tmp_path):
+    schema = tmp_path / "schema.json"
+    schema.write_text(json.dumps(json_schema()))
+    command = [sys.executable, "-m", "check_jsonschema"]
+    for arguments in (["--check-metaschema", schema], ["--schemafile", schema, *SHIPPED]):
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "version: 2\n" + DEFAULT,
+        DEFAULT,
+        "version: 1\n",
+        "version: 1\nunknown: 1\n" + DEFAULT,
+        "version: 1\ngeneration: -1\n" + DEFAULT,
+        "version: 1\ngeneration: '1'\n" + DEFAULT,
+        "version: 1\npii: {regions: [UK]}\n" + DEFAULT,
+        "version: 1\npii: {regions: US}\n" + DEFAULT,
+        "version: 1\ntenants: {acme: {}}\n" + DEFAULT,
+        "version: 1\ntenants: {A: {project: p}}\n" + DEFAULT,
+        "version: 1\ntenants: {acme: {api_key_sha256: sk-1}}\n" + DEFAULT,
+        "version: 1\nrules: [{match: {}}]\n" + DEFAULT,
+        "version: 1\nrules: [{name: a}]\n" + DEFAULT,
+        "version: 1\nrules: [{name: default, match: {}}]\n" + DEFAULT,
+        "version: 1\nrules: [{name: a, match: {endpoint: /v1/chat}}]\n" + DEFAULT,
+        "version: 1\nrules: [{name: a, match: {model: 4}}]\n" + DEFAULT,
+        "version: 1\nrules: [{name: a, match: {model: []}}]\n" + DEFAULT,
+        "version: 1\nrules: [{name: a, match: {header: {}}}]\n" + DEFAULT,
+        "version: 1\nrules: [{name: a, match: {header: {a b: c}}}]\n" + DEFAULT,
+        "version: 1\nrules: [{name: a, match: {content: {}}}]\n" + DEFAULT,
+        "version: 1\nrules: [{name: a, match: {content: {keywords: ['']}}}]\n" + DEFAULT,
+        "version: 1\nrules: [{name: a, match: {content: {system_prompt_sha256: x}}}]\n" + DEFAULT,
+        "version: 1\nrules: [{name: a, match: {}, freshness: 600}]\n" + DEFAULT,
+        "version: 1\nrules: [{name: a, match: {}, freshness: '1:30'}]\n" + DEFAULT,
+        "version: 1\nrules: [{name: a, match: {}, exact: maybe}]\n" + DEFAULT,
+        "version: 1\nrules: [{name: a, match: {}, exact: null}]\n" + DEFAULT,
+        "version: 1\nrules: [{name: a, match: {}, semantic: {}}]\n" + DEFAULT,
+        "version: 1\nrules: [{name: a, match: {}, semantic: {min_similarity: 1.5}}]\n" + DEFAULT,
+        "version: 1\nrules: [{name: a, match: {}, scope: team}]\n" + DEFAULT,
+        "version: 1\nrules: [{name: a, match: {}, pii: off}]\n" + DEFAULT,
+        "version: 1\ndefault: {exact: on}\n",
+    ],
+)
+def test_what_the_schema_can_express_both_refuse(text):
+    assert not parser_accepts(text)
+    assert not schema_accepts(text)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "{name: a, match: {}}",
+        "{name: a, match: {model: gpt-4*}, exact: yes, semantic: off}",
+        "{name: a, match: {model: [a, b]}, exact: true, semantic: {min_similarity: 1}}",
+        "{name: a, match: {header: {X-A: [b, c*]}}, semantic: {enabled: off}}",
+        "{name: a, match: {content: {keywords: on, regex: [a, b]}}, freshness: 2w, pii: allow}",
+    ],
+)
+def test_what_the_parser_accepts_so_does_the_schema(rule):
+    text = f"version: 1\nrules: [{rule}]\n{DEFAULT}"
+    assert parser_accepts(text)
+    assert schema_accepts(text)
+
+
+def test_every_key_is_described_with_an_example_that_is_valid():
+    schema = json_schema()
+    definitions = schema["$defs"]
+    keys = 0
+    for definition in (schema, *definitions.values()):
+        for name, key in definition["properties"].items():
+            keys += 1
+            assert key["description"], name
+            for example in key["examples"]:
+                jsonschema.Draft202012Validator({**key, "$defs": definitions}).validate(example)
+    assert keys > 25
+
+
+def test_policies_and_gateway_mean_the_same_endpoints():
+    assert set(ENDPOINTS) == {endpoint.value for endpoint in Endpoint}
