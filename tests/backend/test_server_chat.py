@@ -4,6 +4,8 @@ import pytest
 
 from backend.core.types import FinishReason, SamplingParams, TextDelta
 
+pytest_plugins = ["running_backend"]
+
 
 async def test_a_plain_reply_has_openais_form(server):
     reply = await server.chat("Hi", n=2)

@@ -7,6 +7,8 @@ import pytest
 from backend.core.types import FinishReason, TextDelta
 from backend.ports import EngineError
 
+pytest_plugins = ["running_backend"]
+
 
 async def echo_tokens(request):
     """Answer with the prompt in capitals, once for each choice."""

@@ -8,6 +8,8 @@ import pytest
 from backend.core.types import FinishReason, TextDelta
 from backend.ports import EngineError, RequestRejectedError
 
+pytest_plugins = ["running_backend"]
+
 CHAT = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]}
 
 

@@ -11,6 +11,8 @@ from backend.ports import EngineError
 from backend.server.application import build_application
 from backend.server.served_model import LoadedModel, ServedModel
 
+pytest_plugins = ["running_backend"]
+
 CHAT = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]}
 
 

@@ -1,8 +1,9 @@
-"""The server of the engine in this process: with a scripted generator, or a tiny real model."""
+"""A pytest plugin: the engine's HTTP server in this process, its generator scripted or real."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -203,3 +204,54 @@ async def start_server(serve_application: StartServer) -> StartServer:
 async def server(start_server: StartServer) -> RunningServer:
     """A server that says ``Hello world``."""
     return await start_server()
+
+
+@pytest.fixture
+async def real_server(serve_application: StartServer, chat_model: Path) -> RunningServer:
+    """A server with the real engine and the tiny model, warm."""
+    from backend.app import create_app
+    from backend.settings import Settings
+
+    app = create_app(Settings(model=str(chat_model), served_model_name="tiny", device="cpu"))
+    server = await serve_application(app)
+    await server.model.load()
+    return server
+
+
+@pytest.fixture(scope="session")
+def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a tiny random Llama with a tokenizer of bytes and a chat template."""
+    import tokenizers
+    import torch
+    import transformers
+
+    directory = tmp_path_factory.mktemp("chat") / "tiny-llama"
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[])
+    )
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>"])
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=257,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=256,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(directory)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    template = (
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    settings = {"eos_token": "<|end|>", "chat_template": template}
+    (directory / "tokenizer_config.json").write_bytes(orjson.dumps(settings))
+    return directory

@@ -1,0 +1,124 @@
+"""The real `openai` package against the real server and engine, with a tiny random model."""
+
+import asyncio
+
+import openai
+import pytest
+
+pytest_plugins = ["running_backend"]
+
+MESSAGES = [{"role": "user", "content": "Grüße, how are you?"}]
+
+
+@pytest.fixture
+async def client(real_server):
+    async with openai.AsyncOpenAI(
+        base_url=f"{real_server.url}/v1", api_key="anything", max_retries=0
+    ) as client:
+        yield client
+
+
+async def test_chat_plain_and_streamed_say_the_same(client):
+    asked = {"model": "tiny", "messages": MESSAGES, "temperature": 0, "max_tokens": 20, "n": 2}
+    plain = await client.chat.completions.create(**asked)
+    assert len({choice.message.content for choice in plain.choices}) == 1
+    assert plain.choices[0].finish_reason in {"stop", "length"}
+    assert plain.usage.prompt_tokens == len("user: Grüße, how are you?\nassistant: ".encode())
+    texts, reasons, usage = ["", ""], [None, None], None
+    stream = await client.chat.completions.create(
+        **asked, stream=True, stream_options={"include_usage": True}
+    )
+    async for chunk in stream:
+        usage = chunk.usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            reasons[choice.index] = choice.finish_reason
+    assert texts == [choice.message.content for choice in plain.choices]
+    assert reasons == [choice.finish_reason for choice in plain.choices]
+    assert usage == plain.usage
+
+
+async def test_a_seed_repeats_and_another_does_not(client):
+    async def ask(seed):
+        reply = await client.chat.completions.create(
+            model="tiny", messages=MESSAGES, temperature=1.5, max_tokens=30, seed=seed
+        )
+        return reply.choices[0].message.content
+
+    first, again, other = await asyncio.gather(ask(1), ask(1), ask(2))
+    assert first == again != other
+
+
+async def test_completions_of_text_and_tokens(client, chat_model):
+    plain = await client.completions.create(model="tiny", prompt="Once", temperature=0)
+    assert plain.usage.completion_tokens <= 16
+    from backend.runtime.tokenizer import Tokenizer
+
+    tokens = Tokenizer.load(chat_model).encode("Once")
+    both = await client.completions.create(model="tiny", prompt=[tokens, tokens], temperature=0)
+    assert [choice.text for choice in both.choices] == [plain.choices[0].text] * 2
+    stream = await client.completions.create(
+        model="tiny", prompt="Once", temperature=0, stream=True
+    )
+    text = "".join([chunk.choices[0].text async for chunk in stream])
+    assert text == plain.choices[0].text
+
+
+async def test_stop_strings_are_not_part_of_the_answer(client):
+    asked = {"model": "tiny", "prompt": "Once", "temperature": 0, "max_tokens": 40}
+    whole = (await client.completions.create(**asked)).choices[0].text
+    stop = whole[3:5]
+    stopped = (await client.completions.create(**asked, stop=stop)).choices[0]
+    assert stopped.finish_reason == "stop"
+    assert stopped.text == whole[: whole.index(stop)]
+
+
+async def test_models(client):
+    assert [model.id async for model in client.models.list()] == ["tiny"]
+    assert (await client.models.retrieve("tiny")).object == "model"
+
+
+async def test_errors_have_their_types(client):
+    with pytest.raises(openai.NotFoundError) as missing:
+        await client.chat.completions.create(model="gpt-4o", messages=MESSAGES)
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as long:
+        await client.completions.create(model="tiny", prompt="x" * 512)
+    assert long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError) as unsupported:
+        await client.chat.completions.create(model="tiny", messages=MESSAGES, logprobs=True)
+    assert unsupported.value.param == "logprobs"
+
+
+async def test_a_cancelled_request_frees_its_blocks(client, real_server):
+    stream = await client.chat.completions.create(
+        model="tiny",
+        messages=MESSAGES,
+        stream=True,
+        temperature=1,
+        extra_body={"ignore_eos": True},
+    )
+    async for chunk in stream:
+        if chunk.choices[0].delta.content:
+            break
+    assert real_server.model.stats().kv_blocks_used > 0
+    await stream.close()
+    async with asyncio.timeout(10):
+        while await real_server.metric("refrain_engine_kv_blocks_used") != 0:
+            pass
+    assert await real_server.metric("refrain_engine_sequences_running") == 0
+
+
+async def test_the_synchronous_client(real_server):
+    def ask():
+        with openai.OpenAI(base_url=f"{real_server.url}/v1", api_key="anything") as client:
+            asked = {"model": "tiny", "messages": MESSAGES, "temperature": 0, "max_tokens": 8}
+            plain = client.chat.completions.create(**asked)
+            with client.chat.completions.create(**asked, stream=True) as stream:
+                parts = [chunk.choices[0].delta.content or "" for chunk in stream]
+            completion = client.completions.create(model="tiny", prompt="Hi", max_tokens=4)
+            return plain.choices[0].message.content, "".join(parts), completion.object
+
+    plain, streamed, kind = await asyncio.to_thread(ask)
+    assert plain == streamed
+    assert kind == "text_completion"

@@ -1,0 +1,120 @@
+"""Real replies, chunks and errors of the engine's server against OpenAI's published schemas."""
+
+import copy
+import os
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import orjson
+import pytest
+
+pytest_plugins = ["running_backend"]
+
+DATA = Path(os.environ.get("REFRAIN_DATA") or Path(__file__).parents[2] / "../shared/data")
+DESCRIPTION = DATA / "openai-openapi.json"
+
+pytestmark = pytest.mark.skipif(
+    not DESCRIPTION.is_file(), reason=f"OpenAI's API description is not at {DESCRIPTION}"
+)
+
+
+def strict(node: Any) -> Any:
+    """Read ``nullable`` as OpenAPI 3.0 meant it: the description still uses it in 3.1."""
+    if isinstance(node, list):
+        return [strict(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    node = {key: strict(value) for key, value in node.items()}
+    if node.pop("nullable", False) is True:
+        return {"anyOf": [node, {"type": "null"}]}
+    return node
+
+
+@pytest.fixture(scope="module")
+def description():
+    return strict(orjson.loads(DESCRIPTION.read_bytes()))
+
+
+@pytest.fixture
+def check(description):
+    def validate(body, name):
+        schema = {"$ref": f"#/components/schemas/{name}", "components": description["components"]}
+        jsonschema.Draft202012Validator(schema).validate(body)
+
+    return validate
+
+
+@pytest.fixture
+def check_completion_chunk(description):
+    """OpenAI gives completions one schema for whole replies and chunks, and its own chunks
+    break it in two places: a chunk before the last has no finish reason, and usage may be null."""
+    components = copy.deepcopy(description["components"])
+    reply = components["schemas"]["CreateCompletionResponse"]["properties"]
+    choice = reply["choices"]["items"]["properties"]
+    choice["finish_reason"] = {"anyOf": [choice["finish_reason"], {"type": "null"}]}
+    reply["usage"] = {"anyOf": [reply["usage"], {"type": "null"}]}
+    schema = {"$ref": "#/components/schemas/CreateCompletionResponse", "components": components}
+    return jsonschema.Draft202012Validator(schema).validate
+
+
+USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+async def test_chat(real_server, check):
+    fields = {"n": 2, "max_tokens": 5, "temperature": 0}
+    check((await real_server.chat(**fields)).json, "CreateChatCompletionResponse")
+    for streamed in ({"stream": True}, USAGE):
+        events = (await real_server.chat(**fields, **streamed)).events
+        assert len(events) > 6
+        for event in events:
+            check(event, "CreateChatCompletionStreamResponse")
+
+
+async def test_completions(real_server, check, check_completion_chunk):
+    fields = {"n": 2, "max_tokens": 5, "temperature": 0}
+    check((await real_server.complete(**fields)).json, "CreateCompletionResponse")
+    for streamed in ({"stream": True}, USAGE):
+        events = (await real_server.complete(**fields, **streamed)).events
+        assert len(events) > 4
+        for event in events:
+            check_completion_chunk(event)
+
+
+async def test_models(real_server, check):
+    check((await real_server.get("/v1/models")).json, "ListModelsResponse")
+    check((await real_server.get("/v1/models/tiny")).json, "Model")
+
+
+async def test_errors(real_server, check):
+    for reply in (
+        await real_server.chat(n=0),
+        await real_server.chat("x" * 600),
+        await real_server.get("/v1/models/other"),
+        await real_server.get("/v1/nowhere"),
+        await real_server.request("POST", "/v1/completions", b"{"),
+    ):
+        assert reply.status >= 400
+        check(reply.json, "ErrorResponse")
+
+
+async def test_requests_of_the_description_are_understood(real_server, description):
+    """Every top-level parameter that OpenAI names is accepted at its neutral value."""
+    for name, ask in (
+        ("CreateChatCompletionRequest", real_server.chat),
+        ("CreateCompletionRequest", real_server.complete),
+    ):
+        parameters = properties(description, name) - {"model", "messages", "prompt"}
+        assert {"temperature", "logit_bias", "user"} <= parameters
+        reply = await ask(**dict.fromkeys(parameters) | {"max_tokens": 1, "extra": 1})
+        assert reply.status == 200, reply.json
+
+
+def properties(description: Any, name: str) -> set[str]:
+    schema = description["components"]["schemas"][name]
+    found = set(schema.get("properties", {}))
+    for part in schema.get("allOf", ()):
+        found |= set(part.get("properties", {}))
+        if "$ref" in part:
+            found |= properties(description, part["$ref"].rpartition("/")[2])
+    return found
