@@ -23,14 +23,20 @@ class Recency:
 
     def stamp(self) -> int:
         """Return the time in microseconds, later than every stamp before it."""
+        now = int(self._clock() * 1_000_000)
         with self._lock:
-            return self._stamp()
+            self._last = max(self._last + 1, now)
+            return self._last
 
     def touch(self, key: bytes) -> None:
         """Note a use. With MAX_KEYS of them unwritten, uses of other keys are not noted."""
+        # On the path of every hot hit, hence without a call for the stamp.
+        now = int(self._clock() * 1_000_000)
         with self._lock:
-            if len(self._uses) < MAX_KEYS or key in self._uses:
-                self._uses[key] = self._stamp()
+            self._last = now = now if now > self._last else self._last + 1
+            uses = self._uses
+            if key in uses or len(uses) < MAX_KEYS:
+                uses[key] = now
 
     def pop(self, key: bytes) -> int | None:
         """Return and forget the key's last use."""
@@ -42,7 +48,3 @@ class Recency:
         with self._lock:
             uses, self._uses = self._uses, {}
             return uses
-
-    def _stamp(self) -> int:
-        self._last = max(self._last + 1, int(self._clock() * 1_000_000))
-        return self._last

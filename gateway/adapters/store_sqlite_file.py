@@ -170,9 +170,11 @@ class EntryFile:
             rows = connection.execute(f"PRAGMA {text}").fetchall()
             return rows[0][0] if rows else None
 
-        # These two only take effect while the file is empty, and before the log is switched on.
-        pragma(f"page_size = {PAGE_BYTES}")
-        pragma("auto_vacuum = INCREMENTAL")
+        new = pragma("application_id") == 0 and not pragma("schema_version")
+        if new:
+            # Only of effect while the file is empty; on a full one they would wait for the writer.
+            pragma(f"page_size = {PAGE_BYTES}")
+            pragma("auto_vacuum = INCREMENTAL")
         if pragma("journal_mode = WAL") != "wal":
             raise sqlite3.OperationalError("this file system cannot share a write-ahead log")
         pragma("synchronous = NORMAL")
@@ -183,7 +185,7 @@ class EntryFile:
         pragma("mmap_size = 0")
         pragma("cell_size_check = ON")
         pragma("secure_delete = FAST")
-        if pragma("application_id") == 0 and not pragma("schema_version"):
+        if new:
             connection.executescript(
                 f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION_ID};"
                 f"PRAGMA user_version = {FORMAT}; {_SCHEMA} COMMIT;"

@@ -92,10 +92,17 @@ def read_totals(connection: sqlite3.Connection) -> Totals:
     return Totals(entries, size)
 
 
-def shrink_file(connection: sqlite3.Connection, bounds: Bounds) -> None:
-    """Give a bounded number of free pages back to the disk when the file is over its bound."""
-    if _pages(connection) * _page_bytes(connection) > bounds.max_file_bytes:
-        connection.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
+def shrink_file(connection: sqlite3.Connection, bounds: Bounds) -> bool:
+    """Give a bounded number of free pages back to the disk; tell whether there is more to do.
+
+    Raises sqlite3.Error.
+    """
+    excess = _pages(connection) * _page_bytes(connection) > bounds.max_file_bytes
+    if not excess or not _free_pages(connection):
+        return False
+    # execute() would stop after the first page: this pragma yields a row without columns for each.
+    connection.executescript(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")
+    return True
 
 
 class WriteTransaction:

@@ -178,13 +178,15 @@ class Writer:
         def action(connection: sqlite3.Connection) -> tuple[Totals, bool]:
             with self._transaction(connection) as transaction:
                 within = transaction.trim(TRIM_ENTRIES)
-            shrink_file(connection, self._bounds)
-            return transaction.totals, within
+            shrinking = shrink_file(connection, self._bounds)
+            return transaction.totals, within and not shrinking
 
         within = False
         while not within:
             totals, within = self._session.run(action)
             self._note(totals)
+            self._unsynced += totals.evicted * PAGE_BYTES
+            self._checkpoint_when_due()
 
     def _upkeep(self) -> None:
         """Write down recent uses, catch up with what other processes did, sync the log."""
