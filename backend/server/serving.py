@@ -5,7 +5,7 @@ import contextlib
 import logging
 import os
 import signal
-import sys
+import socket
 import threading
 import time
 
@@ -20,6 +20,8 @@ PARENT_PIPE = "REFRAIN_PARENT_PIPE"
 
 # Handlers were drained by then; this is for connections that are slow to close.
 _CLOSE_SECONDS = 1.0
+
+_STDIN = 0
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,9 @@ async def _listen(runner: web.AppRunner, host: str, port: int) -> None:
     try:
         await web.TCPSite(runner, host, port).start()
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
+        named = error.strerror if isinstance(error, socket.gaierror) else None
+        # asyncio's own text repeats the address, in another form.
+        reason = named or os.strerror(error.errno or 0)
         raise StartError(f"cannot listen on {host}:{port}: {reason}") from error
     bound_host, bound_port, *_ = runner.addresses[0]
     shown = f"[{bound_host}]" if ":" in bound_host else bound_host
@@ -93,7 +97,9 @@ def _stop_event() -> asyncio.Event:
 
 
 def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
+    # A stdin that cannot be read, because it was closed, has ended as well.
+    with contextlib.suppress(OSError):
+        while os.read(_STDIN, 4096):
+            pass
     if not loop.is_closed():
         loop.call_soon_threadsafe(stop.set)
