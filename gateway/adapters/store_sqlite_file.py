@@ -49,6 +49,7 @@ CREATE TABLE total (id INTEGER PRIMARY KEY CHECK (id = 0), entries INTEGER, byte
 INSERT INTO total VALUES (0, 0, 0);
 """
 
+_TABLES = {"entry", "answer", "total"}
 _LOCK_POLL_SECONDS = 0.005
 _OPEN_ATTEMPTS = 3
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -194,6 +195,11 @@ class EntryFile:
             raise CorruptFileError("not a database of entries")
         if (version := pragma("user_version")) != FORMAT:
             raise CorruptFileError(f"schema version {version}, expected {FORMAT}")
+        tables = connection.execute(
+            "SELECT name FROM sqlite_schema WHERE type = 'table'"
+        ).fetchall()
+        if {name for (name,) in tables} != _TABLES:
+            raise CorruptFileError("a table is missing or too many")
         if connection.execute("SELECT count(*) FROM total").fetchall() != [(1,)]:
             raise CorruptFileError("its totals are missing")
 
