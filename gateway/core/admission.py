@@ -14,8 +14,8 @@ def declined(endpoint: Endpoint, body: dict[str, Any], result: Any) -> Reason | 
         return Reason.EMPTY
     if len(choices) != _expected_choices(endpoint, body):
         return Reason.UNCLEAN
-    for choice in choices:
-        if not isinstance(choice, dict) or not isinstance(choice.get("index"), int):
+    for place, choice in enumerate(choices):
+        if not isinstance(choice, dict) or choice.get("index") != place:
             return Reason.UNKNOWN_SHAPE
         if choice.get("finish_reason") != "stop":
             return Reason.FINISH_REASON

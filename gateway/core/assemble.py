@@ -14,7 +14,21 @@ class UnknownShapeError(ValueError):
     """The chunks do not merge into a result that could be rendered again."""
 
 
-_CHUNK_ONLY = frozenset({"object", "choices", "usage", "obfuscation"})
+_CHUNK_ONLY = frozenset({"object", "choices", "usage", "obfuscation", "p"})
+"""Top-level fields that speak of one chunk; the last two pad it against guesses by its size."""
+
+_FIRST_COUNTS = frozenset({"id", "created", "model", "system_fingerprint", "service_tier"})
+"""Top-level fields that some servers make anew for each chunk; a reply has one."""
+
+_TEXT = frozenset({"content", "refusal", "reasoning_content", "reasoning"})
+"""Fields of a delta whose pieces add up."""
+
+_NOTHING: tuple[Any, ...] = (None, "", [], {})
+"""Values by which servers say that a chunk has nothing to add to a field."""
+
+
+class _Pieces(list[str]):
+    """Text that is still arriving: joined once, since adding to a string copies it."""
 
 
 class Assembler:
@@ -29,8 +43,10 @@ class Assembler:
     def feed(self, chunk: Mapping[str, Any]) -> None:
         """Take one chunk. Raises UnknownShapeError."""
         for name, value in chunk.items():
-            if name not in _CHUNK_ONLY and value is not None:
-                self._top.setdefault(name, value)
+            if name in _FIRST_COUNTS and self._top.get(name) is not None:
+                continue
+            if name not in _CHUNK_ONLY:
+                _set_once(self._top, name, value)
         if chunk.get("usage") is not None:
             self._usage = chunk["usage"]
         choices = chunk.get("choices")
@@ -42,33 +58,30 @@ class Assembler:
     def _feed_choice(self, choice: Any) -> None:
         match choice:
             case {"index": int(index)}:
-                pass
+                merged = self._choices.setdefault(index, {"index": index})
             case _:
                 raise UnknownShapeError("a choice without an index")
-        merged = self._choices.setdefault(index, {"index": index})
         for name, value in choice.items():
             match name, value:
-                case "index", _:
+                case ("index", _) | ("delta" | "text", None):
                     pass
                 case "delta", dict():
-                    _merge_delta(merged.setdefault("message", {}), value)
+                    _merge_delta(_inner(merged, "message"), value)
                 case "text", str():
-                    merged["text"] = merged.get("text", "") + value
+                    _append(merged, name, value)
                 case "logprobs", dict():
-                    _merge_lists(merged.setdefault("logprobs", {}), value)
-                case _, None:
-                    merged.setdefault(name, None)
-                case "delta" | "text" | "logprobs", _:
+                    _merge_lists(_inner(merged, name), value)
+                case "delta" | "text", _:
                     raise UnknownShapeError(f"a {name} of an unknown type")
                 case _:
-                    merged[name] = value
+                    _set_once(merged, name, value)
 
     def result(self) -> dict[str, Any]:
         """Return the reply in its plain form. Raises UnknownShapeError when nothing came."""
         if not self._choices:
             raise UnknownShapeError("no choices")
         chat = self._endpoint is Endpoint.CHAT
-        ordered = [self._choices[index] for index in sorted(self._choices)]
+        ordered = [_joined(self._choices[index]) for index in sorted(self._choices)]
         for choice in ordered:
             choice.setdefault("logprobs", None)
             choice.setdefault("finish_reason", None)
@@ -76,6 +89,7 @@ class Assembler:
                 message = choice.setdefault("message", {})
                 message.setdefault("role", "assistant")
                 message.setdefault("content", None)
+                message.setdefault("refusal", None)
             else:
                 choice.setdefault("text", "")
         result = {
@@ -91,18 +105,14 @@ class Assembler:
 def _merge_delta(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
     for name, value in delta.items():
         match name, value:
-            case _, None:
-                message.setdefault(name, None)
-            case "role", str():
-                message["role"] = value
-            case "tool_calls", list():
+            case _, str() if name in _TEXT:
+                _append(message, name, value)
+            case "tool_calls", [_, *_]:
                 _merge_tool_calls(message, value)
             case "function_call", dict():
-                _merge_call(message.setdefault("function_call", {}), value)
-            case _, str():
-                message[name] = (message.get(name) or "") + value
+                _merge_call(_inner(message, name), value)
             case _:
-                raise UnknownShapeError(f"a delta field {name!r} of an unknown type")
+                _set_once(message, name, value)
 
 
 def _merge_tool_calls(message: dict[str, Any], deltas: list[Any]) -> None:
@@ -118,27 +128,71 @@ def _merge_tool_calls(message: dict[str, Any], deltas: list[Any]) -> None:
             calls.append({})
         for name, value in delta.items():
             if name == "function" and isinstance(value, dict):
-                _merge_call(calls[index].setdefault("function", {}), value)
-            elif name != "index" and value is not None:
-                calls[index][name] = value
+                _merge_call(_inner(calls[index], name), value)
+            elif name != "index":
+                _set_once(calls[index], name, value)
 
 
 def _merge_call(call: dict[str, Any], delta: Mapping[str, Any]) -> None:
     for name, value in delta.items():
-        if not isinstance(value, str | None):
-            raise UnknownShapeError(f"a function call's {name!r} of an unknown type")
-        if name == "arguments":
-            call[name] = call.get(name, "") + (value or "")
-        elif value is not None:
-            call[name] = value
+        if name == "arguments" and isinstance(value, str):
+            _append(call, name, value)
+        else:
+            _set_once(call, name, value)
 
 
 def _merge_lists(merged: dict[str, Any], delta: Mapping[str, Any]) -> None:
     for name, value in delta.items():
-        match value:
-            case None:
-                merged.setdefault(name, None)
-            case list():
-                merged[name] = (merged.get(name) or []) + value
-            case _:
-                raise UnknownShapeError(f"logprobs {name!r} of an unknown type")
+        known = merged.get(name)
+        if isinstance(value, list) and isinstance(known, list):
+            known.extend(value)
+        elif isinstance(value, list | None):
+            merged[name] = known if value is None else list(value)
+        else:
+            raise UnknownShapeError(f"logprobs {name!r} of an unknown type")
+
+
+def _inner(holder: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the object in a field that may have been null so far."""
+    inner = holder.get(name)
+    if inner is None:
+        inner = holder[name] = {}
+    if not isinstance(inner, dict):
+        raise UnknownShapeError(f"{name!r} is now an object, now not")
+    return inner
+
+
+def _append(holder: dict[str, Any], name: str, text: str) -> None:
+    pieces = holder.get(name)
+    if pieces is None:
+        pieces = holder[name] = _Pieces()
+    if not isinstance(pieces, _Pieces):
+        raise UnknownShapeError(f"{name!r} is now text, now not")
+    pieces.append(text)
+
+
+def _set_once(holder: dict[str, Any], name: str, value: Any) -> None:
+    """Set a field that has one value in a reply, whichever chunks repeat it or parts of it."""
+    known = holder.get(name)
+    if known in _NOTHING:
+        if value not in _NOTHING or known is None:
+            holder[name] = value
+    elif value in _NOTHING:
+        pass
+    elif isinstance(known, dict) and isinstance(value, dict):
+        for part, item in value.items():
+            _set_once(known, part, item)
+    elif isinstance(value, list) or known != value:
+        raise UnknownShapeError(f"{name!r} has several values")
+
+
+def _joined(value: Any) -> Any:
+    match value:
+        case _Pieces():
+            return "".join(value)
+        case dict():
+            return {name: _joined(item) for name, item in value.items()}
+        case list():
+            return [_joined(item) for item in value]
+        case _:
+            return value

@@ -23,10 +23,6 @@ NEUTRAL_FIELDS = frozenset(
 )
 """Top-level fields that cannot change the answer's content; ``prompt_cache_*`` are neutral too."""
 
-# How orjson prints a float of integral value. Such a number may have been written 1, 1.0 or 1e0,
-# or have been an integer of more than 64 bits that was rounded to a float on reading.
-_INTEGRAL_FLOAT = (b".0,", b".0}", b".0]", b"e+")
-
 
 class BodyError(ValueError):
     """The body is not one JSON object with unique keys."""
@@ -35,8 +31,9 @@ class BodyError(ValueError):
 def parse_body(raw: bytes) -> dict[str, Any]:
     """Parse a request body; floats of integral value come back as ints, of any size.
 
-    Raises BodyError for invalid JSON, anything but an object, and duplicate keys at any depth
-    (what is keyed must be what the upstream reads, and parsers differ on which duplicate wins).
+    Raises BodyError for invalid JSON, anything but an object, a nesting of over 250 levels, and
+    duplicate keys at any depth (what is keyed must be what the upstream reads, and parsers differ
+    on which duplicate wins).
     """
     try:
         body = orjson.loads(raw)
@@ -44,33 +41,43 @@ def parse_body(raw: bytes) -> dict[str, Any]:
         raise BodyError(f"We could not parse the JSON body of your request: {error}.") from None
     if not isinstance(body, dict):
         raise BodyError("The JSON body of a request must be an object.")
-    printed = orjson.dumps(body)
+    try:
+        printed = orjson.dumps(body)
+    except TypeError:  # orjson prints fewer levels than it reads
+        raise BodyError("The JSON body of your request is nested too deeply.") from None
     # Proof that no key was dropped, without a slow parse: a text without escaped colons holds one
     # colon for each member and one for each colon inside a string, and so does its reprint.
     proven_unique = raw.count(b":") == printed.count(b":") and b"\\u003" not in raw
-    if proven_unique and not any(lexeme in printed for lexeme in _INTEGRAL_FLOAT):
+    if proven_unique and not _has_integral_float(printed):
         return body
     return _parse_exactly(raw)
 
 
+def _has_integral_float(printed: bytes) -> bool:
+    """Look for the ways in which orjson prints a float of integral value; may err on a string.
+
+    Such a number may have been written 1, 1.0 or 1e0, or have been an integer of more than 64
+    bits that was rounded to a float on reading.
+    """
+    return b".0," in printed or b".0}" in printed or b".0]" in printed or b"e+" in printed
+
+
 def _parse_exactly(raw: bytes) -> dict[str, Any]:
-    try:
-        body = json.loads(raw, object_pairs_hook=_unique_keys, parse_float=_fold_number)
-    except (RecursionError, ValueError) as error:
-        if isinstance(error, BodyError):
-            raise
-        raise BodyError(f"We could not parse the JSON body of your request: {error}.") from None
-    if not isinstance(body, dict):
-        raise BodyError("The JSON body of a request must be an object.")
+    """Parse a body that orjson took for valid: an object, of bounded depth and finite numbers."""
+    body: dict[str, Any] = json.loads(raw, object_pairs_hook=_unique_keys, parse_float=_fold_number)
     return body
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise BodyError(f"The JSON body of your request has the key {twice!r} more than once.")
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise BodyError(
+                    f"The JSON body of your request has the key {key[:80]!r} more than once."
+                )
+            seen.add(key)
     return members
 
 

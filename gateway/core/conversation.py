@@ -3,10 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
+from gateway.core.canonical import is_neutral
 from gateway.core.types import Endpoint
 
+_NO_PROSE = frozenset({"id", "object", "model", "system_fingerprint", "service_tier"})
+"""Fields of a result that hold names, which would only be mistaken for numbers of people."""
 
-def _text_of(content: Any) -> str | None:
+
+def _single_text(content: Any) -> str | None:
     """Return the text of a message's content, or None where it is more than one piece of text."""
     match content:
         case str():
@@ -17,14 +21,28 @@ def _text_of(content: Any) -> str | None:
             return None
 
 
+def _all_text(content: Any) -> str | None:
+    """Return all text of a message's content, joined by line feeds, or None where it has none."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return None
+    texts = [part["text"] for part in content if isinstance(part.get("text"), str)]
+    return "\n".join(texts) if texts else None
+
+
 def last_user_text(endpoint: Endpoint, body: dict[str, Any]) -> str | None:
-    """Return the text of the last user message (the prompt, for a completion), or None."""
+    """Return all text of the last user message (of the prompt, for a completion), or None.
+
+    All of it, so that text cut into parts does not slip past a policy's rules.
+    """
     if endpoint is Endpoint.COMPLETIONS:
-        prompt = body.get("prompt")
-        return prompt if isinstance(prompt, str) else None
+        prompt = body["prompt"]
+        texts = [prompt] if isinstance(prompt, str) else [t for t in prompt if isinstance(t, str)]
+        return "\n".join(texts) if texts else None
     for message in reversed(body["messages"]):
-        if message.get("role") == "user":
-            return _text_of(message.get("content"))
+        if message["role"] == "user":
+            return _all_text(message.get("content"))
     return None
 
 
@@ -33,8 +51,8 @@ def system_text(body: dict[str, Any]) -> str | None:
     texts = [
         text
         for message in body.get("messages", ())
-        if message.get("role") in ("system", "developer")
-        and (text := _text_of(message.get("content"))) is not None
+        if message["role"] in ("system", "developer")
+        and (text := _all_text(message.get("content"))) is not None
     ]
     return "\n".join(texts) if texts else None
 
@@ -48,9 +66,9 @@ def semantic_question(endpoint: Endpoint, body: dict[str, Any]) -> str | None:
     if endpoint is not Endpoint.CHAT or body.get("tools") or body.get("functions"):
         return None
     last = body["messages"][-1]
-    if last.get("role") != "user":
+    if last["role"] != "user":
         return None
-    return _text_of(last.get("content"))
+    return _single_text(last.get("content"))
 
 
 def without_question(body: dict[str, Any]) -> dict[str, Any]:
@@ -74,11 +92,18 @@ def strings(value: Any) -> Iterator[str]:
 
 
 def prompt_text(body: dict[str, Any]) -> str:
-    """Return all text the upstream will read, joined by line feeds, for the PII scan."""
-    read = [body.get(field) for field in ("messages", "prompt", "suffix", "tools", "functions")]
+    """Return all text the upstream may read, joined by line feeds, for the PII scan.
+
+    Fields unknown here are among it: some servers take documents or templates that way.
+    """
+    read = [value for field, value in body.items() if field != "model" and not is_neutral(field)]
     return "\n".join(strings(read))
 
 
 def answer_text(result: dict[str, Any]) -> str:
-    """Return all text of a result's choices, joined by line feeds, for the PII scan."""
-    return "\n".join(strings(result.get("choices")))
+    """Return all text of a result, joined by line feeds, for the PII scan.
+
+    Not that of its choices alone: all of it is stored, citations and echoed prompts included.
+    """
+    stored = [value for field, value in result.items() if field not in _NO_PROSE]
+    return "\n".join(strings(stored))

@@ -37,22 +37,23 @@ def _joined(*fields: bytes) -> bytes:
 def identify(headers: Mapping[str, str]) -> Tenant:
     """Read the tenant from request headers (lower-case names)."""
     credentials = [headers.get(name) for name in CREDENTIAL_HEADERS]
-    organization, project = (headers.get(name) for name in _ACCOUNT_HEADERS)
+    organization, project = (headers.get(name) or None for name in _ACCOUNT_HEADERS)
     given = next((value for value in credentials if value), None)
     if given is None and organization is None and project is None:
         return ANONYMOUS
     digest = None
     if given is not None:
-        api_key = given.removeprefix("Bearer ").removeprefix("bearer ").strip()
+        api_key = (given[7:] if given[:7].lower() == "bearer " else given).strip()
         digest = hashlib.sha256(api_key.encode(errors="surrogateescape")).hexdigest()
     joined = _joined(*((value or "").encode(errors="surrogateescape") for value in credentials))
     return Tenant(joined if given is not None else None, digest, organization, project)
 
 
-def scope_id(secret: bytes, scope: Scope, tenant: Tenant, user: str | None) -> bytes:
+def scope_id(secret: bytes, scope: Scope, tenant: Tenant, user: tuple[str, ...]) -> bytes:
     """Return the 32-byte id of the partition that a request may share answers within.
 
-    ``user`` is required for the user scope; the caller bypasses the cache without one.
+    ``user`` holds every name the request has for its end user. Only the user scope reads it, and
+    the caller bypasses the cache where it is empty.
     """
     if scope is Scope.PUBLIC:
         fields = [b"public"]
@@ -65,20 +66,22 @@ def scope_id(secret: bytes, scope: Scope, tenant: Tenant, user: str | None) -> b
             (tenant.project or "").encode(errors="surrogateescape"),
         ]
         if scope is Scope.USER:
-            fields.append((user or "").encode(errors="surrogatepass"))
+            fields += [name.encode() for name in user]
     return hmac.digest(secret, _joined(*fields), "sha256")
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """What an answer is bound to beside the request itself.
+    """What an answer is bound to beside the request's body.
 
-    ``pii_identity`` names the scan that prompts went through: an entry proves that its prompt
-    passed a scan, but only the same scan.
+    ``query`` is the query string as it is forwarded: some servers take a credential or a version
+    there. ``pii_identity`` names the scan that prompts went through: an entry proves that its
+    prompt passed a scan, but only the same scan.
     """
 
     endpoint: Endpoint
     upstream: str
+    query: str
     generation: int
     scope: bytes
     pii_identity: str
@@ -90,6 +93,7 @@ class Partition:
             str(self.generation).encode(),
             self.endpoint.value.encode(),
             self.upstream.encode(),
+            self.query.encode(errors="surrogateescape"),
             self.scope,
             self.pii_identity.encode(),
             form,

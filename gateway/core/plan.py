@@ -7,7 +7,7 @@ from typing import Any
 from gateway.core.canonical import canonical_form
 from gateway.core.conversation import semantic_question, without_question
 from gateway.core.key import Partition, Tenant, scope_id
-from gateway.core.types import Endpoint, Entry, Reason
+from gateway.core.types import KEY_VERSION, Endpoint, Entry, Reason
 from policies.decide import Decision, PiiAction, Scope
 from policies.freshness import Directives, Freshness, freshness
 
@@ -53,7 +53,8 @@ class Plan:
         """Check what a store returned against the request, whatever it was looked up by."""
         partition = self.partition
         return (
-            entry.scope == partition.scope
+            entry.key_version == KEY_VERSION
+            and entry.scope == partition.scope
             and entry.endpoint == partition.endpoint
             and entry.model == self.body["model"]
             and entry.upstream == partition.upstream
@@ -96,6 +97,7 @@ def plan_request(
     *,
     endpoint: Endpoint,
     upstream: str,
+    query: str = "",
     tenant: Tenant,
     secret: bytes,
     decision: Decision,
@@ -110,19 +112,25 @@ def plan_request(
     if not (decision.exact or decision.semantic):
         return Reason.POLICY
     user = end_user(body)
-    if decision.scope is Scope.USER and user is None:
+    if decision.scope is Scope.USER and not user:
         return Reason.NO_USER
     partition = Partition(
         endpoint=endpoint,
         upstream=upstream,
+        query=query,
         generation=decision.generation,
         scope=scope_id(secret, decision.scope, tenant, user),
         pii_identity=pii_identity,
     )
-    return Plan(body, partition, decision, directives)
+    plan = Plan(body, partition, decision, directives)
+    # Without exact lookup, what has no question could be stored but never be found.
+    return plan if decision.exact or plan.question is not None else Reason.POLICY
 
 
-def end_user(body: dict[str, Any]) -> str | None:
-    """Return who the client says its end user is; None when it does not."""
-    named = body.get("safety_identifier") or body.get("user")
-    return named if isinstance(named, str) else None
+def end_user(body: dict[str, Any]) -> tuple[str, ...]:
+    """Return who the client says its end user is; empty when it does not.
+
+    Both names count where they differ: one of them may stand for a whole application.
+    """
+    names = (body.get("safety_identifier"), body.get("user"))
+    return tuple(dict.fromkeys(name for name in names if isinstance(name, str) and name))

@@ -1,7 +1,7 @@
 """From a stored result to a streamed reply in OpenAI's form (the plain reply is the result).
 
 Role first, then the content, then the finish reason, one id and ``created`` throughout, the usage
-chunk where it was asked for, ``[DONE]``.
+chunk where it was asked for, ``[DONE]``. Law: the chunks hold all that the result does.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,9 @@ import orjson
 from gateway.core import sse
 from gateway.core.types import Endpoint
 
-_PLAIN_ONLY = ("object", "choices", "usage")
+_PLAIN_ONLY = frozenset({"object", "choices", "usage"})
+_PLACED = frozenset({"index", "message", "text", "logprobs", "finish_reason"})
+"""Fields of a choice that have a place of their own; all others come with the finish reason."""
 
 
 def render_stream(endpoint: Endpoint, result: dict[str, Any], *, include_usage: bool) -> bytes:
@@ -27,42 +29,37 @@ def render_stream(endpoint: Endpoint, result: dict[str, Any], *, include_usage: 
         for choice in result["choices"]
         for piece in (_chat_pieces(choice) if chat else _completion_pieces(choice))
     ]
-    if include_usage:
-        chunks.append({**top, "choices": [], "usage": result.get("usage")})
+    if include_usage and result.get("usage") is not None:
+        chunks.append({**top, "choices": [], "usage": result["usage"]})
     events = [sse.encode(orjson.dumps(chunk)) for chunk in chunks]
     events.append(sse.encode(sse.DONE))
     return b"".join(events)
 
 
 def _chat_pieces(choice: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    index = choice["index"]
     message = choice["message"]
-    extras = {
-        name: value
-        for name, value in choice.items()
-        if name not in ("index", "message", "finish_reason", "logprobs")
-    }
-    open_delta = {"role": message.get("role", "assistant"), "content": ""}
-    yield {"index": index, "delta": open_delta, "logprobs": None, "finish_reason": None}
+    opening: dict[str, Any] = {name: None for name, value in message.items() if value is None}
+    if message.get("content") is not None:
+        opening["content"] = ""
+    opening["role"] = message.get("role", "assistant")
     delta = {name: value for name, value in message.items() if name != "role" and value is not None}
     if delta.get("tool_calls"):
         calls = delta["tool_calls"]
-        delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(calls)]
-    yield {
-        "index": index,
-        "delta": delta,
-        "logprobs": choice.get("logprobs"),
-        "finish_reason": None,
-    }
-    yield {
-        "index": index,
-        "delta": {},
-        "logprobs": None,
-        **extras,
-        "finish_reason": choice.get("finish_reason"),
-    }
+        delta["tool_calls"] = [{**call, "index": place} for place, call in enumerate(calls)]
+    yield _piece(choice, delta=opening)
+    yield _piece(choice, delta=delta, logprobs=choice.get("logprobs"))
+    yield _piece(choice, delta={}, **_ending(choice))
 
 
 def _completion_pieces(choice: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield {**choice, "finish_reason": None}
-    yield {**choice, "text": "", "logprobs": None}
+    yield _piece(choice, text=choice["text"], logprobs=choice.get("logprobs"))
+    yield _piece(choice, text="", **_ending(choice))
+
+
+def _piece(choice: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"index": choice["index"], "logprobs": None, "finish_reason": None, **fields}
+
+
+def _ending(choice: dict[str, Any]) -> dict[str, Any]:
+    extras = {name: value for name, value in choice.items() if name not in _PLACED}
+    return {**extras, "finish_reason": choice.get("finish_reason")}

@@ -39,13 +39,20 @@ class ForwardStatus:
     forwarded: Forwarded
     reason: Reason | None = None
 
-    def header(self, *, stored: bool = False) -> str:
-        """Return the list member; ``stored`` only when the entry is already there."""
+    def header(self, *, stored: bool = False, declined: Reason | None = None) -> str:
+        """Return the list member.
+
+        ``stored`` only when the entry is already there; ``declined`` is why it is not, where that
+        is known before the head is sent.
+        """
         parts = ["refrain", f"fwd={self.forwarded}"]
         if stored:
             parts.append("stored")
-        if self.reason is not None:
-            parts.append(f"detail={self.reason}")
+        words = [word for word in (self.reason, declined) if word is not None]
+        if len(words) == 1:
+            parts.append(f"detail={words[0]}")
+        elif words:
+            parts.append(f'detail="{"; ".join(words)}"')
         return "; ".join(parts)
 
 

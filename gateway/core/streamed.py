@@ -1,6 +1,7 @@
 """Follows a streamed answer event by event: what the client gets, and what it amounts to.
 
-Every event reaches the client as it came, but for the usage that only the gateway asked for.
+Every event reaches the client as it came, but for the usage that only the gateway asked for. Law:
+nothing that an upstream sends stops the stream; what is not understood is only not stored.
 """
 
 from typing import Any
@@ -19,6 +20,8 @@ class StreamedAnswer:
         self, endpoint: Endpoint, *, assemble: bool, strip_usage: bool, max_bytes: int
     ) -> None:
         self.usage: Any = None
+        self.failed = False
+        """Whether the upstream itself sent an error event."""
         self._done = False
         self._assembler = Assembler(endpoint)
         self._assemble = assemble
@@ -39,42 +42,48 @@ class StreamedAnswer:
             chunk = orjson.loads(event.data)
         except orjson.JSONDecodeError:
             chunk = None
-        if not isinstance(chunk, dict) or "error" in chunk:
+        if not isinstance(chunk, dict):
             self._unfit = Reason.UNCLEAN
             return event.raw
+        if chunk.get("error") is not None:
+            self._unfit = Reason.UNCLEAN
+            self.failed = True
+            return event.raw
+        self._follow(chunk)
         self._merge(chunk, len(event.raw))
         if not self._strip_usage or "usage" not in chunk:
             return event.raw
-        if not chunk.get("choices"):
-            return b""
-        del chunk["usage"]
-        return sse.encode(orjson.dumps(chunk))
+        return _without_usage(chunk, event.raw)
 
-    def _merge(self, chunk: dict[str, Any], size: int) -> None:
+    def _follow(self, chunk: dict[str, Any]) -> None:
         if chunk.get("usage") is not None:
             self.usage = chunk["usage"]
-        for choice in chunk.get("choices") or ():
-            if isinstance(choice, dict) and isinstance(choice.get("index"), int):
-                self._started = True
-                if choice.get("finish_reason") is None:
-                    self._open_choices.add(choice["index"])
-                else:
-                    self._open_choices.discard(choice["index"])
-        self._bytes_left -= size
+        choices = chunk.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            match choice:
+                case {"index": int(index), "finish_reason": str(reason)} if reason:
+                    self._started = True
+                    self._open_choices.discard(index)
+                case {"index": int(index)}:
+                    self._started = True
+                    self._open_choices.add(index)
+
+    def _merge(self, chunk: dict[str, Any], size: int) -> None:
         if self._unfit is not None or not self._assemble:
             return
+        self._bytes_left -= size
         if self._bytes_left < 0:
             self._unfit = Reason.TOO_LARGE
             return
         try:
             self._assembler.feed(chunk)
-        except UnknownShapeError:
+        except (UnknownShapeError, RecursionError):
             self._unfit = Reason.UNKNOWN_SHAPE
 
     @property
     def ended(self) -> bool:
-        """Tell whether the stream came to its end: ``[DONE]``, or every choice finished."""
-        return self._done or (self._started and not self._open_choices)
+        """Tell whether the upstream ended the stream: every choice finished, an error, [DONE]."""
+        return self._done or self.failed or (self._started and not self._open_choices)
 
     def result(self) -> dict[str, Any] | Reason:
         """Return the complete result, or why there is none."""
@@ -84,3 +93,14 @@ class StreamedAnswer:
             return self._assembler.result()
         except UnknownShapeError:
             return Reason.UNKNOWN_SHAPE
+
+
+def _without_usage(chunk: dict[str, Any], raw: bytes) -> bytes:
+    """Return the event without the usage that only the gateway asked for."""
+    if chunk["usage"] is not None and not chunk.get("choices"):
+        return b""  # the usage chunk
+    rest = {name: value for name, value in chunk.items() if name != "usage"}
+    try:
+        return sse.encode(orjson.dumps(rest))
+    except TypeError:  # nested deeper than orjson prints
+        return raw

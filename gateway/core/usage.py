@@ -9,15 +9,16 @@ import orjson
 def ask_for_usage(body: dict[str, Any], raw: bytes) -> tuple[bytes, bool]:
     """Return the body to forward, and whether usage is to be stripped from the reply.
 
-    The client's bytes are kept: only ``stream_options.include_usage`` is added where it streams
-    and did not ask for it.
+    Only ``stream_options.include_usage`` is added, where the client streams and did not ask for
+    it. Its bytes are kept, but where it sent other stream options: then the body, as it was
+    parsed, is printed anew.
     """
     if body.get("stream") is not True:
         return raw, False
     options = body.get("stream_options")
     if options is None and "stream_options" not in body:
-        text = raw.rstrip()
-        return text[:-1] + b',"stream_options":{"include_usage":true}}', True
+        end = raw.rindex(b"}")
+        return raw[:end] + b',"stream_options":{"include_usage":true}' + raw[end:], True
     if isinstance(options, dict) and options.get("include_usage") is True:
         return raw, False
     asked = {**body, "stream_options": {**(options or {}), "include_usage": True}}

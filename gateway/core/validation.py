@@ -8,12 +8,12 @@ from typing import Any
 
 from gateway.core.errors import ClientError
 
-_NUMBER = ("a number", (int, float))
+_NUMBER = ("a decimal", (int, float))
 _INTEGER = ("an integer", (int,))
 _BOOLEAN = ("a boolean", (bool,))
 _STRING = ("a string", (str,))
 _OBJECT = ("an object", (dict,))
-_ARRAY = ("an array", (list,))
+_OBJECTS = ("an array of objects", (list,))
 
 _SHARED: dict[str, tuple[str, tuple[type, ...]]] = {
     "model": _STRING,
@@ -28,23 +28,23 @@ _SHARED: dict[str, tuple[str, tuple[type, ...]]] = {
     "n": _INTEGER,
     "seed": _INTEGER,
     "max_tokens": _INTEGER,
-    "stop": ("a string or an array of strings", (str, list)),
+    "stop": ("one of a string or array of strings", (str, list)),
     "presence_penalty": _NUMBER,
     "frequency_penalty": _NUMBER,
     "logit_bias": _OBJECT,
 }
 _CHAT = _SHARED | {
-    "messages": _ARRAY,
+    "messages": _OBJECTS,
     "max_completion_tokens": _INTEGER,
     "logprobs": _BOOLEAN,
     "top_logprobs": _INTEGER,
-    "tools": _ARRAY,
-    "functions": _ARRAY,
+    "tools": _OBJECTS,
+    "functions": _OBJECTS,
     "response_format": _OBJECT,
     "parallel_tool_calls": _BOOLEAN,
 }
 _COMPLETIONS = _SHARED | {
-    "prompt": ("a string or an array", (str, list)),
+    "prompt": ("one of a string or array", (str, list)),
     "echo": _BOOLEAN,
     "logprobs": _INTEGER,
     "best_of": _INTEGER,
@@ -81,7 +81,7 @@ def validate_chat(body: dict[str, Any]) -> None:
         _check_type(f"{where}.role", message["role"], *_STRING)
         content = message.get("content")
         if content is not None:
-            expected = "a string or an array of content parts"
+            expected = "one of a string or array of objects"
             _check_type(f"{where}.content", content, expected, (str, list))
             if isinstance(content, list):
                 for index, part in enumerate(content):
