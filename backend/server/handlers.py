@@ -10,6 +10,7 @@ from aiohttp import web
 from backend.core.types import SamplingParams
 from backend.server.answering import Answer
 from backend.server.body import parse_body
+from backend.server.errors import ApiError
 from backend.server.generation import Generation, Tally
 from backend.server.json_reply import json_response
 from backend.server.metrics import CONTENT_TYPE, Metrics
@@ -100,7 +101,13 @@ class Handlers:
 
 
 async def _read(request: web.Request, schema: type[RequestT]) -> RequestT:
-    raw = await request.read()
+    try:
+        raw = await request.read()
+    except web.RequestPayloadError as error:
+        # aiohttp cannot tell where the next request begins, and closes the connection.
+        raise ApiError(
+            400, "The request body could not be decoded.", headers={"Connection": "close"}
+        ) from error
     if len(raw) <= ON_LOOP_BYTES:
         return validate(schema, parse_body(raw))
     return await asyncio.to_thread(lambda: validate(schema, parse_body(raw)))

@@ -121,6 +121,6 @@ def _from_http(request: web.Request, error: web.HTTPException) -> ApiError:
         )
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return ApiError(
-            413, f"The request body is too large: {error.text}.", code="request_too_large"
+            413, f"The request body is too large. {error.text}", code="request_too_large"
         )
     return ApiError(error.status, error.reason)

@@ -1,6 +1,7 @@
 """What a client is told when it, or the engine, is at fault; the connection stays usable."""
 
 import asyncio
+import gzip
 
 import orjson
 import pytest
@@ -182,6 +183,16 @@ async def test_a_body_over_the_limit(start_server):
     server = await start_server(limits={"max_body_bytes": 1000})
     reply = await refused(server, orjson.dumps(CHAT | {"user": "x" * 1000}))
     assert (reply.status, reply.error["code"]) == (413, "request_too_large")
+
+
+async def test_a_compressed_body(start_server):
+    server = await start_server(limits={"max_body_bytes": 10_000})
+    url, headers = server.url + "/v1/chat/completions", {"Content-Encoding": "gzip"}
+    good, bomb = gzip.compress(orjson.dumps(CHAT)), gzip.compress(b" " * 1_000_000)
+    for raw, status in ((good, 200), (b"not gzip", 400), (bomb, 413), (good, 200)):
+        async with server.session.post(url, data=raw, headers=headers) as reply:
+            assert reply.status == status
+            assert ("error" in await reply.json()) == (status != 200)
 
 
 async def test_a_large_body_is_parsed_off_the_event_loop_and_refused_all_the_same(server):
