@@ -34,36 +34,49 @@ def sample(logits: Tensor, samplers: Sequence[SequenceSampler]) -> list[int | No
     greedy, and only for those.
     """
     top, tokens = logits.max(dim=-1)
-    random_rows = [row for row, sampler in enumerate(samplers) if sampler.params.temperature > 0]
-    if random_rows:
-        rows = torch.tensor(random_rows, device=logits.device)
-        drawn = _sample_random(logits.index_select(0, rows), [samplers[row] for row in random_rows])
-        tokens.index_copy_(0, rows, drawn)
+    # Two ways, chosen row by row: a neighbour in the batch must not change how a row is drawn.
+    for filtered in (False, True):
+        drawn_rows = [
+            row
+            for row, sampler in enumerate(samplers)
+            if sampler.params.temperature > 0 and _is_filtered(sampler.params) is filtered
+        ]
+        if drawn_rows:
+            rows = torch.tensor(drawn_rows, device=logits.device)
+            draw = _draw_filtered if filtered else _draw
+            drawn = draw(logits.index_select(0, rows), [samplers[row] for row in drawn_rows])
+            tokens.index_copy_(0, rows, drawn)
     # max propagates NaN, and an overflow shows as inf. -inf elsewhere in a row is legitimate.
     finite = torch.isfinite(top).tolist()
     return [token if valid else None for token, valid in zip(tokens.tolist(), finite, strict=True)]
 
 
-def _sample_random(logits: Tensor, samplers: Sequence[SequenceSampler]) -> Tensor:
-    params = [sampler.params for sampler in samplers]
-    device = logits.device
+def _is_filtered(params: SamplingParams) -> bool:
+    return params.top_k > 0 or params.top_p < 1.0
 
-    def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, device=device, dtype=torch.float32).unsqueeze(1)
 
-    scaled = logits.float() / column([each.temperature for each in params])
-    draws = column([sampler.draw() for sampler in samplers])
-    if all(each.top_k == 0 and each.top_p >= 1.0 for each in params):
-        return _pick(torch.softmax(scaled, dim=-1), draws)
-    ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
+def _column(values: list[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, device=like.device, dtype=torch.float32).unsqueeze(1)
+
+
+def _draw(logits: Tensor, samplers: Sequence[SequenceSampler]) -> Tensor:
+    scaled = logits.float() / _column([each.params.temperature for each in samplers], logits)
+    draws = _column([each.draw() for each in samplers], logits)
+    return _pick(torch.softmax(scaled, dim=-1), draws)
+
+
+def _draw_filtered(logits: Tensor, samplers: Sequence[SequenceSampler]) -> Tensor:
     vocab = logits.shape[-1]
-    limits = torch.tensor([each.top_k or vocab for each in params], device=device).unsqueeze(1)
-    ordered = ordered.masked_fill(torch.arange(vocab, device=device) >= limits, -torch.inf)
+    scaled = logits.float() / _column([each.params.temperature for each in samplers], logits)
+    ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
+    limits = _column([each.params.top_k or vocab for each in samplers], logits)
+    ordered = ordered.masked_fill(torch.arange(vocab, device=logits.device) >= limits, -torch.inf)
     probabilities = torch.softmax(ordered, dim=-1)
     # A token stays while those before it have not reached top_p; the first always stays.
     before = probabilities.cumsum(dim=-1) - probabilities
-    dropped = before >= column([each.top_p for each in params])
+    dropped = before >= _column([each.params.top_p for each in samplers], logits)
     dropped[:, 0] = False
+    draws = _column([each.draw() for each in samplers], logits)
     ranks = _pick(probabilities.masked_fill(dropped, 0.0), draws)
     return order.gather(1, ranks.unsqueeze(1)).squeeze(1)
 

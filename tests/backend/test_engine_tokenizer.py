@@ -1,0 +1,159 @@
+import json
+
+import pytest
+import tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from backend.core.detokenizer import ByteLevelDetokenizer
+from backend.models.errors import ModelLoadError
+from backend.runtime.chat_template import ChatTemplateError
+from backend.runtime.tokenizer import Tokenizer
+
+CHATML = (
+    "{%- for message in messages %}\n"
+    "    {%- if message.role not in ('system', 'user', 'assistant') %}\n"
+    "        {{- raise_exception('unknown role ' ~ message.role) }}\n"
+    "    {%- endif %}\n"
+    "    {{- '<|im_start|>' + message.role + '\\n' }}\n"
+    "    {%- generation %}{{ message.content }}{% endgeneration %}\n"
+    "    {{- eos_token + '\\n' }}\n"
+    "{%- endfor %}\n"
+    "{%- if tools %}{{ tools | tojson }}{% endif %}\n"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}\n"
+)
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Grüße <b>& 東京</b> 🙂"},
+]
+
+
+@pytest.fixture
+def directory(tmp_path):
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    vocabulary = {character: index for index, character in enumerate(sorted(alphabet))}
+    raw = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
+    raw.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = tokenizers.decoders.ByteLevel()
+    raw.add_special_tokens(["<s>", "<|im_start|>", "<|im_end|>"])
+    raw.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 256)]
+    )
+    raw.enable_truncation(4)
+    raw.enable_padding(length=4)
+    raw.save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path, "tokenizer_config.json", config())
+    return tmp_path
+
+
+def config(**changes):
+    return {"eos_token": "<|im_end|>", "bos_token": {"content": "<s>"}, "chat_template": CHATML} | (
+        changes
+    )
+
+
+def write(directory, name, value):
+    (directory / name).write_text(json.dumps(value))
+
+
+def test_text_survives_and_is_neither_cut_nor_padded(directory):
+    tokenizer = Tokenizer.load(directory)
+    for text in ("", "a", "Grüße, 東京 🙂 " * 20):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert isinstance(tokenizer.detokenizer(), ByteLevelDetokenizer)
+
+
+def test_special_tokens_are_added_on_request_and_recognised_in_text(directory):
+    tokenizer = Tokenizer.load(directory)
+    plain = tokenizer.encode("hi")
+    assert tokenizer.bos_token_id == 256
+    assert tokenizer.encode("hi", add_special_tokens=True) == [256, *plain]
+    assert tokenizer.encode("<|im_start|>hi<|im_end|>") == [257, *plain, 258]
+    assert tokenizer.decode([257, *plain, 258]) == "hi"
+    assert tokenizer.vocab_size == 259
+
+
+@pytest.mark.parametrize("tools", [None, [{"type": "function", "function": {"name": "f"}}]])
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+def test_the_chat_template_renders_as_transformers_does(directory, add_generation_prompt, tools):
+    tokenizer = Tokenizer.load(directory)
+    peer = PreTrainedTokenizerFast(
+        tokenizer_file=str(directory / "tokenizer.json"),
+        eos_token="<|im_end|>",
+        bos_token="<s>",
+        chat_template=CHATML,
+    )
+    options = {"add_generation_prompt": add_generation_prompt, "tools": tools}
+    assert tokenizer.apply_chat_template(MESSAGES, **options) == peer.apply_chat_template(
+        MESSAGES, tokenize=False, **options
+    )
+
+
+def test_messages_that_the_template_refuses(directory):
+    tokenizer = Tokenizer.load(directory)
+    with pytest.raises(ChatTemplateError, match="refuses these messages: unknown role robot"):
+        tokenizer.apply_chat_template([{"role": "robot", "content": "x"}])
+    write(
+        directory, "tokenizer_config.json", config(chat_template="{{ 'x' + messages[0].content }}")
+    )
+    with pytest.raises(ValueError, match="cannot read these messages"):
+        Tokenizer.load(directory).apply_chat_template([{"role": "user", "content": ["x"]}])
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{% for i in range(10 ** 9) %}x{% endfor %}",
+    ],
+)
+def test_a_hostile_template_reaches_nothing(directory, template):
+    write(directory, "tokenizer_config.json", config(chat_template=template))
+    messages = [{"role": "user", "content": "x"}]
+    with pytest.raises(ChatTemplateError):
+        Tokenizer.load(directory).apply_chat_template(messages)
+    assert messages == [{"role": "user", "content": "x"}]
+
+
+def test_a_model_without_a_template_says_so(directory):
+    write(directory, "tokenizer_config.json", {})
+    tokenizer = Tokenizer.load(directory)
+    assert not tokenizer.has_chat_template
+    with pytest.raises(ChatTemplateError, match="no chat template"):
+        tokenizer.apply_chat_template(MESSAGES)
+
+
+def test_a_template_file_wins_and_named_templates_serve_tools(directory):
+    named = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
+    write(directory, "tokenizer_config.json", config(chat_template=named))
+    tokenizer = Tokenizer.load(directory)
+    assert tokenizer.apply_chat_template(MESSAGES) == "D"
+    assert tokenizer.apply_chat_template(MESSAGES, tools=[{"type": "function"}]) == "T"
+    (directory / "chat_template.jinja").write_text("F {{ bos_token }}")
+    assert Tokenizer.load(directory).apply_chat_template(MESSAGES) == "F <s>"
+
+
+def test_a_template_that_is_not_jinja_is_refused_at_load(directory):
+    write(directory, "tokenizer_config.json", config(chat_template="{% if %}"))
+    with pytest.raises(ModelLoadError, match="chat template, line 1"):
+        Tokenizer.load(directory)
+
+
+def test_a_tokenizer_config_that_is_not_json_is_named(directory):
+    (directory / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ModelLoadError, match=r"tokenizer_config\.json: not valid JSON"):
+        Tokenizer.load(directory)
+
+
+def test_end_tokens_come_from_generation_config_then_config_and_the_tokenizer(directory):
+    assert Tokenizer.load(directory).eos_token_ids == {258}
+    write(directory, "config.json", {"eos_token_id": 7})
+    assert Tokenizer.load(directory).eos_token_ids == {7, 258}
+    write(directory, "generation_config.json", {"eos_token_id": [8, 9]})
+    assert Tokenizer.load(directory).eos_token_ids == {8, 9, 258}
+
+
+def test_the_current_date_is_at_hand(directory):
+    template = "{{ strftime_now('%Y') | length }}"
+    write(directory, "tokenizer_config.json", config(chat_template=template))
+    assert Tokenizer.load(directory).apply_chat_template(MESSAGES) == "4"
