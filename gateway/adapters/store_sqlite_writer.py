@@ -1,7 +1,7 @@
 """The one thread that changes the entries' file: what queued up meanwhile shares a commit.
 
-Law: whoever asked is answered as soon as the group is committed; syncing the log to the disk,
-writing down uses and giving pages back come after.
+Law: whoever asked is answered as soon as the group is committed. Writing down uses comes after;
+syncing the log to the disk is another thread's, and waited for only when the log grows too long.
 """
 
 import logging
@@ -15,6 +15,7 @@ from queue import Empty, SimpleQueue
 from gateway.adapters.store_recency import Recency
 from gateway.adapters.store_reply import Reply
 from gateway.adapters.store_sqlite_file import PAGE_BYTES, WAL_BYTES, EntryFile, Session
+from gateway.adapters.store_sqlite_sync import LogSyncer
 from gateway.adapters.store_sqlite_table import (
     Bounds,
     Change,
@@ -35,6 +36,7 @@ MAX_WAITING_BYTES = 64 << 20
 GROUP_CHANGES = 128
 GROUP_BYTES = 16 << 20
 TRIM_ENTRIES = 2048
+MAX_LOG_BYTES = 32 << 20
 PAGES_A_PUT = 6
 """Upper estimate of the pages a small put dirties: two tables, three indexes, the totals."""
 
@@ -67,6 +69,7 @@ class Writer:
     ) -> None:
         self._session = Session(file)
         self._file = file
+        self._syncer = LogSyncer(file)
         self._bounds = bounds
         self._recency = recency
         self._clock = clock
@@ -99,12 +102,13 @@ class Writer:
 
     def stop(self) -> None:
         """Let the thread end after what is queued."""
+        self._syncer.stop()
         self._writes.put(_Stop())
 
     def join(self, deadline: float) -> bool:
-        """Wait until ``deadline`` (monotonic); tell whether the thread has ended."""
+        """Wait until ``deadline`` (monotonic); tell whether the threads have ended."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
-        return not self._thread.is_alive()
+        return self._syncer.join(deadline) and not self._thread.is_alive()
 
     def _run(self) -> None:
         self._guarded(self._trim)
@@ -114,7 +118,7 @@ class Writer:
             writes, stopped = self._collect(next_upkeep - time.monotonic())
             if writes:
                 self._commit(writes)
-                self._guarded(self._checkpoint_when_due)
+                self._guarded(self._sync_when_due)
             if stopped or time.monotonic() >= next_upkeep:
                 self._guarded(self._upkeep)
                 next_upkeep = time.monotonic() + self._upkeep_seconds
@@ -186,7 +190,7 @@ class Writer:
             totals, within = self._session.run(action)
             self._note(totals)
             self._unsynced += totals.evicted * PAGE_BYTES
-            self._checkpoint_when_due()
+            self._sync_when_due()
 
     def _upkeep(self) -> None:
         """Write down recent uses, catch up with what other processes did, sync the log."""
@@ -202,20 +206,16 @@ class Writer:
 
         self._note(self._session.run(action))
         self._unsynced += len(uses) * PAGE_BYTES
-        self._checkpoint_when_due()
+        self._sync_when_due()
 
-    def _checkpoint_when_due(self) -> None:
+    def _sync_when_due(self) -> None:
         if self._unsynced < WAL_BYTES:
             return
-
-        def action(connection: sqlite3.Connection) -> None:
-            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-            if self._file.log_bytes() > 4 * WAL_BYTES:
-                # Overlapping reads kept the log from starting over; this waits for a gap.
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-
-        self._session.run(action)
         self._unsynced = 0
+        self._syncer.request()
+        if self._file.log_bytes() > MAX_LOG_BYTES:
+            # Changes or reads without a gap kept the log from starting over: make them wait.
+            self._syncer.cut(self._session)
 
     def _transaction(self, connection: sqlite3.Connection) -> WriteTransaction:
         return WriteTransaction(connection, self._bounds, self._recency, self._clock())
