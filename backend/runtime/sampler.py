@@ -13,6 +13,9 @@ from torch import Tensor
 
 from backend.core.types import SamplingParams
 
+# Below this, logits divided by the temperature leave the range of float32; it is greedy anyway.
+_MIN_TEMPERATURE = 1e-5
+
 
 class SequenceSampler:
     """How one choice samples, and its generator."""
@@ -39,7 +42,8 @@ def sample(logits: Tensor, samplers: Sequence[SequenceSampler]) -> list[int | No
         drawn_rows = [
             row
             for row, sampler in enumerate(samplers)
-            if sampler.params.temperature > 0 and _is_filtered(sampler.params) is filtered
+            if sampler.params.temperature >= _MIN_TEMPERATURE
+            and _is_filtered(sampler.params) is filtered
         ]
         if drawn_rows:
             rows = torch.tensor(drawn_rows, device=logits.device)

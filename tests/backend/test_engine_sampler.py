@@ -25,6 +25,11 @@ def test_temperature_zero_takes_the_largest_and_draws_nothing():
     assert sampler.draw() == SequenceSampler(SamplingParams(seed=1), 0).draw()
 
 
+@pytest.mark.parametrize("temperature", [1e-300, 1e-30, 1e-5, 1e-3])
+def test_a_tiny_temperature_is_greedy(temperature):
+    assert set(draw(20, temperature=temperature, seed=1)) == {1}
+
+
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
 def test_shares_follow_the_softmax_at_a_temperature(temperature):
     expected = torch.softmax(LOGITS / temperature, 0)
