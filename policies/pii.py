@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from policies.detectors import Detector, detectors
+from policies.detectors.digits import digits_in
 from policies.detectors.normal import normalise, normalise_with_offsets
 
 DETECTOR_VERSION = 1
@@ -42,8 +43,9 @@ class PiiScanner:
     def scan(self, text: str) -> str | None:
         """Return the kind of the first detector that finds anything, or None."""
         plain = normalise(text)
+        held = digits_in(plain)
         for detector in self._detectors:
-            if next(detector.find(plain), None) is not None:
+            if detector.needs <= held and next(detector.find(plain), None) is not None:
                 return detector.kind
         return None
 
@@ -53,8 +55,11 @@ class PiiScanner:
         Where detectors disagree about the same characters, the earlier in their order is right.
         """
         plain, offsets = normalise_with_offsets(text)
+        held = digits_in(plain)
         found: list[tuple[int, int, str]] = []
         for detector in self._detectors:
+            if detector.needs > held:
+                continue
             taken = sorted(found)
             found += [
                 (start, end, detector.kind)

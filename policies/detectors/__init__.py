@@ -1,7 +1,7 @@
 """Detectors of structured personal data and secrets, one file a kind.
 
-Each reads text in normal form (``normal.normalise``), starts with a prefilter that costs next to
-nothing on text without a candidate, uses linear-time patterns (RE2), and validates what the
+Each reads text in normal form (``normal.normalise``), is asked only when the text holds the digits
+that it needs (``digits.digits_in``), uses linear-time patterns (RE2), and validates what the
 patterns propose: checksums, issued ranges, context.
 """
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from policies.detectors.card import CardDetector
+from policies.detectors.digits import Digits
 from policies.detectors.email import EmailDetector
 from policies.detectors.iban import IbanDetector
 from policies.detectors.ip import IpDetector
@@ -23,6 +24,11 @@ class Detector(Protocol):
     @property
     def kind(self) -> str:
         """The word for it in headers, metrics and logs."""
+        ...
+
+    @property
+    def needs(self) -> Digits:
+        """What text must hold for anything to be found in it."""
         ...
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:

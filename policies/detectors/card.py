@@ -1,11 +1,14 @@
 """Payment card numbers: an issued prefix, a length the brand uses, and the Luhn check digit."""
 
+import re
 from collections.abc import Iterator
 
 import re2
 
+from policies.detectors.digits import Digits
+
 _RUN = re2.compile(r"[0-9](?:[ .-]?[0-9]){11,}")
-_GROUP = re2.compile(r"[0-9]+")
+_GROUP = re.compile(r"[0-9]+")
 # Behind one of these words any number with a right check digit is taken for a card's.
 _LABEL = re2.compile(r"(?i)\b(?:card|credit|debit|visa|master ?card|amex|maestro|cc|pan)")
 _LABEL_REACH = 32
@@ -41,6 +44,7 @@ class CardDetector:
     """Finds card numbers, in one piece or in groups set off by one kind of separator."""
 
     kind = "card"
+    needs = Digits.RUN
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:
         """Yield (start, end) of each card number."""
@@ -75,8 +79,8 @@ def _card_from(text: str, groups: list[tuple[int, int]], first: int) -> int | No
         digits += text[group_start:group_end]
         if (
             len(digits) >= _SHORTEST
-            and _grouped_like_card(groups[first : last + 1])
             and _luhn(digits)
+            and _grouped_like_card(groups[first : last + 1])
             and (_is_labelled(text, start) or _is_issued(text, start, digits))
         ):
             return last

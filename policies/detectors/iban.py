@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import re2
 from stdnum import iban
 
+from policies.detectors.digits import Digits
+
 _HEAD = re2.compile(r"\b[A-Za-z]{2}[ -]?[0-9]{2}[ -]?[A-Za-z0-9]")
 _REACH = 34 * 2
 
@@ -25,6 +27,7 @@ class IbanDetector:
     """Finds IBANs in any case, in one piece or in groups."""
 
     kind = "iban"
+    needs = Digits.SOME
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:
         """Yield (start, end) of each IBAN."""

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 import re2
 
+from policies.detectors.digits import Digits
+
 _V4 = re2.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}")
 _V6 = re2.compile(r"[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,8}(?:[.][0-9]{1,3}){0,3}")
 # What stands right before a number with dots when it counts versions or sections.
@@ -19,6 +21,7 @@ class IpDetector:
     """Finds addresses that may name a person's machine."""
 
     kind = "ip"
+    needs = Digits.SOME
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:
         """Yield (start, end) of each address."""
@@ -27,7 +30,7 @@ class IpDetector:
                 start, end = match.span()
                 if _is_v4(text, start, end):
                     yield start, end
-        if text.count(":") >= 2:
+        if ":" in text:
             for match in _V6.finditer(text):
                 start, end = match.span()
                 if _is_v6(text, start, end):

@@ -13,22 +13,30 @@ import phonenumbers
 import re2
 from phonenumbers import Leniency, PhoneNumberMatcher
 
+from policies.detectors.digits import Digits
+
 _RUN = re2.compile(r"[0-9](?:[ ().\-/\[\]]{0,4}[0-9]){6,}")
 _NORTH_AMERICAN = re2.compile(r"\(?[2-9][0-9]{2}\)?[ .-]{1,2}[0-9]{3}[ .-][0-9]{4}")
 _LABEL = re2.compile(
     r"(?i)(?:\b(?:tele)?phone|\bcell|\bmobile|\btel\b|\bcall|\bfax|\bwhats ?app|\bsms\b|\btext me)"
     r"[^0-9]{0,16}$"
 )
+# A day, perhaps with an hour: 2025-11-10 12(:30).
+_DATE = re2.compile(r"[12][0-9]{3}[-/.][01]?[0-9][-/.][0-3]?[0-9](?: {1,2}[0-2]?[0-9])?")
 _LABEL_REACH = 32
 _LEAD, _TAIL = 4, 16
 """Characters around a run that belong to it or change its meaning: ``+(``, ``ext. 123``."""
 _NORTH_AMERICA = 1
+MOST_DIGITS = 8192
+"""Characters of digits and separators that are looked through in one text. What is beyond is
+taken for a phone number: a text is not clean because it is long."""
 
 
 class PhoneDetector:
     """Finds numbers with a country code, and national ones of the given regions."""
 
     kind = "phone"
+    needs = Digits.RUN
 
     __slots__ = ("_north_american", "_regions")
 
@@ -43,14 +51,22 @@ class PhoneDetector:
         )
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yield (start, end) of each number."""
+        """Yield (start, end) of each number, and of what is too much to look through."""
         behind = 0
+        looked_through = 0
         for run in _RUN.finditer(text):
-            offset = max(behind, run.start() - _LEAD)
-            for start, end in self._in(text, offset, run.start(), run.end()):
-                if start >= behind:
-                    behind = end
-                    yield start, end
+            start, end = run.span()
+            if _DATE.fullmatch(run.group()) is not None or _is_glued(text, start, end):
+                continue
+            looked_through += end - start
+            if looked_through > MOST_DIGITS:
+                yield max(behind, start), end
+                return
+            offset = max(behind, start - _LEAD)
+            for found, found_end in self._in(text, offset, start, end):
+                if found >= behind:
+                    behind = found_end
+                    yield found, found_end
 
     def _in(self, text: str, offset: int, start: int, end: int) -> list[tuple[int, int]]:
         """Return where numbers are in the run ``text[start:end]`` and its surroundings."""
@@ -63,14 +79,10 @@ class PhoneDetector:
             found = chain.from_iterable(
                 _matches(window, region, leniency) for region in self._regions
             )
-        spans = [(offset + first, offset + last) for first, last in found]
         if self._north_american:
-            spans += [
-                layout.span()
-                for layout in _NORTH_AMERICAN.finditer(text, offset, end)
-                if _stands_alone(text, *layout.span())
-            ]
-        return sorted(spans)
+            layouts = (layout.span() for layout in _NORTH_AMERICAN.finditer(window))
+            found = chain(found, (span for span in layouts if _stands_alone(window, *span)))
+        return sorted((offset + first, offset + last) for first, last in found)
 
 
 def _matches(window: str, region: str | None, leniency: int) -> Iterator[tuple[int, int]]:
@@ -83,6 +95,14 @@ def _stands_alone(text: str, start: int, end: int) -> bool:
     return not any(
         near[:1].isdigit() or (near[:1] in ("-", ".") and near[1:].isdigit())
         for near in (text[max(0, start - 2) : start][::-1], text[end : end + 2])
+    )
+
+
+def _is_glued(text: str, start: int, end: int) -> bool:
+    """Tell whether bare digits are the middle of a word, such as a hex digest."""
+    near = text[max(0, start - 1) : start] + text[end : end + 1]
+    return text[start:end].isdigit() and any(
+        character.isascii() and character.isalpha() for character in near
     )
 
 

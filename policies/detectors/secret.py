@@ -1,9 +1,12 @@
 """API keys, tokens, private keys and passwords: by prefix, by label, or by looking random."""
 
 from collections.abc import Iterator
+from heapq import merge
 from itertools import pairwise
 
 import re2
+
+from policies.detectors.digits import Digits, digits_in
 
 _KNOWN = re2.compile(
     r"\b(?:"
@@ -23,13 +26,14 @@ _KNOWN = re2.compile(
 _LABELLED = re2.compile(
     r"(?i)(?:\b|_)(?:bearer|basic|(?:api|access|secret|private|auth|account|client)?[ _-]?"
     r"(?:key|token|secret)|password|passwd|passphrase|pwd)"
-    r"(?:[\"']?\s*(?:[:=]|=>)\s*[\"']?(?:bearer\s+|basic\s+)?|\s+)(?P<value>[^\s\"'`,;<>(){}]{8,})"
+    r"(?:[\"']?\s*(?:[:=]|=>)\s*[\"']?(?:bearer\s+|basic\s+)?|\s+)([^\s\"'`,;<>(){}]{8,})"
 )
 _LONG = re2.compile(r"[A-Za-z0-9_+/=-]{20,}")
 _PIECE = re2.compile(r"[A-Za-z0-9_-]{20,}")
 # Ids that APIs hand out in public: replies, tool calls, files.
 _PUBLIC_ID = re2.compile(
-    r"(?:call|chatcmpl|cmpl|toolu|tooluse|fc|msg|resp|rs|run|thread|asst|file|req|step|vs)[_-]"
+    r"(?:call|chatcmpl|cmpl|toolu|tooluse|fc|msg|resp|rs|run|thread|asst|file|req|step|vs|batch"
+    r"|conv|event|item|ftjob|org|proj)[_-]"
 )
 _BLOB = 256
 """Characters from which a token is data (an image, a file) and no credential."""
@@ -39,14 +43,22 @@ class SecretDetector:
     """Finds credentials."""
 
     kind = "secret"
+    needs = Digits.NONE
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:
         """Yield (start, end) of each credential."""
         behind = 0
-        for start, end in sorted((*_known(text), *_labelled(text), *_random(text))):
+        for start, end in merge(*_searches(text)):
             if start >= behind:
                 behind = end
                 yield start, end
+
+
+def _searches(text: str) -> Iterator[Iterator[tuple[int, int]]]:
+    yield _known(text)
+    if digits_in(text) >= Digits.SOME:
+        yield _labelled(text)
+        yield _random(text)
 
 
 def _known(text: str) -> Iterator[tuple[int, int]]:
@@ -57,8 +69,8 @@ def _known(text: str) -> Iterator[tuple[int, int]]:
 def _labelled(text: str) -> Iterator[tuple[int, int]]:
     """Find what follows a label, where it is neither a word nor a plain number."""
     for match in _LABELLED.finditer(text):
-        value = match.group("value").rstrip(".?!:")
-        start = match.start("value")
+        value = match.group(1).rstrip(".?!:")
+        start = match.start(1)
         label = text[match.start() : start].rstrip()
         least = 8 if label[-1:] in ":=\"'>" else 16
         if len(value) >= least and any(map(str.isdigit, value)) and any(map(str.isalpha, value)):
@@ -69,9 +81,9 @@ def _random(text: str) -> Iterator[tuple[int, int]]:
     for token in _LONG.finditer(text):
         start, end = token.span()
         if end - start <= _BLOB:
-            for piece in _PIECE.finditer(text, start, end):
+            for piece in _PIECE.finditer(token.group()):
                 if looks_random(piece.group()):
-                    yield piece.span()
+                    yield start + piece.start(), start + piece.end()
 
 
 def looks_random(token: str) -> bool:

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 import re2
 
+from policies.detectors.digits import Digits
+
 _SEPARATED = re2.compile(r"[0-9]{3}(?:-[0-9]{2}-|\.[0-9]{2}\.| [0-9]{2} )[0-9]{4}")
 _TOGETHER = re2.compile(
-    r"(?i)\b(?:ssn|ss#|social\s+security)\b[^0-9\n]{0,40}(?P<number>[0-9]{9})(?:[^0-9]|$)"
+    r"(?i)\b(?:ssn|ss#|social\s+security)\b[^0-9\n]{0,40}([0-9]{9})(?:[^0-9]|$)"
 )
 _ANY_LABEL = re2.compile(r"(?i)ssn|ss#|social\s+security")
 
@@ -18,6 +20,7 @@ class SsnDetector:
     """Finds ``AAA-GG-SSSS`` in issued ranges, and nine digits behind a label."""
 
     kind = "ssn"
+    needs = Digits.RUN
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:
         """Yield (start, end) of each number."""
@@ -27,8 +30,8 @@ class SsnDetector:
                 yield start, end
         if _ANY_LABEL.search(text) is not None:
             for match in _TOGETHER.finditer(text):
-                if _is_issued(match.group("number")):
-                    yield match.span("number")
+                if _is_issued(match.group(1)):
+                    yield match.span(1)
 
 
 def _stands_alone(text: str, start: int, end: int) -> bool:
