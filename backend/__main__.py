@@ -133,7 +133,7 @@ def _run(settings: Settings) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(app, settings.host, settings.port))
-    except (ModelLoadError, StartError) as error:
+    except (ModelLoadError, StartError, OSError) as error:
         print(f"refrain backend: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     if app[served_model_key].left_threads:
