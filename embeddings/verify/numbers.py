@@ -26,7 +26,7 @@ _ORDINALS: Final = _counted(
     1,
     "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth",
 )
-_NUMBER_WORDS: Final = frozenset({*_UNITS, *_TENS, *_SCALES, "hundred"})
+NUMBER_WORDS: Final = frozenset({*_UNITS, *_TENS, *_SCALES, "hundred"})
 _THOUSANDS: Final = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _ORDINAL_DIGITS: Final = re.compile(r"(\d+)(?:st|nd|rd|th)", re.IGNORECASE)
 
@@ -51,7 +51,7 @@ def number_words(words: Sequence[str]) -> tuple[str, int] | None:
     Return its digits and how many words it took: ("125", 5) for one hundred and twenty five. None
     when the first word is no number word.
     """
-    if not words or words[0] not in _NUMBER_WORDS:
+    if not words or words[0] not in NUMBER_WORDS:
         return None
     total, part, taken = 0, 0, 0
     # What follows must be worth less than this to belong to the number: "twenty twenty" is two.

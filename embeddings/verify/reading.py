@@ -26,7 +26,7 @@ from embeddings.verify.lexicon import (
     UNITS,
 )
 from embeddings.verify.lexing import Lexeme, Piece, lex
-from embeddings.verify.numbers import digits, number_words, ordinal_word
+from embeddings.verify.numbers import NUMBER_WORDS, digits, number_words, ordinal_word
 
 
 class Kind(StrEnum):
@@ -58,6 +58,8 @@ class Token:
 
 _LONGEST_PHRASE: Final = max(map(len, PHRASES))
 _LOOK_AHEAD: Final = 12
+# Words that may open a phrase or a number; all others stand for themselves.
+_OPENERS: Final = NUMBER_WORDS | {phrase[0] for phrase in PHRASES}
 _TIMES_OF_DAY: Final = frozenset({"am", "pm"})
 _KINDS: Final = (
     (Kind.NEGATION, NEGATIONS),
@@ -114,6 +116,8 @@ def _next(
             return (Token(form, Kind.UNIT) if form else Token(lexeme.text, Kind.SYMBOL)), 1
         case Piece.WORD if lexeme.named:
             return _name(lexeme.text), 1
+        case Piece.WORD if lexeme.text not in _OPENERS and not after_number:
+            return _word(lexeme.text), 1
         case Piece.WORD:
             ahead = takewhile(_is_plain, sentence[place : place + _LOOK_AHEAD])
             return _words([x.text for x in ahead], after_number=after_number)

@@ -1,0 +1,156 @@
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from embeddings.batching import BatchedEncoder, Batcher, OverloadedError
+from embeddings.protocol import Reason
+
+
+class Gate:
+    """A batch function that waits until it may go on, and remembers its batches."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.may_run = threading.Event()
+        self.may_run.set()
+
+    def __call__(self, items):
+        self.batches.append(list(items))
+        assert self.may_run.wait(30)
+        if "bad" in items:
+            raise ValueError("bad item")
+        return [item.upper() for item in items]
+
+
+@pytest.fixture
+def executor():
+    with ThreadPoolExecutor(1) as threads:
+        yield threads
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - set from the batch's thread
+            await asyncio.sleep(0)
+
+
+async def test_an_idle_batcher_starts_a_lone_item_at_once(executor):
+    run = Gate()
+    batcher = Batcher(run, executor, max_batch=8, max_waiting=8)
+    assert await batcher.submit("a") == "A"
+    assert await batcher.submit("b") == "B"
+    assert run.batches == [["a"], ["b"]]
+
+
+async def test_what_arrives_during_a_batch_makes_up_the_next_ones(executor):
+    run = Gate()
+    run.may_run.clear()
+    batcher = Batcher(run, executor, max_batch=3, max_waiting=8)
+    calls = [asyncio.create_task(batcher.submit("first"))]
+    await until(lambda: run.batches)
+    calls += [asyncio.create_task(batcher.submit(item)) for item in "abcde"]
+    await asyncio.sleep(0)
+    run.may_run.set()
+    assert await asyncio.gather(*calls) == ["FIRST", *"ABCDE"]
+    assert run.batches == [["first"], ["a", "b", "c"], ["d", "e"]]
+
+
+async def test_a_cancelled_item_is_left_out_of_its_batch(executor):
+    run = Gate()
+    run.may_run.clear()
+    batcher = Batcher(run, executor, max_batch=8, max_waiting=8)
+    running = asyncio.create_task(batcher.submit("running"))
+    await until(lambda: run.batches)
+    waiting = [asyncio.create_task(batcher.submit(item)) for item in "ab"]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    running.cancel()
+    await asyncio.sleep(0)
+    run.may_run.set()
+    assert await waiting[1] == "B"
+    assert run.batches == [["running"], ["b"]]
+    assert waiting[0].cancelled()
+    assert running.cancelled()
+
+
+async def test_a_failing_batch_fails_its_own_callers_only(executor):
+    batcher = Batcher(Gate(), executor, max_batch=8, max_waiting=8)
+    with pytest.raises(ValueError, match="bad item"):
+        await batcher.submit("bad")
+    assert await batcher.submit("good") == "GOOD"
+
+
+async def test_as_many_wait_as_may_and_cancelled_ones_make_room(executor):
+    run = Gate()
+    run.may_run.clear()
+    batcher = Batcher(run, executor, max_batch=1, max_waiting=2)
+    calls = [asyncio.create_task(batcher.submit("running"))]
+    await until(lambda: run.batches)
+    calls += [asyncio.create_task(batcher.submit(item)) for item in "ab"]
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError):
+        await batcher.submit("c")
+    calls.pop().cancel()
+    await asyncio.sleep(0)
+    calls.append(asyncio.create_task(batcher.submit("d")))
+    await asyncio.sleep(0)
+    run.may_run.set()
+    assert await asyncio.gather(*calls) == ["RUNNING", "A", "D"]
+
+
+async def test_drain_returns_when_nothing_is_left(executor):
+    run = Gate()
+    batcher = Batcher(run, executor, max_batch=1, max_waiting=8)
+    calls = [asyncio.create_task(batcher.submit(item)) for item in "abc"]
+    await asyncio.sleep(0)
+    await batcher.drain()
+    assert run.batches == [["a"], ["b"], ["c"]]
+    assert await asyncio.gather(*calls) == ["A", "B", "C"]
+
+
+class CountingEncoder:
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def __call__(self, texts):
+        self.texts.extend(texts)
+        return [
+            Reason.TEXT_TOO_LONG if text == "long" else np.full(4, len(text), dtype=np.float32)
+            for text in texts
+        ]
+
+
+async def test_a_recent_text_costs_no_second_pass(executor):
+    encode = CountingEncoder()
+    encoder = BatchedEncoder(encode, executor, max_batch=8, max_waiting=8, remembered=2)
+    first = await encoder.encode("abc")
+    again = await encoder.encode("abc")
+    assert again is first
+    assert encode.texts == ["abc"]
+
+
+async def test_the_least_recent_vector_is_forgotten(executor):
+    encode = CountingEncoder()
+    encoder = BatchedEncoder(encode, executor, max_batch=8, max_waiting=8, remembered=2)
+    for text in ("a", "b", "a", "c", "a", "b"):
+        await encoder.encode(text)
+    assert encode.texts == ["a", "b", "c", "b"]
+
+
+async def test_a_refusal_is_passed_on_and_not_remembered(executor):
+    encode = CountingEncoder()
+    encoder = BatchedEncoder(encode, executor, max_batch=8, max_waiting=8, remembered=2)
+    assert await encoder.encode("long") is Reason.TEXT_TOO_LONG
+    assert await encoder.encode("long") is Reason.TEXT_TOO_LONG
+    assert encode.texts == ["long", "long"]
+
+
+async def test_equal_texts_of_one_batch_are_encoded_once(executor):
+    encode = CountingEncoder()
+    encoder = BatchedEncoder(encode, executor, max_batch=8, max_waiting=8, remembered=2)
+    vectors = await asyncio.gather(*(encoder.encode(text) for text in ("a", "bb", "a")))
+    assert encode.texts == ["a", "bb"]
+    assert [vector[0] for vector in vectors] == [1, 2, 1]

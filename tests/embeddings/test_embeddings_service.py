@@ -1,0 +1,182 @@
+"""The real service through the real client."""
+
+import asyncio
+import os
+import time
+
+import pytest
+
+from embeddings.client import EmbeddingsClient, EmbeddingsUnavailable
+from embeddings.connections import MAX_IN_FLIGHT
+from embeddings.protocol import Add, Done, FrameDecoder, Matches, Reason, Refused, Search, encode
+
+LATER = time.time() + 3600
+RESET = "How do I reset my password?"
+
+
+async def test_a_paraphrase_is_near_and_another_question_is_not(client, partition):
+    await client.add(partition, b"reset", RESET, LATER)
+    (near,) = await client.search(partition, "How can I reset my password?", 1)
+    (far,) = await client.search(partition, "What is the capital of France?", 1)
+    assert near.key == b"reset"
+    assert near.similarity > 0.95
+    assert far.similarity < 0.3
+
+
+async def test_matches_come_nearest_first_and_at_most_k(client, partition):
+    for key, text in ((b"a", RESET), (b"b", "How do I reset my phone?"), (b"c", "Tell a joke")):
+        await client.add(partition, key, text, LATER)
+    matches = await client.search(partition, RESET, 2)
+    assert [match.key for match in matches] == [b"a", b"b"]
+    assert matches[0].similarity == pytest.approx(1.0, abs=1e-5)
+
+
+async def test_partitions_do_not_see_each_other(client, partition):
+    await client.add(partition, os.urandom(8), RESET, LATER)
+    assert await client.search(partition + b"x", RESET, 5) == []
+
+
+async def test_an_expired_vector_is_not_found(client, partition):
+    await client.add(partition, os.urandom(8), RESET, time.time() - 1)
+    assert await client.search(partition, RESET, 5) == []
+
+
+async def test_adding_a_key_again_replaces_it(client, partition):
+    key = os.urandom(8)
+    await client.add(partition, key, "Tell me a joke", LATER)
+    await client.add(partition, key, RESET, LATER)
+    (match,) = await client.search(partition, RESET, 5)
+    assert match.similarity == pytest.approx(1.0, abs=1e-5)
+
+
+async def test_removed_keys_are_gone_and_unknown_ones_are_no_error(client, partition):
+    keys = [os.urandom(8) for _ in range(3)]
+    for key in keys:
+        await client.add(partition, key, RESET, LATER)
+    await client.remove([keys[0], keys[2], b"unknown"])
+    assert [match.key for match in await client.search(partition, RESET, 5)] == [keys[1]]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "empty-text"),
+        (" \n\t", "empty-text"),
+        ("\x00\x01\u200b", "empty-text"),
+        ("word " * 300, "text-too-long"),
+        ("x" * 100_000, "text-too-long"),
+        ("\U0001f389" * 250_000, "text-too-long"),
+        ("\ud800", "error"),
+    ],
+)
+async def test_a_text_without_a_vector_is_refused_with_its_reason(client, partition, text, reason):
+    with pytest.raises(EmbeddingsUnavailable) as searched:
+        await client.search(partition, text, 1)
+    with pytest.raises(EmbeddingsUnavailable) as added:
+        await client.add(partition, b"key", text, LATER)
+    assert searched.value.reason == added.value.reason == reason
+    assert (await client.status()).ready
+
+
+async def test_long_texts_that_differ_only_at_the_end_never_meet(client, partition):
+    shared = "word " * 256
+    with pytest.raises(EmbeddingsUnavailable, match="no vector"):
+        await client.add(partition, b"key", shared + "one", LATER)
+    with pytest.raises(EmbeddingsUnavailable, match="no vector"):
+        await client.search(partition, shared + "two", 1)
+
+
+@pytest.mark.parametrize("text", ["\U0001f389\U0001f389", "密码怎么重置", "a\x00b", "й" * 50])
+async def test_odd_characters_have_a_vector(client, partition, text):
+    await client.add(partition, os.urandom(8), text, LATER)
+    (match,) = await client.search(partition, text, 1)
+    assert match.similarity == pytest.approx(1.0, abs=1e-4)
+
+
+async def test_several_clients_at_once_get_their_own_answers(client, running_service, partition):
+    texts = [f"What is the meaning of word {number}?" for number in range(40)]
+    for number, text in enumerate(texts):
+        await client.add(partition, b"%s-%d" % (partition, number), text, LATER)
+    others = [EmbeddingsClient(running_service.socket, timeout=30) for _ in range(4)]
+    found = await asyncio.gather(
+        *(
+            others[number % 4].search(partition, text, 1)
+            for number, text in enumerate(texts)
+            for _ in range(3)
+        )
+    )
+    await asyncio.gather(*(other.close() for other in others))
+    keys = [matches[0].key for matches in found]
+    assert keys == [b"%s-%d" % (partition, number) for number in range(40) for _ in range(3)]
+
+
+async def test_batching_answers_many_much_faster_than_one_by_one(client, partition):
+    async def ask(numbers) -> float:
+        started = time.perf_counter()
+        for task in [
+            asyncio.create_task(client.search(partition, f"Unheard question {n}", 1))
+            for n in numbers
+        ]:
+            await task
+        return time.perf_counter() - started
+
+    seed = int.from_bytes(os.urandom(6))
+    alone = sum([await ask([seed + n]) for n in range(20)])
+    together = await ask([seed + n for n in range(100, 120)])
+    assert together < alone
+
+
+async def test_status_tells_what_is_loaded(client, partition):
+    before = await client.status()
+    await client.add(partition, os.urandom(8), RESET, LATER)
+    after = await client.status()
+    assert (before.ready, before.encoder, before.dimensions) == (True, "all-MiniLM-L6-v2", 384)
+    assert len(bytes.fromhex(before.digest)) == 32
+    assert after.vectors == before.vectors + 1
+
+
+async def test_a_client_that_breaks_the_protocol_is_told_and_cut_off(client, running_service):
+    reader, writer = await asyncio.open_unix_connection(str(running_service.socket))
+    writer.write(b"\xff" * 64)
+    async with asyncio.timeout(10):
+        (told,) = FrameDecoder().feed(await reader.read())
+    writer.close()
+    await writer.wait_closed()
+    assert isinstance(told.message, Refused)
+    assert told.message.reason is Reason.ERROR
+    assert (await client.status()).ready
+
+
+async def test_requests_beyond_the_bound_are_refused_and_the_rest_answered(
+    client, running_service, partition
+):
+    reader, writer = await asyncio.open_unix_connection(str(running_service.socket))
+    sent = MAX_IN_FLIGHT + 50
+    writer.write(b"".join(encode(n, Search(partition, f"text {n}", 1)) for n in range(sent)))
+    decoder, replies = FrameDecoder(), {}
+    async with asyncio.timeout(60):
+        while len(replies) < sent:
+            data = await reader.read(1 << 16)
+            replies.update((e.request_id, e.message) for e in decoder.feed(data))
+    writer.close()
+    await writer.wait_closed()
+    kinds = {type(reply) for reply in replies.values()}
+    assert kinds <= {Matches, Refused}
+    assert all(r.reason is Reason.OVERLOADED for r in replies.values() if isinstance(r, Refused))
+    assert sum(isinstance(reply, Matches) for reply in replies.values()) >= MAX_IN_FLIGHT / 2
+
+
+async def test_a_client_that_goes_away_mid_request_disturbs_nobody(
+    client, running_service, partition
+):
+    reader, writer = await asyncio.open_unix_connection(str(running_service.socket))
+    writer.write(encode(1, Add(partition, b"left", RESET, LATER)))
+    writer.write(encode(2, Search(partition, "gone before the answer", 1))[:-5])
+    await writer.drain()
+    decoder = FrameDecoder()
+    async with asyncio.timeout(30):
+        (first,) = decoder.feed(await reader.read(1 << 16))
+    assert first.message == Done()
+    writer.transport.abort()
+    (match,) = await client.search(partition, RESET, 1)
+    assert match.key == b"left"

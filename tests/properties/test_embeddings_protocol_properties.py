@@ -1,0 +1,140 @@
+"""The wire protocol: round trips at any cut, and nothing but ProtocolError for other bytes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embeddings.protocol import (
+    MAX_FIELD_BYTES,
+    MAX_FRAME_BYTES,
+    MAX_MATCHES,
+    Add,
+    AskStatus,
+    Cancel,
+    Done,
+    FrameDecoder,
+    IndexStatus,
+    Match,
+    Matches,
+    ProtocolError,
+    Reason,
+    Refused,
+    Remove,
+    Search,
+    decode,
+    encode,
+)
+
+FIELDS = st.binary(max_size=MAX_FIELD_BYTES)
+TEXTS = st.text(st.characters(codec="utf-8"))
+TIMES = st.floats(allow_nan=False)
+IDS = st.integers(0, 2**32 - 1)
+U32 = st.integers(0, 2**32 - 1)
+MESSAGES = st.one_of(
+    st.builds(Search, FIELDS, TEXTS, st.integers(0, MAX_MATCHES)),
+    st.builds(Add, FIELDS, FIELDS, TEXTS, TIMES),
+    st.builds(Remove, st.lists(FIELDS, max_size=20).map(tuple)),
+    st.builds(AskStatus),
+    st.builds(Cancel),
+    st.builds(Done),
+    st.builds(Matches, st.lists(st.builds(Match, FIELDS, TIMES), max_size=20).map(tuple)),
+    st.builds(IndexStatus, st.booleans(), TEXTS, st.text("0123456789abcdef"), U32, U32),
+    st.builds(Refused, st.sampled_from(Reason), TEXTS),
+)
+
+
+@given(IDS, MESSAGES)
+def test_a_message_comes_back_from_single_bytes(request_id, message):
+    decoder = FrameDecoder()
+    found = [e for byte in encode(request_id, message) for e in decoder.feed(bytes([byte]))]
+    assert [(e.request_id, e.message) for e in found] == [(request_id, message)]
+
+
+@given(st.lists(st.tuples(IDS, MESSAGES), max_size=6), st.data())
+def test_a_stream_comes_back_whatever_its_cuts(messages, data):
+    stream = b"".join(encode(request_id, message) for request_id, message in messages)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    decoder = FrameDecoder()
+    found = []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        found += [(e.request_id, e.message) for e in decoder.feed(stream[start:end])]
+    assert found == messages
+
+
+@given(IDS, MESSAGES, st.binary(min_size=1, max_size=4))
+def test_bytes_left_over_are_refused_or_belong_to_the_text(request_id, message, trailing):
+    body = encode(request_id, message)[4:] + trailing
+    if isinstance(message, Search | Add | Refused | IndexStatus):
+        return
+    with pytest.raises(ProtocolError, match="after the end"):
+        decode(body)
+
+
+@given(IDS, MESSAGES, st.data())
+def test_a_message_cut_short_is_refused_or_has_a_shorter_text(request_id, message, data):
+    body = encode(request_id, message)[4:]
+    cut = body[: data.draw(st.integers(0, len(body) - 1))]
+    try:
+        found = decode(cut)
+    except ProtocolError:
+        return
+    assert type(found.message) is type(message)
+    assert isinstance(message, Search | Add | Refused | IndexStatus)
+
+
+@given(st.binary(max_size=200))
+def test_any_body_is_a_message_or_a_protocol_error(body):
+    try:
+        envelope = decode(body)
+    except ProtocolError:
+        return
+    assert encode(envelope.request_id, envelope.message)[4:] == body
+
+
+@given(st.binary(max_size=300))
+def test_any_stream_is_messages_or_a_protocol_error(stream):
+    decoder = FrameDecoder()
+    try:
+        list(decoder.feed(stream))
+    except ProtocolError:
+        return
+    assert len(decoder._buffer) <= MAX_FRAME_BYTES + 4  # what it may hold of an unfinished frame
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b"", "too early"),
+        (b"\x02\x04\x00\x00\x00\x01", "protocol version 2"),
+        (b"\x01\x63\x00\x00\x00\x01", "unknown message kind 99"),
+        (b"\x01\x12\x00\x00\x00\x01\x02" + b"\x00" * 10, "flag of value 2"),
+        (b"\x01\x13\x00\x00\x00\x01\x00\x03odd", "unknown reason"),
+        (b"\x01\x01\x00\x00\x00\x01\x00\x00\x00\x01\xff", "not UTF-8"),
+        (b"\x01\x01\x00\x00\x00\x01\xff\xff", "field of 65535 bytes"),
+        (b"\x01\x11\x00\x00\x00\x01\xff\xff", "65535 matches"),
+        (b"\x01\x03\x00\x00\x00\x01\xff\xff\xff\xff", "too early"),
+    ],
+)
+def test_a_broken_body_is_refused_with_what_is_wrong(body, problem):
+    with pytest.raises(ProtocolError, match=problem):
+        decode(body)
+
+
+def test_a_frame_over_the_bound_is_refused_before_its_bytes_arrive():
+    with pytest.raises(ProtocolError, match="frame of"):
+        list(FrameDecoder().feed((MAX_FRAME_BYTES + 1).to_bytes(4)))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Search(b"p" * (MAX_FIELD_BYTES + 1), "text", 1),
+        Search(b"p", "text", MAX_MATCHES + 1),
+        Search(b"p", "x" * MAX_FRAME_BYTES, 1),
+        Add(b"p", b"k", "text", float("nan")),
+        Matches((Match(b"k", float("nan")),)),
+    ],
+)
+def test_what_does_not_fit_is_not_sent(message):
+    with pytest.raises(ProtocolError):
+        encode(1, message)
