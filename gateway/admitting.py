@@ -16,7 +16,7 @@ from gateway.ports import (
     Store,
     StoreError,
 )
-from gateway.scanning import ScanFailedError, scan_text
+from gateway.scanning import ScanFailedError, Scans
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ class Admitter:
 
     entries: Store
     semantic: SemanticIndex | None
+    scans: Scans
     now: Callable[[], float]
 
     async def store(self, plan: Plan, result: Any, plain: bytes, scanner: Scanner) -> Reason | None:
@@ -36,7 +37,7 @@ class Admitter:
             return reason
         if plan.scans:
             try:
-                if await scan_text(scanner, answer_text(result)) is not None:
+                if await self.scans.scan(scanner, answer_text(result)) is not None:
                     return Reason.PII
             except ScanFailedError:
                 return Reason.SCAN_FAULT

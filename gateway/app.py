@@ -16,6 +16,7 @@ from embeddings.client import EmbeddingsClient, EmbeddingsUnavailable
 from embeddings.verify.agreement import agree
 from gateway.adapters.handlers import Handlers
 from gateway.adapters.metrics import Metrics
+from gateway.adapters.pass_through import PassThrough
 from gateway.adapters.policy_file import PolicyFile
 from gateway.adapters.readiness import Check, Readiness
 from gateway.adapters.secret import load_or_create_secret
@@ -29,6 +30,7 @@ from gateway.forwarding import Forwarder
 from gateway.observation import Observation, Sink
 from gateway.pipeline import Pipeline
 from gateway.ports import Candidate, SemanticIndex, SemanticUnavailableError, Store
+from gateway.scanning import Scans
 from gateway.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -60,6 +62,13 @@ class SemanticService:
         """See the port."""
         try:
             await self._client.add(partition, key, text, expires_at)
+        except EmbeddingsUnavailable as error:
+            raise SemanticUnavailableError(error.reason) from error
+
+    async def remove(self, keys: Sequence[bytes]) -> None:
+        """See the port."""
+        try:
+            await self._client.remove(keys)
         except EmbeddingsUnavailable as error:
             raise SemanticUnavailableError(error.reason) from error
 
@@ -149,6 +158,7 @@ def create_app(
             "semantic": "on" if semantic is not None else "off",
         }
 
+    scans = Scans()
     pipeline = Pipeline(
         store=store,
         semantic=semantic,
@@ -156,32 +166,49 @@ def create_app(
         policies=policies,
         forwarder=Forwarder(
             upstream=upstream,
-            admitter=Admitter(store, semantic, time.time),
+            admitter=Admitter(store, semantic, scans, time.time),
             max_answer_bytes=settings.max_answer_bytes,
         ),
+        scans=scans,
         secret=secret,
         now=time.time,
     )
     app = web.Application(client_max_size=settings.max_body_bytes)
-    handlers = Handlers(pipeline, upstream, Readiness(checks, details), metrics.page, begin)
+    client_seconds = settings.client_timeout
+    handlers = Handlers(
+        pipeline,
+        PassThrough(upstream, client_seconds=client_seconds),
+        Readiness(checks, details),
+        metrics.page,
+        begin,
+        client_seconds=client_seconds,
+    )
     handlers.add_routes(app)
 
     async def lifespan(_app: web.Application) -> AsyncIterator[None]:
-        await upstream.open()
-        watch = asyncio.create_task(policies.watch(POLICY_POLL_SECONDS, metrics.policy_reloaded))
-        yield
-        watch.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watch
-        if client is not None:
-            await client.close()
-        await upstream.close()
-        await store.close()
-        if tracing is not None:
-            await asyncio.to_thread(tracing.close)
+        async with contextlib.AsyncExitStack() as stack:
+            if tracing is not None:
+                stack.push_async_callback(asyncio.to_thread, tracing.close)
+            stack.push_async_callback(store.close)
+            stack.callback(scans.close)
+            await upstream.open()
+            stack.push_async_callback(upstream.close)
+            if client is not None:
+                stack.push_async_callback(client.close)
+            watch = asyncio.create_task(
+                policies.watch(POLICY_POLL_SECONDS, metrics.policy_reloaded)
+            )
+            stack.push_async_callback(_ended, watch)
+            yield
 
     app.cleanup_ctx.append(lifespan)
     return app
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 def _tracing() -> Any:
@@ -199,9 +226,9 @@ def log_request(seen: Observation) -> None:
     """Write one line a request when debugging; figures and reasons, never text."""
     if log.isEnabledFor(logging.DEBUG) and seen.ended is not None:
         log.debug(
-            "%s model=%s rule=%s outcome=%s reason=%s declined=%s status=%d ms=%.1f",
+            "%s model=%r rule=%s outcome=%s reason=%s declined=%s status=%d ms=%.1f",
             seen.endpoint,
-            seen.model,
+            seen.model[:128],
             seen.rule,
             seen.outcome,
             seen.reason,

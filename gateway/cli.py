@@ -41,7 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if run is None:
         parser.print_help(sys.stderr)
         return 2
-    return run(options)
+    try:
+        return run(options)
+    except KeyboardInterrupt:  # before the supervisor took over the signal
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:

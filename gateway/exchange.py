@@ -1,6 +1,6 @@
 """Requests and replies as the pipeline sees them, free of any HTTP library."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -9,11 +9,21 @@ Headers = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Inbound:
-    """A request to a cached endpoint. ``headers`` look-ups ignore case."""
+    """A request to a cached endpoint.
 
-    path: str
+    ``target`` is path and query. ``headers`` are by lower-case name, repeated lines joined;
+    ``fields`` are the lines as they came.
+    """
+
+    target: str
     headers: Mapping[str, str]
+    fields: Iterable[tuple[str, str]]
     raw: bytes
+
+    @property
+    def query(self) -> str:
+        """The query string, empty where there is none."""
+        return self.target.partition("?")[2]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ last one, which waits until the entry can be hit.
 """
 
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -16,6 +16,7 @@ import orjson
 from gateway.admitting import Admitter
 from gateway.core import sse
 from gateway.core.errors import UpstreamError, error_body
+from gateway.core.headers import Fields, end_to_end, request_fields, without
 from gateway.core.lookup import Forward
 from gateway.core.plan import Plan
 from gateway.core.status import joined
@@ -28,37 +29,8 @@ from gateway.ports import Scanner, Upstream, UpstreamReply
 
 log = logging.getLogger(__name__)
 
-_HOP_BY_HOP = frozenset(
-    {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
-_NOT_FORWARDED = _HOP_BY_HOP | {
-    "host",
-    "content-length",
-    "accept-encoding",
-    "content-encoding",
-    "expect",
-}
-"""Request headers of this connection only, and those the body's re-sending makes untrue."""
-
-
-def forwarded_headers(headers: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the end-to-end headers of a request, the client's own credential among them."""
-    named = {name.strip().lower() for name in headers.get("connection", "").split(",")}
-    return [
-        (name, value)
-        for name, value in headers.items()
-        if (lower := name.lower()) not in _NOT_FORWARDED and lower not in named
-    ]
+_OURS = ("accept-encoding", "content-encoding")
+"""Request headers that are about our own call, whose body is decoded and read here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +81,13 @@ class Forwarder:
 
     async def _attempt(self, exchange: Exchange, raw: bytes, *, strip_usage: bool) -> Reply:
         inbound, seen = exchange.inbound, exchange.seen
-        headers = [*forwarded_headers(inbound.headers), *seen.trace_headers.items()]
+        # The answer is read here, so it must come unencoded; our span stands for the client's.
+        headers = without(request_fields(inbound.fields), *_OURS, *seen.trace_headers)
+        headers += (("Accept-Encoding", "identity"), *seen.trace_headers.items())
         async with AsyncExitStack() as stack:
             seen.upstream_started = seen.clock()
             upstream = await stack.enter_async_context(
-                self.upstream.send(inbound.path, headers, raw)
+                self.upstream.send(inbound.target, headers, raw)
             )
             seen.upstream_head = seen.clock()
             seen.status = upstream.status
@@ -142,7 +116,8 @@ class Forwarder:
         body: bytes | AsyncIterator[bytes],
         resources: AsyncExitStack | None = None,
     ) -> Reply:
-        ours = exchange.state.status.header(stored=exchange.seen.stored)
+        seen = exchange.seen
+        ours = exchange.state.status.header(stored=seen.stored, declined=seen.declined)
         return Reply(upstream.status, _reply_headers(upstream, ours), body, resources)
 
     async def _relay(
@@ -156,21 +131,40 @@ class Forwarder:
         seen = exchange.seen
         try:
             async for chunk in upstream.chunks():
-                out: list[bytes] = []
-                for event in decoder.feed(chunk):
-                    if event.data == sse.DONE:
-                        if out:
-                            yield b"".join(out)
-                            out.clear()
-                        await self._store_streamed(upstream.status, answer, exchange)
-                    out.append(answer.pass_on(event))
-                if passed := b"".join(out):
-                    seen.mark_first_token()
-                    yield passed
+                async for piece in self._follow(decoder.feed(chunk), answer, upstream, exchange):
+                    yield piece
+            if (last := decoder.end()) is not None:
+                async for piece in self._follow([last], answer, upstream, exchange):
+                    yield piece
             if not answer.ended:
                 yield _broken(seen, "The upstream ended the stream before the answer's end.")
         except (UpstreamError, sse.EventTooLargeError) as error:
             yield _broken(seen, str(error))
+        if answer.failed:
+            seen.outcome, seen.reason = "error", Reason.UPSTREAM_BROKE
+
+    async def _follow(
+        self,
+        events: Iterable[sse.Event],
+        answer: StreamedAnswer,
+        upstream: UpstreamReply,
+        exchange: Exchange,
+    ) -> AsyncIterator[bytes]:
+        """Yield what the events of one read come to; the last bytes once the entry is there."""
+        out: list[bytes] = []
+        for event in events:
+            if event.data == sse.DONE:
+                if out:
+                    exchange.seen.mark_first_token()
+                    yield b"".join(out)
+                    out.clear()
+                await self._store_streamed(upstream.status, answer, exchange)
+                if answer.failed:
+                    continue  # a stream that failed ends without [DONE]
+            out.append(answer.pass_on(event))
+        if passed := b"".join(out):
+            exchange.seen.mark_first_token()
+            yield passed
 
     async def _store_plain(self, status: int, answer: bytes, exchange: Exchange) -> None:
         try:
@@ -232,16 +226,10 @@ def _refuses_usage(reply: Reply) -> bool:
     )
 
 
-def _reply_headers(upstream: UpstreamReply, ours: str) -> tuple[tuple[str, str], ...]:
-    kept = []
-    theirs: list[str] = []
-    for name, value in upstream.headers:
-        lower = name.lower()
-        if lower == "cache-status":
-            theirs.append(value)
-        elif lower not in _HOP_BY_HOP:
-            kept.append((name, value))
-    return (*kept, ("Cache-Status", joined(", ".join(theirs), ours)))
+def _reply_headers(upstream: UpstreamReply, ours: str) -> Fields:
+    fields = end_to_end(upstream.headers)
+    theirs = ", ".join(value for name, value in fields if name.lower() == "cache-status")
+    return (*without(fields, "cache-status"), ("Cache-Status", joined(theirs, ours)))
 
 
 def _note_usage(seen: Observation, usage: Any) -> None:

@@ -32,6 +32,10 @@ Ask twice and look at the Cache-Status header. Metrics: {url}/metrics   Stop: Ct
 """
 
 
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""This machine is reached directly, whatever proxy the environment names."""
+
+
 class StartError(Exception):
     """Something needed is not there; one line says what."""
 
@@ -79,7 +83,7 @@ def _tell_when_ready(url: str, stopped: threading.Event) -> None:
 
 def _is_ready(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/readyz", timeout=3) as reply:  # noqa: S310
+        with _DIRECT.open(f"{url}/readyz", timeout=3) as reply:
             return bool(reply.status == 200)
     except (urllib.error.URLError, OSError):
         return False
@@ -133,7 +137,7 @@ def _embeddings(settings: Settings, runtime: Path) -> Sequence[Child]:
     argv += ["--data-dir", str(settings.data_dir), "--device", settings.embeddings_device]
     if settings.embeddings_model is not None:
         argv += ["--model", settings.embeddings_model]
-    return (Child("embeddings", argv),)
+    return (Child("embeddings", argv, vital=False),)
 
 
 def _semantic_socket(runtime: Path) -> Path:
@@ -159,4 +163,4 @@ def _workers(
         metrics.mkdir()
         environment["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
     names = [f"gateway-{number}" for number in range(1, settings.workers + 1)]
-    return [Child(name, argv, environment, (sock.fileno(),)) for name in names]
+    return [Child(name, argv, environment, (sock.fileno(),), front=True) for name in names]

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gateway.core.status import ForwardStatus
 from gateway.core.types import Reason
 
 
@@ -11,7 +12,8 @@ class Observation:
     """Filled in along the pipeline, handed to the sinks once by ``finish``.
 
     Times are readings of one monotonic clock in seconds. ``outcome`` is ``hit``, ``miss``,
-    ``bypass``, ``refused`` or ``error``; ``declined`` is why an answer was not stored.
+    ``bypass``, ``refused`` (only-if-cached), ``pass`` (a path that is not cached), ``invalid``
+    (the client's fault) or ``error``; ``declined`` is why an answer was not stored.
     """
 
     endpoint: str
@@ -26,6 +28,7 @@ class Observation:
     reason: Reason | None = None
     semantic_fault: str | None = None
     status: int = 0
+    forward: ForwardStatus | None = None
     stored: bool = False
     declined: Reason | None = None
     upstream_started: float | None = None

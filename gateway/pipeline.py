@@ -5,8 +5,9 @@ comes from a store by any other path. Faults of store, index and scanner end as 
 bypass, never as an error to the client.
 """
 
+import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -45,7 +46,7 @@ from gateway.ports import (
     Store,
     StoreError,
 )
-from gateway.scanning import ScanFailedError, scan_text
+from gateway.scanning import ScanFailedError, Scans
 from policies.decide import Decision, RequestFacts
 from policies.freshness import parse_directives
 
@@ -67,6 +68,7 @@ class Pipeline:
     verify: Verify
     policies: PolicySource
     forwarder: Forwarder
+    scans: Scans
     secret: bytes
     now: Callable[[], float]
 
@@ -76,27 +78,27 @@ class Pipeline:
         seen.model = body["model"]
         seen.streamed = body.get("stream") is True
         active = self.policies.active
-        state = self._plan(endpoint, body, inbound.headers, active, seen)
+        state = self._plan(endpoint, body, inbound, active, seen)
         while True:
             match state:
                 case LookUpExact():
                     state = state.next(await self._get(state.plan.key), self.now())
                 case ScanPrompt():
-                    state = await _scan_prompt(state, active)
+                    state = await self._scan(state, active)
                 case SearchSemantic():
                     state = state.next(await self._search(state.plan, seen))
                 case FetchCandidate():
-                    entry = await self._get(state.key)
+                    entry = await self._get_candidate(state.key)
                     state = state.next(entry, self.now(), self.verify)
                 case Hit():
                     return _render(endpoint, body, state, seen)
                 case Refused():
                     return _refuse(seen)
                 case Forward():
-                    seen.outcome = (
-                        "bypass" if state.status.forwarded is Forwarded.BYPASS else "miss"
-                    )
+                    bypassed = state.status.forwarded is Forwarded.BYPASS
+                    seen.outcome = "bypass" if bypassed else "miss"
                     seen.reason = state.status.reason
+                    seen.forward = state.status
                     exchange = Exchange(endpoint, inbound, body, state, active.scanner, seen)
                     return await self.forwarder.forward(exchange)
                 case _:
@@ -106,10 +108,11 @@ class Pipeline:
         self,
         endpoint: Endpoint,
         body: dict[str, Any],
-        headers: Mapping[str, str],
+        inbound: Inbound,
         active: ActivePolicy,
         seen: Observation,
     ) -> State:
+        headers = inbound.headers
         tenant = identify(headers)
         decision: Decision = active.policy.decide(
             RequestFacts(
@@ -129,10 +132,11 @@ class Pipeline:
             body,
             endpoint=endpoint,
             upstream=self.forwarder.upstream.name,
+            query=inbound.query,
             tenant=tenant,
             secret=self.secret,
             decision=decision,
-            pii_identity=f"{decision.pii}/{active.scanner_version}",
+            pii_identity=active.pii_identities[decision.pii],
             directives=directives,
         )
         return bypass(plan, directives) if isinstance(plan, Reason) else start(plan)
@@ -143,6 +147,21 @@ class Pipeline:
         except StoreError as error:
             log.warning("store: lookup failed, treated as a miss: %s", error)
             return None
+
+    async def _get_candidate(self, key: bytes) -> Entry | None:
+        entry = await self._get(key)
+        if entry is None and self.semantic is not None:
+            # The entry was evicted: its vector would stand before living ones.
+            with contextlib.suppress(SemanticUnavailableError):
+                await self.semantic.remove([key])
+        return entry
+
+    async def _scan(self, state: ScanPrompt, active: ActivePolicy) -> State:
+        try:
+            found = await self.scans.scan(active.scanner, prompt_text(state.plan.body))
+        except ScanFailedError:
+            return state.failed()
+        return state.next(found)
 
     async def _search(self, plan: Plan, seen: Observation) -> list[tuple[bytes, float]]:
         if self.semantic is None or plan.question is None:
@@ -170,13 +189,6 @@ def _parse(endpoint: Endpoint, raw: bytes) -> dict[str, Any]:
     return body
 
 
-async def _scan_prompt(state: ScanPrompt, active: ActivePolicy) -> State:
-    try:
-        return state.next(await scan_text(active.scanner, prompt_text(state.plan.body)))
-    except ScanFailedError:
-        return state.failed()
-
-
 def _render(endpoint: Endpoint, body: dict[str, Any], hit: Hit, seen: Observation) -> Reply:
     seen.outcome = "hit"
     seen.reason = hit.status.reason
@@ -196,9 +208,11 @@ def _render(endpoint: Endpoint, body: dict[str, Any], hit: Hit, seen: Observatio
 def _refuse(seen: Observation) -> Reply:
     seen.outcome = "refused"
     seen.reason = Reason.ONLY_IF_CACHED
+    seen.status = 504
     error = RequestError(
         504,
         "No stored answer fits, and the request asked for a stored answer only.",
+        kind="cache_error",
         code=Reason.ONLY_IF_CACHED.value,
     )
     header = RefusedStatus(Reason.ONLY_IF_CACHED).header()

@@ -1,12 +1,12 @@
 """What the pipeline needs from the outside; adapters provide it, tests may fake it."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.core.types import Entry
-from policies.decide import Policy
+from policies.decide import PiiAction, Policy
 
 
 class StoreError(Exception):
@@ -77,6 +77,10 @@ class SemanticIndex(Protocol):
         """Make the entry findable by ``text``. Raises SemanticUnavailableError."""
         ...
 
+    async def remove(self, keys: Sequence[bytes]) -> None:
+        """Forget the vectors of these entries. Raises SemanticUnavailableError."""
+        ...
+
 
 class UpstreamReply(Protocol):
     """The head of an upstream's reply, and its body as it arrives."""
@@ -133,7 +137,8 @@ class ActivePolicy:
 
     policy: Policy
     scanner: Scanner
-    scanner_version: str
+    pii_identities: Mapping[PiiAction, str]
+    """What keys say of the scan that a prompt passed, for each action."""
 
 
 class PolicySource(Protocol):

@@ -1,12 +1,15 @@
 """Settings of the gateway: flags over REFRAIN_* environment over refrain.yaml over defaults."""
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from policies.document import Document, policy_text, read_document
+from policies.problems import PolicyError
 
 ENVIRONMENT_PREFIX = "REFRAIN_"
 
@@ -33,9 +36,10 @@ class Settings(BaseModel):
     memory_bytes: int = Field(default=128 * 2**20, ge=0)
     embeddings_model: str | None = None
     embeddings_device: str = Field(default="auto", pattern="^(auto|cpu|cuda)$")
-    semantic_timeout: float = Field(default=0.25, gt=0)
+    semantic_timeout: float = Field(default=1.0, gt=0)
     connect_timeout: float = Field(default=10.0, gt=0)
     read_timeout: float = Field(default=600.0, gt=0)
+    client_timeout: float = Field(default=300.0, gt=0)
 
     @field_validator("upstream", mode="before")
     @classmethod
@@ -50,6 +54,11 @@ class Settings(BaseModel):
             parts = urlsplit(url)
             if parts.scheme not in ("http", "https") or not parts.hostname:
                 raise ValueError(f"expected a URL such as http://127.0.0.1:8000/v1, got {url!r}")
+            if "@" in parts.netloc:
+                raise ValueError(
+                    f"expected no user name or password in the URL of {parts.hostname}: "
+                    "the client's own Authorization is passed on"
+                )
             if not parts.path.endswith("/v1"):
                 raise ValueError(f"expected a base URL that ends in /v1, got {url!r}")
         return urls
@@ -59,36 +68,29 @@ def load_settings(
     flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None
 ) -> Settings:
     """Merge the sources. ``flags`` holds only what was given. Raises SettingsError."""
-    merged: dict[str, Any] = {}
-    origin: dict[str, str] = {}
-    for source, values in (
-        (str(file), _read(file) if file is not None else {}),
-        ("environment", _from_environment(environment)),
-        ("command line", flags),
-    ):
-        for name, value in values.items():
-            merged[name] = value
-            origin[name] = source
+    document = _read(file) if file is not None else Document("")
+    if document.problems:
+        raise SettingsError("\n".join(map(str, document.problems)))
+    in_file = document.data or {}
+    if not isinstance(in_file, dict):
+        raise SettingsError(str(document.problem((), "a mapping of settings")))
+    in_environment = _from_environment(environment)
     try:
-        return Settings.model_validate(merged)
+        return Settings.model_validate({**in_file, **in_environment, **flags})
     except ValidationError as error:
-        raise SettingsError(_explain(error, origin)) from None
+        problems = error.errors(include_url=False)
+        raise SettingsError(
+            "\n".join(_told(dict(p), document, in_environment, flags) for p in problems)
+        ) from None
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path) -> Document:
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{file}: cannot be read: {error}") from None
-    try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise SettingsError(f"{file}: not valid YAML: {' '.join(str(error).split())}") from None
-    if values is None:
-        return {}
-    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
-        raise SettingsError(f"{file}: expected a mapping of settings, got {type(values).__name__}")
-    return values
+        return read_document(policy_text(file.read_bytes(), str(file)), str(file))
+    except OSError as error:
+        raise SettingsError(f"{file}: cannot be read: {error.strerror or error}") from None
+    except PolicyError as error:
+        raise SettingsError(str(error)) from None
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -96,17 +98,21 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {known[name]: value for name, value in environment.items() if name in known and value}
 
 
-def _explain(error: ValidationError, origin: Mapping[str, str]) -> str:
-    lines = []
-    for problem in error.errors(include_url=False):
-        key = ".".join(str(part) for part in problem["loc"])
-        name = str(problem["loc"][0])
-        where = origin.get(name, "settings")
-        shown = ENVIRONMENT_PREFIX + name.upper() if where == "environment" else key
-        if problem["type"] == "extra_forbidden":
-            known = ", ".join(sorted(Settings.model_fields))
-            lines.append(f"{where}: unknown key '{shown}'; known keys: {known}")
-        else:
-            message = problem["msg"].removeprefix("Value error, ")
-            lines.append(f"{where}: {shown}: {message}")
-    return "\n".join(lines)
+def _told(
+    problem: dict[str, Any],
+    document: Document,
+    in_environment: Mapping[str, str],
+    flags: Mapping[str, Any],
+) -> str:
+    path = tuple(problem["loc"])
+    name = str(path[0])
+    message = problem["msg"].removeprefix("Value error, ")
+    if name in flags:
+        return f"--{name.replace('_', '-')}: {message}"
+    if name in in_environment:
+        return f"{ENVIRONMENT_PREFIX}{name.upper()}: {message}"
+    if problem["type"] == "extra_forbidden":
+        near = get_close_matches(name, Settings.model_fields, n=1)
+        hint = f"such as {near[0]}" if near else ", ".join(sorted(Settings.model_fields))
+        return str(document.problem(path, f"a known key ({hint})", f"unknown key {name!r}"))
+    return f"{document.source}:{document.places[path[:1]].line}: {name}: {message}"

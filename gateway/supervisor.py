@@ -1,7 +1,8 @@
 """Starts the processes of one installation and keeps them running until told to stop.
 
 Children get a session of their own, so that Ctrl-C reaches the supervisor alone and they stop in
-order; their stdin is a pipe held here, so that not even a killed supervisor leaves one behind.
+order: in front first, since they have answers to finish that need those behind. Their stdin is a
+pipe held here, so that not even a killed supervisor leaves one behind.
 """
 
 import asyncio
@@ -26,12 +27,18 @@ SETTLED_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A process to run: it is restarted when it ends by itself."""
+    """A process to run: it is restarted when it ends by itself.
+
+    ``vital`` children that exit with 1 or 2 before they have settled end everything; others are
+    started again and again, since the rest can do without them. ``front`` ones are stopped first.
+    """
 
     name: str
     argv: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     pass_fds: Sequence[int] = ()
+    vital: bool = True
+    front: bool = False
 
 
 class Supervisor:
@@ -40,6 +47,7 @@ class Supervisor:
     def __init__(self, children: Sequence[Child]) -> None:
         self._children = children
         self._stop = asyncio.Event()
+        self._stop_behind = asyncio.Event()
         self._exit_code = 0
 
     def stop(self) -> None:
@@ -51,19 +59,25 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self.stop)
-        tasks = [asyncio.create_task(self._keep(child)) for child in self._children]
-        await asyncio.gather(*tasks)
+        front = [self._keep(child, self._stop) for child in self._children if child.front]
+        behind = [
+            self._keep(child, self._stop_behind) for child in self._children if not child.front
+        ]
+        rest = asyncio.gather(*behind)
+        await asyncio.gather(self._stop.wait(), *front)
+        self._stop_behind.set()
+        await rest
         return self._exit_code
 
-    async def _keep(self, child: Child) -> None:
+    async def _keep(self, child: Child, stop: asyncio.Event) -> None:
         backoff = FIRST_BACKOFF_SECONDS
-        while not self._stop.is_set():
+        while not stop.is_set():
             began = time.monotonic()
-            code = await self._run_once(child)
+            code = await _run_once(child, stop)
             if self._stop.is_set():
                 return
             lived = time.monotonic() - began
-            if code in (1, 2) and lived < SETTLED_SECONDS:
+            if child.vital and code in (1, 2) and lived < SETTLED_SECONDS:
                 # It said on stderr what is wrong; starting again would not mend it.
                 log.debug("%s cannot start (exit code %d)", child.name, code)
                 self._exit_code = code
@@ -73,24 +87,25 @@ class Supervisor:
                 backoff = FIRST_BACKOFF_SECONDS
             log.error("%s ended (exit code %d); starting it again", child.name, code)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), backoff)
+                await asyncio.wait_for(stop.wait(), backoff)
             backoff = min(backoff * 2, LAST_BACKOFF_SECONDS)
 
-    async def _run_once(self, child: Child) -> int:
-        process = await asyncio.create_subprocess_exec(
-            *child.argv,
-            stdin=asyncio.subprocess.PIPE,
-            env={**os.environ, **child.environment, PARENT_PIPE: "1"},
-            pass_fds=child.pass_fds,
-            start_new_session=True,
-        )
-        ended = asyncio.create_task(process.wait())
-        stopping = asyncio.create_task(self._stop.wait())
-        await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if not ended.done():
-            await _end(process, child.name)
-        return await ended
+
+async def _run_once(child: Child, stop: asyncio.Event) -> int:
+    process = await asyncio.create_subprocess_exec(
+        *child.argv,
+        stdin=asyncio.subprocess.PIPE,
+        env={**os.environ, **child.environment, PARENT_PIPE: "1"},
+        pass_fds=child.pass_fds,
+        start_new_session=True,
+    )
+    ended = asyncio.create_task(process.wait())
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not ended.done():
+        await _end(process, child.name)
+    return await ended
 
 
 async def _end(process: asyncio.subprocess.Process, name: str) -> None:

@@ -5,6 +5,7 @@ several workers share it. Settings come as JSON in the environment: a command li
 """
 
 import argparse
+import logging
 import os
 import socket
 import sys
@@ -50,6 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     settings = Settings.model_validate_json(os.environ[WORKER_SETTINGS])
     configure_logging(settings.log_level)
+    # It logs what it cannot parse, header lines with keys among them; faults of ours are logged
+    # by the handlers.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     sock = socket.socket(fileno=options.socket_fd)
     try:
         uvloop.run(

@@ -1,21 +1,21 @@
 """aiohttp's side of the gateway: requests in, replies out, every fault in OpenAI's error form."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, aclosing
-from typing import Any, cast
+from contextlib import AsyncExitStack
+from typing import Any
 
 import orjson
-from aiohttp import ClientResponse, web
+from aiohttp import web
 from multidict import CIMultiDict
 
+from gateway.adapters.pass_through import PassThrough
 from gateway.adapters.readiness import Readiness
-from gateway.adapters.upstream_http import HttpUpstream
-from gateway.core.errors import RequestError, UpstreamError, error_body
-from gateway.core.status import Forwarded, ForwardStatus
+from gateway.core.errors import ClientError, RequestError, UpstreamError, error_body
+from gateway.core.headers import folded
 from gateway.core.types import Endpoint, Reason
 from gateway.exchange import Inbound, Reply
-from gateway.forwarding import forwarded_headers
 from gateway.observation import Observation
 from gateway.pipeline import Pipeline
 
@@ -24,94 +24,125 @@ log = logging.getLogger(__name__)
 Begin = Callable[[str, web.BaseRequest], Observation]
 """Starts the observation of one request: (endpoint, request)."""
 
-_CONNECTION_HEADERS = frozenset({"transfer-encoding", "connection", "keep-alive", "content-length"})
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Handlers:
-    """HTTP handlers; ``add_routes`` is their table."""
+    """HTTP handlers; ``add_routes`` is their table.
+
+    ``client_seconds`` bounds the wait for a client: for all of its body, and for it to take what
+    was written.
+    """
 
     def __init__(
         self,
         pipeline: Pipeline,
-        upstream: HttpUpstream,
+        pass_through: PassThrough,
         readiness: Readiness,
         metrics: Callable[[], tuple[bytes, str]],
         begin: Begin,
+        *,
+        client_seconds: float,
     ) -> None:
         self._pipeline = pipeline
-        self._upstream = upstream
+        self._pass_through = pass_through
         self._readiness = readiness
         self._metrics = metrics
         self._begin = begin
+        self._client_seconds = client_seconds
 
     def add_routes(self, app: web.Application) -> None:
         """Register every path the gateway answers."""
         router = app.router
         for endpoint in Endpoint:
-            router.add_post(endpoint.value, self._cached(endpoint))
-        router.add_get("/healthz", self._healthz)
+            router.add_post(endpoint.value, self._observed(endpoint.value, self._cached(endpoint)))
+        router.add_get("/healthz", _healthz)
         router.add_get("/readyz", self._readyz)
         router.add_get("/metrics", self._metrics_page)
-        router.add_route("*", "/v1/{tail:.*}", self._pass_through)
+        other = self._observed("/v1/*", self._pass_through.handle)
+        router.add_route("*", "/v1/{tail:.*}", other)
         router.add_route("*", "/{tail:.*}", _not_found)
 
-    def _cached(self, endpoint: Endpoint) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        async def handle(request: web.Request) -> web.StreamResponse:
-            seen = self._begin(endpoint.value, request)
+    def _observed(
+        self,
+        endpoint: str,
+        handle: Callable[[web.Request, Observation], Awaitable[web.StreamResponse]],
+    ) -> Handler:
+        """Wrap a handler: every way it can end is observed, and told in OpenAI's form."""
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            seen = self._begin(endpoint, request)
             try:
-                raw = await request.read()
-                inbound = Inbound(request.path_qs, request.headers, raw)
-                reply = await self._pipeline.answer(endpoint, inbound, seen)
-                if isinstance(reply.body, bytes):
-                    seen.mark_first_token()
-                    return _whole(reply)
-                async with reply.resources or AsyncExitStack():
-                    return await _stream(request, reply, reply.body, seen)
-            except web.HTTPRequestEntityTooLarge:
-                seen.status = 413
-                return _too_large()
+                return await handle(request, seen)
             except RequestError as error:
-                seen.status = error.status
-                return _error(error, seen)
+                return _refused(error, seen)
+            except asyncio.CancelledError:
+                seen.outcome, seen.reason = "error", Reason.CLIENT_GONE
+                raise
+            except Exception:
+                # A defect of ours: the client gets an answer in the form it knows all the same.
+                log.exception("a request failed")
+                seen.outcome, seen.reason, seen.status = "error", Reason.INTERNAL, 500
+                message = "The gateway had an internal error while processing your request."
+                return _json(500, error_body(message, "server_error", None, Reason.INTERNAL.value))
             finally:
                 seen.finish()
 
+        return handler
+
+    def _cached(
+        self, endpoint: Endpoint
+    ) -> Callable[[web.Request, Observation], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.Request, seen: Observation) -> web.StreamResponse:
+            inbound = Inbound(
+                target=request.path_qs,
+                headers=folded(request.headers.items()),
+                fields=request.headers.items(),
+                raw=await self._read(request),
+            )
+            reply = await self._pipeline.answer(endpoint, inbound, seen)
+            if isinstance(reply.body, bytes):
+                seen.mark_first_token()
+                return web.Response(
+                    body=reply.body, status=reply.status, headers=CIMultiDict(reply.headers)
+                )
+            async with reply.resources or AsyncExitStack():
+                return await self._stream(request, reply, reply.body, seen)
+
         return handle
 
-    async def _pass_through(self, request: web.Request) -> web.StreamResponse:
-        """Forward anything else below /v1 as it is, in both directions."""
-        headers = forwarded_headers(request.headers)
-        if (encoding := request.headers.get("Accept-Encoding")) is not None:
-            headers.append(("Accept-Encoding", encoding))
-        body = _request_body(request) if request.can_read_body else None
+    async def _read(self, request: web.Request) -> bytes:
         try:
-            async with self._upstream.request(
-                request.method, request.path_qs, headers, body, decode=False
-            ) as upstream:
-                return await self._copy(request, upstream)
-        except UpstreamError as error:
-            return _error(error, None)
+            async with asyncio.timeout(self._client_seconds):
+                return await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            message = "The body of your request is larger than this gateway accepts."
+            raise ClientError(413, message, code="request_too_large") from None
+        except TimeoutError:
+            raise ClientError(408, "Your request's body did not come in time.") from None
+        except web.RequestPayloadError:
+            raise ClientError(400, "The body of your request could not be decoded.") from None
 
-    async def _copy(self, request: web.Request, upstream: ClientResponse) -> web.StreamResponse:
-        response = web.StreamResponse(status=upstream.status, reason=upstream.reason)
-        for name, value in upstream.headers.items():
-            if name.lower() not in _CONNECTION_HEADERS:
-                response.headers.add(name, value)
-        response.content_length = upstream.content_length
-        await response.prepare(request)
+    async def _stream(
+        self, request: web.Request, reply: Reply, body: AsyncIterator[bytes], seen: Observation
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(status=reply.status, headers=CIMultiDict(reply.headers))
         try:
-            async for chunk in self._upstream.body(upstream):
-                await response.write(chunk)
+            await response.prepare(request)
+            async for chunk in body:
+                async with asyncio.timeout(self._client_seconds):
+                    await response.write(chunk)
             await response.write_eof()
-        except UpstreamError as error:
-            # The head is out: only a broken connection can tell the client.
-            log.warning("%s", error)
-            if request.transport is not None:
-                request.transport.abort()
+        except ConnectionResetError:
+            seen.outcome, seen.reason = "error", Reason.CLIENT_GONE
+        except TimeoutError:
+            seen.outcome, seen.reason = "error", Reason.CLIENT_TIMEOUT
+            _abort(request)
+        except Exception:
+            log.exception("a stream failed")
+            seen.outcome, seen.reason = "error", Reason.INTERNAL
+            _abort(request)
         return response
-
-    async def _healthz(self, _request: web.Request) -> web.Response:
-        return _json(200, {"status": "alive"})
 
     async def _readyz(self, _request: web.Request) -> web.Response:
         report = await self._readiness.report()
@@ -122,49 +153,30 @@ class Handlers:
         return web.Response(body=page, headers={"Content-Type": content_type})
 
 
-async def _request_body(request: web.Request) -> AsyncIterator[bytes]:
-    async for chunk in request.content.iter_any():
-        yield chunk
-
-
-def _whole(reply: Reply) -> web.Response:
-    return web.Response(
-        body=cast("bytes", reply.body), status=reply.status, headers=CIMultiDict(reply.headers)
-    )
-
-
-async def _stream(
-    request: web.Request, reply: Reply, body: AsyncIterator[bytes], seen: Observation
-) -> web.StreamResponse:
-    response = web.StreamResponse(status=reply.status, headers=CIMultiDict(reply.headers))
-    async with aclosing(cast("Any", body)):
-        try:
-            await response.prepare(request)
-            async for chunk in body:
-                await response.write(chunk)
-            await response.write_eof()
-        except ConnectionResetError:
-            seen.outcome, seen.reason = "error", Reason.CLIENT_GONE
-    return response
+def _abort(request: web.BaseRequest) -> None:
+    """Break the connection: once the head is out, nothing else tells that the body is not whole."""
+    if request.transport is not None:
+        request.transport.abort()
 
 
 def _json(status: int, value: dict[str, Any]) -> web.Response:
     return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")
 
 
-def _error(error: RequestError, seen: Observation | None) -> web.Response:
+def _refused(error: RequestError, seen: Observation) -> web.Response:
     response = _json(error.status, error.body())
-    if isinstance(error, UpstreamError) and seen is not None:
-        forwarded = Forwarded.BYPASS if seen.outcome == "bypass" else Forwarded.MISS
-        response.headers["Cache-Status"] = ForwardStatus(forwarded, error.reason).header()
+    seen.status = error.status
+    if isinstance(error, UpstreamError):
+        if seen.forward is not None:
+            response.headers["Cache-Status"] = seen.forward.header(declined=error.reason)
         seen.outcome, seen.reason = "error", error.reason
+    else:
+        seen.outcome, seen.reason = "invalid", Reason.INVALID_REQUEST
     return response
 
 
-def _too_large() -> web.Response:
-    message = "The body of your request is larger than this gateway accepts."
-    body = error_body(message, "invalid_request_error", None, "request_too_large")
-    return _json(413, body)
+async def _healthz(_request: web.Request) -> web.Response:
+    return _json(200, {"status": "alive"})
 
 
 async def _not_found(request: web.Request) -> web.Response:

@@ -64,7 +64,8 @@ class Metrics:
             ("result",),
             registry=self._registry,
         )
-        self._registry.register(_StoreCollector(store_stats))
+        self._store = _StoreCollector(store_stats)
+        self._registry.register(self._store)
 
     def observe(self, seen: Observation) -> None:
         """Count one finished request."""
@@ -100,6 +101,7 @@ class Metrics:
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+            registry.register(self._store)
         return generate_latest(registry), CONTENT_TYPE_LATEST
 
 

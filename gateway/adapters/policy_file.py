@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gateway.ports import ActivePolicy
-from policies.decide import Policy
+from policies.decide import PiiAction
+from policies.document import policy_text
 from policies.parse import PolicyError, parse_policy
 from policies.pii import DETECTOR_VERSION, PiiScanner
 
@@ -21,14 +22,20 @@ class PolicyFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._text = path.read_bytes()
-        self._active = activate(_parse(self._text, path))
-        self.problem: str | None = None
+        self._data = path.read_bytes()
+        self._active = _activate(self._data, path)
+        self._unreadable: str | None = None
+        self._wrong: str | None = None
 
     @property
     def active(self) -> ActivePolicy:
         """The policy in force."""
         return self._active
+
+    @property
+    def problem(self) -> str | None:
+        """What keeps the file on disk from being in force, or None."""
+        return self._unreadable or self._wrong
 
     def reload(self) -> bool:
         """Read the file again; return whether a new policy took effect.
@@ -36,29 +43,30 @@ class PolicyFile:
         Whatever is wrong keeps the policy in force and is told by ``problem``.
         """
         try:
-            text = self._path.read_bytes()
-            if text == self._text:
-                if self.problem is not None and self.problem.startswith("cannot be read"):
-                    self.problem = None
-                return False
-            policy = _parse(text, self._path)
+            data = self._path.read_bytes()
         except OSError as error:
-            self._complain(f"cannot be read: {error.strerror or error}")
+            problem = f"cannot be read: {error.strerror or error}"
+            if problem != self._unreadable:
+                self._complain(problem)
+            self._unreadable = problem
             return False
-        except PolicyError as error:
-            self._text = text
-            self._complain(str(error))
+        self._unreadable = None
+        if data == self._data:
             return False
-        self._text = text
-        self.problem = None
-        self._active = activate(policy)
-        log.info("policy: %s reloaded, generation %d", self._path, policy.generation)
+        self._data = data
+        try:
+            self._active = _activate(data, self._path)
+        except (PolicyError, ValueError) as error:
+            self._wrong = str(error)
+            self._complain(self._wrong)
+            return False
+        self._wrong = None
+        generation = self._active.policy.generation
+        log.info("policy: %s reloaded, generation %d", self._path, generation)
         return True
 
     def _complain(self, problem: str) -> None:
-        if problem != self.problem:
-            self.problem = problem
-            log.error("policy: %s: keeping the last good policy: %s", self._path, problem)
+        log.error("policy: keeping the last good policy: %s", problem)
 
     async def watch(self, seconds: float, reloaded: Callable[[bool], None]) -> None:
         """Look for an edit every ``seconds`` until cancelled.
@@ -73,11 +81,8 @@ class PolicyFile:
                 reloaded(self.problem is None)
 
 
-def _parse(text: bytes, path: Path) -> Policy:
-    return parse_policy(text.decode("utf-8", errors="replace"), str(path))
-
-
-def activate(policy: Policy) -> ActivePolicy:
-    """Build what goes with a policy."""
-    version = f"{DETECTOR_VERSION}/{','.join(policy.regions)}"
-    return ActivePolicy(policy, PiiScanner(policy.regions), version)
+def _activate(data: bytes, path: Path) -> ActivePolicy:
+    policy = parse_policy(policy_text(data, str(path)), str(path))
+    regions = ",".join(sorted(policy.regions))
+    identities = {action: f"{action}/{DETECTOR_VERSION}/{regions}" for action in PiiAction}
+    return ActivePolicy(policy, PiiScanner(policy.regions), identities)

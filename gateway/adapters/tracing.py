@@ -45,7 +45,7 @@ class Tracing:
 
 def _end(span: Span, seen: Observation) -> None:
     operation = _OPERATIONS.get(seen.endpoint, "request")
-    span.update_name(f"{operation} {seen.model}".strip())
+    span.update_name(f"{operation} {seen.model[:128]}".strip())
     attributes: dict[str, Any] = {
         "gen_ai.operation.name": operation,
         "gen_ai.request.model": seen.model,

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from urllib.parse import urlsplit, urlunsplit
 
 from aiohttp import (
     ClientConnectionError,
@@ -32,29 +31,24 @@ class HttpUpstream:
     def __init__(
         self, base_url: str, *, connect_seconds: float = 10.0, read_seconds: float = 600.0
     ) -> None:
-        parts = urlsplit(base_url)
-        self._origin = urlunsplit(
-            (parts.scheme, parts.netloc, parts.path.removesuffix("/v1"), "", "")
-        )
-        host = parts.netloc.rpartition("@")[2]
-        self._name = urlunsplit((parts.scheme, host, parts.path, "", ""))
-        self._timeout = ClientTimeout(
-            total=None, sock_connect=connect_seconds, sock_read=read_seconds
-        )
+        self._name = base_url
+        self._origin = base_url.removesuffix("/v1")
+        self._timeout = ClientTimeout(total=None, connect=connect_seconds, sock_read=read_seconds)
         self._session: ClientSession | None = None
 
     @property
     def name(self) -> str:
-        """Base URL without credentials."""
+        """The base URL; settings refuse one with credentials."""
         return self._name
 
     async def open(self) -> None:
         """Make the connection pool; belongs to the running loop."""
         self._session = ClientSession(
-            connector=TCPConnector(limit=0, keepalive_timeout=30.0),
+            # Shorter than the 5 s after which uvicorn and others close an idle connection: a POST
+            # sent into that moment is lost, and may not be sent again.
+            connector=TCPConnector(limit=0, keepalive_timeout=4.0),
             timeout=self._timeout,
-            auto_decompress=True,
-            skip_auto_headers=("User-Agent",),
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         )
 
     async def close(self) -> None:
@@ -70,11 +64,9 @@ class HttpUpstream:
     async def send(
         self, path: str, headers: Sequence[tuple[str, str]], body: bytes
     ) -> AsyncIterator["HttpReply"]:
-        """POST; see the port. The reply is asked for unencoded, since its text is read here."""
-        async with self.request(
-            "POST", path, [*headers, ("Accept-Encoding", "identity")], body
-        ) as r:
-            yield HttpReply(r, self.body(r))
+        """POST; see the port."""
+        async with self.request("POST", path, headers, body) as response:
+            yield HttpReply(response, self.body(response))
 
     @asynccontextmanager
     async def request(
@@ -103,9 +95,10 @@ class HttpUpstream:
         try:
             yield response
         finally:
-            # Closes the connection unless the body was read to its end: the upstream sees that
-            # nobody listens any more.
-            response.close() if not response.content.is_eof() else response.release()
+            # A body that was read to its end has given its connection back. Any other is closed,
+            # so that the upstream sees that nobody listens any more.
+            if not response.content.is_eof():
+                response.close()
 
     async def body(self, response: ClientResponse) -> AsyncIterator[bytes]:
         """Yield a reply's body as it arrives. Raises UpstreamError."""

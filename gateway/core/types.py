@@ -46,6 +46,9 @@ class Reason(StrEnum):
     UPSTREAM_TIMEOUT = "upstream-timeout"
     UPSTREAM_BROKE = "upstream-broke"
     CLIENT_GONE = "client-gone"
+    CLIENT_TIMEOUT = "client-timeout"
+    INVALID_REQUEST = "invalid-request"
+    INTERNAL = "internal-error"
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def test_no_upstream_is_bad_usage(tmp_path: Path):
 
 def test_an_unknown_key_in_the_settings_file(tmp_path: Path):
     (tmp_path / "refrain.yaml").write_text("upstraem: http://a/v1\n")
-    fails(refrain("serve", cwd=tmp_path), 2, "refrain.yaml: unknown key 'upstraem'")
+    fails(refrain("serve", cwd=tmp_path), 2, "refrain.yaml:1: upstraem: expected")
 
 
 def test_a_port_in_use_is_one_line(tmp_path: Path):

@@ -209,17 +209,17 @@ async def test_a_stream_that_did_not_end_cleanly_is_not_stored(
 
 
 @pytest.mark.parametrize(
-    "result",
+    ("result", "reason"),
     [
-        completion("a", finish_reason="length"),
-        completion("a", finish_reason="content_filter"),
-        completion("", finish_reason="stop"),
-        completion("a", choices=[]),
-        {"unexpected": True},
+        (completion("a", finish_reason="length"), "finish-reason"),
+        (completion("a", finish_reason="content_filter"), "finish-reason"),
+        (completion("", finish_reason="stop"), "empty"),
+        (completion("a", choices=[]), "empty"),
+        ({"unexpected": True}, "unknown-shape"),
     ],
 )
 async def test_an_incomplete_plain_answer_is_passed_on_but_not_stored(
-    gateway: RunningGateway, upstream: ScriptedUpstream, result: dict[str, Any]
+    gateway: RunningGateway, upstream: ScriptedUpstream, result: dict[str, Any], reason: str
 ):
     async def answer(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
         return web.json_response(result)
@@ -228,8 +228,8 @@ async def test_an_incomplete_plain_answer_is_passed_on_but_not_stored(
     first = await gateway.ask()
 
     assert first.json == result
-    assert first.cache == "refrain; fwd=miss"
-    assert (await gateway.ask()).cache == "refrain; fwd=miss"
+    assert first.cache == f"refrain; fwd=miss; detail={reason}"
+    assert (await gateway.ask()).cache == f"refrain; fwd=miss; detail={reason}"
 
 
 async def test_completions_hit_exactly(gateway: RunningGateway, upstream: ScriptedUpstream):
@@ -307,13 +307,15 @@ async def test_personal_data_is_neither_stored_nor_looked_up(
         return web.json_response(completion(answer))
 
     upstream.answer = reply
+    in_prompt = "Fine" in answer
+    if in_prompt:
+        expected = "refrain; fwd=bypass; detail=pii"
+    else:
+        expected = "refrain; fwd=miss" if streamed else "refrain; fwd=miss; detail=pii"
     for _ in range(2):
         asked = await gateway.ask(prompt, stream=streamed)
         assert asked.text == answer
-        in_prompt = "Fine" in answer
-        assert asked.cache == (
-            "refrain; fwd=bypass; detail=pii" if in_prompt else "refrain; fwd=miss"
-        )
+        assert asked.cache == expected
     assert upstream.calls == 2
     page = (await gateway.get("/metrics")).raw.decode()
     counted = (

@@ -157,7 +157,7 @@ async def test_errors_of_the_upstream_pass_unchanged_and_are_not_stored(
     for streamed in (False, True):
         reply = await gateway.ask(stream=streamed)
         assert (reply.status, reply.json, reply.headers["Retry-After"]) == (status, error, "7")
-        assert reply.cache == "refrain; fwd=miss"
+        assert reply.cache == "refrain; fwd=miss; detail=upstream-status"
     assert upstream.calls == 2
 
 
@@ -211,7 +211,7 @@ async def test_an_answer_over_the_limit_passes_whole_but_is_not_stored(
     for _ in range(2):
         reply = await gateway.ask()
         assert len(reply.text) == 100_000
-        assert reply.cache == "refrain; fwd=miss"
+        assert reply.cache == "refrain; fwd=miss; detail=too-large"
     assert upstream.calls == 2
 
 

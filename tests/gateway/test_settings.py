@@ -29,14 +29,15 @@ def test_several_upstreams_from_the_environment():
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("prot: 1\n", "unknown key 'prot'"),
-        ("port: many\n", "port: Input should be a valid integer"),
+        ("prot: 1\n", ":1: prot: expected a known key (such as port), got unknown key 'prot'"),
+        ("port: many\n", ":1: port: Input should be a valid integer"),
         ("port: 70000\n", "port: Input should be less than or equal to 65535"),
         ("upstream: [ftp://a/v1]\n", "expected a URL such as"),
         ("upstream: [http://a]\n", "ends in /v1"),
         ("- a\n", "expected a mapping"),
-        ("a: [\n", "not valid YAML"),
-        ("1: 2\n", "expected a mapping"),
+        ("a: [\n", ":1: expected"),
+        ("port: 1\nhost: a\nport: 2\n", ":3: port: expected"),
+        ("upstream: [http://me:secret@a/v1]\n", "expected no user name or password"),
     ],
 )
 def test_a_wrong_file_is_told_with_file_and_key(tmp_path: Path, text: str, told: str):
@@ -54,5 +55,5 @@ def test_a_missing_file_is_told(tmp_path: Path):
 
 
 def test_a_wrong_variable_is_told_by_its_name():
-    with pytest.raises(SettingsError, match="environment: REFRAIN_PORT: Input should be"):
+    with pytest.raises(SettingsError, match=r"^REFRAIN_PORT: Input should be"):
         load_settings({}, {"REFRAIN_PORT": "tcp://10.0.0.1:80"}, None)

@@ -1,0 +1,90 @@
+"""Any other path below /v1: to the upstream and back as it is, streaming in both directions."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from urllib.parse import unquote
+
+from aiohttp import ClientResponse, web
+
+from gateway.adapters.upstream_http import HttpUpstream
+from gateway.core.errors import ClientError, UpstreamError
+from gateway.core.headers import Fields, end_to_end, request_fields, without
+from gateway.core.types import Reason
+from gateway.observation import Observation
+
+log = logging.getLogger(__name__)
+
+
+class PassThrough:
+    """Forwards untouched; ``client_seconds`` bounds each wait for the client."""
+
+    def __init__(self, upstream: HttpUpstream, *, client_seconds: float) -> None:
+        self._upstream = upstream
+        self._client_seconds = client_seconds
+
+    async def handle(self, request: web.Request, seen: Observation) -> web.StreamResponse:
+        """Answer one request. Raises ClientError and UpstreamError before the head is out."""
+        _refuse_dot_segments(request)
+        seen.outcome = "pass"
+        body = self._body(request) if request.can_read_body else None
+        seen.upstream_started = seen.clock()
+        async with self._upstream.request(
+            request.method, request.path_qs, _fields(request, seen), body, decode=False
+        ) as upstream:
+            seen.upstream_head = seen.clock()
+            seen.status = upstream.status
+            return await self._copy(request, upstream, seen)
+
+    async def _body(self, request: web.Request) -> AsyncIterator[bytes]:
+        while True:
+            async with asyncio.timeout(self._client_seconds):
+                chunk = await request.content.readany()
+            if not chunk:
+                return
+            yield chunk
+
+    async def _copy(
+        self, request: web.Request, upstream: ClientResponse, seen: Observation
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(status=upstream.status, reason=upstream.reason)
+        for name, value in without(end_to_end(upstream.headers.items()), "content-length"):
+            response.headers.add(name, value)
+        response.content_length = upstream.content_length
+        try:
+            await response.prepare(request)
+            async for chunk in self._upstream.body(upstream):
+                seen.mark_first_token()
+                async with asyncio.timeout(self._client_seconds):
+                    await response.write(chunk)
+            await response.write_eof()
+        except ConnectionResetError:
+            seen.outcome, seen.reason = "error", Reason.CLIENT_GONE
+        except (UpstreamError, TimeoutError) as error:
+            # The head is out: only a connection that ends too early can tell the client.
+            reason = error.reason if isinstance(error, UpstreamError) else Reason.CLIENT_TIMEOUT
+            seen.outcome, seen.reason = "error", reason
+            if request.transport is not None:
+                request.transport.abort()
+        return response
+
+
+def _fields(request: web.Request, seen: Observation) -> Fields:
+    fields = without(request_fields(request.headers.items()), *seen.trace_headers)
+    fields += tuple(seen.trace_headers.items())
+    encoded = "Content-Encoding" in request.headers
+    if encoded:
+        # aiohttp has decoded the body: neither its coding nor its length is true any more.
+        return without(fields, "content-encoding")
+    if (length := request.headers.get("Content-Length")) is not None:
+        # Some servers refuse a chunked upload.
+        fields += (("Content-Length", length),)
+    return fields
+
+
+def _refuse_dot_segments(request: web.Request) -> None:
+    """Keep requests below the upstream's base URL, whoever resolves the dots."""
+    path = request.path_qs.partition("?")[0]
+    segments = unquote(unquote(path)).replace("\\", "/").split("/")
+    if ".." in segments or "." in segments:
+        raise ClientError(404, f"Unknown request URL: {request.method}.", code="unknown_url")

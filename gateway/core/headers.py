@@ -1,0 +1,59 @@
+"""Which headers travel: end-to-end ones, in both directions (RFC 9110, 7.6.1)."""
+
+from collections.abc import Iterable
+
+_HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_REQUEST_ONLY_HERE = frozenset({"host", "content-length", "expect"})
+"""True of the client's connection, not of ours to the upstream."""
+
+Fields = tuple[tuple[str, str], ...]
+
+
+def folded(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return headers by lower-case name; repeated lines are joined (RFC 9110, 5.3).
+
+    What is decided on must be what is forwarded: a second Authorization or Cache-Control line
+    counts as much as the first.
+    """
+    joined: dict[str, str] = {}
+    for name, value in fields:
+        lower = name.lower()
+        joined[lower] = f"{joined[lower]}, {value}" if lower in joined else value
+    return joined
+
+
+def end_to_end(fields: Iterable[tuple[str, str]]) -> Fields:
+    """Drop what belongs to one connection, and what that connection's peer names as such."""
+    fields = tuple(fields)
+    named = {
+        token.strip().lower()
+        for name, value in fields
+        if name.lower() == "connection"
+        for token in value.split(",")
+    }
+    dropped = _HOP_BY_HOP | named
+    return tuple(field for field in fields if field[0].lower() not in dropped)
+
+
+def request_fields(fields: Iterable[tuple[str, str]]) -> Fields:
+    """Return the headers of a request to send on, the client's own credential among them."""
+    return tuple(
+        field for field in end_to_end(fields) if field[0].lower() not in _REQUEST_ONLY_HERE
+    )
+
+
+def without(fields: Iterable[tuple[str, str]], *names: str) -> Fields:
+    """Return the headers without those of the names given in lower case."""
+    return tuple(field for field in fields if field[0].lower() not in names)
