@@ -65,8 +65,12 @@ class Decoder:
         return _event(raw) if raw else None
 
 
+def _is_one_line(raw: bytes) -> bool:
+    return raw.find(b"\n") == len(raw) - 2 and b"\r" not in raw
+
+
 def _event(raw: bytes) -> Event:
-    if raw.startswith(b"data: ") and raw.find(b"\n") >= len(raw) - 2 and b"\r" not in raw:
+    if raw.startswith(b"data: ") and raw.endswith(b"\n\n") and _is_one_line(raw):
         return Event(raw[6:-2], raw)
     data = []
     for line in _LINE.split(raw.removeprefix(_BOM)):
