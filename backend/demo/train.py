@@ -116,7 +116,8 @@ def _train(
     ]
     rates = [args.lr, args.embedding_lr]
     checkpoint = args.out / "checkpoint.pt"
-    first = _resume(checkpoint, model, optimizers, len(batches)) if args.resume else 0
+    recipe = {"seed": args.seed, "batch_tokens": args.batch_tokens}
+    first = _resume(checkpoint, model, optimizers, recipe) if args.resume else 0
     began = saved = time.monotonic()
     average = 0.0
     tokens = 0
@@ -142,7 +143,7 @@ def _train(
             _say(f"step {step}/{len(batches)} loss {average:.4f} {speed}")
         if now - saved > CHECKPOINT_SECONDS:
             saved = now
-            _save_checkpoint(checkpoint, model, optimizers, step + 1, len(batches))
+            _save_checkpoint(checkpoint, model, optimizers, recipe, step + 1)
     checkpoint.unlink(missing_ok=True)
 
 
@@ -204,14 +205,14 @@ def _save_checkpoint(
     path: Path,
     model: LlamaForCausalLM,
     optimizers: Sequence[torch.optim.Optimizer],
+    recipe: dict[str, int],
     step: int,
-    steps: int,
 ) -> None:
     state = {
         "model": model.state_dict(),
         "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+        "recipe": recipe,
         "step": step,
-        "steps": steps,
     }
     partial = path.with_suffix(".partial")
     torch.save(state, partial)
@@ -222,14 +223,18 @@ def _resume(
     path: Path,
     model: LlamaForCausalLM,
     optimizers: Sequence[torch.optim.Optimizer],
-    steps: int,
+    recipe: dict[str, int],
 ) -> int:
-    """Load the checkpoint and return the step to go on with; 0 without a checkpoint."""
+    """Load the checkpoint and return the step to go on with; 0 without a checkpoint.
+
+    Raises ValueError where the checkpoint saw other batches. The number of examples may differ: a
+    longer corpus begins like a shorter one, and the learning rate is constant up to the decay.
+    """
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=True)
-    if state["steps"] != steps:
-        raise ValueError(f"{path} belongs to a run of {state['steps']} steps, not {steps}")
+    if state["recipe"] != recipe:
+        raise ValueError(f"{path} belongs to a run with {state['recipe']}, not {recipe}")
     model.load_state_dict(state["model"])
     for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
         optimizer.load_state_dict(saved)
