@@ -3,6 +3,7 @@
 For images without curl. Proxies in the environment, which Docker may inject into every container,
 are passed over: a probe of loopback through a proxy says nothing.
 """
+# ruff: noqa: INP001 - a script, not part of a package
 
 import http.client
 import sys

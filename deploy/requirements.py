@@ -3,6 +3,7 @@
 The image installs dependencies from this list before the code is copied, so that an edit of code
 does not install them again. Usage: requirements.py PYPROJECT EXTRA
 """
+# ruff: noqa: INP001 - a script, not part of a package
 
 import sys
 import tomllib

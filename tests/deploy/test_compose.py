@@ -1,0 +1,166 @@
+"""compose.yaml: valid by the specification's schema, and true to the programs it starts."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from backend.__main__ import _parse as parse_backend
+from gateway.cli import _parser as gateway_parser
+from gateway.settings import ENVIRONMENT_PREFIX, Settings, load_settings
+
+ROOT = Path(__file__).parents[2]
+COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
+SERVICES: dict[str, Any] = COMPOSE["services"]
+ENGINES = ("backend", "backend-gpu")
+
+
+def interpolate(text: str, **environment: str) -> str:
+    """Fill in ``${NAME:-default}`` as Compose does."""
+    return re.sub(
+        r"\$\{(\w+)(?::-([^}]*))?\}", lambda m: environment.get(m[1]) or (m[2] or ""), text
+    )
+
+
+def command(service: str, **environment: str) -> list[str]:
+    return [interpolate(argument, **environment) for argument in SERVICES[service]["command"]]
+
+
+def active(profile: str) -> set[str]:
+    return {
+        name for name, service in SERVICES.items() if profile in service.get("profiles", [profile])
+    }
+
+
+def default_profile() -> str:
+    lines = (ROOT / ".env").read_text().splitlines()
+    (chosen,) = [line for line in lines if line.startswith("COMPOSE_PROFILES=")]
+    return chosen.partition("=")[2]
+
+
+def validate(file: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", file],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_compose_yaml_is_valid_by_the_compose_specification():
+    done = validate(ROOT / "compose.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_schema_check_refuses_what_is_not_compose(tmp_path):
+    broken = tmp_path / "compose.yaml"
+    broken.write_text("services: {gateway: {imag: refrain}}\n")
+    done = validate(broken)
+    assert done.returncode == 1
+    assert "imag" in done.stdout
+
+
+def test_cpu_is_the_default_profile():
+    assert default_profile() == "cpu"
+    assert active("cpu") == {"gateway", "backend"}
+
+
+def test_gpu_starts_the_gpu_engine_and_not_the_other():
+    assert active("gpu") == {"gateway", "backend-gpu"}
+
+
+def test_only_the_gpu_engine_reserves_a_gpu():
+    reserving = {name for name, service in SERVICES.items() if "deploy" in service}
+    assert reserving == {"backend-gpu"}
+    (device,) = SERVICES["backend-gpu"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+
+
+def test_the_gateway_waits_for_the_engine_of_the_chosen_profile_alone():
+    waits = SERVICES["gateway"]["depends_on"]
+    assert set(waits) == set(ENGINES)
+    for condition in waits.values():
+        assert condition == {"condition": "service_healthy", "required": False}
+
+
+def test_both_engines_are_found_under_the_name_that_the_gateway_asks():
+    (upstream,) = [flag for flag in command("gateway") if flag.startswith("--upstream")]
+    assert upstream == "--upstream=http://backend:8000/v1"
+    assert "backend" in SERVICES["backend-gpu"]["networks"]["default"]["aliases"]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_every_service_has_a_health_check_of_its_own_port(service):
+    port = 8080 if service == "gateway" else 8000
+    check = SERVICES[service]["healthcheck"]
+    assert check["test"][-1] == f"http://127.0.0.1:{port}/healthz"
+    assert check["start_period"]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_every_service_is_confined(service):
+    settings = SERVICES[service]
+    assert settings["read_only"] is True
+    assert settings["cap_drop"] == ["ALL"]
+    assert settings["security_opt"] == ["no-new-privileges:true"]
+    assert settings["tmpfs"][0].startswith("/tmp")
+    assert settings["init"] is True
+    assert settings["restart"] == "unless-stopped"
+
+
+def test_policies_are_mounted_as_a_folder_and_read_only():
+    (mount,) = [v for v in SERVICES["gateway"]["volumes"] if isinstance(v, dict)]
+    assert mount["type"] == "bind"
+    assert mount["read_only"] is True
+    assert (ROOT / mount["source"]).is_dir()
+    (policy,) = [flag for flag in command("gateway") if flag.startswith("--policy")]
+    folder, _, name = policy.removeprefix("--policy=").rpartition("/")
+    assert folder == mount["target"]
+    assert (ROOT / mount["source"] / name).is_file()
+
+
+def test_data_and_models_are_in_named_volumes():
+    assert set(COMPOSE["volumes"]) == {"data", "models"}
+    assert "data:/data" in SERVICES["gateway"]["volumes"]
+    for engine in ENGINES:
+        assert SERVICES[engine]["volumes"] == ["models:/data"]
+
+
+def test_only_the_gateway_is_published_and_on_loopback_by_default():
+    assert {name for name, service in SERVICES.items() if "ports" in service} == {"gateway"}
+    (port,) = SERVICES["gateway"]["ports"]
+    assert interpolate(port) == "127.0.0.1:8080:8080"
+    assert interpolate(port, REFRAIN_PUBLISH="0.0.0.0:80") == "0.0.0.0:80:8080"
+
+
+def test_the_gateway_accepts_its_command_line():
+    options = gateway_parser().parse_args(["serve", *command("gateway")])
+    settings = load_settings({"upstream": options.upstream, "policy": options.policy}, {}, None)
+    assert settings.upstream == ("http://backend:8000/v1",)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_engine_accepts_its_command_line(engine):
+    settings = parse_backend(command(engine))
+    assert settings.model == "/models/refrain-demo"
+    assert settings.device == ("cuda" if engine == "backend-gpu" else "cpu")
+    assert parse_backend(command(engine, REFRAIN_MODEL="a/b")).model == "a/b"
+
+
+def test_every_setting_in_the_environment_exists():
+    names = {n for n in SERVICES["gateway"]["environment"] if n.startswith(ENVIRONMENT_PREFIX)}
+    assert names
+    assert names <= {ENVIRONMENT_PREFIX + name.upper() for name in Settings.model_fields}
+
+
+def test_every_variable_is_documented():
+    text = (ROOT / "compose.yaml").read_text()
+    variables = set(re.findall(r"\$\{(\w+)", text))
+    for service in SERVICES.values():
+        variables |= set(service["environment"])
+    documented = set(re.findall(r"`([A-Z_]+)`", (ROOT / "docs" / "deploy.md").read_text()))
+    assert variables <= documented

@@ -1,0 +1,85 @@
+"""The two scripts that the image uses, run as the image runs them."""
+
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, ROOT / "deploy" / script, *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    """A server whose paths are the status to answer with."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(int(self.path.strip("/")))
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{http.server_port}"
+        http.shutdown()
+        thread.join()
+
+
+def test_healthy(server):
+    done = run("healthcheck.py", f"{server}/200")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_proxy_in_the_environment_is_not_asked(server):
+    assert run("healthcheck.py", f"{server}/200", http_proxy="http://127.0.0.1:9").returncode == 0
+
+
+def test_unhealthy_status(server):
+    done = run("healthcheck.py", f"{server}/503")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "503" in done.stderr
+
+
+def test_nobody_listens(server):
+    # Port 9 (discard) of a machine that runs tests answers nobody.
+    done = run("healthcheck.py", "http://127.0.0.1:9/healthz")
+    assert done.returncode == 1
+    assert "refused" in done.stderr
+
+
+def test_healthcheck_wants_one_url():
+    assert run("healthcheck.py").returncode == 2
+
+
+@pytest.mark.parametrize("extra", ["cpu", "gpu"])
+def test_requirements_are_those_of_the_extra(extra):
+    done = run("requirements.py", str(ROOT / "pyproject.toml"), extra)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    expected = project["dependencies"] + project["optional-dependencies"][extra]
+    assert done.stdout.splitlines() == expected
+
+
+def test_requirements_of_an_unknown_extra():
+    done = run("requirements.py", str(ROOT / "pyproject.toml"), "tpu")
+    assert done.returncode == 2
+    assert "tpu" in done.stderr
+    assert run("requirements.py").returncode == 2

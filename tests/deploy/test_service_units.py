@@ -1,0 +1,38 @@
+"""The systemd units start programs with flags that exist."""
+
+import shlex
+from configparser import ConfigParser
+from pathlib import Path
+
+from backend.__main__ import _parse as parse_backend
+from gateway.cli import _parser as gateway_parser
+from gateway.settings import load_settings
+from gateway.supervisor import STOP_SECONDS
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+def unit(name: str) -> ConfigParser:
+    parser = ConfigParser(interpolation=None, strict=True)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string((DEPLOY / name).read_text())
+    return parser
+
+
+def test_the_gateway_unit():
+    service = unit("refrain-gateway.service")["Service"]
+    program, *arguments = shlex.split(service["ExecStart"])
+    assert program == "/opt/refrain/bin/refrain"
+    options = gateway_parser().parse_args(arguments)
+    settings = load_settings({"upstream": options.upstream}, {}, None)
+    assert settings.upstream
+    assert str(options.data_dir) == f"/var/lib/{service['StateDirectory']}"
+    assert float(service["TimeoutStopSec"]) > STOP_SECONDS
+
+
+def test_the_engine_unit():
+    service = unit("refrain-backend.service")["Service"]
+    program, subcommand, *arguments = shlex.split(service["ExecStart"])
+    assert (program, subcommand) == ("/opt/refrain/bin/refrain", "backend")
+    assert parse_backend(arguments).model == "Qwen/Qwen3-0.6B"
+    assert f"HF_HOME=/var/cache/{service['CacheDirectory']}" in service["Environment"]
