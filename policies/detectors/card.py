@@ -13,6 +13,10 @@ _GROUP = re.compile(r"[0-9]+")
 _LABEL = re2.compile(r"(?i)\b(?:card|credit|debit|visa|master ?card|amex|maestro|cc|pan)")
 _LABEL_REACH = 32
 _SHORTEST, _LONGEST = 12, 19
+_USUAL = 15
+"""Digits from which a card is told from a section of a longer number in the same groups."""
+_LONGEST_PHONE = 13
+"""Digits behind a plus that are taken for a phone number."""
 
 _ISSUED = (
     # First four digits from, to; lengths in use.
@@ -80,7 +84,9 @@ def _card_from(text: str, groups: list[tuple[int, int]], first: int) -> int | No
         if (
             len(digits) >= _SHORTEST
             and _luhn(digits)
+            and not (text[start - 1 : start] == "+" and len(digits) <= _LONGEST_PHONE)
             and _grouped_like_card(groups[first : last + 1])
+            and (len(digits) >= _USUAL or not _is_section(groups, first, last))
             and (_is_labelled(text, start) or _is_issued(text, start, digits))
         ):
             return last
@@ -91,6 +97,13 @@ def _is_fraction(text: str, start: int) -> bool:
     """Tell whether the digits at ``start`` are a decimal fraction."""
     before = text[max(0, start - 2) : start]
     return before[-1:] == "." and before[:1].isdigit()
+
+
+def _is_section(groups: list[tuple[int, int]], first: int, last: int) -> bool:
+    """Tell whether the groups go on, on either side, in the size of the first."""
+    size = groups[first][1] - groups[first][0]
+    beside = groups[max(0, first - 1) : first] + groups[last + 1 : last + 2]
+    return any(end - start == size for start, end in beside)
 
 
 def _is_labelled(text: str, start: int) -> bool:

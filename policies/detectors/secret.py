@@ -35,6 +35,8 @@ _PUBLIC_ID = re2.compile(
     r"(?:call|chatcmpl|cmpl|toolu|tooluse|fc|msg|resp|rs|run|thread|asst|file|req|step|vs|batch"
     r"|conv|event|item|ftjob|org|proj)[_-]"
 )
+_AWS_SECRET = 40
+"""Length of a credential that may hold slashes, which else end a token: paths have them."""
 _BLOB = 256
 """Characters from which a token is data (an image, a file) and no credential."""
 
@@ -80,7 +82,9 @@ def _labelled(text: str) -> Iterator[tuple[int, int]]:
 def _random(text: str) -> Iterator[tuple[int, int]]:
     for token in _LONG.finditer(text):
         start, end = token.span()
-        if end - start <= _BLOB:
+        if end - start == _AWS_SECRET and looks_random(token.group()):
+            yield start, end
+        elif end - start <= _BLOB:
             for piece in _PIECE.finditer(token.group()):
                 if looks_random(piece.group()):
                     yield start + piece.start(), start + piece.end()

@@ -1,0 +1,225 @@
+"""What the scan finds, what it leaves alone, and what does not get past it in disguise."""
+
+import base64
+import time
+
+import pytest
+
+from policies.detectors.phone import MOST_DIGITS
+from policies.detectors.secret import looks_random
+from policies.pii import PiiScanner, Span
+
+SCANNER = PiiScanner(["US", "GB"])
+FULL_WIDTH = str.maketrans({chr(code): chr(code + 0xFEE0) for code in range(0x21, 0x7F)})
+
+FOUND = [
+    ("email", "write to ada@example.com today"),
+    ("email", "Ada.Lovelace+x@sub.example.co.uk"),
+    ("email", "почта: иван@пример.рф"),
+    ("email", "邮箱ada@example.com谢谢"),
+    ("card", "card 4111111111111111"),
+    ("card", "4111 1111 1111 1111"),
+    ("card", "5500-0000-0000-0004,"),
+    ("card", "my amex is 3782 822463 10005"),
+    ("card", "4 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1"),
+    ("card", "items 12 4111 1111 1111 1111 7"),
+    ("card", "4222222222222"),
+    ("card", "6304000000000000"),
+    ("card", "卡号4111111111111111"),
+    ("card", "gift card 9991000000000002"),
+    ("iban", "GB82 WEST 1234 5698 7654 32"),
+    ("iban", "de89370400440532013000"),
+    ("iban", "pay NO93-8601-1117-947 now"),
+    ("iban", "MT84MALT011000012345MTLCAST001S"),
+    ("ssn", "123-45-6789"),
+    ("ssn", "078-05-1120"),
+    ("ssn", "my ssn is 123456789"),
+    ("ssn", "Social Security number: 123 45 6789"),
+    ("phone", "call (415) 555-2671"),
+    ("phone", "415.555.2671 x33"),
+    ("phone", "+1 415 555 2671"),
+    ("phone", "020 7946 0958"),
+    ("phone", "+33 1 42 68 53 00"),
+    ("phone", "+4915112345678"),
+    ("phone", "555-123-4567"),
+    ("phone", "my phone number is 467 3395"),
+    ("ip", "from 203.0.113.7"),
+    ("ip", "http://203.0.113.7:8080/x"),
+    ("ip", "[2001:db8::1]:443"),
+    ("ip", "2001:0db8:0000:0000:0000:ff00:0042:8329"),
+    ("ip", "::ffff:203.0.113.7"),
+    ("ip", "地址203.0.113.7。"),
+    ("ip", "ada@10.0.0.7"),
+    ("secret", "sk-proj-abcdefghijklmnop1234"),
+    ("secret", "sk-ant-api03-" + "a1" * 20),
+    ("secret", "ghp_" + "a1B2" * 9),
+    ("secret", "github_pat_11ABCDEFG0" + "a1B2" * 9),
+    ("secret", "AKIAIOSFODNN7EXAMPLE"),
+    ("secret", "aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"),
+    ("secret", "xoxb-123456789012-abcdefABCDEF"),
+    ("secret", "AIza" + "Sy0" * 12),
+    ("secret", "hf_" + "abcdEFGH" * 4),
+    ("secret", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9P"),
+    ("secret", "-----BEGIN RSA PRIVATE KEY-----\nMIIE"),
+    ("secret", "-----BEGIN PRIVATE KEY-----"),
+    ("secret", "Authorization: Bearer abcdef1234567890abcdef"),
+    ("secret", "password: hunter2hunter2"),
+    ("secret", 'api_key = "0123456789abcdef0123456789abcdef"'),
+    ("secret", "postgres://app:letmein@db/orders"),
+    ("secret", "kP3x/Zq8LmN2vB+7tRwY5uJcD4sFgH9aEeK1oQiX is the other half"),
+    ("secret", "use Zx8Kq2Lw9Vb4Nc7Mt1Rp5Hd3 for it"),
+]
+
+CLEAN = [
+    "",
+    "How do I reset my password?",
+    "My password is incorrect, and the token: it expired.",
+    "The meeting is at 12:30:45 on 2025-11-10 12:30.",
+    "between 2019-2023 we sold 1,234,567 units at $12.99",
+    "in 2019 2020 2021 2022 2023 2024",
+    "4111 1111 1111 1112",
+    "1234 5678 9012 3456",
+    "0.4111111111111111",
+    "411111111111111111111111111111",
+    "GB82 WEST 1234 5698 7654 33",
+    "000-12-3456 and 666-12-3456 and 900-12-3456 and 123-00-4567 and 123-45-0000",
+    "part 1-123-45-6789-0",
+    "version 10.2.33.4 of the driver",
+    "v1.2.3.4",
+    "release is 10.2.33.4",
+    "Chrome/99.0.1.2 and libfoo-1.2.3.4 and 1.2.3.4-beta and 1.2.3.4.5 and 1.2.3.400",
+    "listen on 127.0.0.1 or 0.0.0.0 with mask 255.255.255.0, or ::1 and ::",
+    "std::vector<int> and a::b and Foo::Bar2",
+    "00:1B:44:11:3A:B7",
+    "550e8400-e29b-41d4-a716-446655440000",
+    "commit 3f786850e387550fdab836ed7e6dc881de23001b",
+    "sha256 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+    "convertHtml2PdfDocumentWithOptions3 calls getHTTP2ResponseHandlerFactory",
+    "/usr/lib/python3/dist-packages/Some_Module2/handlers",
+    "call_aB3dE5gH7jK9mN1pQ3sT5uV7",
+    "@decorator and foo@bar and types/node@1.2.3",
+    "data:image/png;base64," + base64.b64encode(bytes(range(256)) * 4).decode(),
+    "x" * 5000,
+    "3.14159265358979323846264338327950288",
+    "naïve café, straße, Ωmega, 你好世界",
+]
+
+
+@pytest.mark.parametrize(("kind", "text"), FOUND)
+def test_found(kind, text):
+    assert SCANNER.scan(text) in {kind, "email"}
+    assert kind in {span.kind for span in SCANNER.spans(text)}
+
+
+@pytest.mark.parametrize("text", CLEAN)
+def test_left_alone(text):
+    assert SCANNER.spans(text) == []
+    assert SCANNER.scan(text) is None
+
+
+@pytest.mark.parametrize(("kind", "text"), FOUND)
+@pytest.mark.parametrize(
+    "disguise",
+    [
+        lambda text: text.translate(FULL_WIDTH),
+        "\u200b".join,
+        "\u00ad".join,
+        lambda text: "".join(f"{character}\u0301" for character in text),
+        lambda text: text.translate({48 + digit: 0x660 + digit for digit in range(10)}),
+        lambda text: text.translate({48 + digit: 0x1D7CE + digit for digit in range(10)}),
+        lambda text: text.replace("-", "\u2011").replace(" ", "\u00a0"),
+        lambda text: text.replace("-", "\u2013").replace(" ", "\u2009"),
+        lambda text: text.replace("A", "\u0410").replace("a", "\u0430").replace("e", "\u0435"),
+        lambda text: f"\ud800 {text} \udfff",
+    ],
+    ids=[
+        "full width",
+        "zero width",
+        "soft hyphens",
+        "accents",
+        "arabic",
+        "bold",
+        "no-break",
+        "dashes",
+        "cyrillic",
+        "surrogates",
+    ],
+)
+def test_found_in_disguise(kind, text, disguise):
+    assert SCANNER.scan(disguise(text)) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "spans"),
+    [
+        (
+            "ada@example.com, 4111 1111 1111 1111; 203.0.113.7.",
+            [Span("email", 0, 15), Span("card", 17, 36), Span("ip", 38, 49)],
+        ),
+        ("two: 123-45-6789 (020 7946 0958)", [Span("ssn", 5, 16), Span("phone", 17, 31)]),
+        # what is more than one thing is the more telling one
+        ("https://ada:pass@example.com/", [Span("email", 12, 28)]),
+        ("GB82WEST12345698765432", [Span("iban", 0, 22)]),
+        # places are those of the text as given
+        ("\u200bé \uff14111\u200b1111-no 2\u200b03.0.113.7", [Span("ip", 16, 28)]),
+    ],
+)
+def test_spans(text, spans):
+    assert SCANNER.spans(text) == spans
+
+
+def test_regions_say_whose_national_numbers_are_known():
+    french = "01 42 68 53 00"
+    assert SCANNER.scan(french) is None
+    assert PiiScanner(["FR"]).scan(french) == "phone"
+    assert PiiScanner([]).scan(french) is None
+    assert PiiScanner([]).scan("+33 " + french[1:]) == "phone"
+
+
+def test_an_unknown_region_is_refused():
+    with pytest.raises(ValueError, match="region 'UK'"):
+        PiiScanner(["US", "UK"])
+
+
+def test_more_digits_than_are_looked_through_are_not_clean():
+    assert SCANNER.scan("1 " * MOST_DIGITS) == "phone"
+    assert SCANNER.scan("1 " * 1000) is None
+
+
+@pytest.mark.parametrize(
+    ("token", "random"),
+    [
+        ("aB3dE5gH7jK9mN1pQ3sT5", True),
+        ("Zx8Kq2Lw9Vb4Nc7Mt1Rp5Hd3", True),
+        ("aB3dE5gH7jK9", False),
+        ("a" * 30 + "B1C2", False),
+        ("thisIsACamelCaseIdentifier42", False),
+        ("ABCDEFGHIJKLMNOPQRST12345", False),
+        ("msg_aB3dE5gH7jK9mN1pQ3sT5", False),
+    ],
+)
+def test_what_looks_random(token, random):
+    assert looks_random(token) is random
+
+
+ADVERSARIAL = [
+    "1", "1 ", "4000 ", "4111-1111-1111-1112 ", "1234567 ", "1.2.", "1:", "::1 ", "@", "a@", "a.b@",
+    "GB12", "GB82WEST12345698765431 ", "abcdef0123456789", "aB3dE5gH7jK9mN1pQ3 ", "password ",
+    "key=", "123-45-", "(((", "1(2)3[4]", "+1", "+44 20 794 ", "1\u200b", "a\u0301", "eyJabcdefgh.",
+    "http://a:", "价格", "\u0661", "\ufdfa", "\ud800",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("unit", ADVERSARIAL, ids=ascii)
+def test_time_grows_with_the_length_only(unit):
+    def cpu_seconds(characters):
+        text = (unit * (characters // len(unit) + 1))[:characters]
+        start = time.process_time()
+        SCANNER.scan(text)
+        return time.process_time() - start
+
+    small = max(min(cpu_seconds(12_500) for _ in range(2)), 0.002)
+    large = min(cpu_seconds(100_000) for _ in range(2))
+    # Eight times the text; twice that leaves room for noise, and none for a square (64).
+    assert large < 24 * small
+    assert large < 5
