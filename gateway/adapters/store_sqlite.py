@@ -41,7 +41,7 @@ class SqliteStore:
         *,
         max_bytes: int,
         clock: Callable[[], float] = time.time,
-        read_seconds: float = 0.25,
+        read_seconds: float = 0.5,
         write_seconds: float = 2.0,
         upkeep_seconds: float = 5.0,
     ) -> None:

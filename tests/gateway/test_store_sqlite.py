@@ -15,7 +15,10 @@ import pytest
 
 from gateway.adapters.store_conformance import example_entry
 from gateway.adapters.store_sqlite import FILE_FACTOR, SqliteStore
-from gateway.adapters.store_sqlite_file import PAGE_BYTES
+from gateway.adapters.store_sqlite_file import PAGE_BYTES, WAL_BYTES, EntryFile, Session
+from gateway.adapters.store_sqlite_sync import LogSyncer
+from gateway.adapters.store_sqlite_table import read_totals
+from gateway.adapters.store_sqlite_writer import MAX_LOG_BYTES
 from gateway.core.entry_codec import encoded_size
 from gateway.ports import EntryTooLargeError, StoreError
 
@@ -214,6 +217,35 @@ async def test_file_and_log_stay_within_their_bounds(path):
             assert path.with_name(path.name + "-wal").stat().st_size <= 48 << 20
         assert bound * 0.6 < store.stats().bytes <= bound
     assert not path.with_name(path.name + "-wal").exists()
+
+
+async def test_the_log_is_bounded_even_when_its_thread_never_gets_to_it(path, monkeypatch):
+    monkeypatch.setattr(LogSyncer, "request", lambda _: None)
+    longest = 0
+    async with opened(path) as store:
+        for n in range(90):
+            await store.put(numbered(n, 1 << 20))
+            longest = max(longest, path.with_name(path.name + "-wal").stat().st_size)
+    assert MAX_LOG_BYTES < longest < MAX_LOG_BYTES + 2 * WAL_BYTES
+
+
+async def test_a_change_to_a_file_that_was_replaced_meanwhile_is_made_again(path):
+    session = Session(EntryFile(path, busy_seconds=30, clock=time.time))
+    replaced = []
+
+    def action(connection):
+        connection.execute("UPDATE total SET entries = 7")
+        if not replaced:
+            replaced.append(path.stat().st_ino)
+            for suffix in ("-wal", "-shm", ""):
+                path.with_name(path.name + suffix).rename(path.with_name("old" + suffix))
+
+    try:
+        session.run(action)
+        assert path.stat().st_ino != replaced[0]
+        assert session.run(read_totals).entries == 7
+    finally:
+        session.close()
 
 
 async def test_a_tighter_bound_shrinks_what_is_there(path):
