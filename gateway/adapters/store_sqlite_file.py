@@ -7,7 +7,7 @@ over.
 
 Opening, renaming and closing happen under an flock on a file beside the database. SQLite's own
 locks live in the database file and are lost when the process closes *any* descriptor of it, so
-nothing here ever opens that file itself.
+nothing here ever opens that file itself, but to create it.
 """
 
 import fcntl
@@ -152,6 +152,9 @@ class EntryFile:
             os.close(descriptor)
 
     def _connect(self) -> sqlite3.Connection:
+        if not self.path.exists():
+            # Prompts and answers are nobody else's; the log takes over the file's mode.
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(
             self.path,
             timeout=self._busy_seconds,

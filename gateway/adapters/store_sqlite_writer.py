@@ -154,10 +154,11 @@ class Writer:
         try:
             self._transact(changes)
         except StoreError as error:
-            outcomes = [outcome or error for outcome in outcomes]
+            # One each: an exception raised in several tasks would gather all their tracebacks.
+            outcomes = [outcome or StoreError(str(error)) for outcome in outcomes]
         except Exception as error:  # noqa: BLE001 - nobody may wait in vain
             _log.exception("the store's writer failed")
-            outcomes = [StoreError(f"writer failed: {type(error).__name__}")] * len(writes)
+            outcomes = [StoreError(f"writer failed: {type(error).__name__}") for _ in writes]
         for write, outcome in zip(writes, outcomes, strict=True):
             if write.reply is not None:
                 write.reply.settle(outcome)
@@ -193,7 +194,7 @@ class Writer:
             self._sync_when_due()
 
     def _upkeep(self) -> None:
-        """Write down recent uses, catch up with what other processes did, sync the log."""
+        """Write down recent uses, and catch up with what other processes did."""
         uses = self._recency.take()
 
         def action(connection: sqlite3.Connection) -> Totals:

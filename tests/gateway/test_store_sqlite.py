@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.adapters import store_recency
 from gateway.adapters.store_conformance import example_entry
 from gateway.adapters.store_sqlite import FILE_FACTOR, SqliteStore
 from gateway.adapters.store_sqlite_file import PAGE_BYTES, WAL_BYTES, EntryFile, Session
@@ -75,6 +76,26 @@ async def test_entries_survive_a_restart(path):
         assert await store.get(b"2") is None
         await store.delete(b"2")
         assert store.stats() == replace(stats, evictions=0)
+
+
+async def test_only_the_owner_may_read_the_files(path):
+    async with opened(path) as store:
+        await store.put(numbered(1))
+        modes = {each.name: each.stat().st_mode & 0o777 for each in path.parent.iterdir()}
+    names = ["entries.sqlite3", *(f"entries.sqlite3{end}" for end in ("-wal", "-shm", ".lock"))]
+    assert modes == dict.fromkeys(names, 0o600)
+
+
+def test_uses_are_bounded_and_keep_their_order_on_a_frozen_clock(monkeypatch):
+    monkeypatch.setattr(store_recency, "MAX_KEYS", 2)
+    recency = store_recency.Recency(lambda: 1.0)
+    for key in (b"a", b"b", b"c", b"a"):
+        recency.touch(key)
+    assert len(recency) == 2
+    uses = recency.take()
+    assert sorted(uses, key=uses.get) == [b"b", b"a"]
+    assert recency.stamp() > max(uses.values())
+    assert recency.take() == {}
 
 
 async def test_a_put_is_seen_at_once_by_another_store_on_the_file(path):
