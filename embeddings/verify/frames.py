@@ -26,7 +26,8 @@ class Frame:
 
 
 HOW_TO: Final = "how-to"
-CAN: Final = "can"
+CAN_I: Final = "can-i"
+MUST_I: Final = "must-i"
 
 _ASKS: Final = r"(?=(?:how|what|which|who|whom|whose|when|where|why)\b)"
 _POLITE: Final = tuple(
@@ -107,7 +108,7 @@ def frame(words: str) -> Frame:
         if found:
             gerund = found.groupdict().get("link") in {"for", "of"}
             return Frame(HOW_TO, _count(words, start + found.end()), gerund, mine=True)
-    for name, pattern in ((CAN, _CAN), ("must", _MUST)):
+    for name, pattern in ((CAN_I, _CAN), (MUST_I, _MUST)):
         found = pattern.match(rest)
         if found:
             return Frame(name, _count(words, start + found.end()))

@@ -317,6 +317,7 @@ PHRASES: Final[Mapping[tuple[str, ...], str]] = {
     ("set", "up"): "setup",
     ("back", "up"): "backup",
     ("e", "mail"): "email",
+    ("e", "mails"): "emails",
     ("wi", "fi"): "wifi",
     ("on", "line"): "online",
     ("used", "to"): "used-to",

@@ -71,12 +71,15 @@ async def test_a_signal_while_loading_ends_it_cleanly_and_soon(new_service, numb
 
 async def test_it_ends_when_its_parent_is_gone(new_service):
     service = new_service()
-    process = service.start(stdin=subprocess.PIPE, env={**os.environ, "REFRAIN_PARENT_PIPE": "1"})
+    environment = {**os.environ, "REFRAIN_PARENT_PIPE": "1"}
+    process = service.start(stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
     client = EmbeddingsClient(service.socket, timeout=5)
     await listening(service, client)
     await client.close()
     process.stdin.close()
-    assert await asyncio.to_thread(process.wait, 30) == 0
+    code = await asyncio.to_thread(process.wait, 30)
+    service.process = None
+    assert code == 0
 
 
 async def test_a_second_service_on_the_same_socket_is_refused(running_service, client, tmp_path):

@@ -110,7 +110,7 @@ async def test_several_clients_at_once_get_their_own_answers(client, running_ser
     assert keys == [b"%s-%d" % (partition, number) for number in range(40) for _ in range(3)]
 
 
-async def test_batching_answers_many_much_faster_than_one_by_one(client, partition):
+async def test_many_at_once_take_less_time_than_one_by_one(client, partition):
     async def ask(numbers) -> float:
         started = time.perf_counter()
         for task in [
