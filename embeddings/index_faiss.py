@@ -25,6 +25,15 @@ _FEWEST_ROWS_TO_REBUILD = 64
 _WIDENING = 4
 
 
+def search_on_one_core() -> None:
+    """Keep FAISS from splitting searches made by the calling thread.
+
+    One query is too little work to share: where cores are busy, waiting for the slower half took
+    50 ms instead of 1.6 ms in 20,000 vectors.
+    """
+    faiss.omp_set_num_threads(1)
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     partition: bytes

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from embeddings.batching import BatchedEncoder, Batcher
 from embeddings.encoder import Encoder, EncoderSettings, load_encoder
-from embeddings.index_faiss import VectorIndex
+from embeddings.index_faiss import VectorIndex, search_on_one_core
 from embeddings.protocol import IndexStatus, Match, Reason
 from embeddings.vector_store import (
     CorruptStoreError,
@@ -155,7 +155,7 @@ class _Threads:
 
     def __init__(self) -> None:
         self.encoder = ThreadPoolExecutor(1, "encoder")
-        self.index = ThreadPoolExecutor(1, "index")
+        self.index = ThreadPoolExecutor(1, "index", initializer=search_on_one_core)
         self.store = ThreadPoolExecutor(1, "store")
 
 
