@@ -7,6 +7,7 @@ reply's length is learnt from its head each time, so replies may differ in size.
 import asyncio
 import time
 from dataclasses import dataclass
+from typing import cast
 
 import uvloop
 
@@ -50,8 +51,7 @@ class _Connection(asyncio.Protocol):
         self.last = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
         self._send()
 
     def _send(self) -> None:

@@ -10,6 +10,7 @@ from gateway.core.conversation import answer_text
 from gateway.core.plan import Plan
 from gateway.core.types import Reason
 from gateway.ports import (
+    EntryTooLargeError,
     Scanner,
     SemanticIndex,
     SemanticUnavailableError,
@@ -44,6 +45,8 @@ class Admitter:
         entry = plan.entry(plain, self.now())
         try:
             await self.entries.put(entry)
+        except EntryTooLargeError:
+            return Reason.TOO_LARGE
         except StoreError as error:
             log.warning("store: an answer could not be stored: %s", error)
             return Reason.STORE_FAULT

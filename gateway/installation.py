@@ -9,7 +9,7 @@ import tempfile
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -47,7 +47,8 @@ def run_gateway(settings: Settings) -> int:
         log.info("listening on %s, upstream %s", _url(settings, sock), settings.upstream[0])
         children = [*_embeddings(settings, Path(runtime))]
         children += _workers(settings, sock, Path(runtime), semantic=bool(children))
-        return asyncio.run(Supervisor(children).run())
+        url = _url(settings, sock)
+        return _run(children, url, lambda: log.info("ready: base URL %s/v1", url))
 
 
 def run_demo(settings: Settings) -> int:
@@ -64,21 +65,25 @@ def run_demo(settings: Settings) -> int:
         children += _workers(
             settings, sock, Path(runtime), semantic=len(children) > 1, engine_required=True
         )
-        stopped = threading.Event()
-        tell = threading.Thread(
-            target=_tell_when_ready, args=(_url(settings, sock), stopped), daemon=True
-        )
-        tell.start()
-        code = asyncio.run(Supervisor(children).run())
-        stopped.set()
-        return code
+        url = _url(settings, sock)
+        banner = _READY.format(url=url, model=DEMO_MODEL)
+        return _run(children, url, lambda: print(banner, flush=True))  # noqa: T201
 
 
-def _tell_when_ready(url: str, stopped: threading.Event) -> None:
+def _run(children: Sequence[Child], url: str, when_ready: Callable[[], None]) -> int:
+    stopped = threading.Event()
+    watch = threading.Thread(target=_tell_when_ready, args=(url, when_ready, stopped), daemon=True)
+    watch.start()
+    code = asyncio.run(Supervisor(children).run())
+    stopped.set()
+    return code
+
+
+def _tell_when_ready(url: str, when_ready: Callable[[], None], stopped: threading.Event) -> None:
     while not _is_ready(url):
         if stopped.wait(0.1):
             return
-    print(_READY.format(url=url, model=DEMO_MODEL), flush=True)  # noqa: T201
+    when_ready()
 
 
 def _is_ready(url: str) -> bool:

@@ -1,0 +1,185 @@
+"""`refrain serve` as a user starts it: real processes, the real encoder, the real openai client."""
+
+import os
+import select
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import orjson
+import pytest
+from processes import Process, child_running
+
+SUPPORT = Path(__file__).parents[1] / "support"
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[str]:
+    process = Process(str(SUPPORT / "echo_upstream.py"))
+    yield f"http://127.0.0.1:{process.wait_for_line('').strip()}"
+    process.stop(signal.SIGKILL)
+
+
+def serve(upstream: str, data: Path, *more: str) -> tuple[Process, str]:
+    process = Process(
+        *("-m", "gateway", "serve", "--upstream", f"{upstream}/v1"),
+        *("--port", "0", "--data-dir", str(data), *more),
+    )
+    line = process.wait_for_line("ready: base URL")
+    return process, line.rpartition(" ")[2]
+
+
+@pytest.fixture(scope="module")
+def served(
+    upstream: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Process, str]]:
+    process, url = serve(upstream, tmp_path_factory.mktemp("data"))
+    yield process, url
+    process.stop(signal.SIGKILL)
+
+
+@pytest.fixture
+def client(served: tuple[Process, str]) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=served[1], api_key="anything", max_retries=0) as client:
+        yield client
+
+
+def ask(
+    client: openai.OpenAI, question: str, *before: dict[str, str], **more: Any
+) -> tuple[str, str]:
+    """Return Cache-Status and the answer."""
+    messages: Any = [*before, {"role": "user", "content": question}]
+    raw = client.chat.completions.with_raw_response.create(model="m", messages=messages, **more)
+    answer = raw.parse()
+    if more.get("stream"):
+        text = "".join(c.delta.content or "" for chunk in answer for c in chunk.choices)
+    else:
+        text = answer.choices[0].message.content
+    return raw.headers["Cache-Status"], text
+
+
+def test_a_paraphrase_is_a_semantic_hit_on_both_wires(client: openai.OpenAI):
+    stored = "How do I reset my password?"
+    assert ask(client, stored) == ("refrain; fwd=miss; stored", f"You asked: {stored}")
+    for streamed in (False, True):
+        status, text = ask(client, "How can I reset my password?", stream=streamed)
+        assert status.startswith("refrain; hit; ttl=")
+        assert 'detail="semantic; similarity=0.9' in status
+        assert text == f"You asked: {stored}"
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked"),
+    [
+        ("How do I delete my account?", "How do I delete my project?"),
+        ("How do I enable two-factor login?", "How do I disable two-factor login?"),
+        ("Can I get a refund within 30 days?", "Can I get a refund within 90 days?"),
+        ("Does the plan include support?", "Does the plan not include support?"),
+        ("What does 'pending' mean?", "What does 'failed' mean?"),
+        ("How do I move files from Paris to Rome?", "How do I move files from Rome to Paris?"),
+    ],
+)
+def test_a_near_miss_is_a_miss(client: openai.OpenAI, stored: str, asked: str):
+    ask(client, stored)
+    assert ask(client, asked) == ("refrain; fwd=miss; stored", f"You asked: {asked}")
+
+
+def test_the_rest_of_the_request_must_be_equal(client: openai.OpenAI, served: tuple[Process, str]):
+    stored, asked = "How do I export my invoices?", "How can I export my invoices?"
+    ask(client, stored)
+    assert "semantic" in ask(client, asked)[0]
+    system = {"role": "system", "content": "Be terse."}
+    earlier = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    for before, more in (([system], {}), (earlier, {}), ([], {"temperature": 0.1})):
+        assert "fwd=miss" in ask(client, asked, *before, **more)[0]
+    other = openai.OpenAI(base_url=served[1], api_key="another", max_retries=0)
+    assert "fwd=miss" in ask(other, asked)[0]
+
+
+def test_text_the_encoder_cannot_read_whole_is_a_miss(client: openai.OpenAI):
+    long = "How do I reset the password of my account? " * 100
+    assert "fwd=miss" in ask(client, long + "Today?")[0]
+    assert "fwd=miss" in ask(client, long + "Tomorrow?")[0]
+
+
+def test_a_killed_encoder_is_a_miss_and_comes_back(
+    client: openai.OpenAI, served: tuple[Process, str]
+):
+    process, _ = served
+    ask(client, "How do I change my plan?")
+    os.kill(child_running(process, "embeddings"), signal.SIGKILL)
+    process.wait_for_line("starting it again")
+    status, _ = ask(
+        client, "How can I change my plan?", extra_headers={"Cache-Control": "no-store"}
+    )
+    assert "fwd=bypass" in status
+    assert "exact" in ask(client, "How do I change my plan?")[0]
+    process.wait_for_line("embeddings ready")
+    assert "semantic" in ask(client, "How can I change my plan?")[0]
+
+
+def test_entries_and_vectors_survive_kill_9(upstream: str, tmp_path: Path):
+    process, url = serve(upstream, tmp_path)
+    client = openai.OpenAI(base_url=url, api_key="k", max_retries=0)
+    ask(client, "How do I cancel my order?")
+    process.stop(signal.SIGKILL)
+
+    process, url = serve(upstream, tmp_path)
+    client = openai.OpenAI(base_url=url, api_key="k", max_retries=0)
+    assert "exact" in ask(client, "How do I cancel my order?")[0]
+    assert "semantic" in ask(client, "How can I cancel my order?")[0]
+    assert process.stop() == 0
+
+
+def test_several_workers_share_entries_and_metrics(upstream: str, tmp_path: Path):
+    process, url = serve(upstream, tmp_path, "--workers", "2")
+    statuses = []
+    for _ in range(12):
+        with openai.OpenAI(base_url=url, api_key="k", max_retries=0) as client:
+            statuses.append(ask(client, "Where is my parcel?")[0])
+    page = openai.OpenAI(base_url=url.removesuffix("/v1"), api_key="k").get("/metrics", cast_to=str)
+    code = process.stop()
+
+    assert ["stored" in status for status in statuses] == [True] + [False] * 11
+    assert all("exact" in status for status in statuses[1:])
+    hits = [line for line in page.splitlines() if line.startswith("refrain_requests_total{")]
+    assert sum(float(line.rpartition(" ")[2]) for line in hits) == 12
+    assert "refrain_entries 1.0" in page
+    assert code == 0
+
+
+def test_a_corrupt_store_is_set_aside(upstream: str, tmp_path: Path):
+    (tmp_path / "entries.sqlite3").write_bytes(b"not a database" * 1000)
+    process, url = serve(upstream, tmp_path)
+    client = openai.OpenAI(base_url=url, api_key="k", max_retries=0)
+    assert "stored" in ask(client, "Is it all gone?")[0]
+    assert "exact" in ask(client, "Is it all gone?")[0]
+    assert process.stop() == 0
+    assert list(tmp_path.glob("entries.sqlite3.corrupt-*"))
+    assert [line for line in process.lines if "set aside" in line]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_process_is_left(upstream: str, tmp_path: Path, number: signal.Signals):
+    process, _ = serve(upstream, tmp_path)
+    descriptors = [os.pidfd_open(pid) for pid in process.children()]
+    assert len(descriptors) == 2
+    code = process.stop(number)
+    assert code == (-9 if number is signal.SIGKILL else 0)
+    for descriptor in descriptors:
+        # Readable once the process has ended.
+        assert select.select([descriptor], [], [], 30)[0]
+        os.close(descriptor)
+
+
+def test_json_of_the_real_client_is_what_the_upstream_said(client: openai.OpenAI):
+    first = client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": "Same?"}]
+    )
+    second = client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": "Same?"}]
+    )
+    assert first == second
+    assert orjson.loads(first.model_dump_json())["usage"]["total_tokens"] == 10
