@@ -68,6 +68,9 @@ def _is_v6(text: str, start: int, end: int) -> bool:
     # C++ and Perl write a::b; an address somebody has holds digits.
     if not any(map(str.isdigit, candidate)):
         return False
+    # Times and ratios, most of what has colons, cost no parsing.
+    if "::" not in candidate and candidate.count(":") < 6:
+        return False
     try:
         address = ipaddress.IPv6Address(candidate)
     except ValueError:

@@ -6,12 +6,12 @@ service, new ones and the invented 555 are told from real ones by nobody who rea
 The library is slow, so it only sees the surroundings of runs of digits that are long enough.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 import phonenumbers
 import re2
-from phonenumbers import Leniency, PhoneNumberMatcher
+from phonenumbers import Leniency, PhoneMetadata, PhoneNumberMatcher
 
 from policies.detectors.digits import Digits
 
@@ -21,12 +21,15 @@ _LABEL = re2.compile(
     r"(?i)(?:\b(?:tele)?phone|\bcell|\bmobile|\btel\b|\bcall|\bfax|\bwhats ?app|\bsms\b|\btext me)"
     r"[^0-9]{0,16}$"
 )
-# A day, perhaps with an hour: 2025-11-10 12(:30).
-_DATE = re2.compile(r"[12][0-9]{3}[-/.][01]?[0-9][-/.][0-3]?[0-9](?: {1,2}[0-2]?[0-9])?")
+# A day, perhaps with an hour (2025-11-10 12:30), and the four numbers of an address or a version.
+_NO_PHONE = re2.compile(
+    r"[12][0-9]{3}[-/.][01]?[0-9][-/.][0-3]?[0-9](?: {1,2}[0-2]?[0-9])?"
+    r"|[0-9]{1,3}(?:\.[0-9]{1,3}){3}"
+)
 _LABEL_REACH = 32
-_LEAD, _TAIL = 4, 16
-"""Characters around a run that belong to it or change its meaning: ``+(``, ``ext. 123``."""
-_NORTH_AMERICA = 1
+_LEAD = 4
+"""Characters before a run that belong to it or change its meaning, such as ``+(``."""
+_NORTH_AMERICA, _NORTH_AMERICAN_DIGITS = 1, 10
 MOST_DIGITS = 8192
 """Characters of digits and separators that are looked through in one text. What is beyond is
 taken for a phone number: a text is not clean because it is long."""
@@ -45,7 +48,7 @@ class PhoneDetector:
         unknown = [region for region in regions if not is_region(region)]
         if unknown:
             raise ValueError(f"no phone numbers are known for region {unknown[0]!r}")
-        self._regions = tuple(regions)
+        self._regions = tuple(map(_Region, regions))
         self._north_american = any(
             phonenumbers.country_code_for_region(region) == _NORTH_AMERICA for region in regions
         )
@@ -56,7 +59,7 @@ class PhoneDetector:
         looked_through = 0
         for run in _RUN.finditer(text):
             start, end = run.span()
-            if _DATE.fullmatch(run.group()) is not None or _is_glued(text, start, end):
+            if _NO_PHONE.fullmatch(run.group()) is not None or _is_glued(text, start, end):
                 continue
             looked_through += end - start
             if looked_through > MOST_DIGITS:
@@ -70,19 +73,44 @@ class PhoneDetector:
 
     def _in(self, text: str, offset: int, start: int, end: int) -> list[tuple[int, int]]:
         """Return where numbers are in the run ``text[start:end]`` and its surroundings."""
-        window = text[offset : end + _TAIL]
+        # What follows may speak against a number, but not when it is an extension (x33).
+        window = text[offset : end if text[end : end + 1] in ("x", "X") else end + 1]
+        digits = "".join(filter(str.isdigit, text[start:end]))
+        found: Iterable[tuple[int, int]]
         if "+" in text[offset:start]:
             found = _matches(window, None, Leniency.POSSIBLE)
-        else:
-            labelled = _LABEL.search(text[max(0, start - _LABEL_REACH) : start]) is not None
-            leniency = Leniency.POSSIBLE if labelled else Leniency.VALID
+        elif _LABEL.search(text[max(0, start - _LABEL_REACH) : start]) is not None:
             found = chain.from_iterable(
-                _matches(window, region, leniency) for region in self._regions
+                _matches(window, region.code, Leniency.POSSIBLE) for region in self._regions
             )
-        if self._north_american:
+        else:
+            found = chain.from_iterable(
+                _matches(window, region.code, Leniency.VALID)
+                for region in self._regions
+                if region.may_hold_number(digits)
+            )
+        if self._north_american and len(digits) >= _NORTH_AMERICAN_DIGITS:
             layouts = (layout.span() for layout in _NORTH_AMERICAN.finditer(window))
             found = chain(found, (span for span in layouts if _stands_alone(window, *span)))
         return sorted((offset + first, offset + last) for first, last in found)
+
+
+class _Region:
+    """A region, and what digits must hold for one of its numbers to be among them."""
+
+    __slots__ = ("_pattern", "code")
+
+    def __init__(self, code: str) -> None:
+        self.code = code
+        metadata = PhoneMetadata.metadata_for_region(code)
+        general = None if metadata is None else metadata.general_desc
+        # Where dialled digits are rewritten (Argentina), they do not look like the number.
+        rewritten = metadata is None or metadata.national_prefix_transform_rule is not None
+        pattern = None if general is None or rewritten else general.national_number_pattern
+        self._pattern = None if pattern is None else re2.compile(pattern)
+
+    def may_hold_number(self, digits: str) -> bool:
+        return self._pattern is None or self._pattern.search(digits) is not None
 
 
 def _matches(window: str, region: str | None, leniency: int) -> Iterator[tuple[int, int]]:
@@ -99,8 +127,8 @@ def _stands_alone(text: str, start: int, end: int) -> bool:
 
 
 def _is_glued(text: str, start: int, end: int) -> bool:
-    """Tell whether bare digits are the middle of a word, such as a hex digest."""
-    near = text[max(0, start - 1) : start] + text[end : end + 1]
+    """Tell whether bare digits are part of a word, such as a hex digest; an x may follow."""
+    near = text[max(0, start - 1) : start] + text[end : end + 1].strip("xX")
     return text[start:end].isdigit() and any(
         character.isascii() and character.isalpha() for character in near
     )

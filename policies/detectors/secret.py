@@ -106,4 +106,4 @@ def looks_random(token: str) -> bool:
     if len(classes) < 18 or {"d", "u", "l"} != set(classes) or classes.count("d") < 2:
         return False
     changes = sum(one != other for one, other in pairwise(classes))
-    return changes >= 0.42 * (len(classes) - 1)
+    return changes >= 0.38 * (len(classes) - 1)
