@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import orjson
+
 from gateway.core.types import Endpoint, Reason
 
 
@@ -22,7 +24,15 @@ def declined(endpoint: Endpoint, body: dict[str, Any], result: Any) -> Reason | 
         reason = _declined_chat(choice) if endpoint is Endpoint.CHAT else _declined_text(choice)
         if reason is not None:
             return reason
-    return None
+    return None if _can_be_printed(result) else Reason.UNKNOWN_SHAPE
+
+
+def _can_be_printed(result: dict[str, Any]) -> bool:
+    try:
+        orjson.dumps(result)
+    except TypeError:  # nested deeper than orjson prints
+        return False
+    return True
 
 
 def _declined_chat(choice: dict[str, Any]) -> Reason | None:

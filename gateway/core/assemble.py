@@ -43,9 +43,11 @@ class Assembler:
     def feed(self, chunk: Mapping[str, Any]) -> None:
         """Take one chunk. Raises UnknownShapeError."""
         for name, value in chunk.items():
-            if name in _FIRST_COUNTS and self._top.get(name) is not None:
+            if name in _CHUNK_ONLY:
                 continue
-            if name not in _CHUNK_ONLY:
+            known = self._top.get(name)
+            # The same again is no news, not even a list: citations come with every chunk.
+            if known is None or not (name in _FIRST_COUNTS or known == value):
                 _set_once(self._top, name, value)
         if chunk.get("usage") is not None:
             self._usage = chunk["usage"]

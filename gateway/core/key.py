@@ -8,7 +8,7 @@ HMAC under the server's secret.
 import hashlib
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.core.types import KEY_VERSION, Endpoint
 from policies.decide import Scope
@@ -19,9 +19,9 @@ _ACCOUNT_HEADERS = ("openai-organization", "openai-project")
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who asks: the credential's digest and the account headers; all None when anonymous."""
+    """Who asks: all None when anonymous. ``credential`` joins what the credential headers hold."""
 
-    credential: bytes | None
+    credential: bytes | None = field(repr=False)
     credential_sha256: str | None
     organization: str | None
     project: str | None

@@ -97,7 +97,7 @@ def plan_request(
     *,
     endpoint: Endpoint,
     upstream: str,
-    query: str = "",
+    query: str,
     tenant: Tenant,
     secret: bytes,
     decision: Decision,

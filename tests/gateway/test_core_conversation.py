@@ -1,0 +1,163 @@
+import pytest
+from core_requests import chat, user
+
+from gateway.core.conversation import (
+    answer_text,
+    last_user_text,
+    prompt_text,
+    semantic_question,
+    strings,
+    system_text,
+    without_question,
+)
+from gateway.core.types import Endpoint
+
+CHAT = Endpoint.CHAT
+COMPLETIONS = Endpoint.COMPLETIONS
+
+
+def text(value, **more):
+    return {"type": "text", "text": value, **more}
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([user("a")], "a"),
+        ([user("a"), {"role": "assistant", "content": "b"}], "a"),
+        ([user("a"), {"role": "assistant", "content": "b"}, user("c")], "c"),
+        ([user([text("a")])], "a"),
+        # Text cut into parts must not slip past a rule that looks for words.
+        ([user([text("is it"), text("medical")])], "is it\nmedical"),
+        ([user([text("look"), IMAGE])], "look"),
+        ([user([IMAGE])], None),
+        ([user([])], None),
+        ([user(None)], None),
+        ([user("")], ""),
+        ([{"role": "system", "content": "s"}], None),
+        ([user([{"type": "text", "text": 5}])], None),
+    ],
+)
+def test_last_user_text(messages, expected):
+    assert last_user_text(CHAT, chat(*messages)) == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [("a", "a"), (["a", "b"], "a\nb"), ([1, 2, 3], None), ([[1], [2]], None), ([], None)],
+)
+def test_the_text_of_a_completion_is_its_prompt(prompt, expected):
+    assert last_user_text(COMPLETIONS, {"model": "m", "prompt": prompt}) == expected
+
+
+def test_system_text_is_all_system_and_developer_text_in_order():
+    body = chat(
+        {"role": "system", "content": "one"},
+        user("u"),
+        {"role": "developer", "content": [text("two"), text("three")]},
+        {"role": "assistant", "content": "no"},
+    )
+    assert system_text(body) == "one\ntwo\nthree"
+    assert system_text(chat(user("u"))) is None
+    assert system_text({"model": "m", "prompt": "p"}) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (chat(user("a")), "a"),
+        (chat(user([text("a")])), "a"),
+        (chat({"role": "system", "content": "s"}, user("a")), "a"),
+        (chat(user("a"), tools=[]), "a"),
+        # Only exact lookup is sound for these.
+        (chat(user([text("a"), text("b")])), None),
+        (chat(user([text("a", cache_control={"type": "ephemeral"})])), None),
+        (chat(user([text("a"), IMAGE])), None),
+        (chat(user(None)), None),
+        (chat(user("a"), {"role": "assistant", "content": "b"}), None),
+        (chat(user("a"), {"role": "tool", "tool_call_id": "1", "content": "b"}), None),
+        (chat(user("a"), tools=[{"type": "function"}]), None),
+        (chat(user("a"), functions=[{"name": "f"}]), None),
+    ],
+)
+def test_the_semantic_question_is_the_last_message_if_it_is_the_users_plain_text(body, expected):
+    assert semantic_question(CHAT, body) == expected
+
+
+def test_a_completion_has_no_question():
+    assert semantic_question(COMPLETIONS, {"model": "m", "prompt": "p"}) is None
+
+
+def test_without_question_leaves_out_the_last_content_and_nothing_else():
+    body = chat(user("a"), {"role": "user", "name": "Ann", "content": "b"}, seed=1)
+    assert without_question(body) == {
+        "model": "m",
+        "messages": [user("a"), {"role": "user", "name": "Ann"}],
+        "seed": 1,
+    }
+    assert body["messages"][-1]["content"] == "b"
+
+
+def test_strings_come_in_reading_order_from_any_depth():
+    value = {"a": ["1", {"b": "2", "c": [["3"]]}], "d": None, "e": 4, "f": "5"}
+    assert list(strings(value)) == ["1", "2", "3", "5"]
+    deep: object = "bottom"
+    for _ in range(100_000):
+        deep = [deep]
+    assert list(strings(deep)) == ["bottom"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [user("SECRET")]},
+        {"messages": [user([text("a"), text("SECRET")])]},
+        {"messages": [{"role": "tool", "tool_call_id": "1", "content": "SECRET"}, user("a")]},
+        {
+            "messages": [
+                {"role": "assistant", "tool_calls": [{"function": {"arguments": "SECRET"}}]}
+            ]
+        },
+        {"messages": [{"role": "user", "name": "SECRET", "content": "a"}]},
+        {"tools": [{"function": {"description": "SECRET"}}]},
+        {"functions": [{"description": "SECRET"}]},
+        {"prompt": ["a", "SECRET"]},
+        {"suffix": "SECRET"},
+        {"prediction": {"type": "content", "content": "SECRET"}},
+        {"response_format": {"json_schema": {"schema": {"description": "SECRET"}}}},
+        {"documents": [{"title": "t", "text": "SECRET"}]},
+        {"chat_template_kwargs": {"customer": "SECRET"}},
+        {"made_up_tomorrow": "SECRET"},
+    ],
+)
+def test_the_prompt_to_scan_holds_whatever_the_upstream_may_read(fields):
+    assert "SECRET" in prompt_text({**chat(user("a")), **fields})
+
+
+@pytest.mark.parametrize("field", ["user", "safety_identifier", "prompt_cache_key", "model"])
+def test_the_prompt_to_scan_leaves_out_names_the_model_does_not_read(field):
+    assert prompt_text({"prompt": "a", field: "ann@example.com"}) == "a"
+    assert prompt_text({"prompt": "a", "metadata": {"by": "ann@example.com"}}) == "a"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"choices": [{"message": {"content": "SECRET"}}]},
+        {"choices": [{"message": {"reasoning_content": "SECRET"}}]},
+        {"choices": [{"text": "SECRET"}]},
+        {"choices": [{"message": {"tool_calls": [{"function": {"arguments": "SECRET"}}]}}]},
+        {"citations": ["SECRET"]},
+        {"prompt_logprobs": [{"decoded_token": "SECRET"}]},
+    ],
+)
+def test_the_answer_to_scan_holds_all_that_would_be_stored(fields):
+    assert "SECRET" in answer_text({"id": "x", **fields})
+
+
+def test_the_answer_to_scan_leaves_out_ids_that_look_like_numbers_of_people():
+    result = {"id": "chatcmpl-2125550188", "model": "m-2024-08-06", "system_fingerprint": "fp_4"}
+    assert answer_text(result | {"object": "chat.completion", "service_tier": "x"}) == ""
