@@ -1,0 +1,141 @@
+"""docs/observability.md against the code: each metric, span attribute, reason and log line."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client.parser import text_string_to_metric_families
+
+from backend.core.types import EngineStats
+from backend.server.metrics import Metrics as EngineMetrics
+from gateway.adapters.metrics import Metrics as GatewayMetrics
+from gateway.adapters.tracing import Tracing
+from gateway.core.types import Reason
+from gateway.observation import Observation
+from gateway.ports import StoreStats
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "observability.md").read_text()
+
+
+def table(header: str) -> list[list[str]]:
+    """Rows of the tables whose first column has this header, cells stripped."""
+    rows: list[list[str]] = []
+    inside = False
+    for line in TEXT.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("|"):
+            inside = False
+        elif cells[0] == header:
+            inside = True
+        elif inside and not cells[0].startswith("---"):
+            rows.append(cells)
+    return rows
+
+
+def words(cell: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"`([^`]+)`", cell))
+
+
+def exposed(page: str) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Name, type and labels of every metric on a page of Prometheus text."""
+    found = {}
+    for family in text_string_to_metric_families(page):
+        if family.name.endswith("_created"):  # the client library's own companions
+            continue
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        labels = {label for sample in family.samples for label in sample.labels}
+        found[name] = (family.type, tuple(sorted(labels - {"le"})))
+    return found
+
+
+def seen(**values: object) -> Observation:
+    """An observation in which everything happened."""
+    observation = Observation("/v1/chat/completions", 1.0, time.perf_counter, ())
+    everything: dict[str, object] = {
+        "model": "m",
+        "rule": "default",
+        "outcome": "miss",
+        "reason": Reason.NO_CACHE,
+        "declined": Reason.EMPTY,
+        "semantic_fault": "timeout",
+        "status": 200,
+        "upstream_started": 1.0,
+        "upstream_head": 2.0,
+        "first_token": 2.0,
+        "prompt_tokens": 3,
+        "completion_tokens": 4,
+    }
+    for name, value in {**everything, **values}.items():
+        setattr(observation, name, value)
+    return observation
+
+
+def gateway_page() -> str:
+    metrics = GatewayMetrics(lambda: StoreStats(1, 2, 3))
+    observation = seen()
+    observation.sinks = (metrics.observe,)
+    observation.finish()
+    metrics.policy_reloaded(True)
+    return metrics.page()[0].decode()
+
+
+def engine_page() -> str:
+    metrics = EngineMetrics(lambda: EngineStats(1, 2, 3, 4, 5, 6, 7))
+    metrics.count_request("/v1/completions", "ok")
+    metrics.observe_request("/v1/completions", 1.0)
+    metrics.observe_first_token(1.0)
+    metrics.observe_next_token(1.0)
+    return metrics.render().decode()
+
+
+def test_metrics_are_documented_and_documented_metrics_exist():
+    documented = {
+        words(name)[0]: (kind, tuple(sorted(words(labels))))
+        for name, kind, labels, _ in table("Metric")
+    }
+    assert documented == {**exposed(gateway_page()), **exposed(engine_page())}
+
+
+def test_no_other_metric_is_named_in_text_or_queries():
+    known = set(exposed(gateway_page())) | set(exposed(engine_page()))
+    for page in ("observability.md", "deploy.md"):
+        text = (ROOT / "docs" / page).read_text()
+        for name in re.findall(r"\brefrain_\w+", text):
+            assert re.sub("_(bucket|sum|count)$", "", name) in known, f"{page}: {name}"
+
+
+@pytest.mark.parametrize(("outcome", "failed"), [("miss", False), ("error", True)])
+def test_span_attributes_are_documented_and_documented_ones_exist(outcome, failed):
+    exporter = InMemorySpanExporter()
+    tracing = Tracing(exporter)
+    observation = seen(outcome=outcome)
+    tracing.begin(observation, {})
+    observation.finish()
+    tracing.close()
+    (span,) = exporter.get_finished_spans()
+    assert {words(row[0])[0] for row in table("Attribute")} == set(span.attributes)
+    assert span.name == "chat m"
+    assert span.resource.attributes["service.name"] == "refrain"
+    assert span.status.is_ok is not failed
+
+
+def test_reasons_are_documented_and_documented_reasons_exist():
+    assert {words(row[0])[0] for row in table("Reason")} == {reason.value for reason in Reason}
+
+
+def test_outcomes_are_documented():
+    said = set(words((Observation.__doc__ or "").replace("``", "`"))) - {"declined", "finish"}
+    assert {words(row[0])[0] for row in table("Outcome")} == said - {"outcome"}
+
+
+def test_log_lines_to_search_for_exist():
+    packages = ("gateway", "embeddings", "backend", "policies")
+    sources = [file.read_text() for name in packages for file in (ROOT / name).rglob("*.py")]
+    lines = table("Words in the line")
+    assert lines
+    for row in lines:
+        for said in words(row[0]):
+            assert any(said in source for source in sources), said
