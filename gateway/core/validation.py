@@ -75,17 +75,30 @@ def validate_chat(body: dict[str, Any]) -> None:
             code="empty_array",
         )
     for position, message in enumerate(messages):
-        where = f"messages[{position}]"
-        _check_type(where, message, *_OBJECT)
-        _require(message, "role", where)
-        _check_type(f"{where}.role", message["role"], *_STRING)
-        content = message.get("content")
-        if content is not None:
-            expected = "one of a string or array of objects"
-            _check_type(f"{where}.content", content, expected, (str, list))
-            if isinstance(content, list):
-                for index, part in enumerate(content):
-                    _check_type(f"{where}.content[{index}]", part, *_OBJECT)
+        if not _is_plain(message):
+            _check_message(f"messages[{position}]", message)
+
+
+def _is_plain(message: Any) -> bool:
+    """Recognise what nearly every message is, without naming its parts for an error."""
+    return (
+        type(message) is dict
+        and type(message.get("role")) is str
+        and type(message.get("content")) is str
+    )
+
+
+def _check_message(where: str, message: Any) -> None:
+    _check_type(where, message, *_OBJECT)
+    _require(message, "role", where)
+    _check_type(f"{where}.role", message["role"], *_STRING)
+    content = message.get("content")
+    if content is not None:
+        expected = "one of a string or array of objects"
+        _check_type(f"{where}.content", content, expected, (str, list))
+        if isinstance(content, list):
+            for index, part in enumerate(content):
+                _check_type(f"{where}.content[{index}]", part, *_OBJECT)
 
 
 def validate_completion(body: dict[str, Any]) -> None:

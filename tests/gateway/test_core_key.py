@@ -91,7 +91,7 @@ def test_anonymous_with_an_account_is_known_but_has_no_credential():
     assert tenant != ANONYMOUS
 
 
-@pytest.mark.parametrize("header", key_module.CREDENTIAL_HEADERS)
+@pytest.mark.parametrize("header", ["authorization", "api-key", "x-api-key"])
 def test_the_credential_appears_nowhere(header):
     tenant = identify({header: "Bearer sk-very-secret"})
     assert "sk-very-secret" not in repr(tenant)
@@ -140,4 +140,6 @@ def test_key_and_fingerprint_of_one_form_differ_and_are_32_bytes():
 def test_a_new_key_version_finds_nothing_old(monkeypatch):
     before = PARTITION.cache_key(b"{}")
     monkeypatch.setattr(key_module, "KEY_VERSION", key_module.KEY_VERSION + 1)
+    key_module._prefix.cache_clear()  # a new version comes with a new process
     assert PARTITION.cache_key(b"{}") != before
+    key_module._prefix.cache_clear()
