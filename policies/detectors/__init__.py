@@ -1,8 +1,8 @@
 """Detectors of structured personal data and secrets, one file a kind.
 
 Each reads text in normal form (``normal.normalise``), is asked only when the text holds the digits
-that it needs (``digits.digits_in``), uses linear-time patterns (RE2), and validates what the
-patterns propose: checksums, issued ranges, context.
+that it needs (``digits.digits_in``), and validates what its patterns propose: checksums, issued
+ranges, context. Patterns take linear time: they run on RE2, or leave nothing to backtrack into.
 """
 
 from collections.abc import Iterator, Sequence
