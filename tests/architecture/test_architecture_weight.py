@@ -1,0 +1,70 @@
+"""The gateway imports and serves without torch: nothing heavy comes in by a side door."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HEAVY = (
+    *("torch", "faiss", "sentence_transformers", "transformers", "tokenizers", "safetensors"),
+    *("numpy", "triton", "backend", "embeddings.service", "embeddings.encoder"),
+)
+
+LOADED = """
+import importlib, sys
+importlib.import_module({module!r})
+print(*sorted(name for name in {heavy!r} if name in sys.modules))
+"""
+MISSING = """
+import importlib, sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name in {heavy!r}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Missing())
+importlib.import_module({module!r})
+print("imported")
+"""
+
+
+def run(code: str, module: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code.format(module=module, heavy=HEAVY)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+MODULES = (
+    *("gateway.app", "gateway.worker", "gateway.cli", "gateway.installation"),
+    *("embeddings.client", "embeddings.verify.agreement", "policies.cli"),
+)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_heavy_is_loaded(module):
+    done = run(LOADED, module)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+def test_the_gateway_imports_where_nothing_heavy_is_installed():
+    done = run(MISSING, "gateway.worker")
+    assert done.stdout.split() == ["imported"], done.stderr
+
+
+@pytest.mark.parametrize("line", ["import torch", "from torch import nn", "import torch.nn"])
+def test_a_heavy_import_is_found(line, tmp_path):
+    """By a module that is imported by a module, the library being a stand-in."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("nn = None")
+    (tmp_path / "torch" / "nn.py").write_text("")
+    (tmp_path / "side_door.py").write_text(line)
+    (tmp_path / "front.py").write_text("import side_door")
+    assert run(LOADED, "front", tmp_path).stdout.split() == ["torch"]
+    assert run(MISSING, "front", tmp_path).returncode == 1
