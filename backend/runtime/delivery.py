@@ -1,10 +1,12 @@
 """From the engine's thread to the event loops of those who wait.
 
-One wake-up of an event loop delivers everything that a step made for it.
+One wake-up of an event loop delivers everything that a step made for it. A reader who is slower
+than the engine gets what has gathered as one delta, so falling behind makes its work less.
 """
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Iterable
 
 from backend.core.types import TextDelta
 
@@ -18,7 +20,28 @@ class Stream:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """Bind to the event loop that will read."""
         self.loop = loop
-        self.queue: asyncio.Queue[Item] = asyncio.Queue()
+        self._items: list[Item] = []
+        self._arrival = asyncio.Event()
+
+    def put(self, item: Item) -> None:
+        """Add ``item``; on the stream's loop."""
+        self._items.append(item)
+        self._arrival.set()
+
+    async def receive(self) -> list[TextDelta]:
+        """Wait for deltas and return them in order, at most one for each choice.
+
+        Raises the exception that ended the stream, once the deltas before it were returned.
+        """
+        await self._arrival.wait()
+        if isinstance(self._items[0], Exception):
+            raise self._items[0]
+        ended = [item for item in self._items if isinstance(item, Exception)]
+        deltas = _merge(item for item in self._items if isinstance(item, TextDelta))
+        self._items = [*ended]
+        if not ended:
+            self._arrival.clear()
+        return deltas
 
 
 class Outbox:
@@ -46,4 +69,19 @@ class Outbox:
 
 def _deliver(items: list[tuple[Stream, Item]]) -> None:
     for stream, item in items:
-        stream.queue.put_nowait(item)
+        stream.put(item)
+
+
+def _merge(deltas: Iterable[TextDelta]) -> list[TextDelta]:
+    of_choice: defaultdict[int, list[TextDelta]] = defaultdict(list)
+    for delta in deltas:
+        of_choice[delta.index].append(delta)
+    return [
+        TextDelta(
+            index,
+            "".join(delta.text for delta in each),
+            each[-1].completion_tokens,
+            each[-1].finish_reason,
+        )
+        for index, each in of_choice.items()
+    ]

@@ -101,13 +101,13 @@ class Engine:
         num_open = request.n
         try:
             while num_open:
-                item = await stream.queue.get()
-                if isinstance(item, Exception):
-                    num_open = 0
-                    raise item
-                if item.finish_reason is not None:
-                    num_open -= 1
-                yield item
+                for delta in await stream.receive():
+                    if delta.finish_reason is not None:
+                        num_open -= 1
+                    yield delta
+        except (EngineError, RequestRejectedError):
+            num_open = 0  # nothing is left to abort
+            raise
         finally:
             if num_open:
                 self._inbox.put(_Abort(job))
