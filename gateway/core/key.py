@@ -14,8 +14,11 @@ from functools import lru_cache
 from gateway.core.types import KEY_VERSION, Endpoint
 from policies.decide import Scope
 
-_TENANTS_AT_A_TIME = 4096
-"""What is worked out for a tenant is kept for the next request: the same few ask all the time."""
+_TENANTS_AT_A_TIME = 1024
+"""What is worked out for a tenant is kept for the next request: the same few ask all the time.
+
+Only what comes from a request's head is kept, and the server bounds that.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,26 +69,33 @@ def _tenant(
     return Tenant(joined if given is not None else None, digest, organization, project)
 
 
-@lru_cache(maxsize=_TENANTS_AT_A_TIME)
 def scope_id(secret: bytes, scope: Scope, tenant: Tenant, user: tuple[str, ...]) -> bytes:
     """Return the 32-byte id of the partition that a request may share answers within.
 
     ``user`` holds every name the request has for its end user. Only the user scope reads it, and
     the caller bypasses the cache where it is empty.
     """
-    if scope is Scope.PUBLIC:
-        fields = [b"public"]
-    else:
-        fields = [
-            scope.value.encode(),
-            b"anonymous" if tenant == ANONYMOUS else b"known",
-            tenant.credential or b"",
-            (tenant.organization or "").encode(errors="surrogateescape"),
-            (tenant.project or "").encode(errors="surrogateescape"),
-        ]
-        if scope is Scope.USER:
-            fields += [name.encode() for name in user]
-    return hmac.digest(secret, _joined(*fields), "sha256")
+    if scope is Scope.USER:
+        # Not kept: a name comes from the body and may be megabytes long.
+        names = _joined(*(name.encode() for name in user))
+        return hmac.digest(secret, _owner(scope, tenant) + names, "sha256")
+    return _shared_scope_id(secret, scope, tenant)
+
+
+@lru_cache(maxsize=_TENANTS_AT_A_TIME)
+def _shared_scope_id(secret: bytes, scope: Scope, tenant: Tenant) -> bytes:
+    return hmac.digest(secret, _owner(scope, tenant), "sha256")
+
+
+def _owner(scope: Scope, tenant: Tenant) -> bytes:
+    """Return whose the scope is; always four fields, so what follows them is told apart."""
+    known = ANONYMOUS if scope is Scope.PUBLIC else tenant
+    return _joined(
+        scope.value.encode(),
+        known.credential or b"",
+        (known.organization or "").encode(errors="surrogateescape"),
+        (known.project or "").encode(errors="surrogateescape"),
+    )
 
 
 @dataclass(frozen=True, slots=True)

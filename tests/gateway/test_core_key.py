@@ -1,4 +1,5 @@
 import hashlib
+import sys
 from dataclasses import replace
 
 import pytest
@@ -143,3 +144,12 @@ def test_a_new_key_version_finds_nothing_old(monkeypatch):
     key_module._prefix.cache_clear()  # a new version comes with a new process
     assert PARTITION.cache_key(b"{}") != before
     key_module._prefix.cache_clear()
+
+
+def test_nothing_of_a_body_is_kept_in_memory():
+    """A client may send a name of megabytes, a new one each time."""
+    for scope_kind in Scope:
+        name = "".join(["n"] * 1_000_000)
+        references = sys.getrefcount(name)
+        scope({"authorization": "Bearer a"}, scope_kind, (name,))
+        assert sys.getrefcount(name) == references
