@@ -207,10 +207,19 @@ def test_an_answer_over_the_limit_passes_and_is_not_kept():
     assert answer.result() is Reason.TOO_LARGE
 
 
-def test_the_first_reason_counts():
-    answer = follow(max_bytes=1)
-    passed(answer, said("a"), said("b"))
-    assert answer.result() is Reason.TOO_LARGE
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        (b"not json", Reason.UNCLEAN),
+        ({"error": {"message": "m"}}, Reason.UNCLEAN),
+        ({"choices": 5}, Reason.UNKNOWN_SHAPE),
+        (said("x" * 1000), Reason.TOO_LARGE),
+    ],
+)
+def test_the_first_reason_counts(first, reason):
+    answer = follow(max_bytes=900)
+    passed(answer, first, {"choices": 5}, said("x" * 1000))
+    assert answer.result() is reason
 
 
 def test_a_completion():
