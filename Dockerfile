@@ -16,7 +16,6 @@ ENV PATH=/opt/refrain/bin:$PATH \
     PYTHONSAFEPATH=1 \
     PYTHONUNBUFFERED=1 \
     PIP_DISABLE_PIP_VERSION_CHECK=1
-SHELL ["/bin/bash", "-o", "errexit", "-o", "pipefail", "-c"]
 
 FROM base AS requirements
 ARG EXTRA
@@ -55,7 +54,8 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 FROM base AS runtime
 # The home directory is the data volume: model hub and CUDA caches survive with it, and nothing
 # else needs to be writable but /tmp.
-RUN useradd --uid 10001 --user-group --no-log-init --create-home --home-dir /data refrain
+RUN useradd --uid 10001 --user-group --no-log-init --create-home --home-dir /data refrain \
+    && chmod 700 /data
 # A folder of that name, because the engine serves a model under the name of its folder.
 COPY backend/demo/model /models/refrain-demo
 COPY --from=dependencies /opt/refrain /opt/refrain
