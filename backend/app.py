@@ -17,10 +17,14 @@ def create_app(settings: Settings) -> web.Application:
 
 def _load(settings: Settings) -> LoadedModel:
     # torch takes seconds to import, and the socket answers before that.
+    from backend.runtime.generation_config import recommended_sampling  # noqa: PLC0415
     from backend.runtime.loader import load_engine  # noqa: PLC0415
+    from backend.runtime.weights import resolve_model  # noqa: PLC0415
 
+    directory = resolve_model(settings.model)
+    sampling = recommended_sampling(directory)
     engine, tokenizer = load_engine(
-        settings.model,
+        str(directory),
         device=settings.device,
         dtype=settings.dtype,
         max_num_seqs=settings.max_num_seqs,
@@ -29,4 +33,4 @@ def _load(settings: Settings) -> LoadedModel:
         threads=settings.threads,
     )
     engine.start()
-    return LoadedModel(engine, tokenizer, engine.stop)
+    return LoadedModel(engine, tokenizer, engine.stop, sampling)

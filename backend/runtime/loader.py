@@ -12,7 +12,7 @@ from backend.models.rotary import rotation_table
 from backend.runtime.engine import Engine
 from backend.runtime.engine_core import EngineLimits
 from backend.runtime.input_batch import InputBatchBuilder
-from backend.runtime.kv_cache import KVCache
+from backend.runtime.kv_cache import KVCache, block_bytes
 from backend.runtime.model_runner import ModelRunner
 from backend.runtime.sizing import size_cache
 from backend.runtime.tokenizer import Tokenizer
@@ -71,17 +71,25 @@ def load_engine(
         cache = KVCache(config, sizing.num_blocks, device=torch_device, dtype=torch_dtype)
     except torch.OutOfMemoryError as error:
         raise ModelLoadError(f"{directory}: out of device memory: {error}") from error
+    except RuntimeError as error:
+        # On CPU, torch has no type of its own for memory that it does not get.
+        if "allocate memory" not in str(error):
+            raise
+        raise ModelLoadError(f"{directory}: out of memory: {error}") from error
     rotations = rotation_table(
         config.rotary, config.head_dim, sizing.max_model_len, device=torch_device
     )
+    per_block = block_bytes(config, torch_dtype)
     logger.info(
-        "%s on %s in %s: context %d tokens, KV pool %d blocks of %d tokens",
+        "%s on %s in %s: context %d tokens; KV pool %d blocks of %d tokens x %d bytes = %.0f MiB",
         directory,
         torch_device,
         torch_dtype,
         sizing.max_model_len,
         sizing.num_blocks,
         BLOCK_SIZE,
+        per_block,
+        sizing.num_blocks * per_block / 2**20,
     )
     if max_tokens_per_step is None:
         on_cuda = torch_device.type == "cuda"

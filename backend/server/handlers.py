@@ -45,7 +45,7 @@ class Handlers:
             loaded.encoder, asked.messages, max_model_len=loaded.generator.max_model_len
         )
         max_tokens = asked.max_completion_tokens or asked.max_tokens
-        generation = _generation("chatcmpl", (prompt,), asked, max_tokens)
+        generation = _generation("chatcmpl", (prompt,), asked, max_tokens, loaded.sampling)
         tally = Tally(generation, self._metrics, arrived)
         answer = Answer(tally, loaded.generator, ChatForm(), asked.model)
         return await _send(answer, request, asked)
@@ -60,7 +60,7 @@ class Handlers:
             loaded.encoder, asked.prompts, max_model_len=loaded.generator.max_model_len
         )
         max_tokens = asked.max_tokens or _COMPLETION_MAX_TOKENS
-        generation = _generation("cmpl", prompts, asked, max_tokens)
+        generation = _generation("cmpl", prompts, asked, max_tokens, loaded.sampling)
         echoed = asked.prompts if asked.echo else ()
         form = CompletionForm(tuple(str(text) for text in echoed for _ in range(generation.n)))
         tally = Tally(generation, self._metrics, arrived)
@@ -118,14 +118,15 @@ def _generation(
     prompts: tuple[tuple[int, ...], ...],
     asked: GenerationParameters,
     max_tokens: int | None,
+    default: SamplingParams,
 ) -> Generation:
     return Generation(
         id=f"{prefix}-{uuid.uuid4().hex}",
         prompts=prompts,
         sampling=SamplingParams(
-            temperature=1.0 if asked.temperature is None else asked.temperature,
-            top_p=1.0 if asked.top_p is None else asked.top_p,
-            top_k=max(asked.top_k or 0, 0),
+            temperature=default.temperature if asked.temperature is None else asked.temperature,
+            top_p=default.top_p if asked.top_p is None else asked.top_p,
+            top_k=default.top_k if asked.top_k is None else max(asked.top_k, 0),
             seed=asked.seed,
             max_tokens=max_tokens,
             stop=asked.stop_strings,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from backend.core.types import EngineStats, GenerationRequest, SamplingParams
 from backend.ports import Generator, PromptEncoder
@@ -20,12 +20,14 @@ log = logging.getLogger(__name__)
 class LoadedModel:
     """An engine with its tokenizer.
 
-    ``close`` stops the engine and returns when it has; TimeoutError when it does not.
+    ``close`` stops the engine and returns when it has; TimeoutError when it does not. ``sampling``
+    is used for what a request leaves open.
     """
 
     generator: Generator
     encoder: PromptEncoder
     close: Callable[[], None]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
 
 
 class ServedModel:

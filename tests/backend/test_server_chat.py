@@ -91,6 +91,16 @@ async def test_defaults_are_openais(server):
     assert server.generator.requests[0].sampling == SamplingParams(temperature=1.0, max_tokens=None)
 
 
+async def test_the_models_recommendation_fills_what_a_request_leaves_open(start_server):
+    recommended = SamplingParams(temperature=0.6, top_p=0.9, top_k=20)
+    server = await start_server(sampling=recommended)
+    await server.chat(top_p=0.5)
+    await server.chat(temperature=0, top_k=0)
+    open_top_p, own = (request.sampling for request in server.generator.requests)
+    assert open_top_p == SamplingParams(temperature=0.6, top_p=0.5, top_k=20)
+    assert own == SamplingParams(temperature=0.0, top_p=0.9, top_k=0)
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [

@@ -10,7 +10,13 @@ import orjson
 import pytest
 from aiohttp import ClientSession, web
 
-from backend.core.types import EngineStats, FinishReason, GenerationRequest, TextDelta
+from backend.core.types import (
+    EngineStats,
+    FinishReason,
+    GenerationRequest,
+    SamplingParams,
+    TextDelta,
+)
 from backend.ports import EngineError, RequestRejectedError
 
 MODEL = "scripted"
@@ -189,9 +195,12 @@ async def start_server(serve_application: StartServer) -> StartServer:
     from backend.server.application import build_application
     from backend.server.served_model import LoadedModel, ServedModel
 
-    async def start(*, limits: Any = None, **script: Any) -> RunningServer:
+    async def start(
+        *, limits: Any = None, sampling: SamplingParams | None = None, **script: Any
+    ) -> RunningServer:
         generator = ScriptedGenerator(**script)
-        loaded = LoadedModel(generator, CharacterEncoder(), lambda: None)
+        encoder = CharacterEncoder()
+        loaded = LoadedModel(generator, encoder, lambda: None, sampling or SamplingParams())
         app = build_application(ServedModel(MODEL, lambda: loaded), **(limits or {}))
         server = await serve_application(app, generator)
         await server.model.load()
