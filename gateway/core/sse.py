@@ -71,7 +71,7 @@ def _is_one_line(raw: bytes) -> bool:
 
 def _event(raw: bytes) -> Event:
     if raw.startswith(b"data: ") and raw.endswith(b"\n\n") and _is_one_line(raw):
-        return Event(raw[6:-2], raw)
+        return Event(raw[6:-2] or None, raw)
     data = []
     for line in _LINE.split(raw.removeprefix(_BOM)):
         name, _, value = line.partition(b":")

@@ -91,6 +91,8 @@ def test_text_adds_up_and_null_adds_nothing(field):
 def test_a_field_that_stays_null_is_null_and_empty_text_is_empty():
     assert message_of({"refusal": None, "content": ""})["content"] == ""
     assert message_of({"content": None})["content"] is None
+    assert message_of({"sources": []}, {"sources": None})["sources"] == []
+    assert message_of({"sources": None}, {"sources": []})["sources"] == []
     assert message_of({})["role"] == "assistant"
 
 

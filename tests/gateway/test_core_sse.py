@@ -29,6 +29,7 @@ STREAMS = [
     (b"event: ping\n\n", [None]),
     (b"data\n\n", [None]),
     (b"data:\n\n", [None]),
+    (b"data: \n\n", [None]),
     (b"datum: a\n\n", [None]),
     (b" data: a\n\n", [None]),
     (b"\ndata: a\n\n", [b"a"]),
