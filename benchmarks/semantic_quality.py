@@ -75,11 +75,9 @@ def main() -> int:
             for t in AGREED
         ),
     ]
-    print("                          CheckList            GSM-Plus                QQP sample")
-    print(
-        "                          false    recall      wrong of  hits          precision  recall"
-    )
-    print("                          accepts              hits      (rephrased)")
+    print(f"{'':24}  CheckList                 GSM-Plus                     QQP sample")
+    print(f"{'':24}    false   recall  reworded     wrong    hits  rephrased    precision  recall")
+    print(f"{'':24}  accepts              recall   of hits              hit")
     results = {}
     for name, accepts in rules:
         row = measure(scored, accepts)
@@ -143,7 +141,7 @@ def rows(name: str) -> list[dict[str, str | int]]:
 
 def encoded(texts: set[str]) -> dict[str, Vector]:
     """Return the vectors of the texts that have one; a text without one is never a hit."""
-    encoder = load_encoder(EncoderSettings(DEFAULT_MODEL, "auto", threads=os.cpu_count() or 1))
+    encoder = load_encoder(EncoderSettings(DEFAULT_MODEL, "auto", threads=1))
     by_length = sorted(texts, key=lambda text: (len(text), text))
     vectors: dict[str, Vector] = {}
     for start in range(0, len(by_length), BATCH):
