@@ -35,7 +35,7 @@ from gateway.settings import Settings
 
 log = logging.getLogger(__name__)
 
-POLICY_POLL_SECONDS = 1.0
+POLICY_POLL_SECONDS = 0.5
 PROBE_SECONDS = 2.0
 
 

@@ -68,19 +68,22 @@ class Forwarder:
 
         Raises UpstreamError when there is no reply to return.
         """
-        raw = exchange.inbound.raw
-        if self.asks_for_usage:
-            raw, added = ask_for_usage(exchange.body, raw)
-            if added:
-                reply = await self._attempt(exchange, raw, strip_usage=True)
-                if not _refuses_usage(reply):
-                    return reply
-                log.info("%s refuses stream_options: not asked for again", self.upstream.name)
-                self.asks_for_usage = False
-        return await self._attempt(exchange, exchange.inbound.raw, strip_usage=False)
+        as_asked = exchange.inbound.raw
+        raw, added = ask_for_usage(exchange.body, as_asked)
+        if not (added and self.asks_for_usage):
+            return await self._attempt(exchange, as_asked, strip_usage=False)
+        reply = await self._attempt(exchange, raw, strip_usage=True)
+        if not _may_refuse_usage(reply) or "stream_options" in exchange.body:
+            return reply
+        reply = await self._attempt(exchange, as_asked, strip_usage=False)
+        if reply.status < HTTPStatus.BAD_REQUEST:
+            log.info("%s refuses stream_options: not asked for again", self.upstream.name)
+            self.asks_for_usage = False
+        return reply
 
     async def _attempt(self, exchange: Exchange, raw: bytes, *, strip_usage: bool) -> Reply:
         inbound, seen = exchange.inbound, exchange.seen
+        seen.declined = None
         # The answer is read here, so it must come unencoded; our span stands for the client's.
         headers = without(request_fields(inbound.fields), *_OURS, *seen.trace_headers)
         headers += (("Accept-Encoding", "identity"), *seen.trace_headers.items())
@@ -153,14 +156,14 @@ class Forwarder:
         """Yield what the events of one read come to; the last bytes once the entry is there."""
         out: list[bytes] = []
         for event in events:
-            if event.data == sse.DONE:
+            if event.data == sse.DONE and not answer.done:
                 if out:
                     exchange.seen.mark_first_token()
                     yield b"".join(out)
                     out.clear()
                 await self._store_streamed(upstream.status, answer, exchange)
-                if answer.failed:
-                    continue  # a stream that failed ends without [DONE]
+            if event.data == sse.DONE and answer.failed:
+                continue  # a stream that failed ends without [DONE]
             out.append(answer.pass_on(event))
         if passed := b"".join(out):
             exchange.seen.mark_first_token()
@@ -185,7 +188,12 @@ class Forwarder:
         if isinstance(result, Reason):
             exchange.seen.declined = result
             return
-        await self._store(status, result, orjson.dumps(result), exchange)
+        try:
+            plain = orjson.dumps(result)
+        except TypeError:  # nested deeper than can be printed
+            exchange.seen.declined = Reason.UNKNOWN_SHAPE
+            return
+        await self._store(status, result, plain, exchange)
 
     async def _store(self, status: int, result: Any, plain: bytes, exchange: Exchange) -> None:
         seen = exchange.seen
@@ -218,7 +226,7 @@ async def _rest(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[byt
         yield chunk
 
 
-def _refuses_usage(reply: Reply) -> bool:
+def _may_refuse_usage(reply: Reply) -> bool:
     return (
         reply.status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
         and isinstance(reply.body, bytes)

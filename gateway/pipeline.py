@@ -149,7 +149,11 @@ class Pipeline:
             return None
 
     async def _get_candidate(self, key: bytes) -> Entry | None:
-        entry = await self._get(key)
+        try:
+            entry = await self.store.get(key)
+        except StoreError as error:
+            log.warning("store: lookup failed, treated as a miss: %s", error)
+            return None
         if entry is None and self.semantic is not None:
             # The entry was evicted: its vector would stand before living ones.
             with contextlib.suppress(SemanticUnavailableError):

@@ -38,7 +38,7 @@ class RequestFacts:
     organization: str | None
     project: str | None
     last_user_text: str | None
-    """None when there is none, or when it is more than plain text."""
+    """All text parts of the last user message; None when it has none."""
     system_text: str | None
     """System and developer messages joined by line feeds; hashed only if a rule asks."""
 

@@ -132,7 +132,8 @@ class Handlers:
             async for chunk in body:
                 async with asyncio.timeout(self._client_seconds):
                     await response.write(chunk)
-            await response.write_eof()
+            async with asyncio.timeout(self._client_seconds):
+                await response.write_eof()
         except ConnectionResetError:
             seen.outcome, seen.reason = "error", Reason.CLIENT_GONE
         except TimeoutError:

@@ -22,7 +22,7 @@ class Metrics:
         self._children: dict[tuple[str, ...], _Children] = {}
         self._requests = Counter(
             "refrain_requests_total",
-            "Requests to cached endpoints; reason is the word in Cache-Status.",
+            "Requests below /v1; reason is the word in Cache-Status.",
             ("endpoint", "rule", "outcome", "reason"),
             registry=self._registry,
         )

@@ -27,19 +27,34 @@ class PassThrough:
         """Answer one request. Raises ClientError and UpstreamError before the head is out."""
         _refuse_dot_segments(request)
         seen.outcome = "pass"
-        body = self._body(request) if request.can_read_body else None
+        faults: list[ClientError] = []
+        body = self._body(request, faults) if request.can_read_body else None
         seen.upstream_started = seen.clock()
-        async with self._upstream.request(
-            request.method, request.path_qs, _fields(request, seen), body, decode=False
-        ) as upstream:
-            seen.upstream_head = seen.clock()
-            seen.status = upstream.status
-            return await self._copy(request, upstream, seen)
+        try:
+            async with self._upstream.request(
+                request.method, request.path_qs, _fields(request, seen), body, decode=False
+            ) as upstream:
+                seen.upstream_head = seen.clock()
+                seen.status = upstream.status
+                return await self._copy(request, upstream, seen)
+        except UpstreamError:
+            if faults:
+                raise faults[0] from None
+            raise
 
-    async def _body(self, request: web.Request) -> AsyncIterator[bytes]:
+    async def _body(self, request: web.Request, faults: list[ClientError]) -> AsyncIterator[bytes]:
+        """Yield the client's body; a fault of the client's is noted, since aiohttp hides it."""
         while True:
-            async with asyncio.timeout(self._client_seconds):
-                chunk = await request.content.readany()
+            try:
+                async with asyncio.timeout(self._client_seconds):
+                    chunk = await request.content.readany()
+            except TimeoutError:
+                faults.append(ClientError(408, "Your request's body did not come in time."))
+                raise
+            except web.RequestPayloadError:
+                message = "The body of your request could not be decoded."
+                faults.append(ClientError(400, message))
+                raise
             if not chunk:
                 return
             yield chunk
@@ -57,7 +72,8 @@ class PassThrough:
                 seen.mark_first_token()
                 async with asyncio.timeout(self._client_seconds):
                     await response.write(chunk)
-            await response.write_eof()
+            async with asyncio.timeout(self._client_seconds):
+                await response.write_eof()
         except ConnectionResetError:
             seen.outcome, seen.reason = "error", Reason.CLIENT_GONE
         except (UpstreamError, TimeoutError) as error:
@@ -86,5 +102,6 @@ def _refuse_dot_segments(request: web.Request) -> None:
     """Keep requests below the upstream's base URL, whoever resolves the dots."""
     path = request.path_qs.partition("?")[0]
     segments = unquote(unquote(path)).replace("\\", "/").split("/")
-    if ".." in segments or "." in segments:
+    # A segment may carry parameters after a semicolon, which some servers strip first.
+    if any(segment.partition(";")[0] in (".", "..") for segment in segments):
         raise ClientError(404, f"Unknown request URL: {request.method}.", code="unknown_url")

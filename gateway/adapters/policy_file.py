@@ -23,6 +23,7 @@ class PolicyFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._data = path.read_bytes()
+        self._seen = self._data
         self._active = _activate(self._data, path)
         self._unreadable: str | None = None
         self._wrong: str | None = None
@@ -40,6 +41,7 @@ class PolicyFile:
     def reload(self) -> bool:
         """Read the file again; return whether a new policy took effect.
 
+        An edit counts once two readings agree: an editor may be found half-way through writing.
         Whatever is wrong keeps the policy in force and is told by ``problem``.
         """
         try:
@@ -51,7 +53,9 @@ class PolicyFile:
             self._unreadable = problem
             return False
         self._unreadable = None
-        if data == self._data:
+        settled = data == self._seen
+        self._seen = data
+        if data == self._data or not settled:
             return False
         self._data = data
         try:

@@ -3,6 +3,7 @@
 Off unless an OTLP endpoint is configured by the standard OTEL_EXPORTER_OTLP_* variables.
 """
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +23,8 @@ class Tracing:
     """Starts a span for each observation and ends it with what was observed."""
 
     def __init__(self, exporter: SpanExporter | None = None) -> None:
-        resource = Resource.create({SERVICE_NAME: "refrain"})
+        name = os.environ.get("OTEL_SERVICE_NAME", "refrain")
+        resource = Resource.create({SERVICE_NAME: name})
         self._provider = TracerProvider(resource=resource)
         self._provider.add_span_processor(BatchSpanProcessor(exporter or OTLPSpanExporter()))
         self._tracer = self._provider.get_tracer("refrain.gateway")

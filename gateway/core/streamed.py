@@ -22,7 +22,8 @@ class StreamedAnswer:
         self.usage: Any = None
         self.failed = False
         """Whether the upstream itself sent an error event."""
-        self._done = False
+        self.done = False
+        """Whether ``[DONE]`` has come."""
         self._assembler = Assembler(endpoint)
         self._assemble = assemble
         self._strip_usage = strip_usage
@@ -34,7 +35,7 @@ class StreamedAnswer:
     def pass_on(self, event: sse.Event) -> bytes:
         """Return the bytes that the client gets for this event; may be none."""
         if event.data == sse.DONE:
-            self._done = True
+            self.done = True
             return event.raw
         if event.data is None:
             return event.raw
@@ -83,7 +84,7 @@ class StreamedAnswer:
     @property
     def ended(self) -> bool:
         """Tell whether the upstream ended the stream: every choice finished, an error, [DONE]."""
-        return self._done or self.failed or (self._started and not self._open_choices)
+        return self.done or self.failed or (self._started and not self._open_choices)
 
     def result(self) -> dict[str, Any] | Reason:
         """Return the complete result, or why there is none."""

@@ -52,7 +52,8 @@ async def test_every_line_of_a_repeated_header_counts(
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/../secret", "/v1/%2e%2e/secret", "/v1/a/..%2f..%2fb", "/v1/%252e%252e/b"]
+    "path",
+    ["/v1/../secret", "/v1/%2e%2e/secret", "/v1/a/..%2f..%2fb", "/v1/%252e%252e/b", "/v1/..;/b"],
 )
 async def test_no_path_leads_out_of_the_base_url(
     gateway: RunningGateway, upstream: ScriptedUpstream, path: str
@@ -194,8 +195,51 @@ async def test_an_upstream_without_stream_options_is_asked_again_without(
     assert (await gateway.ask("two", stream=True)).text == "fine"
     asked = ["stream_options" in body for body in upstream.bodies]
     assert asked == [True, False, False]
+    assert "hit" in (await gateway.ask("one", stream=True)).cache
     own = await gateway.ask("three", stream=True, stream_options={"include_usage": True})
     assert own.status == 400
+
+
+async def test_an_error_that_only_quotes_the_client_changes_nothing(
+    gateway: RunningGateway, upstream: ScriptedUpstream
+):
+    async def answer(_request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        error = {"error": {"message": f"I do not like {body['messages'][0]['content']}"}}
+        return web.json_response(error, status=400)
+
+    upstream.answer = answer
+    for _ in range(2):
+        assert (await gateway.ask("stream_options", stream=True)).status == 400
+    asked = ["stream_options" in body for body in upstream.bodies]
+    assert asked == [True, False, True, False]
+
+
+async def test_a_head_says_nothing_of_an_attempt_that_was_given_up(
+    gateway: RunningGateway, upstream: ScriptedUpstream
+):
+    async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if "stream_options" in body:
+            return web.json_response({"error": "stream_options"}, status=422)
+        return await streaming(stream_of("fine"))(request, body)
+
+    upstream.answer = answer
+    assert (await gateway.ask(stream=True)).cache == "refrain; fwd=miss"
+
+
+async def test_a_second_done_is_only_passed_on(gateway: RunningGateway, upstream: ScriptedUpstream):
+    upstream.answer = streaming([*stream_of("once"), DONE])
+    assert (await gateway.ask(stream=True)).raw.count(DONE) == 2
+    assert "hit" in (await gateway.ask(stream=True)).cache
+
+
+async def test_an_upload_that_never_comes_is_the_clients_fault(start_gateway: StartGateway):
+    gateway = await start_gateway(client_timeout=0.2)
+    port = int(gateway.url.rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST /v1/files HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n")
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+    assert b" 408 " in head
+    writer.close()
 
 
 async def test_a_client_that_stops_reading_is_let_go(

@@ -1,0 +1,207 @@
+"""Faults of store, index and scanner end as a miss or a bypass: never as an error to the client."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import orjson
+import pytest
+
+from gateway.adapters.policy_file import PolicyFile
+from gateway.adapters.store_memory import MemoryStore
+from gateway.admitting import Admitter
+from gateway.app import default_policy
+from gateway.core.errors import UpstreamError
+from gateway.core.types import Endpoint, Entry, Reason
+from gateway.exchange import Inbound, Reply
+from gateway.forwarding import Forwarder
+from gateway.observation import Observation
+from gateway.pipeline import Pipeline
+from gateway.ports import Candidate, SemanticUnavailableError, StoreError
+from gateway.scanning import Scans
+from scripted_upstream import completion
+
+
+class FaultyStore(MemoryStore):
+    """A store that can be told to fail."""
+
+    failing = False
+
+    async def get(self, key: bytes) -> Entry | None:
+        if self.failing:
+            raise StoreError("frozen")
+        return await super().get(key)
+
+    async def put(self, entry: Entry) -> None:
+        if self.failing:
+            raise StoreError("full")
+        await super().put(entry)
+
+
+class Index:
+    """The fake at the index's port: finds everything it was given, or fails."""
+
+    def __init__(self) -> None:
+        self.failing = False
+        self.keys: list[bytes] = []
+
+    async def search(self, partition: bytes, text: str, k: int) -> Sequence[Candidate]:
+        if self.failing:
+            raise SemanticUnavailableError("timeout")
+        return [Candidate(key, 0.99) for key in self.keys[:k]]
+
+    async def add(self, partition: bytes, key: bytes, text: str, expires_at: float) -> None:
+        if self.failing:
+            raise SemanticUnavailableError("timeout")
+        self.keys.append(key)
+
+    async def remove(self, keys: Sequence[bytes]) -> None:
+        self.keys = [key for key in self.keys if key not in keys]
+
+
+class PlainUpstream:
+    """The fake at the upstream's port: answers with one text."""
+
+    name = "http://upstream/v1"
+    status = 200
+    headers = (("Content-Type", "application/json"),)
+    content_type = "application/json"
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def send(self, path, headers, body):
+        self.calls += 1
+        return self
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        return None
+
+    async def chunks(self):
+        yield orjson.dumps(completion("Fine."))
+
+
+class Rig:
+    """A pipeline of real parts but for its three ports."""
+
+    def __init__(self) -> None:
+        self.store = FaultyStore(max_bytes=2**20)
+        self.index = Index()
+        self.upstream = PlainUpstream()
+        scans = Scans()
+        self.pipeline = Pipeline(
+            store=self.store,
+            semantic=self.index,
+            verify=lambda _asked, _stored: None,
+            policies=PolicyFile(default_policy()),
+            forwarder=Forwarder(
+                self.upstream, Admitter(self.store, self.index, scans, time.time), 2**20
+            ),
+            scans=scans,
+            secret=bytes(32),
+            now=time.time,
+        )
+
+    async def ask(self, content: str) -> tuple[str, Observation]:
+        body = {"model": "m", "messages": [{"role": "user", "content": content}]}
+        inbound = Inbound("/v1/chat/completions", {}, (), orjson.dumps(body))
+        seen = Observation(Endpoint.CHAT.value, 0.0, time.perf_counter, ())
+        reply: Reply = await self.pipeline.answer(Endpoint.CHAT, inbound, seen)
+        assert reply.status == 200
+        return dict(reply.headers)["Cache-Status"], seen
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+async def test_a_store_that_fails_is_a_miss_and_loses_nothing(rig: Rig):
+    await rig.ask("one")
+    rig.store.failing = True
+    status, seen = await rig.ask("one")
+    assert status == "refrain; fwd=miss; detail=store-fault"
+    assert seen.declined is Reason.STORE_FAULT
+    status, _ = await rig.ask("another wording of one")
+    assert "fwd=miss" in status
+    rig.store.failing = False
+    assert "exact" in (await rig.ask("one"))[0]
+    assert "semantic" in (await rig.ask("another wording of one"))[0]
+
+
+async def test_a_vector_whose_entry_is_gone_is_removed(rig: Rig):
+    await rig.ask("one")
+    await rig.store.delete(rig.index.keys[0])
+    assert "fwd=miss; stored" in (await rig.ask("two"))[0]
+    assert len(rig.index.keys) == 1
+
+
+async def test_an_index_that_fails_is_a_miss_and_told(rig: Rig):
+    rig.index.failing = True
+    status, seen = await rig.ask("one")
+    assert status == "refrain; fwd=miss; stored"
+    assert seen.semantic_fault == "timeout"
+
+
+@pytest.mark.parametrize("text", ["short", "long " * 1000])
+async def test_a_scanner_that_fails_is_a_bypass(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str
+):
+    def scan(_self: object, text: str) -> str | None:
+        raise ValueError(text)
+
+    monkeypatch.setattr("policies.pii.PiiScanner.scan", scan)
+    status, _ = await rig.ask(text)
+    assert status == "refrain; fwd=bypass; detail=scan-fault"
+    assert text not in caplog.text
+    assert rig.store.stats().entries == 0
+
+
+async def test_a_scanner_that_is_slow_is_a_bypass(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    import threading
+
+    release = threading.Event()
+    monkeypatch.setattr("policies.pii.PiiScanner.scan", lambda _self, _text: release.wait(20))
+    monkeypatch.setattr("gateway.scanning.SCAN_SECONDS", 0.05)
+    status, _ = await rig.ask("long " * 1000)
+    release.set()
+    assert status == "refrain; fwd=bypass; detail=scan-fault"
+
+
+async def test_what_the_verifier_refuses_is_a_miss(rig: Rig):
+    await rig.ask("one")
+    object.__setattr__(rig.pipeline, "verify", lambda _asked, _stored: "number")
+    assert "fwd=miss" in (await rig.ask("two"))[0]
+
+
+async def test_an_upstream_fault_is_told(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    async def fail(_self: object) -> None:
+        raise UpstreamError(502, "gone", Reason.UPSTREAM_UNREACHABLE)
+
+    monkeypatch.setattr(PlainUpstream, "__aenter__", fail)
+    with pytest.raises(UpstreamError):
+        await rig.ask("one")
+
+
+def test_an_edit_counts_once_two_readings_agree(tmp_path: Path):
+    path = tmp_path / "policy.yaml"
+    text = default_policy().read_text()
+    path.write_text(text)
+    policy = PolicyFile(path)
+    path.write_text(text.replace("generation: 0", "generation: 1"))
+    assert not policy.reload()
+    path.write_text(text.replace("generation: 0", "generation: 2"))
+    assert not policy.reload()
+    assert policy.reload()
+    assert policy.active.policy.generation == 2
+    path.unlink()
+    assert not policy.reload()
+    assert policy.problem is not None
+    assert policy.active.policy.generation == 2
+    path.write_bytes(b"\xff")
+    assert not policy.reload()
+    assert not policy.reload()
+    assert "UTF-8" in str(policy.problem)
