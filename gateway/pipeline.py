@@ -26,7 +26,7 @@ from gateway.core.lookup import (
     ScanPrompt,
     SearchSemantic,
     State,
-    Verify,
+    VerifyCandidate,
     bypass,
     start,
 )
@@ -45,9 +45,10 @@ from gateway.ports import (
     SemanticUnavailableError,
     Store,
     StoreError,
+    Verifier,
 )
 from gateway.scanning import ScanFailedError, Scans
-from policies.decide import Decision, RequestFacts
+from policies.decide import RequestFacts
 from policies.freshness import parse_directives
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class Pipeline:
 
     store: Store
     semantic: SemanticIndex | None
-    verify: Verify
+    verifier: Verifier
     policies: PolicySource
     forwarder: Forwarder
     scans: Scans
@@ -88,8 +89,9 @@ class Pipeline:
                 case SearchSemantic():
                     state = state.next(await self._search(state.plan, seen))
                 case FetchCandidate():
-                    entry = await self._get_candidate(state.key)
-                    state = state.next(entry, self.now(), self.verify)
+                    state = state.next(await self._get_candidate(state.key), self.now())
+                case VerifyCandidate():
+                    state = state.next(await self.verifier.refusal(state.asked, state.stored))
                 case Hit():
                     return _render(endpoint, body, state, seen)
                 case Refused():
@@ -114,8 +116,9 @@ class Pipeline:
     ) -> State:
         headers = inbound.headers
         tenant = identify(headers)
-        decision: Decision = active.policy.decide(
-            RequestFacts(
+        decision = active.policy.default
+        if active.policy.rules:  # without any, nobody looks at the facts
+            facts = RequestFacts(
                 endpoint=endpoint.value,
                 model=body["model"],
                 headers=headers,
@@ -125,7 +128,7 @@ class Pipeline:
                 last_user_text=last_user_text(endpoint, body),
                 system_text=system_text(body),
             )
-        )
+            decision = active.policy.decide(facts)
         seen.rule = decision.rule
         directives = parse_directives(headers.get("cache-control"))
         plan = plan_request(

@@ -82,6 +82,14 @@ class SemanticIndex(Protocol):
         ...
 
 
+class Verifier(Protocol):
+    """Checks that a stored answer fits the question asked."""
+
+    async def refusal(self, asked: str, stored: str) -> str | None:
+        """Return None when one answer fits both questions, else why it may not. Raises nothing."""
+        ...
+
+
 class UpstreamReply(Protocol):
     """The head of an upstream's reply, and its body as it arrives."""
 

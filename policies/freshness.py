@@ -27,6 +27,9 @@ class Directives:
     """Staleness the client accepts; ``math.inf`` accepts any."""
 
 
+_NOTHING_ASKED = Directives()
+
+
 class Verdict(StrEnum):
     """May the entry be served to this request."""
 
@@ -81,7 +84,7 @@ def parse_directives(header: str | None) -> Directives:
     Unknown directives are ignored, names are matched in any case, and arguments may be quoted.
     """
     if not header:
-        return Directives()
+        return _NOTHING_ASKED
     flags: set[str] = set()
     max_age: list[float] = []
     min_fresh: list[float] = []

@@ -36,7 +36,7 @@ from policies.fields import (
     expected,
 )
 
-DEFAULT_MIN_SIMILARITY = 0.95
+DEFAULT_MIN_SIMILARITY = 0.9
 DEFAULT_REGIONS = ("US", "GB")
 
 

@@ -113,6 +113,8 @@ class Handlers:
 
     async def _read(self, request: web.Request) -> bytes:
         try:
+            if request.content.is_eof():  # it came with the head: no wait to bound
+                return await request.read()
             async with asyncio.timeout(self._client_seconds):
                 return await request.read()
         except web.HTTPRequestEntityTooLarge:

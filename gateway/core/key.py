@@ -9,7 +9,7 @@ import hashlib
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from gateway.core.types import KEY_VERSION, Endpoint
 from policies.decide import Scope
@@ -76,14 +76,8 @@ def scope_id(secret: bytes, scope: Scope, tenant: Tenant, user: tuple[str, ...])
     the caller bypasses the cache where it is empty.
     """
     if scope is Scope.USER:
-        # Not kept: a name comes from the body and may be megabytes long.
         names = _joined(*(name.encode() for name in user))
         return hmac.digest(secret, _owner(scope, tenant) + names, "sha256")
-    return _shared_scope_id(secret, scope, tenant)
-
-
-@lru_cache(maxsize=_TENANTS_AT_A_TIME)
-def _shared_scope_id(secret: bytes, scope: Scope, tenant: Tenant) -> bytes:
     return hmac.digest(secret, _owner(scope, tenant), "sha256")
 
 
@@ -98,7 +92,7 @@ def _owner(scope: Scope, tenant: Tenant) -> bytes:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Partition:
     """What an answer is bound to beside the request's body.
 
@@ -116,23 +110,38 @@ class Partition:
 
     def cache_key(self, form: bytes) -> bytes:
         """Return the exact identity; ``form`` is the canonical form of the whole request."""
-        return hashlib.sha256(_prefix(b"key", self) + form).digest()
+        return hashlib.sha256(self._prefix + b"key" + form).digest()
 
     def fingerprint(self, form: bytes) -> bytes:
         """Return the compatibility fingerprint; ``form`` leaves the question out."""
-        return hashlib.sha256(_prefix(b"fingerprint", self) + form).digest()
+        return hashlib.sha256(self._prefix + b"but" + form).digest()
+
+    @cached_property
+    def _prefix(self) -> bytes:
+        """What is hashed before the form; being length prefixed, it can end in one place only."""
+        return _joined(
+            str(KEY_VERSION).encode(),
+            str(self.generation).encode(),
+            self.endpoint.value.encode(),
+            self.upstream.encode(),
+            self.query.encode(errors="surrogateescape"),
+            self.scope,
+            self.pii_identity.encode(),
+        )
 
 
 @lru_cache(maxsize=_TENANTS_AT_A_TIME)
-def _prefix(kind: bytes, partition: Partition) -> bytes:
-    """Return what is hashed before the form; being length prefixed, it ends in one place only."""
-    return _joined(
-        kind,
-        str(KEY_VERSION).encode(),
-        str(partition.generation).encode(),
-        partition.endpoint.value.encode(),
-        partition.upstream.encode(),
-        partition.query.encode(errors="surrogateescape"),
-        partition.scope,
-        partition.pii_identity.encode(),
-    )
+def shared_partition(
+    endpoint: Endpoint,
+    upstream: str,
+    query: str,
+    generation: int,
+    pii_identity: str,
+    *,
+    secret: bytes,
+    scope: Scope,
+    tenant: Tenant,
+) -> Partition:
+    """Return the partition of a request whose scope does not depend on its end user."""
+    scope_bytes = scope_id(secret, scope, tenant, ())
+    return Partition(endpoint, upstream, query, generation, scope_bytes, pii_identity)

@@ -9,16 +9,13 @@ prompt passed (``core.key.Partition``), so an entry under that key is the proof 
 is clean, and a hit pays nothing for it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.core.plan import Plan
 from gateway.core.status import Forwarded, ForwardStatus, HitStatus
 from gateway.core.types import Entry, Reason
 from policies.freshness import Directives, Verdict
-
-Verify = Callable[[str, str], str | None]
-"""(asked, stored) -> None when one answer fits both questions, else the reason it may not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +100,7 @@ class SearchSemantic:
 
 @dataclass(frozen=True, slots=True)
 class FetchCandidate:
-    """Needs the store's entry for ``key``, or None, and the verifier."""
+    """Needs the store's entry for ``key``, or None."""
 
     plan: Plan
     otherwise: ForwardStatus
@@ -111,8 +108,8 @@ class FetchCandidate:
     similarity: float
     rest: tuple[tuple[bytes, float], ...]
 
-    def next(self, entry: Entry | None, now: float, verify: Verify) -> "State":
-        """Take the candidate's entry: serve it only if everything about it fits."""
+    def next(self, entry: Entry | None, now: float) -> "State":
+        """Take the candidate's entry; whatever the index said, it must be of this partition."""
         plan = self.plan
         if (
             entry is not None
@@ -123,13 +120,42 @@ class FetchCandidate:
             and plan.question is not None
         ):
             fresh = plan.freshness_of(entry, now)
-            if fresh.verdict is Verdict.FRESH and verify(plan.question, entry.question) is None:
+            if fresh.verdict is Verdict.FRESH:
                 status = HitStatus(Reason.SEMANTIC, fresh.ttl, self.similarity)
-                return Hit(entry, status, fresh.age)
+                hit = Hit(entry, status, fresh.age)
+                pair = (plan.question, entry.question)
+                return VerifyCandidate(plan, self.otherwise, *pair, hit, self.rest)
         return _next_candidate(plan, self.otherwise, self.rest)
 
 
-State = LookUpExact | ScanPrompt | SearchSemantic | FetchCandidate | Hit | Forward | Refused
+@dataclass(frozen=True, slots=True)
+class VerifyCandidate:
+    """Needs the verifier's word on whether one answer fits ``asked`` and ``stored``."""
+
+    plan: Plan
+    otherwise: ForwardStatus
+    asked: str
+    stored: str
+    hit: Hit
+    rest: tuple[tuple[bytes, float], ...]
+
+    def next(self, refused: str | None) -> "State":
+        """Take why the answer may not fit; None serves it."""
+        if refused is None:
+            return self.hit
+        return _next_candidate(self.plan, self.otherwise, self.rest)
+
+
+State = (
+    LookUpExact
+    | ScanPrompt
+    | SearchSemantic
+    | FetchCandidate
+    | VerifyCandidate
+    | Hit
+    | Forward
+    | Refused
+)
 
 
 def start(plan: Plan) -> State:

@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.core.canonical import canonical_form
 from gateway.core.conversation import semantic_question, without_question
-from gateway.core.key import Partition, Tenant, scope_id
+from gateway.core.key import Partition, Tenant, scope_id, shared_partition
 from gateway.core.types import KEY_VERSION, Endpoint, Entry, Reason
 from policies.decide import Decision, PiiAction, Scope
 from policies.freshness import Directives, Freshness, freshness
@@ -111,17 +111,24 @@ def plan_request(
         return Reason.STORE_TRUE
     if not (decision.exact or decision.semantic):
         return Reason.POLICY
-    user = end_user(body)
-    if decision.scope is Scope.USER and not user:
-        return Reason.NO_USER
-    partition = Partition(
-        endpoint=endpoint,
-        upstream=upstream,
-        query=query,
-        generation=decision.generation,
-        scope=scope_id(secret, decision.scope, tenant, user),
-        pii_identity=pii_identity,
-    )
+    if decision.scope is Scope.USER:
+        # Not kept for the next request: a name comes from the body and may be megabytes long.
+        user = end_user(body)
+        if not user:
+            return Reason.NO_USER
+        scope = scope_id(secret, decision.scope, tenant, user)
+        partition = Partition(endpoint, upstream, query, decision.generation, scope, pii_identity)
+    else:
+        partition = shared_partition(
+            endpoint,
+            upstream,
+            query,
+            decision.generation,
+            pii_identity,
+            secret=secret,
+            scope=decision.scope,
+            tenant=tenant,
+        )
     plan = Plan(body, partition, decision, directives)
     # Without exact lookup, what has no question could be stored but never be found.
     return plan if decision.exact or plan.question is not None else Reason.POLICY

@@ -15,6 +15,7 @@ from gateway.core.lookup import (
     ScanPrompt,
     SearchSemantic,
     State,
+    VerifyCandidate,
     bypass,
     start,
 )
@@ -23,11 +24,12 @@ from gateway.core.types import KEY_VERSION, Endpoint, Entry, Reason
 from policies.decide import PiiAction
 from policies.freshness import Directives, parse_directives
 
-EXACT, SCAN, SEARCH, FETCH, HIT, FORWARD, REFUSED = (
+EXACT, SCAN, SEARCH, FETCH, VERIFY, HIT, FORWARD, REFUSED = (
     LookUpExact,
     ScanPrompt,
     SearchSemantic,
     FetchCandidate,
+    VerifyCandidate,
     Hit,
     Forward,
     Refused,
@@ -66,7 +68,9 @@ def drive(state: State, world: World) -> tuple[list[type], State]:
             case SearchSemantic():
                 state = state.next(world.nearest)
             case FetchCandidate():
-                state = state.next(world.entries.get(state.key), world.now, world.verify)
+                state = state.next(world.entries.get(state.key), world.now)
+            case VerifyCandidate():
+                state = state.next(world.verify(state.asked, state.stored))
             case Hit() | Forward() | Refused():
                 return path, state
             case _:
@@ -234,7 +238,7 @@ def test_a_semantic_hit(exact, directives):
     plan = directed(directives, exact=exact)
     entry = asked_like(plan, NEAR)
     seen, last = run(plan, entries={entry.key: entry}, nearest=[(entry.key, 0.95)])
-    assert seen == [*([EXACT] if exact else []), SCAN, SEARCH, FETCH, HIT]
+    assert seen == [*([EXACT] if exact else []), SCAN, SEARCH, FETCH, VERIFY, HIT]
     assert last.entry is entry
     assert header_of(last) == SEMANTIC_HIT
 
@@ -295,7 +299,7 @@ def test_a_stale_exact_entry_may_be_replaced_by_a_fresh_semantic_one():
         nearest=[(plan.key, 1.0), (entry.key, 0.95)],
         now=LATE,
     )
-    assert seen == [EXACT, SCAN, SEARCH, FETCH, FETCH, HIT]
+    assert seen == [EXACT, SCAN, SEARCH, FETCH, FETCH, VERIFY, HIT]
     assert header_of(last) == 'refrain; hit; ttl=9; detail="semantic; similarity=0.950"'
 
 
@@ -308,7 +312,7 @@ def test_verification_goes_on_to_the_next_candidate():
         nearest=[(wrong.key, 0.99), (gone.key, 0.98), (right.key, 0.95)],
         refused_pairs={"Can I pay in 3?"},
     )
-    assert seen == [EXACT, SCAN, SEARCH, FETCH, FETCH, FETCH, HIT]
+    assert seen == [EXACT, SCAN, SEARCH, FETCH, VERIFY, FETCH, VERIFY, HIT]
     assert last.entry is right
 
 
@@ -321,7 +325,7 @@ def test_when_all_candidates_are_refused_it_is_a_miss():
         nearest=[(entry.key, 0.99) for entry in entries],
         refused_pairs={"a", "b"},
     )
-    assert seen == [EXACT, SCAN, SEARCH, FETCH, FETCH, FORWARD]
+    assert seen == [EXACT, SCAN, SEARCH, FETCH, VERIFY, FETCH, VERIFY, FORWARD]
     assert header_of(last) == "refrain; fwd=miss"
 
 
@@ -337,7 +341,7 @@ def test_the_threshold_itself_is_near_enough():
     plan = plan_of()
     entry = asked_like(plan, NEAR)
     seen, _ = run(plan, entries={entry.key: entry}, nearest=[(entry.key, 0.9)])
-    assert seen[-2:] == [FETCH, HIT]
+    assert seen[-3:] == [FETCH, VERIFY, HIT]
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,15 @@ class Index:
         self.keys = [key for key in self.keys if key not in keys]
 
 
+class Verifier:
+    """The fake at the verifier's port: accepts, or says why not."""
+
+    said: str | None = None
+
+    async def refusal(self, asked: str, stored: str) -> str | None:
+        return self.said
+
+
 class PlainUpstream:
     """The fake at the upstream's port: answers with one text."""
 
@@ -91,11 +100,12 @@ class Rig:
         self.store = FaultyStore(max_bytes=2**20)
         self.index = Index()
         self.upstream = PlainUpstream()
+        self.verifier = Verifier()
         scans = Scans()
         self.pipeline = Pipeline(
             store=self.store,
             semantic=self.index,
-            verify=lambda _asked, _stored: None,
+            verifier=self.verifier,
             policies=PolicyFile(default_policy()),
             forwarder=Forwarder(
                 self.upstream, Admitter(self.store, self.index, scans, time.time), 2**20
@@ -173,8 +183,22 @@ async def test_a_scanner_that_is_slow_is_a_bypass(rig: Rig, monkeypatch: pytest.
 
 async def test_what_the_verifier_refuses_is_a_miss(rig: Rig):
     await rig.ask("one")
-    object.__setattr__(rig.pipeline, "verify", lambda _asked, _stored: "number")
+    rig.verifier.said = "number"
     assert "fwd=miss" in (await rig.ask("two"))[0]
+
+
+@pytest.mark.parametrize("text", ["short", "long " * 200])
+async def test_a_verifier_that_fails_refuses(monkeypatch: pytest.MonkeyPatch, text: str):
+    from gateway.app import AgreementVerifier
+
+    verifier = AgreementVerifier()
+    assert await verifier.refusal(text, text) is None
+
+    def broken(_asked: str, _stored: str) -> str | None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("gateway.app.agree", broken)
+    assert await verifier.refusal(text, text) == "fault"
 
 
 async def test_an_upstream_fault_is_told(rig: Rig, monkeypatch: pytest.MonkeyPatch):

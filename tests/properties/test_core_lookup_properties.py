@@ -16,6 +16,7 @@ from gateway.core.lookup import (
     ScanPrompt,
     SearchSemantic,
     State,
+    VerifyCandidate,
     start,
 )
 from gateway.core.plan import Plan
@@ -83,11 +84,11 @@ def test_only_a_fresh_entry_of_the_same_partition_is_served(plan, others, data):
                 assert scanned or not plan.scans
                 state = state.next(nearest)
             case FetchCandidate():
-                state = state.next(
-                    data.draw(anything), now, lambda _a, _b: data.draw(st.sampled_from([None, "n"]))
-                )
+                state = state.next(data.draw(anything), now)
+            case VerifyCandidate():
+                state = state.next(data.draw(st.sampled_from([None, "number"])))
     target(float(steps))
-    assert steps <= 3 + len(nearest)
+    assert steps <= 3 + 2 * len(nearest)
     if isinstance(state, Hit):
         entry = state.entry
         assert entry.scope == plan.partition.scope
