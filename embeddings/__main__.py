@@ -25,7 +25,9 @@ def main(argv: Sequence[str]) -> int:
     """Parse `argv` (without the program's name), serve, return the exit code."""
     arguments = _parser().parse_args(argv)
     logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s embeddings: %(message)s"
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
     )
     for chatty in ("sentence_transformers", "transformers", "httpx", "faiss"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -312,7 +312,7 @@ def test_verification_goes_on_to_the_next_candidate():
         nearest=[(wrong.key, 0.99), (gone.key, 0.98), (right.key, 0.95)],
         refused_pairs={"Can I pay in 3?"},
     )
-    assert seen == [EXACT, SCAN, SEARCH, FETCH, VERIFY, FETCH, VERIFY, HIT]
+    assert seen == [EXACT, SCAN, SEARCH, FETCH, VERIFY, FETCH, FETCH, VERIFY, HIT]
     assert last.entry is right
 
 
