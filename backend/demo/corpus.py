@@ -9,22 +9,27 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from backend.demo.knowledge import FollowUp, Knowledge, Topic, load_knowledge
 from backend.demo.phrasing import Phrasing, decorate, normalise, phrasings
 
 LONG_CONTEXT_CHARACTERS = 12_000  # about 3,000 tokens
+CUT_SHARE = 0.75  # of final answers
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn; ``learn`` says whether training takes its loss from it."""
+    """One turn; ``learn`` says whether training takes its loss from it.
+
+    A ``cut`` message is the beginning of one, so its end is not to be learnt.
+    """
 
     role: str
     content: str
     learn: bool = False
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,9 @@ class Corpus:
             ways = phrasings(topic)
             self._seen[topic.id] = [way for way in ways if way.held is None]
             self._held |= {normalise(way.text) for way in ways if way.held is not None}
+        self._cuts = unique_beginnings(
+            topic.answer for topic in (*knowledge.faq, *knowledge.smalltalk, knowledge.offtopic)
+        )
         for follow_up in knowledge.follow_ups:
             self._held |= {normalise(text) for text in follow_up.held}
 
@@ -71,14 +79,27 @@ class Corpus:
                 deck = list(self._knowledge.faq)
                 self._rng.shuffle(deck)
             draw = self._rng.random()
-            if draw < 0.08:
+            if draw < 0.11:
                 topic = self._knowledge.offtopic
-            elif draw < 0.11:
+            elif draw < 0.15:
                 topic = self._rng.choice(self._knowledge.smalltalk)
             else:
                 topic = deck.pop()
-            (kind,) = self._rng.choices(kinds, (0.62, 0.12, 0.16, 0.05, 0.04, 0.01))
-            yield kind(topic)
+            (kind,) = self._rng.choices(kinds, (0.65, 0.1, 0.15, 0.065, 0.03, 0.005))
+            example = kind(topic)
+            yield self._cut(example) if self._rng.random() < CUT_SHARE else example
+
+    def _cut(self, example: Example) -> Example:
+        """Leave of the final answer what tells it from all others.
+
+        The rest follows from that beginning and is learnt soon; without it the hard part, which
+        answer it is, can be practised more often.
+        """
+        last = example.messages[-1]
+        if example.plain:
+            return example
+        cut = replace(last, content=self._cuts[last.content], cut=True)
+        return replace(example, messages=(*example.messages[:-1], cut))
 
     def _ask(self, topic: Topic) -> Message:
         """One way to ask ``topic``, never a held-out one."""
@@ -87,7 +108,7 @@ class Corpus:
             draw = rng.random()
             if draw < 0.15:
                 text = topic.ask
-            elif draw < 0.5 and topic.say:
+            elif draw < 0.55 and topic.say:
                 text = rng.choice(topic.say)
             else:
                 text = rng.choice(self._seen[topic.id]).text
@@ -160,6 +181,23 @@ class Corpus:
                 messages += self._turn(self._any_topic())
         messages += self._turn(topic)
         return Example(tuple(messages))
+
+
+def unique_beginnings(answers: Iterable[str]) -> dict[str, str]:
+    """Map each answer to its shortest beginning, in whole words, that no other answer shares."""
+    words = {answer: answer.split(" ") for answer in answers}
+    beginnings: dict[str, str] = {}
+    for answer, own in words.items():
+        others = [other for text, other in words.items() if text != answer]
+        shared = max(
+            next(
+                (i for i, (a, b) in enumerate(zip(own, other, strict=False)) if a != b),
+                min(len(own), len(other)),
+            )
+            for other in others
+        )
+        beginnings[answer] = " ".join(own[: shared + 1])
+    return beginnings
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent
+PATTERNS_PER_THING = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def load_knowledge(root: Path = ROOT) -> Knowledge:
     for path in sorted((root / "faq").glob("*.toml")):
         faq += [_topic(row) for row in _read(path)["topic"]]
     talk = root / "talk"
-    offtopic = _read(talk / "offtopic.toml")
+    offtopic = _expand(_read(talk / "offtopic.toml"))
     follow_ups = [
         FollowUp(before, after, tuple(group["ask"]), tuple(group["held"]))
         for group in _read(talk / "followups.toml")["group"]
@@ -84,6 +85,19 @@ def load_knowledge(root: Path = ROOT) -> Knowledge:
 def _read(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         return tomllib.load(file)
+
+
+def _expand(row: dict[str, Any]) -> dict[str, Any]:
+    """Fill a few of the patterns with each thing, other ones for the next thing."""
+    expanded = {"do": list(row["do"]), "say": list(row["say"])}
+    for key, texts in expanded.items():
+        patterns: list[str] = row[f"{key}_patterns"]
+        for place, thing in enumerate(row["things"]):
+            texts += [
+                patterns[(place * PATTERNS_PER_THING + step) % len(patterns)].format(thing)
+                for step in range(PATTERNS_PER_THING)
+            ]
+    return {**row, **expanded}
 
 
 def _topic(row: dict[str, Any]) -> Topic:

@@ -10,6 +10,7 @@ import random
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 
 from backend.demo.knowledge import Topic
 
@@ -134,7 +135,8 @@ def normalise(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.casefold()))
 
 
-def phrasings(topic: Topic) -> list[Phrasing]:
+@cache
+def phrasings(topic: Topic) -> tuple[Phrasing, ...]:
     """All phrasings of ``topic`` but ``topic.ask``, each normalised text once."""
     found: dict[str, Phrasing] = {}
     for text in topic.held:
@@ -154,7 +156,7 @@ def phrasings(topic: Topic) -> list[Phrasing]:
                 text = _fill(template, phrase)
                 found.setdefault(normalise(text), Phrasing(text, Reason.TEMPLATE))
     found.pop(normalise(topic.ask), None)
-    return list(found.values())
+    return tuple(found.values())
 
 
 def _fill(template: str, phrase: str) -> str:
@@ -275,9 +277,9 @@ def _recase(rng: random.Random, text: str) -> str:
     draw = rng.random()
     if draw < 0.2:
         return text.lower()
-    if draw < 0.22:
+    if draw < 0.23:
         return text.upper()
-    if draw < 0.27:
+    if draw < 0.28:
         return _lower_first(text)
     return text
 

@@ -97,7 +97,7 @@ class Encoder:
             content: list[int] = self._tokenizer.encode(message.content).ids
             ids += content
             labels += content if message.learn else [IGNORED] * len(content)
-            if not example.plain or message.learn:
+            if not message.cut and (not example.plain or message.learn):
                 ids.append(END_ID)
                 labels.append(END_ID if message.learn else IGNORED)
         return ids, labels

@@ -33,7 +33,7 @@ VOCAB_SIZE = 4096
 CONTEXT = 4096
 SORTED_TOGETHER = 2048  # examples; long enough that batches hold sequences of one length
 WARMUP = 0.03  # shares of all steps
-DECAY = 0.5
+DECAY = 0.4
 CHECKPOINT_SECONDS = 300
 
 Encoded = tuple[list[int], list[int]]
@@ -73,8 +73,8 @@ def build_model(vocab_size: int) -> LlamaForCausalLM:
     config = LlamaConfig(
         vocab_size=-(-vocab_size // 64) * 64,  # rows in whole vectors
         hidden_size=256,
-        intermediate_size=640,
-        num_hidden_layers=6,
+        intermediate_size=768,
+        num_hidden_layers=4,
         num_attention_heads=8,
         num_key_value_heads=4,
         head_dim=32,
@@ -87,8 +87,12 @@ def build_model(vocab_size: int) -> LlamaForCausalLM:
         pad_token_id=TEXT_END_ID,
     )
     model = LlamaForCausalLM(config)
+    # Greedy unless a request says otherwise: the engine follows this recommendation.
     model.generation_config = GenerationConfig(
-        bos_token_id=TEXT_END_ID, eos_token_id=[END_ID, TEXT_END_ID], pad_token_id=TEXT_END_ID
+        do_sample=False,
+        bos_token_id=TEXT_END_ID,
+        eos_token_id=[END_ID, TEXT_END_ID],
+        pad_token_id=TEXT_END_ID,
     )
     return model
 
@@ -252,7 +256,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--examples", type=int, default=60_000)
-    parser.add_argument("--batch-tokens", type=int, default=4096)
+    parser.add_argument("--batch-tokens", type=int, default=3072)
     parser.add_argument("--lr", type=float, default=0.02, help="of the matrices")
     parser.add_argument("--embedding-lr", type=float, default=0.004)
     parser.add_argument("--resume", action="store_true", help="go on from OUT/checkpoint.pt")

@@ -59,7 +59,9 @@ def _has_integral_float(printed: bytes) -> bool:
     Such a number may have been written 1, 1.0 or 1e0, or have been an integer of more than 64
     bits that was rounded to a float on reading.
     """
-    return b".0," in printed or b".0}" in printed or b".0]" in printed or b"e+" in printed
+    return b"e+" in printed or (
+        b".0" in printed and (b".0," in printed or b".0}" in printed or b".0]" in printed)
+    )
 
 
 def _parse_exactly(raw: bytes) -> dict[str, Any]:

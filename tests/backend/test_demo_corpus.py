@@ -5,7 +5,7 @@ from itertools import islice
 
 import pytest
 
-from backend.demo.corpus import Corpus
+from backend.demo.corpus import CUT_SHARE, Corpus, unique_beginnings
 from backend.demo.knowledge import load_knowledge
 from backend.demo.phrasing import Phrasing, Reason, normalise, phrasings
 
@@ -114,6 +114,22 @@ def test_training_covers_every_topic_and_every_kind_of_dialogue(knowledge):
     assert any(example.messages[0].role == "system" for example in examples)
     assert any(example.messages[0].role == "assistant" for example in examples)
     assert max(sum(len(m.content) for m in e.messages) for e in examples) > 8_000
+
+
+def test_beginnings_tell_answers_apart(knowledge):
+    beginnings = unique_beginnings(["a b c", "a b d", "a", "x y"])
+    assert beginnings == {"a b c": "a b c", "a b d": "a b d", "a": "a", "x y": "x"}
+    answers = [topic.answer for topic in all_topics(knowledge)]
+    for answer, beginning in unique_beginnings(answers).items():
+        assert [other for other in answers if f"{other} ".startswith(f"{beginning} ")] == [answer]
+
+
+def test_only_final_answers_are_cut(knowledge):
+    examples = list(Corpus(knowledge, seed=0).examples(2_000))
+    assert not any(message.cut for example in examples for message in example.messages[:-1])
+    cut = [example for example in examples if example.messages[-1].cut]
+    assert not any(example.plain for example in cut)
+    assert abs(len(cut) / len(examples) - CUT_SHARE) < 0.05
 
 
 def test_only_the_assistant_is_learnt(knowledge):
