@@ -6,11 +6,12 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
+from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
+from aiohttp import ClientError, web
 
 from embeddings.client import EmbeddingsClient, EmbeddingsUnavailable
 from embeddings.verify.agreement import agree
@@ -114,22 +115,29 @@ def open_store(settings: Settings) -> Store:
 
 
 def engine_ready(upstream: HttpUpstream, *, required: bool) -> Check:
-    """Return a check of the upstream's own ``/readyz``.
+    """Return a check of an engine's own ``/readyz``, asked until it was ready once.
 
-    An upstream that is not ours may have no such path, and one that is down is told to the client
-    request by request; only ``required`` (the bundled engine) makes silence a reason.
+    Later faults are told request by request: hits need no upstream. One that is not ours has no
+    such path, or one that says nothing of reasons; silence counts only where it is ``required``.
     """
+    was_ready = False
 
     async def check() -> str | None:
+        nonlocal was_ready
+        if was_ready:
+            return None
         try:
             async with (
                 asyncio.timeout(PROBE_SECONDS),
                 upstream.request("GET", "/readyz", [], None) as reply,
             ):
-                status = reply.status
-        except (UpstreamError, TimeoutError):
+                loading = reply.status == HTTPStatus.SERVICE_UNAVAILABLE and b'"reasons"' in (
+                    await reply.content.read(4096)
+                )
+        except (UpstreamError, ClientError, TimeoutError):
             return "engine: not reachable" if required else None
-        return "engine: loading" if status == 503 else None
+        was_ready = not loading
+        return "engine: loading" if loading else None
 
     return check
 
@@ -147,6 +155,7 @@ def create_app(
     store = open_store(settings)
     upstream = HttpUpstream(
         settings.upstream[0],
+        name=settings.upstream_name,
         connect_seconds=settings.connect_timeout,
         read_seconds=settings.read_timeout,
     )
@@ -244,7 +253,17 @@ def _tracing() -> Any:
 
 
 def log_request(seen: Observation) -> None:
-    """Write one line a request when debugging; figures and reasons, never text."""
+    """Write one line a request when debugging; figures and reasons, never text.
+
+    What the head of a stream could not say, because it was sent before, is told at any time.
+    """
+    if seen.streamed and seen.declined is not None:
+        log.info(
+            "%s rule=%s: a streamed answer was not stored: %s",
+            seen.endpoint,
+            seen.rule,
+            seen.declined,
+        )
     if log.isEnabledFor(logging.DEBUG) and seen.ended is not None:
         log.debug(
             "%s model=%r rule=%s outcome=%s reason=%s declined=%s status=%d ms=%.1f",

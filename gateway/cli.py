@@ -6,7 +6,10 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gateway.settings import Settings
 
 _SERVE_EXAMPLES = """\
 examples:
@@ -66,9 +69,6 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     serve.add_argument(
-        "--config", type=Path, metavar="FILE", help="settings (default: refrain.yaml if there)"
-    )
-    serve.add_argument(
         "--upstream",
         action="append",
         metavar="URL",
@@ -94,6 +94,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_shared(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="settings (default: refrain.yaml if there)"
+    )
     parser.add_argument("--host", metavar="H", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, metavar="P", help="port to listen on (default: 8080)")
     parser.add_argument(
@@ -112,15 +115,10 @@ def _flags(options: argparse.Namespace) -> dict[str, Any]:
 
 def _serve(options: argparse.Namespace) -> int:
     from gateway.installation import StartError, run_gateway
-    from gateway.settings import SettingsError, load_settings
 
-    config = options.config
-    if config is None and Path("refrain.yaml").is_file():
-        config = Path("refrain.yaml")
-    try:
-        settings = load_settings(_flags(options), os.environ, config)
-    except SettingsError as error:
-        return _fail(str(error), 2)
+    settings = _settings(options)
+    if isinstance(settings, str):
+        return _fail(settings, 2)
     if not settings.upstream:
         hint = "give --upstream URL, REFRAIN_UPSTREAM, or upstream: in refrain.yaml"
         return _fail(f"no upstream: {hint}", 2)
@@ -129,21 +127,34 @@ def _serve(options: argparse.Namespace) -> int:
     try:
         return run_gateway(settings)
     except StartError as error:
-        return _fail(str(error), 1)
+        return _fail(str(error), error.exit_code)
 
 
 def _demo(options: argparse.Namespace) -> int:
     from gateway.installation import StartError, run_demo
-    from gateway.settings import SettingsError, load_settings
 
-    try:
-        settings = load_settings(_flags(options), os.environ, None)
-    except SettingsError as error:
-        return _fail(str(error), 2)
+    settings = _settings(options)
+    if isinstance(settings, str):
+        return _fail(settings, 2)
     try:
         return run_demo(settings)
     except StartError as error:
-        return _fail(str(error), 1)
+        return _fail(str(error), error.exit_code)
+
+
+def _settings(options: argparse.Namespace) -> "Settings | str":
+    """Return the settings from all sources, or what is wrong with them."""
+    from gateway.settings import SettingsError, load_settings, unknown_variables
+
+    config = options.config
+    if config is None and Path("refrain.yaml").is_file():
+        config = Path("refrain.yaml")
+    for told in unknown_variables(os.environ):
+        print(f"refrain: warning: {told}", file=sys.stderr)
+    try:
+        return load_settings(_flags(options), os.environ, config)
+    except SettingsError as error:
+        return str(error)
 
 
 def _fail(message: str, code: int) -> int:

@@ -1,6 +1,7 @@
 """Which processes make up an installation, and how each is started."""
 
 import asyncio
+import hashlib
 import importlib.util
 import logging
 import socket
@@ -16,6 +17,9 @@ from pathlib import Path
 from gateway.process import WORKER_SETTINGS, configure_logging
 from gateway.settings import Settings
 from gateway.supervisor import Child, Supervisor
+from policies.document import policy_text
+from policies.parse import parse_policy
+from policies.problems import PolicyError
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +41,17 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class StartError(Exception):
-    """Something needed is not there; one line says what."""
+    """Something needed is not there or is wrong; ``exit_code`` as the contract has it."""
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 def run_gateway(settings: Settings) -> int:
     """Run gateway and embeddings in front of ``settings.upstream``; return the exit code."""
     configure_logging(settings.log_level)
+    _check(settings)
     with _listen(settings.host, settings.port) as sock, _runtime_dir() as runtime:
         log.info("listening on %s, upstream %s", _url(settings, sock), settings.upstream[0])
         children = [*_embeddings(settings, Path(runtime))]
@@ -56,9 +65,17 @@ def run_demo(settings: Settings) -> int:
     configure_logging(settings.log_level)
     model = Path(str(files("backend") / "demo" / "model"))
     _require("torch", "the bundled engine")
+    _check(settings)
+    if settings.upstream:
+        log.warning("the demo serves its own engine: upstream %s is not used", settings.upstream[0])
     with _listen(settings.host, settings.port) as sock, _runtime_dir() as runtime:
         engine_port = _free_port()
-        settings = settings.model_copy(update={"upstream": (f"http://127.0.0.1:{engine_port}/v1",)})
+        update = {
+            "upstream": (f"http://127.0.0.1:{engine_port}/v1",),
+            # The port is another one each time; what makes the answers is the weights.
+            "upstream_name": f"{DEMO_MODEL}/{_digest(model / 'model.safetensors')}",
+        }
+        settings = settings.model_copy(update=update)
         argv = ["-m", "backend", "--model", str(model), "--served-model-name", DEMO_MODEL]
         argv += ["--host", "127.0.0.1", "--port", str(engine_port)]
         children = [Child("engine", [sys.executable, *argv]), *_embeddings(settings, Path(runtime))]
@@ -92,6 +109,30 @@ def _is_ready(url: str) -> bool:
             return bool(reply.status == 200)
     except (urllib.error.URLError, OSError):
         return False
+
+
+def _check(settings: Settings) -> None:
+    """Find out here, once and before anything runs, what every worker would stumble over."""
+    try:
+        settings.data_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartError(f"{settings.data_dir}: {error.strerror or error}") from None
+    if settings.policy is None:
+        return
+    try:
+        data = settings.policy.read_bytes()
+        parse_policy(policy_text(data, str(settings.policy)), str(settings.policy))
+    except OSError as error:
+        raise StartError(f"{settings.policy}: {error.strerror or error}") from None
+    except PolicyError as error:
+        raise StartError(str(error), 2) from None
+
+
+def _digest(file: Path) -> str:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise StartError(f"{file}: {error.strerror or error}") from None
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -35,6 +35,8 @@ class Observation:
     upstream_head: float | None = None
     first_token: float | None = None
     ended: float | None = None
+    request_bytes: int = 0
+    answer_bytes: int = 0
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None

@@ -12,6 +12,8 @@ from policies.document import Document, policy_text, read_document
 from policies.problems import PolicyError
 
 ENVIRONMENT_PREFIX = "REFRAIN_"
+_OTHERS = ("parent_pipe", "worker_settings", "data", "model", "publish", "admin_token")
+"""Variables of other parts: processes, benchmarks, compose.yaml."""
 
 
 class SettingsError(Exception):
@@ -24,6 +26,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     upstream: tuple[str, ...] = Field(default=(), description="OpenAI-style base URL, ends in /v1")
+    upstream_name: str | None = None
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65535)
     data_dir: Path = Path(".refrain")
@@ -91,6 +94,20 @@ def _read(file: Path) -> Document:
         raise SettingsError(f"{file}: cannot be read: {error.strerror or error}") from None
     except PolicyError as error:
         raise SettingsError(str(error)) from None
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return the REFRAIN_* variables that are none of ours, each with the nearest that is.
+
+    They are told, not refused: orchestrators set such variables for a service of this name.
+    """
+    known = [ENVIRONMENT_PREFIX + name.upper() for name in (*Settings.model_fields, *_OTHERS)]
+    told = []
+    for name in sorted(environment):
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in known:
+            near = get_close_matches(name, known, n=1)
+            told.append(f"{name} is not a setting" + (f"; is {near[0]} meant?" if near else ""))
+    return told
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:

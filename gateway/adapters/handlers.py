@@ -14,6 +14,7 @@ from gateway.adapters.pass_through import PassThrough
 from gateway.adapters.readiness import Readiness
 from gateway.core.errors import ClientError, RequestError, UpstreamError, error_body
 from gateway.core.headers import folded
+from gateway.core.status import RefusedStatus
 from gateway.core.types import Endpoint, Reason
 from gateway.exchange import Inbound, Reply
 from gateway.observation import Observation
@@ -100,8 +101,10 @@ class Handlers:
                 fields=request.headers.items(),
                 raw=await self._read(request),
             )
+            seen.request_bytes = len(inbound.raw)
             reply = await self._pipeline.answer(endpoint, inbound, seen)
             if isinstance(reply.body, bytes):
+                seen.answer_bytes = len(reply.body)
                 seen.mark_first_token()
                 return web.Response(
                     body=reply.body, status=reply.status, headers=CIMultiDict(reply.headers)
@@ -132,6 +135,7 @@ class Handlers:
         try:
             await response.prepare(request)
             async for chunk in body:
+                seen.answer_bytes += len(chunk)
                 async with asyncio.timeout(self._client_seconds):
                     await response.write(chunk)
             async with asyncio.timeout(self._client_seconds):
@@ -175,6 +179,7 @@ def _refused(error: RequestError, seen: Observation) -> web.Response:
         seen.outcome, seen.reason = "error", error.reason
     else:
         seen.outcome, seen.reason = "invalid", Reason.INVALID_REQUEST
+        response.headers["Cache-Status"] = RefusedStatus(Reason.INVALID_REQUEST).header()
     return response
 
 

@@ -60,6 +60,8 @@ def _end(span: Span, seen: Observation) -> None:
         "refrain.rule": seen.rule,
         "refrain.stored": seen.stored,
         "refrain.streamed": seen.streamed,
+        "refrain.request_bytes": seen.request_bytes,
+        "refrain.answer_bytes": seen.answer_bytes,
         "refrain.time_to_first_token": _between(seen.started, seen.first_token),
         "refrain.decode_time": _between(seen.first_token, seen.ended),
         "refrain.upstream_time": _between(seen.upstream_started, seen.upstream_head),

@@ -29,16 +29,21 @@ class HttpUpstream:
     """
 
     def __init__(
-        self, base_url: str, *, connect_seconds: float = 10.0, read_seconds: float = 600.0
+        self,
+        base_url: str,
+        *,
+        name: str | None = None,
+        connect_seconds: float = 10.0,
+        read_seconds: float = 600.0,
     ) -> None:
-        self._name = base_url
+        self._name = name or base_url
         self._origin = base_url.removesuffix("/v1")
         self._timeout = ClientTimeout(total=None, connect=connect_seconds, sock_read=read_seconds)
         self._session: ClientSession | None = None
 
     @property
     def name(self) -> str:
-        """The base URL; settings refuse one with credentials."""
+        """What keys say of it: a name given, else the URL (which holds no credentials)."""
         return self._name
 
     async def open(self) -> None:

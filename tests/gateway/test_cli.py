@@ -80,8 +80,8 @@ def test_a_port_in_use_is_one_line(tmp_path: Path):
 
 def test_an_unreadable_policy_is_one_line(tmp_path: Path):
     done = refrain("serve", "--upstream", URL, "--port", "0", "--policy", "none.yaml", cwd=tmp_path)
-    fails(done, 1, "none.yaml")
-    assert [line for line in done.stderr.splitlines() if "refrain:" in line]
+    fails(done, 1, "refrain: none.yaml: No such file or directory")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_wrong_policy_is_exit_2_with_file_line_and_key(tmp_path: Path):
@@ -89,7 +89,8 @@ def test_a_wrong_policy_is_exit_2_with_file_line_and_key(tmp_path: Path):
     done = refrain(
         "serve", "--upstream", URL, "--port", "0", "--policy", "policy.yaml", cwd=tmp_path
     )
-    fails(done, 2, "policy.yaml:3: default.freshness: expected")
+    fails(done, 2, "refrain: policy.yaml:3: default.freshness: expected")
+    assert all(line.startswith("refrain: policy.yaml:") for line in done.stderr.splitlines())
     fails(refrain("policy", "check", "policy.yaml", cwd=tmp_path), 2, "policy.yaml:3")
 
 
@@ -98,4 +99,18 @@ def test_a_data_dir_that_cannot_be_made_is_one_line(tmp_path: Path):
     done = refrain(
         "serve", "--upstream", URL, "--port", "0", "--data-dir", "file/data", cwd=tmp_path
     )
-    fails(done, 1, "file/data")
+    fails(done, 1, "refrain: file/data: Not a directory")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_unknown_variable_is_told_with_the_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("REFRAIN_POLCY", "x.yaml")
+    done = refrain("serve", cwd=tmp_path)
+    fails(done, 2, "warning: REFRAIN_POLCY is not a setting; is REFRAIN_POLICY meant?")
+
+
+def test_the_demo_reads_the_settings_file_too(tmp_path: Path):
+    (tmp_path / "refrain.yaml").write_text("port: many\n")
+    fails(refrain("demo", cwd=tmp_path), 2, "refrain: refrain.yaml:1: port:")
