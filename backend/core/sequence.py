@@ -37,8 +37,3 @@ class Sequence:
     def num_pending_tokens(self) -> int:
         """Tokens whose KV is not computed; 1 while decoding."""
         return len(self.tokens) - self.num_computed_tokens
-
-    @property
-    def num_generated_tokens(self) -> int:
-        """Tokens appended since the prompt."""
-        return len(self.tokens) - self.num_prompt_tokens

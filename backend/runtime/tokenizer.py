@@ -81,11 +81,6 @@ class Tokenizer:
             template=template,
         )
 
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether ``apply_chat_template`` can work at all."""
-        return self._template is not None
-
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the tokens of ``text``; special tokens written in it are recognised.
 
