@@ -255,7 +255,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--examples", type=int, default=60_000)
+    parser.add_argument("--examples", type=int, default=80_000)
     parser.add_argument("--batch-tokens", type=int, default=3072)
     parser.add_argument("--lr", type=float, default=0.02, help="of the matrices")
     parser.add_argument("--embedding-lr", type=float, default=0.004)

@@ -8,6 +8,7 @@ import pytest
 from backend.demo.corpus import CUT_SHARE, Corpus, unique_beginnings
 from backend.demo.knowledge import load_knowledge
 from backend.demo.phrasing import Phrasing, Reason, normalise, phrasings
+from policies.pii import PiiScanner
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +80,13 @@ def test_answers_are_short_sentences_without_contact_details(knowledge):
         assert topic.answer[-1] in ".!?", topic.id
         assert len(topic.answer.split()) <= 40, topic.id
         assert not re.search(r"\S@\S|\d{5}|\d[ .-]\d|https?:|www\.|[A-Z]{2}\d{2}", topic.answer)
+
+
+def test_neither_questions_nor_answers_look_like_personal_data(knowledge):
+    scanner = PiiScanner(("US", "GB", "DE"))
+    for topic in all_topics(knowledge):
+        for text in (topic.ask, topic.answer, *topic.do, *topic.know, *topic.say, *topic.held):
+            assert scanner.scan(text) is None, text
 
 
 def test_follow_ups_lead_from_topic_to_topic(knowledge):
