@@ -84,6 +84,8 @@ class Pipeline:
             match state:
                 case LookUpExact():
                     state = state.next(await self._get(state.plan.key), self.now())
+                case Hit():
+                    return _render(endpoint, body, state, seen)
                 case ScanPrompt():
                     state = await self._scan(state, active)
                 case SearchSemantic():
@@ -92,8 +94,6 @@ class Pipeline:
                     state = state.next(await self._get_candidate(state.key), self.now())
                 case VerifyCandidate():
                     state = state.next(await self.verifier.refusal(state.asked, state.stored))
-                case Hit():
-                    return _render(endpoint, body, state, seen)
                 case Refused():
                     return _refuse(seen)
                 case Forward():

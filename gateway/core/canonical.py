@@ -23,6 +23,8 @@ NEUTRAL_FIELDS = frozenset(
 )
 """Top-level fields that cannot change the answer's content; ``prompt_cache_*`` are neutral too."""
 
+_NEUTRAL_PREFIX = "prompt_cache_"
+
 
 class BodyError(ValueError):
     """The body is not one JSON object with unique keys."""
@@ -90,12 +92,16 @@ def _fold_number(lexeme: str) -> int | float:
 
 def is_neutral(field: str) -> bool:
     """Tell whether a top-level field is left out of the canonical form."""
-    return field in NEUTRAL_FIELDS or field.startswith("prompt_cache_")
+    return field in NEUTRAL_FIELDS or field.startswith(_NEUTRAL_PREFIX)
 
 
 def canonical_form(body: dict[str, Any]) -> bytes:
     """Return the bytes that stand for a parsed body: sorted keys, neutral fields left out."""
-    kept = {field: value for field, value in body.items() if not is_neutral(field)}
+    kept = {
+        field: value
+        for field, value in body.items()
+        if field not in NEUTRAL_FIELDS and not field.startswith(_NEUTRAL_PREFIX)
+    }
     try:
         return orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)
     except TypeError:  # an integer of more than 64 bits

@@ -9,8 +9,9 @@ import hashlib
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
+from gateway.core.lazy import lazy
 from gateway.core.types import KEY_VERSION, Endpoint
 from policies.decide import Scope
 
@@ -116,9 +117,9 @@ class Partition:
         """Return the compatibility fingerprint; ``form`` leaves the question out."""
         return hashlib.sha256(self._prefix + b"but" + form).digest()
 
-    @cached_property
+    @lazy
     def _prefix(self) -> bytes:
-        """What is hashed before the form; being length prefixed, it can end in one place only."""
+        """Return what is hashed before the form; length prefixed, it ends in one place only."""
         return _joined(
             str(KEY_VERSION).encode(),
             str(self.generation).encode(),

@@ -1,12 +1,12 @@
 """What a request's lookup depends on, and whether it may be looked up at all."""
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from gateway.core.canonical import canonical_form
 from gateway.core.conversation import semantic_question, without_question
 from gateway.core.key import Partition, Tenant, scope_id, shared_partition
+from gateway.core.lazy import lazy
 from gateway.core.types import KEY_VERSION, Endpoint, Entry, Reason
 from policies.decide import Decision, PiiAction, Scope
 from policies.freshness import Directives, Freshness, freshness
@@ -24,12 +24,12 @@ class Plan:
     decision: Decision
     directives: Directives
 
-    @cached_property
+    @lazy
     def key(self) -> bytes:
         """Exact cache key, 32 bytes."""
         return self.partition.cache_key(canonical_form(self.body))
 
-    @cached_property
+    @lazy
     def question(self) -> str | None:
         """Text to look up by meaning; None where only exact lookup is allowed."""
         if not self.decision.semantic:
@@ -37,7 +37,7 @@ class Plan:
         question = semantic_question(self.partition.endpoint, self.body)
         return question if question is not None and question.strip() else None
 
-    @cached_property
+    @lazy
     def fingerprint(self) -> bytes:
         """Identity of everything except the question, 32 bytes; zeros where there is none."""
         if self.question is None:

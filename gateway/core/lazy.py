@@ -1,0 +1,33 @@
+"""A value computed when it is first asked for, then kept in the instance."""
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, overload
+
+T = TypeVar("T")
+
+
+class lazy(Generic[T]):  # noqa: N801 - used like ``property``
+    """``functools.cached_property`` without its lock, which Python 3.11 takes on every first use.
+
+    For immutable owners: two threads that ask at once compute the same value.
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> "lazy[T]": ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+
+    def __get__(self, instance: object | None, owner: type) -> "T | lazy[T]":
+        if instance is None:
+            return self
+        value = self._compute(instance)
+        instance.__dict__[self._name] = value
+        return value
