@@ -54,6 +54,7 @@ class Process:
         code = self.popen.wait(seconds)
         self._collector.join(seconds)  # children that hold the pipe end with their parent
         self.lines += list(iter(self._queue.get, None))
+        self._queue.put(None)  # for a second stop
         return code
 
     def children(self) -> list[int]:
