@@ -44,7 +44,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments(argv)
     torch.manual_seed(args.seed)
     torch.set_num_threads(args.threads)
-    torch.set_flush_denormal(True)
     device = args.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -63,7 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{model.num_parameters():,} parameters, vocabulary {tokenizer.get_vocab_size()}, "
         f"{len(encoded):,} examples, {len(batches)} steps on {device}"
     )
-    _train(model, batches, args, device)
+    torch.set_flush_denormal(True)
+    try:
+        _train(model, batches, args, device)
+    finally:
+        torch.set_flush_denormal(False)  # it holds for the whole thread, whoever runs in it next
     save_model(model, args.out)
     return 0
 
