@@ -20,7 +20,10 @@ class StopScan:
 
 
 class StopStringScanner:
-    """Finds the earliest stop string in text that arrives in pieces."""
+    """Finds the stop string that is complete first in text that arrives in pieces.
+
+    Of two that end together the longer counts. So the cut does not depend on the pieces.
+    """
 
     def __init__(self, stop: Sequence[str]) -> None:
         """Empty strings are ignored: they would stop everything before it starts."""
@@ -32,10 +35,15 @@ class StopStringScanner:
         if not self._stop:
             return StopScan(text, stopped=False)
         text = self._held + text
-        found = [position for string in self._stop if (position := text.find(string)) >= 0]
+        found = [
+            (start + len(string), start)
+            for string in self._stop
+            if (start := text.find(string)) >= 0
+        ]
         if found:
             self._held = ""
-            return StopScan(text[: min(found)], stopped=True)
+            _, start = min(found)
+            return StopScan(text[:start], stopped=True)
         keep = max(_longest_open_prefix(text, string) for string in self._stop)
         cut = len(text) - keep
         self._held = text[cut:]

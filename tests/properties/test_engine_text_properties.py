@@ -110,8 +110,9 @@ def test_window_deltas_of_a_sentencepiece_decoder_spell_the_text(pieces):
 
 
 def first_stop(text, stops):
-    found = [text.find(stop) for stop in stops if stop in text]
-    return min(found) if found else None
+    """Where the text is cut: at the start of the stop string that is complete first."""
+    found = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+    return min(found)[1] if found else None
 
 
 @given(
