@@ -66,7 +66,8 @@ async def test_chat(real_server, check):
     check((await real_server.chat(**fields)).json, "CreateChatCompletionResponse")
     for streamed in ({"stream": True}, USAGE):
         events = (await real_server.chat(**fields, **streamed)).events
-        assert len(events) > 6
+        # How many follow depends on time: what a reader has not taken is merged.
+        assert len(events) >= 4
         for event in events:
             check(event, "CreateChatCompletionStreamResponse")
 
@@ -76,7 +77,7 @@ async def test_completions(real_server, check, check_completion_chunk):
     check((await real_server.complete(**fields)).json, "CreateCompletionResponse")
     for streamed in ({"stream": True}, USAGE):
         events = (await real_server.complete(**fields, **streamed)).events
-        assert len(events) > 4
+        assert len(events) >= 2
         for event in events:
             check_completion_chunk(event)
 
