@@ -91,7 +91,7 @@ class Pipeline:
                 case SearchSemantic():
                     state = state.next(await self._search(state.plan, seen))
                 case FetchCandidate():
-                    state = state.next(await self._get_candidate(state.key), self.now())
+                    state = state.next(await self._get(state.key, indexed=True), self.now())
                 case VerifyCandidate():
                     state = state.next(await self.verifier.refusal(state.asked, state.stored))
                 case Refused():
@@ -144,20 +144,14 @@ class Pipeline:
         )
         return bypass(plan, directives) if isinstance(plan, Reason) else start(plan)
 
-    async def _get(self, key: bytes) -> Entry | None:
-        try:
-            return await self.store.get(key)
-        except StoreError as error:
-            log.warning("store: lookup failed, treated as a miss: %s", error)
-            return None
-
-    async def _get_candidate(self, key: bytes) -> Entry | None:
+    async def _get(self, key: bytes, *, indexed: bool = False) -> Entry | None:
+        """Return the entry; where the index named it, an absent one leaves the index, too."""
         try:
             entry = await self.store.get(key)
         except StoreError as error:
             log.warning("store: lookup failed, treated as a miss: %s", error)
             return None
-        if entry is None and self.semantic is not None:
+        if entry is None and indexed and self.semantic is not None:
             # The entry was evicted: its vector would stand before living ones.
             with contextlib.suppress(SemanticUnavailableError):
                 await self.semantic.remove([key])

@@ -61,6 +61,12 @@ def check_completion_chunk(description):
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 
 
+def ended(events):
+    """The choices that came to their end."""
+    choices = [choice for event in events for choice in event["choices"]]
+    return {choice["index"] for choice in choices if choice["finish_reason"]}
+
+
 async def test_chat(real_server, check):
     fields = {"n": 2, "max_tokens": 5, "temperature": 0}
     check((await real_server.chat(**fields)).json, "CreateChatCompletionResponse")
@@ -68,6 +74,7 @@ async def test_chat(real_server, check):
         events = (await real_server.chat(**fields, **streamed)).events
         # How many follow depends on time: what a reader has not taken is merged.
         assert len(events) >= 4
+        assert ended(events) == {0, 1}
         for event in events:
             check(event, "CreateChatCompletionStreamResponse")
 
@@ -78,6 +85,7 @@ async def test_completions(real_server, check, check_completion_chunk):
     for streamed in ({"stream": True}, USAGE):
         events = (await real_server.complete(**fields, **streamed)).events
         assert len(events) >= 2
+        assert ended(events) == {0, 1}
         for event in events:
             check_completion_chunk(event)
 
