@@ -34,6 +34,14 @@ class StoreStats:
     evictions: int
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some of a store's entries, and where to go on; None at the end."""
+
+    entries: Sequence[Entry]
+    after: bytes | None
+
+
 class Store(Protocol):
     """Where entries live. All waits are bounded; every failure is a StoreError."""
 
@@ -47,6 +55,16 @@ class Store(Protocol):
 
     async def delete(self, key: bytes) -> None:
         """Forget the entry; no error when it is not there."""
+        ...
+
+    async def walk(self, after: bytes | None, limit: int) -> Page:
+        """Return up to ``limit`` entries from ``after`` on; None begins.
+
+        For the operator, not for requests. Going on from page to page, every entry that is there
+        all the while comes at least once; what is damaged is passed over. A page may hold fewer
+        than ``limit``, even none, and not be the last. ``after`` means something to this store
+        only.
+        """
         ...
 
     def stats(self) -> StoreStats:

@@ -21,7 +21,21 @@ class PiiAction(StrEnum):
     """What personal data in the prompt or the answer does."""
 
     BYPASS = "bypass"
+    USER = "user"
+    """What holds personal data is kept within the end user's own scope."""
     ALLOW = "allow"
+
+
+class Priority(StrEnum):
+    """The engine's lane for a request that is forwarded."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+
+CLEAN_FINISH_REASONS = frozenset({"stop", "tool_calls", "function_call"})
+"""Finish reasons of an answer that said all it had to say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +73,27 @@ class Decision:
     pii: PiiAction
     generation: int
     """Part of every key: raised by the operator, it drops what is older."""
+    jitter: float = 0.0
+    """Share of the lifetime, 0 to 1, by which an entry may expire sooner than others."""
+    grace_revalidate: float = 0.0
+    """Seconds past expiry in which a stale entry is served while it is revalidated."""
+    grace_error: float = 0.0
+    """Seconds past expiry in which a stale entry is served when the upstream fails."""
+    max_followers: int = 10_000
+    """Misses that may wait on one upstream call; 0 switches coalescing off."""
+    follow_seconds: float = 600.0
+    """The longest a follower waits for the first piece of its leader's answer."""
+    finish_reasons: frozenset[str] = CLEAN_FINISH_REASONS
+    """Finish reasons with which an answer may be stored."""
+    max_temperature: float | None = None
+    """Requests that ask for a higher temperature bypass; None: any."""
+    variants: int = 1
+    """Answers kept for one sampled prompt, served in turn."""
+    max_prompt_tokens: int | None = None
+    """Longer prompts are refused; None: any."""
+    priority: Priority = Priority.NORMAL
+    tags: tuple[str, ...] = ()
+    """Words by which the operator finds and purges entries."""
 
 
 Condition = Callable[[RequestFacts], bool]

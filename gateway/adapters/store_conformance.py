@@ -30,6 +30,7 @@ async def check_store(make: MakeStore) -> None:
         _keeps_every_shape,
         _accounts_exactly,
         _serves_many_at_once,
+        _walks_over_all,
     ):
         store = await make(_ROOMY)
         try:
@@ -148,6 +149,26 @@ async def _serves_many_at_once(store: Store) -> None:
     _expect(found is not None and found.result == b"last", "the last put does not win")
 
 
+async def _walks_over_all(store: Store) -> None:
+    _expect((await store.walk(None, 10)).entries == [], "an empty store's walk found something")
+    there = {b"%d" % n: example_entry(b"%d" % n, b"x" * n) for n in range(50)}
+    for entry in there.values():
+        await store.put(entry)
+    await store.delete(b"0")
+    del there[b"0"]
+    for limit in (1, 7, 49, 1000):
+        met: dict[bytes, Entry] = {}
+        after: bytes | None = None
+        while True:
+            page = await store.walk(after, limit)
+            _expect(len(page.entries) <= limit, "a page is longer than its limit")
+            met.update((entry.key, entry) for entry in page.entries)
+            after = page.after
+            if after is None:
+                break
+        _expect(met == there, f"a walk in pages of {limit} did not meet exactly what is there")
+
+
 async def _stays_within(store: Store, max_bytes: int) -> None:
     try:
         for n in range(200):
@@ -182,6 +203,7 @@ async def _refuses_after_close(store: Store) -> None:
         "get": lambda: store.get(entry.key),
         "put": lambda: store.put(entry),
         "delete": lambda: store.delete(entry.key),
+        "walk": lambda: store.walk(None, 1),
     }
     for name, use in uses.items():
         try:

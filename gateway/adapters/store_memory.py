@@ -5,11 +5,12 @@ one thread. What is counted is an entry's encoded size, the same as on disk; Pyt
 some 0.7 KB an entry on top of it.
 """
 
+import heapq
 from collections import OrderedDict
 
 from gateway.core.entry_codec import encoded_size
 from gateway.core.types import Entry
-from gateway.ports import EntryTooLargeError, StoreError, StoreStats
+from gateway.ports import EntryTooLargeError, Page, StoreError, StoreStats
 
 ENTRY_SHARE = 8
 """One entry may take an eighth of the store, as on disk."""
@@ -55,6 +56,14 @@ class MemoryStore:
         """See the port."""
         self._check_open()
         self._remove(key)
+
+    async def walk(self, after: bytes | None, limit: int) -> Page:
+        """See the port. ``after`` is the last key of the page before."""
+        self._check_open()
+        rest = (key for key in self._entries if after is None or key > after)
+        keys = heapq.nsmallest(limit, rest)
+        more = keys[-1] if len(keys) == limit else None
+        return Page([self._entries[key][0] for key in keys], more)
 
     def touch(self, key: bytes) -> None:
         """Note that the entry was used without being read here."""

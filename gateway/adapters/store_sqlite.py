@@ -18,7 +18,7 @@ from gateway.adapters.store_sqlite_table import Bounds, Delete
 from gateway.adapters.store_sqlite_writer import Writer
 from gateway.core.entry_codec import encoded_size
 from gateway.core.types import Entry
-from gateway.ports import EntryTooLargeError, StoreError, StoreStats
+from gateway.ports import EntryTooLargeError, Page, StoreError, StoreStats
 
 ENTRY_SHARE = 8
 """One entry may take an eighth of the store: a larger one would evict too much for one answer."""
@@ -94,6 +94,12 @@ class SqliteStore:
         self._check_open()
         reply = self._writer.submit(Delete(key), len(key))
         await reply.wait(self._write_seconds, "deleting an entry")
+
+    async def walk(self, after: bytes | None, limit: int) -> Page:
+        """See the port."""
+        self._check_open()
+        reading = self._readers.walk(after, limit)
+        return await reading.wait(self._write_seconds, "reading a page of entries")
 
     def touch(self, key: bytes) -> None:
         """Note that the entry was used without being read here, by a hit in the tier in front."""

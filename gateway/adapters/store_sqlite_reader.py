@@ -10,23 +10,33 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import TypeVar
 
 from gateway.adapters.store_reply import Reply
 from gateway.adapters.store_sqlite_file import EntryFile, Session
-from gateway.adapters.store_sqlite_table import decode_stored, read_value
+from gateway.adapters.store_sqlite_table import decode_stored, read_value, read_values, whole_value
 from gateway.core.entry_codec import DamagedEntryError
 from gateway.core.types import Entry
-from gateway.ports import StoreError
+from gateway.ports import Page, StoreError
 
 MAX_WAITING = 1024
 
 _log = logging.getLogger(__name__)
+R = TypeVar("R")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class _Get:
     key: bytes
     reply: Reply[Entry | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    after: bytes | None
+    limit: int
+    reply: Reply[Page]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +50,7 @@ class Readers:
     def __init__(self, file: EntryFile, count: int, damaged: Callable[[bytes], None]) -> None:
         self._file = file
         self._damaged = damaged
-        self._reads: SimpleQueue[_Read | _Stop] = SimpleQueue()
+        self._reads: SimpleQueue[_Get | _Walk | _Stop] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._run, name=f"store-reader-{n}", daemon=True)
             for n in range(count)
@@ -50,11 +60,20 @@ class Readers:
 
     def submit(self, key: bytes) -> Reply[Entry | None]:
         """Queue a look-up. Raises StoreError when too many wait already."""
+        reply: Reply[Entry | None] = Reply()
+        self._queue(_Get(key, reply))
+        return reply
+
+    def walk(self, after: bytes | None, limit: int) -> Reply[Page]:
+        """Queue the reading of a page. Raises StoreError when too many wait already."""
+        reply: Reply[Page] = Reply()
+        self._queue(_Walk(after, limit, reply))
+        return reply
+
+    def _queue(self, read: _Get | _Walk) -> None:
         if self._reads.qsize() >= MAX_WAITING:
             raise StoreError(f"{MAX_WAITING} reads are waiting already")
-        reply: Reply[Entry | None] = Reply()
-        self._reads.put(_Read(key, reply))
-        return reply
+        self._reads.put(read)
 
     def stop(self) -> None:
         """Let the threads end after what is queued."""
@@ -70,18 +89,42 @@ class Readers:
     def _run(self) -> None:
         session = Session(self._file)
         while not isinstance(read := self._reads.get(), _Stop):
-            if read.reply.wanted:
-                read.reply.settle(self._outcome(session, read.key))
+            if isinstance(read, _Get):
+                if read.reply.wanted:
+                    read.reply.settle(self._outcome(session, self._get, read))
+            elif read.reply.wanted:
+                read.reply.settle(self._outcome(session, self._page, read))
         session.close_quietly()
 
-    def _outcome(self, session: Session, key: bytes) -> Entry | StoreError | None:
+    def _get(self, session: Session, read: _Get) -> Entry | None:
         try:
-            value = session.run(lambda connection: read_value(connection, key))
-            return None if value is None else decode_stored(value, key)
+            value = session.run(lambda connection: read_value(connection, read.key))
+            return None if value is None else decode_stored(value, read.key)
         except DamagedEntryError as error:
-            _log.warning("a damaged entry is forgotten: %s", error)
-            self._damaged(key)
+            self._forget(read.key, error)
             return None
+
+    def _page(self, session: Session, read: _Walk) -> Page:
+        after = 0 if read.after is None else int(read.after)
+        rows = session.run(lambda connection: read_values(connection, after, read.limit))
+        entries = []
+        for _, key, value in rows:
+            try:
+                entries.append(decode_stored(whole_value(value), key))
+            except DamagedEntryError as error:
+                self._forget(key, error)
+        more = b"%d" % rows[-1][0] if len(rows) == read.limit else None
+        return Page(entries, more)
+
+    def _forget(self, key: bytes, error: DamagedEntryError) -> None:
+        _log.warning("a damaged entry is forgotten: %s", error)
+        self._damaged(key)
+
+    def _outcome(
+        self, session: Session, answer: Callable[[Session, R], T], read: R
+    ) -> T | StoreError:
+        try:
+            return answer(session, read)
         except StoreError as error:
             return error
         except Exception as error:  # noqa: BLE001 - nobody may wait in vain

@@ -72,10 +72,29 @@ def read_value(connection: sqlite3.Connection, key: bytes) -> bytes | None:
     ).fetchall()
     if not rows:
         return None
-    value = rows[0][0]
+    return whole_value(rows[0][0])
+
+
+def whole_value(value: object) -> bytes:
+    """Return the value as it was written. Raises DamagedEntryError."""
     if not isinstance(value, bytes):
         raise DamagedEntryError("the stored value is not bytes")
     return value
+
+
+def read_values(
+    connection: sqlite3.Connection, after: int, limit: int
+) -> list[tuple[int, bytes, object]]:
+    """Return (id, key, encoded entry) of the entries behind the id ``after``, in order of id.
+
+    An entry that is replaced gets a new id at the end: a walk meets it again, never not at all.
+    Raises sqlite3.Error.
+    """
+    return connection.execute(
+        "SELECT entry.id, entry.key, answer.value FROM entry JOIN answer ON answer.id = entry.id"
+        " WHERE entry.id > ? ORDER BY entry.id LIMIT ?",
+        (after, limit),
+    ).fetchall()
 
 
 def decode_stored(value: bytes, key: bytes) -> Entry:

@@ -237,5 +237,5 @@ class Writer:
 
 def _encoded(work: Entry | Delete | Discard) -> Change:
     if isinstance(work, Entry):
-        return Put(work.key, encode_entry(work), work.expires_at)
+        return Put(work.key, encode_entry(work), work.kept_until)
     return work

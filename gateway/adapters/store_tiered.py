@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.core.types import Entry
-from gateway.ports import EntryTooLargeError, Store, StoreStats
+from gateway.ports import EntryTooLargeError, Page, Store, StoreStats
 
 
 class ColdStore(Store, Protocol):
@@ -67,6 +67,10 @@ class TieredStore:
         with self._operation(key, changes=True):
             await self._hot.delete(key)
             await self._cold.delete(key)
+
+    async def walk(self, after: bytes | None, limit: int) -> Page:
+        """See the port: the cold store's, which has all."""
+        return await self._cold.walk(after, limit)
 
     def stats(self) -> StoreStats:
         """Return the cold store's figures: what is hot is there too."""

@@ -89,6 +89,8 @@ class Plan:
             expires_at=now + self.decision.lifetime,
             result=result,
             question=self.question,
+            tags=self.decision.tags,
+            grace=max(self.decision.grace_revalidate, self.decision.grace_error),
         )
 
 

@@ -7,7 +7,7 @@ shared by the loop, a store's thread and a test without a lock.
 from dataclasses import dataclass
 from enum import StrEnum
 
-KEY_VERSION = 1
+KEY_VERSION = 2
 """Raised when the canonical form or the entry format changes; part of every key and entry."""
 
 
@@ -30,12 +30,29 @@ class Reason(StrEnum):
     STORE_TRUE = "store-true"
     POLICY = "policy"
     NO_USER = "no-user"
+    TEMPERATURE = "temperature"
+    WEB_SEARCH = "web-search"
+    BACKGROUND = "background"
+    CONVERSATION = "conversation"
+    PREVIOUS_RESPONSE = "previous-response-id"
+    HOSTED_TOOLS = "hosted-tools"
     FRESHNESS = "freshness"
     ONLY_IF_CACHED = "only-if-cached"
+    # How a stale entry came to be served.
+    STALE_WHILE_REVALIDATE = "stale-while-revalidate"
+    STALE_IF_ERROR = "stale-if-error"
+    # How a miss was answered without a call of its own.
+    COLLAPSED = "collapsed"
+    PARTIAL = "partial"
+    LOCAL = "local"
     # Why an answer was declined by admission.
     UPSTREAM_STATUS = "upstream-status"
     UNCLEAN = "unclean"
+    TRUNCATED = "truncated"
+    FILTERED = "filtered"
     FINISH_REASON = "finish-reason"
+    INVALID_JSON = "invalid-json"
+    INVALID_TOOL_CALL = "invalid-tool-call"
     EMPTY = "empty"
     UNKNOWN_SHAPE = "unknown-shape"
     TOO_LARGE = "too-large"
@@ -47,6 +64,8 @@ class Reason(StrEnum):
     UPSTREAM_BROKE = "upstream-broke"
     CLIENT_GONE = "client-gone"
     CLIENT_TIMEOUT = "client-timeout"
+    UNAUTHORIZED = "unauthorized"
+    PROMPT_TOO_LONG = "prompt-too-long"
     INVALID_REQUEST = "invalid-request"
     INTERNAL = "internal-error"
 
@@ -57,7 +76,10 @@ class Entry:
 
     ``result`` is the canonical, complete reply in the endpoint's plain JSON form; both wire modes
     are rendered from it. ``question`` is the last user message where the entry may be found by
-    meaning, else None. Times are seconds since the epoch; ``expires_at`` never moves.
+    meaning, else None. Times are seconds since the epoch; ``expires_at`` never moves, and for
+    ``grace`` seconds after it the entry may still be served stale: a store may forget it then.
+    ``tokens`` is what a hit saves, prompt and completion. ``digests`` are pairs of a field's name
+    and an 8-byte keyed digest of its value, so that a miss can be explained without its text.
     """
 
     key: bytes
@@ -72,4 +94,13 @@ class Entry:
     expires_at: float
     result: bytes
     question: str | None = None
+    tags: tuple[str, ...] = ()
+    tokens: int = 0
+    grace: float = 0.0
+    digests: tuple[tuple[str, bytes], ...] = ()
     key_version: int = KEY_VERSION
+
+    @property
+    def kept_until(self) -> float:
+        """When nothing can be done with the entry any more."""
+        return self.expires_at + self.grace

@@ -31,8 +31,8 @@ def resealed(body: bytes) -> bytes:
 
 def test_another_format_is_damaged_even_when_its_digest_holds():
     body = encode_entry(ENTRY)[:-8]
-    with pytest.raises(DamagedEntryError, match="format 2, expected 1"):
-        decode_entry(resealed(b"\x02" + body[1:]))
+    with pytest.raises(DamagedEntryError, match="format 1, expected 2"):
+        decode_entry(resealed(b"\x01" + body[1:]))
 
 
 def test_lengths_beyond_the_bytes_are_damaged_even_when_the_digest_holds():

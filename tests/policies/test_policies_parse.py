@@ -121,7 +121,7 @@ def test_durations(written, seconds):
         ("semantic: {max: 2}", "semantic.max: expected one of the keys enabled, min_similarity"),
         ("scope: team", "scope: expected tenant, user or public, got 'team'"),
         ("scope: [tenant]", "scope: expected tenant, user or public, got a list"),
-        ("pii: no", "pii: expected bypass or allow, got 'no'"),
+        ("pii: no", "pii: expected bypass, user or allow, got 'no'"),
         ("freshnes: 1h", "(did you mean freshness?), got the unknown key 'freshnes'"),
         ("on: 1h", "got the unknown key 'on'"),
         ("exact: !!python/name:os.system x", "a value without a tag"),

@@ -29,6 +29,10 @@ entries = st.builds(
     expires_at=times,
     result=st.binary(max_size=200),
     question=st.none() | texts,
+    tags=st.lists(st.text("abc-_1", min_size=1, max_size=8), max_size=3).map(tuple),
+    tokens=st.integers(0, 2**32 - 1),
+    grace=times,
+    digests=st.lists(st.tuples(texts, st.binary(min_size=8, max_size=8)), max_size=4).map(tuple),
     key_version=st.integers(0, 2**16 - 1),
 )
 
