@@ -21,6 +21,7 @@ from gateway.adapters.pass_through import PassThrough
 from gateway.adapters.policy_file import PolicyFile
 from gateway.adapters.readiness import Check, Readiness
 from gateway.adapters.secret import load_or_create_secret
+from gateway.adapters.store_guarded import GuardedStore
 from gateway.adapters.store_memory import MemoryStore
 from gateway.adapters.store_sqlite import SqliteStore
 from gateway.adapters.store_tiered import TieredStore
@@ -39,6 +40,9 @@ log = logging.getLogger(__name__)
 POLICY_POLL_SECONDS = 0.5
 PROBE_SECONDS = 2.0
 VERIFY_SECONDS = 1.0
+DISK_READ_SECONDS = 0.5
+DISK_WRITE_SECONDS = 2.0
+"""A busy disk takes its time now and then, and that is no reason to stop using it."""
 
 
 def default_policy() -> Path:
@@ -108,7 +112,8 @@ def open_store(settings: Settings) -> Store:
 
     With several workers another one may replace an entry, and nothing tells this one's memory.
     """
-    disk = SqliteStore(settings.data_dir / "entries.sqlite3", max_bytes=settings.store_bytes)
+    file = SqliteStore(settings.data_dir / "entries.sqlite3", max_bytes=settings.store_bytes)
+    disk = GuardedStore(file, read_seconds=DISK_READ_SECONDS, write_seconds=DISK_WRITE_SECONDS)
     if settings.workers > 1 or settings.memory_bytes == 0:
         return disk
     return TieredStore(MemoryStore(max_bytes=settings.memory_bytes), disk)

@@ -13,6 +13,10 @@ class StoreError(Exception):
     """The store failed or did not answer in time. Never fails a request: it is a miss."""
 
 
+class StoreUnavailableError(StoreError):
+    """The store cannot be reached or did not answer in time: better not to ask it for a while."""
+
+
 class EntryTooLargeError(StoreError):
     """The entry takes more than one entry's share of the store. Nothing was stored or replaced."""
 

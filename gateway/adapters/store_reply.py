@@ -7,7 +7,7 @@ import asyncio
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-from gateway.ports import StoreError
+from gateway.ports import StoreError, StoreUnavailableError
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class Reply(Generic[T]):
 
     async def wait(self, seconds: float, what: str) -> T:
         """Return the answer. Raises StoreError, at the latest after ``seconds``."""
-        late = StoreError(f"{what} took longer than {seconds:g} s")
+        late = StoreUnavailableError(f"{what} took longer than {seconds:g} s")
         expiry = self._loop.call_later(seconds, self._set, late)
         try:
             return await self._future
