@@ -123,6 +123,8 @@ class Policy:
     """ISO 3166 codes of the regions whose phone numbers the PII scan knows."""
     rules: tuple[Rule, ...]
     default: Decision
+    allowed: tuple[str, ...] = ()
+    """The operator's public contacts, which are no personal data."""
 
     def decide(self, facts: RequestFacts) -> Decision:
         """Return the decision of the first rule that matches, else the default. Never raises."""

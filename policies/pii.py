@@ -6,15 +6,19 @@ letters) do not pass: what is scanned is the text in normal form. Names and addr
 model and are not found.
 """
 
-from bisect import bisect_left
-from collections.abc import Sequence
+import hashlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import itemgetter
 
+from policies.allow_list import AllowList
 from policies.detectors import Detector, detectors
 from policies.detectors.digits import digits_in
 from policies.detectors.normal import normalise, normalise_with_offsets
 
-DETECTOR_VERSION = 1
+DETECTOR_VERSION = 2
 """Part of every cache key: raise it whenever a detector finds more than it did."""
 
 
@@ -30,24 +34,23 @@ class Span:
 class PiiScanner:
     """Finds the kinds email, secret, iban, card, ssn, ip and phone; immutable once made."""
 
-    __slots__ = ("_detectors",)
+    __slots__ = ("_allowed", "_detectors", "identity")
 
-    def __init__(self, regions: Sequence[str]) -> None:
-        """Take the ISO 3166 regions whose national phone numbers count.
+    def __init__(self, regions: Sequence[str], allowed: Sequence[str] = ()) -> None:
+        """Take the ISO 3166 regions whose national phone numbers count, and what does not count.
 
         Numbers with a country code count wherever they are from. Raises ValueError for a region
-        that has no phone numbers.
+        that has no phone numbers, and for an entry of ``allowed`` that allows nothing.
         """
         self._detectors: tuple[Detector, ...] = detectors(regions)
+        self._allowed = AllowList.of(allowed, regions) if allowed else None
+        self.identity = _identity(regions, allowed)
+        """What decides which texts are clean: another one may find what this one did not."""
 
     def scan(self, text: str) -> str | None:
         """Return the kind of the first detector that finds anything, or None."""
-        plain = normalise(text)
-        held = digits_in(plain)
-        for detector in self._detectors:
-            if detector.needs <= held and next(detector.find(plain), None) is not None:
-                return detector.kind
-        return None
+        found = next(self._findings(normalise(text)), None)
+        return None if found is None else found[2]
 
     def spans(self, text: str) -> list[Span]:
         """Return the findings in order of start, without overlaps.
@@ -55,23 +58,61 @@ class PiiScanner:
         Where detectors disagree about the same characters, the earlier in their order is right.
         """
         plain, offsets = normalise_with_offsets(text)
-        held = digits_in(plain)
         found: list[tuple[int, int, str]] = []
+        for start, end, kind in self._findings(plain):
+            at = bisect_left(found, (start,))
+            if not _overlaps(found, at, start, end):
+                found.insert(at, (start, end, kind))
+        return [Span(kind, offsets[start], offsets[end - 1] + 1) for start, end, kind in found]
+
+    def _findings(self, plain: str) -> Iterator[tuple[int, int, str]]:
+        """Yield what counts, detector by detector; findings may overlap."""
+        found = self._everything(plain)
+        return found if self._allowed is None else _not_public(self._allowed, plain, found)
+
+    def _everything(self, plain: str) -> Iterator[tuple[int, int, str]]:
+        held = digits_in(plain)
         for detector in self._detectors:
-            if detector.needs > held:
-                continue
-            taken = sorted(found)
-            found += [
-                (start, end, detector.kind)
-                for start, end in detector.find(plain)
-                if not _overlaps(taken, start, end)
-            ]
-        return [
-            Span(kind, offsets[start], offsets[end - 1] + 1) for start, end, kind in sorted(found)
-        ]
+            if detector.needs <= held:
+                kind = detector.kind
+                for start, end in detector.find(plain):
+                    yield start, end, kind
 
 
-def _overlaps(taken: list[tuple[int, int, str]], start: int, end: int) -> bool:
-    """Tell whether a span overlaps one of ``taken``, which are sorted and apart."""
-    after = bisect_left(taken, (end,))
-    return after > 0 and taken[after - 1][1] > start
+def _not_public(
+    allowed: AllowList, plain: str, found: Iterator[tuple[int, int, str]]
+) -> Iterator[tuple[int, int, str]]:
+    """Leave out what is allowed, and what is but a part of an allowed number or string.
+
+    A part of an address is not left out: a pattern allows addresses nobody has looked at.
+    """
+    others: list[tuple[int, int, str]] = []
+    public: list[tuple[int, int]] = []
+    for start, end, kind in found:
+        if kind == "email":
+            if not allowed.holds_email(plain, start, end):
+                others.append((start, end, kind))
+        elif allowed.holds_value(kind, plain[start:end]):
+            public.append((start, end))
+        else:
+            others.append((start, end, kind))
+    public.sort()
+    furthest = list(accumulate((end for _, end in public), max))
+    for start, end, kind in others:
+        before = bisect_right(public, start, key=itemgetter(0))
+        if before == 0 or furthest[before - 1] < end:
+            yield start, end, kind
+
+
+def _identity(regions: Sequence[str], allowed: Sequence[str]) -> str:
+    identity = f"{DETECTOR_VERSION}/{','.join(sorted(regions))}"
+    if not allowed:
+        return identity
+    listed = "\n".join(sorted(set(allowed)))
+    return f"{identity}/{hashlib.sha256(listed.encode()).hexdigest()[:32]}"
+
+
+def _overlaps(taken: list[tuple[int, int, str]], at: int, start: int, end: int) -> bool:
+    """Tell whether a span that sorts to ``at`` overlaps one of ``taken``, sorted and apart."""
+    before = at > 0 and taken[at - 1][1] > start
+    return before or (at < len(taken) and taken[at][0] < end)

@@ -9,7 +9,7 @@ from gateway.ports import ActivePolicy
 from policies.decide import PiiAction
 from policies.document import policy_text
 from policies.parse import PolicyError, parse_policy
-from policies.pii import DETECTOR_VERSION, PiiScanner
+from policies.pii import PiiScanner
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +87,6 @@ class PolicyFile:
 
 def _activate(data: bytes, path: Path) -> ActivePolicy:
     policy = parse_policy(policy_text(data, str(path)), str(path))
-    regions = ",".join(sorted(policy.regions))
-    identities = {action: f"{action}/{DETECTOR_VERSION}/{regions}" for action in PiiAction}
-    return ActivePolicy(policy, PiiScanner(policy.regions), identities)
+    scanner = PiiScanner(policy.regions, policy.allowed)
+    identities = {action: f"{action}/{scanner.identity}" for action in PiiAction}
+    return ActivePolicy(policy, scanner, identities)

@@ -32,7 +32,7 @@ class Detector(Protocol):
         ...
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yield (start, end) of each finding in normalised text, without overlaps."""
+        """Yield (start, end) of each finding in normalised text; they may overlap."""
         ...
 
 

@@ -68,9 +68,8 @@ class PhoneDetector:
                 return
             offset = max(behind, start - _LEAD)
             for found, found_end in self._in(text, offset, start, end):
-                if found >= behind:
-                    behind = found_end
-                    yield found, found_end
+                behind = max(behind, found_end)
+                yield found, found_end
 
     def _in(self, text: str, offset: int, start: int, end: int) -> list[tuple[int, int]]:
         """Return where numbers are in the run ``text[start:end]`` and its surroundings."""
