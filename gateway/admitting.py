@@ -11,6 +11,7 @@ from gateway.core.plan import Plan
 from gateway.core.types import Reason
 from gateway.ports import (
     EntryTooLargeError,
+    Quarantine,
     Scanner,
     SemanticIndex,
     SemanticUnavailableError,
@@ -30,6 +31,7 @@ class Admitter:
     semantic: SemanticIndex | None
     scans: Scans
     now: Callable[[], float]
+    quarantine: Quarantine
 
     async def store(self, plan: Plan, result: Any, plain: bytes, scanner: Scanner) -> Reason | None:
         """Store ``plain``, the JSON of ``result``. Return None, or why it was not stored."""
@@ -54,7 +56,7 @@ class Admitter:
         return None
 
     async def _index(self, plan: Plan, expires_at: float) -> None:
-        if self.semantic is None or plan.question is None:
+        if self.semantic is None or plan.question is None or self.quarantine.holds(plan.key):
             return
         try:
             await self.semantic.add(plan.fingerprint, plan.key, plan.question, expires_at)

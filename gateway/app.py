@@ -15,7 +15,9 @@ from aiohttp import ClientError, web
 
 from embeddings.client import EmbeddingsClient, EmbeddingsUnavailable
 from embeddings.verify.agreement import agree
+from gateway.adapters.admin import Admin
 from gateway.adapters.handlers import Handlers
+from gateway.adapters.journal import Journal, QuarantineFile
 from gateway.adapters.metrics import Metrics
 from gateway.adapters.pass_through import PassThrough
 from gateway.adapters.policy_file import PolicyFile
@@ -27,9 +29,11 @@ from gateway.adapters.store_sqlite import SqliteStore
 from gateway.adapters.store_tiered import TieredStore
 from gateway.adapters.upstream_http import HttpUpstream
 from gateway.admitting import Admitter
+from gateway.core.entry_codec import encoded_size
 from gateway.core.errors import UpstreamError
 from gateway.forwarding import Forwarder
 from gateway.observation import Observation, Sink
+from gateway.operations import Operations
 from gateway.pipeline import Pipeline
 from gateway.ports import Candidate, SemanticIndex, SemanticUnavailableError, Store
 from gateway.scanning import Scans
@@ -194,6 +198,7 @@ def create_app(
         }
 
     scans = Scans()
+    quarantine = QuarantineFile(settings.data_dir / "quarantine.jsonl")
     pipeline = Pipeline(
         store=store,
         semantic=semantic,
@@ -201,7 +206,7 @@ def create_app(
         policies=policies,
         forwarder=Forwarder(
             upstream=upstream,
-            admitter=Admitter(store, semantic, scans, time.time),
+            admitter=Admitter(store, semantic, scans, time.time, quarantine),
             max_answer_bytes=settings.max_answer_bytes,
         ),
         scans=scans,
@@ -218,6 +223,20 @@ def create_app(
         begin,
         client_seconds=client_seconds,
     )
+    operations = Operations(
+        store=store,
+        semantic=semantic,
+        quarantine=quarantine,
+        cases=Journal(settings.data_dir / "wrong-hits.jsonl"),
+        policies=policies,
+        scans=scans,
+        size=encoded_size,
+        now=time.time,
+    )
+    audit_log = Journal(settings.data_dir / "admin-audit.jsonl")
+    # From the environment, as all secrets: never in a file of settings or on a command line.
+    admin = Admin(operations, audit_log, os.environ.get("REFRAIN_ADMIN_TOKEN") or None)
+    admin.add_routes(app)
     handlers.add_routes(app)
 
     async def lifespan(_app: web.Application) -> AsyncIterator[None]:

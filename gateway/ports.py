@@ -104,6 +104,18 @@ class SemanticIndex(Protocol):
         ...
 
 
+class Quarantine(Protocol):
+    """Keys whose entries must not be found by meaning any more."""
+
+    def holds(self, key: bytes) -> bool:
+        """Tell whether the key is among them; a look at memory and at a file's date."""
+        ...
+
+    async def add(self, key: bytes) -> None:
+        """Add a key for good. Raises OSError."""
+        ...
+
+
 class Verifier(Protocol):
     """Checks that a stored answer fits the question asked."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from gateway.adapters.journal import QuarantineFile
 from gateway.adapters.policy_file import PolicyFile
 from gateway.adapters.store_memory import MemoryStore
 from gateway.admitting import Admitter
@@ -96,7 +97,8 @@ class PlainUpstream:
 class Rig:
     """A pipeline of real parts but for its three ports."""
 
-    def __init__(self) -> None:
+    def __init__(self, data_dir: Path) -> None:
+        self.quarantine = QuarantineFile(data_dir / "quarantine.jsonl")
         self.store = FaultyStore(max_bytes=2**20)
         self.index = Index()
         self.upstream = PlainUpstream()
@@ -108,7 +110,9 @@ class Rig:
             verifier=self.verifier,
             policies=PolicyFile(default_policy()),
             forwarder=Forwarder(
-                self.upstream, Admitter(self.store, self.index, scans, time.time), 2**20
+                self.upstream,
+                Admitter(self.store, self.index, scans, time.time, self.quarantine),
+                2**20,
             ),
             scans=scans,
             secret=bytes(32),
@@ -125,8 +129,8 @@ class Rig:
 
 
 @pytest.fixture
-def rig() -> Rig:
-    return Rig()
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path)
 
 
 async def test_a_store_that_fails_is_a_miss_and_loses_nothing(rig: Rig):
@@ -229,3 +233,15 @@ def test_an_edit_counts_once_two_readings_agree(tmp_path: Path):
     assert not policy.reload()
     assert not policy.reload()
     assert "UTF-8" in str(policy.problem)
+
+
+async def test_an_entry_judged_wrong_is_stored_but_never_found_by_meaning_again(rig: Rig):
+    await rig.ask("one")
+    (key,) = rig.index.keys
+    await rig.quarantine.add(key)
+    await rig.store.delete(key)
+    rig.index.keys.clear()
+
+    assert (await rig.ask("one"))[0] == "refrain; fwd=miss; stored"
+    assert rig.index.keys == []
+    assert "hit" in (await rig.ask("one"))[0]

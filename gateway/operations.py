@@ -1,0 +1,201 @@
+"""What the operator does to the cache: look, purge, call a hit wrong, scan what is stored again.
+
+Law: purging finds out before it acts (a dry run tells the same figures), and what is purged is
+gone from store and index alike. A hit called wrong is evicted, and its entry never again answers
+for a question of the same meaning.
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import orjson
+
+from gateway.core.conversation import answer_text
+from gateway.core.selection import Selection
+from gateway.core.types import Entry
+from gateway.ports import (
+    PolicySource,
+    Quarantine,
+    SemanticIndex,
+    SemanticUnavailableError,
+    Store,
+)
+from gateway.scanning import ScanFailedError, Scans
+from policies.decide import PiiAction
+
+PAGE = 256
+"""Entries read at a time: the loop is free in between."""
+
+SAMPLE = 10
+
+
+class Cases(Protocol):
+    """Wrong hits, kept so that a later version of the safety checks can be tried on them."""
+
+    async def keep(self, case: dict[str, Any]) -> None:
+        """Write a case down. Raises OSError."""
+        ...
+
+
+@dataclass(slots=True)
+class Purged:
+    """What a purge removed, or would remove; ``sample`` are some of the keys."""
+
+    entries: int = 0
+    bytes: int = 0
+    tokens: int = 0
+    sample: list[str] = field(default_factory=list)
+
+    def count(self, entry: Entry, size: int) -> None:
+        """Take note of an entry."""
+        self.entries += 1
+        self.bytes += size
+        self.tokens += entry.tokens
+        if len(self.sample) < SAMPLE:
+            self.sample.append(entry.key.hex())
+
+
+@dataclass(slots=True)
+class Rescan:
+    """What today's detectors find in what is stored; ``findings`` by kind, ``rules`` by rule."""
+
+    scanned: int = 0
+    failed: int = 0
+    purged: int = 0
+    findings: dict[str, int] = field(default_factory=dict)
+    rules: dict[str, int] = field(default_factory=dict)
+
+    def found(self, kind: str, rule: str) -> None:
+        """Count a finding."""
+        self.findings[kind] = self.findings.get(kind, 0) + 1
+        self.rules[rule] = self.rules.get(rule, 0) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """The operator's use cases over the ports."""
+
+    store: Store
+    semantic: SemanticIndex | None
+    quarantine: Quarantine
+    cases: Cases
+    policies: PolicySource
+    scans: Scans
+    size: Callable[[Entry], int]
+    now: Callable[[], float]
+
+    async def entries(self, selection: Selection, after: bytes | None, limit: int) -> "Listed":
+        """Return up to ``limit`` of the entries selected, and where to go on."""
+        if selection.key is not None:
+            found = [entry async for entry in self._selected(selection)]
+            return Listed(found, None)
+        while True:
+            page = await self.store.walk(after, limit)
+            found = [entry for entry in page.entries if selection.holds(entry)]
+            if found or page.after is None:
+                return Listed(found, page.after)
+            after = page.after
+
+    async def purge(self, selection: Selection, *, dry_run: bool) -> Purged:
+        """Remove what is selected, or only count it. Raises StoreError."""
+        purged = Purged()
+        batch: list[bytes] = []
+        async for entry in self._selected(selection):
+            purged.count(entry, self.size(entry))
+            if not dry_run:
+                batch.append(entry.key)
+                if len(batch) == PAGE:
+                    await self._remove(batch)
+                    batch = []
+        await self._remove(batch)
+        return purged
+
+    async def wrong(self, key: bytes, asked: str | None) -> Entry | None:
+        """Evict an entry that was served where it did not fit; return it, None if it was not there.
+
+        ``asked`` is the question it was served for. The key is barred from semantic reuse either
+        way. Raises StoreError and OSError.
+        """
+        await self.quarantine.add(key)
+        entry = await self.store.get(key)
+        if entry is not None:
+            await self.cases.keep(
+                {
+                    "time": self.now(),
+                    "entry": key.hex(),
+                    "model": entry.model,
+                    "rule": entry.rule,
+                    "asked": asked,
+                    "stored": entry.question,
+                }
+            )
+        await self._remove([key])
+        return entry
+
+    async def rescan(self, *, purge: bool) -> Rescan:
+        """Scan every stored answer with today's detectors; purge what they find if told to.
+
+        Entries of rules that allow personal data are passed over, and so are those of rules that
+        keep it within the end user's scope.
+        """
+        active = self.policies.active
+        decisions = [rule.decision for rule in active.policy.rules] + [active.policy.default]
+        scanning = {d.rule for d in decisions if d.pii is PiiAction.BYPASS}
+        known = {d.rule for d in decisions}
+        result = Rescan()
+        async for entry in self._selected(Selection()):
+            if entry.rule in known and entry.rule not in scanning:
+                continue
+            result.scanned += 1
+            try:
+                text = "\n".join((entry.question or "", answer_text(orjson.loads(entry.result))))
+                kind = await self.scans.scan(active.scanner, text)
+            except (ScanFailedError, orjson.JSONDecodeError):
+                # What cannot be looked at must not stay either.
+                result.failed += 1
+                kind = "unreadable"
+            if kind is not None:
+                result.found(kind, entry.rule)
+                if purge:
+                    await self._remove([entry.key])
+                    result.purged += 1
+        return result
+
+    async def _selected(self, selection: Selection) -> AsyncIterator[Entry]:
+        if selection.key is not None:
+            entry = await self.store.get(selection.key)
+            if entry is not None and selection.holds(entry):
+                yield entry
+            return
+        after: bytes | None = None
+        seen: set[bytes] = set()
+        while True:
+            page = await self.store.walk(after, PAGE)
+            for entry in page.entries:
+                # A walk may meet an entry twice.
+                if entry.key not in seen and selection.holds(entry):
+                    seen.add(entry.key)
+                    yield entry
+            after = page.after
+            if after is None:
+                return
+
+    async def _remove(self, keys: Sequence[bytes]) -> None:
+        if not keys:
+            return
+        for key in keys:
+            await self.store.delete(key)
+        if self.semantic is not None:
+            # An index that is down keeps a vector whose entry is gone: never a hit.
+            with suppress(SemanticUnavailableError):
+                await self.semantic.remove(keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Some entries, and where to go on; None at the end."""
+
+    entries: Sequence[Entry]
+    after: bytes | None
