@@ -159,7 +159,8 @@ class Pipeline:
 
     async def _scan(self, state: ScanPrompt, active: ActivePolicy) -> State:
         try:
-            found = await self.scans.scan(active.scanner, prompt_text(state.plan.body))
+            text = prompt_text(state.plan.partition.endpoint, state.plan.body)
+            found = await self.scans.scan(active.scanner, text)
         except ScanFailedError:
             return state.failed()
         return state.next(found)
@@ -185,6 +186,8 @@ def _parse(endpoint: Endpoint, raw: bytes) -> dict[str, Any]:
             validate_chat(body)
         case Endpoint.COMPLETIONS:
             validate_completion(body)
+        case Endpoint.EMBEDDINGS | Endpoint.RESPONSES:
+            pass
         case _:
             assert_never(endpoint)
     return body

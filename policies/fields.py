@@ -23,7 +23,7 @@ from policies.detectors.phone import is_region
 MAX_LIFETIME = 2**31
 """Seconds; HTTP caches know no longer ones (RFC 9111, 1.2.2)."""
 MAX_GENERATION = 2**53 - 1
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 ANONYMOUS = "anonymous"
 """The tenant of a request without credential, organization and project."""
 DEFAULT_RULE = "default"

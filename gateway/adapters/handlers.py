@@ -55,7 +55,7 @@ class Handlers:
     def add_routes(self, app: web.Application) -> None:
         """Register every path the gateway answers."""
         router = app.router
-        for endpoint in Endpoint:
+        for endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS):
             router.add_post(endpoint.value, self._observed(endpoint.value, self._cached(endpoint)))
         router.add_get("/healthz", _healthz)
         router.add_get("/readyz", self._readyz)

@@ -1,8 +1,10 @@
 """Request bodies: strict parsing, and the canonical form that is hashed.
 
-Law: two bodies share a canonical form only if no upstream can tell them apart. Key order and
-number lexemes (1, 1.0, 1e0) fold; text never does, arrays keep their order, and a field that is
-not known to be neutral is part of the form.
+Law: two bodies share a canonical form only if no upstream can tell them apart. Key order, number
+lexemes (1, 1.0, 1e0) and the two ways to write a message that is one text fold; text never does,
+arrays keep their order, and a field that is not known to be neutral (``core.fields``) is part of
+the form. Null and absent stay apart, and so do a default and its absence: servers exist that tell
+them apart (vLLM by ``tool_choice: null``), and a default is the upstream's to change.
 """
 
 import json
@@ -10,20 +12,8 @@ from typing import Any
 
 import orjson
 
-NEUTRAL_FIELDS = frozenset(
-    {
-        "stream",
-        "stream_options",
-        "store",  # true is never cached, so only "false" reaches a key
-        "user",
-        "metadata",
-        "service_tier",
-        "safety_identifier",
-    }
-)
-"""Top-level fields that cannot change the answer's content; ``prompt_cache_*`` are neutral too."""
-
-_NEUTRAL_PREFIX = "prompt_cache_"
+from gateway.core.fields import neutral_fields
+from gateway.core.types import Endpoint
 
 
 class BodyError(ValueError):
@@ -90,19 +80,46 @@ def _fold_number(lexeme: str) -> int | float:
     return int(number) if number.is_integer() else number
 
 
-def is_neutral(field: str) -> bool:
-    """Tell whether a top-level field is left out of the canonical form."""
-    return field in NEUTRAL_FIELDS or field.startswith(_NEUTRAL_PREFIX)
+def keyed(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
+    """Return what of a parsed body is part of its key: neutral fields left out, texts folded."""
+    neutral = neutral_fields(endpoint)
+    kept = {field: value for field, value in body.items() if field not in neutral}
+    match endpoint:
+        case Endpoint.CHAT:
+            _fold_texts(kept, "messages", "text")
+        case Endpoint.RESPONSES:
+            _fold_texts(kept, "input", "input_text")
+    return kept
 
 
-def canonical_form(body: dict[str, Any]) -> bytes:
-    """Return the bytes that stand for a parsed body: sorted keys, neutral fields left out."""
-    kept = {
-        field: value
-        for field, value in body.items()
-        if field not in NEUTRAL_FIELDS and not field.startswith(_NEUTRAL_PREFIX)
-    }
+def canonical_form(endpoint: Endpoint, body: dict[str, Any]) -> bytes:
+    """Return the bytes that stand for a parsed body: its keyed fields, in the order of names."""
+    kept = keyed(endpoint, body)
     try:
         return orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)
     except TypeError:  # an integer of more than 64 bits
         return json.dumps(kept, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _fold_texts(kept: dict[str, Any], field: str, kind: str) -> None:
+    """Write content that is one text part as that text; the caller's messages stay as they are."""
+    messages = kept.get(field)
+    if type(messages) is list and any(map(_has_parts, messages)):
+        kept[field] = [
+            {**message, "content": _folded(message["content"], kind)}
+            if _has_parts(message)
+            else message
+            for message in messages
+        ]
+
+
+def _has_parts(message: Any) -> bool:
+    return type(message) is dict and type(message.get("content")) is list
+
+
+def _folded(content: list[Any], kind: str) -> Any:
+    match content:
+        case [{"type": str(given), "text": str(text), **rest}] if given == kind and not rest:
+            return text
+        case _:
+            return content

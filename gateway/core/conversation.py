@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.core.canonical import is_neutral
+from gateway.core.fields import neutral_fields
 from gateway.core.types import Endpoint
 
 _NO_PROSE = frozenset({"id", "object", "model", "system_fingerprint", "service_tier"})
@@ -91,12 +91,13 @@ def strings(value: Any) -> Iterator[str]:
                 stack.extend(reversed(items))
 
 
-def prompt_text(body: dict[str, Any]) -> str:
+def prompt_text(endpoint: Endpoint, body: dict[str, Any]) -> str:
     """Return all text the upstream may read, joined by line feeds, for the PII scan.
 
     Fields unknown here are among it: some servers take documents or templates that way.
     """
-    read = [value for field, value in body.items() if field != "model" and not is_neutral(field)]
+    unread = neutral_fields(endpoint) | {"model"}
+    read = [value for field, value in body.items() if field not in unread]
     return "\n".join(strings(read))
 
 

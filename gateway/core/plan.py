@@ -5,6 +5,7 @@ from typing import Any
 
 from gateway.core.canonical import canonical_form
 from gateway.core.conversation import semantic_question, without_question
+from gateway.core.fields import bypass_reason
 from gateway.core.key import Partition, Tenant, scope_id, shared_partition
 from gateway.core.lazy import lazy
 from gateway.core.types import KEY_VERSION, Endpoint, Entry, Reason
@@ -27,7 +28,7 @@ class Plan:
     @lazy
     def key(self) -> bytes:
         """Exact cache key, 32 bytes."""
-        return self.partition.cache_key(canonical_form(self.body))
+        return self.partition.cache_key(canonical_form(self.partition.endpoint, self.body))
 
     @lazy
     def question(self) -> str | None:
@@ -42,7 +43,8 @@ class Plan:
         """Identity of everything except the question, 32 bytes; zeros where there is none."""
         if self.question is None:
             return bytes(32)
-        return self.partition.fingerprint(canonical_form(without_question(self.body)))
+        bare = without_question(self.body)
+        return self.partition.fingerprint(canonical_form(self.partition.endpoint, bare))
 
     @property
     def scans(self) -> bool:
@@ -109,8 +111,8 @@ def plan_request(
     """Return the plan of a request, or the reason why it bypasses the cache."""
     if directives.no_store:
         return Reason.NO_STORE
-    if body.get("store") is True:
-        return Reason.STORE_TRUE
+    if (refused := bypass_reason(endpoint, body)) is not None:
+        return refused
     if not (decision.exact or decision.semantic):
         return Reason.POLICY
     if decision.scope is Scope.USER:

@@ -16,6 +16,8 @@ class Endpoint(StrEnum):
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
+    EMBEDDINGS = "/v1/embeddings"
+    RESPONSES = "/v1/responses"
 
 
 class Reason(StrEnum):
@@ -34,6 +36,7 @@ class Reason(StrEnum):
     WEB_SEARCH = "web-search"
     BACKGROUND = "background"
     CONVERSATION = "conversation"
+    STORED_PROMPT = "stored-prompt"
     PREVIOUS_RESPONSE = "previous-response-id"
     HOSTED_TOOLS = "hosted-tools"
     FRESHNESS = "freshness"

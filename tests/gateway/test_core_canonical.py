@@ -2,11 +2,14 @@ import time
 
 import pytest
 
-from gateway.core.canonical import BodyError, canonical_form, is_neutral, parse_body
+from gateway.core.canonical import BodyError, canonical_form, parse_body
+from gateway.core.types import Endpoint
+
+CHAT, COMPLETIONS, RESPONSES = Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES
 
 
 def form(raw: str | bytes) -> bytes:
-    return canonical_form(parse_body(raw.encode() if isinstance(raw, str) else raw))
+    return canonical_form(CHAT, parse_body(raw.encode() if isinstance(raw, str) else raw))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +98,7 @@ def test_duplicate_keys_are_refused_at_any_depth_and_in_any_spelling(raw):
     ],
 )
 def test_colons_and_number_likes_in_text_are_no_duplicates(raw):
-    assert canonical_form(parse_body(raw.encode())) == form(raw)
+    assert canonical_form(CHAT, parse_body(raw.encode())) == form(raw)
 
 
 def test_a_refused_duplicate_is_named_and_cut_short():
@@ -192,9 +195,8 @@ NEUTRAL = [
 
 @pytest.mark.parametrize("field", NEUTRAL)
 def test_a_neutral_field_is_left_out_of_the_form_at_the_top_only(field):
-    assert is_neutral(field)
-    assert canonical_form({"model": "m", field: "x"}) == canonical_form({"model": "m"})
-    assert canonical_form({"a": {field: 1}}) != canonical_form({"a": {}})
+    assert canonical_form(CHAT, {"model": "m", field: "x"}) == canonical_form(CHAT, {"model": "m"})
+    assert canonical_form(CHAT, {"a": {field: 1}}) != canonical_form(CHAT, {"a": {}})
 
 
 @pytest.mark.parametrize(
@@ -217,6 +219,66 @@ def test_a_neutral_field_is_left_out_of_the_form_at_the_top_only(field):
     ],
 )
 def test_every_other_field_is_in_the_form_unknown_ones_included(field):
-    assert not is_neutral(field)
-    assert canonical_form({"model": "m", field: 1}) != canonical_form({"model": "m"})
-    assert canonical_form({"model": "m", field: 1}) != canonical_form({"model": "m", field: 2})
+    assert canonical_form(CHAT, {"model": "m", field: 1}) != canonical_form(CHAT, {"model": "m"})
+    assert canonical_form(CHAT, {"model": "m", field: 1}) != canonical_form(
+        CHAT, {"model": "m", field: 2}
+    )
+
+
+def said(content, **message):
+    return {"role": "user", "content": content, **message}
+
+
+def part(text, kind="text", **members):
+    return {"type": kind, "text": text, **members}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "field", "kind"), [(CHAT, "messages", "text"), (RESPONSES, "input", "input_text")]
+)
+def test_content_that_is_one_text_part_is_that_text(endpoint, field, kind):
+    def form_of(*messages):
+        return canonical_form(endpoint, {field: list(messages)})
+
+    plain = form_of({"role": "system", "content": "s"}, said("x", name="Ann"))
+    parts = [part("x", kind)]
+    assert form_of({"role": "system", "content": "s"}, said(parts, name="Ann")) == plain
+    assert form_of({"role": "system", "content": [part("s", kind)]}, said("x", name="Ann")) == plain
+    assert parts == [part("x", kind)]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        [part("x"), part("")],
+        [part("x", cache_control={"type": "ephemeral"})],
+        [part("x", "input_text")],
+        [part(None)],
+        [part(["x"])],
+        [{"text": "x"}],
+        [{"type": "text"}],
+        [[part("x")]],
+        ["x"],
+        part("x"),
+        None,
+    ],
+)
+def test_any_other_content_is_not_that_text(content):
+    plain = canonical_form(CHAT, {"messages": [said("x")]})
+    assert canonical_form(CHAT, {"messages": [said(content)]}) != plain
+
+
+def test_texts_fold_in_messages_only():
+    assert canonical_form(CHAT, {"prediction": said([part("x")])}) != canonical_form(
+        CHAT, {"prediction": said("x")}
+    )
+    assert canonical_form(COMPLETIONS, {"messages": [said([part("x")])]}) != canonical_form(
+        COMPLETIONS, {"messages": [said("x")]}
+    )
+
+
+@pytest.mark.parametrize("messages", [None, "x", {}, [None], ["x"], [[]], [{"content": 1}]])
+def test_what_validation_has_not_seen_is_keyed_as_it_is(messages):
+    form = canonical_form(CHAT, {"messages": messages})
+    assert parse_body(form) == {"messages": messages}

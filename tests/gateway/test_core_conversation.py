@@ -134,13 +134,13 @@ def test_strings_come_in_reading_order_from_any_depth():
     ],
 )
 def test_the_prompt_to_scan_holds_whatever_the_upstream_may_read(fields):
-    assert "SECRET" in prompt_text({**chat(user("a")), **fields})
+    assert "SECRET" in prompt_text(CHAT, {**chat(user("a")), **fields})
 
 
 @pytest.mark.parametrize("field", ["user", "safety_identifier", "prompt_cache_key", "model"])
 def test_the_prompt_to_scan_leaves_out_names_the_model_does_not_read(field):
-    assert prompt_text({"prompt": "a", field: "ann@example.com"}) == "a"
-    assert prompt_text({"prompt": "a", "metadata": {"by": "ann@example.com"}}) == "a"
+    assert prompt_text(COMPLETIONS, {"prompt": "a", field: "ann@example.com"}) == "a"
+    assert prompt_text(COMPLETIONS, {"prompt": "a", "metadata": {"by": "ann@example.com"}}) == "a"
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ async def test_an_encoded_body_is_understood(gateway: RunningGateway, upstream: 
 async def test_a_defect_of_ours_is_500_in_openai_form(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    def broken(_body: Any) -> bytes:
+    def broken(*_of: Any) -> bytes:
         raise ZeroDivisionError
 
     monkeypatch.setattr("gateway.core.plan.canonical_form", broken)

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.canonical import BodyError, canonical_form, is_neutral, parse_body
+from gateway.core.canonical import BodyError, canonical_form, parse_body
+from gateway.core.fields import neutral_fields
+from gateway.core.types import Endpoint
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
     [":", "1.0,", '"', "\\", "a:b", "e+", ".0}", "\u2028", "é", "e\u0301"]
@@ -22,6 +24,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=12,
 )
+NEUTRAL = neutral_fields(Endpoint.COMPLETIONS)
 BODIES = st.dictionaries(TEXT, VALUES, max_size=4)
 
 
@@ -78,10 +81,10 @@ def test_valid_json_is_refused_only_for_not_being_an_object(value):
 @given(BODIES, BODIES)
 def test_forms_are_equal_exactly_if_the_values_are(one, other):
     kept = [
-        folded({name: value for name, value in body.items() if not is_neutral(name)})
+        folded({name: value for name, value in body.items() if name not in NEUTRAL})
         for body in (one, other)
     ]
-    forms = [canonical_form(parse_body(raw(body))) for body in (one, other)]
+    forms = [canonical_form(Endpoint.COMPLETIONS, parse_body(raw(body))) for body in (one, other)]
     assert (forms[0] == forms[1]) == (kept[0] == kept[1])
 
 
@@ -111,8 +114,9 @@ def _respelt(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
 @given(_respelt(), st.booleans())
 def test_spelling_never_changes_the_form(pair, escaped):
     one, other = pair
-    assert canonical_form(parse_body(raw(one))) == canonical_form(
-        parse_body(raw(other, ensure_ascii=escaped, separators=(" ,\t", "\n: ")))
+    assert canonical_form(Endpoint.COMPLETIONS, parse_body(raw(one))) == canonical_form(
+        Endpoint.COMPLETIONS,
+        parse_body(raw(other, ensure_ascii=escaped, separators=(" ,\t", "\n: "))),
     )
 
 

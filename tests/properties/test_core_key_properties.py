@@ -7,7 +7,7 @@ from core_requests import SECRET, plan_of
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gateway.core.canonical import is_neutral
+from gateway.core.fields import neutral_fields
 from gateway.core.key import Partition, identify, scope_id
 from gateway.core.plan import end_user
 from gateway.core.types import Endpoint
@@ -74,7 +74,8 @@ def test_requests_share_a_key_exactly_if_only_neutral_fields_differ(one, other, 
         messages = [{"role": "user", "content": question}]
         return plan_of({"model": "m", "messages": messages, **fields})
 
-    kept = [{k: v for k, v in fields.items() if not is_neutral(k)} for fields in (one, other)]
+    neutral = neutral_fields(Endpoint.CHAT)
+    kept = [{k: v for k, v in fields.items() if k not in neutral} for fields in (one, other)]
     plans = plan(one, asked), plan(other, also)
     assert (plans[0].key == plans[1].key) == (kept[0] == kept[1] and asked == also)
     # The question alone is free under the fingerprint.
