@@ -58,7 +58,7 @@ class Undead(MemoryStore):
     """Answers after close."""
 
     async def close(self):
-        return
+        self._bytes = 0
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_a_wrong_setting(settings, expected):
     ("match", "expected"),
     [
         ("[]", "match: expected a mapping with keys of endpoint, model, tenant, header, content"),
-        ("{endpoint: /v1/chat}", "match.endpoint: expected /v1/chat/completions or /v1/comp"),
+        ("{endpoint: /v1/chat}", "match.endpoint: expected /v1/chat/completions, /v1/comp"),
         ("{model: 4}", "match.model: expected text; put it in quotes if it is meant, got 4"),
         ("{model: ''}", "match.model: expected text that is not empty, got ''"),
         ("{model: []}", "match.model: expected at least one value, got an empty list"),
