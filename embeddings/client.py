@@ -1,21 +1,23 @@
 """The gateway's side of the embeddings service. Imports no torch, faiss or numpy.
 
-Laws: every call ends within the client's timeout, with a result or EmbeddingsUnavailable; calls in
+Laws: every exchange ends within its timeout, with a result or EmbeddingsUnavailable; calls in
 flight and bytes waiting to be sent are bounded; a cancelled call leaves nothing behind, and its
 late reply is dropped. A service that is down or stalled costs a call nothing after the first that
 noticed: until the next attempt is due, calls fail at once.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
 from embeddings.link import Link, LinkCongestedError, LinkLostError, open_link
 from embeddings.protocol import (
+    MAX_TEXTS,
     Add,
     AskStatus,
     Done,
+    Embed,
     IndexStatus,
     Match,
     Matches,
@@ -26,6 +28,7 @@ from embeddings.protocol import (
     Reply,
     Request,
     Search,
+    Vectors,
 )
 
 __all__ = ["EmbeddingsClient", "EmbeddingsUnavailable", "IndexStatus", "Match", "Reason"]
@@ -50,15 +53,22 @@ class EmbeddingsUnavailable(Exception):  # noqa: N818 - the word of the gateway'
 class EmbeddingsClient:
     """Calls the service over its unix socket; belongs to one event loop.
 
-    `timeout` bounds each call in seconds, connecting included; `max_in_flight` the calls at a time.
+    `timeout` bounds each call in seconds, connecting included; `embed_timeout` does so for each
+    frame of texts that only want their vectors; `max_in_flight` bounds the calls at a time.
     Connects when first called and again after a failure, with a growing pause between attempts.
     """
 
     def __init__(
-        self, socket: Path | str, *, timeout: float = 1.0, max_in_flight: int = 256
+        self,
+        socket: Path | str,
+        *,
+        timeout: float = 1.0,
+        embed_timeout: float = 30.0,
+        max_in_flight: int = 256,
     ) -> None:
         self._socket = Path(socket)
         self._timeout = timeout
+        self._embed_timeout = embed_timeout
         self._max_in_flight = max_in_flight
         self._in_flight = 0
         self._link: Link | None = None
@@ -79,6 +89,20 @@ class EmbeddingsClient:
         """
         await self._call(Add(partition, key, _checked(text), expires_at), Done)
 
+    async def embed(self, texts: Sequence[str]) -> list[Sequence[float]]:
+        """Return the unit-length vector of each text, in order; nothing is stored.
+
+        A text without a vector fails them all. Many texts go in several frames, one at a time: as
+        few as may wait in front of somebody's search.
+        """
+        vectors: list[Sequence[float]] = []
+        for frame in _frames([_checked(text) for text in texts]):
+            reply = await self._call(Embed(frame), Vectors, self._embed_timeout)
+            if len(reply.vectors) != len(frame):
+                raise EmbeddingsUnavailable(Reason.ERROR, "not one vector for each text")
+            vectors += reply.vectors
+        return vectors
+
     async def remove(self, keys: Sequence[bytes]) -> None:
         """Forget these keys; unknown ones are no error."""
         for start in range(0, len(keys), _KEYS_A_FRAME):
@@ -96,12 +120,12 @@ class EmbeddingsClient:
         if self._link is not None:
             await self._link.close("the client was closed")
 
-    async def _call(self, request: Request, expected: type[R]) -> R:
+    async def _call(self, request: Request, expected: type[R], seconds: float | None = None) -> R:
         if self._in_flight >= self._max_in_flight:
             raise EmbeddingsUnavailable(Reason.OVERLOADED, f"{self._in_flight} calls in flight")
         self._in_flight += 1
         try:
-            reply = await self._ask(request)
+            reply = await self._ask(request, self._timeout if seconds is None else seconds)
         except LinkCongestedError as error:
             raise EmbeddingsUnavailable(Reason.OVERLOADED, str(error)) from error
         except (ProtocolError, UnicodeEncodeError) as error:
@@ -117,11 +141,11 @@ class EmbeddingsClient:
             raise EmbeddingsUnavailable(Reason.ERROR, f"unexpected {type(reply).__name__}")
         return reply
 
-    async def _ask(self, request: Request) -> Reply:
+    async def _ask(self, request: Request, seconds: float) -> Reply:
         link: Link | None = None
         replies = 0
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(seconds):
                 link = await self._connected()
                 replies = link.replies
                 reply = await link.ask(request)
@@ -131,9 +155,7 @@ class EmbeddingsClient:
                 # find out for themselves.
                 link.abort("the embeddings service has stalled")
                 self._pause(link)
-            raise EmbeddingsUnavailable(
-                Reason.TIMEOUT, f"no reply within {self._timeout} s"
-            ) from None
+            raise EmbeddingsUnavailable(Reason.TIMEOUT, f"no reply within {seconds} s") from None
         except LinkLostError as error:
             self._pause(link)
             raise EmbeddingsUnavailable(Reason.UNAVAILABLE, str(error)) from error
@@ -178,6 +200,20 @@ class EmbeddingsClient:
         self._link = None
         self._retry_at = asyncio.get_running_loop().time() + self._backoff
         self._backoff = min(2 * self._backoff, _LONGEST_BACKOFF_S)
+
+
+def _frames(texts: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield the texts in groups that fit a frame."""
+    frame: list[str] = []
+    characters = 0
+    for text in texts:
+        if frame and (len(frame) == MAX_TEXTS or characters + len(text) > _MOST_CHARACTERS):
+            yield tuple(frame)
+            frame, characters = [], 0
+        frame.append(text)
+        characters += len(text)
+    if frame:
+        yield tuple(frame)
 
 
 def _checked(text: str) -> str:

@@ -5,10 +5,10 @@ A frame is a four-byte big-endian length and that many bytes of body. A body is
     version u8 | kind u8 | request id u32 | fields
 
 with byte strings as u16 length + bytes, numbers big-endian, and the one text of a message last, in
-UTF-8, up to the end of the body. A reply carries the id of its request, so one connection serves
-many requests at once and in any order. A frame longer than MAX_FRAME_BYTES, another version, an
-unknown kind, missing bytes and bytes left over are all ProtocolError: the connection is then
-unusable and is closed.
+UTF-8, up to the end of the body; where there are several, each as u32 length + UTF-8. A reply
+carries the id of its request, so one connection serves many requests at once and in any order. A
+frame longer than MAX_FRAME_BYTES, another version, an unknown kind, missing bytes and bytes left
+over are all ProtocolError: the connection is then unusable and is closed.
 """
 
 import math
@@ -22,6 +22,7 @@ PROTOCOL_VERSION: Final = 1
 MAX_FRAME_BYTES: Final = 1 << 20
 MAX_FIELD_BYTES: Final = 1024
 MAX_MATCHES: Final = 256
+MAX_TEXTS: Final = 16
 
 _LENGTH = struct.Struct(">I")
 _HEAD = struct.Struct(">BBI")
@@ -84,6 +85,13 @@ class Add:
 
 
 @dataclass(frozen=True, slots=True)
+class Embed:
+    """Return the vectors of up to MAX_TEXTS texts; nothing is stored."""
+
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Remove:
     """Forget these keys, wherever they are."""
 
@@ -113,6 +121,13 @@ class Matches:
 
 
 @dataclass(frozen=True, slots=True)
+class Vectors:
+    """Answer to Embed: unit vectors of one length in the order of the texts, as 32-bit floats."""
+
+    vectors: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """The request was not carried out; `message` is for the log and never holds user text."""
 
@@ -120,8 +135,8 @@ class Refused:
     message: str
 
 
-Request = Search | Add | Remove | AskStatus | Cancel
-Reply = Done | Matches | IndexStatus | Refused
+Request = Search | Add | Embed | Remove | AskStatus | Cancel
+Reply = Done | Matches | Vectors | IndexStatus | Refused
 Message = Request | Reply
 
 
@@ -139,10 +154,12 @@ _KIND_OF: Final[dict[type[Message], int]] = {
     Remove: 3,
     AskStatus: 4,
     Cancel: 5,
+    Embed: 6,
     Done: 16,
     Matches: 17,
     IndexStatus: 18,
     Refused: 19,
+    Vectors: 20,
 }
 _TYPE_OF: Final = {kind: message for message, kind in _KIND_OF.items()}
 
@@ -162,14 +179,18 @@ def encode(request_id: int, message: Message) -> bytes:
 def _pack(message: Message) -> bytes:
     match message:
         case Search(partition, text, k):
-            return _field(partition) + _pack_count(k) + text.encode()
+            return _field(partition) + _pack_count(k, MAX_MATCHES) + text.encode()
         case Add(partition, key, text, expires_at):
             return _field(partition) + _field(key) + _number(expires_at) + text.encode()
+        case Embed(texts):
+            return _pack_count(len(texts), MAX_TEXTS) + b"".join(map(_long_text, texts))
         case Remove(keys):
             return _U32.pack(len(keys)) + b"".join(map(_field, keys))
         case Matches(matches):
             rows = (_field(match.key) + _number(match.similarity) for match in matches)
-            return _pack_count(len(matches)) + b"".join(rows)
+            return _pack_count(len(matches), MAX_MATCHES) + b"".join(rows)
+        case Vectors(vectors):
+            return _pack_count(len(vectors), MAX_TEXTS) + _pack_vectors(vectors)
         case IndexStatus(ready, encoder, digest, dimensions, vectors):
             numbers = bytes([ready]) + _U32.pack(dimensions) + _U32.pack(vectors)
             return numbers + _field(digest.encode()) + encoder.encode()
@@ -191,10 +212,28 @@ def _number(value: float) -> bytes:
     return _F64.pack(value)
 
 
-def _pack_count(value: int) -> bytes:
-    if not 0 <= value <= MAX_MATCHES:
-        raise ProtocolError(f"{value} matches, 0 to {MAX_MATCHES} allowed")
+def _pack_count(value: int, most: int) -> bytes:
+    if not 0 <= value <= most:
+        raise ProtocolError(f"count of {value}, 0 to {most} allowed")
     return _U16.pack(value)
+
+
+def _long_text(text: str) -> bytes:
+    data = text.encode()
+    return _U32.pack(len(data)) + data
+
+
+def _pack_vectors(vectors: tuple[tuple[float, ...], ...]) -> bytes:
+    dimensions = len(vectors[0]) if vectors else 0
+    if any(len(vector) != dimensions for vector in vectors):
+        raise ProtocolError("vectors of several lengths")
+    numbers = [number for vector in vectors for number in vector]
+    if not all(map(math.isfinite, numbers)):
+        raise ProtocolError("not a finite vector")
+    try:
+        return _U32.pack(dimensions) + struct.pack(f">{len(numbers)}f", *numbers)
+    except OverflowError:
+        raise ProtocolError("not a vector of 32-bit floats") from None
 
 
 def decode(body: bytes) -> Envelope:
@@ -213,26 +252,40 @@ def decode(body: bytes) -> Envelope:
 
 
 def _unpack(message_type: type[Message], reader: "_Reader") -> Message:
+    reply = _unpack_reply(message_type, reader)
+    return _unpack_request(message_type, reader) if reply is None else reply
+
+
+def _unpack_request(message_type: type[Message], reader: "_Reader") -> Request:
     if message_type is Search:
-        partition, k = reader.field(), reader.count()
+        partition, k = reader.field(), reader.count(MAX_MATCHES)
         return Search(partition, reader.text(), k)
     if message_type is Add:
         partition, key, expires_at = reader.field(), reader.field(), reader.number()
         return Add(partition, key, reader.text(), expires_at)
+    if message_type is Embed:
+        return Embed(tuple(reader.long_text() for _ in range(reader.count(MAX_TEXTS))))
     if message_type is Remove:
         (count,) = reader.unpack(_U32)
         return Remove(tuple(reader.field() for _ in range(count)))
+    return AskStatus() if message_type is AskStatus else Cancel()
+
+
+def _unpack_reply(message_type: type[Message], reader: "_Reader") -> Reply | None:
     if message_type is Matches:
-        return Matches(tuple(_match(reader) for _ in range(reader.count())))
+        return Matches(tuple(_match(reader) for _ in range(reader.count(MAX_MATCHES))))
+    if message_type is Vectors:
+        count, (dimensions,) = reader.count(MAX_TEXTS), reader.unpack(_U32)
+        if dimensions and not count:
+            raise ProtocolError("dimensions of no vector")
+        return Vectors(tuple(reader.vector(dimensions) for _ in range(count)))
     if message_type is IndexStatus:
         ready, (dimensions,), (vectors,) = reader.flag(), reader.unpack(_U32), reader.unpack(_U32)
         digest = reader.short_text()
         return IndexStatus(ready, reader.text(), digest, dimensions, vectors)
     if message_type is Refused:
         return Refused(reader.reason(), reader.text())
-    if message_type is AskStatus:
-        return AskStatus()
-    return Cancel() if message_type is Cancel else Done()
+    return Done() if message_type is Done else None
 
 
 def _match(reader: "_Reader") -> Match:
@@ -271,11 +324,17 @@ class _Reader:
             raise ProtocolError(f"flag of value {value}")
         return value == 1
 
-    def count(self) -> int:
+    def count(self, most: int) -> int:
         (value,) = self.unpack(_U16)
-        if value > MAX_MATCHES:
-            raise ProtocolError(f"{value} matches, 0 to {MAX_MATCHES} allowed")
+        if value > most:
+            raise ProtocolError(f"count of {value}, 0 to {most} allowed")
         return value
+
+    def vector(self, dimensions: int) -> tuple[float, ...]:
+        numbers = struct.unpack(f">{dimensions}f", self.take(4 * dimensions))
+        if not all(map(math.isfinite, numbers)):
+            raise ProtocolError("not a finite vector")
+        return numbers
 
     def field(self) -> bytes:
         (size,) = self.unpack(_U16)
@@ -285,6 +344,10 @@ class _Reader:
 
     def text(self) -> str:
         return _utf8(self.take(self.left))
+
+    def long_text(self) -> str:
+        (size,) = self.unpack(_U32)
+        return _utf8(self.take(size))
 
     def short_text(self) -> str:
         return _utf8(self.field())

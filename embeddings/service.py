@@ -24,6 +24,7 @@ from embeddings.protocol import (
     AskStatus,
     Cancel,
     Done,
+    Embed,
     IndexStatus,
     Matches,
     Reason,
@@ -32,6 +33,7 @@ from embeddings.protocol import (
     Reply,
     Request,
     Search,
+    Vectors,
 )
 from embeddings.text_index import TextIndex, TextIndexSettings, open_text_index
 
@@ -78,6 +80,9 @@ async def _carry_out(texts: TextIndex, request: Request) -> Reply:
         case Add(partition, key, text, expires_at):
             refusal = await texts.add(partition, key, text, expires_at)
             return Done() if refusal is None else _no_vector(refusal)
+        case Embed(wanted):
+            vectors = await texts.embed(wanted)
+            return _no_vector(vectors) if isinstance(vectors, Reason) else Vectors(vectors)
         case Remove(keys):
             await texts.remove(keys)
             return Done()

@@ -30,6 +30,9 @@ from embeddings.vector_store import (
 MAX_BATCH: Final = 32
 MAX_WAITING: Final = 1024
 REMEMBERED_VECTORS: Final = 1024
+# A batch of texts that only want their vectors holds up the searches that come meanwhile. Longer
+# texts gain nothing from being many, and short ones little beyond this (see the README).
+MAX_BULK_BATCH: Final = 4
 # A sweep holds up searches for a few milliseconds at a time.
 _SWEEP_LIMIT: Final = 2000
 
@@ -69,6 +72,13 @@ class TextIndex:
             max_waiting=MAX_WAITING,
             remembered=REMEMBERED_VECTORS,
         )
+        self._bulk = BatchedEncoder(
+            encoder.encode,
+            threads.encoder,
+            max_batch=MAX_BULK_BATCH,
+            max_waiting=MAX_WAITING,
+            remembered=0,
+        )
         self._writes: Batcher[Sequence[Write], None] = Batcher(
             self._persist, threads.store, max_batch=256, max_waiting=MAX_WAITING
         )
@@ -94,6 +104,19 @@ class TextIndex:
             return vector
         await self._whole(self._add(Put(key, partition, expires_at, vector)))
         return None
+
+    async def embed(self, texts: Sequence[str]) -> tuple[tuple[float, ...], ...] | Reason:
+        """Return the texts' vectors, or the first reason for there being none.
+
+        They go to the encoder a few at a time, in turn with searches. Raises OverloadedError.
+        """
+        encoded = await asyncio.gather(*map(self._bulk.encode, texts))
+        vectors: list[tuple[float, ...]] = []
+        for vector in encoded:
+            if isinstance(vector, Reason):
+                return vector
+            vectors.append(tuple(vector.tolist()))
+        return tuple(vectors)
 
     async def remove(self, keys: Sequence[bytes]) -> None:
         """Forget keys in index and store, as a whole even when cancelled."""

@@ -35,13 +35,14 @@ from gateway.forwarding import Forwarder
 from gateway.observation import Observation, Sink
 from gateway.operations import Operations
 from gateway.pipeline import Pipeline
-from gateway.ports import Candidate, SemanticIndex, SemanticUnavailableError, Store
+from gateway.ports import Candidate, SemanticUnavailableError, Store
 from gateway.scanning import Scans
 from gateway.settings import Settings
 
 log = logging.getLogger(__name__)
 
 POLICY_POLL_SECONDS = 0.5
+ENCODER_POLL_SECONDS = 0.5
 PROBE_SECONDS = 2.0
 VERIFY_SECONDS = 1.0
 DISK_READ_SECONDS = 0.5
@@ -55,10 +56,12 @@ def default_policy() -> Path:
 
 
 class SemanticService:
-    """The embeddings process as the gateway's semantic index."""
+    """The embeddings process as the gateway's semantic index and local encoder."""
 
     def __init__(self, client: EmbeddingsClient) -> None:
         self._client = client
+        self.name = ""
+        self.digest = ""
 
     async def search(self, partition: bytes, text: str, k: int) -> Sequence[Candidate]:
         """See the port."""
@@ -82,13 +85,32 @@ class SemanticService:
         except EmbeddingsUnavailable as error:
             raise SemanticUnavailableError(error.reason) from error
 
+    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
+        """See the port."""
+        try:
+            return await self._client.embed(texts)
+        except EmbeddingsUnavailable as error:
+            raise SemanticUnavailableError(error.reason) from error
+
     async def not_ready(self) -> str | None:
         """Check whether the encoder is loaded and warm."""
         try:
             status = await self._client.status()
         except EmbeddingsUnavailable as error:
             return f"encoder: {error.reason}"
-        return None if status.ready else "encoder: loading"
+        if not status.ready:
+            return "encoder: loading"
+        self.name, self.digest = status.encoder, status.digest
+        return None
+
+    async def learn(self, period: float) -> None:
+        """Ask until the encoder is known: nobody need ask this worker whether it is ready."""
+        while await self.not_ready() is not None:  # noqa: ASYNC110 - of another process
+            await asyncio.sleep(period)
+
+    async def close(self) -> None:
+        """Give the connection up."""
+        await self._client.close()
 
 
 class AgreementVerifier:
@@ -168,14 +190,13 @@ def create_app(
         connect_seconds=settings.connect_timeout,
         read_seconds=settings.read_timeout,
     )
-    client: EmbeddingsClient | None = None
-    semantic: SemanticIndex | None = None
+    semantic: SemanticService | None = None
     checks = [engine_ready(upstream, required=engine_required)]
     if semantic_socket is not None:
-        client = EmbeddingsClient(semantic_socket, timeout=settings.semantic_timeout)
-        service = SemanticService(client)
-        semantic = service
-        checks.append(service.not_ready)
+        semantic = SemanticService(
+            EmbeddingsClient(semantic_socket, timeout=settings.semantic_timeout)
+        )
+        checks.append(semantic.not_ready)
     metrics = Metrics(store.stats)
     sinks: tuple[Sink, ...] = (metrics.observe, log_request)
     tracing = _tracing()
@@ -247,8 +268,10 @@ def create_app(
             stack.callback(scans.close)
             await upstream.open()
             stack.push_async_callback(upstream.close)
-            if client is not None:
-                stack.push_async_callback(client.close)
+            if semantic is not None:
+                stack.push_async_callback(semantic.close)
+                learning = asyncio.create_task(semantic.learn(ENCODER_POLL_SECONDS))
+                stack.push_async_callback(_ended, learning)
             watch = asyncio.create_task(
                 policies.watch(POLICY_POLL_SECONDS, metrics.policy_reloaded)
             )

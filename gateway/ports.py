@@ -116,6 +116,27 @@ class Quarantine(Protocol):
         ...
 
 
+class LocalEncoder(Protocol):
+    """The sentence encoder of this installation, as a server of embeddings."""
+
+    @property
+    def name(self) -> str:
+        """The model's name; empty until it is known, which is when the encoder is loaded."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """What identifies everything that shapes a vector, hex; empty until it is known."""
+        ...
+
+    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
+        """Return a unit-length vector for each text, in order. Raises SemanticUnavailableError.
+
+        One text without a vector fails all of them: ``empty-text``, ``text-too-long``.
+        """
+        ...
+
+
 class Verifier(Protocol):
     """Checks that a stored answer fits the question asked."""
 

@@ -17,6 +17,7 @@ from embeddings.protocol import (
     Refused,
     Remove,
     Search,
+    Vectors,
     encode,
 )
 
@@ -262,6 +263,9 @@ async def test_a_reply_of_the_wrong_kind_is_an_error(short_path):
         (lambda client: client.search(b"p", "text", -1), "error"),
         (lambda client: client.add(b"p", b"k", "text", float("nan")), "error"),
         (lambda client: client.add(b"p", b"k", "\udfff", 1.0), "error"),
+        (lambda client: client.embed(["1", "\udfff"]), "error"),
+        (lambda client: client.embed(["1", ""]), "empty-text"),
+        (lambda client: client.embed(["1"] * 20 + ["x" * 200_001]), "text-too-long"),
     ],
 )
 async def test_what_cannot_be_sent_is_refused_without_harm(short_path, call, reason):
@@ -282,6 +286,59 @@ async def test_many_keys_are_removed_in_several_frames(short_path):
     async with serving(short_path / "s", done) as service, calling(short_path / "s") as client:
         await client.remove(keys)
     assert [key for envelope in service.received for key in envelope.message.keys] == keys
+
+
+def embedded(message):
+    """Tells each text by its vector."""
+    return Vectors(tuple((float(text.strip("x") or 0), 0.5) for text in message.texts))
+
+
+async def test_many_texts_are_embedded_in_several_frames_one_at_a_time(short_path):
+    texts = [str(number) for number in range(40)]
+    async with serving(short_path / "s", embedded) as service, calling(short_path / "s") as client:
+        vectors = await client.embed(texts)
+    assert [int(vector[0]) for vector in vectors] == list(range(40))
+    assert [len(envelope.message.texts) for envelope in service.received] == [16, 16, 8]
+
+
+async def test_long_texts_are_embedded_in_frames_of_their_own(short_path):
+    texts = [f"{number}".ljust(150_000, "x") for number in range(3)]
+    async with serving(short_path / "s", embedded) as service, calling(short_path / "s") as client:
+        vectors = await client.embed(texts)
+    assert [int(vector[0]) for vector in vectors] == [0, 1, 2]
+    assert len(service.received) == 3
+
+
+async def test_no_texts_have_no_vectors_and_ask_nobody(short_path):
+    async with calling(short_path / "nowhere") as client:
+        assert await client.embed([]) == []
+
+
+async def test_an_embedding_may_take_longer_than_a_search(short_path):
+    async with (
+        serving(short_path / "s", stall) as service,
+        calling(short_path / "s", timeout=SOON) as client,
+    ):
+        call = asyncio.create_task(client.embed(["1"]))
+        await service.until(lambda received: len(received) == 1)
+        assert await reason_of(client.search(b"p", "text", 1)) == "timeout"
+        assert await reason_of(call) == "unavailable"
+    async with (
+        serving(short_path / "s", stall),
+        calling(short_path / "s", embed_timeout=SOON) as client,
+    ):
+        assert await reason_of(client.embed(["1"])) == "timeout"
+
+
+@pytest.mark.parametrize(
+    "reply", [Vectors(()), Vectors(((1.0,), (1.0,))), Done(), Refused(Reason.ERROR, "why")]
+)
+async def test_an_embed_without_one_vector_for_each_text_is_an_error(short_path, reply):
+    async with (
+        serving(short_path / "s", lambda message: reply),
+        calling(short_path / "s") as client,
+    ):
+        assert await reason_of(client.embed(["1"])) == "error"
 
 
 async def test_closing_fails_calls_in_flight_and_later_ones(short_path):

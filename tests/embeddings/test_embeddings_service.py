@@ -74,7 +74,9 @@ async def test_a_text_without_a_vector_is_refused_with_its_reason(client, partit
         await client.search(partition, text, 1)
     with pytest.raises(EmbeddingsUnavailable) as added:
         await client.add(partition, b"key", text, LATER)
-    assert searched.value.reason == added.value.reason == reason
+    with pytest.raises(EmbeddingsUnavailable) as embedded:
+        await client.embed([RESET, text])
+    assert searched.value.reason == added.value.reason == embedded.value.reason == reason
     assert (await client.status()).ready
 
 
@@ -91,6 +93,23 @@ async def test_odd_characters_have_a_vector(client, partition, text):
     await client.add(partition, os.urandom(8), text, LATER)
     (match,) = await client.search(partition, text, 1)
     assert match.similarity == pytest.approx(1.0, abs=1e-4)
+
+
+async def test_embeddings_are_what_sentence_transformers_makes(client, encoder):
+    texts = [f"How do I reset the password of account {number}?" for number in range(20)]
+    vectors = await client.embed([*texts, texts[0]])
+    assert vectors[20] == pytest.approx(vectors[0], abs=1e-5)
+    for text, vector in zip(texts, vectors, strict=False):
+        (expected,) = encoder.encode([text])
+        assert list(vector) == pytest.approx(expected.tolist(), abs=1e-4)
+        assert sum(number * number for number in vector) == pytest.approx(1.0, abs=1e-4)
+
+
+async def test_embedding_stores_nothing(client, partition):
+    before = await client.status()
+    await client.embed([RESET])
+    assert await client.search(partition, RESET, 1) == []
+    assert (await client.status()).vectors == before.vectors
 
 
 async def test_several_clients_at_once_get_their_own_answers(client, running_service, partition):

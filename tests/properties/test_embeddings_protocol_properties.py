@@ -8,10 +8,12 @@ from embeddings.protocol import (
     MAX_FIELD_BYTES,
     MAX_FRAME_BYTES,
     MAX_MATCHES,
+    MAX_TEXTS,
     Add,
     AskStatus,
     Cancel,
     Done,
+    Embed,
     FrameDecoder,
     IndexStatus,
     Match,
@@ -21,6 +23,7 @@ from embeddings.protocol import (
     Refused,
     Remove,
     Search,
+    Vectors,
     decode,
     encode,
 )
@@ -30,9 +33,17 @@ TEXTS = st.text(st.characters(codec="utf-8"))
 TIMES = st.floats(allow_nan=False)
 IDS = st.integers(0, 2**32 - 1)
 U32 = st.integers(0, 2**32 - 1)
+VECTORS = st.integers(0, 8).flatmap(
+    lambda dimensions: st.lists(
+        st.tuples(*[st.floats(width=32, allow_nan=False, allow_infinity=False)] * dimensions),
+        max_size=MAX_TEXTS,
+    )
+)
 MESSAGES = st.one_of(
     st.builds(Search, FIELDS, TEXTS, st.integers(0, MAX_MATCHES)),
     st.builds(Add, FIELDS, FIELDS, TEXTS, TIMES),
+    st.builds(Embed, st.lists(TEXTS, max_size=MAX_TEXTS).map(tuple)),
+    st.builds(Vectors, VECTORS.map(tuple)),
     st.builds(Remove, st.lists(FIELDS, max_size=20).map(tuple)),
     st.builds(AskStatus),
     st.builds(Cancel),
@@ -111,7 +122,15 @@ def test_any_stream_is_messages_or_a_protocol_error(stream):
         (b"\x01\x13\x00\x00\x00\x01\x00\x03odd", "unknown reason"),
         (b"\x01\x01\x00\x00\x00\x01\x00\x00\x00\x01\xff", "not UTF-8"),
         (b"\x01\x01\x00\x00\x00\x01\xff\xff", "field of 65535 bytes"),
-        (b"\x01\x11\x00\x00\x00\x01\xff\xff", "65535 matches"),
+        (b"\x01\x11\x00\x00\x00\x01\xff\xff", "count of 65535"),
+        (b"\x01\x06\x00\x00\x00\x01\x00\x11", "count of 17, 0 to 16"),
+        (b"\x01\x06\x00\x00\x00\x01\x00\x01\xff\xff\xff\xff", "too early"),
+        (b"\x01\x06\x00\x00\x00\x01\x00\x01\x00\x00\x00\x01\xff", "not UTF-8"),
+        (b"\x01\x14\x00\x00\x00\x01\x00\x01\xff\xff\xff\xff", "too early"),
+        (
+            b"\x01\x14\x00\x00\x00\x01\x00\x01\x00\x00\x00\x01\x7f\x80\x00\x00",
+            "not a finite vector",
+        ),
         (b"\x01\x03\x00\x00\x00\x01\xff\xff\xff\xff", "too early"),
     ],
 )
@@ -133,6 +152,10 @@ def test_a_frame_over_the_bound_is_refused_before_its_bytes_arrive():
         Search(b"p", "x" * MAX_FRAME_BYTES, 1),
         Add(b"p", b"k", "text", float("nan")),
         Matches((Match(b"k", float("nan")),)),
+        Embed(("text",) * (MAX_TEXTS + 1)),
+        Vectors(((1.0, 0.0), (1.0,))),
+        Vectors(((float("nan"),),)),
+        Vectors(((1e300,),)),
     ],
 )
 def test_what_does_not_fit_is_not_sent(message):
