@@ -40,6 +40,7 @@ bench: setup ## the benchmarks that fit a laptop: a table and one line of JSON e
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/pii.py
+	$(BIN)/python benchmarks/eviction.py
 
 eval: setup ## quality of semantic hits on the evaluation data
 	$(BIN)/python benchmarks/semantic_quality.py

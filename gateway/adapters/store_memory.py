@@ -6,9 +6,9 @@ some 0.7 KB an entry on top of it.
 """
 
 import heapq
-from collections import OrderedDict
 
 from gateway.core.entry_codec import encoded_size
+from gateway.core.eviction import S3Fifo
 from gateway.core.types import Entry
 from gateway.ports import EntryTooLargeError, Page, StoreError, StoreStats
 
@@ -17,13 +17,12 @@ ENTRY_SHARE = 8
 
 
 class MemoryStore:
-    """See the port ``Store``. What must go to make room is what was used longest ago."""
+    """See the port ``Store``. What must go to make room is chosen by ``core.eviction``."""
 
     def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        # Oldest use first.
-        self._entries: OrderedDict[bytes, tuple[Entry, int]] = OrderedDict()
-        self._bytes = 0
+        self._entries: dict[bytes, Entry] = {}
+        self._eviction = S3Fifo(max_bytes)
         self._evictions = 0
         self._closed = False
 
@@ -31,10 +30,9 @@ class MemoryStore:
         """See the port."""
         self._check_open()
         found = self._entries.get(key)
-        if found is None:
-            return None
-        self._entries.move_to_end(key)
-        return found[0]
+        if found is not None:
+            self._eviction.use(key)
+        return found
 
     async def put(self, entry: Entry) -> None:
         """See the port. Raises EntryTooLargeError over an entry's share of the store."""
@@ -45,12 +43,10 @@ class MemoryStore:
                 f"an entry of {size} bytes, at most {self._max_bytes // ENTRY_SHARE} are stored"
             )
         self._remove(entry.key)
-        while self._bytes + size > self._max_bytes:
-            _, (_, evicted) = self._entries.popitem(last=False)
-            self._bytes -= evicted
+        for evicted in self._eviction.add(entry.key, size, entry.tokens):
+            del self._entries[evicted]
             self._evictions += 1
-        self._entries[entry.key] = (entry, size)
-        self._bytes += size
+        self._entries[entry.key] = entry
 
     async def delete(self, key: bytes) -> None:
         """See the port."""
@@ -63,27 +59,25 @@ class MemoryStore:
         rest = (key for key in self._entries if after is None or key > after)
         keys = heapq.nsmallest(limit, rest)
         more = keys[-1] if len(keys) == limit else None
-        return Page([self._entries[key][0] for key in keys], more)
+        return Page([self._entries[key] for key in keys], more)
 
     def touch(self, key: bytes) -> None:
         """Note that the entry was used without being read here."""
-        if key in self._entries:
-            self._entries.move_to_end(key)
+        self._eviction.use(key)
 
     def stats(self) -> StoreStats:
         """See the port."""
-        return StoreStats(len(self._entries), self._bytes, self._evictions)
+        return StoreStats(len(self._entries), self._eviction.bytes, self._evictions)
 
     async def close(self) -> None:
         """Forget everything."""
         self._closed = True
         self._entries.clear()
-        self._bytes = 0
+        self._eviction = S3Fifo(self._max_bytes)
 
     def _remove(self, key: bytes) -> None:
-        found = self._entries.pop(key, None)
-        if found is not None:
-            self._bytes -= found[1]
+        if self._entries.pop(key, None) is not None:
+            self._eviction.remove(key)
 
     def _check_open(self) -> None:
         if self._closed:
