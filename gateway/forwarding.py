@@ -129,7 +129,7 @@ class Forwarder:
         exchange: Exchange,
         answer: StreamedAnswer,
     ) -> AsyncIterator[bytes]:
-        """Pass events on as they end; hold back ``[DONE]`` until the entry is stored."""
+        """Pass events on as they end; hold back the last until the entry is stored."""
         decoder = sse.Decoder()
         seen = exchange.seen
         try:
@@ -156,15 +156,15 @@ class Forwarder:
         """Yield what the events of one read come to; the last bytes once the entry is there."""
         out: list[bytes] = []
         for event in events:
-            if event.data == sse.DONE and not answer.done:
+            was_done = answer.done
+            piece = answer.pass_on(event)
+            if answer.done and not was_done:
                 if out:
                     exchange.seen.mark_first_token()
                     yield b"".join(out)
                     out.clear()
                 await self._store_streamed(upstream.status, answer, exchange)
-            if event.data == sse.DONE and answer.failed:
-                continue  # a stream that failed ends without [DONE]
-            out.append(answer.pass_on(event))
+            out.append(piece)
         if passed := b"".join(out):
             exchange.seen.mark_first_token()
             yield passed

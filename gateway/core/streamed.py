@@ -23,7 +23,7 @@ class StreamedAnswer:
         self.failed = False
         """Whether the upstream itself sent an error event."""
         self.done = False
-        """Whether ``[DONE]`` has come."""
+        """Whether the event that ends the stream has come."""
         self._assembler = Assembler(endpoint)
         self._assemble = assemble
         self._strip_usage = strip_usage
@@ -36,7 +36,7 @@ class StreamedAnswer:
         """Return the bytes that the client gets for this event; may be none."""
         if event.data == sse.DONE:
             self.done = True
-            return event.raw
+            return b"" if self.failed else event.raw  # what failed ends without [DONE]
         if event.data is None:
             return event.raw
         try:
