@@ -220,16 +220,17 @@ def create_app(
 
     scans = Scans()
     quarantine = QuarantineFile(settings.data_dir / "quarantine.jsonl")
+    forwarder = Forwarder(
+        upstream=upstream,
+        admitter=Admitter(store, semantic, scans, time.time, quarantine),
+        max_answer_bytes=settings.max_answer_bytes,
+    )
     pipeline = Pipeline(
         store=store,
         semantic=semantic,
         verifier=AgreementVerifier(),
         policies=policies,
-        forwarder=Forwarder(
-            upstream=upstream,
-            admitter=Admitter(store, semantic, scans, time.time, quarantine),
-            max_answer_bytes=settings.max_answer_bytes,
-        ),
+        forwarder=forwarder,
         scans=scans,
         secret=secret,
         now=time.time,
@@ -272,6 +273,7 @@ def create_app(
                 stack.push_async_callback(semantic.close)
                 learning = asyncio.create_task(semantic.learn(ENCODER_POLL_SECONDS))
                 stack.push_async_callback(_ended, learning)
+            stack.push_async_callback(forwarder.close)
             watch = asyncio.create_task(
                 policies.watch(POLICY_POLL_SECONDS, metrics.policy_reloaded)
             )

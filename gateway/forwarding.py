@@ -4,10 +4,11 @@ Law: the client gets what the upstream sent; storing never changes or delays a b
 last one, which waits until the entry can be hit.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
@@ -62,6 +63,45 @@ class Forwarder:
     admitter: Admitter
     max_answer_bytes: int
     asks_for_usage: bool = True
+    _refreshing: dict[bytes, asyncio.Task[None]] = field(default_factory=dict)
+
+    def refresh(self, exchange: Exchange) -> bool:
+        """Begin a call to which no client listens: its answer is only stored.
+
+        Return False where one for the same key is under way, or nothing may be stored. The
+        exchange's observation is finished here, when the call has ended.
+        """
+        plan = exchange.plan
+        if plan is None or plan.key in self._refreshing:
+            return False
+        exchange.seen.outcome = "refresh"
+        task = asyncio.create_task(self._refresh(exchange))
+        self._refreshing[plan.key] = task
+        task.add_done_callback(lambda _: self._refreshing.pop(plan.key, None))
+        return True
+
+    async def close(self) -> None:
+        """End the calls that no client waits for."""
+        tasks = list(self._refreshing.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _refresh(self, exchange: Exchange) -> None:
+        seen = exchange.seen
+        try:
+            reply = await self.forward(exchange)
+            async with reply.resources or AsyncExitStack():
+                if not isinstance(reply.body, bytes):
+                    async for _ in reply.body:
+                        pass
+        except UpstreamError as error:
+            seen.outcome, seen.reason = "error", error.reason
+        except Exception:
+            log.exception("a refresh failed")
+            seen.outcome, seen.reason = "error", Reason.INTERNAL
+        finally:
+            seen.finish()
 
     async def forward(self, exchange: Exchange) -> Reply:
         """Return the upstream's reply, streamed where the upstream streams it.

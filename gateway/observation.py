@@ -13,7 +13,8 @@ class Observation:
 
     Times are readings of one monotonic clock in seconds. ``outcome`` is ``hit``, ``miss``,
     ``bypass``, ``refused`` (only-if-cached), ``pass`` (a path that is not cached), ``invalid``
-    (the client's fault) or ``error``; ``declined`` is why an answer was not stored.
+    (the client's fault), ``refresh`` (a call of ours for a stale entry) or ``error``; ``declined``
+    is why an answer was not stored.
     """
 
     endpoint: str

@@ -1,0 +1,85 @@
+"""The forwarder alone: real parts behind it, and a test-controlled upstream before it."""
+
+import asyncio
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import orjson
+from gated_upstream import GatedUpstream
+
+from gateway.adapters.journal import QuarantineFile
+from gateway.adapters.policy_file import PolicyFile
+from gateway.adapters.store_memory import MemoryStore
+from gateway.admitting import Admitter
+from gateway.app import default_policy
+from gateway.core.key import identify
+from gateway.core.lookup import Forward
+from gateway.core.plan import Plan, plan_request
+from gateway.core.status import Forwarded, ForwardStatus
+from gateway.core.types import Endpoint, Reason
+from gateway.exchange import Inbound
+from gateway.forwarding import Exchange, Forwarder
+from gateway.observation import Observation
+from gateway.scanning import Scans
+from policies.freshness import parse_directives
+
+
+class Rig:
+    """A forwarder with a memory store, whose observations the test may wait for."""
+
+    def __init__(self, data_dir: Path, *, max_answer_bytes: int = 2**20) -> None:
+        self.upstream = GatedUpstream()
+        self.store = MemoryStore(max_bytes=2**24)
+        self.active = PolicyFile(default_policy()).active
+        quarantine = QuarantineFile(data_dir / "quarantine.jsonl")
+        admitter = Admitter(self.store, None, Scans(), time.time, quarantine)
+        self.forwarder = Forwarder(self.upstream, admitter, max_answer_bytes)
+        self._finished: asyncio.Queue[Observation] = asyncio.Queue()
+
+    async def next_finished(self) -> Observation:
+        """Wait for the next request or refresh that has ended."""
+        async with asyncio.timeout(10):
+            return await self._finished.get()
+
+    def exchange(
+        self,
+        content: str = "hi",
+        *,
+        headers: dict[str, str] | None = None,
+        decision: dict[str, Any] | None = None,
+        status: ForwardStatus | None = None,
+        **fields: Any,
+    ) -> Exchange:
+        """Return a chat request on its way; ``decision`` holds changes of the policy's default."""
+        body = {"model": "m", "messages": [{"role": "user", "content": content}], **fields}
+        plan = self.plan(body, headers or {}, decision or {})
+        state = (
+            Forward(status or ForwardStatus(Forwarded.MISS), plan)
+            if isinstance(plan, Plan)
+            else Forward(ForwardStatus(Forwarded.BYPASS, plan), None)
+        )
+        named = headers or {}
+        inbound = Inbound("/v1/chat/completions", named, tuple(named.items()), orjson.dumps(body))
+        sinks = (self._finished.put_nowait,)
+        seen = Observation(Endpoint.CHAT.value, time.perf_counter(), time.perf_counter, sinks)
+        seen.streamed = body.get("stream") is True
+        seen.outcome = "miss"
+        return Exchange(Endpoint.CHAT, inbound, body, state, self.active.scanner, seen)
+
+    def plan(
+        self, body: dict[str, Any], headers: dict[str, str], changes: dict[str, Any]
+    ) -> Plan | Reason:
+        """Plan a request under the default policy, changed."""
+        return plan_request(
+            body,
+            endpoint=Endpoint.CHAT,
+            upstream=self.upstream.name,
+            query="",
+            tenant=identify(headers),
+            secret=bytes(32),
+            decision=dataclasses.replace(self.active.policy.default, **changes),
+            pii_identity="",
+            directives=parse_directives(headers.get("cache-control")),
+        )

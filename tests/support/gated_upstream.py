@@ -1,0 +1,110 @@
+"""The fake at the upstream's port: every call waits for the test to say what comes next."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Self
+
+import orjson
+
+from gateway.core.errors import UpstreamError
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+
+Fields = Sequence[tuple[str, str]]
+
+
+class Call:
+    """One call as the upstream sees it: what was asked, and the reply's head and body."""
+
+    def __init__(self, headers: Fields, body: bytes) -> None:
+        self.headers: Fields = ()
+        self.asked = headers
+        self.raw = body
+        self.status = 0
+        self.content_type = JSON
+        self.ended = asyncio.Event()
+        """Set when the caller has left, whether or not the body was read to its end."""
+        self.read_to_the_end = False
+        self._said: asyncio.Queue[bytes | UpstreamError | None] = asyncio.Queue()
+        self._head: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def body(self) -> Any:
+        """The request's body, parsed."""
+        return orjson.loads(self.raw)
+
+    def head(self, status: int = 200, content_type: str = EVENTS, headers: Fields = ()) -> None:
+        """Send the reply's head."""
+        self.status, self.content_type = status, content_type
+        self.headers = (("Content-Type", content_type), *headers)
+        self._head.set_result(None)
+
+    def say(self, *pieces: bytes) -> None:
+        """Send pieces of the body, a read each."""
+        for piece in pieces:
+            self._said.put_nowait(piece)
+
+    def end(self) -> None:
+        """End the body."""
+        self._said.put_nowait(None)
+
+    def fail(self, error: UpstreamError) -> None:
+        """Break off: before the head, or in the body."""
+        if self._head.done():
+            self._said.put_nowait(error)
+        else:
+            self._head.set_exception(error)
+
+    def plain(self, result: Any, status: int = 200, headers: Fields = ()) -> None:
+        """Send a whole plain reply."""
+        self.head(status, JSON, headers)
+        self.say(result if isinstance(result, bytes) else orjson.dumps(result))
+        self.end()
+
+    async def __aenter__(self) -> Self:
+        """Wait for the head."""
+        try:
+            await self._head
+        except BaseException:
+            self.ended.set()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Note that the caller has left."""
+        self.ended.set()
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield what the test says."""
+        while True:
+            match await self._said.get():
+                case None:
+                    self.read_to_the_end = True
+                    return
+                case bytes() as piece:
+                    yield piece
+                case UpstreamError() as error:
+                    raise error
+
+
+class GatedUpstream:
+    """Hands each call to the test by ``next_call``."""
+
+    name = "http://upstream/v1"
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self._new: asyncio.Queue[Call] = asyncio.Queue()
+
+    def send(self, path: str, headers: Fields, body: bytes) -> Call:
+        """See the port."""
+        call = Call(headers, body)
+        self.calls.append(call)
+        self._new.put_nowait(call)
+        return call
+
+    async def next_call(self) -> Call:
+        """Wait for the next call to be made."""
+        async with asyncio.timeout(10):
+            return await self._new.get()
