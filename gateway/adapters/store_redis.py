@@ -1,0 +1,275 @@
+"""Entries in Redis, or a Redis Cluster, shared by every gateway that is given the same one.
+
+Law: what the store returns is the entry that was put under that very key, whole, or nothing; what
+is damaged or foreign is deleted. A get is one round trip. Gateways count together: entries take at
+most ``max_bytes`` of all of them, and what must go to make room is what was used longest ago.
+Uses are noted in memory and written down in the background.
+
+Redis keeps each entry until it can be of no use any more (and a minute at least), so what nobody
+deletes leaves by itself. What Redis evicts on its own account is taken out of the count when its
+key is met again, or by ``upkeep``.
+"""
+
+import asyncio
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from hashlib import sha1
+from typing import Any
+from zlib import crc32
+
+from gateway.adapters.store_memory import ENTRY_SHARE
+from gateway.adapters.store_redis_cluster import ClusterServers
+from gateway.adapters.store_redis_link import (
+    OneServer,
+    RedisFullError,
+    RedisLink,
+    client_options,
+)
+from gateway.adapters.store_redis_lookups import Lookups
+from gateway.adapters.store_redis_scripts import (
+    CHANNEL,
+    DELETE,
+    DISCARD,
+    MAKE_ROOM,
+    PUT,
+    TEND,
+    WALK,
+    Script,
+    Shard,
+    make_shards,
+)
+from gateway.core.entry_codec import DamagedEntryError, decode_entry, encode_entry
+from gateway.core.types import Entry
+from gateway.ports import EntryTooLargeError, Page, StoreError, StoreStats
+
+MAX_ENTRY_BYTES = 64 << 20
+CLUSTER_SHARDS = 16
+KEPT_AT_LEAST = 60.0
+KEPT_AT_MOST = 10 * 365 * 86_400.0
+MAX_USES = 16_384
+USES_AT_ONCE = 1024
+INLINE_BYTES = 128 << 10
+"""A larger value is checked and decoded off the loop."""
+
+_log = logging.getLogger(__name__)
+
+
+class RedisStore:
+    """See the port ``Store``. Made on any thread, used from one event loop."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        max_bytes: int,
+        clock: Callable[[], float] = time.time,
+        seconds: float = 1.0,
+        upkeep_seconds: float = 1.0,
+        shards: int | None = None,
+    ) -> None:
+        """Connect at the first call. Raises ValueError for a URL that is none of Redis.
+
+        ``seconds`` bounds every wait. All gateways must agree on the number of ``shards``.
+        """
+        scheme, _, rest = url.partition("+cluster://")
+        options = client_options(f"{scheme}://{rest}" if rest else url, seconds)
+        servers = ClusterServers(options) if rest else OneServer(options)
+        self._link = RedisLink(servers, seconds=seconds)
+        self._shards = make_shards(shards or (CLUSTER_SHARDS if rest else 1))
+        self._room = max_bytes // len(self._shards)
+        self._max_entry_bytes = min(max_bytes // ENTRY_SHARE, self._room, MAX_ENTRY_BYTES)
+        self._clock = clock
+        self._upkeep_seconds = upkeep_seconds
+        self._lookups = [Lookups(partial(self._link.values, shard)) for shard in self._shards]
+        self._totals = [(0, 0) for _ in self._shards]
+        self._evictions = 0
+        # Oldest use first.
+        self._uses: dict[bytes, None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._upkeep: asyncio.Task[None] | None = None
+        self._closed = False
+        self.origin = secrets.token_hex(8).encode()
+        """Names this store in what is announced of its changes."""
+
+    async def get(self, key: bytes) -> Entry | None:
+        """See the port. A damaged entry is forgotten and not found."""
+        self._check_open()
+        shard = self._shard(key)
+        value = await self._lookups[shard.number].get(shard.name(key))
+        if value is None:
+            return None
+        try:
+            if len(value) <= INLINE_BYTES:
+                entry = _decoded(value, key)
+            else:
+                entry = await asyncio.to_thread(_decoded, value, key)
+        except DamagedEntryError as error:
+            _log.warning("store: a damaged entry in Redis is deleted: %s", error)
+            digest = sha1(value, usedforsecurity=False).hexdigest()
+            self._spawn(self._change(DISCARD, shard, key, digest))
+            return None
+        self.touch(key)
+        return entry
+
+    async def put(self, entry: Entry) -> None:
+        """See the port. Raises EntryTooLargeError over an entry's share of the store.
+
+        Goes on when the caller is cancelled: after that, as after a StoreError for a late answer,
+        the entry may or may not have been stored.
+        """
+        self._check_open()
+        try:
+            value = encode_entry(entry)
+        except ValueError as error:
+            raise StoreError(str(error)) from None
+        if len(value) > self._max_entry_bytes:
+            raise EntryTooLargeError(
+                f"an entry of {len(value)} bytes, at most {self._max_entry_bytes} are stored"
+            )
+        await self._finish(self._put(entry, value))
+
+    async def delete(self, key: bytes) -> None:
+        """See the port. Goes on when the caller is cancelled."""
+        self._check_open()
+        await self._finish(self._change(DELETE, self._shard(key), key))
+
+    async def walk(self, after: bytes | None, limit: int) -> Page:
+        """See the port. ``after`` is shard, score and key of the last entry of the page before."""
+        self._check_open()
+        number, score, last = _position(after)
+        shard = self._shards[number]
+        page, values = await self._link.run(WALK, shard, shard.prefix, score, last, limit)
+        entries = []
+        for key, value in zip(page[::2], values, strict=True):
+            try:
+                if value is not None:
+                    entries.append(_decoded(value, key))
+            except DamagedEntryError:
+                continue
+        if len(values) == limit:
+            last, score = page[-2:]
+            return Page(entries, b"%d %s %s" % (number, score, last))
+        more = number + 1 < len(self._shards)
+        return Page(entries, b"%d  " % (number + 1) if more else None)
+
+    def touch(self, key: bytes) -> None:
+        """Note a use; it is written down soon, in the background."""
+        uses = self._uses
+        if uses.pop(key, self) is None or len(uses) < MAX_USES:
+            uses[key] = None
+
+    def stats(self) -> StoreStats:
+        """Return figures of the latest change here, or of the latest upkeep.
+
+        Entries and bytes are those of all gateways together; evictions are ours.
+        """
+        entries, size = (sum(column) for column in zip(*self._totals, strict=True))
+        return StoreStats(entries, size, self._evictions)
+
+    async def close(self) -> None:
+        """Finish what is under way and close the connections."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+            await asyncio.wait([self._upkeep])
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for lookups in self._lookups:
+            await lookups.close()
+        await self._link.close()
+
+    async def tend(self) -> None:
+        """Write down uses and bring the figures up to date. Raises StoreError."""
+        uses, self._uses = self._uses, {}
+        of_shard: list[list[bytes]] = [[] for _ in self._shards]
+        for key in uses:
+            of_shard[self._shard(key).number].append(key)
+        for shard, keys in zip(self._shards, of_shard, strict=True):
+            for start in range(0, max(len(keys), 1), USES_AT_ONCE):
+                some = keys[start : start + USES_AT_ONCE]
+                await self._run(TEND, shard, self._room, *some)
+
+    def _shard(self, key: bytes) -> Shard:
+        shards = self._shards
+        return shards[crc32(key) % len(shards)] if len(shards) > 1 else shards[0]
+
+    async def _put(self, entry: Entry, value: bytes) -> None:
+        shard = self._shard(entry.key)
+        arguments = (entry.key, value, self._milliseconds(entry.kept_until), self._room)
+        try:
+            await self._change(PUT, shard, *arguments)
+        except RedisFullError:
+            # Full of what may not be ours; a cache gives way, as much as it wants to take.
+            await self._run(MAKE_ROOM, shard, 2 * len(value))
+            await self._change(PUT, shard, *arguments)
+
+    def _milliseconds(self, until: float) -> int | bytes:
+        """Return how long Redis keeps the entry; b'' is without end."""
+        if until == math.inf:
+            return b""
+        seconds = until - self._clock()
+        return int(min(max(seconds, KEPT_AT_LEAST), KEPT_AT_MOST) * 1000)
+
+    async def _change(self, script: Script, shard: Shard, key: bytes, *arguments: Any) -> None:
+        await self._run(script, shard, self.origin, key, *arguments, named=(key,))
+
+    async def _run(
+        self, script: Script, shard: Shard, *arguments: Any, named: Sequence[bytes] = ()
+    ) -> None:
+        head = (shard.prefix, CHANNEL, shard.number)
+        entries, size, evicted = await self._link.run(script, shard, *head, *arguments, named=named)
+        self._totals[shard.number] = (entries, size)
+        self._evictions += evicted
+
+    async def _finish(self, work: Coroutine[Any, Any, None]) -> None:
+        await asyncio.shield(self._spawn(work))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            # Told to whoever waits; where nobody does any more, asyncio is not to complain.
+            task.exception()
+
+    async def _keep_up(self) -> None:
+        told = False
+        while True:
+            await asyncio.sleep(self._upkeep_seconds)
+            try:
+                await self.tend()
+                told = False
+            except StoreError as error:
+                if not told:
+                    _log.info("store: upkeep in Redis waits: %s", error)
+                told = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError("the store is closed")
+        if self._upkeep is None:
+            self._upkeep = asyncio.create_task(self._keep_up())
+
+
+def _decoded(value: bytes, key: bytes) -> Entry:
+    entry = decode_entry(value)
+    if entry.key != key:
+        raise DamagedEntryError("another key's entry lies under this key")
+    return entry
+
+
+def _position(after: bytes | None) -> tuple[int, bytes, bytes]:
+    if after is None:
+        return 0, b"", b""
+    number, score, last = after.split(b" ", 2)
+    return int(number), score, last

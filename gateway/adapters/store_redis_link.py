@@ -1,0 +1,191 @@
+"""The way to Redis: sends commands and scripts, and tells what went wrong.
+
+Law: every wait is bounded, and every failure is a StoreError that says what to do about it, never
+the password. A connection on which a call was given up is closed, so that nobody reads another's
+answer from it; the next call opens a new one.
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Sequence
+from typing import Any, Protocol
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.connection import parse_url
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisClusterException,
+    ResponseError,
+    TryAgainError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.maint_notifications import MaintNotificationsConfig
+
+from gateway.adapters.store_redis_scripts import Script, Shard
+from gateway.ports import StoreError, StoreUnavailableError
+
+CONNECTIONS = 16
+
+_REMEDIES = {
+    "OOM": "Redis is full: raise its maxmemory, or let it evict (maxmemory-policy allkeys-lru)",
+    "READONLY": "this Redis is a read-only replica: name the primary in the store's URL",
+    "MISCONF": "Redis refuses writes because it cannot save to disk: see its log",
+    "NOPERM": "the Redis user may not do this: docs/deploy.md lists the permissions it needs",
+    "WRONGPASS": "Redis wants a password, or refused the one in the store's URL",
+    "DENIED": "Redis is in protected mode: set a password or bind it to an address",
+    "LOADING": "Redis is loading its data",
+    "MASTERDOWN": "this Redis is a replica without its primary",
+    "CLUSTERDOWN": "the Redis cluster is down: not all of its slots are served",
+    "TRYAGAIN": "the Redis cluster is moving these keys",
+    "BUSY": "Redis is busy with somebody's script",
+    "UNKILLABLE": "Redis is busy with somebody's script",
+    "NOREPLICAS": "Redis has too few replicas to accept writes (min-replicas-to-write)",
+}
+_UNAVAILABLE = ("WRONGPASS", "DENIED", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "BUSY")
+_CODE = re.compile(r"\b(" + "|".join(_REMEDIES) + r")\b")
+
+
+_CODES: dict[type[Exception], str] = {
+    OutOfMemoryError: "OOM",
+    ReadOnlyError: "READONLY",
+    NoPermissionError: "NOPERM",
+    BusyLoadingError: "LOADING",
+    MasterDownError: "MASTERDOWN",
+    ClusterDownError: "CLUSTERDOWN",
+    TryAgainError: "TRYAGAIN",
+    AuthenticationError: "WRONGPASS",
+}
+
+
+class RedisFullError(StoreError):
+    """Redis has no memory left for what it was to take."""
+
+
+_KINDS: dict[str, type[StoreError]] = {
+    "OOM": RedisFullError,
+    **dict.fromkeys(_UNAVAILABLE, StoreUnavailableError),
+}
+
+
+class Servers(Protocol):
+    """Where commands go, by the slot of their keys."""
+
+    async def ask(self, slot: int, *arguments: Any) -> Any:
+        """Send a command, return its answer. Raises what redis-py raises."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class OneServer:
+    """See ``Servers``: one has all slots."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._client = client(options)
+
+    async def ask(self, slot: int, *arguments: Any) -> Any:  # noqa: ARG002 - the port's
+        """See ``Servers``."""
+        return await self._client.execute_command(*arguments)
+
+    async def close(self) -> None:
+        """See ``Servers``."""
+        await self._client.aclose()
+
+
+class RedisLink:
+    """Sends commands and scripts. Made anywhere, used from one event loop."""
+
+    def __init__(self, servers: Servers, *, seconds: float) -> None:
+        self._servers = servers
+        self._seconds = seconds
+
+    async def values(self, shard: Shard, names: Sequence[bytes]) -> list[bytes | None]:
+        """Return a value or None for each name. Raises StoreError."""
+        found: list[bytes | None] = await self._bounded(
+            self._servers.ask(shard.slot, "MGET", *names)
+        )
+        return found
+
+    async def run(
+        self, script: Script, shard: Shard, *arguments: Any, named: Sequence[bytes] = ()
+    ) -> Any:
+        """Return the script's answer; ``named`` are the entries it is about. Raises StoreError."""
+        keys = (*shard.index, *(shard.name(key) for key in named))
+        return await self._bounded(self._run(script, shard.slot, (len(keys), *keys, *arguments)))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._servers.close()
+
+    async def _run(self, script: Script, slot: int, rest: tuple[Any, ...]) -> Any:
+        try:
+            return await self._servers.ask(slot, "EVALSHA", script.digest, *rest)
+        except NoScriptError:
+            # A server that was restarted or took over, or SCRIPT FLUSH.
+            return await self._servers.ask(slot, "EVAL", script.source, *rest)
+
+    async def _bounded(self, asking: Awaitable[Any]) -> Any:
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await asking
+        except Exception as error:  # noqa: BLE001 - redis-py raises AttributeError and the like
+            raise told(error) from None
+
+
+def client(options: dict[str, Any]) -> Any:
+    """Return redis-py's client of one server, which connects when it is used.
+
+    Not named by its type, since redis-py's annotations are too few to check our calls by.
+    """
+    return Redis.from_pool(BlockingConnectionPool(**options))
+
+
+def client_options(url: str, seconds: float) -> dict[str, Any]:
+    """Return what a client needs. Raises ValueError for a wrong URL."""
+    return {
+        **parse_url(url),
+        "protocol": 3,
+        "max_connections": CONNECTIONS,
+        "timeout": seconds,
+        "socket_timeout": seconds,
+        "socket_connect_timeout": seconds,
+        "client_name": "refrain",
+        # A connection that Redis had closed is noticed at its next use, hence once more.
+        "retry": Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
+        "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+    }
+
+
+def told(error: Exception) -> StoreError:
+    """Return what to say of a failure; never the server's whole text, which may quote a command."""
+    code = _code(error)
+    if code is not None:
+        return _KINDS.get(code, StoreError)(_REMEDIES[code])
+    if isinstance(error, RedisTimeoutError | TimeoutError):
+        return StoreUnavailableError("Redis did not answer in time")
+    if isinstance(error, ResponseError):
+        return StoreError(f"Redis refused the command ({str(error).split(' ', 1)[0][:32]})")
+    if isinstance(error, RedisClusterException):
+        return StoreUnavailableError("the Redis cluster cannot be reached")
+    return StoreUnavailableError("Redis cannot be reached")
+
+
+def _code(error: Exception) -> str | None:
+    """Return Redis's word for the failure; redis-py takes it out of the text where it knows it."""
+    for kind, code in _CODES.items():
+        if isinstance(error, kind):
+            return code
+    found = _CODE.search(str(error))
+    return found[0] if found else None

