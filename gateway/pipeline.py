@@ -197,7 +197,11 @@ def _render(endpoint: Endpoint, body: dict[str, Any], hit: Hit, seen: Observatio
     seen.outcome = "hit"
     seen.reason = hit.status.reason
     seen.status = 200
-    headers = (("Cache-Status", hit.status.header()), ("Age", str(hit.age)))
+    headers = (
+        ("Cache-Status", hit.status.header()),
+        ("Age", str(hit.age)),
+        ("Refrain-Entry", hit.entry.key.hex()),
+    )
     if not seen.streamed:
         return Reply(200, (JSON_TYPE, *headers), hit.entry.result)
     options = body.get("stream_options") or {}

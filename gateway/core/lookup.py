@@ -20,19 +20,24 @@ from policies.freshness import Directives, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """Serve this entry."""
+    """Serve this entry. ``revalidate`` is the plan under which a fresh answer is to be fetched."""
 
     entry: Entry
     status: HitStatus
     age: int
+    revalidate: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Ask the upstream. ``store`` is the plan under which the answer may be admitted."""
+    """Ask the upstream. ``store`` is the plan under which the answer may be admitted.
+
+    ``fallback`` is what is served instead when the upstream fails before its answer has begun.
+    """
 
     status: ForwardStatus
     store: Plan | None
+    fallback: Hit | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,14 +17,20 @@ class Forwarded(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HitStatus:
-    """Answered from an entry; ``ttl`` is negative when the entry is stale."""
+    """Answered from an entry; ``ttl`` is negative when the entry is stale.
+
+    ``stale`` says by what grace a stale one is served.
+    """
 
     reason: Reason
     ttl: int
     similarity: float | None = None
+    stale: Reason | None = None
 
     def header(self) -> str:
         """Return the list member."""
+        if self.stale is not None:
+            return f'refrain; hit; ttl={self.ttl}; detail="{self.reason}; {self.stale}"'
         if self.similarity is None:
             return f"refrain; hit; ttl={self.ttl}; detail={self.reason}"
         # Rounded down: 1.000 is for the same vector only.

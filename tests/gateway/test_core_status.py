@@ -24,6 +24,14 @@ EXACTLY = [
         hit(Reason.SEMANTIC, 120, 0.973),
         'refrain; hit; ttl=120; detail="semantic; similarity=0.973"',
     ),
+    (
+        hit(Reason.EXACT, -12, None, Reason.STALE_WHILE_REVALIDATE),
+        'refrain; hit; ttl=-12; detail="exact; stale-while-revalidate"',
+    ),
+    (
+        hit(Reason.EXACT, -12, None, Reason.STALE_IF_ERROR),
+        'refrain; hit; ttl=-12; detail="exact; stale-if-error"',
+    ),
     (forward(MISS), "refrain; fwd=miss"),
     (forward(MISS, stored=True), "refrain; fwd=miss; stored"),
     (forward(STALE), "refrain; fwd=stale"),

@@ -23,6 +23,7 @@ async def test_the_second_time_is_an_exact_hit(gateway: RunningGateway, upstream
     )
     assert int(second.headers["Age"]) in (0, 1)
     assert "Age" not in first.headers
+    assert len(bytes.fromhex(second.headers["Refrain-Entry"])) == 32
     assert second.json == first.json
     assert upstream.calls == 1
 
