@@ -3,7 +3,7 @@
 It survives a restart and ``kill -9``: a put returns once its transaction is in the write-ahead
 log, from where every process reads it. Power loss may cost the latest entries, never the file.
 Entries take at most ``max_bytes`` and the file at most FILE_FACTOR times that; what must go to make
-room is what expired, then what was used longest ago.
+room is what expired, then what ``core.eviction`` chooses.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class SqliteStore:
         self._max_entry_bytes = min(max_bytes // ENTRY_SHARE, MAX_ENTRY_BYTES)
         self._read_seconds = read_seconds
         self._write_seconds = write_seconds
-        self._recency = Recency(clock)
+        self._recency = Recency()
         self._closed = False
         self._writer = Writer(
             EntryFile(path, busy_seconds=write_seconds / 2, clock=clock),

@@ -25,7 +25,7 @@ from typing import TypeVar
 from gateway.ports import StoreError
 
 APPLICATION_ID = 0x52465241
-FORMAT = 1
+FORMAT = 2
 """Version of the schema; a file of another version is set aside."""
 
 PAGE_BYTES = 8192
@@ -37,19 +37,29 @@ WAL_BYTES = 8 << 20
 _SCHEMA = """
 CREATE TABLE entry (
     id INTEGER PRIMARY KEY,
-    used INTEGER NOT NULL,
+    main INTEGER NOT NULL,
+    place INTEGER NOT NULL,
+    uses INTEGER NOT NULL,
     expires REAL NOT NULL,
     bytes INTEGER NOT NULL,
     key BLOB NOT NULL UNIQUE
 );
-CREATE INDEX entry_by_use ON entry (used);
+CREATE INDEX entry_by_place ON entry (main, place);
 CREATE INDEX entry_by_expiry ON entry (expires);
 CREATE TABLE answer (id INTEGER PRIMARY KEY, value BLOB NOT NULL);
-CREATE TABLE total (id INTEGER PRIMARY KEY CHECK (id = 0), entries INTEGER, bytes INTEGER);
-INSERT INTO total VALUES (0, 0, 0);
+CREATE TABLE ghost (key BLOB PRIMARY KEY, place INTEGER NOT NULL, bytes INTEGER NOT NULL);
+CREATE INDEX ghost_by_place ON ghost (place);
+CREATE TABLE total (
+    id INTEGER PRIMARY KEY CHECK (id = 0),
+    entries INTEGER,
+    bytes INTEGER,
+    small_bytes INTEGER,
+    ghost_bytes INTEGER
+);
+INSERT INTO total VALUES (0, 0, 0, 0, 0);
 """
 
-_TABLES = {"entry", "answer", "total"}
+_TABLES = {"entry", "answer", "ghost", "total"}
 _LOCK_POLL_SECONDS = 0.005
 _OPEN_ATTEMPTS = 3
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})

@@ -14,11 +14,20 @@ from typing import Self, assert_never
 
 from gateway.adapters.store_recency import Recency
 from gateway.adapters.store_sqlite_file import CorruptFileError
+from gateway.adapters.store_sqlite_ghosts import Ghosts
 from gateway.core.entry_codec import DamagedEntryError, decode_entry
+from gateway.core.eviction import MOST_USES, SMALL_SHARE
 from gateway.core.types import Entry
 
 _VICTIMS_AT_A_TIME = 16
 _VACUUM_PAGES = 256
+_ROUNDS = 4096
+
+# The place is the end of the queue, whichever process it was that put somebody there last.
+_ENTER = """INSERT INTO entry (main, place, uses, expires, bytes, key)
+VALUES (?, (SELECT coalesce(max(place), 0) + 1 FROM entry WHERE main = ?), ?, ?, ?, ?)"""
+_ENTER_MAIN = """UPDATE entry SET main = 1, uses = ?,
+place = (SELECT coalesce(max(place), 0) + 1 FROM entry WHERE main = 1) WHERE id = ?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +37,8 @@ class Put:
     key: bytes
     value: bytes
     expires_at: float
+    rounds: int = 0
+    """Rounds that the entry starts with, see ``core.eviction``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,19 +150,23 @@ class WriteTransaction:
         self._now = now
         self._entries = 0
         self._bytes = 0
+        self._small_bytes = 0
+        self._ghosts = Ghosts(connection, bounds.max_bytes)
         self._evicted = 0
-        self._rescues_left = 0
+        # Each is a write: what is hot beyond these many goes all the same.
+        self._rounds_left = _ROUNDS
 
     def __enter__(self) -> Self:
         self._connection.execute("BEGIN IMMEDIATE")
         try:
-            totals = read_totals(self._connection)
+            [(self._entries, self._bytes, self._small_bytes, self._ghosts.bytes)] = (
+                self._connection.execute(
+                    "SELECT entries, bytes, small_bytes, ghost_bytes FROM total"
+                ).fetchall()
+            )
         except BaseException:
             self._connection.execute("ROLLBACK")
             raise
-        self._entries, self._bytes = totals.entries, totals.bytes
-        # Uses keep being noted while we evict; without a limit we might never find a victim.
-        self._rescues_left = len(self._recency)
         return self
 
     def __exit__(
@@ -163,7 +178,8 @@ class WriteTransaction:
         try:
             if error is None:
                 self._connection.execute(
-                    "UPDATE total SET entries = ?, bytes = ?", (self._entries, self._bytes)
+                    "UPDATE total SET entries = ?, bytes = ?, small_bytes = ?, ghost_bytes = ?",
+                    (self._entries, self._bytes, self._small_bytes, self._ghosts.bytes),
                 )
                 self._connection.execute("COMMIT")
         finally:
@@ -181,8 +197,9 @@ class WriteTransaction:
         match change:
             case Put():
                 self._remove(change.key)
+                main = self._ghosts.recall(change.key)
                 self._make_room(len(change.value))
-                self._insert(change)
+                self._insert(change, main=main)
             case Delete():
                 self._remove(change.key)
             case Discard():
@@ -206,34 +223,38 @@ class WriteTransaction:
         return not self._entries
 
     def write_uses(self, uses: dict[bytes, int]) -> None:
-        """Write down when entries were last used; keys that are gone are ignored."""
+        """Write down how often entries were used; keys that are gone are ignored."""
         self._connection.executemany(
-            "UPDATE entry SET used = max(used, ?) WHERE key = ?",
-            [(used, key) for key, used in uses.items()],
+            "UPDATE entry SET uses = min(uses + ?, ?) WHERE key = ?",
+            [(count, MOST_USES, key) for key, count in uses.items()],
         )
 
-    def _insert(self, change: Put) -> None:
+    def _insert(self, change: Put, *, main: bool) -> None:
+        size = len(change.value)
         row = self._connection.execute(
-            "INSERT INTO entry (used, expires, bytes, key) VALUES (?, ?, ?, ?)",
-            (self._recency.stamp(), change.expires_at, len(change.value), change.key),
+            _ENTER,
+            (main, main, change.rounds, change.expires_at, size, change.key),
         )
         self._connection.execute(
             "INSERT INTO answer (id, value) VALUES (?, ?)", (row.lastrowid, change.value)
         )
         self._entries += 1
-        self._bytes += len(change.value)
+        self._bytes += size
+        self._small_bytes += 0 if main else size
 
     def _remove(self, key: bytes) -> None:
-        for identity, size in self._connection.execute(
-            "SELECT id, bytes FROM entry WHERE key = ?", (key,)
+        self._recency.pop(key)
+        for identity, size, main in self._connection.execute(
+            "SELECT id, bytes, main FROM entry WHERE key = ?", (key,)
         ).fetchall():
-            self._drop(identity, size)
+            self._drop(identity, size, main)
 
-    def _drop(self, identity: int, size: int) -> None:
+    def _drop(self, identity: int, size: int, main: bool) -> None:
         self._connection.execute("DELETE FROM answer WHERE id = ?", (identity,))
         self._connection.execute("DELETE FROM entry WHERE id = ?", (identity,))
         self._entries -= 1
         self._bytes -= size
+        self._small_bytes -= 0 if main else size
 
     def _is_damaged(self, key: bytes) -> bool:
         try:
@@ -249,30 +270,58 @@ class WriteTransaction:
             self._evict_some(self._bounds.max_bytes - size)
 
     def _evict_some(self, until_bytes: int) -> None:
-        """Evict up to a handful, expired entries before the least recently used."""
+        """Take up to a handful of steps: expired entries first, then whose turn it is."""
         expired = self._connection.execute(
-            "SELECT id, bytes, key FROM entry WHERE expires <= ? ORDER BY expires LIMIT ?",
+            "SELECT id, bytes, main FROM entry WHERE expires <= ? ORDER BY expires LIMIT ?",
             (self._now, _VICTIMS_AT_A_TIME),
         ).fetchall()
-        victims = (
-            expired
-            or self._connection.execute(
-                "SELECT id, bytes, key FROM entry ORDER BY used LIMIT ?", (_VICTIMS_AT_A_TIME,)
-            ).fetchall()
-        )
-        if not victims:
-            raise CorruptFileError("the totals count entries that the table does not have")
-        for identity, size, key in victims:
+        for identity, size, main in expired:
             if self._bytes <= until_bytes:
                 return
-            used = None if expired or self._rescues_left <= 0 else self._recency.pop(key)
-            if used is None:
-                self._drop(identity, size)
-                self._evicted += 1
-            else:
-                # Used since it was last written down, so not the least recently used after all.
-                self._rescues_left -= 1
-                self._connection.execute("UPDATE entry SET used = ? WHERE id = ?", (used, identity))
+            self._drop(identity, size, main)
+            self._evicted += 1
+        if not expired:
+            self._take_turns(until_bytes)
+
+    def _take_turns(self, until_bytes: int) -> None:
+        """Do what ``core.eviction`` does, on tables."""
+        main_rows = self._head(main=True)
+        small = self._small_is_due or not main_rows
+        rows = self._head(main=False) if small else main_rows
+        if not rows:
+            raise CorruptFileError("the totals count entries that the table does not have")
+        has_main = bool(main_rows)
+        for identity, size, key, uses in rows:
+            if self._bytes <= until_bytes or small != (self._small_is_due or not has_main):
+                return
+            counted = min(uses + self._recency.pop(key), MOST_USES)
+            if counted and self._rounds_left > 0:
+                self._rounds_left -= 1
+                self._go_round(identity, size, 0 if small else counted - 1, small=small)
+                has_main = True
+                continue
+            self._drop(identity, size, not small)
+            self._evicted += 1
+            if small:
+                self._ghosts.remember(key, size)
+
+    @property
+    def _small_is_due(self) -> bool:
+        return self._small_bytes * SMALL_SHARE > self._bounds.max_bytes
+
+    def _head(self, *, main: bool) -> list[tuple[int, int, bytes, int]]:
+        return self._connection.execute(
+            "SELECT id, bytes, key, uses FROM entry WHERE main = ? ORDER BY place LIMIT ?",
+            (main, _VICTIMS_AT_A_TIME),
+        ).fetchall()
+
+    def _go_round(self, identity: int, size: int, uses: int, *, small: bool) -> None:
+        self._connection.execute(
+            _ENTER_MAIN,
+            (uses, identity),
+        )
+        if small:
+            self._small_bytes -= size
 
 
 def _pages(connection: sqlite3.Connection) -> int:

@@ -28,6 +28,7 @@ from gateway.adapters.store_sqlite_table import (
     shrink_file,
 )
 from gateway.core.entry_codec import encode_entry
+from gateway.core.eviction import Rounds
 from gateway.core.types import Entry
 from gateway.ports import StoreError, StoreStats
 
@@ -78,6 +79,7 @@ class Writer:
         self._lock = threading.Lock()
         self._waiting_bytes = 0
         self._evictions = 0
+        self._rounds = Rounds()
         self._unsynced = 0
         self.stats = StoreStats(entries=0, bytes=0, evictions=0)
         """As of the latest commit or upkeep; read from any thread."""
@@ -148,7 +150,7 @@ class Writer:
         changes: list[Change] = []
         for at, write in enumerate(writes):
             try:
-                changes.append(_encoded(write.work))
+                changes.append(_encoded(write.work, self._rounds))
             except ValueError as error:
                 outcomes[at] = StoreError(str(error))
         try:
@@ -235,7 +237,8 @@ class Writer:
             _log.exception("the store's upkeep failed")
 
 
-def _encoded(work: Entry | Delete | Discard) -> Change:
+def _encoded(work: Entry | Delete | Discard, rounds: Rounds) -> Change:
     if isinstance(work, Entry):
-        return Put(work.key, encode_entry(work), work.kept_until)
+        value = encode_entry(work)
+        return Put(work.key, value, work.kept_until, rounds.of(len(value), work.tokens))
     return work

@@ -31,6 +31,22 @@ _MEAN_OVER = 10_000
 """Entries over which the mean runs, about."""
 
 
+class Rounds:
+    """Tells what saves far more tokens per byte than the mean of what came lately."""
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self._mean = 0.0
+
+    def of(self, size: int, tokens: int) -> int:
+        """Return the rounds that an entry starts with: 1 when it is dear, else 0."""
+        density = tokens / max(1, size)
+        dear = density > DEAR * self._mean > 0
+        self._seen += 1
+        self._mean += (density - self._mean) / min(self._seen, _MEAN_OVER)
+        return 1 if dear else 0
+
+
 class Slot:
     """What is known of one entry."""
 
@@ -53,8 +69,7 @@ class S3Fifo:
         self._small: OrderedDict[bytes, Slot] = OrderedDict()
         self._main: OrderedDict[bytes, Slot] = OrderedDict()
         self._ghosts: OrderedDict[bytes, int] = OrderedDict()
-        self._added = 0
-        self._mean_density = 0.0
+        self._rounds = Rounds()
 
     def __len__(self) -> int:
         return len(self._small) + len(self._main)
@@ -76,7 +91,7 @@ class S3Fifo:
             if evicted is not None:
                 yield evicted
         self.bytes += size
-        slot = Slot(size, self._rounds(size, tokens))
+        slot = Slot(size, self._rounds.of(size, tokens))
         if returning:
             self._main[key] = slot
         else:
@@ -94,14 +109,6 @@ class S3Fifo:
             return None
         self.bytes -= slot.size
         return slot.size
-
-    def _rounds(self, size: int, tokens: int) -> int:
-        """Return the rounds that an entry starts with, by what it saves for a byte."""
-        density = tokens / max(1, size)
-        dear = density > DEAR * self._mean_density > 0
-        self._added += 1
-        self._mean_density += (density - self._mean_density) / min(self._added, _MEAN_OVER)
-        return 1 if dear else 0
 
     def _evict(self) -> bytes | None:
         """Take one step: evict a key, or give the one whose turn it is another round."""

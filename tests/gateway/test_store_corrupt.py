@@ -107,7 +107,7 @@ async def test_an_empty_file_is_an_empty_store(path, content, caplog):
     [
         ("CREATE TABLE theirs (x)", "not a database of entries"),
         ("PRAGMA application_id = 7", "not a database of entries"),
-        ("PRAGMA user_version = 99", "schema version 99, expected 1"),
+        ("PRAGMA user_version = 99", "schema version 99, expected 2"),
         ("DELETE FROM total", "its totals are missing"),
         ("DROP TABLE total", "a table is missing"),
     ],

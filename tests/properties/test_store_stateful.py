@@ -2,7 +2,6 @@
 
 import asyncio
 import tempfile
-from collections import OrderedDict
 from pathlib import Path
 
 from hypothesis import settings
@@ -14,6 +13,7 @@ from gateway.adapters.store_memory import MemoryStore
 from gateway.adapters.store_sqlite import SqliteStore
 from gateway.adapters.store_tiered import TieredStore
 from gateway.core.entry_codec import encoded_size
+from gateway.core.eviction import S3Fifo
 from gateway.ports import EntryTooLargeError
 
 MAX_BYTES = 12_000
@@ -24,31 +24,32 @@ keys = st.integers(0, 15).map(lambda n: b"%d" % n)
 sizes = st.integers(0, SHARE)
 
 
-class LruModel:
-    """What a store bounded to MAX_BYTES that evicts the least recently used must hold."""
+class Model:
+    """What a store bounded to MAX_BYTES that evicts by S3-FIFO must hold."""
 
     def __init__(self):
-        self.entries = OrderedDict()
+        self.entries = {}
         self.evictions = 0
+        self.eviction = S3Fifo(MAX_BYTES)
 
     @property
     def bytes(self):
         return sum(map(encoded_size, self.entries.values()))
 
     def get(self, key):
-        if key in self.entries:
-            self.entries.move_to_end(key)
+        self.eviction.use(key)
         return self.entries.get(key)
 
     def put(self, entry):
-        self.entries.pop(entry.key, None)
-        while self.bytes + encoded_size(entry) > MAX_BYTES:
-            self.entries.popitem(last=False)
+        self.delete(entry.key)
+        for evicted in self.eviction.add(entry.key, encoded_size(entry), entry.tokens):
+            del self.entries[evicted]
             self.evictions += 1
         self.entries[entry.key] = entry
 
     def delete(self, key):
-        self.entries.pop(key, None)
+        if self.entries.pop(key, None):
+            self.eviction.remove(key)
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -61,7 +62,7 @@ class StoreMachine(RuleBasedStateMachine):
     def begin(self):
         self.runner = asyncio.Runner()
         self.folder = tempfile.TemporaryDirectory()
-        self.model = LruModel()
+        self.model = Model()
         self.evicted_before = 0
         self.store = self.make()
 
