@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embeddings.encoder import EncoderSettings, Vector, load_encoder
+from embeddings.messages import Reason
 from embeddings.model_files import DEFAULT_MODEL
-from embeddings.protocol import Reason
 from embeddings.verify.agreement import agree
 
 DATA = Path(os.environ.get("REFRAIN_DATA", Path(__file__).parents[1].parent / "shared" / "data"))

@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Generic, TypeVar
 
 from embeddings.encoder import Encoded, Vector
-from embeddings.protocol import Reason
+from embeddings.messages import Reason
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from embeddings.link import Link, LinkCongestedError, LinkLostError, open_link
-from embeddings.protocol import (
-    MAX_TEXTS,
+from embeddings.messages import (
     Add,
     AskStatus,
     Done,
@@ -21,7 +20,6 @@ from embeddings.protocol import (
     IndexStatus,
     Match,
     Matches,
-    ProtocolError,
     Reason,
     Refused,
     Remove,
@@ -30,6 +28,7 @@ from embeddings.protocol import (
     Search,
     Vectors,
 )
+from embeddings.protocol import MAX_TEXTS, ProtocolError
 
 __all__ = ["EmbeddingsClient", "EmbeddingsUnavailable", "IndexStatus", "Match", "Reason"]
 

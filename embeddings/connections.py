@@ -9,17 +9,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from embeddings.protocol import (
-    Cancel,
-    Envelope,
-    FrameDecoder,
-    ProtocolError,
-    Reason,
-    Refused,
-    Reply,
-    Request,
-    encode,
-)
+from embeddings.messages import Cancel, Reason, Refused, Reply, Request
+from embeddings.protocol import Envelope, FrameDecoder, ProtocolError, encode
 
 MAX_IN_FLIGHT: Final = 1024
 _READ_BYTES: Final = 1 << 16

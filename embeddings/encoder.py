@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from embeddings.messages import Reason
 from embeddings.model_files import ModelError, locate, verified_digest
-from embeddings.protocol import Reason
 
 Vector = NDArray[np.float32]
 Encoded = Vector | Reason

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embeddings.encoder import Vector
-from embeddings.protocol import Match
+from embeddings.messages import Match
 
 # Rebuild a partition once more than half its rows, and at least so many, are unused.
 _FEWEST_ROWS_TO_REBUILD = 64

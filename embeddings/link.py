@@ -5,16 +5,8 @@ import itertools
 from pathlib import Path
 from typing import Final
 
-from embeddings.protocol import (
-    MAX_FRAME_BYTES,
-    Cancel,
-    Envelope,
-    FrameDecoder,
-    ProtocolError,
-    Reply,
-    Request,
-    encode,
-)
+from embeddings.messages import Cancel, Reply, Request
+from embeddings.protocol import MAX_FRAME_BYTES, Envelope, FrameDecoder, ProtocolError, encode
 
 _READ_BYTES: Final = 1 << 16
 _REQUEST_IDS: Final = 1 << 32

@@ -15,10 +15,28 @@ import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
-PROTOCOL_VERSION: Final = 1
+from embeddings.messages import (
+    Add,
+    AskStatus,
+    Cancel,
+    Done,
+    Embed,
+    IndexStatus,
+    Match,
+    Matches,
+    Message,
+    Reason,
+    Refused,
+    Remove,
+    Reply,
+    Request,
+    Search,
+    Vectors,
+)
+
+PROTOCOL_VERSION: Final = 2
 MAX_FRAME_BYTES: Final = 1 << 20
 MAX_FIELD_BYTES: Final = 1024
 MAX_MATCHES: Final = 256
@@ -33,111 +51,6 @@ _F64 = struct.Struct(">d")
 
 class ProtocolError(Exception):
     """The peer's bytes are not a message of this protocol version."""
-
-
-class Reason(StrEnum):
-    """Why a call brought no result; the word the gateway shows, logs and counts."""
-
-    UNAVAILABLE = "unavailable"
-    TIMEOUT = "timeout"
-    OVERLOADED = "overloaded"
-    TEXT_TOO_LONG = "text-too-long"
-    EMPTY_TEXT = "empty-text"
-    ERROR = "error"
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """A stored vector near the asked text; `similarity` is the cosine, -1 to 1."""
-
-    key: bytes
-    similarity: float
-
-
-@dataclass(frozen=True, slots=True)
-class IndexStatus:
-    """State of the service; encoder, digest and dimensions are "" and 0 until it is ready."""
-
-    ready: bool
-    encoder: str
-    digest: str
-    dimensions: int
-    vectors: int
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """Find the `k` stored vectors of `partition` nearest to `text`."""
-
-    partition: bytes
-    text: str
-    k: int
-
-
-@dataclass(frozen=True, slots=True)
-class Add:
-    """Store the vector of `text` under `key`; `expires_at` in seconds since the epoch."""
-
-    partition: bytes
-    key: bytes
-    text: str
-    expires_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Embed:
-    """Return the vectors of up to MAX_TEXTS texts; nothing is stored."""
-
-    texts: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Remove:
-    """Forget these keys, wherever they are."""
-
-    keys: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AskStatus:
-    """Ask for an IndexStatus."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """Nobody waits for the request of this id any more. Has no reply."""
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The request was carried out and has nothing to tell."""
-
-
-@dataclass(frozen=True, slots=True)
-class Matches:
-    """Answer to Search, nearest first."""
-
-    matches: tuple[Match, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Vectors:
-    """Answer to Embed: unit vectors of one length in the order of the texts, as 32-bit floats."""
-
-    vectors: tuple[tuple[float, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The request was not carried out; `message` is for the log and never holds user text."""
-
-    reason: Reason
-    message: str
-
-
-Request = Search | Add | Embed | Remove | AskStatus | Cancel
-Reply = Done | Matches | Vectors | IndexStatus | Refused
-Message = Request | Reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +104,11 @@ def _pack(message: Message) -> bytes:
             return _pack_count(len(matches), MAX_MATCHES) + b"".join(rows)
         case Vectors(vectors):
             return _pack_count(len(vectors), MAX_TEXTS) + _pack_vectors(vectors)
-        case IndexStatus(ready, encoder, digest, dimensions, vectors):
-            numbers = bytes([ready]) + _U32.pack(dimensions) + _U32.pack(vectors)
-            return numbers + _field(digest.encode()) + encoder.encode()
+        case IndexStatus():
+            numbers = _U32.pack(message.dimensions) + _U32.pack(message.vectors)
+            words = (message.digest, message.index, message.fault)
+            fields = b"".join(_field(word.encode()) for word in words)
+            return bytes([message.ready]) + numbers + fields + message.encoder.encode()
         case Refused(reason, text):
             return _field(reason.encode()) + text.encode()
         case AskStatus() | Cancel() | Done():
@@ -281,8 +196,8 @@ def _unpack_reply(message_type: type[Message], reader: "_Reader") -> Reply | Non
         return Vectors(tuple(reader.vector(dimensions) for _ in range(count)))
     if message_type is IndexStatus:
         ready, (dimensions,), (vectors,) = reader.flag(), reader.unpack(_U32), reader.unpack(_U32)
-        digest = reader.short_text()
-        return IndexStatus(ready, reader.text(), digest, dimensions, vectors)
+        digest, index, fault = reader.short_text(), reader.short_text(), reader.short_text()
+        return IndexStatus(ready, reader.text(), digest, dimensions, vectors, index, fault)
     if message_type is Refused:
         return Refused(reader.reason(), reader.text())
     return Done() if message_type is Done else None

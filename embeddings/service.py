@@ -19,7 +19,7 @@ from typing import Final, assert_never
 
 from embeddings.batching import OverloadedError
 from embeddings.connections import Connection
-from embeddings.protocol import (
+from embeddings.messages import (
     Add,
     AskStatus,
     Cancel,

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from embeddings.batching import BatchedEncoder, Batcher
 from embeddings.encoder import Encoder, EncoderSettings, load_encoder
 from embeddings.index_faiss import VectorIndex, search_on_one_core
-from embeddings.protocol import IndexStatus, Match, Reason
+from embeddings.messages import IndexStatus, Match, Reason
 from embeddings.vector_store import (
     CorruptStoreError,
     Delete,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from embeddings.batching import BatchedEncoder, Batcher, OverloadedError
-from embeddings.protocol import Reason
+from embeddings.messages import Reason
 
 
 class Gate:

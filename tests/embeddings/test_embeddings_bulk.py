@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embeddings.index_faiss import VectorIndex
-from embeddings.protocol import Reason
+from embeddings.messages import Reason
 from embeddings.text_index import MAX_BULK_BATCH, TextIndex, _Threads
 from embeddings.vector_store import VectorStore
 

@@ -7,19 +7,18 @@ from contextlib import asynccontextmanager
 import pytest
 
 from embeddings.client import EmbeddingsClient, EmbeddingsUnavailable, Match
-from embeddings.protocol import (
+from embeddings.messages import (
     AskStatus,
     Cancel,
     Done,
-    FrameDecoder,
     Matches,
     Reason,
     Refused,
     Remove,
     Search,
     Vectors,
-    encode,
 )
+from embeddings.protocol import FrameDecoder, encode
 
 SOON = 0.1
 LONG = 20.0

@@ -7,6 +7,7 @@ import pytest
 
 from embeddings.encoder import Encoder, EncoderSettings, load_encoder
 from embeddings.faiss_build import FaissBuildError, require_one_faiss
+from embeddings.messages import Reason
 from embeddings.model_files import (
     DEFAULT_MODEL,
     DEFAULT_WEIGHTS_SHA256,
@@ -15,7 +16,6 @@ from embeddings.model_files import (
     locate,
     verified_digest,
 )
-from embeddings.protocol import Reason
 
 
 def test_vectors_are_unit_length_float32(encoder):

@@ -8,7 +8,8 @@ import pytest
 
 from embeddings.client import EmbeddingsClient, EmbeddingsUnavailable
 from embeddings.connections import MAX_IN_FLIGHT
-from embeddings.protocol import Add, Done, FrameDecoder, Matches, Reason, Refused, Search, encode
+from embeddings.messages import Add, Done, Matches, Reason, Refused, Search
+from embeddings.protocol import FrameDecoder, encode
 
 LATER = time.time() + 3600
 RESET = "How do I reset my password?"

@@ -7,16 +7,8 @@ from pathlib import Path
 import pytest
 
 from embeddings.client import EmbeddingsClient
-from embeddings.protocol import (
-    AskStatus,
-    Embed,
-    FrameDecoder,
-    IndexStatus,
-    Reason,
-    Refused,
-    Vectors,
-    encode,
-)
+from embeddings.messages import AskStatus, Embed, IndexStatus, Reason, Refused, Vectors
+from embeddings.protocol import FrameDecoder, encode
 from gateway.app import SemanticService
 from gateway.ports import SemanticUnavailableError
 

@@ -4,31 +4,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embeddings.protocol import (
-    MAX_FIELD_BYTES,
-    MAX_FRAME_BYTES,
-    MAX_MATCHES,
-    MAX_TEXTS,
+from embeddings.messages import (
     Add,
     AskStatus,
     Cancel,
     Done,
     Embed,
-    FrameDecoder,
     IndexStatus,
     Match,
     Matches,
-    ProtocolError,
     Reason,
     Refused,
     Remove,
     Search,
     Vectors,
+)
+from embeddings.protocol import (
+    MAX_FIELD_BYTES,
+    MAX_FRAME_BYTES,
+    MAX_MATCHES,
+    MAX_TEXTS,
+    FrameDecoder,
+    ProtocolError,
     decode,
     encode,
 )
 
 FIELDS = st.binary(max_size=MAX_FIELD_BYTES)
+SHORT = st.text(st.characters(codec="utf-8"), max_size=200)
 TEXTS = st.text(st.characters(codec="utf-8"))
 TIMES = st.floats(allow_nan=False)
 IDS = st.integers(0, 2**32 - 1)
@@ -49,7 +52,7 @@ MESSAGES = st.one_of(
     st.builds(Cancel),
     st.builds(Done),
     st.builds(Matches, st.lists(st.builds(Match, FIELDS, TIMES), max_size=20).map(tuple)),
-    st.builds(IndexStatus, st.booleans(), TEXTS, st.text("0123456789abcdef"), U32, U32),
+    st.builds(IndexStatus, st.booleans(), TEXTS, SHORT, U32, U32, SHORT, SHORT),
     st.builds(Refused, st.sampled_from(Reason), TEXTS),
 )
 
@@ -116,22 +119,22 @@ def test_any_stream_is_messages_or_a_protocol_error(stream):
     ("body", "problem"),
     [
         (b"", "too early"),
-        (b"\x02\x04\x00\x00\x00\x01", "protocol version 2"),
-        (b"\x01\x63\x00\x00\x00\x01", "unknown message kind 99"),
-        (b"\x01\x12\x00\x00\x00\x01\x02" + b"\x00" * 10, "flag of value 2"),
-        (b"\x01\x13\x00\x00\x00\x01\x00\x03odd", "unknown reason"),
-        (b"\x01\x01\x00\x00\x00\x01\x00\x00\x00\x01\xff", "not UTF-8"),
-        (b"\x01\x01\x00\x00\x00\x01\xff\xff", "field of 65535 bytes"),
-        (b"\x01\x11\x00\x00\x00\x01\xff\xff", "count of 65535"),
-        (b"\x01\x06\x00\x00\x00\x01\x00\x11", "count of 17, 0 to 16"),
-        (b"\x01\x06\x00\x00\x00\x01\x00\x01\xff\xff\xff\xff", "too early"),
-        (b"\x01\x06\x00\x00\x00\x01\x00\x01\x00\x00\x00\x01\xff", "not UTF-8"),
-        (b"\x01\x14\x00\x00\x00\x01\x00\x01\xff\xff\xff\xff", "too early"),
+        (b"\x01\x04\x00\x00\x00\x01", "protocol version 1"),
+        (b"\x02\x63\x00\x00\x00\x01", "unknown message kind 99"),
+        (b"\x02\x12\x00\x00\x00\x01\x02" + b"\x00" * 10, "flag of value 2"),
+        (b"\x02\x13\x00\x00\x00\x01\x00\x03odd", "unknown reason"),
+        (b"\x02\x01\x00\x00\x00\x01\x00\x00\x00\x01\xff", "not UTF-8"),
+        (b"\x02\x01\x00\x00\x00\x01\xff\xff", "field of 65535 bytes"),
+        (b"\x02\x11\x00\x00\x00\x01\xff\xff", "count of 65535"),
+        (b"\x02\x06\x00\x00\x00\x01\x00\x11", "count of 17, 0 to 16"),
+        (b"\x02\x06\x00\x00\x00\x01\x00\x01\xff\xff\xff\xff", "too early"),
+        (b"\x02\x06\x00\x00\x00\x01\x00\x01\x00\x00\x00\x01\xff", "not UTF-8"),
+        (b"\x02\x14\x00\x00\x00\x01\x00\x01\xff\xff\xff\xff", "too early"),
         (
-            b"\x01\x14\x00\x00\x00\x01\x00\x01\x00\x00\x00\x01\x7f\x80\x00\x00",
+            b"\x02\x14\x00\x00\x00\x01\x00\x01\x00\x00\x00\x01\x7f\x80\x00\x00",
             "not a finite vector",
         ),
-        (b"\x01\x03\x00\x00\x00\x01\xff\xff\xff\xff", "too early"),
+        (b"\x02\x03\x00\x00\x00\x01\xff\xff\xff\xff", "too early"),
     ],
 )
 def test_a_broken_body_is_refused_with_what_is_wrong(body, problem):
