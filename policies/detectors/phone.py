@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 import phonenumbers
+import re2
 from phonenumbers import Leniency, PhoneMetadata, PhoneNumberMatcher
 
 from policies.detectors.digits import Digits
@@ -18,10 +19,10 @@ from policies.detectors.digits import Digits
 # The standard library's engine is quicker to call, and these leave nothing to backtrack into.
 _RUN = re.compile(r"[0-9](?:[ ().\-/\[\]]{0,4}[0-9]){6,}")
 _NORTH_AMERICAN = re.compile(r"\(?[2-9][0-9]{2}\)?[ .-]{1,2}[0-9]{3}[ .-][0-9]{4}")
-_LABEL = re.compile(
-    r"(?i)(?:\b(?:tele)?phone|\bcell|\bmobile|\btel\b|\bcall|\bfax|\bwhats ?app|\bsms\b|\btext me)"
-    r"[^0-9]{0,16}$"
-)
+_GROUP = re.compile(r"[0-9]+")
+_LABELS = r"(?i)(?:\b(?:(?:tele)?phone|cell|mobile|tel\b|call|fax|whats ?app|sms\b|text me))"
+_LABEL = re.compile(_LABELS + "[^0-9]{0,16}$")
+_ANY_LABEL = re2.compile(_LABELS)
 # A day, perhaps with an hour (2025-11-10 12:30), and the four numbers of an address or a version.
 _NO_PHONE = re.compile(
     r"[12][0-9]{3}[-/.][01]?[0-9][-/.][0-3]?[0-9](?: {1,2}[0-2]?[0-9])?"
@@ -58,6 +59,7 @@ class PhoneDetector:
         """Yield (start, end) of each number, and of what is too much to look through."""
         behind = 0
         looked_through = 0
+        announced = _ANY_LABEL.search(text) is not None
         for run in _RUN.finditer(text):
             start, end = run.span()
             if _NO_PHONE.fullmatch(run.group()) is not None or _is_glued(text, start, end):
@@ -67,19 +69,21 @@ class PhoneDetector:
                 yield max(behind, start), end
                 return
             offset = max(behind, start - _LEAD)
-            for found, found_end in self._in(text, offset, start, end):
+            for found, found_end in self._in(text, offset, start, end, announced=announced):
                 behind = max(behind, found_end)
                 yield found, found_end
 
-    def _in(self, text: str, offset: int, start: int, end: int) -> list[tuple[int, int]]:
+    def _in(
+        self, text: str, offset: int, start: int, end: int, *, announced: bool
+    ) -> list[tuple[int, int]]:
         """Return where numbers are in the run ``text[start:end]`` and its surroundings."""
         # What follows may speak against a number, but not when it is an extension (x33).
         window = text[offset : end if text[end : end + 1] in ("x", "X") else end + 1]
-        digits = "".join(filter(str.isdigit, text[start:end]))
+        groups = _GROUP.findall(text, start, end)
         found: Iterable[tuple[int, int]]
         if "+" in text[offset:start]:
             found = _matches(window, None, Leniency.POSSIBLE)
-        elif _LABEL.search(text[max(0, start - _LABEL_REACH) : start]) is not None:
+        elif announced and _LABEL.search(text, max(0, start - _LABEL_REACH), start) is not None:
             found = chain.from_iterable(
                 _matches(window, region.code, Leniency.POSSIBLE) for region in self._regions
             )
@@ -87,30 +91,97 @@ class PhoneDetector:
             found = chain.from_iterable(
                 _matches(window, region.code, Leniency.VALID)
                 for region in self._regions
-                if region.may_hold_number(digits)
+                if region.may_hold_number(groups)
             )
-        if self._north_american and len(digits) >= _NORTH_AMERICAN_DIGITS:
+        if self._north_american and sum(map(len, groups)) >= _NORTH_AMERICAN_DIGITS:
             layouts = (layout.span() for layout in _NORTH_AMERICAN.finditer(window))
             found = chain(found, (span for span in layouts if _stands_alone(window, *span)))
         return sorted((offset + first, offset + last) for first, last in found)
 
 
 class _Region:
-    """A region, and what digits must hold for one of its numbers to be among them."""
+    """A region, and what digits must be for one of its numbers to be among them.
 
-    __slots__ = ("_pattern", "code")
+    The patterns may let pass what is no number, never the other way round: the library has the
+    last word, and this keeps nearly all digits from it that are none.
+    """
+
+    __slots__ = ("_kinds", "_lengths", "_most_groups", "_roughly", "code")
 
     def __init__(self, code: str) -> None:
         self.code = code
-        metadata = PhoneMetadata.metadata_for_region(code)
-        general = None if metadata is None else metadata.general_desc
-        # Where dialled digits are rewritten (Argentina), they do not look like the number.
-        rewritten = metadata is None or metadata.national_prefix_transform_rule is not None
-        pattern = None if general is None or rewritten else general.national_number_pattern
-        self._pattern = None if pattern is None else re.compile(pattern)
+        calling = phonenumbers.country_code_for_region(code)
+        self._most_groups = 4 if calling == _NORTH_AMERICA else 6
+        # Neighbours with the same country code (Canada) have numbers of the same form.
+        sharing = phonenumbers.COUNTRY_CODE_TO_REGION_CODE[calling]
+        metadata = [each for each in map(PhoneMetadata.metadata_for_region, sharing) if each]
+        own = next(each for each in metadata if each.id == code)
+        general = [each.general_desc for each in metadata]
+        lengths = {length for each in general for length in each.possible_length}
+        abroad = own.international_prefix or "00"
+        self._lengths = range(max(_SHORTEST, min(lengths)), max(*lengths, 11) + _MOST_BEFORE + 1)
+        if own.national_prefix_transform_rule is not None:
+            # Dialled digits are rewritten (Argentina): they do not look like the number.
+            self._roughly = self._kinds = re.compile("[0-9]+")
+            return
+        prefix = own.national_prefix_for_parsing or ""
+        coded = f"(?:{abroad})?{calling}(?:{prefix})?|(?:{prefix})"
+        main = PhoneMetadata.metadata_for_region(sharing[0]) or own
+        before = f"(?:{coded}|{_bare(main)})"
+        elsewhere = f"(?:{abroad})[1-9][0-9]{{6,14}}"
+        roughly = "|".join({each.national_number_pattern for each in general})
+        kinds = "|".join(dict.fromkeys(chain.from_iterable(map(_patterns, metadata))))
+        self._roughly = re.compile(f"{before}(?:{roughly})|{elsewhere}")
+        self._kinds = re.compile(f"{before}(?:{kinds})|{elsewhere}")
 
-    def may_hold_number(self, digits: str) -> bool:
-        return self._pattern is None or self._pattern.search(digits) is not None
+    def may_hold_number(self, groups: Sequence[str]) -> bool:
+        """Tell whether neighbouring groups of digits make a number of the region."""
+        longest = self._lengths.stop
+        for first in range(len(groups)):
+            digits = ""
+            for group in groups[first : first + self._most_groups]:
+                digits += group
+                if len(digits) >= longest:
+                    break
+                if (
+                    len(digits) in self._lengths
+                    and self._roughly.fullmatch(digits) is not None
+                    and self._kinds.fullmatch(digits) is not None
+                ):
+                    return True
+        return False
+
+
+_SHORTEST = 7
+_MOST_BEFORE = 6
+"""Digits that may be dialled before a national number: prefixes, carriers, country code."""
+_KINDS = (
+    *("fixed_line", "mobile", "toll_free", "premium_rate", "shared_cost", "personal_number"),
+    *("voip", "pager", "uan", "voicemail"),
+)
+
+
+def _patterns(metadata: PhoneMetadata) -> Iterator[str]:
+    for kind in _KINDS:
+        numbers = getattr(metadata, kind)
+        if numbers is not None and numbers.national_number_pattern:
+            yield numbers.national_number_pattern
+
+
+def _bare(metadata: PhoneMetadata) -> str:
+    """Return a pattern that looks ahead for a number that is written without national prefix."""
+    with_prefix, without = [], []
+    for written in metadata.number_format:
+        leading = (written.leading_digits_pattern or [""])[-1]
+        layout = f"(?={leading})(?:{written.pattern})$"
+        # \\1 and (\\1) are the number alone, 0\\1 and (0\\1) demand the prefix.
+        rule = (written.national_prefix_formatting_rule or "").strip("()")
+        optional = written.national_prefix_optional_when_formatting
+        demanded = rule not in {"", r"\1"} and not optional
+        (with_prefix if demanded else without).append(layout)
+    if not with_prefix:
+        return ""
+    return f"(?:(?!{'|'.join(with_prefix)})" + "".join(f"|(?={each})" for each in without) + ")"
 
 
 def _matches(window: str, region: str | None, leniency: int) -> Iterator[tuple[int, int]]:

@@ -92,7 +92,7 @@ def looks_random(token: str) -> bool:
     Random letters and digits change class at six of ten steps; names in CamelCase at one in
     three, hex and UUIDs have one case only.
     """
-    if _PUBLIC_ID.match(token) is not None:
+    if token.islower() or token.isupper() or _PUBLIC_ID.match(token) is not None:
         return False
     classes = [
         "d" if character.isdigit() else "u" if character.isupper() else "l"
