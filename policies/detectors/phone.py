@@ -7,7 +7,7 @@ The library is slow, so it only sees the surroundings of runs of digits that are
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import phonenumbers
@@ -33,8 +33,8 @@ _LEAD = 4
 """Characters before a run that belong to it or change its meaning, such as ``+(``."""
 _NORTH_AMERICA, _NORTH_AMERICAN_DIGITS = 1, 10
 MOST_DIGITS = 8192
-"""Characters of digits and separators that are looked through in one text. What is beyond is
-taken for a phone number: a text is not clean because it is long."""
+"""Characters that the library looks through in one text. What is beyond is taken for a phone
+number: a text is not clean because it is long."""
 
 
 class PhoneDetector:
@@ -64,39 +64,39 @@ class PhoneDetector:
             start, end = run.span()
             if _NO_PHONE.fullmatch(run.group()) is not None or _is_glued(text, start, end):
                 continue
-            looked_through += end - start
-            if looked_through > MOST_DIGITS:
-                yield max(behind, start), end
-                return
+            groups = _GROUP.findall(text, start, end)
             offset = max(behind, start - _LEAD)
-            for found, found_end in self._in(text, offset, start, end, announced=announced):
-                behind = max(behind, found_end)
-                yield found, found_end
+            readings = (
+                [(None, Leniency.POSSIBLE)]
+                if "+" in text[offset:start]
+                else self._readings(groups, announced=announced and _is_announced(text, start))
+            )
+            layouts = self._north_american and sum(map(len, groups)) >= _NORTH_AMERICAN_DIGITS
+            if not readings and not layouts:
+                continue
+            if readings:
+                looked_through += end - start
+                if looked_through > MOST_DIGITS:
+                    yield max(behind, start), end
+                    return
+            # What follows may speak against a number, but not when it is an extension (x33).
+            window = text[offset : end if text[end : end + 1] in ("x", "X") else end + 1]
+            found = [span for reading in readings for span in _matches(window, *reading)]
+            if layouts:
+                found += _north_american(window)
+            for first, last in sorted(found):
+                behind = max(behind, offset + last)
+                yield offset + first, offset + last
 
-    def _in(
-        self, text: str, offset: int, start: int, end: int, *, announced: bool
-    ) -> list[tuple[int, int]]:
-        """Return where numbers are in the run ``text[start:end]`` and its surroundings."""
-        # What follows may speak against a number, but not when it is an extension (x33).
-        window = text[offset : end if text[end : end + 1] in ("x", "X") else end + 1]
-        groups = _GROUP.findall(text, start, end)
-        found: Iterable[tuple[int, int]]
-        if "+" in text[offset:start]:
-            found = _matches(window, None, Leniency.POSSIBLE)
-        elif announced and _LABEL.search(text, max(0, start - _LABEL_REACH), start) is not None:
-            found = chain.from_iterable(
-                _matches(window, region.code, Leniency.POSSIBLE) for region in self._regions
-            )
-        else:
-            found = chain.from_iterable(
-                _matches(window, region.code, Leniency.VALID)
-                for region in self._regions
-                if region.may_hold_number(groups)
-            )
-        if self._north_american and sum(map(len, groups)) >= _NORTH_AMERICAN_DIGITS:
-            layouts = (layout.span() for layout in _NORTH_AMERICAN.finditer(window))
-            found = chain(found, (span for span in layouts if _stands_alone(window, *span)))
-        return sorted((offset + first, offset + last) for first, last in found)
+    def _readings(self, groups: Sequence[str], *, announced: bool) -> list[tuple[str | None, int]]:
+        """Return as numbers of which regions to read the digits, and how leniently."""
+        if announced:
+            return [(region.code, Leniency.POSSIBLE) for region in self._regions]
+        return [
+            (region.code, Leniency.VALID)
+            for region in self._regions
+            if region.may_hold_number(groups)
+        ]
 
 
 class _Region:
@@ -116,7 +116,7 @@ class _Region:
         sharing = phonenumbers.COUNTRY_CODE_TO_REGION_CODE[calling]
         metadata = [each for each in map(PhoneMetadata.metadata_for_region, sharing) if each]
         own = next(each for each in metadata if each.id == code)
-        general = [each.general_desc for each in metadata]
+        general = [each.general_desc for each in metadata if each.general_desc is not None]
         lengths = {length for each in general for length in each.possible_length}
         abroad = own.international_prefix or "00"
         self._lengths = range(max(_SHORTEST, min(lengths)), max(*lengths, 11) + _MOST_BEFORE + 1)
@@ -129,7 +129,7 @@ class _Region:
         main = PhoneMetadata.metadata_for_region(sharing[0]) or own
         before = f"(?:{coded}|{_bare(main)})"
         elsewhere = f"(?:{abroad})[1-9][0-9]{{6,14}}"
-        roughly = "|".join({each.national_number_pattern for each in general})
+        roughly = "|".join({each.national_number_pattern or "" for each in general})
         kinds = "|".join(dict.fromkeys(chain.from_iterable(map(_patterns, metadata))))
         self._roughly = re.compile(f"{before}(?:{roughly})|{elsewhere}")
         self._kinds = re.compile(f"{before}(?:{kinds})|{elsewhere}")
@@ -170,7 +170,8 @@ def _patterns(metadata: PhoneMetadata) -> Iterator[str]:
 
 def _bare(metadata: PhoneMetadata) -> str:
     """Return a pattern that looks ahead for a number that is written without national prefix."""
-    with_prefix, without = [], []
+    with_prefix: list[str] = []
+    without: list[str] = []
     for written in metadata.number_format:
         leading = (written.leading_digits_pattern or [""])[-1]
         layout = f"(?={leading})(?:{written.pattern})$"
@@ -188,6 +189,16 @@ def _matches(window: str, region: str | None, leniency: int) -> Iterator[tuple[i
     # The library gives up after a number of tries; a scan may not.
     for match in PhoneNumberMatcher(window, region, leniency, max_tries=len(window)):
         yield match.start, match.end
+
+
+def _north_american(window: str) -> Iterator[tuple[int, int]]:
+    for layout in _NORTH_AMERICAN.finditer(window):
+        if _stands_alone(window, *layout.span()):
+            yield layout.span()
+
+
+def _is_announced(text: str, start: int) -> bool:
+    return _LABEL.search(text, max(0, start - _LABEL_REACH), start) is not None
 
 
 def _stands_alone(text: str, start: int, end: int) -> bool:
