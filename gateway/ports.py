@@ -80,6 +80,32 @@ class Store(Protocol):
         ...
 
 
+class ScopeKeys(Protocol):
+    """Where the scopes' data keys are kept, wrapped under a master key; failures are StoreErrors.
+
+    A scope is named by a tag. It has one data key for each master key that wrapped one.
+    """
+
+    async def find(self, tag: bytes, master: bytes) -> bytes | None:
+        """Return the wrapped data key, or None."""
+        ...
+
+    async def ensure(self, tag: bytes, master: bytes, proposed: bytes, until: float) -> bytes:
+        """Return the wrapped data key that holds from now on: the one there, else ``proposed``.
+
+        Whoever asks at the same moment is told the same. It is kept until ``until`` at least.
+        """
+        ...
+
+    async def forget(self, tag: bytes) -> None:
+        """Destroy all data keys of the scope; no error where there are none."""
+        ...
+
+    async def close(self) -> None:
+        """Release files and connections."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A stored question near the one asked: its entry's key and the cosine similarity."""

@@ -1,0 +1,38 @@
+"""Secrets of the operator: from the environment, or from a file that the environment names.
+
+Law: a secret never stands on a command line or in refrain.yaml, and what is told of it is the name
+of the variable, never a part of its value.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from gateway.adapters.secret import SecretError
+
+MOST_BYTES = 64 << 10
+
+
+def secret_setting(environment: Mapping[str, str], name: str) -> str | None:
+    """Return ``REFRAIN_<name>``, or what the file in ``REFRAIN_<name>_FILE`` holds, or None.
+
+    Raises SecretError when both are given, or the file cannot be read or holds nothing.
+    """
+    variable = f"REFRAIN_{name}"
+    value = environment.get(variable, "").strip()
+    file = environment.get(f"{variable}_FILE", "")
+    if value and file:
+        raise SecretError(f"{variable} and {variable}_FILE are both given: give one")
+    if not file:
+        return value or None
+    try:
+        with Path(file).open("rb") as opened:
+            data = opened.read(MOST_BYTES + 1)
+        text = data.decode().strip()
+    except OSError as error:
+        raise SecretError(f"{variable}_FILE: {file}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise SecretError(f"{variable}_FILE: {file}: expected text") from None
+    if not text or len(data) > MOST_BYTES:
+        size = "nothing" if not text else f"more than {MOST_BYTES} bytes"
+        raise SecretError(f"{variable}_FILE: {file}: holds {size}")
+    return text
