@@ -5,7 +5,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
@@ -22,15 +22,18 @@ from gateway.adapters.metrics import Metrics
 from gateway.adapters.pass_through import PassThrough
 from gateway.adapters.policy_file import PolicyFile
 from gateway.adapters.readiness import Check, Readiness
-from gateway.adapters.secret import load_or_create_secret
+from gateway.adapters.scope_keys_sqlite import SqliteScopeKeys
+from gateway.adapters.secret import SecretError, load_or_create_secret
+from gateway.adapters.secret_setting import secret_setting
 from gateway.adapters.store_guarded import GuardedStore
 from gateway.adapters.store_memory import MemoryStore
 from gateway.adapters.store_sqlite import SqliteStore
-from gateway.adapters.store_tiered import TieredStore
+from gateway.adapters.store_tiered import ColdStore, TieredStore
 from gateway.adapters.upstream_http import HttpUpstream
 from gateway.admitting import Admitter
 from gateway.core.entry_codec import encoded_size
 from gateway.core.errors import UpstreamError
+from gateway.forgetting import Vault
 from gateway.forwarding import Forwarder
 from gateway.observation import Observation, Sink
 from gateway.operations import Operations
@@ -133,16 +136,49 @@ class AgreementVerifier:
             return "fault"
 
 
-def open_store(settings: Settings) -> Store:
+def open_store(settings: Settings, environment: Mapping[str, str]) -> tuple[Store, Vault | None]:
     """Open the entries on disk, with a memory tier in front where one process owns it.
 
     With several workers another one may replace an entry, and nothing tells this one's memory.
+    Raises SecretError.
     """
     file = SqliteStore(settings.data_dir / "entries.sqlite3", max_bytes=settings.store_bytes)
-    disk = GuardedStore(file, read_seconds=DISK_READ_SECONDS, write_seconds=DISK_WRITE_SECONDS)
+    cold, vault = _sealed(file, settings, environment)
+    disk = GuardedStore(cold, read_seconds=DISK_READ_SECONDS, write_seconds=DISK_WRITE_SECONDS)
     if settings.workers > 1 or settings.memory_bytes == 0:
-        return disk
-    return TieredStore(MemoryStore(max_bytes=settings.memory_bytes), disk)
+        return disk, vault
+    return TieredStore(MemoryStore(max_bytes=settings.memory_bytes), disk), vault
+
+
+def _sealed(
+    store: ColdStore, settings: Settings, environment: Mapping[str, str]
+) -> tuple[ColdStore, Vault | None]:
+    """Put encryption around what lasts, where master keys are given. Raises SecretError."""
+    given = secret_setting(environment, "ENCRYPTION_KEYS")
+    path = settings.data_dir / "scope-keys.sqlite3"
+    if given is None:
+        if path.exists():
+            log.warning(
+                "%s is there, but REFRAIN_ENCRYPTION_KEYS is not given: entries are stored in "
+                "clear, and what is encrypted is not found",
+                path,
+            )
+        return store, None
+    # Costs 70 ms to import.
+    from gateway.adapters.sealing import MasterKeyError, parse_master_keys  # noqa: PLC0415
+    from gateway.adapters.store_sealed import SealedStore  # noqa: PLC0415
+
+    try:
+        masters = parse_master_keys(given)
+    except MasterKeyError as error:
+        raise SecretError(f"REFRAIN_ENCRYPTION_KEYS: {error}") from None
+    log.info(
+        "entries are encrypted under the master key %s%s",
+        masters.first.name,
+        "".join(f", {key.name} is read" for key in masters.rest),
+    )
+    sealed = SealedStore(store, masters, SqliteScopeKeys(path, clock=time.time), clock=time.time)
+    return sealed, sealed
 
 
 def engine_ready(upstream: HttpUpstream, *, required: bool) -> Check:
@@ -183,7 +219,7 @@ def create_app(
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     policies = PolicyFile(settings.policy or default_policy())
     secret = load_or_create_secret(settings.data_dir)
-    store = open_store(settings)
+    store, _vault = open_store(settings, os.environ)
     upstream = HttpUpstream(
         settings.upstream[0],
         name=settings.upstream_name,
@@ -256,8 +292,7 @@ def create_app(
         now=time.time,
     )
     audit_log = Journal(settings.data_dir / "admin-audit.jsonl")
-    # From the environment, as all secrets: never in a file of settings or on a command line.
-    admin = Admin(operations, audit_log, os.environ.get("REFRAIN_ADMIN_TOKEN") or None)
+    admin = Admin(operations, audit_log, secret_setting(os.environ, "ADMIN_TOKEN"))
     admin.add_routes(app)
     handlers.add_routes(app)
 

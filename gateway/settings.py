@@ -12,7 +12,10 @@ from policies.document import Document, policy_text, read_document
 from policies.problems import PolicyError
 
 ENVIRONMENT_PREFIX = "REFRAIN_"
-_OTHERS = ("parent_pipe", "worker_settings", "data", "model", "publish", "admin_token")
+SECRETS = ("admin_token", "encryption_keys", "upstream_api_key")
+"""Told by the environment alone, or with ``_file`` behind the name by a file that it names."""
+
+_OTHERS = ("parent_pipe", "worker_settings", "data", "model", "publish")
 """Variables of other parts: processes, benchmarks, compose.yaml."""
 
 
@@ -101,7 +104,9 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
 
     They are told, not refused: orchestrators set such variables for a service of this name.
     """
-    known = [ENVIRONMENT_PREFIX + name.upper() for name in (*Settings.model_fields, *_OTHERS)]
+    secrets = (*SECRETS, *(f"{name}_file" for name in SECRETS))
+    names = (*Settings.model_fields, *_OTHERS, *secrets)
+    known = [ENVIRONMENT_PREFIX + name.upper() for name in names]
     told = []
     for name in sorted(environment):
         if name.startswith(ENVIRONMENT_PREFIX) and name not in known:
