@@ -47,7 +47,6 @@ def test_no_bit_may_change_and_no_byte_be_missing_or_added(data_key, encoded, dr
     flipped[at // 8] ^= 1 << at % 8
     for changed in (bytes(flipped), sealed[: at // 8], sealed + b"\x00"):
         with pytest.raises(SealError):
-            read_head(changed)
             unseal(data_key, b"key", changed)
 
 
