@@ -42,7 +42,7 @@ class MemoryStore:
             raise EntryTooLargeError(
                 f"an entry of {size} bytes, at most {self._max_bytes // ENTRY_SHARE} are stored"
             )
-        self._remove(entry.key)
+        self.forget(entry.key)
         for evicted in self._eviction.add(entry.key, size, entry.tokens):
             del self._entries[evicted]
             self._evictions += 1
@@ -51,7 +51,7 @@ class MemoryStore:
     async def delete(self, key: bytes) -> None:
         """See the port."""
         self._check_open()
-        self._remove(key)
+        self.forget(key)
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
         """See the port. ``after`` is the last key of the page before."""
@@ -69,13 +69,18 @@ class MemoryStore:
         """See the port."""
         return StoreStats(len(self._entries), self._eviction.bytes, self._evictions)
 
-    async def close(self) -> None:
+    def clear(self) -> None:
         """Forget everything."""
-        self._closed = True
         self._entries.clear()
         self._eviction = S3Fifo(self._max_bytes)
 
-    def _remove(self, key: bytes) -> None:
+    async def close(self) -> None:
+        """Forget everything."""
+        self._closed = True
+        self.clear()
+
+    def forget(self, key: bytes) -> None:
+        """Forget the entry, if there is one."""
         if self._entries.pop(key, None) is not None:
             self._eviction.remove(key)
 

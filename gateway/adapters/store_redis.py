@@ -30,6 +30,7 @@ from gateway.adapters.store_redis_link import (
     client_options,
 )
 from gateway.adapters.store_redis_lookups import Lookups
+from gateway.adapters.store_redis_news import OwnChanges, RedisNews
 from gateway.adapters.store_redis_scripts import (
     CHANNEL,
     DELETE,
@@ -92,8 +93,10 @@ class RedisStore:
         self._tasks: set[asyncio.Task[None]] = set()
         self._upkeep: asyncio.Task[None] | None = None
         self._closed = False
-        self.origin = secrets.token_hex(8).encode()
-        """Names this store in what is announced of its changes."""
+        # Names this store in what is announced of its changes.
+        self._origin = secrets.token_hex(8).encode()
+        self._own = OwnChanges()
+        self.news = RedisNews(self._link, self._shards, self._shard, self._origin, self._own)
 
     async def get(self, key: bytes) -> Entry | None:
         """See the port. A damaged entry is forgotten and not found."""
@@ -110,7 +113,7 @@ class RedisStore:
         except DamagedEntryError as error:
             _log.warning("store: a damaged entry in Redis is deleted: %s", error)
             digest = sha1(value, usedforsecurity=False).hexdigest()
-            self._spawn(self._change(DISCARD, shard, key, digest))
+            self._spawn(self._change(DISCARD, shard, 0, key, digest))
             return None
         self.touch(key)
         return entry
@@ -130,12 +133,14 @@ class RedisStore:
             raise EntryTooLargeError(
                 f"an entry of {len(value)} bytes, at most {self._max_entry_bytes} are stored"
             )
-        await self._finish(self._put(entry, value))
+        number = self._own.begin()
+        await self._finish(number, self._put(entry, value, number))
 
     async def delete(self, key: bytes) -> None:
         """See the port. Goes on when the caller is cancelled."""
         self._check_open()
-        await self._finish(self._change(DELETE, self._shard(key), key))
+        number = self._own.begin()
+        await self._finish(number, self._change(DELETE, self._shard(key), number, key))
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
         """See the port. ``after`` is shard, score and key of the last entry of the page before."""
@@ -178,6 +183,7 @@ class RedisStore:
         if self._upkeep is not None:
             self._upkeep.cancel()
             await asyncio.wait([self._upkeep])
+        await self.news.close()
         if self._tasks:
             await asyncio.wait(self._tasks)
         for lookups in self._lookups:
@@ -199,15 +205,15 @@ class RedisStore:
         shards = self._shards
         return shards[crc32(key) % len(shards)] if len(shards) > 1 else shards[0]
 
-    async def _put(self, entry: Entry, value: bytes) -> None:
+    async def _put(self, entry: Entry, value: bytes, number: int) -> None:
         shard = self._shard(entry.key)
         arguments = (entry.key, value, self._milliseconds(entry.kept_until), self._room)
         try:
-            await self._change(PUT, shard, *arguments)
+            await self._change(PUT, shard, number, *arguments)
         except RedisFullError:
             # Full of what may not be ours; a cache gives way, as much as it wants to take.
             await self._run(MAKE_ROOM, shard, 2 * len(value))
-            await self._change(PUT, shard, *arguments)
+            await self._change(PUT, shard, number, *arguments)
 
     def _milliseconds(self, until: float) -> int | bytes:
         """Return how long Redis keeps the entry; b'' is without end."""
@@ -216,8 +222,11 @@ class RedisStore:
         seconds = until - self._clock()
         return int(min(max(seconds, KEPT_AT_LEAST), KEPT_AT_MOST) * 1000)
 
-    async def _change(self, script: Script, shard: Shard, key: bytes, *arguments: Any) -> None:
-        await self._run(script, shard, self.origin, key, *arguments, named=(key,))
+    async def _change(
+        self, script: Script, shard: Shard, number: int, key: bytes, *arguments: Any
+    ) -> None:
+        origin = b"%s:%d" % (self._origin, number)
+        await self._run(script, shard, origin, key, *arguments, named=(key,))
 
     async def _run(
         self, script: Script, shard: Shard, *arguments: Any, named: Sequence[bytes] = ()
@@ -227,8 +236,13 @@ class RedisStore:
         self._totals[shard.number] = (entries, size)
         self._evictions += evicted
 
-    async def _finish(self, work: Coroutine[Any, Any, None]) -> None:
-        await asyncio.shield(self._spawn(work))
+    async def _finish(self, number: int, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await asyncio.shield(self._spawn(work))
+        except BaseException:
+            self._own.abandoned(number)
+            raise
+        self._own.ended(number)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -259,6 +273,7 @@ class RedisStore:
             raise StoreError("the store is closed")
         if self._upkeep is None:
             self._upkeep = asyncio.create_task(self._keep_up())
+            self.news.start()
 
 
 def _decoded(value: bytes, key: bytes) -> Entry:

@@ -30,6 +30,7 @@ class ClusterServers:
         self._clients: dict[Address, Any] = {}
         self._ranges: list[tuple[int, int, Address]] = []
         self._moved: dict[int, Address] = {}
+        self._listened = 0
         self._learning = asyncio.Lock()
 
     async def ask(self, slot: int, *arguments: Any) -> Any:
@@ -47,6 +48,12 @@ class ClusterServers:
             # A node may have been replaced: before the next call the slots are asked for again.
             self._ranges, self._moved = [], {}
             raise
+
+    def listener(self) -> Any:
+        """See ``Servers``. Every node hears what is announced on any."""
+        self._listened += 1
+        host, port = self._known[self._listened % len(self._known)]
+        return client({**self._options, "host": host, "port": port})
 
     async def close(self) -> None:
         """See ``Servers``."""

@@ -7,7 +7,9 @@ answer from it; the next call opens a new one.
 
 import asyncio
 import re
-from collections.abc import Awaitable, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -24,6 +26,7 @@ from redis.exceptions import (
     OutOfMemoryError,
     ReadOnlyError,
     RedisClusterException,
+    RedisError,
     ResponseError,
     TryAgainError,
 )
@@ -77,11 +80,19 @@ _KINDS: dict[str, type[StoreError]] = {
 }
 
 
+Listen = Callable[[float], Awaitable[tuple[bytes, bytes] | None]]
+"""Returns the next message, channel and data, or None when none comes in so many seconds."""
+
+
 class Servers(Protocol):
     """Where commands go, by the slot of their keys."""
 
     async def ask(self, slot: int, *arguments: Any) -> Any:
         """Send a command, return its answer. Raises what redis-py raises."""
+        ...
+
+    def listener(self) -> Any:
+        """Return a client of its own to listen with; in a cluster another node's each time."""
         ...
 
     async def close(self) -> None:
@@ -93,11 +104,16 @@ class OneServer:
     """See ``Servers``: one has all slots."""
 
     def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
         self._client = client(options)
 
     async def ask(self, slot: int, *arguments: Any) -> Any:  # noqa: ARG002 - the port's
         """See ``Servers``."""
         return await self._client.execute_command(*arguments)
+
+    def listener(self) -> Any:
+        """See ``Servers``."""
+        return client(self._options)
 
     async def close(self) -> None:
         """See ``Servers``."""
@@ -124,6 +140,29 @@ class RedisLink:
         """Return the script's answer; ``named`` are the entries it is about. Raises StoreError."""
         keys = (*shard.index, *(shard.name(key) for key in named))
         return await self._bounded(self._run(script, shard.slot, (len(keys), *keys, *arguments)))
+
+    @asynccontextmanager
+    async def subscribed(self, *channels: bytes) -> AsyncIterator[Listen]:
+        """Listen on a connection of its own. Raises StoreError, while listening too."""
+        listener = self._servers.listener()
+        pubsub = listener.pubsub(ignore_subscribe_messages=True)
+
+        async def next_message(seconds: float) -> tuple[bytes, bytes] | None:
+            until = time.monotonic() + seconds
+            while (left := until - time.monotonic()) > 0:
+                message = await pubsub.get_message(timeout=left)
+                if message is not None:
+                    return message["channel"], message["data"]
+            return None
+
+        try:
+            await self._bounded(pubsub.subscribe(*channels))
+            yield next_message
+        except (RedisError, OSError) as error:
+            raise told(error) from None
+        finally:
+            await pubsub.aclose()
+            await listener.aclose()
 
     async def close(self) -> None:
         """Close the connections."""

@@ -189,6 +189,15 @@ return told(evict(tonumber(ARGV[4]), nil))
 """)
 """Write down uses, oldest first, and come within the bound."""
 
+BEAT = Script("""
+-- Refused by a full Redis; then there is none until there is room.
+redis.pcall('HSETNX', KEYS[4], 'epoch', ARGV[5])
+local epoch, seq = unpack(redis.call('HMGET', KEYS[4], 'epoch', 'seq'))
+local beat = table.concat({ARGV[3], epoch or '-', seq or 0, ARGV[4]}, ' ')
+return redis.call('PUBLISH', ARGV[2], beat)
+""")
+"""Say what was announced last. Arguments: prefix, channel, shard, when it set out, a new epoch."""
+
 WALK = Script("""
 local ends, prefix = KEYS[2], ARGV[1]
 local score, last, limit = ARGV[2], ARGV[3], tonumber(ARGV[4])

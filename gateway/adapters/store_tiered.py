@@ -4,12 +4,14 @@ Law: in this process the hot tier never answers with what a put or delete has al
 the cold store. A key leaves the hot tier when a change of it begins, and comes back only from a
 read or change that no other change of that key overlapped.
 
-Only for the one process that changes the cold store: no message tells this memory of another
-worker's put or delete, so with several workers the composition root leaves the hot tier off. An
-entry that the cold store evicts may stay hot; it is as good as before.
+Where others change the cold store too, they must be heard of (``News``): a change made elsewhere
+is one that overlaps, and while it is not certain that changes would be told, the hot tier is not
+used. A store without news is for one process, so with several workers on one disk the composition
+root leaves the hot tier off. An entry that the cold store evicts may stay hot; it is as good as
+before.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,6 +28,30 @@ class ColdStore(Store, Protocol):
         ...
 
 
+class HotStore(Store, Protocol):
+    """A store whose methods never suspend."""
+
+    def forget(self, key: bytes) -> None:
+        """Forget the entry, if there is one."""
+        ...
+
+    def clear(self) -> None:
+        """Forget everything."""
+        ...
+
+
+class News(Protocol):
+    """Tells of changes that others make in the cold store."""
+
+    def listen(self, changed: Callable[[bytes], None], lost: Callable[[], None]) -> None:
+        """Call ``changed`` for each changed key, ``lost`` when changes may have been missed."""
+        ...
+
+    def current(self, key: bytes) -> bool:
+        """Tell whether changes of this key, but for the very latest, were told."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class _Operation:
     """A read or change of a key in the cold store, while it is under way."""
@@ -37,17 +63,21 @@ class _Operation:
 class TieredStore:
     """See the port ``Store``. Owns both stores; used from one event loop."""
 
-    def __init__(self, hot: Store, cold: ColdStore) -> None:
+    def __init__(self, hot: HotStore, cold: ColdStore, news: News | None = None) -> None:
         self._hot = hot
         self._cold = cold
+        self._news = news
         self._under_way: dict[bytes, set[_Operation]] = {}
+        if news is not None:
+            news.listen(self._changed, self._lost)
 
     async def get(self, key: bytes) -> Entry | None:
-        """See the port. Does not suspend when the hot tier has the entry."""
-        entry = await self._hot.get(key)
-        if entry is not None:
-            self._cold.touch(key)
-            return entry
+        """See the port. Does not suspend when the hot tier has the entry and may be used."""
+        if self._news is None or self._news.current(key):
+            entry = await self._hot.get(key)
+            if entry is not None:
+                self._cold.touch(key)
+                return entry
         with self._operation(key, changes=False) as read:
             entry = await self._cold.get(key)
             if entry is not None and read.undisturbed:
@@ -81,7 +111,20 @@ class TieredStore:
         await self._hot.close()
         await self._cold.close()
 
+    def _changed(self, key: bytes) -> None:
+        self._hot.forget(key)
+        for operation in self._under_way.get(key, ()):
+            operation.undisturbed = False
+
+    def _lost(self) -> None:
+        self._hot.clear()
+        for operations in self._under_way.values():
+            for operation in operations:
+                operation.undisturbed = False
+
     async def _warm(self, entry: Entry) -> None:
+        if self._news is not None and not self._news.current(entry.key):
+            return
         # The hot tier is smaller; what is too large for it is served from the cold one.
         with suppress(EntryTooLargeError):
             await self._hot.put(entry)

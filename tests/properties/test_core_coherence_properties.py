@@ -1,0 +1,99 @@
+"""Whatever is lost on the way: no copy outlives a change by more than the bound."""
+
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.coherence import (
+    ASTRAY,
+    PROVEN_SECONDS,
+    Following,
+    Hearing,
+    beat,
+    changed,
+    proven,
+)
+
+happenings = st.sampled_from(
+    ["change", "beat", "deliver", "deliver", "drop", "cut", "read", "read", "flush"]
+)
+steps = st.lists(st.one_of(happenings, st.floats(0.01, 0.7)), max_size=80)
+
+
+@dataclass
+class World:
+    """A store, its announcements on the way, and one listener with a copy."""
+
+    now: float = 0.0
+    epoch: int = 0
+    seq: int = 0
+    version: int = 0
+    replaced_at: dict[int, float] = field(default_factory=dict)
+    way: list[tuple[str, int, int, float]] = field(default_factory=list)
+    hearing: Hearing = ASTRAY
+    copy: int | None = None
+
+    def change(self):
+        self.replaced_at[self.version] = self.now
+        self.version += 1
+        self.seq += 1
+        self.way.append(("change", self.epoch, self.seq, self.now))
+
+    def flush(self):
+        self.change()
+        self.way.pop()
+        self.epoch, self.seq = self.epoch + 1, 0
+
+    def beat(self):
+        self.way.append(("beat", self.epoch, self.seq, self.now))
+
+    def deliver(self):
+        kind, epoch, seq, sent = self.way.pop(0)
+        before = self.hearing
+        if kind == "beat":
+            self.hearing = beat(before, b"%d" % epoch, seq, sent)
+            if ASTRAY in (before, self.hearing):
+                self.copy = None
+        elif before != ASTRAY:
+            self.hearing = changed(before, b"%d" % epoch, seq)
+            self.copy = None
+
+    def drop(self):
+        self.way.pop(0)
+
+    def cut(self):
+        self.way.clear()
+
+    def read(self):
+        if proven(self.hearing, self.now):
+            self.copy = self.version
+
+
+@given(steps)
+def test_a_copy_outlives_a_change_by_no_more_than_the_bound(steps):
+    world = World()
+    for step in steps:
+        if isinstance(step, float):
+            world.now += step
+        elif world.way or step not in ("deliver", "drop"):
+            getattr(world, step)()
+        if world.copy is not None and proven(world.hearing, world.now):
+            replaced_at = world.replaced_at.get(world.copy, world.now)
+            assert world.now - replaced_at <= PROVEN_SECONDS
+
+
+@given(st.integers(0, 50), st.floats(0, 1))
+def test_where_nothing_is_lost_nothing_goes_astray(changes, sent):
+    hearing = beat(ASTRAY, b"e", 7, sent)
+    for n in range(changes):
+        hearing = changed(hearing, b"e", 8 + n)
+    assert hearing == Following(b"e", 7 + changes, sent)
+    assert beat(hearing, b"e", 7 + changes, sent + 1) == Following(b"e", 7 + changes, sent + 1)
+
+
+def test_a_beat_proves_from_when_it_set_out():
+    hearing = beat(beat(ASTRAY, b"e", 1, 10.0), b"e", 1, 9.0)
+    assert proven(hearing, 10.0 + PROVEN_SECONDS)
+    assert not proven(hearing, 10.1 + PROVEN_SECONDS)
+    assert not proven(ASTRAY, 0.0)
