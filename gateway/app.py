@@ -35,10 +35,11 @@ from gateway.core.entry_codec import encoded_size
 from gateway.core.errors import UpstreamError
 from gateway.forgetting import Vault
 from gateway.forwarding import Forwarder
+from gateway.loading import Loader
 from gateway.observation import Observation, Sink
 from gateway.operations import Operations
 from gateway.pipeline import Pipeline
-from gateway.ports import Candidate, SemanticUnavailableError, Store
+from gateway.ports import Candidate, Quarantine, SemanticUnavailableError, Store, Upstream
 from gateway.scanning import Scans
 from gateway.settings import Settings
 
@@ -219,7 +220,7 @@ def create_app(
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     policies = PolicyFile(settings.policy or default_policy())
     secret = load_or_create_secret(settings.data_dir)
-    store, _vault = open_store(settings, os.environ)
+    store, vault = open_store(settings, os.environ)
     upstream = HttpUpstream(
         settings.upstream[0],
         name=settings.upstream_name,
@@ -256,11 +257,12 @@ def create_app(
 
     scans = Scans()
     quarantine = QuarantineFile(settings.data_dir / "quarantine.jsonl")
-    forwarder = Forwarder(
-        upstream=upstream,
-        admitter=Admitter(store, semantic, scans, time.time, quarantine),
-        max_answer_bytes=settings.max_answer_bytes,
-    )
+    admitter = Admitter(store, semantic, scans, time.time, quarantine)
+
+    def make_forwarder(to: Upstream) -> Forwarder:
+        return Forwarder(to, admitter, max_answer_bytes=settings.max_answer_bytes)
+
+    forwarder = make_forwarder(upstream)
     pipeline = Pipeline(
         store=store,
         semantic=semantic,
@@ -281,19 +283,9 @@ def create_app(
         begin,
         client_seconds=client_seconds,
     )
-    operations = Operations(
-        store=store,
-        semantic=semantic,
-        quarantine=quarantine,
-        cases=Journal(settings.data_dir / "wrong-hits.jsonl"),
-        policies=policies,
-        scans=scans,
-        size=encoded_size,
-        now=time.time,
-    )
-    audit_log = Journal(settings.data_dir / "admin-audit.jsonl")
-    admin = Admin(operations, audit_log, secret_setting(os.environ, "ADMIN_TOKEN"))
-    admin.add_routes(app)
+    loader = Loader(pipeline, make_forwarder, time.perf_counter)
+    admin = _admin(pipeline, vault, quarantine, settings.data_dir)
+    admin.add_routes(app, load=loader.load)
     handlers.add_routes(app)
 
     async def lifespan(_app: web.Application) -> AsyncIterator[None]:
@@ -317,6 +309,25 @@ def create_app(
 
     app.cleanup_ctx.append(lifespan)
     return app
+
+
+def _admin(
+    pipeline: Pipeline, vault: Vault | None, quarantine: Quarantine, data_dir: Path
+) -> Admin:
+    operations = Operations(
+        store=pipeline.store,
+        semantic=pipeline.semantic,
+        quarantine=quarantine,
+        cases=Journal(data_dir / "wrong-hits.jsonl"),
+        policies=pipeline.policies,
+        scans=pipeline.scans,
+        vault=vault,
+        size=encoded_size,
+        now=time.time,
+    )
+    token = secret_setting(os.environ, "ADMIN_TOKEN")
+    audit_log = Journal(data_dir / "admin-audit.jsonl")
+    return Admin(operations, audit_log, secret=pipeline.secret, token=token)
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -17,6 +17,14 @@ examples:
   refrain serve --upstream https://api.openai.com/v1 --policy policy.yaml --port 9000
   REFRAIN_PORT=9000 refrain serve --config refrain.yaml
 """
+_WARM_EPILOG = """\
+The entries belong to the tenant whose key OPENAI_API_KEY holds (without one: to clients that send
+none). Loading answers needs the operator's token in REFRAIN_ADMIN_TOKEN, if the gateway has one.
+
+examples:
+  refrain warm faq.jsonl --model gpt-4o
+  refrain warm faq.jsonl --model gpt-4o --system "You help customers of Acme." --url http://gw:8080
+"""
 _MAIN_EXAMPLES = """\
 examples:
   refrain demo                                          everything on this machine, on real parts
@@ -88,6 +96,35 @@ def _parser() -> argparse.ArgumentParser:
     _add_shared(demo)
     demo.set_defaults(run=_demo)
 
+    warm = commands.add_parser(
+        "warm",
+        help="load or generate answers to known questions",
+        description="Fill a running gateway's cache from a file of known questions, a JSON object "
+        'a line: {"question": ..., "answer": ...} or {"request": {...}}. Without an answer the '
+        "upstream is asked.",
+        epilog=_WARM_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    warm.add_argument("file", type=Path, metavar="FILE", help="known questions, JSON lines")
+    warm.add_argument("--model", metavar="M", help="model of bare questions")
+    warm.add_argument("--system", metavar="TEXT", help="system message of bare questions")
+    warm.add_argument(
+        "--concurrency", type=_whole, default=4, metavar="N", help="at a time (default: 4)"
+    )
+    _add_url(warm)
+    warm.set_defaults(run=_warm)
+
+    audit = commands.add_parser(
+        "audit",
+        help="scan what is stored with today's detectors of personal data",
+        description="Scan every stored answer of a running gateway again. Exit code 1 when "
+        "personal data is found and stays.",
+    )
+    audit.add_argument("--purge", action="store_true", help="remove what is found")
+    audit.add_argument("--json", action="store_true", help="print JSON")
+    _add_url(audit)
+    audit.set_defaults(run=_audit)
+
     commands.add_parser("backend", help="run the engine alone (refrain backend --help)")
     commands.add_parser("policy", help="check a policy file (refrain policy --help)")
     return parser
@@ -105,6 +142,40 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), help="default: info"
     )
+
+
+def _add_url(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--url",
+        default="http://127.0.0.1:8080",
+        metavar="URL",
+        help="the gateway (default: %(default)s); its token comes from REFRAIN_ADMIN_TOKEN",
+    )
+
+
+def _whole(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= 256:
+        raise argparse.ArgumentTypeError("expected a number from 1 to 256")
+    return number
+
+
+def _warm(options: argparse.Namespace) -> int:
+    from gateway.operator_commands import warm
+
+    return warm(
+        options.file,
+        url=options.url,
+        model=options.model,
+        system=options.system,
+        concurrency=options.concurrency,
+    )
+
+
+def _audit(options: argparse.Namespace) -> int:
+    from gateway.operator_commands import audit
+
+    return audit(url=options.url, purge=options.purge, as_json=options.json)
 
 
 def _flags(options: argparse.Namespace) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import orjson
 from gateway.core.conversation import answer_text
 from gateway.core.selection import Selection
 from gateway.core.types import Entry
+from gateway.forgetting import Vault, forget_scope
 from gateway.ports import (
     PolicySource,
     Quarantine,
@@ -83,6 +84,7 @@ class Operations:
     cases: Cases
     policies: PolicySource
     scans: Scans
+    vault: Vault | None
     size: Callable[[Entry], int]
     now: Callable[[], float]
 
@@ -133,6 +135,16 @@ class Operations:
             )
         await self._remove([key])
         return entry
+
+    async def forget(self, scope: bytes, *, dry_run: bool) -> Purged:
+        """Forget a scope, its keys of encryption included; return what it had.
+
+        Raises StoreError.
+        """
+        purged = await self.purge(Selection(scope=scope), dry_run=True)
+        if not dry_run:
+            await forget_scope(scope, store=self.store, semantic=self.semantic, vault=self.vault)
+        return purged
 
     async def rescan(self, *, purge: bool) -> Rescan:
         """Scan every stored answer with today's detectors; purge what they find if told to.

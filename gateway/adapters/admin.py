@@ -17,10 +17,12 @@ from gateway.adapters.journal import Journal
 from gateway.core.admin_access import admin_refusal
 from gateway.core.errors import error_body
 from gateway.core.headers import folded
+from gateway.core.key import identify, scope_id
 from gateway.core.selection import SelectionError, parse_selection, read_hash
 from gateway.core.types import Entry
 from gateway.operations import Operations
 from gateway.ports import StoreError
+from policies.decide import Scope
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +37,11 @@ _LISTED = ("key", "scope", "model", "tag", "rule")
 class Admin:
     """HTTP handlers of the operator's API."""
 
-    def __init__(self, operations: Operations, audit_log: Journal, token: str | None) -> None:
+    def __init__(
+        self, operations: Operations, audit_log: Journal, *, secret: bytes, token: str | None
+    ) -> None:
         self._operations = operations
+        self._secret = secret
         self._audit_log = audit_log
         self._token = token
 
@@ -46,6 +51,8 @@ class Admin:
             "purge": self._purge,
             "wrong": self._wrong,
             "audit": self._audit,
+            "forget": self._forget,
+            "scope": self._scope,
             **more,
         }
         app.router.add_get("/admin/entries", self._guarded(self._list))
@@ -161,6 +168,31 @@ class Admin:
         purge = _switch(asked, "purge", default=False)
         _nothing_else(asked, "purge")
         return asdict(await self._operations.rescan(purge=purge))
+
+    async def _forget(self, asked: dict[str, Any]) -> dict[str, Any]:
+        dry_run = _switch(asked, "dry_run", default=True)
+        scope = read_hash("scope", asked.pop("scope", None))
+        _nothing_else(asked, "scope, dry_run")
+        forgotten = await self._operations.forget(scope, dry_run=dry_run)
+        return {"dry_run": dry_run, **asdict(forgotten)}
+
+    async def _scope(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Tell the scope ids of whoever sends these headers and names this user."""
+        headers, user = asked.pop("headers", {}), asked.pop("user", None)
+        _nothing_else(asked, "headers, user")
+        if not isinstance(headers, dict) or not all(isinstance(v, str) for v in headers.values()):
+            raise SelectionError("headers", "an object of texts")
+        if not isinstance(user, str | None):
+            raise SelectionError("user", "text")
+        tenant = identify({name.lower(): value for name, value in headers.items()})
+        users = () if user is None else (user,)
+        scopes = [scope for scope in Scope if scope is not Scope.USER or users]
+        return {
+            scope.value: scope_id(
+                self._secret, scope, tenant, users if scope is Scope.USER else ()
+            ).hex()
+            for scope in scopes
+        }
 
 
 async def _unknown(request: web.Request) -> web.Response:

@@ -109,6 +109,13 @@ async def test_a_purge_by_key_or_of_all(gateway, kept):
         ("wrong", {"entry": "0" * 64, "question": 5}, "question"),
         ("wrong", {"entry": "0" * 64, "qestion": "x"}, "qestion"),
         ("audit", {"purge": 1}, "purge"),
+        ("forget", {}, "scope"),
+        ("forget", {"scope": "0" * 64, "all": True}, "all"),
+        ("scope", {"headers": {"authorization": 5}}, "headers"),
+        ("scope", {"user": 5}, "user"),
+        ("load", {}, "request"),
+        ("load", {"request": {}, "answer": {}, "endpoint": "/v1/x"}, "endpoint"),
+        ("load", {"request": {}, "answer": "text"}, "answer"),
         ("audit", {"all": True}, "all"),
     ],
 )
@@ -151,6 +158,30 @@ async def test_calling_an_unknown_entry_wrong_bars_its_key_all_the_same(gateway)
     told = await admin(gateway, "wrong", entry="ab" * 32)
     assert told["evicted"] is False
     assert "ab" * 32 in (gateway.data_dir / "quarantine.jsonl").read_text()
+
+
+async def test_a_scope_is_told_by_who_asks_and_forgotten_alone(gateway):
+    anna, bert = ({"Authorization": f"Bearer {name}"} for name in ("anna", "bert"))
+    for headers in (anna, bert):
+        await gateway.ask("How do I pay?", headers=headers)
+    scope = (await admin(gateway, "scope", headers=anna))["tenant"]
+    assert len(await entries(gateway, f"?scope={scope}")) == 1
+    assert (await admin(gateway, "forget", scope=scope))["entries"] == 1
+    assert len(await entries(gateway)) == 2
+    assert (await admin(gateway, "forget", scope=scope, dry_run=False))["entries"] == 1
+    assert "fwd=miss" in (await gateway.ask("How do I pay?", headers=anna)).cache
+    assert "hit" in (await gateway.ask("How do I pay?", headers=bert)).cache
+
+
+async def test_scope_ids_differ_by_kind_and_user_and_tell_no_key(gateway):
+    headers = {"authorization": "Bearer anna"}
+    told = await admin(gateway, "scope", headers=headers, user="kim")
+    assert set(told) == {"tenant", "user", "public"}
+    assert len(set(told.values())) == 3
+    other = await admin(gateway, "scope", headers=headers, user="lee")
+    assert other["user"] != told["user"]
+    assert other["tenant"] == told["tenant"]
+    assert b"anna" not in (gateway.data_dir / "admin-audit.jsonl").read_bytes()
 
 
 async def test_an_audit_finds_and_purges_what_todays_detectors_see(start_gateway, tmp_path):

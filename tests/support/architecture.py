@@ -22,8 +22,8 @@ IMPURE_CALLS = frozenset({"open", "print", "input", "__import__", "exec", "eval"
 COMMANDS = frozenset({"policies.cli"})
 """Pure but for reading the file they are given and printing."""
 
-ROOTS = frozenset({"gateway.app", "gateway.worker"})
-"""Where adapters are chosen: the composition root and the process around it."""
+ROOTS = frozenset({"gateway.app", "gateway.worker", "gateway.operator_commands"})
+"""Where adapters are chosen: the composition root, the process around it, commands of their own."""
 
 CROSSINGS = {
     "gateway.app": ("embeddings.client", "embeddings.verify"),

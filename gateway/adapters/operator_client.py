@@ -1,0 +1,72 @@
+"""A running gateway as the operator's commands see it, over HTTP."""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from aiohttp import ClientError, ClientSession
+
+from gateway.core.known import Known
+
+
+class CallError(Exception):
+    """The gateway could not be asked, or refused; the message is for the operator."""
+
+
+class Gateway:
+    """A running gateway as the operator's commands see it."""
+
+    def __init__(self, session: ClientSession, url: str, environment: Mapping[str, str]) -> None:
+        self._session = session
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self._token = environment.get("REFRAIN_ADMIN_TOKEN")
+        self.api_key = environment.get("OPENAI_API_KEY")
+
+    async def admin(self, action: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Ask for an operator's action. Raises CallError."""
+        headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
+        status, _, reply = await self._post(f"/admin/{action}", asked, headers)
+        if status != HTTPStatus.OK:
+            raise CallError(_told(status, reply))
+        return reply
+
+    async def ask(self, known: Known) -> str:
+        """Send a request as its client would; return what Cache-Status says. Raises CallError."""
+        status, cache, reply = await self._post(
+            known.endpoint.value, known.request, self.tenant_headers
+        )
+        if status != HTTPStatus.OK:
+            raise CallError(_told(status, reply))
+        return cache
+
+    @property
+    def tenant_headers(self) -> dict[str, str]:
+        """Headers of the tenant whose entries these are."""
+        return {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
+
+    async def _post(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> tuple[int, str, dict[str, Any]]:
+        sent = {"Content-Type": "application/json", **headers}
+        url = self._url + path
+        try:
+            async with self._session.post(url, data=orjson.dumps(body), headers=sent) as reply:
+                raw = await reply.read()
+        except (ClientError, TimeoutError, OSError) as error:
+            raise CallError(
+                f"{self._url} cannot be asked: {error or type(error).__name__}"
+            ) from None
+        try:
+            parsed = orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            parsed = {}
+        return reply.status, reply.headers.get("Cache-Status", ""), parsed
+
+
+def _told(status: int, reply: dict[str, Any]) -> str:
+    match reply:
+        case {"error": {"message": str(message)}}:
+            return f"{status}: {message}"
+        case _:
+            return f"{status}"

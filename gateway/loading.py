@@ -1,0 +1,107 @@
+"""Store an answer that is known already, by the way that every answer takes.
+
+Law: there is no second path into the cache. The request goes through the pipeline, policy, scan
+and admission included, and only the upstream is a stand-in that answers what is known.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from gateway.core.errors import RequestError
+from gateway.core.selection import SelectionError
+from gateway.core.types import Endpoint
+from gateway.exchange import Inbound
+from gateway.forwarding import Forwarder
+from gateway.observation import Observation
+from gateway.pipeline import Pipeline
+from gateway.ports import Upstream
+
+
+@dataclass(frozen=True, slots=True)
+class KnownReply:
+    """A reply whose body is there already; see the port ``UpstreamReply``."""
+
+    body: bytes
+    status: int = 200
+    headers: Sequence[tuple[str, str]] = (("Content-Type", "application/json"),)
+    content_type: str = "application/json"
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body."""
+        yield self.body
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAnswer:
+    """Stands in for the upstream ``name``; see the port ``Upstream``."""
+
+    name: str
+    body: bytes
+
+    @asynccontextmanager
+    async def send(
+        self, path: str, headers: Sequence[tuple[str, str]], body: bytes
+    ) -> AsyncIterator[KnownReply]:
+        """Answer what is known, whatever is asked."""
+        del path, headers, body
+        yield KnownReply(self.body)
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """Stores known answers. ``forwarder`` makes one for an upstream that stands in."""
+
+    pipeline: Pipeline
+    forwarder: Callable[[Upstream], Forwarder]
+    clock: Callable[[], float]
+
+    async def load(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Store ``answer`` for ``request`` in place of any other, as the tenant of ``headers``.
+
+        Return ``stored`` and, where it was not, the ``reason``. Raises SelectionError.
+        """
+        endpoint, headers, request, answer = _read(asked)
+        upstream = KnownAnswer(self.pipeline.forwarder.upstream.name, orjson.dumps(answer))
+        forwarder = self.forwarder(upstream)
+        pipeline = replace(self.pipeline, forwarder=forwarder)
+        seen = Observation(endpoint.value, self.clock(), self.clock, ())
+        asking = {**headers, "cache-control": "no-cache"}
+        inbound = Inbound(endpoint.value, asking, tuple(asking.items()), orjson.dumps(request))
+        try:
+            reply = await pipeline.answer(endpoint, inbound, seen)
+            if reply.resources is not None:
+                await reply.resources.aclose()
+        except RequestError as error:
+            raise SelectionError("request", f"a request that can be made ({error})") from None
+        finally:
+            await forwarder.close()
+        if seen.stored:
+            return {"stored": True, "reason": None}
+        reason = seen.declined or seen.reason
+        return {"stored": False, "reason": None if reason is None else reason.value}
+
+
+def _read(
+    asked: Mapping[str, Any],
+) -> tuple[Endpoint, dict[str, str], dict[str, Any], dict[str, Any]]:
+    fields = ("endpoint", "headers", "request", "answer")
+    for field in asked:
+        if field not in fields:
+            raise SelectionError(field, f"one of the fields {', '.join(fields)}")
+    try:
+        endpoint = Endpoint(asked.get("endpoint", Endpoint.CHAT.value))
+    except ValueError:
+        known = ", ".join(endpoint.value for endpoint in Endpoint)
+        raise SelectionError("endpoint", f"one of {known}") from None
+    headers = asked.get("headers", {})
+    if not isinstance(headers, dict) or not all(isinstance(v, str) for v in headers.values()):
+        raise SelectionError("headers", "an object of texts")
+    for field in ("request", "answer"):
+        if not isinstance(asked.get(field), dict):
+            raise SelectionError(field, "an object")
+    lowered = {name.lower(): value for name, value in headers.items()}
+    return endpoint, lowered, {**asked["request"], "stream": False}, asked["answer"]
