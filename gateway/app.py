@@ -18,6 +18,7 @@ from embeddings.verify.agreement import agree
 from gateway.adapters.admin import Admin
 from gateway.adapters.handlers import Handlers
 from gateway.adapters.journal import Journal, QuarantineFile
+from gateway.adapters.key_file import Access
 from gateway.adapters.metrics import Metrics
 from gateway.adapters.pass_through import PassThrough
 from gateway.adapters.policy_file import PolicyFile
@@ -151,6 +152,21 @@ def open_store(settings: Settings, environment: Mapping[str, str]) -> tuple[Stor
     return TieredStore(MemoryStore(max_bytes=settings.memory_bytes), disk), vault
 
 
+def _upstream_key(environment: Mapping[str, str], *, own_keys: bool) -> str | None:
+    """Return the key the gateway itself has for the upstream. Raises SecretError."""
+    api_key = secret_setting(environment, "UPSTREAM_API_KEY")
+    if api_key is None:
+        return None
+    if not own_keys:
+        raise SecretError(
+            "REFRAIN_UPSTREAM_API_KEY is given, but not gateway_keys: whoever reaches the gateway "
+            "could spend it"
+        )
+    if not (api_key.isascii() and api_key.isprintable()) or " " in api_key:
+        raise SecretError("REFRAIN_UPSTREAM_API_KEY: expected a key: one word of ASCII")
+    return api_key
+
+
 def _sealed(
     store: ColdStore, settings: Settings, environment: Mapping[str, str]
 ) -> tuple[ColdStore, Vault | None]:
@@ -215,14 +231,17 @@ def create_app(
 ) -> web.Application:
     """Build the gateway. ``semantic_socket`` is None where semantic lookup is not installed.
 
-    Raises PolicyError, OSError and SecretError when it cannot start.
+    Raises PolicyError, KeyRingError, OSError and SecretError when it cannot start.
     """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     policies = PolicyFile(settings.policy or default_policy())
     secret = load_or_create_secret(settings.data_dir)
     store, vault = open_store(settings, os.environ)
+    access = Access(settings.gateway_keys, settings.denied_keys)
     upstream = HttpUpstream(
         settings.upstream[0],
+        own_credential=access.own_keys,
+        api_key=_upstream_key(os.environ, own_keys=access.own_keys),
         name=settings.upstream_name,
         connect_seconds=settings.connect_timeout,
         read_seconds=settings.read_timeout,
@@ -253,6 +272,7 @@ def create_app(
                 "problem": policies.problem,
             },
             "semantic": "on" if semantic is not None else "off",
+            "keys": access.details(),
         }
 
     scans = Scans()
@@ -272,6 +292,7 @@ def create_app(
         scans=scans,
         secret=secret,
         now=time.time,
+        salts_caches=settings.upstream_cache_salt,
     )
     app = web.Application(client_max_size=settings.max_body_bytes)
     client_seconds = settings.client_timeout
@@ -281,6 +302,7 @@ def create_app(
         Readiness(checks, details),
         metrics.page,
         begin,
+        access=access,
         client_seconds=client_seconds,
     )
     loader = Loader(pipeline, make_forwarder, time.perf_counter)
@@ -301,10 +323,11 @@ def create_app(
                 learning = asyncio.create_task(semantic.learn(ENCODER_POLL_SECONDS))
                 stack.push_async_callback(_ended, learning)
             stack.push_async_callback(forwarder.close)
-            watch = asyncio.create_task(
-                policies.watch(POLICY_POLL_SECONDS, metrics.policy_reloaded)
-            )
-            stack.push_async_callback(_ended, watch)
+            for watch in (
+                policies.watch(POLICY_POLL_SECONDS, metrics.policy_reloaded),
+                access.watch(),
+            ):
+                stack.push_async_callback(_ended, asyncio.create_task(watch))
             yield
 
     app.cleanup_ctx.append(lifespan)

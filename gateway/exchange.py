@@ -12,13 +12,14 @@ class Inbound:
     """A request to a cached endpoint.
 
     ``target`` is path and query. ``headers`` are by lower-case name, repeated lines joined;
-    ``fields`` are the lines as they came.
+    ``fields`` are the lines as they came. ``holder`` is whose gateway key it bears, if one.
     """
 
     target: str
     headers: Mapping[str, str]
     fields: Iterable[tuple[str, str]]
     raw: bytes
+    holder: str | None = None
 
     @property
     def query(self) -> str:

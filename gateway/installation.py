@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
+from gateway.core.access import KeyRingError, read_key_ring
 from gateway.process import WORKER_SETTINGS, configure_logging
 from gateway.settings import Settings
 from gateway.supervisor import Child, Supervisor
@@ -117,15 +118,20 @@ def _check(settings: Settings) -> None:
         settings.data_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StartError(f"{settings.data_dir}: {error.strerror or error}") from None
-    if settings.policy is None:
-        return
-    try:
-        data = settings.policy.read_bytes()
-        parse_policy(policy_text(data, str(settings.policy)), str(settings.policy))
-    except OSError as error:
-        raise StartError(f"{settings.policy}: {error.strerror or error}") from None
-    except PolicyError as error:
-        raise StartError(str(error), 2) from None
+    checks = (
+        (settings.policy, lambda data, source: parse_policy(policy_text(data, source), source)),
+        (settings.gateway_keys, read_key_ring),
+        (settings.denied_keys, read_key_ring),
+    )
+    for path, check in checks:
+        if path is None:
+            continue
+        try:
+            check(path.read_bytes(), str(path))
+        except OSError as error:
+            raise StartError(f"{path}: {error.strerror or error}") from None
+        except (PolicyError, KeyRingError) as error:
+            raise StartError(str(error), 2) from None
 
 
 def _digest(file: Path) -> str:

@@ -8,7 +8,7 @@ bypass, never as an error to the client.
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 import orjson
@@ -16,7 +16,7 @@ import orjson
 from gateway.core.canonical import BodyError, parse_body
 from gateway.core.conversation import last_user_text, prompt_text, system_text
 from gateway.core.errors import ClientError, RequestError
-from gateway.core.key import identify
+from gateway.core.key import Tenant, cache_salt, identify
 from gateway.core.lookup import (
     FetchCandidate,
     Forward,
@@ -30,6 +30,7 @@ from gateway.core.lookup import (
     bypass,
     start,
 )
+from gateway.core.outbound import with_priority, with_salt, without_salt
 from gateway.core.plan import Plan, plan_request
 from gateway.core.render import render_stream
 from gateway.core.status import Forwarded, RefusedStatus
@@ -48,7 +49,7 @@ from gateway.ports import (
     Verifier,
 )
 from gateway.scanning import ScanFailedError, Scans
-from policies.decide import RequestFacts
+from policies.decide import Decision, RequestFacts
 from policies.freshness import parse_directives
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,8 @@ class Pipeline:
     scans: Scans
     secret: bytes
     now: Callable[[], float]
+    salts_caches: bool = False
+    """Whether the upstream knows ``cache_salt``, so that the gateway gives it one a tenant."""
 
     async def answer(self, endpoint: Endpoint, inbound: Inbound, seen: Observation) -> Reply:
         """Return the reply to one request. Raises RequestError for faults the client is told."""
@@ -79,7 +82,10 @@ class Pipeline:
         seen.model = body["model"]
         seen.streamed = body.get("stream") is True
         active = self.policies.active
-        state = self._plan(endpoint, body, inbound, active, seen)
+        tenant = identify(inbound.headers, inbound.holder)
+        decision = _decide(endpoint, body, inbound, tenant, active)
+        seen.rule = decision.rule
+        state = self._plan(endpoint, body, inbound, active, tenant=tenant, decision=decision)
         while True:
             match state:
                 case LookUpExact():
@@ -101,6 +107,7 @@ class Pipeline:
                     seen.outcome = "bypass" if bypassed else "miss"
                     seen.reason = state.status.reason
                     seen.forward = state.status
+                    inbound, body = self._outbound(inbound, body, tenant, decision)
                     exchange = Exchange(endpoint, inbound, body, state, active.scanner, seen)
                     return await self.forwarder.forward(exchange)
                 case _:
@@ -112,27 +119,13 @@ class Pipeline:
         body: dict[str, Any],
         inbound: Inbound,
         active: ActivePolicy,
-        seen: Observation,
+        *,
+        tenant: Tenant,
+        decision: Decision,
     ) -> State:
-        headers = inbound.headers
-        tenant = identify(headers)
-        decision = active.policy.default
-        if active.policy.rules:  # without any, nobody looks at the facts
-            facts = RequestFacts(
-                endpoint=endpoint.value,
-                model=body["model"],
-                headers=headers,
-                credential_sha256=tenant.credential_sha256,
-                organization=tenant.organization,
-                project=tenant.project,
-                last_user_text=last_user_text(endpoint, body),
-                system_text=system_text(body),
-            )
-            decision = active.policy.decide(facts)
-        seen.rule = decision.rule
-        directives = parse_directives(headers.get("cache-control"))
+        directives = parse_directives(inbound.headers.get("cache-control"))
         plan = plan_request(
-            body,
+            without_salt(body) if self.salts_caches else body,
             endpoint=endpoint,
             upstream=self.forwarder.upstream.name,
             query=inbound.query,
@@ -143,6 +136,16 @@ class Pipeline:
             directives=directives,
         )
         return bypass(plan, directives) if isinstance(plan, Reason) else start(plan)
+
+    def _outbound(
+        self, inbound: Inbound, body: dict[str, Any], tenant: Tenant, decision: Decision
+    ) -> tuple[Inbound, dict[str, Any]]:
+        """Return the request as it goes on, with what the gateway says in its own name."""
+        raw = inbound.raw
+        if self.salts_caches:
+            body, raw = with_salt(body, raw, cache_salt(self.secret, tenant))
+        fields = with_priority(inbound.fields, decision.priority)
+        return replace(inbound, raw=raw, fields=fields), body
 
     async def _get(self, key: bytes, *, indexed: bool = False) -> Entry | None:
         """Return the entry; where the index named it, an absent one leaves the index, too."""
@@ -174,6 +177,28 @@ class Pipeline:
             seen.semantic_fault = error.reason
             return []
         return [(candidate.key, candidate.similarity) for candidate in found]
+
+
+def _decide(
+    endpoint: Endpoint,
+    body: dict[str, Any],
+    inbound: Inbound,
+    tenant: Tenant,
+    active: ActivePolicy,
+) -> Decision:
+    if not active.policy.rules:  # nobody would look at the facts
+        return active.policy.default
+    facts = RequestFacts(
+        endpoint=endpoint.value,
+        model=body["model"],
+        headers=inbound.headers,
+        credential_sha256=tenant.credential_sha256,
+        organization=tenant.organization,
+        project=tenant.project,
+        last_user_text=last_user_text(endpoint, body),
+        system_text=system_text(body),
+    )
+    return active.policy.decide(facts)
 
 
 def _parse(endpoint: Endpoint, raw: bytes) -> dict[str, Any]:

@@ -30,6 +30,9 @@ class Settings(BaseModel):
 
     upstream: tuple[str, ...] = Field(default=(), description="OpenAI-style base URL, ends in /v1")
     upstream_name: str | None = None
+    upstream_cache_salt: bool = False
+    gateway_keys: Path | None = None
+    denied_keys: Path | None = None
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65535)
     data_dir: Path = Path(".refrain")

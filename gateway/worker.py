@@ -17,6 +17,7 @@ from aiohttp import web
 
 from gateway.adapters.secret import SecretError
 from gateway.app import create_app
+from gateway.core.access import KeyRingError
 from gateway.process import WORKER_SETTINGS, configure_logging, stop_event
 from gateway.settings import Settings
 from policies.parse import PolicyError
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 engine_required=options.engine_required,
             )
         )
-    except PolicyError as error:
+    except (PolicyError, KeyRingError) as error:
         print(f"refrain: {error}", file=sys.stderr)  # noqa: T201
         return 2
     except (OSError, SecretError) as error:

@@ -10,8 +10,10 @@ import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
+from gateway.adapters.key_file import Access
 from gateway.adapters.pass_through import PassThrough
 from gateway.adapters.readiness import Readiness
+from gateway.core.access import UnauthorizedError
 from gateway.core.errors import ClientError, RequestError, UpstreamError, error_body
 from gateway.core.headers import folded
 from gateway.core.status import RefusedStatus
@@ -24,6 +26,9 @@ log = logging.getLogger(__name__)
 
 Begin = Callable[[str, web.BaseRequest], Observation]
 """Starts the observation of one request: (endpoint, request)."""
+
+HOLDER = web.RequestKey("holder", str)
+"""Whose gateway key a request bears, where there are such keys."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -43,6 +48,7 @@ class Handlers:
         metrics: Callable[[], tuple[bytes, str]],
         begin: Begin,
         *,
+        access: Access,
         client_seconds: float,
     ) -> None:
         self._pipeline = pipeline
@@ -50,6 +56,7 @@ class Handlers:
         self._readiness = readiness
         self._metrics = metrics
         self._begin = begin
+        self._access = access
         self._client_seconds = client_seconds
 
     def add_routes(self, app: web.Application) -> None:
@@ -74,6 +81,7 @@ class Handlers:
         async def handler(request: web.Request) -> web.StreamResponse:
             seen = self._begin(endpoint, request)
             try:
+                self._let_in(request)
                 return await handle(request, seen)
             except RequestError as error:
                 return _refused(error, seen)
@@ -91,6 +99,13 @@ class Handlers:
 
         return handler
 
+    def _let_in(self, request: web.Request) -> None:
+        """Ask for a key where keys are in use. Raises UnauthorizedError."""
+        if self._access.restricted:
+            holder = self._access.holder(folded(request.headers.items()))
+            if holder is not None:
+                request[HOLDER] = holder
+
     def _cached(
         self, endpoint: Endpoint
     ) -> Callable[[web.Request, Observation], Awaitable[web.StreamResponse]]:
@@ -100,6 +115,7 @@ class Handlers:
                 headers=folded(request.headers.items()),
                 fields=request.headers.items(),
                 raw=await self._read(request),
+                holder=request.get(HOLDER),
             )
             seen.request_bytes = len(inbound.raw)
             reply = await self._pipeline.answer(endpoint, inbound, seen)
@@ -178,8 +194,12 @@ def _refused(error: RequestError, seen: Observation) -> web.Response:
             response.headers["Cache-Status"] = seen.forward.header(declined=error.reason)
         seen.outcome, seen.reason = "error", error.reason
     else:
-        seen.outcome, seen.reason = "invalid", Reason.INVALID_REQUEST
-        response.headers["Cache-Status"] = RefusedStatus(Reason.INVALID_REQUEST).header()
+        unauthorized = isinstance(error, UnauthorizedError)
+        reason = Reason.UNAUTHORIZED if unauthorized else Reason.INVALID_REQUEST
+        seen.outcome, seen.reason = "invalid", reason
+        response.headers["Cache-Status"] = RefusedStatus(reason).header()
+        if unauthorized:
+            response.headers["WWW-Authenticate"] = "Bearer"
     return response
 
 

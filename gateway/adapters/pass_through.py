@@ -10,8 +10,10 @@ from aiohttp import ClientResponse, web
 from gateway.adapters.upstream_http import HttpUpstream
 from gateway.core.errors import ClientError, UpstreamError
 from gateway.core.headers import Fields, end_to_end, request_fields, without
+from gateway.core.outbound import with_priority
 from gateway.core.types import Reason
 from gateway.observation import Observation
+from policies.decide import Priority
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +88,8 @@ class PassThrough:
 
 
 def _fields(request: web.Request, seen: Observation) -> Fields:
-    fields = without(request_fields(request.headers.items()), *seen.trace_headers)
+    fields = with_priority(request_fields(request.headers.items()), Priority.NORMAL)
+    fields = without(fields, *seen.trace_headers)
     fields += tuple(seen.trace_headers.items())
     encoded = "Content-Encoding" in request.headers
     if encoded:

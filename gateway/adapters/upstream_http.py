@@ -16,6 +16,7 @@ from aiohttp import (
 from yarl import URL
 
 from gateway.core.errors import UpstreamError
+from gateway.core.outbound import with_key
 from gateway.core.types import Reason
 
 _BODY_HEADERS = frozenset({"content-length", "content-encoding"})
@@ -25,7 +26,8 @@ class HttpUpstream:
     """Sends requests to ``base_url``, which ends in ``/v1``.
 
     ``connect_seconds`` bounds connecting; ``read_seconds`` bounds the wait for the head and
-    between two reads of the body.
+    between two reads of the body. Clients' credentials are passed on unless ``own_credential`` is
+    set: then ``api_key`` takes their place, or nothing.
     """
 
     def __init__(
@@ -35,9 +37,13 @@ class HttpUpstream:
         name: str | None = None,
         connect_seconds: float = 10.0,
         read_seconds: float = 600.0,
+        own_credential: bool = False,
+        api_key: str | None = None,
     ) -> None:
         self._name = name or base_url
         self._origin = base_url.removesuffix("/v1")
+        self._own_credential = own_credential
+        self._api_key = api_key
         self._timeout = ClientTimeout(total=None, connect=connect_seconds, sock_read=read_seconds)
         self._session: ClientSession | None = None
 
@@ -86,6 +92,8 @@ class HttpUpstream:
         """Send any request. Raises UpstreamError; redirects are not followed."""
         if self._session is None:
             raise RuntimeError("the upstream is not open")
+        if self._own_credential:
+            headers = with_key(headers, self._api_key)
         try:
             response = await self._session.request(
                 method,

@@ -8,9 +8,10 @@ HMAC under the server's secret.
 import hashlib
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from gateway.core.access import bearer
 from gateway.core.lazy import lazy
 from gateway.core.types import KEY_VERSION, Endpoint
 from policies.decide import Scope
@@ -39,15 +40,25 @@ def _joined(*fields: bytes) -> bytes:
     return b"".join(len(field).to_bytes(8, "big") + field for field in fields)
 
 
-def identify(headers: Mapping[str, str]) -> Tenant:
-    """Read the tenant from request headers (lower-case names)."""
-    return _tenant(
+def identify(headers: Mapping[str, str], holder: str | None = None) -> Tenant:
+    """Read the tenant from request headers (lower-case names).
+
+    ``holder`` names whose gateway key it is, if it is one: then the name makes the tenant and not
+    the key, so that a new key of the same holder finds what the old one stored.
+    """
+    tenant = _tenant(
         headers.get("authorization") or None,
         headers.get("api-key") or None,
         headers.get("x-api-key") or None,
         headers.get("openai-organization") or None,
         headers.get("openai-project") or None,
     )
+    return tenant if holder is None else replace(tenant, credential=_holder(holder))
+
+
+def _holder(name: str) -> bytes:
+    # Two fields: no list of what the three credential headers hold looks like it.
+    return _joined(b"holder", name.encode())
 
 
 @lru_cache(maxsize=_TENANTS_AT_A_TIME)
@@ -64,8 +75,7 @@ def _tenant(
         return ANONYMOUS
     digest = None
     if given is not None:
-        api_key = (given[7:] if given[:7].lower() == "bearer " else given).strip()
-        digest = hashlib.sha256(api_key.encode(errors="surrogateescape")).hexdigest()
+        digest = hashlib.sha256(bearer(given).encode(errors="surrogateescape")).hexdigest()
     joined = _joined(*((value or "").encode(errors="surrogateescape") for value in credentials))
     return Tenant(joined if given is not None else None, digest, organization, project)
 
@@ -80,6 +90,17 @@ def scope_id(secret: bytes, scope: Scope, tenant: Tenant, user: tuple[str, ...])
         names = _joined(*(name.encode() for name in user))
         return hmac.digest(secret, _owner(scope, tenant) + names, "sha256")
     return hmac.digest(secret, _owner(scope, tenant), "sha256")
+
+
+def cache_salt(secret: bytes, tenant: Tenant) -> str:
+    """Return what keeps the tenant's blocks apart in the upstream's prefix cache."""
+    mine = _joined(
+        b"cache-salt",
+        tenant.credential or b"",
+        (tenant.organization or "").encode(errors="surrogateescape"),
+        (tenant.project or "").encode(errors="surrogateescape"),
+    )
+    return hmac.digest(secret, mine, "sha256").hex()
 
 
 def _owner(scope: Scope, tenant: Tenant) -> bytes:
