@@ -85,7 +85,7 @@ class _Partition:
                 yield key, similarity
 
 
-class VectorIndex:
+class FaissIndex:
     """Unit vectors by partition and key. Not thread-safe: one thread owns it.
 
     A key is in one partition at a time. Vectors are float32 of shape (dimensions,); times are

@@ -35,6 +35,7 @@ from embeddings.messages import (
     Search,
     Vectors,
 )
+from embeddings.ports import VectorIndexError
 from embeddings.text_index import TextIndex, TextIndexSettings, open_text_index
 
 _SWEEP_PERIOD_S: Final = 30.0
@@ -67,6 +68,8 @@ class EmbeddingsService:
             return await _carry_out(self._texts, request)
         except OverloadedError as error:
             return Refused(Reason.OVERLOADED, str(error))
+        except VectorIndexError as error:
+            return Refused(error.reason, str(error))
         except Exception:  # noqa: BLE001 - this one request fails, the next is served
             _log.exception("%s failed", type(request).__name__)
             return Refused(Reason.ERROR, "internal error, see the log of the embeddings service")
@@ -87,7 +90,7 @@ async def _carry_out(texts: TextIndex, request: Request) -> Reply:
             await texts.remove(keys)
             return Done()
         case AskStatus():
-            return await texts.status()
+            return texts.status()
         case Cancel():
             return Done()
         case _:
@@ -131,7 +134,7 @@ async def _sweep_for_ever(texts: TextIndex) -> None:
         await asyncio.sleep(_SWEEP_PERIOD_S)
         try:
             await texts.sweep()
-        except OverloadedError as error:
+        except (OverloadedError, VectorIndexError) as error:
             _log.warning("sweep put off: %s", error)
 
 

@@ -3,14 +3,14 @@
 import asyncio
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from embeddings.index_faiss import VectorIndex
+from embeddings.index_local import open_local_index
 from embeddings.messages import Reason
-from embeddings.text_index import MAX_BULK_BATCH, TextIndex, _Threads
-from embeddings.vector_store import VectorStore
+from embeddings.text_index import MAX_BULK_BATCH, TextIndex
 
 DIGEST = "ab" * 32
 
@@ -43,8 +43,10 @@ def encoder():
 
 @pytest.fixture
 async def texts(encoder, tmp_path):
-    store = VectorStore(tmp_path, encoder_digest=DIGEST, dimensions=4, now=0.0)
-    made = TextIndex(encoder, VectorIndex(4, 100), store, _Threads(), time.time)
+    index = await open_local_index(
+        tmp_path, encoder_digest=DIGEST, dimensions=4, max_vectors=100, clock=time.time
+    )
+    made = TextIndex(encoder, ThreadPoolExecutor(1), index, time.time)
     yield made
     encoder.may_run.set()
     await made.close()

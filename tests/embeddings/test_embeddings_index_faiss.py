@@ -1,19 +1,19 @@
 import numpy as np
 import pytest
 
-from embeddings.index_faiss import VectorIndex
+from embeddings.index_faiss import FaissIndex
 
 AXES = np.eye(4, dtype=np.float32)
 LATER = 100.0
 
 
-def keys(index: VectorIndex, partition: bytes, vector, *, k: int = 10, now: float = 0.0):
+def keys(index: FaissIndex, partition: bytes, vector, *, k: int = 10, now: float = 0.0):
     return [match.key for match in index.search(partition, vector, k, now)]
 
 
 @pytest.fixture
-def index() -> VectorIndex:
-    return VectorIndex(dimensions=4, max_vectors=1000)
+def index() -> FaissIndex:
+    return FaissIndex(dimensions=4, max_vectors=1000)
 
 
 def test_the_nearest_come_first_with_their_cosine(index):
@@ -82,7 +82,7 @@ def test_a_sweep_goes_by_the_latest_expiry(index):
 
 
 def test_the_oldest_leave_beyond_the_bound_and_replacing_makes_young():
-    index = VectorIndex(dimensions=4, max_vectors=2)
+    index = FaissIndex(dimensions=4, max_vectors=2)
     assert index.add(b"p", b"a", AXES[0], LATER) == []
     assert index.add(b"q", b"b", AXES[0], LATER) == []
     assert index.add(b"p", b"a", AXES[0], LATER) == []

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from embeddings.index_faiss import VectorIndex
+from embeddings.index_faiss import FaissIndex
 
 DIMENSIONS = 3
 MAX_VECTORS = 12
@@ -21,7 +21,7 @@ def unit(seed: int) -> np.ndarray:
 class IndexMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.index = VectorIndex(DIMENSIONS, MAX_VECTORS)
+        self.index = FaissIndex(DIMENSIONS, MAX_VECTORS)
         self.model: dict[bytes, tuple[bytes, np.ndarray, float]] = {}
         self.now = 0.0
 

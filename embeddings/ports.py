@@ -1,0 +1,73 @@
+"""What the text index needs of a vector index. `index_conformance.check_index` holds one to it."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from embeddings.encoder import Vector
+from embeddings.messages import Match, Reason
+
+
+class VectorIndexError(Exception):
+    """The index found, stored or removed nothing; `reason` is the word to show and count."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class IndexLostError(VectorIndexError):
+    """The index cannot be reached or has lost its place: to ask again at once is in vain."""
+
+
+class VectorIndex(Protocol):
+    """Unit vectors by partition and key; belongs to one event loop.
+
+    A key is in one partition at a time. Vectors are finite float32 of shape (dimensions,); times
+    are seconds since the epoch; a vector is live while `now < expires_at`.
+    """
+
+    @property
+    def name(self) -> str:
+        """Where the vectors are: one word for people."""
+        ...
+
+    @property
+    def fault(self) -> str | None:
+        """Why the index is not asked at present, else None."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """The latest known number of vectors, without I/O."""
+        ...
+
+    async def search(self, partition: bytes, vector: Vector, k: int, now: float) -> list[Match]:
+        """Return the `k` nearest live vectors of a partition, nearest first.
+
+        Raises VectorIndexError.
+        """
+        ...
+
+    async def add(
+        self, partition: bytes, key: bytes, vector: Vector, expires_at: float, now: float
+    ) -> None:
+        """Put a vector in, in place of the key's former one; on return any search finds it.
+
+        Raises VectorIndexError, and ValueError for what is no vector of this index.
+        """
+        ...
+
+    async def remove(self, keys: Sequence[bytes]) -> None:
+        """Take vectors out; unknown keys are no error. Raises VectorIndexError."""
+        ...
+
+    async def sweep(self, now: float) -> None:
+        """Drop what has expired by `now`, and the oldest beyond the bound.
+
+        Raises VectorIndexError.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Finish the changes under way and let go of files and connections."""
+        ...
