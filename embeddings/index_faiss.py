@@ -9,7 +9,6 @@ and reused, because closing the gap would move every row after it.
 """
 
 import heapq
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from embeddings.encoder import Vector
 from embeddings.messages import Match
+from embeddings.ports import require_vector
 
 # Rebuild a partition once more than half its rows, and at least so many, are unused.
 _FEWEST_ROWS_TO_REBUILD = 64
@@ -115,10 +115,7 @@ class FaissIndex:
         Raises ValueError for a vector of another shape or with non-finite numbers, and for an
         expiry that is not a number.
         """
-        if vector.shape != (self._dimensions,) or not np.isfinite(vector).all():
-            raise ValueError(f"not a finite vector of {self._dimensions} dimensions")
-        if math.isnan(expires_at):
-            raise ValueError("expiry is not a number")
+        require_vector(vector, self._dimensions, expires_at)
         self.remove(key)
         rows = self._partitions.get(partition)
         if rows is None:

@@ -1,7 +1,10 @@
 """What the text index needs of a vector index. `index_conformance.check_index` holds one to it."""
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
+
+import numpy as np
 
 from embeddings.encoder import Vector
 from embeddings.messages import Match, Reason
@@ -71,3 +74,11 @@ class VectorIndex(Protocol):
     async def close(self) -> None:
         """Finish the changes under way and let go of files and connections."""
         ...
+
+
+def require_vector(vector: Vector, dimensions: int, expires_at: float) -> None:
+    """Raise ValueError unless these are a finite vector of so many dimensions and a time."""
+    if vector.shape != (dimensions,) or not np.isfinite(vector).all():
+        raise ValueError(f"not a finite vector of {dimensions} dimensions")
+    if math.isnan(expires_at):
+        raise ValueError("expiry is not a number")
