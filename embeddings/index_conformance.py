@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from embeddings.encoder import Vector
-from embeddings.ports import VectorIndex
+from embeddings.vector_index import VectorIndex
 
 DIMENSIONS: Final = 8
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from embeddings.encoder import Vector
 from embeddings.messages import Match
-from embeddings.ports import require_vector
+from embeddings.vector_index import require_vector
 
 # Rebuild a partition once more than half its rows, and at least so many, are unused.
 _FEWEST_ROWS_TO_REBUILD = 64

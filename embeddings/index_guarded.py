@@ -15,7 +15,7 @@ import numpy as np
 
 from embeddings.encoder import Vector
 from embeddings.messages import Match, Reason
-from embeddings.ports import IndexLostError, VectorIndex, VectorIndexError
+from embeddings.vector_index import IndexLostError, VectorIndex, VectorIndexError
 
 # Recovery is noticed after at most the longest pause and one probe: 3 s.
 FIRST_PAUSE_S: Final = 0.1

@@ -16,7 +16,7 @@ from embeddings.batching import Batcher, OverloadedError
 from embeddings.encoder import Vector
 from embeddings.index_faiss import FaissIndex, search_on_one_core
 from embeddings.messages import Match, Reason
-from embeddings.ports import VectorIndexError
+from embeddings.vector_index import VectorIndexError
 from embeddings.vector_store import (
     CorruptStoreError,
     Delete,

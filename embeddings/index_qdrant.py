@@ -27,7 +27,7 @@ from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedR
 
 from embeddings.encoder import Vector
 from embeddings.messages import Match, Reason
-from embeddings.ports import IndexLostError, VectorIndexError, require_vector
+from embeddings.vector_index import IndexLostError, VectorIndexError, require_vector
 
 # What is never to expire needs a number that JSON has.
 _FOR_EVER: Final = 1e300

@@ -16,7 +16,7 @@ from embeddings.batching import BatchedEncoder
 from embeddings.encoder import Encoder, EncoderSettings, load_encoder
 from embeddings.index_local import open_local_index
 from embeddings.messages import IndexStatus, Match, Reason
-from embeddings.ports import VectorIndex
+from embeddings.vector_index import VectorIndex
 
 MAX_BATCH: Final = 32
 MAX_WAITING: Final = 1024
