@@ -5,20 +5,20 @@ Each reader takes the plain data of ``policies.document`` and returns the value,
 the words that follow "expected" in a problem.
 """  # noqa: D205
 
+import difflib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import phonenumbers
 import re2
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, PlainValidator, WithJsonSchema
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError
-from pydantic_core.core_schema import no_info_before_validator_function
+from pydantic import PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
-from policies.decide import PiiAction, Scope
+from policies.allow_list import AllowList
+from policies.decide import PiiAction, Priority, Scope
 from policies.detectors.phone import is_region
+from policies.shapes import OFF, ON_OFF, expected, is_off, on_off
 
 MAX_LIFETIME = 2**31
 """Seconds; HTTP caches know no longer ones (RFC 9111, 1.2.2)."""
@@ -28,8 +28,6 @@ ANONYMOUS = "anonymous"
 """The tenant of a request without credential, organization and project."""
 DEFAULT_RULE = "default"
 
-_ON, _OFF = ("on", "yes"), ("off", "no")
-_ON_OFF: JsonSchemaValue = {"enum": ["on", "off", True, False, "yes", "no"]}
 _DURATION = re.compile(r"([1-9][0-9]{0,9})(s|m|h|d|w)", re.ASCII)
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}", re.ASCII)
@@ -38,24 +36,18 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)
 _CREDENTIAL_HEADERS = frozenset(
     {"authorization", "api-key", "x-api-key", "cookie", "proxy-authorization"}
 )
+_PERCENT = re.compile(r"(100(?:\.0{1,9})?|[0-9]{1,2}(?:\.[0-9]{1,9})?)%", re.ASCII)
+_FINISH_REASON = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
+_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,62}", re.ASCII)
+_USUAL_FINISH_REASONS = ("stop", "tool_calls", "function_call", "length")
+_UNCLEAN_FINISH_REASONS = ("content_filter", "abort", "aborted", "error", "cancelled")
+ANY = "any"
+"""Lifts a bound that the default sets."""
+MOST_TEMPERATURE = 2
+MOST_FOLLOWERS = 1_000_000
+MOST_VARIANTS = 100
+MOST_PROMPT_TOKENS = 2**31
 _QUOTE_IT = "; put it in quotes if it is meant"
-
-
-def expected(what: str) -> PydanticCustomError:
-    """Return the error of a value that is not ``what``."""
-    # The text goes in as context: a template would trip over the braces of a pattern.
-    return PydanticCustomError("expected", "{what}", {"what": what})
-
-
-def on_off(value: object) -> bool:
-    """Read a switch."""
-    if isinstance(value, bool):
-        return value
-    if value in _ON:
-        return True
-    if value in _OFF:
-        return False
-    raise expected("on or off")
 
 
 def duration(value: object) -> int:
@@ -67,6 +59,24 @@ def duration(value: object) -> int:
     if seconds > MAX_LIFETIME:
         raise expected(f"a duration of at most {MAX_LIFETIME} seconds (24855d)")
     return seconds
+
+
+def duration_or_off(value: object) -> int:
+    """Read a duration; off is none, 0 seconds."""
+    if is_off(value):
+        return 0
+    try:
+        return duration(value)
+    except PydanticCustomError as error:
+        raise expected(f"off or {error.message()}") from None
+
+
+def percent(value: object) -> float:
+    """Read a percentage; returns a share of 1."""
+    written = _PERCENT.fullmatch(value) if isinstance(value, str) else None
+    if written is None:
+        raise expected("a percentage from 0% to 100%, such as 10%")
+    return float(written[1]) / 100
 
 
 def text(value: object) -> str:
@@ -162,6 +172,65 @@ def generation(value: object) -> int:
     return value
 
 
+def whole_number(least: int, most: int) -> Callable[[object], int]:
+    """Return a reader of whole numbers from ``least`` to ``most``."""
+
+    def read(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise expected(f"a whole number from {least} to {most}")
+        return value
+
+    return read
+
+
+def temperature(value: object) -> float | None:
+    """Read a temperature; ``any`` is None."""
+    match value:
+        case "any":
+            return None
+        case bool():
+            pass
+        case int() | float() if 0 <= value <= MOST_TEMPERATURE:
+            return float(value)
+    raise expected(f"a number from 0 to {MOST_TEMPERATURE}, or any")
+
+
+def prompt_tokens(value: object) -> int | None:
+    """Read a number of tokens; ``any`` is None."""
+    if value == ANY:
+        return None
+    try:
+        return whole_number(1, MOST_PROMPT_TOKENS)(value)
+    except PydanticCustomError as error:
+        raise expected(f"{error.message()}, or any") from None
+
+
+def finish_reason(value: object) -> str:
+    """Read a finish reason with which an answer may be stored; servers have some of their own."""
+    usual = ", ".join(_USUAL_FINISH_REASONS)
+    if not isinstance(value, str) or _FINISH_REASON.fullmatch(value) is None:
+        raise expected(f"the name of a finish reason, such as {usual}")
+    if value in _UNCLEAN_FINISH_REASONS:
+        raise expected(f"a finish reason of whole answers, such as {usual}")
+    near = difflib.get_close_matches(value, _USUAL_FINISH_REASONS, n=1, cutoff=0.8)
+    if near and value not in _USUAL_FINISH_REASONS:
+        raise expected(f"the name of a finish reason (did you mean {near[0]}?)")
+    return value
+
+
+def public_contact(value: object) -> str:
+    """Read what is public and no personal data; whose it is, the allow-list understands."""
+    contact = text(value)
+    try:
+        AllowList.of([contact], ())
+    except ValueError:
+        raise expected(
+            "an address, number or other text of at least 6 characters, or an email address "
+            "in which * stands for some of it, such as *@acme.example or *@*.acme.example"
+        ) from None
+    return contact
+
+
 def version_one(value: object) -> int:
     """Read the version of the format."""
     if isinstance(value, bool) or value != 1:
@@ -169,101 +238,15 @@ def version_one(value: object) -> int:
     return 1
 
 
-class _OneOrMany:
-    """Reads a single value as a list of one; refuses an empty list."""
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return no_info_before_validator_function(self._listed, handler(source))
-
-    def __get_pydantic_json_schema__(
-        self, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        many = {**handler(core), "minItems": 1}
-        return {"anyOf": [many["items"], many]}
-
-    @staticmethod
-    def _listed(value: object) -> object:
-        if value == []:
-            raise expected("at least one value")
-        return value if isinstance(value, list) else [value]
-
-
-class _Filled:
-    """Refuses an empty mapping."""
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return no_info_before_validator_function(self._filled, handler(source))
-
-    def __get_pydantic_json_schema__(
-        self, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        return {**handler(core), "minProperties": 1}
-
-    @staticmethod
-    def _filled(value: object) -> object:
-        if value == {}:
-            raise expected("at least one key")
-        return value
-
-
-class _OrOnOff:
-    """Reads on and off as a mapping that sets only ``enabled``."""
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return no_info_before_validator_function(self._mapping, handler(source))
-
-    def __get_pydantic_json_schema__(
-        self, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        return {"anyOf": [_ON_OFF, handler(core)]}
-
-    @staticmethod
-    def _mapping(value: object) -> object:
-        if isinstance(value, dict):
-            return value
-        try:
-            return {"enabled": on_off(value)}
-        except PydanticCustomError:
-            raise expected("on, off or a mapping such as {min_similarity: 0.97}") from None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Described:
-    """Documents a key wherever it may stand, optional or not."""
-
-    description: str
-    examples: tuple[Any, ...]
-
-    def __get_pydantic_json_schema__(
-        self, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        return {
-            **handler(core),
-            "description": self.description,
-            "examples": list(self.examples),
-        }
-
-
-T = TypeVar("T")
-OneOrMany = Annotated[list[T], _OneOrMany()]
-Filled = Annotated[T, _Filled()]
-OrOnOff = Annotated[T, _OrOnOff()]
-
-
 def _schema(**schema: Any) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", **schema})
 
 
+_DURATION_SCHEMA = r"^[1-9][0-9]{0,9}[smhdw]$"
 _NAME_SCHEMA = f"^{_NAME.pattern}$"
 
-OnOff = Annotated[bool, PlainValidator(on_off), WithJsonSchema(_ON_OFF)]
-Duration = Annotated[int, PlainValidator(duration), _schema(pattern=r"^[1-9][0-9]{0,9}[smhdw]$")]
+OnOff = Annotated[bool, PlainValidator(on_off), WithJsonSchema(ON_OFF)]
+Duration = Annotated[int, PlainValidator(duration), _schema(pattern=_DURATION_SCHEMA)]
 Text = Annotated[str, PlainValidator(text), _schema(pattern=r"\S")]
 Glob = Text
 Keyword = Text
@@ -307,4 +290,56 @@ Generation = Annotated[
     PlainValidator(generation),
     WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MAX_GENERATION}),
 ]
+DurationOrOff = Annotated[
+    int,
+    PlainValidator(duration_or_off),
+    WithJsonSchema({"anyOf": [OFF, {"type": "string", "pattern": _DURATION_SCHEMA}]}),
+]
+Percent = Annotated[float, PlainValidator(percent), _schema(pattern=f"^(?:{_PERCENT.pattern})$")]
+Followers = Annotated[
+    int,
+    PlainValidator(whole_number(1, MOST_FOLLOWERS)),
+    WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MOST_FOLLOWERS}),
+]
+FinishReason = Annotated[
+    str,
+    PlainValidator(finish_reason),
+    _schema(
+        pattern=f"^{_FINISH_REASON.pattern}$",
+        **{"not": {"enum": list(_UNCLEAN_FINISH_REASONS)}},
+    ),
+]
+Temperature = Annotated[
+    float | None,
+    PlainValidator(temperature),
+    WithJsonSchema(
+        {"anyOf": [{"type": "number", "minimum": 0, "maximum": MOST_TEMPERATURE}, {"const": ANY}]}
+    ),
+]
+Variants = Annotated[
+    int,
+    PlainValidator(whole_number(1, MOST_VARIANTS)),
+    WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MOST_VARIANTS}),
+]
+PromptTokens = Annotated[
+    int | None,
+    PlainValidator(prompt_tokens),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1, "maximum": MOST_PROMPT_TOKENS},
+                {"const": ANY},
+            ]
+        }
+    ),
+]
+PriorityName = Annotated[
+    str, PlainValidator(_one_of([*Priority])), _schema(enum=[each.value for each in Priority])
+]
+Tag = Annotated[
+    str,
+    PlainValidator(_shaped(_TAG, "a tag of at most 63 letters, digits and ._:/-")),
+    _schema(pattern=f"^{_TAG.pattern}$"),
+]
+Contact = Annotated[str, PlainValidator(public_contact), _schema(minLength=6)]
 VersionOne = Annotated[int, PlainValidator(version_one), WithJsonSchema({"const": 1})]

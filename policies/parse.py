@@ -7,23 +7,20 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from policies.conditions import conditions
-from policies.decide import Decision, PiiAction, Policy, Rule, Scope
+from policies.decide import Decision, Policy, Rule
 from policies.document import Document, Path, read_document
-from policies.fields import ANONYMOUS, DEFAULT_RULE
+from policies.fields import ANONYMOUS
 from policies.problems import PolicyError, Problem
 from policies.reach import unreachable
-from policies.schema import (
-    DEFAULT_MIN_SIMILARITY,
-    ContentSpec,
+from policies.rule_settings import (
+    CoalescingSpec,
     DefaultSpec,
-    MatchSpec,
-    PiiSpec,
-    PolicySpec,
-    RuleSpec,
+    GraceSpec,
     SemanticSpec,
-    SettingsSpec,
-    TenantSpec,
+    default_decision,
+    rule_decision,
 )
+from policies.schema import ContentSpec, MatchSpec, PiiSpec, PolicySpec, RuleSpec, TenantSpec
 
 __all__ = ["PolicyError", "Problem", "parse_policy"]
 
@@ -85,11 +82,16 @@ def _standing(document: Document, path: Path) -> Path:
     return path
 
 
+_SETTINGS: dict[object, type[BaseModel]] = {
+    "semantic": SemanticSpec,
+    "grace": GraceSpec,
+    "coalescing": CoalescingSpec,
+}
+
+
 def _known_keys(path: Path) -> list[str]:
-    model: type[BaseModel]
+    model = _SETTINGS.get(path[-1]) if path else PolicySpec
     match path:
-        case ():
-            model = PolicySpec
         case ("pii",):
             model = PiiSpec
         case ("tenants", _):
@@ -102,11 +104,7 @@ def _known_keys(path: Path) -> list[str]:
             model = MatchSpec
         case ("rules", int(), "match", "content"):
             model = ContentSpec
-        case (*_, "semantic"):
-            model = SemanticSpec
-        case _:
-            return []
-    return list(model.model_fields)
+    return [] if model is None else list(model.model_fields)
 
 
 def _references(document: Document) -> Iterator[Problem]:
@@ -169,44 +167,16 @@ def _unreachable_rules(document: Document, matches: Mapping[int, MatchSpec]) -> 
 
 
 def _compiled(spec: PolicySpec, source: str) -> Policy:
-    default = _default_decision(spec.default, spec.generation)
+    default = default_decision(spec.default, spec.generation)
     return Policy(
         source=source,
         generation=spec.generation,
         regions=tuple(dict.fromkeys(spec.pii.regions)),
         rules=tuple(_rule(rule, default, spec.tenants) for rule in spec.rules),
         default=default,
-    )
-
-
-def _default_decision(settings: DefaultSpec, generation: int) -> Decision:
-    similarity = settings.semantic.min_similarity
-    return Decision(
-        rule=DEFAULT_RULE,
-        exact=settings.exact,
-        semantic=settings.semantic.enabled,
-        min_similarity=DEFAULT_MIN_SIMILARITY if similarity is None else similarity,
-        lifetime=float(settings.freshness),
-        scope=Scope(settings.scope),
-        pii=PiiAction(settings.pii),
-        generation=generation,
+        allowed=tuple(dict.fromkeys(spec.pii.allow)),
     )
 
 
 def _rule(rule: RuleSpec, default: Decision, tenants: Mapping[str, TenantSpec]) -> Rule:
-    return Rule(conditions(rule.match, tenants), _decision(rule.name, rule, default))
-
-
-def _decision(name: str, settings: SettingsSpec, default: Decision) -> Decision:
-    semantic = settings.semantic
-    similarity = None if semantic is None else semantic.min_similarity
-    return Decision(
-        rule=name,
-        exact=default.exact if settings.exact is None else settings.exact,
-        semantic=default.semantic if semantic is None else semantic.enabled,
-        min_similarity=default.min_similarity if similarity is None else similarity,
-        lifetime=default.lifetime if settings.freshness is None else float(settings.freshness),
-        scope=default.scope if settings.scope is None else Scope(settings.scope),
-        pii=default.pii if settings.pii is None else PiiAction(settings.pii),
-        generation=default.generation,
-    )
+    return Rule(conditions(rule.match, tenants), rule_decision(rule.name, rule, default))

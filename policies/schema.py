@@ -1,139 +1,36 @@
 """The YAML of a policy, version 1: what each key holds, means and looks like.
 
 One definition serves reading (pydantic) and editors (``json_schema``). Values are read by the
-types of ``policies.fields``; every mapping refuses keys that it does not know.
+types of ``policies.fields``; every mapping refuses keys that it does not know. What rules set is
+in ``policies.rule_settings``.
 """
 
-from typing import Annotated, Any, Self
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from policies.fields import (
-    Described,
+    Contact,
     Digest,
-    Duration,
     EndpointPath,
-    Filled,
     Generation,
     Glob,
     HeaderName,
     Keyword,
-    OneOrMany,
-    OnOff,
-    OrOnOff,
-    PiiActionName,
     Regex,
     Region,
     RuleName,
-    ScopeName,
-    Similarity,
     TenantName,
     TenantReference,
     Text,
     VersionOne,
-    expected,
 )
+from policies.rule_settings import DefaultSpec, FilledSpec, MappingSpec, SettingsSpec
+from policies.shapes import Filled, OneOrMany
 
-DEFAULT_MIN_SIMILARITY = 0.9
 DEFAULT_REGIONS = ("US", "GB")
-
-
-class MappingSpec(BaseModel):
-    """A mapping of the file that knows all its keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class FilledSpec(MappingSpec):
-    """A mapping that would be a mistake if it were empty."""
-
-    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
-
-    @model_validator(mode="after")
-    def _is_filled(self) -> Self:
-        if not self.model_fields_set:
-            raise expected(f"at least one of the keys {', '.join(type(self).model_fields)}")
-        return self
-
-
-class SemanticSpec(FilledSpec):
-    """Semantic cache in detail."""
-
-    enabled: OnOff = Field(default=True, description="Look up by meaning.", examples=["on"])
-    min_similarity: Similarity | None = Field(
-        default=None,
-        description=(
-            "Least cosine similarity of the question asked and the one stored. Unset: that of "
-            f"the default settings, and {DEFAULT_MIN_SIMILARITY} where they do not set it."
-        ),
-        examples=[0.97],
-    )
-
-
-Exact = Annotated[
-    OnOff,
-    Described(
-        description="Answer a request from what the very same request was answered.",
-        examples=("on",),
-    ),
-]
-Semantic = Annotated[
-    OrOnOff[SemanticSpec],
-    Described(
-        description="Answer a question from what one of the same meaning was answered.",
-        examples=("off", {"min_similarity": 0.97}),
-    ),
-]
-FreshnessLifetime = Annotated[
-    Duration,
-    Described(
-        description="How long an answer stays fresh: a number and its unit, s, m, h, d or w.",
-        examples=("10m", "24h", "7d"),
-    ),
-]
-SharedBy = Annotated[
-    ScopeName,
-    Described(
-        description=(
-            "Who shares answers. tenant: an API key with its organization and project. user: one "
-            "end user of a tenant, named by the request's safety_identifier or user. public: "
-            "everybody."
-        ),
-        examples=("tenant",),
-    ),
-]
-PersonalData = Annotated[
-    PiiActionName,
-    Described(
-        description=(
-            "bypass: a prompt with personal data or secrets is not looked up, an answer with "
-            "them is not stored. allow: nothing is scanned."
-        ),
-        examples=("bypass",),
-    ),
-]
-
-
-class SettingsSpec(MappingSpec):
-    """What a rule sets; what it leaves out is as in ``default``."""
-
-    exact: Exact | None = None
-    semantic: Semantic | None = None
-    freshness: FreshnessLifetime | None = None
-    scope: SharedBy | None = None
-    pii: PersonalData | None = None
-
-
-class DefaultSpec(MappingSpec):
-    """Settings of requests that no rule matches, and of what a rule leaves out."""
-
-    exact: Exact
-    semantic: Semantic
-    freshness: FreshnessLifetime
-    scope: SharedBy
-    pii: PersonalData
 
 
 class ContentSpec(FilledSpec):
@@ -227,6 +124,14 @@ class PiiSpec(MappingSpec):
         ),
         examples=[["US", "GB"]],
     )
+    allow: OneOrMany[Contact] = Field(
+        default=[],
+        description=(
+            "Your own public contacts, which are no personal data: email addresses (* stands for "
+            "some of one), phone numbers in international form, any other text."
+        ),
+        examples=[["*@acme.example", "+1 800 555 0100"]],
+    )
 
 
 class PolicySpec(MappingSpec):
@@ -241,7 +146,7 @@ class PolicySpec(MappingSpec):
     pii: PiiSpec = Field(
         default=PiiSpec(),
         description="What the scan for personal data knows.",
-        examples=[{"regions": ["US", "GB"]}],
+        examples=[{"regions": ["US", "GB"], "allow": "*@acme.example"}],
     )
     tenants: dict[TenantName, TenantSpec] = Field(
         default={},

@@ -198,7 +198,7 @@ def test_a_bad_pattern_is_told_in_the_words_of_re2():
         ),
         (
             "version: 1\npii: bypass\n",
-            "p.yaml:2: pii: expected a mapping with keys of regions, got 'bypass'",
+            "p.yaml:2: pii: expected a mapping with keys of regions, allow, got 'bypass'",
         ),
         (
             "version: 1\ntenants: {anonymous: {organization: o}}\n",

@@ -1,6 +1,7 @@
 """The schema that editors use says what the parser says, where a schema can say it."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,14 @@ def test_shipped_files_are_valid_for_parser_and_schema(file):
     assert schema_accepts(text)
 
 
+def test_what_the_default_policy_leaves_out_is_as_its_comments_say():
+    text = SHIPPED[0].read_text()
+    keys = "jitter|grace|coalescing|finish_reasons|max_|variants|priority|tags"
+    written = re.sub(rf"(?m)^  # ((?:{keys})\w*: .*)$", r"  \1", text)
+    assert written.count("\n  # ") < text.count("\n  # ") - 8
+    assert parse_policy(written, "p.yaml").default == parse_policy(text, "p.yaml").default
+
+
 def test_check_jsonschema_accepts_the_schema_and_the_shipped_files(tmp_path):
     schema = tmp_path / "schema.json"
     schema.write_text(json.dumps(json_schema()))
@@ -87,6 +96,30 @@ def test_check_jsonschema_accepts_the_schema_and_the_shipped_files(tmp_path):
         "version: 1\nrules: [{name: a, match: {}, semantic: {min_similarity: 1.5}}]\n" + DEFAULT,
         "version: 1\nrules: [{name: a, match: {}, scope: team}]\n" + DEFAULT,
         "version: 1\nrules: [{name: a, match: {}, pii: off}]\n" + DEFAULT,
+        "version: 1\npii: {allow: []}\n" + DEFAULT,
+        "version: 1\npii: {allow: [7]}\n" + DEFAULT,
+        *(
+            f"version: 1\nrules: [{{name: a, match: {{}}, {setting}}}]\n{DEFAULT}"
+            for setting in (
+                "jitter: 10",
+                "jitter: 101%",
+                "grace: on",
+                "grace: {}",
+                "grace: {if_error: 1}",
+                "coalescing: {}",
+                "coalescing: {followers: 0}",
+                "coalescing: {wait: soon}",
+                "finish_reasons: []",
+                "finish_reasons: content_filter",
+                "finish_reasons: [A]",
+                "max_temperature: 3",
+                "max_temperature: all",
+                "variants: 0",
+                "max_prompt_tokens: 0",
+                "priority: urgent",
+                "tags: [a b]",
+            )
+        ),
         "version: 1\ndefault: {exact: on}\n",
     ],
 )
@@ -102,6 +135,10 @@ def test_what_the_schema_can_express_both_refuse(text):
         "{name: a, match: {model: gpt-4*}, exact: yes, semantic: off}",
         "{name: a, match: {model: [a, b]}, exact: true, semantic: {min_similarity: 1}}",
         "{name: a, match: {header: {X-A: [b, c*]}}, semantic: {enabled: off}}",
+        "{name: a, match: {}, jitter: 2.5%, grace: off, coalescing: off, finish_reasons: stop}",
+        "{name: a, match: {}, grace: {if_error: off}, coalescing: {wait: 5s}, tags: []}",
+        "{name: a, match: {}, grace: 1h, max_temperature: any, max_prompt_tokens: any, tags: a}",
+        "{name: a, match: {}, max_temperature: 0.3, max_prompt_tokens: 1, variants: 3, pii: user}",
         "{name: a, match: {content: {keywords: on, regex: [a, b]}}, freshness: 2w, pii: allow}",
     ],
 )

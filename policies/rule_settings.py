@@ -1,0 +1,331 @@
+"""What a rule sets, and the decision that comes of it.
+
+Law: what is left out is as in ``default``, and what that leaves out is as in ``Decision``; so it
+is for the keys of ``semantic``, ``grace`` and ``coalescing``, too.
+"""
+
+from dataclasses import replace
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from policies.decide import Decision, PiiAction, Priority, Scope
+from policies.fields import (
+    DEFAULT_RULE,
+    Duration,
+    DurationOrOff,
+    FinishReason,
+    Followers,
+    OnOff,
+    Percent,
+    PiiActionName,
+    PriorityName,
+    PromptTokens,
+    ScopeName,
+    Similarity,
+    Tag,
+    Temperature,
+    Variants,
+    duration_or_off,
+)
+from policies.shapes import OFF, AnyNumber, Described, OneOrMany, OrShort, expected, or_on_off
+
+DEFAULT_MIN_SIMILARITY = 0.9
+DEFAULT_FOLLOWERS = 10_000
+
+
+class MappingSpec(BaseModel):
+    """A mapping of the file that knows all its keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class FilledSpec(MappingSpec):
+    """A mapping that would be a mistake if it were empty."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+
+    @model_validator(mode="after")
+    def _is_filled(self) -> Self:
+        if not self.model_fields_set:
+            raise expected(f"at least one of the keys {', '.join(type(self).model_fields)}")
+        return self
+
+
+class SemanticSpec(FilledSpec):
+    """Semantic cache in detail."""
+
+    enabled: OnOff = Field(default=True, description="Look up by meaning.", examples=["on"])
+    min_similarity: Similarity | None = Field(
+        default=None,
+        description=(
+            "Least cosine similarity of the question asked and the one stored. Unset: that of "
+            f"the default settings, and {DEFAULT_MIN_SIMILARITY} where they do not set it."
+        ),
+        examples=[0.97],
+    )
+
+
+class GraceSpec(FilledSpec):
+    """Stale answers in detail."""
+
+    while_revalidate: DurationOrOff | None = Field(
+        default=None,
+        description=(
+            "For so long after it went stale an answer is still served, at once, while a new one "
+            "is fetched behind it (RFC 5861)."
+        ),
+        examples=["1m", "off"],
+    )
+    if_error: DurationOrOff | None = Field(
+        default=None,
+        description=(
+            "For so long after it went stale an answer is served when the upstream cannot be "
+            "reached or answers 500, 502, 503 or 504 (RFC 5861)."
+        ),
+        examples=["1d", "off"],
+    )
+
+
+def _one_grace(value: object) -> dict[str, Any]:
+    duration_or_off(value)
+    return dict.fromkeys(GraceSpec.model_fields, value)
+
+
+class CoalescingSpec(FilledSpec):
+    """One call for identical misses, in detail."""
+
+    enabled: OnOff = Field(
+        default=True, description="Let misses wait on a call under way.", examples=["on"]
+    )
+    followers: Followers | None = Field(
+        default=None,
+        description="The most requests that may wait on one call; more make calls of their own.",
+        examples=[10000],
+    )
+    wait: Duration | None = Field(
+        default=None,
+        description="The longest a request waits for the answer to begin.",
+        examples=["10m"],
+    )
+
+
+Exact = Annotated[
+    OnOff,
+    Described(
+        description="Answer a request from what the very same request was answered.",
+        examples=("on",),
+    ),
+]
+Semantic = Annotated[
+    SemanticSpec,
+    or_on_off("{min_similarity: 0.97}"),
+    Described(
+        description="Answer a question from what one of the same meaning was answered.",
+        examples=("off", {"min_similarity": 0.97}),
+    ),
+]
+FreshnessLifetime = Annotated[
+    Duration,
+    Described(
+        description="How long an answer stays fresh: a number and its unit, s, m, h, d or w.",
+        examples=("10m", "24h", "7d"),
+    ),
+]
+Jitter = Annotated[
+    Percent,
+    Described(
+        description=(
+            "Answers expire sooner by a share of their lifetime, another one each, up to this: "
+            "what was stored together does not expire together."
+        ),
+        examples=("10%",),
+    ),
+]
+Grace = Annotated[
+    GraceSpec,
+    OrShort(
+        _one_grace,
+        (OFF, {"type": "string", "pattern": r"^[1-9][0-9]{0,9}[smhdw]$"}),
+        "off, a duration such as 10m, or a mapping such as {while_revalidate: 1m, if_error: 1d}",
+    ),
+    Described(
+        description="How long a stale answer may still be served, and when. One duration: both.",
+        examples=("10m", {"while_revalidate": "1m", "if_error": "1d"}, "off"),
+    ),
+]
+Coalescing = Annotated[
+    CoalescingSpec,
+    or_on_off("{followers: 1000}"),
+    Described(
+        description="Identical misses at one time make one call, which answers all of them.",
+        examples=("off", {"followers": 10000, "wait": "10m"}),
+    ),
+]
+FinishReasons = Annotated[
+    OneOrMany[FinishReason],
+    Described(
+        description=(
+            "Finish reasons with which an answer may be stored. length stores answers that were "
+            "cut at max_tokens."
+        ),
+        examples=(["stop", "tool_calls", "function_call"], ["stop", "length"]),
+    ),
+]
+MaxTemperature = Annotated[
+    Temperature,
+    Described(
+        description=(
+            "Requests that ask for a higher temperature pass by the cache; those that ask for "
+            "none do not. any: no bound."
+        ),
+        examples=(0.3, "any"),
+    ),
+]
+VariantsKept = Annotated[
+    Variants,
+    Described(
+        description=(
+            "How many answers are kept for one sampled prompt and served in turn; so many first "
+            "requests go to the upstream."
+        ),
+        examples=(3,),
+    ),
+]
+MaxPromptTokens = Annotated[
+    PromptTokens,
+    Described(
+        description="Longer prompts are refused with 400. any: no bound.",
+        examples=(32000, "any"),
+    ),
+]
+EnginePriority = Annotated[
+    PriorityName,
+    Described(
+        description="The engine's lane for what is forwarded; other upstreams are not told.",
+        examples=("high",),
+    ),
+]
+SharedBy = Annotated[
+    ScopeName,
+    Described(
+        description=(
+            "Who shares answers. tenant: an API key with its organization and project. user: one "
+            "end user of a tenant, named by the request's safety_identifier or user. public: "
+            "everybody."
+        ),
+        examples=("tenant",),
+    ),
+]
+PersonalData = Annotated[
+    PiiActionName,
+    Described(
+        description=(
+            "bypass: a prompt with personal data or secrets is not looked up, an answer with "
+            "them is not stored. user: both are kept within the end user's own scope. allow: "
+            "nothing is scanned."
+        ),
+        examples=("bypass", "user"),
+    ),
+]
+Tags = Annotated[
+    AnyNumber[Tag],
+    Described(
+        description="Words by which to find and purge the answers that are stored.",
+        examples=("catalog", ["catalog", "team:shop"]),
+    ),
+]
+
+
+class SettingsSpec(MappingSpec):
+    """What a rule sets; what it leaves out is as in ``default``."""
+
+    exact: Exact | None = None
+    semantic: Semantic | None = None
+    freshness: FreshnessLifetime | None = None
+    jitter: Jitter | None = None
+    grace: Grace | None = None
+    coalescing: Coalescing | None = None
+    finish_reasons: FinishReasons | None = None
+    max_temperature: MaxTemperature | None = None
+    variants: VariantsKept | None = None
+    max_prompt_tokens: MaxPromptTokens | None = None
+    priority: EnginePriority | None = None
+    scope: SharedBy | None = None
+    pii: PersonalData | None = None
+    tags: Tags | None = None
+
+
+class DefaultSpec(SettingsSpec):
+    """Settings of requests that no rule matches, and of what a rule leaves out."""
+
+    exact: Exact
+    semantic: Semantic
+    freshness: FreshnessLifetime
+    scope: SharedBy
+    pii: PersonalData
+
+
+def default_decision(settings: DefaultSpec, generation: int) -> Decision:
+    """Return the decision for what no rule matches."""
+    bare = Decision(
+        rule=DEFAULT_RULE,
+        exact=settings.exact,
+        semantic=settings.semantic.enabled,
+        min_similarity=DEFAULT_MIN_SIMILARITY,
+        lifetime=float(settings.freshness),
+        scope=Scope(settings.scope),
+        pii=PiiAction(settings.pii),
+        generation=generation,
+    )
+    return replace(bare, **_set(settings, bare))
+
+
+def rule_decision(name: str, settings: SettingsSpec, default: Decision) -> Decision:
+    """Return the decision of a rule."""
+    return replace(default, rule=name, **_set(settings, default))
+
+
+def _set(settings: SettingsSpec, inherited: Decision) -> dict[str, Any]:
+    """Return the fields of a decision that these settings set.
+
+    Where None is a value (a bound that is lifted), only what is written counts as set.
+    """
+    given = settings.model_fields_set
+    found: dict[str, Any] = {
+        "exact": settings.exact,
+        "lifetime": None if settings.freshness is None else float(settings.freshness),
+        "jitter": settings.jitter,
+        "finish_reasons": settings.finish_reasons and frozenset(settings.finish_reasons),
+        "variants": settings.variants,
+        "priority": settings.priority and Priority(settings.priority),
+        "scope": settings.scope and Scope(settings.scope),
+        "pii": settings.pii and PiiAction(settings.pii),
+        "tags": None if settings.tags is None else tuple(dict.fromkeys(settings.tags)),
+    }
+    if settings.semantic is not None:
+        found["semantic"] = settings.semantic.enabled
+        found["min_similarity"] = settings.semantic.min_similarity
+    if settings.grace is not None:
+        found["grace_revalidate"] = _seconds(settings.grace.while_revalidate)
+        found["grace_error"] = _seconds(settings.grace.if_error)
+    if settings.coalescing is not None:
+        found |= _coalescing(settings.coalescing, inherited)
+    written = {name: value for name, value in found.items() if value is not None}
+    if "max_temperature" in given:
+        written["max_temperature"] = settings.max_temperature
+    if "max_prompt_tokens" in given:
+        written["max_prompt_tokens"] = settings.max_prompt_tokens
+    return written
+
+
+def _coalescing(settings: CoalescingSpec, inherited: Decision) -> dict[str, Any]:
+    followers = settings.followers or inherited.max_followers or DEFAULT_FOLLOWERS
+    return {
+        "max_followers": followers if settings.enabled else 0,
+        "follow_seconds": _seconds(settings.wait),
+    }
+
+
+def _seconds(value: int | None) -> float | None:
+    return None if value is None else float(value)

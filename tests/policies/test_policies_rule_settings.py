@@ -1,0 +1,196 @@
+"""Each setting of a rule is read, inherited and refused as the reference says."""
+
+import dataclasses
+
+import pytest
+
+from policies.decide import CLEAN_FINISH_REASONS, Decision, Priority
+from policies.parse import PolicyError, parse_policy
+from policies.rule_settings import SettingsSpec
+
+DEFAULT = "default: {exact: on, semantic: on, freshness: 1h, scope: tenant, pii: bypass%s}\n"
+RULE = "rules:\n  - name: a\n    match: {model: m}\n    %s\n"
+
+
+def decisions(in_default="", in_rule=""):
+    """The decisions of a rule and of the default, each with these settings."""
+    text = "version: 1\n" + (RULE % in_rule) + DEFAULT % (in_default and ", " + in_default)
+    read = parse_policy(text, "p.yaml")
+    return read.rules[0].decision, read.default
+
+
+def test_what_nobody_sets_is_neutral():
+    rule, default = decisions()
+    assert dataclasses.replace(rule, rule="default") == default
+    assert (default.jitter, default.grace_revalidate, default.grace_error) == (0, 0, 0)
+    assert (default.max_followers, default.follow_seconds) == (10_000, 600)
+    assert default.finish_reasons == CLEAN_FINISH_REASONS
+    assert (default.max_temperature, default.max_prompt_tokens, default.variants) == (None, None, 1)
+    assert (default.priority, default.tags) == (Priority.NORMAL, ())
+
+
+SET = [
+    ("jitter: 10%", {"jitter": 0.1}),
+    ("jitter: 0%", {"jitter": 0.0}),
+    ("jitter: 100%", {"jitter": 1.0}),
+    ("jitter: 2.5%", {"jitter": 0.025}),
+    ("grace: 10m", {"grace_revalidate": 600.0, "grace_error": 600.0}),
+    ("grace: off", {"grace_revalidate": 0.0, "grace_error": 0.0}),
+    ("grace: {while_revalidate: 1m, if_error: 1d}", {"grace_revalidate": 60, "grace_error": 86400}),
+    ("grace: {if_error: 1d}", {"grace_error": 86_400.0}),
+    ("grace: {while_revalidate: off}", {"grace_revalidate": 0.0}),
+    ("coalescing: off", {"max_followers": 0}),
+    ("coalescing: on", {"max_followers": 10_000}),
+    ("coalescing: {followers: 3}", {"max_followers": 3}),
+    ("coalescing: {wait: 5s}", {"follow_seconds": 5.0, "max_followers": 10_000}),
+    ("coalescing: {enabled: off, wait: 5s}", {"follow_seconds": 5.0, "max_followers": 0}),
+    ("finish_reasons: stop", {"finish_reasons": frozenset({"stop"})}),
+    ("finish_reasons: [stop, length]", {"finish_reasons": frozenset({"stop", "length"})}),
+    ("finish_reasons: [eos, end_turn]", {"finish_reasons": frozenset({"eos", "end_turn"})}),
+    ("max_temperature: 0", {"max_temperature": 0.0}),
+    ("max_temperature: 0.3", {"max_temperature": 0.3}),
+    ("max_temperature: any", {"max_temperature": None}),
+    ("variants: 3", {"variants": 3}),
+    ("max_prompt_tokens: 32000", {"max_prompt_tokens": 32_000}),
+    ("max_prompt_tokens: any", {"max_prompt_tokens": None}),
+    ("priority: high", {"priority": Priority.HIGH}),
+    ("tags: catalog", {"tags": ("catalog",)}),
+    ("tags: [catalog, 'team:shop', catalog]", {"tags": ("catalog", "team:shop")}),
+    ("tags: []", {"tags": ()}),
+]
+
+
+@pytest.mark.parametrize(("written", "meant"), SET, ids=[written for written, _ in SET])
+def test_a_setting_of_a_rule_and_of_the_default(written, meant):
+    bare, _ = decisions()
+    rule, default = decisions(in_rule=written)
+    assert rule == dataclasses.replace(bare, **meant)
+    assert default == decisions()[1]
+    rule, default = decisions(in_default=written)
+    assert rule == dataclasses.replace(bare, **meant)
+    assert rule == dataclasses.replace(default, rule="a")
+
+
+OTHERS = (
+    "jitter: 7%, grace: 3m, coalescing: {followers: 7, wait: 7s}, finish_reasons: length, "
+    "max_temperature: 0.7, variants: 7, max_prompt_tokens: 7, priority: low, tags: seven"
+)
+
+
+@pytest.mark.parametrize(("written", "meant"), SET, ids=[written for written, _ in SET])
+def test_a_rule_takes_only_what_it_leaves_out_from_the_default(written, meant):
+    if "coalescing" in written and meant.get("max_followers"):
+        meant = {**meant, "max_followers": 3 if "3" in written else 7}
+    bare, _ = decisions(in_default=OTHERS)
+    rule, _ = decisions(in_default=OTHERS, in_rule=written)
+    assert rule == dataclasses.replace(bare, **meant)
+
+
+def test_coalescing_switched_on_again_has_the_usual_bound():
+    rule, default = decisions(in_default="coalescing: off", in_rule="coalescing: on")
+    assert (default.max_followers, rule.max_followers) == (0, 10_000)
+
+
+def test_every_field_of_a_decision_can_be_set():
+    """Beside the rule's name and the generation, which the file has elsewhere."""
+    written = {name for _, meant in SET for name in meant}
+    older = {"exact", "semantic", "min_similarity", "lifetime", "scope", "pii"}
+    assert written | older | {"rule", "generation"} == {
+        field.name for field in dataclasses.fields(Decision)
+    }
+    assert {text.split(":")[0] for text, _ in SET} | {
+        "exact",
+        "semantic",
+        "freshness",
+        "scope",
+        "pii",
+    } == set(SettingsSpec.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("jitter: 10", "a.jitter: expected a percentage from 0% to 100%, such as 10%, got 10"),
+        ("jitter: 0.1", "jitter: expected a percentage from 0% to 100%, such as 10%, got 0.1"),
+        ("jitter: 101%", "jitter: expected a percentage from 0% to 100%, such as 10%, got '101%'"),
+        ("jitter: -1%", "jitter: expected a percentage"),
+        ("jitter: 100.1%", "jitter: expected a percentage"),
+        ("jitter: \u0661%", "jitter: expected a percentage"),
+        ("grace: on", "grace: expected off, a duration such as 10m, or a mapping such as {while_"),
+        ("grace: 10", "grace: expected off, a duration such as 10m, or a mapping such as {while_"),
+        ("grace: {}", "grace: expected at least one of the keys while_revalidate, if_error"),
+        ("grace: {if_error: 1}", "grace.if_error: expected off or a duration such as 10m, 24h"),
+        ("grace: {error: 1m}", "(did you mean if_error?), got the unknown key 'error'"),
+        ("grace: 9999999999w", "grace: expected off, a duration such as 10m"),
+        ("coalescing: 10", "coalescing: expected on, off or a mapping such as {followers: 1000}"),
+        ("coalescing: {}", "coalescing: expected at least one of the keys enabled, followers"),
+        ("coalescing: {followers: 0}", "followers: expected a whole number from 1 to 1000000"),
+        ("coalescing: {followers: 1.0}", "followers: expected a whole number from 1 to 1000000"),
+        ("coalescing: {followers: on}", "followers: expected a whole number from 1 to 1000000"),
+        ("coalescing: {wait: 5}", "coalescing.wait: expected a duration such as 10m, 24h or 7d"),
+        ("finish_reasons: []", "finish_reasons: expected at least one value, got an empty list"),
+        ("finish_reasons: stopp", "expected the name of a finish reason (did you mean stop?)"),
+        ("finish_reasons: [stop, tool_call]", "finish_reasons[1]: expected the name of a finish"),
+        ("finish_reasons: content_filter", "expected a finish reason of whole answers, such as"),
+        ("finish_reasons: abort", "expected a finish reason of whole answers, such as stop"),
+        ("finish_reasons: [a b]", "finish_reasons[0]: expected the name of a finish reason"),
+        ("finish_reasons: 1", "finish_reasons: expected the name of a finish reason, such as st"),
+        ("max_temperature: 3", "max_temperature: expected a number from 0 to 2, or any, got 3"),
+        ("max_temperature: -0.1", "max_temperature: expected a number from 0 to 2, or any"),
+        ("max_temperature: yes", "max_temperature: expected a number from 0 to 2, or any"),
+        ("max_temperature: true", "max_temperature: expected a number from 0 to 2, or any"),
+        ("variants: 0", "variants: expected a whole number from 1 to 100, got 0"),
+        ("variants: 101", "variants: expected a whole number from 1 to 100, got 101"),
+        ("variants: two", "variants: expected a whole number from 1 to 100, got 'two'"),
+        ("max_prompt_tokens: 0", "expected a whole number from 1 to 2147483648, or any, got 0"),
+        ("max_prompt_tokens: 32k", "expected a whole number from 1 to 2147483648, or any, got"),
+        ("priority: urgent", "priority: expected high, normal or low, got 'urgent'"),
+        ("tags: a b", "tags: expected a tag of at most 63 letters, digits and ._:/-, got 'a b'"),
+        ('tags: "a\\nb"', "tags: expected a tag of at most 63 letters"),
+        ("tags: [x, 1]", "tags[1]: expected a tag of at most 63 letters, digits and ._:/-, got 1"),
+        ("tags: ''", "tags: expected a tag of at most 63 letters"),
+    ],
+)
+def test_a_wrong_setting_is_told_with_its_line(written, told):
+    for in_rule, in_default, place in ((written, "", "p.yaml:5: rules[0]"), ("", written, "")):
+        text = "version: 1\n" + RULE % (in_rule or "exact: on")
+        text += DEFAULT % (in_default and ", " + in_default)
+        with pytest.raises(PolicyError) as caught:
+            parse_policy(text, "p.yaml")
+        (problem,) = map(str, caught.value.problems)
+        assert problem.startswith(place or "p.yaml:6: default.")
+        assert told.removeprefix("a.") in problem
+
+
+def allowed(written):
+    return parse_policy(f"version: 1\npii: {{allow: {written}}}\n" + DEFAULT % "", "p.yaml").allowed
+
+
+def test_public_contacts_are_taken_as_written():
+    assert allowed("['*@acme.example', +1 800 555 0100, GB82 WEST 1234 5698 7654 32]") == (
+        "*@acme.example",
+        "+1 800 555 0100",
+        "GB82 WEST 1234 5698 7654 32",
+    )
+    assert allowed("'*@acme.example'") == ("*@acme.example",)
+    assert parse_policy("version: 1\n" + DEFAULT % "", "p.yaml").allowed == ()
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("['*']", "pii.allow[0]: expected an address, number or other text of at least 6 char"),
+        ("['*@*']", "pii.allow[0]: expected an address, number or other text"),
+        ("['*@*.com']", "in which * stands for some of it, such as *@acme.example"),
+        ("[18005550100]", "pii.allow[0]: expected text; put it in quotes if it is meant"),
+        ("['']", "pii.allow[0]: expected text that is not empty"),
+        ("[]", "pii.allow: expected at least one value, got an empty list"),
+        ("{email: x}", "pii.allow: expected text, got a mapping"),
+    ],
+)
+def test_a_contact_that_would_allow_too_much_is_refused(written, told):
+    with pytest.raises(PolicyError) as caught:
+        allowed(written)
+    (problem,) = map(str, caught.value.problems)
+    assert problem.startswith("p.yaml:2: ")
+    assert told in problem
