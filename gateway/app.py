@@ -23,13 +23,8 @@ from gateway.adapters.metrics import Metrics
 from gateway.adapters.pass_through import PassThrough
 from gateway.adapters.policy_file import PolicyFile
 from gateway.adapters.readiness import Check, Readiness
-from gateway.adapters.scope_keys_sqlite import SqliteScopeKeys
 from gateway.adapters.secret import SecretError, load_or_create_secret
-from gateway.adapters.secret_setting import secret_setting
-from gateway.adapters.store_guarded import GuardedStore
-from gateway.adapters.store_memory import MemoryStore
-from gateway.adapters.store_sqlite import SqliteStore
-from gateway.adapters.store_tiered import ColdStore, TieredStore
+from gateway.adapters.secret_setting import secret_setting, shared_secret
 from gateway.adapters.upstream_http import HttpUpstream
 from gateway.admitting import Admitter
 from gateway.core.entry_codec import encoded_size
@@ -40,9 +35,10 @@ from gateway.loading import Loader
 from gateway.observation import Observation, Sink
 from gateway.operations import Operations
 from gateway.pipeline import Pipeline
-from gateway.ports import Candidate, Quarantine, SemanticUnavailableError, Store, Upstream
+from gateway.ports import Candidate, Quarantine, SemanticUnavailableError, Upstream
 from gateway.scanning import Scans
 from gateway.settings import Settings
+from gateway.stores import open_store
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +46,6 @@ POLICY_POLL_SECONDS = 0.5
 ENCODER_POLL_SECONDS = 0.5
 PROBE_SECONDS = 2.0
 VERIFY_SECONDS = 1.0
-DISK_READ_SECONDS = 0.5
-DISK_WRITE_SECONDS = 2.0
-"""A busy disk takes its time now and then, and that is no reason to stop using it."""
 
 
 def default_policy() -> Path:
@@ -138,20 +131,6 @@ class AgreementVerifier:
             return "fault"
 
 
-def open_store(settings: Settings, environment: Mapping[str, str]) -> tuple[Store, Vault | None]:
-    """Open the entries on disk, with a memory tier in front where one process owns it.
-
-    With several workers another one may replace an entry, and nothing tells this one's memory.
-    Raises SecretError.
-    """
-    file = SqliteStore(settings.data_dir / "entries.sqlite3", max_bytes=settings.store_bytes)
-    cold, vault = _sealed(file, settings, environment)
-    disk = GuardedStore(cold, read_seconds=DISK_READ_SECONDS, write_seconds=DISK_WRITE_SECONDS)
-    if settings.workers > 1 or settings.memory_bytes == 0:
-        return disk, vault
-    return TieredStore(MemoryStore(max_bytes=settings.memory_bytes), disk), vault
-
-
 def _upstream_key(environment: Mapping[str, str], *, own_keys: bool) -> str | None:
     """Return the key the gateway itself has for the upstream. Raises SecretError."""
     api_key = secret_setting(environment, "UPSTREAM_API_KEY")
@@ -165,37 +144,6 @@ def _upstream_key(environment: Mapping[str, str], *, own_keys: bool) -> str | No
     if not (api_key.isascii() and api_key.isprintable()) or " " in api_key:
         raise SecretError("REFRAIN_UPSTREAM_API_KEY: expected a key: one word of ASCII")
     return api_key
-
-
-def _sealed(
-    store: ColdStore, settings: Settings, environment: Mapping[str, str]
-) -> tuple[ColdStore, Vault | None]:
-    """Put encryption around what lasts, where master keys are given. Raises SecretError."""
-    given = secret_setting(environment, "ENCRYPTION_KEYS")
-    path = settings.data_dir / "scope-keys.sqlite3"
-    if given is None:
-        if path.exists():
-            log.warning(
-                "%s is there, but REFRAIN_ENCRYPTION_KEYS is not given: entries are stored in "
-                "clear, and what is encrypted is not found",
-                path,
-            )
-        return store, None
-    # Costs 70 ms to import.
-    from gateway.adapters.sealing import MasterKeyError, parse_master_keys  # noqa: PLC0415
-    from gateway.adapters.store_sealed import SealedStore  # noqa: PLC0415
-
-    try:
-        masters = parse_master_keys(given)
-    except MasterKeyError as error:
-        raise SecretError(f"REFRAIN_ENCRYPTION_KEYS: {error}") from None
-    log.info(
-        "entries are encrypted under the master key %s%s",
-        masters.first.name,
-        "".join(f", {key.name} is read" for key in masters.rest),
-    )
-    sealed = SealedStore(store, masters, SqliteScopeKeys(path, clock=time.time), clock=time.time)
-    return sealed, sealed
 
 
 def engine_ready(upstream: HttpUpstream, *, required: bool) -> Check:
@@ -235,9 +183,9 @@ def create_app(
     """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     policies = PolicyFile(settings.policy or default_policy())
-    secret = load_or_create_secret(settings.data_dir)
-    store, vault = open_store(settings, os.environ)
     access = Access(settings.gateway_keys, settings.denied_keys)
+    entries = open_store(settings, os.environ)
+    store = entries.store
     upstream = HttpUpstream(
         settings.upstream[0],
         own_credential=access.own_keys,
@@ -271,6 +219,7 @@ def create_app(
                 "generation": policy.generation,
                 "problem": policies.problem,
             },
+            "store": entries.status(),
             "semantic": "on" if semantic is not None else "off",
             "keys": access.details(),
         }
@@ -290,7 +239,7 @@ def create_app(
         policies=policies,
         forwarder=forwarder,
         scans=scans,
-        secret=secret,
+        secret=shared_secret(os.environ) or load_or_create_secret(settings.data_dir),
         now=time.time,
         salts_caches=settings.upstream_cache_salt,
     )
@@ -306,7 +255,7 @@ def create_app(
         client_seconds=client_seconds,
     )
     loader = Loader(pipeline, make_forwarder, time.perf_counter)
-    admin = _admin(pipeline, vault, quarantine, settings.data_dir)
+    admin = _admin(pipeline, entries.vault, quarantine, settings.data_dir)
     admin.add_routes(app, load=loader.load)
     handlers.add_routes(app)
 

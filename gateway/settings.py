@@ -3,19 +3,35 @@
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, Self
+from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from policies.document import Document, policy_text, read_document
 from policies.problems import PolicyError
 
 ENVIRONMENT_PREFIX = "REFRAIN_"
-SECRETS = ("admin_token", "encryption_keys", "upstream_api_key")
+SECRETS = ("admin_token", "encryption_keys", "secret", "store_password", "upstream_api_key")
 """Told by the environment alone, or with ``_file`` behind the name by a file that it names."""
 
-_OTHERS = ("parent_pipe", "worker_settings", "data", "model", "publish")
+_REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
+_REDIS_OPTIONS = (
+    "db",
+    "ssl_ca_certs",
+    "ssl_cert_reqs",
+    "ssl_certfile",
+    "ssl_check_hostname",
+    "ssl_keyfile",
+)
+_OTHERS = ("parent_pipe", "worker_settings", "data", "model", "publish", "redis_memory")
 """Variables of other parts: processes, benchmarks, compose.yaml."""
 
 
@@ -41,6 +57,7 @@ class Settings(BaseModel):
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
     max_answer_bytes: int = Field(default=8 * 2**20, ge=1024)
+    store: str = Field(default="disk", repr=False)
     store_bytes: int = Field(default=2**30, ge=2**20)
     memory_bytes: int = Field(default=128 * 2**20, ge=0)
     embeddings_model: str | None = None
@@ -71,6 +88,34 @@ class Settings(BaseModel):
             if not parts.path.endswith("/v1"):
                 raise ValueError(f"expected a base URL that ends in /v1, got {url!r}")
         return urls
+
+    @field_validator("store")
+    @classmethod
+    def _known_store(cls, value: str) -> str:
+        if value in ("disk", "memory"):
+            return value
+        # It may hold a password, so that nothing of it is told.
+        expected = "expected disk, memory or a URL such as redis://redis.example:6379/0"
+        try:
+            parts = urlsplit(value)
+            place = parts.path if parts.scheme == "unix" else parts.hostname
+            options = dict(parse_qsl(parts.query, keep_blank_values=True))
+            well_formed = bool(place) and (parts.port is None or parts.port > 0)
+        except ValueError:
+            raise ValueError(expected) from None
+        if parts.scheme not in _REDIS_SCHEMES or not well_formed:
+            raise ValueError(f"{expected}; schemes are {', '.join(_REDIS_SCHEMES)}")
+        if not set(options) <= set(_REDIS_OPTIONS):
+            raise ValueError(f"expected no options in the URL but {', '.join(_REDIS_OPTIONS)}")
+        return value
+
+    @model_validator(mode="after")
+    def _memory_is_one_workers(self) -> Self:
+        if self.store == "memory" and self.workers > 1:
+            raise ValueError(
+                "expected one worker with store: memory, which others would know nothing of"
+            )
+        return self
 
 
 def load_settings(
@@ -130,8 +175,10 @@ def _told(
     flags: Mapping[str, Any],
 ) -> str:
     path = tuple(problem["loc"])
+    message: str = problem["msg"].removeprefix("Value error, ")
+    if not path:
+        return message
     name = str(path[0])
-    message = problem["msg"].removeprefix("Value error, ")
     if name in flags:
         return f"--{name.replace('_', '-')}: {message}"
     if name in in_environment:

@@ -7,7 +7,7 @@ of the variable, never a part of its value.
 from collections.abc import Mapping
 from pathlib import Path
 
-from gateway.adapters.secret import SecretError
+from gateway.adapters.secret import SECRET_BYTES, SecretError
 
 MOST_BYTES = 64 << 10
 
@@ -36,3 +36,23 @@ def secret_setting(environment: Mapping[str, str], name: str) -> str | None:
         size = "nothing" if not text else f"more than {MOST_BYTES} bytes"
         raise SecretError(f"{variable}_FILE: {file}: holds {size}")
     return text
+
+
+def shared_secret(environment: Mapping[str, str]) -> bytes | None:
+    """Return the secret behind scope ids where gateways that share a store are given one.
+
+    Raises SecretError when it is not of 32 bytes in hexadecimal.
+    """
+    given = secret_setting(environment, "SECRET")
+    if given is None:
+        return None
+    try:
+        secret = bytes.fromhex(given)
+    except ValueError:
+        secret = b""
+    if len(secret) != SECRET_BYTES:
+        raise SecretError(
+            f"REFRAIN_SECRET: expected {2 * SECRET_BYTES} hexadecimal digits, such as "
+            f"`openssl rand -hex {SECRET_BYTES}` prints"
+        )
+    return secret

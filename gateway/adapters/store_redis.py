@@ -67,6 +67,7 @@ class RedisStore:
         url: str,
         *,
         max_bytes: int,
+        password: str | None = None,
         clock: Callable[[], float] = time.time,
         seconds: float = 1.0,
         upkeep_seconds: float = 1.0,
@@ -74,10 +75,13 @@ class RedisStore:
     ) -> None:
         """Connect at the first call. Raises ValueError for a URL that is none of Redis.
 
-        ``seconds`` bounds every wait. All gateways must agree on the number of ``shards``.
+        ``password`` is for a URL without one. ``seconds`` bounds every wait. All gateways must
+        agree on the number of ``shards``.
         """
         scheme, _, rest = url.partition("+cluster://")
         options = client_options(f"{scheme}://{rest}" if rest else url, seconds)
+        if password is not None:
+            options.setdefault("password", password)
         servers = ClusterServers(options) if rest else OneServer(options)
         self._link = RedisLink(servers, seconds=seconds)
         self._shards = make_shards(shards or (CLUSTER_SHARDS if rest else 1))

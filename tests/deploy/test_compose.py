@@ -11,12 +11,13 @@ import yaml
 
 from backend.__main__ import _parse as parse_backend
 from gateway.cli import _parser as gateway_parser
-from gateway.settings import ENVIRONMENT_PREFIX, Settings, load_settings
+from gateway.settings import ENVIRONMENT_PREFIX, SECRETS, Settings, load_settings
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]
 ENGINES = ("backend", "backend-gpu")
+OURS = ("gateway", *ENGINES)
 
 
 def interpolate(text: str, **environment: str) -> str:
@@ -82,7 +83,7 @@ def test_only_the_gpu_engine_reserves_a_gpu():
 
 def test_the_gateway_waits_for_the_engine_of_the_chosen_profile_alone():
     waits = SERVICES["gateway"]["depends_on"]
-    assert set(waits) == set(ENGINES)
+    assert set(waits) == {*ENGINES, "redis"}
     for condition in waits.values():
         assert condition == {"condition": "service_healthy", "required": False}
 
@@ -93,7 +94,7 @@ def test_both_engines_are_found_under_the_name_that_the_gateway_asks():
     assert "backend" in SERVICES["backend-gpu"]["networks"]["default"]["aliases"]
 
 
-@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("service", OURS)
 def test_every_service_has_a_health_check_of_its_own_port(service):
     port = 8080 if service == "gateway" else 8000
     check = SERVICES[service]["healthcheck"]
@@ -110,6 +111,14 @@ def test_every_service_is_confined(service):
     assert settings["tmpfs"][0].startswith("/tmp")
     assert settings["init"] is True
     assert settings["restart"] == "unless-stopped"
+
+
+def test_redis_starts_only_where_it_is_asked_for_and_keeps_nothing():
+    assert SERVICES["redis"]["profiles"] == ["redis"]
+    assert SERVICES["redis"]["healthcheck"]["test"] == ["CMD", "redis-cli", "ping"]
+    arguments = command("redis")
+    options = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    assert options == {"--save": "", "--maxmemory": "2gb", "--maxmemory-policy": "allkeys-lru"}
 
 
 def test_policies_are_mounted_as_a_folder_and_read_only():
@@ -154,13 +163,14 @@ def test_the_engine_accepts_its_command_line(engine):
 def test_every_setting_in_the_environment_exists():
     names = {n for n in SERVICES["gateway"]["environment"] if n.startswith(ENVIRONMENT_PREFIX)}
     assert names
-    assert names <= {ENVIRONMENT_PREFIX + name.upper() for name in Settings.model_fields}
+    known = (*Settings.model_fields, *SECRETS)
+    assert names <= {ENVIRONMENT_PREFIX + name.upper() for name in known}
 
 
 def test_every_variable_is_documented():
     text = (ROOT / "compose.yaml").read_text()
     variables = set(re.findall(r"\$\{(\w+)", text))
     for service in SERVICES.values():
-        variables |= set(service["environment"])
+        variables |= set(service.get("environment", ()))
     documented = set(re.findall(r"`([A-Z_]+)`", (ROOT / "docs" / "deploy.md").read_text()))
     assert variables <= documented

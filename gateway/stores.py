@@ -1,0 +1,122 @@
+"""Which store holds the entries, and what stands around it: part of the composition root.
+
+    memory tier -> breaker and bounded waits -> encryption -> disk or Redis
+
+Law: a tier in memory stands only where it hears of every change: before the disk in the one
+process that changes it, before Redis in any process.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.adapters.scope_keys_sqlite import SqliteScopeKeys
+from gateway.adapters.secret import SecretError
+from gateway.adapters.secret_setting import secret_setting
+from gateway.adapters.store_guarded import GuardedStore
+from gateway.adapters.store_memory import MemoryStore
+from gateway.adapters.store_sqlite import SqliteStore
+from gateway.adapters.store_tiered import ColdStore, News, TieredStore
+from gateway.forgetting import Vault
+from gateway.ports import Store
+from gateway.settings import Settings
+
+log = logging.getLogger(__name__)
+
+DISK_READ_SECONDS = 0.5
+DISK_WRITE_SECONDS = 2.0
+"""A busy disk takes its time now and then, and that is no reason to stop using it."""
+
+REDIS_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """The store, who forgets scopes in it if it is encrypted, and what to tell of it."""
+
+    store: Store
+    vault: Vault | None
+    status: Callable[[], dict[str, Any]]
+
+
+def open_store(settings: Settings, environment: Mapping[str, str]) -> Entries:
+    """Open the store that the settings name; what is wrong with it shows when it is used.
+
+    Raises SecretError.
+    """
+    if settings.store == "memory":
+        return Entries(MemoryStore(max_bytes=settings.memory_bytes), None, _unguarded("memory"))
+    if settings.store == "disk":
+        file = SqliteStore(settings.data_dir / "entries.sqlite3", max_bytes=settings.store_bytes)
+        cold, vault = _sealed(file, settings, environment)
+        disk = GuardedStore(cold, read_seconds=DISK_READ_SECONDS, write_seconds=DISK_WRITE_SECONDS)
+        hot = settings.workers == 1
+        store = _tiered(settings, disk) if hot else disk
+        return Entries(store, vault, _guarded("disk", disk))
+    return _open_redis(settings, environment)
+
+
+def _open_redis(settings: Settings, environment: Mapping[str, str]) -> Entries:
+    # Costs half a second to import.
+    from gateway.adapters.store_redis import RedisStore  # noqa: PLC0415
+
+    redis = RedisStore(
+        settings.store,
+        max_bytes=settings.store_bytes,
+        password=secret_setting(environment, "STORE_PASSWORD"),
+    )
+    if secret_setting(environment, "SECRET") is None:
+        log.info(
+            "REFRAIN_SECRET is not given: entries in Redis are found only by gateways that share "
+            "this data directory's secret"
+        )
+    cold, vault = _sealed(redis, settings, environment)
+    guarded = GuardedStore(cold, read_seconds=REDIS_SECONDS, write_seconds=REDIS_SECONDS)
+    return Entries(_tiered(settings, guarded, redis.news), vault, _guarded("redis", guarded))
+
+
+def _tiered(settings: Settings, cold: ColdStore, news: News | None = None) -> Store:
+    if settings.memory_bytes == 0:
+        return cold
+    return TieredStore(MemoryStore(max_bytes=settings.memory_bytes), cold, news)
+
+
+def _guarded(kind: str, guarded: GuardedStore) -> Callable[[], dict[str, Any]]:
+    return lambda: {"kind": kind, "problem": guarded.fault}
+
+
+def _unguarded(kind: str) -> Callable[[], dict[str, Any]]:
+    return lambda: {"kind": kind, "problem": None}
+
+
+def _sealed(
+    store: ColdStore, settings: Settings, environment: Mapping[str, str]
+) -> tuple[ColdStore, Vault | None]:
+    """Put encryption around what lasts, where master keys are given. Raises SecretError."""
+    given = secret_setting(environment, "ENCRYPTION_KEYS")
+    path = settings.data_dir / "scope-keys.sqlite3"
+    if given is None:
+        if path.exists():
+            log.warning(
+                "%s is there, but REFRAIN_ENCRYPTION_KEYS is not given: entries are stored in "
+                "clear, and what is encrypted is not found",
+                path,
+            )
+        return store, None
+    # Costs 70 ms to import.
+    from gateway.adapters.sealing import MasterKeyError, parse_master_keys  # noqa: PLC0415
+    from gateway.adapters.store_sealed import SealedStore  # noqa: PLC0415
+
+    try:
+        masters = parse_master_keys(given)
+    except MasterKeyError as error:
+        raise SecretError(f"REFRAIN_ENCRYPTION_KEYS: {error}") from None
+    log.info(
+        "entries are encrypted under the master key %s%s",
+        masters.first.name,
+        "".join(f", {key.name} is read" for key in masters.rest),
+    )
+    sealed = SealedStore(store, masters, SqliteScopeKeys(path, clock=time.time), clock=time.time)
+    return sealed, sealed
