@@ -3,6 +3,13 @@
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Any
+
+from gateway.core.lookup import Forward
+from gateway.core.plan import Plan
+from gateway.core.types import Endpoint
+from gateway.observation import Observation
+from gateway.ports import Scanner
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -39,3 +46,31 @@ class Reply:
     headers: Headers
     body: bytes | AsyncIterator[bytes]
     resources: AsyncExitStack | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exchange:
+    """One request on its way to the upstream."""
+
+    endpoint: Endpoint
+    inbound: Inbound
+    body: dict[str, Any]
+    state: Forward
+    scanner: Scanner
+    seen: Observation
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan under which the answer may be admitted, if it may."""
+        return self.state.store
+
+    @property
+    def streamed(self) -> bool:
+        """Tell whether the client asked for a stream."""
+        return self.body.get("stream") is True
+
+    @property
+    def wants_usage(self) -> bool:
+        """Tell whether the client asked for usage on its stream."""
+        options = self.body.get("stream_options")
+        return isinstance(options, dict) and options.get("include_usage") is True

@@ -18,6 +18,31 @@ _HOP_BY_HOP = frozenset(
 _REQUEST_ONLY_HERE = frozenset({"host", "content-length", "expect"})
 """True of the client's connection, not of ours to the upstream."""
 
+_ONE_REQUESTS = frozenset(
+    {
+        "age",
+        "authentication-info",
+        "cf-ray",
+        "content-length",
+        "content-location",
+        "date",
+        "etag",
+        "location",
+        "proxy-authentication-info",
+        "server-timing",
+        "set-cookie",
+        "set-cookie2",
+        "traceparent",
+        "tracestate",
+        "www-authenticate",
+    }
+)
+_ONE_REQUESTS_PARTS = ("request-id", "correlation-id", "trace-id", "ratelimit", "rate-limit")
+_ONE_REQUESTS_ENDS = ("-ms", "-cost", "-organization", "-project")
+"""What is true of one request only: who made it, what was counted to it, how long it took."""
+
+_ANYBODYS = frozenset({"content-type", "content-language", "retry-after", "cache-status"})
+
 Fields = tuple[tuple[str, str], ...]
 
 
@@ -57,3 +82,21 @@ def request_fields(fields: Iterable[tuple[str, str]]) -> Fields:
 def without(fields: Iterable[tuple[str, str]], *names: str) -> Fields:
     """Return the headers without those of the names given in lower case."""
     return tuple(field for field in fields if field[0].lower() not in names)
+
+
+def shared_fields(fields: Iterable[tuple[str, str]], *, same_tenant: bool) -> Fields:
+    """Return an upstream's headers that are as true of another request that got the same answer.
+
+    Where the tenant is another one, only those that cannot tell anything of the first.
+    """
+    if not same_tenant:
+        return tuple(field for field in fields if field[0].lower() in _ANYBODYS)
+    return tuple(field for field in fields if not _is_one_requests(field[0].lower()))
+
+
+def _is_one_requests(name: str) -> bool:
+    return (
+        name in _ONE_REQUESTS
+        or any(part in name for part in _ONE_REQUESTS_PARTS)
+        or name.endswith(_ONE_REQUESTS_ENDS)
+    )

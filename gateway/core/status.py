@@ -40,10 +40,11 @@ class HitStatus:
 
 @dataclass(frozen=True, slots=True)
 class ForwardStatus:
-    """Forwarded to the upstream."""
+    """Forwarded to the upstream; ``collapsed`` into a call that another request had made."""
 
     forwarded: Forwarded
     reason: Reason | None = None
+    collapsed: bool = False
 
     def header(self, *, stored: bool = False, declined: Reason | None = None) -> str:
         """Return the list member.
@@ -54,6 +55,8 @@ class ForwardStatus:
         parts = ["refrain", f"fwd={self.forwarded}"]
         if stored:
             parts.append("stored")
+        if self.collapsed:
+            parts.append("collapsed")
         words = [word for word in (self.reason, declined) if word is not None]
         if len(words) == 1:
             parts.append(f"detail={words[0]}")

@@ -1,7 +1,7 @@
 """Follows a streamed answer event by event: what the client gets, and what it amounts to.
 
-Every event reaches the client as it came, but for the usage that only the gateway asked for. Law:
-nothing that an upstream sends stops the stream; what is not understood is only not stored.
+Every event reaches a client as it came, but for the usage where that client did not ask for it.
+Law: nothing that an upstream sends stops the stream; what is not understood is only not stored.
 """
 
 from typing import Any
@@ -10,51 +10,49 @@ import orjson
 
 from gateway.core import sse
 from gateway.core.assemble import Assembler, UnknownShapeError
+from gateway.core.errors import RequestError, error_body
 from gateway.core.types import Endpoint, Reason
 
 
 class StreamedAnswer:
     """Follows the events of one stream: what to pass on, and what they amount to."""
 
-    def __init__(
-        self, endpoint: Endpoint, *, assemble: bool, strip_usage: bool, max_bytes: int
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, *, assemble: bool, max_bytes: int) -> None:
         self.usage: Any = None
-        self.failed = False
-        """Whether the upstream itself sent an error event."""
+        self.error: bytes | None = None
+        """What the upstream itself said in an error event."""
         self.done = False
         """Whether the event that ends the stream has come."""
         self._assembler = Assembler(endpoint)
         self._assemble = assemble
-        self._strip_usage = strip_usage
         self._unfit: Reason | None = None
         self._bytes_left = max_bytes
         self._open_choices: set[int] = set()
         self._started = False
 
-    def pass_on(self, event: sse.Event) -> bytes:
-        """Return the bytes that the client gets for this event; may be none."""
+    def pass_on(self, event: sse.Event) -> tuple[bytes, bytes]:
+        """Return the bytes that clients get for this event, with usage and without."""
+        raw = event.raw
         if event.data == sse.DONE:
             self.done = True
-            return b"" if self.failed else event.raw  # what failed ends without [DONE]
+            last = b"" if self.failed else raw  # what failed ends without [DONE]
+            return last, last
         if event.data is None:
-            return event.raw
+            return raw, raw
         try:
             chunk = orjson.loads(event.data)
         except orjson.JSONDecodeError:
             chunk = None
         if not isinstance(chunk, dict):
             self._unfit = Reason.UNCLEAN
-            return event.raw
+            return raw, raw
         if chunk.get("error") is not None:
             self._unfit = Reason.UNCLEAN
-            self.failed = True
-            return event.raw
+            self.error = event.data
+            return raw, raw
         self._follow(chunk)
-        self._merge(chunk, len(event.raw))
-        if not self._strip_usage or "usage" not in chunk:
-            return event.raw
-        return _without_usage(chunk, event.raw)
+        self._merge(chunk, len(raw))
+        return raw, _without_usage(chunk, raw) if "usage" in chunk else raw
 
     def _follow(self, chunk: dict[str, Any]) -> None:
         if chunk.get("usage") is not None:
@@ -82,6 +80,11 @@ class StreamedAnswer:
             self._unfit = Reason.UNKNOWN_SHAPE
 
     @property
+    def failed(self) -> bool:
+        """Tell whether the upstream itself sent an error event."""
+        return self.error is not None
+
+    @property
     def ended(self) -> bool:
         """Tell whether the upstream ended the stream: every choice finished, an error, [DONE]."""
         return self.done or self.failed or (self._started and not self._open_choices)
@@ -96,8 +99,17 @@ class StreamedAnswer:
             return Reason.UNKNOWN_SHAPE
 
 
+def failure_event(fault: Exception) -> bytes:
+    """Return the event that tells a client why its stream ends early."""
+    if isinstance(fault, RequestError):
+        return sse.encode(orjson.dumps(fault.body()))
+    message = "The gateway had an internal error while it streamed the answer."
+    body = error_body(message, "server_error", None, Reason.INTERNAL.value)
+    return sse.encode(orjson.dumps(body))
+
+
 def _without_usage(chunk: dict[str, Any], raw: bytes) -> bytes:
-    """Return the event without the usage that only the gateway asked for."""
+    """Return the event without its usage, for whom did not ask for that."""
     if chunk["usage"] is not None and not chunk.get("choices"):
         return b""  # the usage chunk
     rest = {name: value for name, value in chunk.items() if name != "usage"}

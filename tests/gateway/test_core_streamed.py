@@ -9,8 +9,8 @@ from gateway.core.types import Endpoint, Reason
 USAGE = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
 
 
-def follow(*, assemble=True, strip_usage=True, max_bytes=10**6, endpoint=Endpoint.CHAT):
-    return StreamedAnswer(endpoint, assemble=assemble, strip_usage=strip_usage, max_bytes=max_bytes)
+def follow(*, assemble=True, max_bytes=10**6, endpoint=Endpoint.CHAT):
+    return StreamedAnswer(endpoint, assemble=assemble, max_bytes=max_bytes)
 
 
 def event(data):
@@ -30,7 +30,13 @@ def usage_chunk(usage=USAGE, **top):
 
 
 def passed(answer, *chunks):
-    return [answer.pass_on(event(chunk)) for chunk in chunks]
+    """The events for a client that asked for usage."""
+    return [answer.pass_on(event(chunk))[0] for chunk in chunks]
+
+
+def bare(answer, *chunks):
+    """The events for a client that did not."""
+    return [answer.pass_on(event(chunk))[1] for chunk in chunks]
 
 
 def test_events_pass_as_they_came():
@@ -43,12 +49,12 @@ def test_events_pass_as_they_came():
         b"\n\n",
     ):
         [one] = Decoder().feed(raw)
-        assert answer.pass_on(one) == raw
+        assert answer.pass_on(one) == (raw, raw)
 
 
-def test_usage_only_the_gateway_asked_for_is_taken_out():
+def test_usage_is_taken_out_for_a_client_that_did_not_ask_for_it():
     answer = follow()
-    got = passed(answer, said("a", usage=None), said(None, "stop", usage=None), usage_chunk(), DONE)
+    got = bare(answer, said("a", usage=None), said(None, "stop", usage=None), usage_chunk(), DONE)
     chunks = [orjson.loads(one[6:]) for one in got[:2]]
     assert chunks == [said("a"), said(None, "stop")]
     assert got[2:] == [b"", encode(DONE)]
@@ -58,7 +64,7 @@ def test_usage_only_the_gateway_asked_for_is_taken_out():
 
 def test_usage_with_the_last_choice_is_taken_out_of_its_chunk():
     answer = follow()
-    [one] = passed(answer, said("a", "stop", usage=USAGE))
+    [one] = bare(answer, said("a", "stop", usage=USAGE))
     assert orjson.loads(one[6:]) == said("a", "stop")
     assert answer.usage == USAGE
 
@@ -66,12 +72,12 @@ def test_usage_with_the_last_choice_is_taken_out_of_its_chunk():
 def test_a_chunk_without_choices_that_is_not_about_usage_stays():
     answer = follow()
     first = usage_chunk(None, prompt_filter_results=[{"prompt_index": 0}])
-    [one] = passed(answer, first)
+    [one] = bare(answer, first)
     assert orjson.loads(one[6:]) == {k: v for k, v in first.items() if k != "usage"}
 
 
 def test_usage_the_client_asked_for_stays():
-    answer = follow(strip_usage=False)
+    answer = follow()
     chunks = [said("a", usage=None), said(None, "stop", usage=None), usage_chunk(), DONE]
     assert passed(answer, *chunks) == [event(chunk).raw for chunk in chunks]
     assert answer.result()["usage"] == USAGE
@@ -112,7 +118,8 @@ def test_ended(chunks, ended):
 def test_an_error_event_passes_and_spoils_the_answer(error):
     answer = follow()
     chunks = [said("a"), {"error": error}, said(None, "stop"), DONE]
-    assert passed(answer, *chunks) == [event(chunk).raw for chunk in chunks]
+    *raw, _done = [event(chunk).raw for chunk in chunks]
+    assert passed(answer, *chunks) == [*raw, b""]
     assert answer.failed
     assert answer.result() is Reason.UNCLEAN
 
@@ -153,7 +160,7 @@ def test_what_is_no_chunk_passes_and_spoils_the_answer(data):
     ],
 )
 def test_an_odd_chunk_passes_and_is_not_stored(chunk):
-    answer = follow(strip_usage=False)
+    answer = follow()
     got = passed(answer, said("a", "stop"), chunk, DONE)
     assert got[1] == event(chunk).raw
     result = answer.result()
@@ -163,7 +170,7 @@ def test_an_odd_chunk_passes_and_is_not_stored(chunk):
 def test_a_chunk_too_deep_to_print_passes_whole():
     deep = b'{"choices":[],"usage":null,"x":' + b"[" * 900 + b"]" * 900 + b"}"
     answer = follow()
-    assert passed(answer, deep) == [encode(deep)]
+    assert bare(answer, deep) == [encode(deep)]
 
 
 def test_an_answer_too_deep_to_merge_is_not_stored():
@@ -172,7 +179,7 @@ def test_an_answer_too_deep_to_merge_is_not_stored():
 
     answer = follow()
     for data in (deep(b"1"), deep(b"2")):
-        assert answer.pass_on(event(data)) == encode(data)
+        assert answer.pass_on(event(data)) == (encode(data), encode(data))
     assert answer.result() is Reason.UNKNOWN_SHAPE
 
 
@@ -190,7 +197,7 @@ def test_a_missing_done_still_has_a_result_and_leaves_the_choice_to_the_caller()
 
 
 def test_events_after_done_pass():
-    answer = follow(strip_usage=False)
+    answer = follow()
     chunks = [said("a", "stop"), DONE, said("b"), b"x", DONE]
     assert passed(answer, *chunks) == [event(chunk).raw for chunk in chunks]
     assert answer.ended
@@ -231,14 +238,14 @@ def test_a_completion():
     }
     answer = follow(endpoint=Endpoint.COMPLETIONS)
     stream = render_stream(Endpoint.COMPLETIONS, result, include_usage=True)
-    out = b"".join(answer.pass_on(one) for one in Decoder().feed(stream))
+    out = b"".join(answer.pass_on(one)[1] for one in Decoder().feed(stream))
     assert out == render_stream(Endpoint.COMPLETIONS, result, include_usage=False)
     assert answer.result() == result
 
 
 def test_a_comment_is_no_chunk():
     answer = follow()
-    assert answer.pass_on(Event(None, b": OPENROUTER PROCESSING\n\n")) == (
+    assert answer.pass_on(Event(None, b": OPENROUTER PROCESSING\n\n"))[1] == (
         b": OPENROUTER PROCESSING\n\n"
     )
     passed(answer, said("a", "stop"), DONE)

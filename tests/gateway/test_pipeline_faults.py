@@ -122,7 +122,7 @@ class Rig:
     async def ask(self, content: str) -> tuple[str, Observation]:
         body = {"model": "m", "messages": [{"role": "user", "content": content}]}
         inbound = Inbound("/v1/chat/completions", {}, (), orjson.dumps(body))
-        seen = Observation(Endpoint.CHAT.value, 0.0, time.perf_counter, ())
+        seen = Observation(Endpoint.CHAT.value, time.perf_counter(), time.perf_counter, ())
         reply: Reply = await self.pipeline.answer(Endpoint.CHAT, inbound, seen)
         assert reply.status == 200
         return dict(reply.headers)["Cache-Status"], seen

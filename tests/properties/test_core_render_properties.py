@@ -88,10 +88,10 @@ COMPLETIONS = _reply(
 
 
 def streamed_back(endpoint: Endpoint, stream: bytes, cut: int) -> tuple[Any, bytes, bool]:
-    answer = StreamedAnswer(endpoint, assemble=True, strip_usage=False, max_bytes=2**30)
+    answer = StreamedAnswer(endpoint, assemble=True, max_bytes=2**30)
     decoder = Decoder()
     passed = [
-        answer.pass_on(event)
+        answer.pass_on(event)[0]
         for start in range(0, len(stream), cut)
         for event in decoder.feed(stream[start : start + cut])
     ]

@@ -200,7 +200,7 @@ async def answered(pipeline: Pipeline, asker: dict[str, str], question: str) -> 
     body |= {name: asker[name] for name in NAMES if name in asker}
     headers = {name: asker[name] for name in HEADERS if name in asker}
     inbound = Inbound("/v1/chat/completions", headers, headers.items(), orjson.dumps(body))
-    seen = Observation(Endpoint.CHAT.value, 0.0, time.perf_counter, ())
+    seen = Observation(Endpoint.CHAT.value, time.perf_counter(), time.perf_counter, ())
     reply = await pipeline.answer(Endpoint.CHAT, inbound, seen)
     assert isinstance(reply.body, bytes)
     said = orjson.loads(reply.body)["choices"][0]["message"]["content"]

@@ -1,6 +1,7 @@
 """The forwarder alone: real parts behind it, and a test-controlled upstream before it."""
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from gateway.core.key import identify
 from gateway.core.lookup import Forward
 from gateway.core.plan import Plan, plan_request
 from gateway.core.status import Forwarded, ForwardStatus
-from gateway.core.types import Endpoint, Reason
+from gateway.core.types import Endpoint, Entry, Reason
 from gateway.exchange import Inbound
 from gateway.forwarding import Exchange, Forwarder
 from gateway.observation import Observation
@@ -26,12 +27,55 @@ from gateway.scanning import Scans
 from policies.freshness import parse_directives
 
 
+@dataclasses.dataclass
+class Got:
+    """A reply read to its end."""
+
+    status: int
+    headers: dict[str, str]
+    pieces: list[bytes]
+    seen: Observation
+
+    @property
+    def raw(self) -> bytes:
+        """The whole body."""
+        return b"".join(self.pieces)
+
+    @property
+    def json(self) -> Any:
+        """The whole body, parsed."""
+        return orjson.loads(self.raw)
+
+    @property
+    def cache(self) -> str:
+        """The Cache-Status header."""
+        return self.headers["Cache-Status"]
+
+
+class GatedStore(MemoryStore):
+    """A store whose writes wait while ``open`` is clear."""
+
+    def __init__(self) -> None:
+        super().__init__(max_bytes=2**24)
+        self.open = asyncio.Event()
+        self.open.set()
+        self.waiting = asyncio.Event()
+        self.stored = asyncio.Event()
+
+    async def put(self, entry: Entry) -> None:
+        """Store once the gate is open."""
+        self.waiting.set()
+        await self.open.wait()
+        await super().put(entry)
+        self.stored.set()
+
+
 class Rig:
     """A forwarder with a memory store, whose observations the test may wait for."""
 
     def __init__(self, data_dir: Path, *, max_answer_bytes: int = 2**20) -> None:
         self.upstream = GatedUpstream()
-        self.store = MemoryStore(max_bytes=2**24)
+        self.store = GatedStore()
         self.active = PolicyFile(default_policy()).active
         quarantine = QuarantineFile(data_dir / "quarantine.jsonl")
         admitter = Admitter(self.store, None, Scans(), time.time, quarantine)
@@ -42,6 +86,25 @@ class Rig:
         """Wait for the next request or refresh that has ended."""
         async with asyncio.timeout(10):
             return await self._finished.get()
+
+    async def read(self, exchange: Exchange) -> Got:
+        """Forward a request and read all of the reply."""
+        try:
+            reply = await self.forwarder.forward(exchange)
+            headers = dict(reply.headers)
+            if isinstance(reply.body, bytes):
+                return Got(reply.status, headers, [reply.body], exchange.seen)
+            async with reply.resources or contextlib.AsyncExitStack():
+                pieces = [piece async for piece in reply.body]
+            return Got(reply.status, headers, pieces, exchange.seen)
+        finally:
+            exchange.seen.finish()
+
+    async def ask(self, *args: Any, **options: Any) -> "asyncio.Task[Got]":
+        """Begin to read, as ``exchange`` says, and return once the request has joined a call."""
+        asked = asyncio.create_task(self.read(self.exchange(*args, **options)))
+        await asyncio.sleep(0)  # a request joins before it first waits
+        return asked
 
     def exchange(
         self,

@@ -1,6 +1,7 @@
 """The fake at the upstream's port: every call waits for the test to say what comes next."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Self
 
@@ -45,6 +46,11 @@ class Call:
         for piece in pieces:
             self._said.put_nowait(piece)
 
+    async def taken(self) -> None:
+        """Wait until all that was said was read, and passed on."""
+        async with asyncio.timeout(10):
+            await self._said.join()
+
     def end(self) -> None:
         """End the body."""
         self._said.put_nowait(None)
@@ -77,7 +83,9 @@ class Call:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield what the test says."""
-        while True:
+        for number in itertools.count():
+            if number:
+                self._said.task_done()  # who asks for more has passed on what was there
             match await self._said.get():
                 case None:
                     self.read_to_the_end = True

@@ -1,0 +1,136 @@
+"""Runs upstream calls, each in a task of its own, and finds the call that answers a request.
+
+Law: identical concurrent misses make one call. It belongs to no client: it ends with its last
+reader, and at once; where none ever was (a refresh) it ends by itself or with the gateway.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from gateway.core.errors import UpstreamError
+from gateway.core.flight import FlightTable
+from gateway.core.types import Reason
+from gateway.exchange import Exchange, Reply
+from gateway.live_answer import LiveAnswer
+from gateway.reading import Reader, Way
+from gateway.upstream_call import Caller
+
+LINGER_SECONDS = 2.0
+LINGER_BYTES = 16 * 2**20
+MOST_REFRESHES = 256
+"""Calls at a time for which no client waits: a flood of stale hits is none of the upstream's."""
+
+
+class Coalescer:
+    """The calls under way."""
+
+    def __init__(self, caller: Caller, clock: Callable[[], float]) -> None:
+        self._caller = caller
+        self._clock = clock
+        self._table: FlightTable[LiveAnswer] = FlightTable(
+            linger=LINGER_SECONDS, linger_bytes=LINGER_BYTES
+        )
+        self._calls: set[asyncio.Task[None]] = set()
+        self._refreshes = 0
+        self._forgetting: asyncio.TimerHandle | None = None
+
+    async def answer(self, exchange: Exchange) -> Reply:
+        """Return the reply of a call that another request made, or of the request's own.
+
+        Raises UpstreamError where there is none.
+        """
+        way = _first_way(exchange)
+        while True:
+            reply = await self._reader(exchange, way).reply()
+            if isinstance(reply, Reply):
+                return reply
+            way = reply
+
+    def refresh(self, exchange: Exchange) -> bool:
+        """Begin a call that no client waits for; see ``Forwarder.refresh``."""
+        plan = exchange.plan
+        if plan is None or self._refreshes >= MOST_REFRESHES or self._table.under_way(plan.key):
+            return False
+        exchange.seen.outcome = "refresh"
+        answer = self._answer(plan.key, exchange, attended=False)
+        self._refreshes += 1
+        self._run(self._refresh(exchange, answer), answer)
+        return True
+
+    async def close(self) -> None:
+        """End the calls under way."""
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+        calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    def _reader(self, exchange: Exchange, way: Way) -> Reader:
+        """Join the call under the request's slot, or make one."""
+        plan = exchange.plan
+        slot = None
+        if plan is not None and way is not Way.ALONE:
+            slot = plan.key if way is Way.ANY_WIRE else (plan.key, exchange.streamed)
+            # Who wants no stored answer wants none that was asked for before, either.
+            if not plan.directives.no_cache:
+                most, since = plan.decision.max_followers, exchange.seen.started
+                answer = self._table.follow(slot, most=most, since=since)
+                if answer is not None:
+                    return Reader(answer, exchange, way)
+        answer = self._answer(slot, exchange, attended=True)
+        reader = Reader(answer, exchange, way)
+        answer.task = self._run(self._caller.call(exchange, answer), answer)
+        return reader
+
+    def _answer(self, slot: object, exchange: Exchange, *, attended: bool) -> LiveAnswer:
+        bound = self._caller.max_answer_bytes
+        answer = LiveAnswer(self._table, slot, exchange, bound, attended=attended)
+        self._table.lead(answer)
+        return answer
+
+    def _run(self, call: Coroutine[Any, Any, None], answer: LiveAnswer) -> asyncio.Task[None]:
+        task = asyncio.create_task(call)
+        self._calls.add(task)
+
+        def ended(_: asyncio.Task[None]) -> None:
+            self._calls.discard(task)
+            # Where it was cancelled, perhaps before it began: nobody may wait for it any more.
+            answer.close(UpstreamError(502, "The call was given up.", Reason.UPSTREAM_BROKE))
+            self._forget()
+
+        task.add_done_callback(ended)
+        return task
+
+    async def _refresh(self, exchange: Exchange, answer: LiveAnswer) -> None:
+        seen = exchange.seen
+        try:
+            await self._caller.call(exchange, answer)
+        finally:
+            self._refreshes -= 1
+            seen.upstream_started, seen.upstream_head = (
+                answer.upstream_started,
+                answer.upstream_head,
+            )
+            seen.status = answer.head.status if answer.head is not None else 0
+            if answer.fault is not None:
+                fault = answer.fault
+                seen.outcome = "error"
+                seen.reason = fault.reason if isinstance(fault, UpstreamError) else Reason.INTERNAL
+            seen.finish()
+
+    def _forget(self) -> None:
+        """Let go of what landed some time ago, now and when the next of it has."""
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+            self._forgetting = None
+        now = self._clock()
+        if (again := self._table.forget(now)) is not None:
+            loop = asyncio.get_running_loop()
+            self._forgetting = loop.call_later(again - now, self._forget)
+
+
+def _first_way(exchange: Exchange) -> Way:
+    plan = exchange.plan
+    return Way.ALONE if plan is None or plan.decision.max_followers <= 0 else Way.ANY_WIRE

@@ -1,0 +1,205 @@
+"""The answer of one upstream call while it arrives: one task writes it, any number of readers read.
+
+Law: whoever waits here is woken by the answer's next piece or by its end, and an end always comes.
+One reader's cancellation touches no other.
+"""
+
+import asyncio
+from collections.abc import Hashable
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from gateway.core.answer_log import AnswerLog
+from gateway.core.errors import UpstreamError
+from gateway.core.flight import Flight, FlightTable
+from gateway.core.headers import Fields
+from gateway.core.streamed import failure_event
+from gateway.core.types import Reason
+from gateway.exchange import Exchange
+from gateway.observation import Observation
+
+
+class Bell:
+    """Wakes all who wait. Each waits on a future of its own, so that one can be cancelled."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[asyncio.Future[None], None] = {}
+
+    async def rung(self) -> None:
+        """Wait for the next time."""
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting[waiting] = None
+        try:
+            await waiting
+        except asyncio.CancelledError:
+            self._waiting.pop(waiting, None)
+            raise
+
+    def ring(self) -> None:
+        """Wake all who wait now."""
+        waiting, self._waiting = self._waiting, {}
+        for one in waiting:
+            if not one.done():
+                one.set_result(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The head of the upstream's reply, and how its body comes.
+
+    ``whole`` is a plain reply's body, None where it comes piece by piece; ``events`` says that
+    the pieces are events, and ``usage`` that the upstream was asked for usage among them.
+    """
+
+    status: int
+    fields: Fields
+    whole: bytes | None = None
+    events: bool = False
+    usage: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """How far one reader has come, and what is observed of its request."""
+
+    seen: Observation
+    position: int = 0
+
+
+class LiveAnswer(Flight):
+    """What is known of the answer so far. Only the call writes; readers read and wait.
+
+    ``leader`` is the request that is forwarded.
+    """
+
+    task: asyncio.Task[None] | None = None
+    """The call, while it is there for its readers."""
+    head: Head | None = None
+    over: bool = False
+    """Whether nothing more will come."""
+    fault: Exception | None = None
+    """Why the answer ended before its end, or never began."""
+    error: bytes | None = None
+    """What the upstream said, as JSON, in the error event that ended its stream."""
+    result: bytes | None = None
+    """The plain form of a streamed answer that ended cleanly and is understood."""
+    stored: bool = False
+    declined: Reason | None = None
+    upstream_started: float | None = None
+    upstream_head: float | None = None
+
+    def __init__(
+        self,
+        table: "FlightTable[LiveAnswer]",
+        slot: Hashable | None,
+        leader: Exchange,
+        max_bytes: int,
+        *,
+        attended: bool = True,
+    ) -> None:
+        super().__init__(slot, attended=attended)
+        self.leader = leader
+        self.places: dict[Place, None] = {}
+        self.log = AnswerLog(max_bytes)
+        self.rendered: dict[bool, bytes] = {}
+        """A plain answer as a stream, without usage and with it, once somebody asked."""
+        self._table = table
+        self._news = Bell()
+        self._end = Bell()
+        self._taken = Bell()
+
+    @property
+    def started(self) -> bool:
+        """Tell whether there is something for a reader to have."""
+        whole = self.head is not None and self.head.whole is not None
+        return self.over or whole or self.log.end > 0
+
+    @property
+    def payer(self) -> Observation | None:
+        """Whose request the call's tokens and the fate of its answer are counted to: the first."""
+        if not self.attended:
+            return self.leader.seen
+        place = next(iter(self.places), None)
+        return place.seen if place is not None else None
+
+    def open(self, head: Head) -> None:
+        """Note the head."""
+        self.head = head
+        self._news.ring()
+
+    async def add(self, full: bytes, bare: bytes) -> None:
+        """Note the next piece of the body, in both its forms.
+
+        An answer that outgrew the log goes on at the pace of its fastest reader.
+        """
+        if not (full or bare):
+            return
+        self.log.append(full, bare)
+        self._news.ring()
+        if self.log.overflown:
+            self._table.close(self)
+            while self.places and all(at.position < self.log.end for at in self.places):
+                await self._taken.rung()
+
+    def land(self, now: float) -> None:
+        """Note that all of the answer is here, and its entry can be hit if there is one."""
+        if self.head is not None and self.head.status == HTTPStatus.OK:
+            whole = self.head.whole or b""
+            self._table.land(self, size=self.log.size + len(whole), now=now)
+
+    def close(self, fault: Exception | None = None) -> None:
+        """Note the end; a stream is told of a fault. A second one changes nothing."""
+        if self.over:
+            return
+        self.fault, self.over = fault, True
+        if fault is not None and self.head is not None and self.head.events and self.error is None:
+            told = failure_event(fault)
+            self.log.append(told, told)
+        if self.landed_at is None:
+            self._table.close(self)
+        self._news.ring()
+        self._end.ring()
+
+    def join(self, seen: Observation) -> Place:
+        """Add a reader, whom the table has let in."""
+        place = Place(seen)
+        self.places[place] = None
+        return place
+
+    def take(self, place: Place, *, bare: bool) -> bytes:
+        """Return what is new to a reader, nothing where nothing is. Raises TooSlowError."""
+        if place.position == self.log.end:
+            return b""
+        piece = self.log.since(place.position, bare=bare)
+        place.position = self.log.end
+        if self.log.overflown:
+            self._taken.ring()
+        return piece
+
+    def leave(self, place: Place) -> None:
+        """Forget a reader. The call ends with the last one."""
+        if place not in self.places:
+            return
+        del self.places[place]
+        self._taken.ring()
+        if self._table.leave(self) and self.task is not None:
+            self.task.cancel()
+
+    async def news(self) -> None:
+        """Wait for the head, the next piece or the end. Look first: what was is not told again."""
+        await self._news.rung()
+
+    async def end(self) -> None:
+        """Wait for the end."""
+        while not self.over:
+            await self._end.rung()
+
+    def raise_fault(self) -> None:
+        """Raise the fault as one reader's own: many raise it at the same time."""
+        match self.fault:
+            case None:
+                pass
+            case UpstreamError() as error:
+                raise UpstreamError(error.status, error.message, error.reason)
+            case other:
+                raise RuntimeError("the upstream call failed") from other

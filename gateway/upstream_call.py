@@ -1,0 +1,263 @@
+"""One call to the upstream: send, read to the end, store, and tell a ``LiveAnswer`` what comes.
+
+Law: the upstream's bytes go on as they come; storing never changes or delays one except the last,
+which waits until the entry can be hit.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+
+from gateway.admitting import Admitter
+from gateway.core import sse
+from gateway.core.errors import UpstreamError
+from gateway.core.headers import end_to_end, request_fields, without
+from gateway.core.streamed import StreamedAnswer
+from gateway.core.types import Reason
+from gateway.core.usage import ask_for_usage
+from gateway.exchange import Exchange
+from gateway.live_answer import Head, LiveAnswer
+from gateway.observation import Observation
+from gateway.ports import Upstream, UpstreamReply
+
+log = logging.getLogger(__name__)
+
+DRAIN_SECONDS = 1.0
+"""How long an upstream may keep a stream open after its last event."""
+
+_OURS = ("accept-encoding", "content-encoding")
+"""Request headers that are about our own call, whose body is decoded and read here."""
+
+
+@dataclass(slots=True)
+class Caller:
+    """Makes calls. ``max_answer_bytes`` bounds what is stored, and what is held for readers.
+
+    ``asks_for_usage`` is dropped for good once the upstream has refused ``stream_options``:
+    several OpenAI-compatible servers do.
+    """
+
+    upstream: Upstream
+    admitter: Admitter
+    max_answer_bytes: int
+    asks_for_usage: bool = True
+
+    async def call(self, exchange: Exchange, answer: LiveAnswer) -> None:
+        """Make the call and write all that comes of it into ``answer``, its end always.
+
+        But for a cancellation: who cancels it closes the answer.
+        """
+        try:
+            await self._call(exchange, answer)
+        except UpstreamError as error:
+            answer.close(error)
+        except Exception as error:
+            log.exception("a call to the upstream failed")
+            answer.close(error)
+        else:
+            answer.close()
+
+    async def _call(self, exchange: Exchange, answer: LiveAnswer) -> None:
+        as_asked = exchange.inbound.raw
+        raw, added = ask_for_usage(exchange.body, as_asked)
+        if not (added and self.asks_for_usage):
+            await self._attempt(exchange, answer, as_asked, usage=exchange.wants_usage)
+        elif not await self._attempt(exchange, answer, raw, usage=True, added=True):
+            await self._attempt(exchange, answer, as_asked, usage=False, refused=True)
+
+    async def _attempt(
+        self,
+        exchange: Exchange,
+        answer: LiveAnswer,
+        raw: bytes,
+        *,
+        usage: bool,
+        added: bool = False,
+        refused: bool = False,
+    ) -> bool:
+        """Make one call; return False where the upstream refused to be asked for usage.
+
+        ``added`` says that only the gateway asks for it, ``refused`` that it was refused before.
+        """
+        inbound, seen = exchange.inbound, exchange.seen
+        # The answer is read here, so it must come unencoded; our span stands for the client's.
+        headers = without(request_fields(inbound.fields), *_OURS, *seen.trace_headers)
+        headers += (("Accept-Encoding", "identity"), *seen.trace_headers.items())
+        answer.upstream_started = seen.clock()
+        async with self.upstream.send(inbound.target, headers, raw) as upstream:
+            answer.upstream_head = seen.clock()
+            if refused and upstream.status < HTTPStatus.BAD_REQUEST:
+                log.info("%s refuses stream_options: not asked for again", self.upstream.name)
+                self.asks_for_usage = False
+            fields = end_to_end(upstream.headers)
+            if upstream.content_type == "text/event-stream":
+                answer.open(Head(upstream.status, fields, events=True, usage=usage))
+                await self._relay(upstream, exchange, answer)
+                return True
+            chunks = upstream.chunks()
+            whole = await _read(chunks, self.max_answer_bytes)
+            if len(whole) > self.max_answer_bytes:
+                if exchange.plan is not None:
+                    _decline(Reason.TOO_LARGE, answer)
+                await _pass_on(Head(upstream.status, fields), whole, chunks, answer)
+                return True
+            if added and _refuses_usage(upstream.status, whole, exchange):
+                return False
+        answer.complete = True
+        await self._store_plain(upstream.status, whole, exchange, answer)
+        answer.open(Head(upstream.status, fields, whole))
+        answer.land(seen.clock())
+        return True
+
+    async def _relay(self, upstream: UpstreamReply, exchange: Exchange, answer: LiveAnswer) -> None:
+        """Pass events on as they end, until the upstream's stream does."""
+        followed = StreamedAnswer(
+            exchange.endpoint, assemble=exchange.plan is not None, max_bytes=self.max_answer_bytes
+        )
+        decoder = sse.Decoder()
+        try:
+            async with asyncio.timeout(None) as limit:
+                async for chunk in upstream.chunks():
+                    await self._follow(decoder.feed(chunk), followed, exchange, answer)
+                    if followed.done and limit.when() is None:
+                        limit.reschedule(asyncio.get_running_loop().time() + DRAIN_SECONDS)
+            if (last := decoder.end()) is not None:
+                await self._follow([last], followed, exchange, answer)
+        except (UpstreamError, sse.EventTooLargeError, TimeoutError) as error:
+            if not followed.done:
+                raise _broken(str(error)) from error
+        if followed.failed:
+            answer.error = followed.error
+            raise _broken("The upstream broke its answer off with an error.")
+        if not followed.ended:
+            raise _broken("The upstream ended the stream before the answer's end.")
+
+    async def _follow(
+        self,
+        events: Iterable[sse.Event],
+        followed: StreamedAnswer,
+        exchange: Exchange,
+        answer: LiveAnswer,
+    ) -> None:
+        """Pass on what the events of one read come to; the last ones once the entry is there."""
+        pieces: list[tuple[bytes, bytes]] = []
+        for event in events:
+            was_done = followed.done
+            piece = followed.pass_on(event)
+            if followed.done and not was_done:
+                await answer.add(*_joined(pieces))
+                pieces.clear()
+                answer.complete = True
+                await self._store_streamed(followed, exchange, answer)
+            pieces.append(piece)
+        await answer.add(*_joined(pieces))
+        if followed.done and not followed.failed:
+            answer.land(exchange.seen.clock())
+
+    async def _store_plain(
+        self, status: int, whole: bytes, exchange: Exchange, answer: LiveAnswer
+    ) -> None:
+        try:
+            result = orjson.loads(whole)
+        except orjson.JSONDecodeError:
+            result = None
+        if isinstance(result, dict):
+            _note_usage(answer.payer, result.get("usage"))
+        await self._store(status, result, whole, exchange, answer)
+
+    async def _store_streamed(
+        self, followed: StreamedAnswer, exchange: Exchange, answer: LiveAnswer
+    ) -> None:
+        _note_usage(answer.payer, followed.usage)
+        if exchange.plan is None or answer.head is None:
+            return
+        result = followed.result()
+        if isinstance(result, Reason):
+            _decline(result, answer)
+            return
+        try:
+            answer.result = orjson.dumps(result)
+        except TypeError:  # nested deeper than can be printed
+            _decline(Reason.UNKNOWN_SHAPE, answer)
+            return
+        await self._store(answer.head.status, result, answer.result, exchange, answer)
+
+    async def _store(
+        self, status: int, result: Any, plain: bytes, exchange: Exchange, answer: LiveAnswer
+    ) -> None:
+        if exchange.plan is None:
+            return
+        declined: Reason | None = Reason.UPSTREAM_STATUS
+        if status == HTTPStatus.OK:
+            declined = await self.admitter.store(exchange.plan, result, plain, exchange.scanner)
+        if declined is not None:
+            _decline(declined, answer)
+            return
+        answer.stored = True
+        if (payer := answer.payer) is not None:
+            payer.stored = True
+
+
+async def _pass_on(
+    head: Head, first: bytes, chunks: AsyncIterator[bytes], answer: LiveAnswer
+) -> None:
+    """Pass a plain answer on that is too large to be held."""
+    answer.open(head)
+    await answer.add(first, first)
+    async for chunk in chunks:
+        await answer.add(chunk, chunk)
+
+
+async def _read(chunks: AsyncIterator[bytes], limit: int) -> bytes:
+    """Read to the end, or until more than ``limit`` bytes have come."""
+    parts = []
+    size = 0
+    async for chunk in chunks:
+        parts.append(chunk)
+        size += len(chunk)
+        if size > limit:
+            break
+    return b"".join(parts)
+
+
+def _joined(pieces: list[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
+    """Join pieces in both their forms; one object where the forms are the same."""
+    full = b"".join([full for full, _ in pieces])
+    if all(bare is full for full, bare in pieces):
+        return full, full
+    return full, b"".join([bare for _, bare in pieces])
+
+
+def _refuses_usage(status: int, whole: bytes, exchange: Exchange) -> bool:
+    return (
+        status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
+        and b"stream_options" in whole
+        and "stream_options" not in exchange.body
+    )
+
+
+def _broken(message: str) -> UpstreamError:
+    return UpstreamError(502, message, Reason.UPSTREAM_BROKE)
+
+
+def _decline(reason: Reason, answer: LiveAnswer) -> None:
+    answer.declined = reason
+    if (payer := answer.payer) is not None:
+        payer.declined = reason
+
+
+def _note_usage(payer: Observation | None, usage: Any) -> None:
+    if payer is None:
+        return
+    match usage:
+        case {"prompt_tokens": int(prompt), "completion_tokens": int(completion)}:
+            payer.prompt_tokens = prompt
+            payer.completion_tokens = completion
+    match usage:
+        case {"prompt_tokens_details": {"cached_tokens": int(cached)}}:
+            payer.cached_tokens = cached
