@@ -5,21 +5,27 @@ budget on pending tokens until sequences catch up. Chunked prefill and steps tha
 decode follow from that.
 
 Laws:
+- Sequences rank by priority, then by arrival. They are admitted in this order.
 - Sequences that decode (one pending token) are served first, so a long prompt never stalls them.
 - A sequence is admitted only when blocks for all its known tokens are free, and takes them at
   once; afterwards it grows one block at a time. Only that growth can run the pool dry.
-- When it does, the latest arrival is preempted: its blocks are freed, its tokens kept, its KV
-  recomputed later. The oldest sequence therefore always advances, and everybody becomes oldest.
-- Preempted sequences are older than all that were never admitted, and are readmitted first.
+- When it does, the running sequence of the last rank is preempted: its blocks are freed, its tokens
+  kept, its KV recomputed later. The first of the running therefore always advances, and within a
+  priority everybody becomes first.
+- Preempted sequences are older than all of their priority that were never admitted, and are
+  readmitted before them.
 - Blocks are released in one place, ``_release``, which may be called any number of times.
 """
 
-from collections import deque
+from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from backend.core.block_pool import BlockPool, blocks_for
 from backend.core.sequence import Sequence, SequenceStatus
+
+_rank = attrgetter("rank")
 
 
 class NeverFitsError(Exception):
@@ -53,8 +59,8 @@ class Scheduler:
         self.num_preemptions = 0
         self._max_num_seqs = max_num_seqs
         self._max_tokens_per_step = max_tokens_per_step
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []  # in order of arrival
+        self._waiting: list[Sequence] = []  # both in order of rank
+        self._running: list[Sequence] = []
 
     @property
     def num_running(self) -> int:
@@ -80,7 +86,7 @@ class Scheduler:
                 f"{sequence.max_length} tokens need {needed} KV blocks of the "
                 f"{self.pool.num_blocks} that there are"
             )
-        self._waiting.append(sequence)
+        insort(self._waiting, sequence, key=_rank)
 
     def schedule(self) -> tuple[ScheduledSequence, ...]:
         """Decide the next step and give its sequences the blocks they need.
@@ -139,12 +145,12 @@ class Scheduler:
             if sequence.status is not SequenceStatus.WAITING or sequence.block_table:
                 raise RuntimeError(f"{sequence.sequence_id} waits but holds blocks or ran")
         for queue in (self._running, self._waiting):
-            order = [sequence.sequence_id for sequence in queue]
+            order = [sequence.rank for sequence in queue]
             if order != sorted(order):
                 raise RuntimeError(f"out of order: {order}")
 
     def _grow(self, sequence: Sequence, num_tokens: int, planned: dict[Sequence, int]) -> int:
-        """Give ``sequence`` blocks for ``num_tokens``, preempting the latest arrivals.
+        """Give ``sequence`` blocks for ``num_tokens``, preempting those of the last rank.
 
         The sequence itself may be the one preempted. Returns the budget that victims which were
         planned already give back.
@@ -162,17 +168,17 @@ class Scheduler:
         return refund
 
     def _admit(self, sequence: Sequence) -> None:
-        self._waiting.popleft()
+        self._waiting.remove(sequence)
         sequence.block_table = self.pool.allocate(blocks_for(len(sequence.tokens)))
         sequence.status = SequenceStatus.RUNNING
-        self._running.append(sequence)
+        insort(self._running, sequence, key=_rank)
 
     def _preempt(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
         self._release(sequence)
         sequence.num_computed_tokens = 0
         sequence.status = SequenceStatus.WAITING
-        self._waiting.appendleft(sequence)
+        insort(self._waiting, sequence, key=_rank)
         self.num_preemptions += 1
 
     def _release(self, sequence: Sequence) -> None:

@@ -7,6 +7,8 @@ pending. Only the scheduler changes ``status``, ``num_computed_tokens`` and ``bl
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from backend.core.types import Priority
+
 
 class SequenceStatus(Enum):
     """Where a sequence is; FINISHED is final."""
@@ -24,6 +26,7 @@ class Sequence:
     tokens: list[int]
     max_length: int
     """Prompt and continuation together, in tokens."""
+    priority: Priority = Priority.NORMAL
     num_prompt_tokens: int = field(init=False)
     num_computed_tokens: int = field(init=False, default=0)
     block_table: list[int] = field(init=False, default_factory=list)
@@ -32,6 +35,11 @@ class Sequence:
     def __post_init__(self) -> None:
         """Everything known at the start is prompt."""
         self.num_prompt_tokens = len(self.tokens)
+
+    @property
+    def rank(self) -> tuple[Priority, int]:
+        """Order of service, the least first: by priority, then by arrival."""
+        return self.priority, self.sequence_id
 
     @property
     def num_pending_tokens(self) -> int:

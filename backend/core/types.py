@@ -4,7 +4,7 @@ Pure: no torch, no asyncio. Everything here is immutable, so it can cross a thre
 """
 
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 
 class FinishReason(StrEnum):
@@ -13,6 +13,14 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+
+
+class Priority(IntEnum):
+    """Which of the waiting sequences are taken first: the lesser."""
+
+    HIGH = 0
+    NORMAL = 1
+    LOW = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,7 @@ class GenerationRequest:
     prompt_tokens: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     n: int = 1
+    priority: Priority = Priority.NORMAL
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,7 @@ class EngineCore:
                 next(self._sequence_ids),
                 list(request.prompt_tokens),
                 len(request.prompt_tokens) + max_new_tokens,
+                request.priority,
             )
             for _ in range(request.n)
         ]

@@ -10,7 +10,13 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from backend.core.types import FinishReason, GenerationRequest, SamplingParams, TextDelta
+from backend.core.types import (
+    FinishReason,
+    GenerationRequest,
+    Priority,
+    SamplingParams,
+    TextDelta,
+)
 from backend.ports import EngineError, Generator
 from backend.server.metrics import Metrics
 from backend.server.replies import FinishedChoice, Usage
@@ -27,6 +33,7 @@ class Generation:
     prompts: tuple[tuple[int, ...], ...]
     sampling: SamplingParams
     n: int
+    priority: Priority = Priority.NORMAL
 
     @property
     def num_choices(self) -> int:
@@ -45,6 +52,7 @@ class Generation:
                     prompt_tokens=prompt,
                     sampling=self.sampling,
                     n=self.n,
+                    priority=self.priority,
                 )
             )
             for position, prompt in enumerate(self.prompts)

@@ -3,11 +3,12 @@
 import asyncio
 import time
 import uuid
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from aiohttp import web
 
-from backend.core.types import SamplingParams
+from backend.core.types import Priority, SamplingParams
 from backend.server.answering import Answer
 from backend.server.body import parse_body
 from backend.server.errors import ApiError
@@ -24,6 +25,8 @@ ON_LOOP_BYTES = 64 * 1024
 """Parsing and checking this much takes well under a millisecond."""
 
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions; chat has none
+
+_PRIORITIES = {priority.name.lower(): priority for priority in Priority}
 
 RequestT = TypeVar("RequestT", bound=GenerationParameters)
 
@@ -46,6 +49,7 @@ class Handlers:
         )
         max_tokens = asked.max_completion_tokens or asked.max_tokens
         generation = _generation("chatcmpl", (prompt,), asked, max_tokens, loaded.sampling)
+        generation = replace(generation, priority=_priority(request))
         tally = Tally(generation, self._metrics, arrived)
         answer = Answer(tally, loaded.generator, ChatForm(), asked.model)
         return await _send(answer, request, asked)
@@ -63,6 +67,7 @@ class Handlers:
         generation = _generation("cmpl", prompts, asked, max_tokens, loaded.sampling)
         echoed = asked.prompts if asked.echo else ()
         form = CompletionForm(tuple(str(text) for text in echoed for _ in range(generation.n)))
+        generation = replace(generation, priority=_priority(request))
         tally = Tally(generation, self._metrics, arrived)
         answer = Answer(tally, loaded.generator, form, asked.model)
         return await _send(answer, request, asked)
@@ -134,6 +139,11 @@ def _generation(
         ),
         n=asked.n or 1,
     )
+
+
+def _priority(request: web.Request) -> Priority:
+    """Read the lane that whoever stands before the engine gives a request; any other is normal."""
+    return _PRIORITIES.get(request.headers.get("X-Refrain-Priority", ""), Priority.NORMAL)
 
 
 async def _send(

@@ -3,14 +3,15 @@ import pytest
 from backend.core.block_pool import BlockPool
 from backend.core.scheduler import NeverFitsError, Scheduler
 from backend.core.sequence import Sequence, SequenceStatus
+from backend.core.types import Priority
 
 
 def scheduler(blocks=100, max_num_seqs=8, budget=64):
     return Scheduler(BlockPool(blocks), max_num_seqs=max_num_seqs, max_tokens_per_step=budget)
 
 
-def sequence(number, prompt, answer=50):
-    return Sequence(number, [1] * prompt, prompt + answer)
+def sequence(number, prompt, answer=50, priority=Priority.NORMAL):
+    return Sequence(number, [1] * prompt, prompt + answer, priority)
 
 
 def run_step(engine):
@@ -61,6 +62,29 @@ def test_the_latest_arrival_is_preempted_and_readmitted_before_newcomers():
     assert engine.num_preemptions == 1
     engine.finish(old)
     assert list(run_step(engine).items()) == [(1, 17), (2, 16)]
+
+
+def test_those_of_a_higher_priority_are_admitted_first():
+    engine = scheduler(max_num_seqs=1)
+    lanes = (Priority.LOW, Priority.NORMAL, Priority.HIGH) * 2
+    waiting = [sequence(number, 3, priority=lane) for number, lane in enumerate(lanes)]
+    for each in waiting:
+        engine.add(each)
+    order = []
+    while engine.has_work:
+        [running] = run_step(engine)
+        order.append(running)
+        engine.finish(waiting[running])
+    assert order == [2, 5, 1, 4, 0, 3]
+
+
+def test_the_lower_priority_is_preempted_whoever_came_first():
+    engine = scheduler(blocks=2)
+    engine.add(sequence(0, 16, answer=10, priority=Priority.LOW))
+    engine.add(sequence(1, 16, answer=10, priority=Priority.HIGH))
+    assert run_step(engine) == {0: 16, 1: 16}
+    # Both need a second block and there is none.
+    assert run_step(engine) == {1: 1}
 
 
 def test_a_sequence_that_can_never_fit_is_refused_and_not_queued():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from backend.core.types import FinishReason, SamplingParams, TextDelta
+from backend.core.types import FinishReason, Priority, SamplingParams, TextDelta
 
 pytest_plugins = ["running_backend"]
 
@@ -159,3 +159,23 @@ async def test_long_prompts_are_encoded_off_the_event_loop(start_server):
 )
 async def test_neutral_and_unknown_fields_are_ignored(server, fields):
     assert (await server.chat(**fields)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("told", "priority"),
+    [
+        ("high", Priority.HIGH),
+        ("low", Priority.LOW),
+        ("normal", Priority.NORMAL),
+        ("HIGHEST", Priority.NORMAL),
+        (None, Priority.NORMAL),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_the_gateways_word_on_priority_reaches_the_engine(server, path, told, priority):
+    question = {"messages": [{"role": "user", "content": "Hi"}]}
+    body = {"model": "scripted", **(question if "chat" in path else {"prompt": ["a", "b"]})}
+    headers = {} if told is None else {"X-Refrain-Priority": told}
+    async with server.session.post(server.url + path, json=body, headers=headers) as reply:
+        assert reply.status == 200
+    assert {request.priority for request in server.generator.requests} == {priority}

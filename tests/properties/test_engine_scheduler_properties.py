@@ -1,7 +1,8 @@
 """The scheduler under random arrivals, aborts, preemptions and endings.
 
-After every step: no block is lost or owned twice, the budget is kept, decoding comes first, and
-the oldest sequence advances, so that nobody starves.
+After every step: no block is lost or owned twice, the budget is kept, decoding comes first, nobody
+is admitted before one of a better rank, and the first of those that run advances, so that within a
+priority nobody starves.
 """
 
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from backend.core.block_pool import BlockPool, blocks_for
 from backend.core.scheduler import NeverFitsError, Scheduler
 from backend.core.sequence import Sequence, SequenceStatus
+from backend.core.types import Priority
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -29,9 +31,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.open: list[Sequence] = []
         self.arrivals = 0
 
-    @rule(prompt=st.integers(1, 90), answer=st.integers(1, 60))
-    def arrive(self, prompt, answer):
-        sequence = Sequence(self.arrivals, [7] * prompt, prompt + answer)
+    @rule(prompt=st.integers(1, 90), answer=st.integers(1, 60), priority=st.sampled_from(Priority))
+    def arrive(self, prompt, answer, priority):
+        sequence = Sequence(self.arrivals, [7] * prompt, prompt + answer, priority)
         self.arrivals += 1
         capacity = self.scheduler.pool.num_blocks
         fits = blocks_for(prompt + answer - 1) <= capacity
@@ -60,11 +62,15 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.step()
 
     def step(self):
-        oldest = min(self.open, key=lambda sequence: sequence.sequence_id)
+        running = {s for s in self.open if s.status is SequenceStatus.RUNNING}
+        first = min(running or self.open, key=lambda sequence: sequence.rank)
         step = self.scheduler.schedule()
         self.scheduler.check_integrity()
         planned = [scheduled.sequence for scheduled in step]
-        assert oldest in planned
+        assert first in planned
+        waiting = [s.rank for s in self.open if s.status is SequenceStatus.WAITING]
+        for sequence in set(planned) - running:
+            assert all(sequence.rank < rank for rank in waiting)
         assert len(set(planned)) == len(planned) <= self.max_num_seqs
         assert sum(scheduled.num_tokens for scheduled in step) <= self.budget
         for scheduled in step:
