@@ -1,5 +1,9 @@
 """`python -m embeddings`: run the embeddings service.
 
+Where the vectors are comes from the environment, as the key does: REFRAIN_VECTORS (`faiss` or the
+URL of a Qdrant server), REFRAIN_VECTORS_TIMEOUT, REFRAIN_QDRANT_API_KEY (or …_FILE, that names a
+file with it).
+
 Exit codes: 0 stopped by a signal or with its parent; 1 cannot run, one line on stderr says why;
 2 bad usage.
 """
@@ -45,13 +49,20 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     from embeddings.encoder import EncoderSettings
     from embeddings.service import SocketError, serve
+    from embeddings.settings import qdrant_settings
     from embeddings.text_index import TextIndexSettings
     from embeddings.vector_store import StoreError
 
+    try:
+        qdrant = qdrant_settings(os.environ)
+    except (OSError, ValueError) as error:
+        print(f"embeddings: {error}", file=sys.stderr)
+        return 1
     settings = TextIndexSettings(
         data_dir=arguments.data_dir,
         encoder=EncoderSettings(arguments.model, arguments.device, arguments.threads),
         max_vectors=arguments.max_vectors,
+        qdrant=qdrant,
     )
     leave_with_parent = os.environ.get("REFRAIN_PARENT_PIPE") == "1"
     try:

@@ -15,7 +15,6 @@ import uuid
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -26,7 +25,9 @@ from qdrant_client.common.client_exceptions import QdrantException
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
 from embeddings.encoder import Vector
+from embeddings.index_guarded import GuardedIndex
 from embeddings.messages import Match, Reason
+from embeddings.settings import QdrantSettings
 from embeddings.vector_index import IndexLostError, VectorIndexError, require_vector
 
 # What is never to expire needs a number that JSON has.
@@ -41,15 +42,6 @@ _LIMITS: Final = httpx.Limits(
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class QdrantSettings:
-    """Where Qdrant is. `search_seconds` is how long a lookup may wait for it."""
-
-    url: str
-    api_key: str | None = field(default=None, repr=False)
-    search_seconds: float = 0.05
 
 
 def connect(settings: QdrantSettings) -> AsyncQdrantClient:
@@ -69,6 +61,21 @@ def connect(settings: QdrantSettings) -> AsyncQdrantClient:
             limits=_LIMITS,
             trust_env=False,
         )
+
+
+async def open_qdrant(
+    settings: QdrantSettings, *, encoder_digest: str, dimensions: int, max_vectors: int
+) -> GuardedIndex:
+    """Return the index behind its guard, whether Qdrant answers by now or not."""
+    index = QdrantIndex(
+        connect(settings),
+        encoder_digest=encoder_digest,
+        dimensions=dimensions,
+        max_vectors=max_vectors,
+    )
+    guarded = GuardedIndex(index, dimensions=dimensions, seconds=settings.seconds)
+    await guarded.start()
+    return guarded
 
 
 class QdrantIndex:

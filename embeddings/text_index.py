@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,7 @@ from embeddings.batching import BatchedEncoder
 from embeddings.encoder import Encoder, EncoderSettings, load_encoder
 from embeddings.index_local import open_local_index
 from embeddings.messages import IndexStatus, Match, Reason
+from embeddings.settings import QdrantSettings
 from embeddings.vector_index import VectorIndex
 
 MAX_BATCH: Final = 32
@@ -30,11 +32,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TextIndexSettings:
-    """`max_vectors`: the oldest leave beyond it."""
+    """`max_vectors`: the oldest leave beyond it. Without `qdrant` the vectors are in `data_dir`."""
 
     data_dir: Path
     encoder: EncoderSettings
     max_vectors: int
+    qdrant: QdrantSettings | None = None
 
 
 class TextIndex:
@@ -129,12 +132,28 @@ async def open_text_index(settings: TextIndexSettings, clock: Callable[[], float
     encoder = await asyncio.get_running_loop().run_in_executor(
         thread, load_encoder, settings.encoder
     )
-    index = await open_local_index(
+    index = await _open_index(settings, encoder, clock)
+    _log.info("embeddings ready: %s, %d vectors in %s", encoder.name, index.size, index.name)
+    return TextIndex(encoder, thread, index, clock)
+
+
+async def _open_index(
+    settings: TextIndexSettings, encoder: Encoder, clock: Callable[[], float]
+) -> VectorIndex:
+    if settings.qdrant is not None:
+        # A second of import, and only for those who use it: off the loop.
+        qdrant = await asyncio.to_thread(import_module, "embeddings.index_qdrant")
+        index: VectorIndex = await qdrant.open_qdrant(
+            settings.qdrant,
+            encoder_digest=encoder.digest,
+            dimensions=encoder.dimensions,
+            max_vectors=settings.max_vectors,
+        )
+        return index
+    return await open_local_index(
         settings.data_dir,
         encoder_digest=encoder.digest,
         dimensions=encoder.dimensions,
         max_vectors=settings.max_vectors,
         clock=clock,
     )
-    _log.info("embeddings ready: %s, %d vectors", encoder.name, index.size)
-    return TextIndex(encoder, thread, index, clock)

@@ -60,6 +60,7 @@ class SemanticService:
         self._client = client
         self.name = ""
         self.digest = ""
+        self._index = self._fault = ""
 
     async def search(self, partition: bytes, text: str, k: int) -> Sequence[Candidate]:
         """See the port."""
@@ -99,7 +100,12 @@ class SemanticService:
         if not status.ready:
             return "encoder: loading"
         self.name, self.digest = status.encoder, status.digest
+        self._index, self._fault = status.index, status.fault
         return None
+
+    def details(self) -> dict[str, str]:
+        """Return where the vectors are, and why they are not searched at present."""
+        return {"index": self._index, **({"fault": self._fault} if self._fault else {})}
 
     async def learn(self, period: float) -> None:
         """Ask until the encoder is known: nobody need ask this worker whether it is ready."""
@@ -221,6 +227,7 @@ def create_app(
             },
             "store": entries.status(),
             "semantic": "on" if semantic is not None else "off",
+            "vectors": semantic.details() if semantic is not None else {},
             "keys": access.details(),
         }
 

@@ -189,7 +189,12 @@ def _embeddings(settings: Settings, runtime: Path) -> Sequence[Child]:
     argv += ["--data-dir", str(settings.data_dir), "--device", settings.embeddings_device]
     if settings.embeddings_model is not None:
         argv += ["--model", settings.embeddings_model]
-    return (Child("embeddings", argv, vital=False),)
+    # Not on its command line, which is public: a URL may tell more than it should.
+    environment = {
+        "REFRAIN_VECTORS": settings.vectors,
+        "REFRAIN_VECTORS_TIMEOUT": str(settings.vectors_timeout),
+    }
+    return (Child("embeddings", argv, environment, vital=False),)
 
 
 def _semantic_socket(runtime: Path) -> Path:

@@ -19,7 +19,10 @@ from policies.document import Document, policy_text, read_document
 from policies.problems import PolicyError
 
 ENVIRONMENT_PREFIX = "REFRAIN_"
-SECRETS = ("admin_token", "encryption_keys", "secret", "store_password", "upstream_api_key")
+SECRETS = (
+    *("admin_token", "encryption_keys", "qdrant_api_key", "secret", "store_password"),
+    "upstream_api_key",
+)
 """Told by the environment alone, or with ``_file`` behind the name by a file that it names."""
 
 _REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
@@ -63,9 +66,28 @@ class Settings(BaseModel):
     embeddings_model: str | None = None
     embeddings_device: str = Field(default="auto", pattern="^(auto|cpu|cuda)$")
     semantic_timeout: float = Field(default=1.0, gt=0)
+    vectors: str = Field(default="faiss", description="faiss, or the URL of a Qdrant server")
+    vectors_timeout: float = Field(default=0.05, gt=0)
     connect_timeout: float = Field(default=10.0, gt=0)
     read_timeout: float = Field(default=600.0, gt=0)
     client_timeout: float = Field(default=300.0, gt=0)
+
+    @field_validator("vectors")
+    @classmethod
+    def _faiss_or_url(cls, value: str) -> str:
+        if value == "faiss":
+            return value
+        parts = urlsplit(value)
+        if "@" in parts.netloc:
+            raise ValueError(
+                f"expected no user name or password in the URL of {parts.hostname}: "
+                "the key goes into REFRAIN_QDRANT_API_KEY"
+            )
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(
+                f"expected faiss or a URL such as http://127.0.0.1:6333, got {value!r}"
+            )
+        return value.rstrip("/")
 
     @field_validator("upstream", mode="before")
     @classmethod

@@ -133,7 +133,8 @@ def test_policies_are_mounted_as_a_folder_and_read_only():
 
 
 def test_data_and_models_are_in_named_volumes():
-    assert set(COMPOSE["volumes"]) == {"data", "models"}
+    assert set(COMPOSE["volumes"]) == {"data", "models", "vectors"}
+    assert SERVICES["qdrant"]["volumes"] == ["vectors:/qdrant/storage"]
     assert "data:/data" in SERVICES["gateway"]["volumes"]
     for engine in ENGINES:
         assert SERVICES[engine]["volumes"] == ["models:/data"]
@@ -174,3 +175,11 @@ def test_every_variable_is_documented():
         variables |= set(service.get("environment", ()))
     documented = set(re.findall(r"`([A-Z_]+)`", (ROOT / "docs" / "deploy.md").read_text()))
     assert variables <= documented
+
+
+def test_qdrant_starts_by_its_profile_alone_and_is_found_under_its_name():
+    assert "qdrant" not in active("cpu") | active("gpu")
+    assert active("qdrant") == {"gateway", "qdrant"}
+    assert SERVICES["qdrant"]["healthcheck"]["test"][-1].endswith("/127.0.0.1/6333")
+    settings = load_settings({}, {"REFRAIN_VECTORS": "http://qdrant:6333"}, None)
+    assert settings.vectors == "http://qdrant:6333"

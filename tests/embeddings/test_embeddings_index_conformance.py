@@ -10,7 +10,8 @@ from running_qdrant import RunningQdrant
 from embeddings.index_conformance import DIMENSIONS, IndexConformanceError, check_index
 from embeddings.index_guarded import GuardedIndex
 from embeddings.index_local import LocalIndex, open_local_index
-from embeddings.index_qdrant import QdrantIndex, QdrantSettings, connect
+from embeddings.index_qdrant import QdrantIndex, connect
+from embeddings.settings import QdrantSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore:Payload indexes have no effect")
 

@@ -38,6 +38,9 @@ def test_several_upstreams_from_the_environment():
         ("a: [\n", ":1: expected"),
         ("port: 1\nhost: a\nport: 2\n", ":3: port: expected"),
         ("upstream: [http://me:secret@a/v1]\n", "expected no user name or password"),
+        ("vectors: http://me:secret@a\n", "REFRAIN_QDRANT_API_KEY"),
+        ("vectors: qdrant\n", "expected faiss or a URL"),
+        ("qdrant_api_key: k\n", "unknown key"),
     ],
 )
 def test_a_wrong_file_is_told_with_file_and_key(tmp_path: Path, text: str, told: str):
