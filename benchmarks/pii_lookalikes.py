@@ -7,7 +7,7 @@ import base64
 import uuid
 from random import Random
 
-from pii_values import BASE64, HEX, LOWER, UPPER, URL_SAFE, WORD, Maker, digits, draw_text, mixed
+from pii_values import BASE64, HEX, LOWER, UPPER, URL_SAFE, WORD, Maker, digits, draw_text
 from stdnum import ean, isbn, luhn
 
 SEEN_SENTENCES = (
@@ -96,7 +96,7 @@ def _tracking(draw: Random) -> str:
         (
             f"1Z{draw_text(draw, UPPER + '0123456789', 6)}{digits(draw, 10)}",
             f"R{draw.choice(UPPER)}{digits(draw, 9)}DE",
-            f"tracking 9400 {digits(draw, 4)} {digits(draw, 4)} {digits(draw, 4)} {digits(draw, 4)} {digits(draw, 2)}",
+            f"tracking 9400 {' '.join(digits(draw, 4) for _ in range(4))} {digits(draw, 2)}",
             f"JD{digits(draw, 18)}",
             f"tracking number {digits(draw, 12)}",
         )
@@ -111,7 +111,7 @@ def _time(draw: Random) -> str:
             *(f"{day} {clock}", f"{day}T{clock}Z", f"{day}T{clock}.{digits(draw, 6)}+02:00"),
             *(str(seconds), f"{seconds}{digits(draw, 3)}", f"{seconds}{digits(draw, 6)}"),
             *(f"{seconds}.{digits(draw, 6)}", day.replace("-", ""), f"{day.replace('-', '')}T0930"),
-            f"[{clock}] {draw.randrange(1, 29)}/{draw.randrange(1, 13)}/{draw.randrange(2000, 2030)}",
+            f"[{clock}] {'/'.join(reversed(day.split('-')))}",
             f"{draw.randrange(1900, 2030)}-{draw.randrange(1900, 2030)}",
         )
     )
@@ -243,11 +243,11 @@ def _goods(draw: Random) -> str:
 def _paper(draw: Random) -> str:
     return draw.choice(
         (
-            f"doi:10.{digits(draw, 4)}/j.cell.{draw.randrange(2000, 2030)}.{digits(draw, 2)}.{digits(draw, 3)}",
+            f"doi:10.{digits(draw, 4)}/j.x.20{digits(draw, 2)}.{digits(draw, 2)}.{digits(draw, 3)}",
             *(f"arXiv:{digits(draw, 4)}.{digits(draw, 5)}", f"PMID {digits(draw, 8)}"),
-            f"pp. {digits(draw, 3)}-{digits(draw, 3)}, vol. {digits(draw, 2)}({draw.randrange(1, 5)})",
+            f"pp. {digits(draw, 3)}-{digits(draw, 3)}, vol. {digits(draw, 2)}({digits(draw, 1)})",
             f"ISSN {digits(draw, 4)}-{digits(draw, 4)}",
-            f"RFC {digits(draw, 4)}, section {draw.randrange(9)}.{draw.randrange(9)}.{draw.randrange(9)}.{draw.randrange(9)}",
+            f"RFC {digits(draw, 4)}, section {'.'.join(digits(draw, 4))}",
         )
     )
 
@@ -277,7 +277,7 @@ def _figures(draw: Random) -> str:
             "; ".join(f"{draw.random():.7f}" for _ in range(6)),
             "\t".join(digits(draw, draw.randrange(2, 7)) for _ in range(7)),
             f"{digits(draw, 4)} + {digits(draw, 4)} = {digits(draw, 5)}",
-            f"{draw.randrange(100, 999)} {draw.randrange(100, 999)} {draw.randrange(100, 999)} people",
+            f"{draw.randrange(1, 999)} {digits(draw, 3)} {digits(draw, 3)} people",
             f"1920x1080@60, {digits(draw, 4)}x{digits(draw, 4)}",
             f"IMEI 35{digits(draw, 13)}",
             f"ZIP 94105-{digits(draw, 4)}, EIN 12-{digits(draw, 7)}",
@@ -293,11 +293,11 @@ def _prose(draw: Random) -> str:
             f"a token limit of {draw.randrange(1000, 9999)}tokens applies",
             "How do I change my password on Windows11?",
             "the key takeaway2024 slide",
-            f"in {draw.randrange(1900, 2020)}, {draw.randrange(1900, 2020)} and {draw.randrange(1900, 2020)}",
-            f"Room {digits(draw, 3)}, floor {draw.randrange(9)}, {draw.randrange(9)}:30-{draw.randrange(9)}:45 pm",
+            f"in {draw.randrange(1900, 2020)}, 20{digits(draw, 2)} and 19{digits(draw, 2)}",
+            f"Room {digits(draw, 3)}, floor {digits(draw, 1)}, {digits(draw, 1)}:30-9:45 pm",
             f"flight LH{digits(draw, 4)} at gate B{digits(draw, 2)}",
             "call me maybe 24/7, text me a 10 out of 10",
-            f"won {draw.randrange(9)}:{draw.randrange(9)} after {draw.randrange(100)} min, row 12 seat 34",
+            f"won {digits(draw, 1)}:{digits(draw, 1)} after {digits(draw, 2)} min, row 12 seat 34",
             "basic auth vs. bearer tokens: which is better in OAuth2?",
             "rank @1 and @2; follow @acme_support",
         )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from random import Random
 
 import phonenumbers
-from phonenumbers import PhoneNumberFormat, PhoneNumberType
+from phonenumbers import PhoneMetadata, PhoneNumberFormat, PhoneNumberType
 from stdnum import iban, luhn
 
 Maker = Callable[[Random], str]
@@ -130,10 +130,10 @@ def phone(draw: Random, regions: list[str]) -> str:
         national = str(example.national_number)
         number = phonenumbers.parse(national[:-5] + digits(draw, 5), region)
         if phonenumbers.is_valid_number_for_region(number, region):
-            return _written(draw, number)
+            return _written(draw, number, region)
 
 
-def _written(draw: Random, number: phonenumbers.PhoneNumber) -> str:
+def _written(draw: Random, number: phonenumbers.PhoneNumber, region: str) -> str:
     styles = (PhoneNumberFormat.E164, PhoneNumberFormat.INTERNATIONAL, PhoneNumberFormat.NATIONAL)
     international = phonenumbers.format_number(number, styles[1])
     national = phonenumbers.format_number(number, styles[2])
@@ -147,8 +147,8 @@ def _written(draw: Random, number: phonenumbers.PhoneNumber) -> str:
             international.replace("+", "00"),
             f"tel:{international.replace(' ', '-')}",
             international.replace(f"{country} ", f"{country} (0)")
-            if number.country_code != 1
-            else f"1-{national.replace('(', '').replace(') ', '-')}",
+            if getattr(PhoneMetadata.metadata_for_region(region), "national_prefix", "") == "0"
+            else f"{number.country_code}-{national.replace('(', '').replace(') ', '-')}",
             national,
             national,
             national.replace(" ", "-").replace(")-", ") "),
@@ -202,7 +202,7 @@ def _issued(draw: Random) -> str:
             "AKIA" + draw_text(draw, UPPER + "234567", 16),
             "ASIA" + draw_text(draw, UPPER + "234567", 16),
             *(f"AIza{safe(35)}", f"ya29.{safe(80)}", f"GOCSPX-{safe(28)}", f"1//0{safe(40)}"),
-            f"{word(3)}8Q~{safe(34)}",
+            f"{draw_text(draw, WORD, 3)}8Q~{safe(34)}",
             f"xoxb-{digits(draw, 12)}-{digits(draw, 12)}-{word(24)}",
             f"xoxp-{digits(draw, 12)}-{digits(draw, 12)}-{hexadecimal(32)}",
             f"https://hooks.slack.com/services/T{word(8).upper()}/B{word(10).upper()}/{word(24)}",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import re2
 
 from policies.detectors.digits import Digits
+from policies.detectors.named import is_named_otherwise
 
 _RUN = re2.compile(r"[0-9](?:[ .-]?[0-9]){11,}")
 _GROUP = re.compile(r"[0-9]+")
@@ -17,6 +18,7 @@ _USUAL = 15
 """Digits from which a card is told from a section of a longer number in the same groups."""
 _LONGEST_PHONE = 13
 """Digits behind a plus that are taken for a phone number."""
+_GROUP_SIZES = frozenset({1, 2, 3, 4, 5, 6, 8})
 
 _ISSUED = (
     # First four digits from, to; lengths in use.
@@ -86,8 +88,8 @@ def _card_from(text: str, groups: list[tuple[int, int]], first: int) -> int | No
             and _luhn(digits)
             and not (text[start - 1 : start] == "+" and len(digits) <= _LONGEST_PHONE)
             and _grouped_like_card(groups[first : last + 1])
-            and (len(digits) >= _USUAL or not _is_section(groups, first, last))
-            and (_is_labelled(text, start) or _is_issued(text, start, digits))
+            and not _is_section(groups, first, last)
+            and (_is_labelled(text, start) or _is_likely(text, groups[first : last + 1], digits))
         ):
             return last
     return None
@@ -100,10 +102,17 @@ def _is_fraction(text: str, start: int) -> bool:
 
 
 def _is_section(groups: list[tuple[int, int]], first: int, last: int) -> bool:
-    """Tell whether the groups go on, on either side, in the size of the first."""
+    """Tell whether the groups go on in the size of the first.
+
+    Fewer digits on either side, as many as a card has on both or, before, at an uneven end: four
+    behind may be the month in which it ends.
+    """
     size = groups[first][1] - groups[first][0]
-    beside = groups[max(0, first - 1) : first] + groups[last + 1 : last + 2]
-    return any(end - start == size for start, end in beside)
+    before, after = groups[max(0, first - 1) : first], groups[last + 1 : last + 2]
+    digits = sum(end - start for start, end in groups[first : last + 1])
+    if digits >= _USUAL and not (before and (after or groups[last][1] - groups[last][0] < size)):
+        return False
+    return any(end - start == size for start, end in before + after)
 
 
 def _is_labelled(text: str, start: int) -> bool:
@@ -114,15 +123,20 @@ def _grouped_like_card(groups: list[tuple[int, int]]) -> bool:
     """Accept equal groups with a shorter last one (4-4-4-4, 4-4-4-1, 8-8), or 4-6-n."""
     sizes = [end - start for start, end in groups]
     size = sizes[0]
-    if sizes[:-1] == [4, 6]:
+    if sizes[:-1] == [4, 6] or len(sizes) == 1:
         return True
-    return all(other == size for other in sizes[:-1]) and sizes[-1] <= size
+    return size in _GROUP_SIZES and all(other == size for other in sizes[:-1]) and sizes[-1] <= size
 
 
-def _is_issued(text: str, start: int, digits: str) -> bool:
-    """Tell whether a brand issues such numbers; the tail of an id (U6292...) is none."""
+def _is_likely(text: str, groups: list[tuple[int, int]], digits: str) -> bool:
+    """Tell whether a brand issues such numbers, and nothing speaks against it being one."""
+    start, end = groups[0]
     before = text[start - 1 : start]
-    if before.isascii() and before.isalpha():
+    if before.isascii() and before.isalpha():  # the tail of an id (U6292...)
+        return False
+    if len(digits) < _USUAL and (
+        is_named_otherwise(text, start) if len(groups) == 1 else end - start < 4
+    ):
         return False
     prefix = int(digits[:4])
     return any(low <= prefix <= high and len(digits) in lengths for low, high, lengths in _ISSUED)

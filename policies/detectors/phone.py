@@ -7,14 +7,17 @@ The library is slow, so it only sees the surroundings of runs of digits that are
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 
 import phonenumbers
 import re2
-from phonenumbers import Leniency, PhoneMetadata, PhoneNumberMatcher
+from phonenumbers import Leniency, PhoneNumberMatcher
 
+from policies.detectors.dialled import NORTH_AMERICA, DialledNumbers
 from policies.detectors.digits import Digits
+from policies.detectors.named import is_named_otherwise
 
 # The standard library's engine is quicker to call, and these leave nothing to backtrack into.
 _RUN = re.compile(r"[0-9](?:[ ().\-/\[\]]{0,4}[0-9]){6,}")
@@ -23,18 +26,30 @@ _GROUP = re.compile(r"[0-9]+")
 _LABELS = r"(?i)(?:\b(?:(?:tele)?phone|cell|mobile|tel\b|call|fax|whats ?app|sms\b|text me))"
 _LABEL = re.compile(_LABELS + "[^0-9]{0,16}$")
 _ANY_LABEL = re2.compile(_LABELS)
-# A day, perhaps with an hour (2025-11-10 12:30), and the four numbers of an address or a version.
+# Runs that are something else, unless a plus or a label says that they are phone numbers.
 _NO_PHONE = re.compile(
+    # a day, perhaps with an hour: 2025-11-10 12:30
     r"[12][0-9]{3}[-/.][01]?[0-9][-/.][0-3]?[0-9](?: {1,2}[0-2]?[0-9])?"
-    r"|[0-9]{1,3}(?:\.[0-9]{1,3}){3}"
+    # the numbers of an address, a version, a section
+    r"|(?!0)[0-9]{1,3}(?:\.[0-9]{1,3}){3,}"
+    # fractions, coordinates; thousands
+    r"|[0-9]{1,3}\.[0-9]{3,}(?:[ -]{1,2}[0-9]{1,3}\.[0-9]{3,})*|[0-9]{1,2}(?:\.[0-9]{3}){2}"
+    # a book's number, its last digit an X or not; another person's number
+    r"|[0-9](?:-[0-9]{1,7}){2}-[0-9]|(?=[0-9-]{11}$)[0-9](?:-[0-9]{1,7}){2}"
+    r"|[0-9]{3}-[0-9]{2}-[0-9]{4}"
+    # seconds since 1970, and whatever is longer than a number that nothing announces
+    r"|1[0-9]{9}(?:\.[0-9]+)?|[0-9]{14,}"
 )
 _LABEL_REACH = 32
 _LEAD = 4
 """Characters before a run that belong to it or change its meaning, such as ``+(``."""
-_NORTH_AMERICA, _NORTH_AMERICAN_DIGITS = 1, 10
+
 MOST_DIGITS = 8192
 """Characters that the library looks through in one text. What is beyond is taken for a phone
 number: a text is not clean because it is long."""
+
+Reading = Callable[[str], Iterator[tuple[int, int]]]
+"""A way to find phone numbers in a piece of text."""
 
 
 class PhoneDetector:
@@ -43,16 +58,18 @@ class PhoneDetector:
     kind = "phone"
     needs = Digits.RUN
 
-    __slots__ = ("_north_american", "_regions")
+    __slots__ = ("_north_american", "_possible", "_valid")
 
     def __init__(self, regions: Sequence[str]) -> None:
         """Take ISO 3166 codes; raises ValueError for one that has no phone numbers."""
         unknown = [region for region in regions if not is_region(region)]
         if unknown:
             raise ValueError(f"no phone numbers are known for region {unknown[0]!r}")
-        self._regions = tuple(map(_Region, regions))
+        read = [DialledNumbers(region) for region in regions]
+        self._possible = [partial(_possible, each) for each in read]
+        self._valid = [(each, partial(_valid, each)) for each in read]
         self._north_american = any(
-            phonenumbers.country_code_for_region(region) == _NORTH_AMERICA for region in regions
+            phonenumbers.country_code_for_region(region) == NORTH_AMERICA for region in regions
         )
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:
@@ -62,18 +79,10 @@ class PhoneDetector:
         announced = _ANY_LABEL.search(text) is not None
         for run in _RUN.finditer(text):
             start, end = run.span()
-            if _NO_PHONE.fullmatch(run.group()) is not None or _is_glued(text, start, end):
+            if _is_glued(text, start, end):
                 continue
-            groups = _GROUP.findall(text, start, end)
             offset = max(behind, start - _LEAD)
-            readings = (
-                [(None, Leniency.POSSIBLE)]
-                if "+" in text[offset:start]
-                else self._readings(groups, announced=announced and _is_announced(text, start))
-            )
-            layouts = self._north_american and sum(map(len, groups)) >= _NORTH_AMERICAN_DIGITS
-            if not readings and not layouts:
-                continue
+            readings = self._readings(text, offset, start, end, announced=announced)
             if readings:
                 looked_through += end - start
                 if looked_through > MOST_DIGITS:
@@ -81,108 +90,40 @@ class PhoneDetector:
                     return
             # What follows may speak against a number, but not when it is an extension (x33).
             window = text[offset : end if text[end : end + 1] in ("x", "X") else end + 1]
-            found = [span for reading in readings for span in _matches(window, *reading)]
-            if layouts:
-                found += _north_american(window)
-            for first, last in sorted(found):
+            found = chain.from_iterable(read(window) for read in readings)
+            layouts = _in_layout(window) if self._north_american else ()
+            for first, last in sorted(chain(found, layouts)):
                 behind = max(behind, offset + last)
                 yield offset + first, offset + last
 
-    def _readings(self, groups: Sequence[str], *, announced: bool) -> list[tuple[str | None, int]]:
-        """Return as numbers of which regions to read the digits, and how leniently."""
-        if announced:
-            return [(region.code, Leniency.POSSIBLE) for region in self._regions]
-        return [
-            (region.code, Leniency.VALID)
-            for region in self._regions
-            if region.may_hold_number(groups)
-        ]
+    def _readings(
+        self, text: str, offset: int, start: int, end: int, *, announced: bool
+    ) -> Sequence[Reading]:
+        """Return the ways in which the library is to read a run, if any."""
+        if "+" in text[offset:start]:
+            return (_of_any_country,)
+        if announced and _LABEL.search(text, max(0, start - _LABEL_REACH), start) is not None:
+            return self._possible
+        if _NO_PHONE.fullmatch(text, start, end) is not None or _is_part_of_name(text, start):
+            return ()
+        groups = _GROUP.findall(text, start, end)
+        if len(groups) == 1 and is_named_otherwise(text, start):
+            return ()
+        return [valid for numbers, valid in self._valid if numbers.may_be_among(groups)]
 
 
-class _Region:
-    """A region, and what digits must be for one of its numbers to be among them.
-
-    The patterns may let pass what is no number, never the other way round: the library has the
-    last word, and this keeps nearly all digits from it that are none.
-    """
-
-    __slots__ = ("_kinds", "_lengths", "_most_groups", "_roughly", "code")
-
-    def __init__(self, code: str) -> None:
-        self.code = code
-        calling = phonenumbers.country_code_for_region(code)
-        self._most_groups = 4 if calling == _NORTH_AMERICA else 6
-        # Neighbours with the same country code (Canada) have numbers of the same form.
-        sharing = phonenumbers.COUNTRY_CODE_TO_REGION_CODE[calling]
-        metadata = [each for each in map(PhoneMetadata.metadata_for_region, sharing) if each]
-        own = next(each for each in metadata if each.id == code)
-        general = [each.general_desc for each in metadata if each.general_desc is not None]
-        lengths = {length for each in general for length in each.possible_length}
-        abroad = own.international_prefix or "00"
-        self._lengths = range(max(_SHORTEST, min(lengths)), max(*lengths, 11) + _MOST_BEFORE + 1)
-        if own.national_prefix_transform_rule is not None:
-            # Dialled digits are rewritten (Argentina): they do not look like the number.
-            self._roughly = self._kinds = re.compile("[0-9]+")
-            return
-        prefix = own.national_prefix_for_parsing or ""
-        coded = f"(?:{abroad})?{calling}(?:{prefix})?|(?:{prefix})"
-        main = PhoneMetadata.metadata_for_region(sharing[0]) or own
-        before = f"(?:{coded}|{_bare(main)})"
-        elsewhere = f"(?:{abroad})[1-9][0-9]{{6,14}}"
-        roughly = "|".join({each.national_number_pattern or "" for each in general})
-        kinds = "|".join(dict.fromkeys(chain.from_iterable(map(_patterns, metadata))))
-        self._roughly = re.compile(f"{before}(?:{roughly})|{elsewhere}")
-        self._kinds = re.compile(f"{before}(?:{kinds})|{elsewhere}")
-
-    def may_hold_number(self, groups: Sequence[str]) -> bool:
-        """Tell whether neighbouring groups of digits make a number of the region."""
-        longest = self._lengths.stop
-        for first in range(len(groups)):
-            digits = ""
-            for group in groups[first : first + self._most_groups]:
-                digits += group
-                if len(digits) >= longest:
-                    break
-                if (
-                    len(digits) in self._lengths
-                    and self._roughly.fullmatch(digits) is not None
-                    and self._kinds.fullmatch(digits) is not None
-                ):
-                    return True
-        return False
+def _of_any_country(window: str) -> Iterator[tuple[int, int]]:
+    return _matches(window, None, Leniency.POSSIBLE)
 
 
-_SHORTEST = 7
-_MOST_BEFORE = 6
-"""Digits that may be dialled before a national number: prefixes, carriers, country code."""
-_KINDS = (
-    *("fixed_line", "mobile", "toll_free", "premium_rate", "shared_cost", "personal_number"),
-    *("voip", "pager", "uan", "voicemail"),
-)
+def _possible(numbers: DialledNumbers, window: str) -> Iterator[tuple[int, int]]:
+    return _matches(window, numbers.code, Leniency.POSSIBLE)
 
 
-def _patterns(metadata: PhoneMetadata) -> Iterator[str]:
-    for kind in _KINDS:
-        numbers = getattr(metadata, kind)
-        if numbers is not None and numbers.national_number_pattern:
-            yield numbers.national_number_pattern
-
-
-def _bare(metadata: PhoneMetadata) -> str:
-    """Return a pattern that looks ahead for a number that is written without national prefix."""
-    with_prefix: list[str] = []
-    without: list[str] = []
-    for written in metadata.number_format:
-        leading = (written.leading_digits_pattern or [""])[-1]
-        layout = f"(?={leading})(?:{written.pattern})$"
-        # \\1 and (\\1) are the number alone, 0\\1 and (0\\1) demand the prefix.
-        rule = (written.national_prefix_formatting_rule or "").strip("()")
-        optional = written.national_prefix_optional_when_formatting
-        demanded = rule not in {"", r"\1"} and not optional
-        (with_prefix if demanded else without).append(layout)
-    if not with_prefix:
-        return ""
-    return f"(?:(?!{'|'.join(with_prefix)})" + "".join(f"|(?={each})" for each in without) + ")"
+def _valid(numbers: DialledNumbers, window: str) -> Iterator[tuple[int, int]]:
+    for start, end in _matches(window, numbers.code, Leniency.VALID):
+        if numbers.are_grouped(_GROUP.findall(window, start, end)):
+            yield start, end
 
 
 def _matches(window: str, region: str | None, leniency: int) -> Iterator[tuple[int, int]]:
@@ -191,14 +132,10 @@ def _matches(window: str, region: str | None, leniency: int) -> Iterator[tuple[i
         yield match.start, match.end
 
 
-def _north_american(window: str) -> Iterator[tuple[int, int]]:
+def _in_layout(window: str) -> Iterator[tuple[int, int]]:
     for layout in _NORTH_AMERICAN.finditer(window):
         if _stands_alone(window, *layout.span()):
             yield layout.span()
-
-
-def _is_announced(text: str, start: int) -> bool:
-    return _LABEL.search(text, max(0, start - _LABEL_REACH), start) is not None
 
 
 def _stands_alone(text: str, start: int, end: int) -> bool:
@@ -206,6 +143,12 @@ def _stands_alone(text: str, start: int, end: int) -> bool:
         near[:1].isdigit() or (near[:1] in ("-", ".") and near[1:].isdigit())
         for near in (text[max(0, start - 2) : start][::-1], text[end : end + 2])
     )
+
+
+def _is_part_of_name(text: str, start: int) -> bool:
+    """Tell whether a word goes on with the digits: INV-2025669778."""
+    before = text[max(0, start - 2) : start]
+    return before[1:] == "-" and before[0].isascii() and before[0].isalpha()
 
 
 def _is_glued(text: str, start: int, end: int) -> bool:

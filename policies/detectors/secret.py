@@ -1,5 +1,6 @@
 """API keys, tokens, private keys and passwords: by prefix, by label, or by looking random."""
 
+import base64
 from collections.abc import Iterator
 from heapq import merge
 from itertools import pairwise
@@ -11,23 +12,40 @@ from policies.detectors.digits import Digits, digits_in
 _KNOWN = re2.compile(
     r"\b(?:"
     r"sk-[A-Za-z0-9_-]{16,}"  # OpenAI, Anthropic and their kind
-    r"|[prs]k_(?:live|test)_[A-Za-z0-9]{10,}|whsec_[A-Za-z0-9]{16,}"  # Stripe
-    r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|gl(?:pat|dt|rt)-[\w-]{16,}"
+    r"|(?:gsk|r8|hf)_[A-Za-z0-9]{20,}|(?:xai|pplx)-[A-Za-z0-9]{20,}"  # Groq, Replicate, xAI ...
+    r"|[prs]k_(?:live|test)_[A-Za-z0-9]{10,}|whsec_[A-Za-z0-9+/]{16,}|sq0(?:atp|csp)-[\w-]{20,}"
+    r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}"
+    r"|gl(?:pat|dt|rt|ptt|oas|cbt|ft|soat|imt|agent)-[\w-]{16,}"  # GitLab
     r"|(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b"  # AWS
     r"|xox[abeoprs]-[A-Za-z0-9-]{10,}|xapp-[A-Za-z0-9-]{10,}"  # Slack
-    r"|AIza[\w-]{30,}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,}"  # Google
-    r"|hf_[A-Za-z0-9]{20,}|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}|dckr_pat_[\w-]{20,}"
-    r"|SG\.[\w-]{16,}\.[\w-]{16,}|dop_v1_[a-f0-9]{32,}|shp(?:at|ss|ca|pa)_[a-fA-F0-9]{20,}"
+    r"|hooks\.slack\.com/services/T\w+/B\w+/\w+|discord(?:app)?\.com/api/webhooks/[0-9]+/[\w-]+"
+    r"|AIza[\w-]{30,}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,}|1//0[\w-]{30,}"  # Google
+    r"|[A-Za-z0-9_~.-]{3}[0-9]Q~[A-Za-z0-9_~.-]{31,}"  # Azure
+    r"|(?:SK|key-)[a-f0-9]{32}\b|[a-f0-9]{32}-us[0-9]{1,2}\b"  # Twilio, Mailgun, Mailchimp
+    r"|SG\.[\w-]{16,}\.[\w-]{16,}|[0-9]{8,10}:AA[\w-]{32,}"  # SendGrid, Telegram
+    r"|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}|dckr_(?:pat|oat)_[\w-]{20,}"
+    r"|dop_v1_[a-f0-9]{32,}|shp(?:at|ss|ca|pa)_[a-fA-F0-9]{20,}|dapi[a-f0-9]{32}"
+    r"|(?:lin_api|ntn|secret|figd|glsa|glc|pscale_(?:tkn|pw)|sbp|sntrys|PMAK|NRAK|HRKU)[_-][\w-]{26,}"
+    r"|hv[sb]\.[\w-]{20,}|dp\.(?:pt|st|ct|sa|scim|audit)\.[\w.-]{30,}"  # Vault, Doppler
+    r"|pat[A-Za-z0-9]{14}\.[a-f0-9]{64}|[\w]{14}\.atlasv1\.[\w-]{40,}"  # Airtable, Terraform
+    r"|AGE-SECRET-KEY-1[A-Z0-9]{50,}"
     r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}(?:\.[\w-]*)?"  # JWT
     r")"
     r"|-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
-    r"|\b[a-z][a-z0-9+.-]*://[^\s/:@]+:[^\s/:@]+@[^\s/]"  # credentials in a URL
+    r"|\b[a-z][a-z0-9+.-]*://[^\s/:@]*:[^\s/@]+@[^\s/]"  # credentials in a URL
+    r"|[?&]sig=[\w%+/-]{20,}"  # a signed address gives access to whoever has it
 )
 _LABELLED = re2.compile(
-    r"(?i)(?:\b|_)(?:bearer|basic|(?:api|access|secret|private|auth|account|client)?[ _-]?"
-    r"(?:key|token|secret)|password|passwd|passphrase|pwd)"
+    r"(?i)(?:\b|_)(?:bearer|basic|(?:(?:shared ?)?access|api|secret|private|auth|account|client)?"
+    r"[ _-]?(?:key|token|secret)|password|passwd|passphrase|pwd)"
     r"(?:[\"']?\s*(?:[:=]|=>)\s*[\"']?(?:bearer\s+|basic\s+)?|\s+)([^\s\"'`,;<>(){}]{8,})"
 )
+_SPOKEN = re2.compile(
+    r"(?i)\b(?:password|passwd|passphrase|passcode|pwd)\s+(?:is|was):?\s+[\"'`]?"
+    r"([^\s\"'`,;<>(){}]{6,})"
+)
+_CURL = re2.compile(r"\s(?:-u|--user)[ =]?[\"']?[^\s:\"'$<]+:([^\s\"'$<:]{4,})")
+_BASIC = re2.compile(r"(?i)\bbasic\s+([a-z0-9+/_-]{8,}={0,2})")
 _LONG = re2.compile(r"[A-Za-z0-9_+/=-]{20,}")
 _PIECE = re2.compile(r"[A-Za-z0-9_-]{20,}")
 # Ids that APIs hand out in public: replies, tool calls, files.
@@ -54,14 +72,35 @@ class SecretDetector:
 
 def _searches(text: str) -> Iterator[Iterator[tuple[int, int]]]:
     yield _known(text)
+    yield _basic(text)
     if digits_in(text) >= Digits.SOME:
         yield _labelled(text)
+        yield _spoken(text)
         yield _random(text)
 
 
 def _known(text: str) -> Iterator[tuple[int, int]]:
     for match in _KNOWN.finditer(text):
         yield match.span()
+
+
+def _basic(text: str) -> Iterator[tuple[int, int]]:
+    """Find the credentials of HTTP's basic scheme: name and password in base64."""
+    for match in _BASIC.finditer(text):
+        try:
+            pair = base64.b64decode(match.group(1), validate=True)
+        except ValueError:
+            continue
+        if b":" in pair and pair.isascii():
+            yield match.span(1)
+
+
+def _spoken(text: str) -> Iterator[tuple[int, int]]:
+    for pattern in _SPOKEN, _CURL:
+        for match in pattern.finditer(text):
+            value = match.group(1).rstrip(".?!:")
+            if any(map(str.isdigit, value)) and any(map(str.isalpha, value)):
+                yield match.start(1), match.start(1) + len(value)
 
 
 def _labelled(text: str) -> Iterator[tuple[int, int]]:

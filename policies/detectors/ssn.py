@@ -3,6 +3,7 @@
 The numbers printed in advertisements (078-05-1120) count: the scan cannot know who sends them.
 """
 
+import re
 from collections.abc import Iterator
 
 import re2
@@ -10,10 +11,11 @@ import re2
 from policies.detectors.digits import Digits
 
 _SEPARATED = re2.compile(r"[0-9]{3}(?:-[0-9]{2}-|\.[0-9]{2}\.| [0-9]{2} )[0-9]{4}")
-_TOGETHER = re2.compile(
-    r"(?i)\b(?:ssn|ss#|social\s+security)\b[^0-9\n]{0,40}([0-9]{9})(?:[^0-9]|$)"
-)
-_ANY_LABEL = re2.compile(r"(?i)ssn|ss#|social\s+security")
+_TOGETHER = re2.compile(r"(?i)\b(?:ssn\b|ss ?#|social\b)[^0-9\n]{0,40}([0-9]{9})(?:[^0-9]|$)")
+# A country code: what follows is the rest of a phone number.
+_ABROAD = re.compile(r"(?:\+|\b00)[0-9]{1,3}[ .-]$")
+_ABROAD_REACH = 7
+_ANY_LABEL = re2.compile(r"(?i)ssn|ss ?#|social")
 
 
 class SsnDetector:
@@ -26,7 +28,8 @@ class SsnDetector:
         """Yield (start, end) of each number."""
         for match in _SEPARATED.finditer(text):
             start, end = match.span()
-            if _stands_alone(text, start, end) and _is_issued(match.group()):
+            abroad = _ABROAD.search(text, max(0, start - _ABROAD_REACH), start) is not None
+            if not abroad and _stands_alone(text, start, end) and _is_issued(match.group()):
                 yield start, end
         if _ANY_LABEL.search(text) is not None:
             for match in _TOGETHER.finditer(text):
