@@ -1,7 +1,8 @@
-"""Request directives of Cache-Control and the freshness of an entry (RFC 9111, RFC 9211).
+"""Request directives of Cache-Control and the freshness of an entry (RFC 9111, RFC 5861, RFC 9211).
 
 Law: in doubt, not fresh. A directive that is malformed or repeated counts as the strictest thing
 it can mean, so that a client's typo costs an upstream call and never an answer it did not want.
+What a request refuses is not served by any grace.
 """
 
 import math
@@ -12,6 +13,8 @@ from enum import StrEnum
 _LONGEST = 2**31
 """Seconds; a cache reads larger numbers as this (RFC 9111, 1.2.2)."""
 _WHITE_SPACE = " \t\r\n"
+_JITTER_BYTES = 8
+_JITTER_SPAN = 2 ** (8 * _JITTER_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +28,24 @@ class Directives:
     min_fresh: float | None = None
     max_stale: float | None = None
     """Staleness the client accepts; ``math.inf`` accepts any."""
+    stale_if_error: float | None = None
+    """Staleness the client accepts where the upstream fails (RFC 5861, 4)."""
 
 
 _NOTHING_ASKED = Directives()
+
+
+@dataclass(frozen=True, slots=True)
+class Grace:
+    """Seconds past expiry in which a stale entry may still be served (RFC 5861)."""
+
+    revalidate: float = 0.0
+    """While a fresh answer is fetched."""
+    error: float = 0.0
+    """Where the upstream fails."""
+
+
+NO_GRACE = Grace()
 
 
 class Verdict(StrEnum):
@@ -35,6 +53,8 @@ class Verdict(StrEnum):
 
     FRESH = "fresh"
     """It may: fresh, or no staler than the request accepts."""
+    REVALIDATE = "revalidate"
+    """It may, being stale by no more than its grace, and a fresh answer is to be fetched."""
     STALE = "stale"
     REFUSED = "refused"
     """Fresh by policy, but the request's directives refuse it."""
@@ -42,16 +62,25 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """Verdict, ``Age`` and ``ttl`` of an entry, in whole seconds rounded down."""
+    """Verdict, ``Age`` and ``ttl`` of an entry, in whole seconds rounded down.
+
+    ``if_error`` tells whether an entry that is not served may be, should the upstream fail.
+    """
 
     verdict: Verdict
     age: int
     ttl: int
     """Remaining freshness lifetime; negative once stale (RFC 9211, 2.4)."""
+    if_error: bool = False
 
 
 def freshness(
-    *, stored_at: float, expires_at: float, now: float, directives: Directives
+    *,
+    stored_at: float,
+    expires_at: float,
+    now: float,
+    directives: Directives,
+    grace: Grace = NO_GRACE,
 ) -> Freshness:
     """Judge an entry at ``now``; times are seconds on one clock.
 
@@ -60,22 +89,62 @@ def freshness(
     """
     age = max(0.0, now - stored_at)
     ttl = expires_at - stored_at - age
-    return Freshness(_verdict(age, ttl, directives), math.floor(age), math.floor(ttl))
+    verdict = _verdict(age, ttl, directives, grace)
+    served = verdict is Verdict.FRESH or verdict is Verdict.REVALIDATE
+    if_error = not served and _serves_on_error(age, ttl, directives, grace)
+    return Freshness(verdict, math.floor(age), math.floor(ttl), if_error)
 
 
-def _verdict(age: float, ttl: float, asked: Directives) -> Verdict:
-    stale = ttl <= 0
-    if stale and (asked.max_stale is None or -ttl > asked.max_stale):
-        return Verdict.STALE
+def jittered(lifetime: float, jitter: float, digest: bytes) -> float:
+    """Return the lifetime less a share of it, up to ``jitter``, that is ``digest``'s own.
+
+    What was stored at one moment does not expire at one moment; the same digest gets the same.
+    """
+    if not jitter:
+        return lifetime
+    return lifetime * (1 - jitter * int.from_bytes(digest[:_JITTER_BYTES], "big") / _JITTER_SPAN)
+
+
+def _verdict(age: float, ttl: float, asked: Directives, grace: Grace) -> Verdict:
     refused = (
         asked.no_store
         or asked.no_cache
         or (asked.max_age is not None and age > asked.max_age)
         or (asked.min_fresh is not None and ttl < asked.min_fresh)
     )
-    if refused:
-        return Verdict.STALE if stale else Verdict.REFUSED
-    return Verdict.FRESH
+    if ttl > 0:
+        return Verdict.REFUSED if refused else Verdict.FRESH
+    stale_by = -ttl
+    if refused or stale_by > _accepted(asked):
+        return Verdict.STALE
+    if stale_by < grace.revalidate:
+        return Verdict.REVALIDATE
+    return Verdict.STALE if asked.max_stale is None else Verdict.FRESH
+
+
+def _accepted(asked: Directives) -> float:
+    """Return the staleness that the request accepts where the policy grants a grace.
+
+    One that bounds the age or asks for more freshness wants nothing stale (RFC 9111, 5.2.1.1).
+    """
+    if asked.max_stale is not None:
+        return asked.max_stale
+    return math.inf if asked.max_age is None and asked.min_fresh is None else -math.inf
+
+
+def _serves_on_error(age: float, ttl: float, asked: Directives, grace: Grace) -> bool:
+    """Tell whether an entry may stand in for an answer that the upstream failed to give.
+
+    A request's own ``stale-if-error`` counts from the moment its ``max-age`` was reached and goes
+    before its other bounds, but never beyond the policy's grace.
+    """
+    if asked.no_store or asked.no_cache or -ttl >= max(grace.error, 0.0):
+        return False
+    if asked.stale_if_error is not None:
+        overdue = -ttl if asked.max_age is None else max(-ttl, age - asked.max_age)
+        return overdue <= asked.stale_if_error
+    refused = asked.max_age is not None and age > asked.max_age
+    return ttl <= 0 and not refused and -ttl <= _accepted(asked)
 
 
 def parse_directives(header: str | None) -> Directives:
@@ -89,6 +158,7 @@ def parse_directives(header: str | None) -> Directives:
     max_age: list[float] = []
     min_fresh: list[float] = []
     max_stale: list[float] = []
+    stale_if_error: list[float] = []
     for name, argument in _members(header):
         match name:
             case "no-store" | "no-cache" | "only-if-cached":
@@ -99,6 +169,8 @@ def parse_directives(header: str | None) -> Directives:
                 min_fresh.append(_seconds(argument, otherwise=math.inf))
             case "max-stale":
                 max_stale.append(math.inf if argument is None else _seconds(argument, otherwise=0))
+            case "stale-if-error":
+                stale_if_error.append(_seconds(argument, otherwise=0))
             case _:
                 continue
     return Directives(
@@ -108,6 +180,7 @@ def parse_directives(header: str | None) -> Directives:
         max_age=min(max_age, default=None),
         min_fresh=max(min_fresh, default=None),
         max_stale=min(max_stale, default=None),
+        stale_if_error=min(stale_if_error, default=None),
     )
 
 

@@ -152,6 +152,11 @@ class Partition:
         )
 
 
+def variant_key(key: bytes, slot: int) -> bytes:
+    """Return the key of a further answer to the request whose cache key this is."""
+    return hashlib.sha256(_joined(b"variant", slot.to_bytes(4, "big"), key)).digest()
+
+
 @lru_cache(maxsize=_TENANTS_AT_A_TIME)
 def shared_partition(
     endpoint: Endpoint,

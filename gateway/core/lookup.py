@@ -2,15 +2,17 @@
 
 Each state that needs I/O names it by its type; the driver performs it and hands the result to
 ``next``, which returns the following state. Terminal states are ``Hit``, ``Forward`` and
-``Refused``. No state performs I/O or reads a clock.
+``Refused``. No state performs I/O or reads a clock. ``otherwise`` is how the request goes on to the
+upstream if nothing more is found.
 
 The prompt is scanned only after the exact lookup missed: a key is bound to the scan that its
-prompt passed (``core.key.Partition``), so an entry under that key is the proof that this prompt
-is clean, and a hit pays nothing for it.
+prompt passed (``core.key.Partition``), so an entry under that key, stale or not, is the proof that
+this prompt is clean, and a hit pays nothing for it. An entry under the end user's own key
+(``Plan.personal``) proves nothing of the kind.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.core.plan import Plan
 from gateway.core.status import Forwarded, ForwardStatus, HitStatus
@@ -46,26 +48,65 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class LookUpExact:
-    """Needs the store's entry for ``plan.key``, or None."""
+class LookUpVariant:
+    """Needs the store's entry for ``plan.key``, a further answer to a sampled prompt, or None."""
 
     plan: Plan
 
     def next(self, entry: Entry | None, now: float) -> "State":
+        """Take the entry found; without one, the plain one says whether there is room for it."""
+        found = _judged(self.plan, entry, now)
+        if isinstance(found, Hit):
+            return found
+        return LookUpExact(self.plan.variant(0), wanted=found)
+
+
+@dataclass(frozen=True, slots=True)
+class LookUpExact:
+    """Needs the store's entry for ``plan.key``, or None.
+
+    ``wanted`` is the forward that would fill a variant's empty slot.
+    """
+
+    plan: Plan
+    wanted: "Forward | None" = None
+
+    def next(self, entry: Entry | None, now: float) -> "State":
         """Take the entry found."""
-        plan = self.plan
-        if entry is None or entry.key != plan.key or not plan.belongs(entry):
-            return _after_exact(plan, ForwardStatus(Forwarded.MISS))
-        fresh = plan.freshness_of(entry, now)
-        match fresh.verdict:
-            case Verdict.FRESH:
-                return Hit(entry, HitStatus(Reason.EXACT, fresh.ttl), fresh.age)
-            case Verdict.STALE:
-                return _after_exact(plan, ForwardStatus(Forwarded.STALE))
-            case Verdict.REFUSED:
-                no_cache = plan.directives.no_cache
-                reason = Reason.NO_CACHE if no_cache else Reason.FRESHNESS
-                return _after_exact(plan, ForwardStatus(Forwarded.REQUEST, reason))
+        found = _judged(self.plan, entry, now)
+        wanted = self.wanted
+        if isinstance(found, Hit):
+            if wanted is None or self.plan.directives.only_if_cached:
+                return found
+            return replace(wanted, fallback=wanted.fallback if found.status.stale else found)
+        if wanted is not None and found.fallback is None:
+            found = replace(found, fallback=wanted.fallback)
+        # Any entry at all proves that the prompt is clean.
+        clean = found.status.forwarded is not Forwarded.MISS
+        if found.status.forwarded is not Forwarded.REQUEST and self.plan.personal is not None:
+            return LookUpPersonal(self.plan, self.plan.personal, found, clean)
+        return _after_lookup(self.plan, found, clean=clean)
+
+
+@dataclass(frozen=True, slots=True)
+class LookUpPersonal:
+    """Needs the store's entry for ``personal.key``, in the end user's own scope, or None."""
+
+    plan: Plan
+    personal: Plan
+    otherwise: Forward
+    clean: bool
+
+    def next(self, entry: Entry | None, now: float) -> "State":
+        """Take the entry found."""
+        found = _judged(self.personal, entry, now)
+        if isinstance(found, Hit):
+            return found
+        otherwise = self.otherwise
+        if found.status.forwarded is not Forwarded.MISS:
+            fallback = found.fallback or otherwise.fallback
+            otherwise = Forward(found.status, otherwise.store, fallback)
+        return _after_lookup(self.plan, otherwise, clean=self.clean)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +114,22 @@ class ScanPrompt:
     """Needs the PII scan of the prompt: the kind found, or None."""
 
     plan: Plan
-    otherwise: ForwardStatus
+    otherwise: Forward
 
     def next(self, found: str | None) -> "State":
-        """Take the scan's finding."""
-        if found is not None:
-            return _forward(self.plan, ForwardStatus(Forwarded.BYPASS, Reason.PII), store=False)
-        return _after_scan(self.plan, self.otherwise)
+        """Take the scan's finding; personal data stays within its end user's own scope."""
+        if found is None:
+            return _after_scan(self.plan, self.otherwise)
+        personal = self.plan.personal
+        if personal is not None:
+            return _after_scan(personal, replace(self.otherwise, store=personal))
+        status = ForwardStatus(Forwarded.BYPASS, Reason.PII)
+        return _forward(self.plan, Forward(status, store=None))
 
     def failed(self) -> "State":
         """Fail closed: what could not be scanned is neither looked up nor stored."""
         status = ForwardStatus(Forwarded.BYPASS, Reason.SCAN_FAULT)
-        return _forward(self.plan, status, store=False)
+        return _forward(self.plan, Forward(status, None, self.otherwise.fallback))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +137,7 @@ class SearchSemantic:
     """Needs the (key, similarity) pairs nearest to ``plan.question``, nearest first."""
 
     plan: Plan
-    otherwise: ForwardStatus
+    otherwise: Forward
 
     def next(self, nearest: Sequence[tuple[bytes, float]]) -> "State":
         """Take what the index found; nothing is what an index that failed has found."""
@@ -108,13 +153,16 @@ class FetchCandidate:
     """Needs the store's entry for ``key``, or None."""
 
     plan: Plan
-    otherwise: ForwardStatus
+    otherwise: Forward
     key: bytes
     similarity: float
     rest: tuple[tuple[bytes, float], ...]
 
     def next(self, entry: Entry | None, now: float) -> "State":
-        """Take the candidate's entry; whatever the index said, it must be of this partition."""
+        """Take the candidate's entry; whatever the index said, it must be of this partition.
+
+        A stale one is passed over: revalidating it would ask another question than this one.
+        """
         plan = self.plan
         if (
             entry is not None
@@ -124,7 +172,7 @@ class FetchCandidate:
             and entry.question is not None
             and plan.question is not None
         ):
-            fresh = plan.freshness_of(entry, now)
+            fresh = plan.freshness_of(entry, now, graceful=False)
             if fresh.verdict is Verdict.FRESH:
                 status = HitStatus(Reason.SEMANTIC, fresh.ttl, self.similarity)
                 hit = Hit(entry, status, fresh.age)
@@ -138,7 +186,7 @@ class VerifyCandidate:
     """Needs the verifier's word on whether one answer fits ``asked`` and ``stored``."""
 
     plan: Plan
-    otherwise: ForwardStatus
+    otherwise: Forward
     asked: str
     stored: str
     hit: Hit
@@ -152,7 +200,9 @@ class VerifyCandidate:
 
 
 State = (
-    LookUpExact
+    LookUpVariant
+    | LookUpExact
+    | LookUpPersonal
     | ScanPrompt
     | SearchSemantic
     | FetchCandidate
@@ -163,11 +213,15 @@ State = (
 )
 
 
-def start(plan: Plan) -> State:
-    """Return the first state of a request that may be looked up."""
-    if plan.decision.exact:
-        return LookUpExact(plan)
-    return _after_exact(plan, ForwardStatus(Forwarded.MISS))
+def start(plan: Plan, draw: int = 0) -> State:
+    """Return the first state of a request that may be looked up.
+
+    ``draw`` chooses among the answers kept for a sampled prompt, by its remainder.
+    """
+    if not plan.decision.exact:
+        return _after_lookup(plan, Forward(ForwardStatus(Forwarded.MISS), plan), clean=False)
+    slot = draw % plan.variants
+    return LookUpVariant(plan.variant(slot)) if slot else LookUpExact(plan)
 
 
 def bypass(reason: Reason, directives: Directives) -> State:
@@ -177,29 +231,49 @@ def bypass(reason: Reason, directives: Directives) -> State:
     return Forward(ForwardStatus(Forwarded.BYPASS, reason), store=None)
 
 
-def _after_exact(plan: Plan, otherwise: ForwardStatus) -> State:
-    if plan.scans:
+def _judged(plan: Plan, entry: Entry | None, now: float) -> Hit | Forward:
+    """Return the hit that an entry under ``plan.key`` is, or the forward that it leads to."""
+    if entry is None or entry.key != plan.key or not plan.belongs(entry):
+        return Forward(ForwardStatus(Forwarded.MISS), plan)
+    fresh = plan.freshness_of(entry, now)
+    match fresh.verdict:
+        case Verdict.FRESH:
+            return Hit(entry, HitStatus(Reason.EXACT, fresh.ttl), fresh.age)
+        case Verdict.REVALIDATE:
+            status = HitStatus(Reason.EXACT, fresh.ttl, stale=Reason.STALE_WHILE_REVALIDATE)
+            return Hit(entry, status, fresh.age, None if plan.directives.only_if_cached else plan)
+        case Verdict.STALE:
+            forwarded = ForwardStatus(Forwarded.STALE)
+        case Verdict.REFUSED:
+            no_cache = plan.directives.no_cache
+            reason = Reason.NO_CACHE if no_cache else Reason.FRESHNESS
+            forwarded = ForwardStatus(Forwarded.REQUEST, reason)
+    fallback = None
+    if fresh.if_error:
+        status = HitStatus(Reason.EXACT, fresh.ttl, stale=Reason.STALE_IF_ERROR)
+        fallback = Hit(entry, status, fresh.age)
+    return Forward(forwarded, plan, fallback)
+
+
+def _after_lookup(plan: Plan, otherwise: Forward, *, clean: bool) -> State:
+    if plan.scans and not clean:
         return ScanPrompt(plan, otherwise)
     return _after_scan(plan, otherwise)
 
 
-def _after_scan(plan: Plan, otherwise: ForwardStatus) -> State:
-    refused = plan.directives.no_cache or otherwise.forwarded is Forwarded.REQUEST
+def _after_scan(plan: Plan, otherwise: Forward) -> State:
+    refused = plan.directives.no_cache or otherwise.status.forwarded is Forwarded.REQUEST
     if plan.question is None or refused:
-        return _forward(plan, otherwise, store=True)
+        return _forward(plan, otherwise)
     return SearchSemantic(plan, otherwise)
 
 
-def _next_candidate(
-    plan: Plan, otherwise: ForwardStatus, near: tuple[tuple[bytes, float], ...]
-) -> State:
+def _next_candidate(plan: Plan, otherwise: Forward, near: tuple[tuple[bytes, float], ...]) -> State:
     if not near:
-        return _forward(plan, otherwise, store=True)
+        return _forward(plan, otherwise)
     (key, similarity), *rest = near
     return FetchCandidate(plan, otherwise, key, similarity, tuple(rest))
 
 
-def _forward(plan: Plan, status: ForwardStatus, *, store: bool) -> State:
-    if plan.directives.only_if_cached:
-        return Refused()
-    return Forward(status, plan if store else None)
+def _forward(plan: Plan, otherwise: Forward) -> State:
+    return Refused() if plan.directives.only_if_cached else otherwise

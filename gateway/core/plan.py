@@ -1,39 +1,73 @@
 """What a request's lookup depends on, and whether it may be looked up at all."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.core.canonical import canonical_form
 from gateway.core.conversation import semantic_question, without_question
 from gateway.core.fields import bypass_reason
-from gateway.core.key import Partition, Tenant, scope_id, shared_partition
+from gateway.core.key import Partition, Tenant, scope_id, shared_partition, variant_key
 from gateway.core.lazy import lazy
 from gateway.core.types import KEY_VERSION, Endpoint, Entry, Reason
 from policies.decide import Decision, PiiAction, Scope
-from policies.freshness import Directives, Freshness, freshness
+from policies.freshness import NO_GRACE, Directives, Freshness, Grace, freshness, jittered
 
 
 @dataclass(frozen=True)
 class Plan:
     """A request that may be looked up. Equality of identity is by digests, never by text.
 
-    What only a miss needs (question, fingerprint) is computed when it is asked for.
+    What only a miss needs (question, fingerprint) is computed when it is asked for. ``slot`` says
+    which of several answers to a sampled prompt is meant. ``personal_partition`` is the end user's
+    own, where answers with personal data may be kept apart from those that are shared.
     """
 
     body: dict[str, Any]
     partition: Partition
     decision: Decision
     directives: Directives
+    slot: int = 0
+    personal_partition: Partition | None = None
 
     @lazy
     def key(self) -> bytes:
         """Exact cache key, 32 bytes."""
-        return self.partition.cache_key(canonical_form(self.partition.endpoint, self.body))
+        key = self.partition.cache_key(canonical_form(self.partition.endpoint, self.body))
+        return variant_key(key, self.slot) if self.slot else key
+
+    @lazy
+    def personal(self) -> "Plan | None":
+        """The same request wholly within its end user's own scope, where that is another one."""
+        if self.personal_partition is None:
+            return None
+        decision = replace(self.decision, scope=Scope.USER)
+        return Plan(self.body, self.personal_partition, decision, self.directives)
+
+    @property
+    def coalescing_key(self) -> bytes:
+        """Identity of the misses that may share one upstream call.
+
+        Where an answer with personal data may be kept, that is those of one end user.
+        """
+        return self.key if self.personal is None else self.personal.key
+
+    @property
+    def variants(self) -> int:
+        """How many answers may be kept: several only where the upstream samples."""
+        body = self.body
+        if self.decision.variants == 1 or self.partition.endpoint is Endpoint.EMBEDDINGS:
+            return 1
+        sampled = body.get("seed") is None and body.get("temperature") != 0
+        return self.decision.variants if sampled else 1
+
+    def variant(self, slot: int) -> "Plan":
+        """Return the plan for another of the request's answers."""
+        return self if slot == self.slot else replace(self, slot=slot)
 
     @lazy
     def question(self) -> str | None:
         """Text to look up by meaning; None where only exact lookup is allowed."""
-        if not self.decision.semantic:
+        if not self.decision.semantic or self.slot:
             return None
         question = semantic_question(self.partition.endpoint, self.body)
         return question if question is not None and question.strip() else None
@@ -49,7 +83,13 @@ class Plan:
     @property
     def scans(self) -> bool:
         """Tell whether prompt and answer must pass the PII scan."""
-        return self.decision.pii is not PiiAction.ALLOW
+        match self.decision.pii:
+            case PiiAction.ALLOW:
+                return False
+            case PiiAction.USER:
+                return self.decision.scope is not Scope.USER
+            case PiiAction.BYPASS:
+                return True
 
     def belongs(self, entry: Entry) -> bool:
         """Check what a store returned against the request, whatever it was looked up by."""
@@ -63,19 +103,30 @@ class Plan:
             and entry.generation == partition.generation
         )
 
-    def freshness_of(self, entry: Entry, now: float) -> Freshness:
-        """Judge an entry by its expiry, by the lifetime the policy gives now, and the request.
+    def freshness_of(self, entry: Entry, now: float, *, graceful: bool = True) -> Freshness:
+        """Judge an entry by its expiry, by what the policy gives now, and by the request.
 
-        The policy's present lifetime counts so that shortening it holds for what is stored.
+        The policy's present lifetime and grace count so that shortening them holds for what is
+        stored; lengthening them revives nothing.
         """
+        decision = self.decision
+        grace = NO_GRACE
+        if graceful and entry.grace:
+            grace = Grace(
+                min(entry.grace, decision.grace_revalidate), min(entry.grace, decision.grace_error)
+            )
         return freshness(
             stored_at=entry.stored_at,
-            expires_at=min(entry.expires_at, entry.stored_at + self.decision.lifetime),
+            expires_at=min(entry.expires_at, entry.stored_at + self._lifetime(entry.key)),
             now=now,
             directives=self.directives,
+            grace=grace,
         )
 
-    def entry(self, result: bytes, now: float) -> Entry:
+    def _lifetime(self, key: bytes) -> float:
+        return jittered(self.decision.lifetime, self.decision.jitter, key)
+
+    def entry(self, result: bytes, now: float, *, tokens: int = 0) -> Entry:
         """Make the entry that stores ``result`` as the answer to this request."""
         partition = self.partition
         return Entry(
@@ -88,10 +139,11 @@ class Plan:
             fingerprint=self.fingerprint,
             rule=self.decision.rule,
             stored_at=now,
-            expires_at=now + self.decision.lifetime,
+            expires_at=now + self._lifetime(self.key),
             result=result,
             question=self.question,
             tags=self.decision.tags,
+            tokens=tokens,
             grace=max(self.decision.grace_revalidate, self.decision.grace_error),
         )
 
@@ -115,14 +167,17 @@ def plan_request(
         return refused
     if not (decision.exact or decision.semantic):
         return Reason.POLICY
-    if decision.scope is Scope.USER:
+    if _too_hot(body, decision):
+        return Reason.TEMPERATURE
+    personal = None
+    if decision.scope is Scope.USER or decision.pii is PiiAction.USER:
         # Not kept for the next request: a name comes from the body and may be megabytes long.
         user = end_user(body)
-        if not user:
-            return Reason.NO_USER
-        scope = scope_id(secret, decision.scope, tenant, user)
-        partition = Partition(endpoint, upstream, query, decision.generation, scope, pii_identity)
-    else:
+        if user:
+            scope = scope_id(secret, Scope.USER, tenant, user)
+            generation = decision.generation
+            personal = Partition(endpoint, upstream, query, generation, scope, pii_identity)
+    if decision.scope is not Scope.USER:
         partition = shared_partition(
             endpoint,
             upstream,
@@ -133,9 +188,22 @@ def plan_request(
             scope=decision.scope,
             tenant=tenant,
         )
-    plan = Plan(body, partition, decision, directives)
+        plan = Plan(body, partition, decision, directives, personal_partition=personal)
+    elif personal is not None:
+        plan = Plan(body, personal, decision, directives)
+    else:
+        return Reason.NO_USER
     # Without exact lookup, what has no question could be stored but never be found.
     return plan if decision.exact or plan.question is not None else Reason.POLICY
+
+
+def _too_hot(body: dict[str, Any], decision: Decision) -> bool:
+    temperature = body.get("temperature")
+    return (
+        decision.max_temperature is not None
+        and temperature is not None
+        and temperature > decision.max_temperature
+    )
 
 
 def end_user(body: dict[str, Any]) -> tuple[str, ...]:
