@@ -9,6 +9,7 @@ from gateway.core.admission import declined
 from gateway.core.conversation import answer_text
 from gateway.core.plan import Plan
 from gateway.core.types import Reason
+from gateway.core.usage import tokens_used
 from gateway.ports import (
     EntryTooLargeError,
     Quarantine,
@@ -35,16 +36,20 @@ class Admitter:
 
     async def store(self, plan: Plan, result: Any, plain: bytes, scanner: Scanner) -> Reason | None:
         """Store ``plain``, the JSON of ``result``. Return None, or why it was not stored."""
-        reason = declined(plan.partition.endpoint, plan.body, result)
+        allowed = plan.decision.finish_reasons
+        reason = declined(plan.partition.endpoint, plan.body, result, allowed)
         if reason is not None:
             return reason
         if plan.scans:
             try:
-                if await self.scans.scan(scanner, answer_text(result)) is not None:
-                    return Reason.PII
+                found = await self.scans.scan(scanner, answer_text(result))
             except ScanFailedError:
                 return Reason.SCAN_FAULT
-        entry = plan.entry(plain, self.now())
+            if found is not None:
+                if plan.personal is None:
+                    return Reason.PII
+                plan = plan.personal
+        entry = plan.entry(plain, self.now(), tokens=tokens_used(result))
         try:
             await self.entries.put(entry)
         except EntryTooLargeError:

@@ -27,6 +27,7 @@ class Inbound:
     fields: Iterable[tuple[str, str]]
     raw: bytes
     holder: str | None = None
+    method: str = "POST"
 
     @property
     def query(self) -> str:

@@ -41,6 +41,23 @@ class Observation:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
+    _common_sinks: tuple["Sink", ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._common_sinks = self.sinks  # a trace adds one for this request alone
+
+    def of_refresh(self) -> "Observation":
+        """Return the observation of a call of ours that this request gives rise to."""
+        return Observation(
+            self.endpoint,
+            self.clock(),
+            self.clock,
+            self._common_sinks,
+            model=self.model,
+            rule=self.rule,
+            streamed=self.streamed,
+            outcome="refresh",
+        )
 
     def mark_first_token(self) -> None:
         """Note the time at which the first piece of the answer was on its way to the client."""

@@ -8,20 +8,20 @@ bypass, never as an error to the client.
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
-
-import orjson
 
 from gateway.core.canonical import BodyError, parse_body
 from gateway.core.conversation import last_user_text, prompt_text, system_text
-from gateway.core.errors import ClientError, RequestError
+from gateway.core.errors import ClientError, PromptTooLongError, UpstreamError
 from gateway.core.key import Tenant, cache_salt, identify
 from gateway.core.lookup import (
     FetchCandidate,
     Forward,
     Hit,
     LookUpExact,
+    LookUpPersonal,
+    LookUpVariant,
     Refused,
     ScanPrompt,
     SearchSemantic,
@@ -32,8 +32,10 @@ from gateway.core.lookup import (
 )
 from gateway.core.outbound import with_priority, with_salt, without_salt
 from gateway.core.plan import Plan, plan_request
-from gateway.core.render import render_stream
-from gateway.core.status import Forwarded, RefusedStatus
+from gateway.core.prompt_size import prompt_tokens
+from gateway.core.query import METHOD, query_reply_fields
+from gateway.core.rotation import Rotation
+from gateway.core.status import Forwarded, ForwardStatus
 from gateway.core.types import Endpoint, Entry, Reason
 from gateway.core.validation import validate_chat, validate_completion
 from gateway.exchange import Inbound, Reply
@@ -48,8 +50,9 @@ from gateway.ports import (
     StoreError,
     Verifier,
 )
+from gateway.rendering import refuse, render_hit
 from gateway.scanning import ScanFailedError, Scans
-from policies.decide import Decision, RequestFacts
+from policies.decide import Decision, PiiAction, RequestFacts, Scope
 from policies.freshness import parse_directives
 
 log = logging.getLogger(__name__)
@@ -57,8 +60,8 @@ log = logging.getLogger(__name__)
 NEAREST = 4
 """Candidates looked at: a near miss may stand nearer than the question that fits."""
 
-JSON_TYPE = ("Content-Type", "application/json")
-SSE_TYPE = ("Content-Type", "text/event-stream; charset=utf-8")
+_UPSTREAM_FAILED = frozenset({500, 502, 503, 504})
+"""Replies that count as errors for stale-if-error (RFC 5861, 4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,7 @@ class Pipeline:
     now: Callable[[], float]
     salts_caches: bool = False
     """Whether the upstream knows ``cache_salt``, so that the gateway gives it one a tenant."""
+    rotation: Rotation = field(default_factory=Rotation)
 
     async def answer(self, endpoint: Endpoint, inbound: Inbound, seen: Observation) -> Reply:
         """Return the reply to one request. Raises RequestError for faults the client is told."""
@@ -85,13 +89,55 @@ class Pipeline:
         tenant = identify(inbound.headers, inbound.holder)
         decision = _decide(endpoint, body, inbound, tenant, active)
         seen.rule = decision.rule
+        _refuse_long_prompt(endpoint, body, decision)
         state = self._plan(endpoint, body, inbound, active, tenant=tenant, decision=decision)
+        end = await self._looked_up(state, active, seen)
+        if isinstance(end, Refused):
+            return refuse(seen)
+        if isinstance(end, Hit) and end.revalidate is None:
+            reply = render_hit(endpoint, body, end, seen)
+        else:
+            outbound, sent = self._outbound(inbound, body, tenant, decision)
+            exchange = Exchange(endpoint, outbound, sent, _forward(end), active.scanner, seen)
+            if isinstance(end, Hit):
+                self.forwarder.refresh(replace(exchange, seen=seen.of_refresh()))
+                reply = render_hit(endpoint, body, end, seen)
+            else:
+                reply = await self._forwarded(exchange)
+        return reply if inbound.method != METHOD else _to_query(reply, end, decision, seen)
+
+    async def _forwarded(self, exchange: Exchange) -> Reply:
+        """Return the upstream's reply, or the stale answer that stands in for its failure."""
+        state, seen = exchange.state, exchange.seen
+        bypassed = state.status.forwarded is Forwarded.BYPASS
+        seen.outcome = "bypass" if bypassed else "miss"
+        seen.reason = state.status.reason
+        seen.forward = state.status
+        try:
+            reply = await self.forwarder.forward(exchange)
+        except UpstreamError:
+            if state.fallback is None:
+                raise
+        else:
+            if state.fallback is None or reply.status not in _UPSTREAM_FAILED:
+                return reply
+            if reply.resources is not None:
+                await reply.resources.aclose()
+        seen.declined = None
+        return render_hit(exchange.endpoint, exchange.body, state.fallback, seen)
+
+    async def _looked_up(
+        self, state: State, active: ActivePolicy, seen: Observation
+    ) -> Hit | Forward | Refused:
+        """Drive the machine to its end."""
         while True:
             match state:
-                case LookUpExact():
+                case LookUpExact() | LookUpVariant():
                     state = state.next(await self._get(state.plan.key), self.now())
-                case Hit():
-                    return _render(endpoint, body, state, seen)
+                case Hit() | Forward() | Refused():
+                    return state
+                case LookUpPersonal():
+                    state = state.next(await self._get(state.personal.key), self.now())
                 case ScanPrompt():
                     state = await self._scan(state, active)
                 case SearchSemantic():
@@ -100,16 +146,6 @@ class Pipeline:
                     state = state.next(await self._get(state.key, indexed=True), self.now())
                 case VerifyCandidate():
                     state = state.next(await self.verifier.refusal(state.asked, state.stored))
-                case Refused():
-                    return _refuse(seen)
-                case Forward():
-                    bypassed = state.status.forwarded is Forwarded.BYPASS
-                    seen.outcome = "bypass" if bypassed else "miss"
-                    seen.reason = state.status.reason
-                    seen.forward = state.status
-                    inbound, body = self._outbound(inbound, body, tenant, decision)
-                    exchange = Exchange(endpoint, inbound, body, state, active.scanner, seen)
-                    return await self.forwarder.forward(exchange)
                 case _:
                     assert_never(state)
 
@@ -135,7 +171,9 @@ class Pipeline:
             pii_identity=active.pii_identities[decision.pii],
             directives=directives,
         )
-        return bypass(plan, directives) if isinstance(plan, Reason) else start(plan)
+        if isinstance(plan, Reason):
+            return bypass(plan, directives)
+        return start(plan, self.rotation.draw(plan.key) if plan.variants > 1 else 0)
 
     def _outbound(
         self, inbound: Inbound, body: dict[str, Any], tenant: Tenant, decision: Decision
@@ -218,35 +256,26 @@ def _parse(endpoint: Endpoint, raw: bytes) -> dict[str, Any]:
     return body
 
 
-def _render(endpoint: Endpoint, body: dict[str, Any], hit: Hit, seen: Observation) -> Reply:
-    seen.outcome = "hit"
-    seen.reason = hit.status.reason
-    seen.status = 200
-    headers = (
-        ("Cache-Status", hit.status.header()),
-        ("Age", str(hit.age)),
-        ("Refrain-Entry", hit.entry.key.hex()),
-    )
-    if not seen.streamed:
-        return Reply(200, (JSON_TYPE, *headers), hit.entry.result)
-    options = body.get("stream_options") or {}
-    stream = render_stream(
-        endpoint,
-        orjson.loads(hit.entry.result),
-        include_usage=options.get("include_usage") is True,
-    )
-    return Reply(200, (SSE_TYPE, *headers), stream)
+def _refuse_long_prompt(endpoint: Endpoint, body: dict[str, Any], decision: Decision) -> None:
+    most = decision.max_prompt_tokens
+    if most is not None and (tokens := prompt_tokens(endpoint, body)) > most:
+        param = next(name for name in ("messages", "prompt", "input") if name in body)
+        raise PromptTooLongError(tokens, most, param)
 
 
-def _refuse(seen: Observation) -> Reply:
-    seen.outcome = "refused"
-    seen.reason = Reason.ONLY_IF_CACHED
-    seen.status = 504
-    error = RequestError(
-        504,
-        "No stored answer fits, and the request asked for a stored answer only.",
-        kind="cache_error",
-        code=Reason.ONLY_IF_CACHED.value,
+def _forward(end: Hit | Forward) -> Forward:
+    """Return how a request goes on to the upstream, be it only to revalidate."""
+    return (
+        end if isinstance(end, Forward) else Forward(ForwardStatus(Forwarded.STALE), end.revalidate)
     )
-    header = RefusedStatus(Reason.ONLY_IF_CACHED).header()
-    return Reply(504, (JSON_TYPE, ("Cache-Status", header)), orjson.dumps(error.body()))
+
+
+def _to_query(reply: Reply, end: Hit | Forward, decision: Decision, seen: Observation) -> Reply:
+    """Add what caches on the way need to know of a reply to QUERY."""
+    lifetime: float | None = None
+    if isinstance(end, Hit):
+        lifetime = end.age + end.status.ttl
+    elif seen.stored:
+        lifetime = decision.lifetime * (1 - decision.jitter)
+    public = decision.scope is Scope.PUBLIC and decision.pii is not PiiAction.USER
+    return replace(reply, headers=query_reply_fields(reply.headers, lifetime, public=public))

@@ -14,7 +14,7 @@ _LONGEST = 2**31
 """Seconds; a cache reads larger numbers as this (RFC 9111, 1.2.2)."""
 _WHITE_SPACE = " \t\r\n"
 _JITTER_BYTES = 8
-_JITTER_SPAN = 2 ** (8 * _JITTER_BYTES)
+_JITTER_SPAN = 1 << 8 * _JITTER_BYTES
 
 
 @dataclass(frozen=True, slots=True)

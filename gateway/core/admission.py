@@ -1,13 +1,22 @@
 """May this answer be stored? Only what ended cleanly, in full, and can be rendered again."""
 
+from collections.abc import Container
 from typing import Any
 
 import orjson
 
 from gateway.core.types import Endpoint, Reason
+from policies.decide import CLEAN_FINISH_REASONS
+
+_CUT_OFF = {"length": Reason.TRUNCATED, "content_filter": Reason.FILTERED}
 
 
-def declined(endpoint: Endpoint, body: dict[str, Any], result: Any) -> Reason | None:
+def declined(
+    endpoint: Endpoint,
+    body: dict[str, Any],
+    result: Any,
+    finish_reasons: Container[str] = CLEAN_FINISH_REASONS,
+) -> Reason | None:
     """Return why a complete result for a request is not stored, or None when it may be."""
     if not isinstance(result, dict) or not isinstance(result.get("choices"), list):
         return Reason.UNKNOWN_SHAPE
@@ -19,11 +28,16 @@ def declined(endpoint: Endpoint, body: dict[str, Any], result: Any) -> Reason | 
     for place, choice in enumerate(choices):
         if not isinstance(choice, dict) or choice.get("index") != place:
             return Reason.UNKNOWN_SHAPE
-        if choice.get("finish_reason") != "stop":
+        finish = choice.get("finish_reason")
+        if not isinstance(finish, str):
             return Reason.FINISH_REASON
+        if finish not in finish_reasons:
+            return _CUT_OFF.get(finish, Reason.FINISH_REASON)
         reason = _declined_chat(choice) if endpoint is Endpoint.CHAT else _declined_text(choice)
         if reason is not None:
             return reason
+        if _asks_for_json(body) and not _is_json(_said(endpoint, choice)):
+            return Reason.INVALID_JSON
     return None if _can_be_printed(result) else Reason.UNKNOWN_SHAPE
 
 
@@ -36,13 +50,45 @@ def _can_be_printed(result: dict[str, Any]) -> bool:
 
 
 def _declined_chat(choice: dict[str, Any]) -> Reason | None:
-    match choice.get("message"):
-        case {"content": str(content)} if content:
-            return None
-        case {"content": str() | None} | {"refusal": _}:
-            return Reason.EMPTY
+    message = choice.get("message")
+    if not isinstance(message, dict) or message.get("audio") is not None:
+        return Reason.UNKNOWN_SHAPE
+    content = message.get("content")
+    if content is not None and not isinstance(content, str):
+        return Reason.UNKNOWN_SHAPE
+    if message.get("refusal"):
+        return Reason.REFUSAL
+    calls = message.get("tool_calls")
+    if calls is not None and not isinstance(calls, list):
+        return Reason.UNKNOWN_SHAPE
+    for call in calls or ():
+        reason = _declined_call(call)
+        if reason is not None:
+            return reason
+    function = message.get("function_call")
+    if function is not None and (reason := _declined_function(function)) is not None:
+        return reason
+    if content or calls or function is not None:
+        return None
+    return Reason.EMPTY if "content" in message or "refusal" in message else Reason.UNKNOWN_SHAPE
+
+
+def _declined_call(call: Any) -> Reason | None:
+    match call:
+        case {"type": "custom", "custom": {"name": str(), "input": str()}}:
+            return None  # free text, whatever it holds
+        case {"type": "function", "function": function}:
+            return _declined_function(function)
         case _:
-            return Reason.UNKNOWN_SHAPE
+            return Reason.INVALID_TOOL_CALL
+
+
+def _declined_function(function: Any) -> Reason | None:
+    match function:
+        case {"name": str(name), "arguments": str(arguments)} if name and _is_json(arguments):
+            return None
+        case _:
+            return Reason.INVALID_TOOL_CALL
 
 
 def _declined_text(choice: dict[str, Any]) -> Reason | None:
@@ -53,6 +99,31 @@ def _declined_text(choice: dict[str, Any]) -> Reason | None:
             return Reason.EMPTY
         case _:
             return Reason.UNKNOWN_SHAPE
+
+
+def _said(endpoint: Endpoint, choice: dict[str, Any]) -> str | None:
+    """Return the text of a choice, or None where it has none but calls tools instead."""
+    text = choice["message"].get("content") if endpoint is Endpoint.CHAT else choice["text"]
+    return text or None
+
+
+def _asks_for_json(body: dict[str, Any]) -> bool:
+    match body.get("response_format"):
+        case {"type": "json_object" | "json_schema"}:
+            return True
+        case _:
+            return False
+
+
+def _is_json(text: str | None) -> bool:
+    """Tell whether the text, where there is any, is JSON."""
+    if text is None:
+        return True
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return False
+    return True
 
 
 def _expected_choices(endpoint: Endpoint, body: dict[str, Any]) -> int:

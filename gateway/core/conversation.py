@@ -10,6 +10,10 @@ _NO_PROSE = frozenset({"id", "object", "model", "system_fingerprint", "service_t
 """Fields of a result that hold names, which would only be mistaken for numbers of people."""
 
 
+_PROSE = ("text", "refusal")
+"""Types of content parts that are text."""
+
+
 def _single_text(content: Any) -> str | None:
     """Return the text of a message's content, or None where it is more than one piece of text."""
     match content:
@@ -61,14 +65,22 @@ def semantic_question(endpoint: Endpoint, body: dict[str, Any]) -> str | None:
     """Return the text to look up by meaning, or None where only exact lookup is sound.
 
     That is a chat whose last message is the user's and plain text. With tools the answer may be
-    an action, and a completion's prompt is text to go on with, not a question.
+    an action, and a completion's prompt is text to go on with, not a question. What tools returned,
+    images, sounds and files hold the particulars that a question is about, wherever they stand.
     """
     if endpoint is not Endpoint.CHAT or body.get("tools") or body.get("functions"):
         return None
-    last = body["messages"][-1]
-    if last["role"] != "user":
+    *earlier, last = body["messages"]
+    if last["role"] != "user" or any(map(_holds_particulars, earlier)):
         return None
     return _single_text(last.get("content"))
+
+
+def _holds_particulars(message: dict[str, Any]) -> bool:
+    if message["role"] in ("tool", "function"):
+        return True
+    content = message.get("content")
+    return isinstance(content, list) and any(part.get("type") not in _PROSE for part in content)
 
 
 def without_question(body: dict[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,21 @@ class RequestError(Exception):
 class ClientError(RequestError):
     """The request is at fault; nothing was forwarded."""
 
+    reason = Reason.INVALID_REQUEST
+
+
+class PromptTooLongError(ClientError):
+    """The prompt is longer than the policy's rule lets it be."""
+
+    reason = Reason.PROMPT_TOO_LONG
+
+    def __init__(self, tokens: int, most: int, param: str) -> None:
+        message = (
+            f"This prompt is too long: about {tokens} tokens, and at most {most} are allowed here. "
+            "Please shorten it."
+        )
+        super().__init__(400, message, param=param, code="prompt_too_long")
+
 
 class UpstreamError(RequestError):
     """The upstream could not be reached, did not answer in time, or broke off."""

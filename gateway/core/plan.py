@@ -37,7 +37,7 @@ class Plan:
 
     @lazy
     def personal(self) -> "Plan | None":
-        """The same request wholly within its end user's own scope, where that is another one."""
+        """Plan of the same request wholly within its end user's scope, where that is another."""
         if self.personal_partition is None:
             return None
         decision = replace(self.decision, scope=Scope.USER)

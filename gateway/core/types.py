@@ -56,6 +56,7 @@ class Reason(StrEnum):
     FINISH_REASON = "finish-reason"
     INVALID_JSON = "invalid-json"
     INVALID_TOOL_CALL = "invalid-tool-call"
+    REFUSAL = "refusal"
     EMPTY = "empty"
     UNKNOWN_SHAPE = "unknown-shape"
     TOO_LARGE = "too-large"

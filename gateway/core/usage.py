@@ -26,3 +26,16 @@ def ask_for_usage(body: dict[str, Any], raw: bytes) -> tuple[bytes, bool]:
         return orjson.dumps(asked), True
     except TypeError:  # an integer of more than 64 bits
         return json.dumps(asked).encode(), True
+
+
+def tokens_used(result: dict[str, Any]) -> int:
+    """Return what a complete result cost, prompt and answer, by its usage; 0 where it says none."""
+    match result.get("usage"):
+        case {"prompt_tokens": int(prompt), "completion_tokens": int(completion)}:
+            return max(0, prompt) + max(0, completion)
+        case {"input_tokens": int(prompt), "output_tokens": int(completion)}:
+            return max(0, prompt) + max(0, completion)
+        case {"prompt_tokens": int(prompt)}:  # embeddings
+            return max(0, prompt)
+        case _:
+            return 0
