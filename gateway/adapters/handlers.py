@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from http import HTTPStatus
 from typing import Any
 
 import orjson
@@ -13,10 +14,11 @@ from multidict import CIMultiDict
 from gateway.adapters.key_file import Access
 from gateway.adapters.pass_through import PassThrough
 from gateway.adapters.readiness import Readiness
+from gateway.core import query
 from gateway.core.access import UnauthorizedError
 from gateway.core.errors import ClientError, RequestError, UpstreamError, error_body
 from gateway.core.headers import folded
-from gateway.core.status import RefusedStatus
+from gateway.core.status import Forwarded, ForwardStatus, RefusedStatus
 from gateway.core.types import Endpoint, Reason
 from gateway.exchange import Inbound, Reply
 from gateway.observation import Observation
@@ -63,7 +65,10 @@ class Handlers:
         """Register every path the gateway answers."""
         router = app.router
         for endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS):
-            router.add_post(endpoint.value, self._observed(endpoint.value, self._cached(endpoint)))
+            handler = self._observed(endpoint.value, self._cached(endpoint))
+            router.add_post(endpoint.value, handler)
+            router.add_route(query.METHOD, endpoint.value, handler)
+            router.add_route("OPTIONS", endpoint.value, self._observed("/v1/*", self._options))
         router.add_get("/healthz", _healthz)
         router.add_get("/readyz", self._readyz)
         router.add_get("/metrics", self._metrics_page)
@@ -93,7 +98,8 @@ class Handlers:
                 log.exception("a request failed")
                 seen.outcome, seen.reason, seen.status = "error", Reason.INTERNAL, 500
                 message = "The gateway had an internal error while processing your request."
-                return _json(500, error_body(message, "server_error", None, Reason.INTERNAL.value))
+                body = error_body(message, "server_error", None, Reason.INTERNAL.value)
+                return _json(500, body, RefusedStatus(Reason.INTERNAL).header())
             finally:
                 seen.finish()
 
@@ -110,12 +116,15 @@ class Handlers:
         self, endpoint: Endpoint
     ) -> Callable[[web.Request, Observation], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request, seen: Observation) -> web.StreamResponse:
+            if request.method == query.METHOD:
+                _refuse_odd_query(request)
             inbound = Inbound(
                 target=request.path_qs,
                 headers=folded(request.headers.items()),
                 fields=request.headers.items(),
                 raw=await self._read(request),
                 holder=request.get(HOLDER),
+                method=request.method,
             )
             seen.request_bytes = len(inbound.raw)
             reply = await self._pipeline.answer(endpoint, inbound, seen)
@@ -129,6 +138,13 @@ class Handlers:
                 return await self._stream(request, reply, reply.body, seen)
 
         return handle
+
+    async def _options(self, request: web.Request, seen: Observation) -> web.StreamResponse:
+        """Say which methods there are; what a browser asks before its request is the upstream's."""
+        if "Access-Control-Request-Method" in request.headers:
+            return await self._pass_through.handle(request, seen)
+        seen.outcome, seen.status = "pass", 204
+        return web.Response(status=204, headers=CIMultiDict((query.ALLOWED, query.ACCEPTED)))
 
     async def _read(self, request: web.Request) -> bytes:
         try:
@@ -182,24 +198,31 @@ def _abort(request: web.BaseRequest) -> None:
         request.transport.abort()
 
 
-def _json(status: int, value: dict[str, Any]) -> web.Response:
-    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")
+def _refuse_odd_query(request: web.Request) -> None:
+    refusal = query.query_refusal(request.headers.get("Content-Type", ""))
+    if refusal is not None:
+        raise ClientError(*refusal, code="unsupported_media_type")
+
+
+def _json(status: int, value: dict[str, Any], cache_status: str | None = None) -> web.Response:
+    headers = {"Cache-Status": cache_status} if cache_status is not None else None
+    body = orjson.dumps(value)
+    return web.Response(body=body, status=status, content_type="application/json", headers=headers)
 
 
 def _refused(error: RequestError, seen: Observation) -> web.Response:
-    response = _json(error.status, error.body())
     seen.status = error.status
     if isinstance(error, UpstreamError):
-        if seen.forward is not None:
-            response.headers["Cache-Status"] = seen.forward.header(declined=error.reason)
+        forward = seen.forward or ForwardStatus(Forwarded.BYPASS)
         seen.outcome, seen.reason = "error", error.reason
-    else:
-        unauthorized = isinstance(error, UnauthorizedError)
-        reason = Reason.UNAUTHORIZED if unauthorized else Reason.INVALID_REQUEST
-        seen.outcome, seen.reason = "invalid", reason
-        response.headers["Cache-Status"] = RefusedStatus(reason).header()
-        if unauthorized:
-            response.headers["WWW-Authenticate"] = "Bearer"
+        return _json(error.status, error.body(), forward.header(declined=error.reason))
+    reason = error.reason if isinstance(error, ClientError) else Reason.INVALID_REQUEST
+    seen.outcome, seen.reason = "invalid", reason
+    response = _json(error.status, error.body(), RefusedStatus(reason).header())
+    if isinstance(error, UnauthorizedError):
+        response.headers["WWW-Authenticate"] = "Bearer"
+    if error.status == HTTPStatus.UNSUPPORTED_MEDIA_TYPE:
+        response.headers.add(*query.ACCEPTED)
     return response
 
 
@@ -209,4 +232,5 @@ async def _healthz(_request: web.Request) -> web.Response:
 
 async def _not_found(request: web.Request) -> web.Response:
     message = f"Unknown request URL: {request.method} {request.path}."
-    return _json(404, error_body(message, "invalid_request_error", None, "unknown_url"))
+    body = error_body(message, "invalid_request_error", None, "unknown_url")
+    return _json(404, body, RefusedStatus(Reason.INVALID_REQUEST).header())

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from http import HTTPStatus
 from urllib.parse import unquote
 
 from aiohttp import ClientResponse, web
@@ -11,11 +12,15 @@ from gateway.adapters.upstream_http import HttpUpstream
 from gateway.core.errors import ClientError, UpstreamError
 from gateway.core.headers import Fields, end_to_end, request_fields, without
 from gateway.core.outbound import with_priority
-from gateway.core.types import Reason
+from gateway.core.query import allowing_query
+from gateway.core.status import Forwarded, ForwardStatus, joined
+from gateway.core.types import Endpoint, Reason
 from gateway.observation import Observation
 from policies.decide import Priority
 
 log = logging.getLogger(__name__)
+
+_CACHED = frozenset(endpoint.value for endpoint in Endpoint)
 
 
 class PassThrough:
@@ -65,7 +70,7 @@ class PassThrough:
         self, request: web.Request, upstream: ClientResponse, seen: Observation
     ) -> web.StreamResponse:
         response = web.StreamResponse(status=upstream.status, reason=upstream.reason)
-        for name, value in without(end_to_end(upstream.headers.items()), "content-length"):
+        for name, value in _reply_fields(request, upstream):
             response.headers.add(name, value)
         response.content_length = upstream.content_length
         try:
@@ -85,6 +90,15 @@ class PassThrough:
             if request.transport is not None:
                 request.transport.abort()
         return response
+
+
+def _reply_fields(request: web.Request, upstream: ClientResponse) -> Fields:
+    fields = end_to_end(upstream.headers.items())
+    theirs = ", ".join(value for name, value in fields if name.lower() == "cache-status")
+    fields = without(fields, "content-length", "cache-status")
+    if upstream.status == HTTPStatus.METHOD_NOT_ALLOWED and request.path in _CACHED:
+        fields = allowing_query(fields)
+    return (*fields, ("Cache-Status", joined(theirs, ForwardStatus(Forwarded.BYPASS).header())))
 
 
 def _fields(request: web.Request, seen: Observation) -> Fields:

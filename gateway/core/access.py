@@ -11,7 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.core.errors import RequestError
+from gateway.core.errors import ClientError
+from gateway.core.types import Reason
 
 CREDENTIALS = ("authorization", "api-key", "x-api-key")
 """Headers in which clients send a key, in lower case."""
@@ -27,8 +28,10 @@ class KeyRingError(ValueError):
     """The text is no list of keys; a line for each problem, with file and line."""
 
 
-class UnauthorizedError(RequestError):
+class UnauthorizedError(ClientError):
     """The request bears no key that may be used here."""
+
+    reason = Reason.UNAUTHORIZED
 
     def __init__(self, message: str) -> None:
         super().__init__(401, message, code="invalid_api_key")

@@ -68,6 +68,9 @@ def _declined_chat(choice: dict[str, Any]) -> Reason | None:
     function = message.get("function_call")
     if function is not None and (reason := _declined_function(function)) is not None:
         return reason
+    promised = {"tool_calls": calls, "function_call": function}
+    if not promised.get(choice["finish_reason"], True):
+        return Reason.INVALID_TOOL_CALL
     if content or calls or function is not None:
         return None
     return Reason.EMPTY if "content" in message or "refusal" in message else Reason.UNKNOWN_SHAPE

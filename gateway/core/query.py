@@ -8,6 +8,7 @@ from gateway.core.headers import Fields, without
 
 METHOD = "QUERY"
 ACCEPTED = ("Accept-Query", "application/json")
+ALLOWED = ("Allow", "OPTIONS, POST, QUERY")
 
 _WHO = "Authorization, api-key, x-api-key, OpenAI-Organization, OpenAI-Project"
 """Request headers that say whose answer it is."""
@@ -33,3 +34,10 @@ def query_refusal(content_type: str) -> tuple[int, str] | None:
     if content_type.partition(";")[0].strip().lower() != "application/json":
         return 415, "A QUERY request must be of the Content-Type application/json."
     return None
+
+
+def allowing_query(fields: Fields) -> Fields:
+    """Return the headers of an upstream's 405 with the method that is offered beside its own."""
+    allowed = [value for name, value in fields if name.lower() == "allow" and value.strip()]
+    rest = without(fields, "allow", ACCEPTED[0].lower())
+    return (*rest, ("Allow", ", ".join([*allowed, METHOD])), ACCEPTED)

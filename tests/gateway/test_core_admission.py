@@ -35,13 +35,116 @@ def test_what_ended_with_stop_may_be_stored():
 
 
 @pytest.mark.parametrize(
-    "finish",
-    ["length", "content_filter", "tool_calls", "function_call", "error", "", None, 5, True],
+    ("finish", "reason"),
+    [
+        ("length", Reason.TRUNCATED),
+        ("content_filter", Reason.FILTERED),
+        ("error", Reason.FINISH_REASON),
+        ("Stop", Reason.FINISH_REASON),
+        ("", Reason.FINISH_REASON),
+        (None, Reason.FINISH_REASON),
+        (5, Reason.FINISH_REASON),
+        (True, Reason.FINISH_REASON),
+        ([], Reason.FINISH_REASON),
+    ],
 )
-def test_any_other_end_is_declined(finish):
-    assert judge(said(finish=finish)) is Reason.FINISH_REASON
-    assert judge_text(written(finish=finish)) is Reason.FINISH_REASON
-    assert judge(said(), said(index=1, finish=finish), n=2) is Reason.FINISH_REASON
+def test_any_other_end_is_declined(finish, reason):
+    assert judge(said(finish=finish)) is reason
+    assert judge_text(written(finish=finish)) is reason
+    assert judge(said(), said(index=1, finish=finish), n=2) is reason
+
+
+@pytest.mark.parametrize(
+    ("allowed", "finish", "reason"),
+    [
+        ({"stop", "length"}, "length", None),
+        ({"length"}, "stop", Reason.FINISH_REASON),
+        ({"stop", "content_filter"}, "content_filter", None),
+        ({"stop"}, "tool_calls", Reason.FINISH_REASON),
+        ({"stop", "eos"}, "eos", None),
+        (set(), "stop", Reason.FINISH_REASON),
+    ],
+)
+def test_the_rule_says_which_ends_are_stored(allowed, finish, reason):
+    result = {"choices": [said(finish=finish)]}
+    assert declined(CHAT, {}, result, frozenset(allowed)) is reason
+
+
+def calls(*arguments, finish="tool_calls", content=None, **changes):
+    made = [
+        {"id": "c", "type": "function", "function": {"name": "f", "arguments": text}, **changes}
+        for text in arguments
+    ]
+    return said(content, finish=finish, tool_calls=made)
+
+
+@pytest.mark.parametrize("finish", ["tool_calls", "stop"])  # "stop" where the tool was forced
+@pytest.mark.parametrize("content", [None, "", "Let me look."])
+def test_tool_calls_may_be_stored(finish, content):
+    assert judge(calls("{}", '{"a": [1, 2]}', finish=finish, content=content)) is None
+
+
+def test_calls_in_the_older_form_and_custom_tools_may_be_stored():
+    function = {"name": "f", "arguments": "{}"}
+    assert judge(said(None, finish="function_call", function_call=function)) is None
+    custom = {"id": "c", "type": "custom", "custom": {"name": "sh", "input": "ls {"}}
+    assert judge(said(None, finish="tool_calls", tool_calls=[custom])) is None
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        calls(""),
+        calls('{"a": '),
+        calls("{}", "{'a': 1}"),
+        calls("NaN"),
+        calls("{}", finish="stop", content="ok", type="made_up"),
+        calls({"a": 1}),
+        calls("{}", function={"name": "", "arguments": "{}"}),
+        calls("{}", function={"arguments": "{}"}),
+        said(None, finish="tool_calls", tool_calls=["f"]),
+        said("text", finish="tool_calls"),
+        said("text", finish="tool_calls", tool_calls=[]),
+        said("text", finish="function_call"),
+        said(None, finish="function_call", function_call={"name": "f", "arguments": "{"}),
+        said(None, finish="stop", function_call="f"),
+    ],
+)
+def test_a_tool_call_that_cannot_be_read_is_declined(choice):
+    assert judge(choice) is Reason.INVALID_TOOL_CALL
+    assert judge(said(), {**choice, "index": 1}, n=2) is Reason.INVALID_TOOL_CALL
+
+
+JSON_FORMATS = [
+    {"type": "json_object"},
+    {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}},
+]
+
+
+@pytest.mark.parametrize("response_format", JSON_FORMATS)
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ('{"a": 1}', None),
+        ("[]", None),
+        ('{"a": 1', Reason.INVALID_JSON),
+        ('```json\n{"a": 1}\n```', Reason.INVALID_JSON),
+        ("Sure!", Reason.INVALID_JSON),
+        (" ", Reason.INVALID_JSON),
+    ],
+)
+def test_where_json_was_asked_for_the_answer_must_be_json(response_format, content, reason):
+    assert judge(said(content), response_format=response_format) is reason
+    assert judge_text(written(content), response_format=response_format) is reason
+
+
+@pytest.mark.parametrize("response_format", [None, {"type": "text"}, {}, {"type": 5}])
+def test_where_json_was_not_asked_for_any_text_will_do(response_format):
+    assert judge(said("Sure!"), response_format=response_format) is None
+
+
+def test_a_tool_call_needs_no_json_beside_its_arguments():
+    assert judge(calls("{}"), response_format={"type": "json_object"}) is None
 
 
 def test_a_missing_finish_reason_is_declined():
@@ -53,9 +156,13 @@ def test_a_missing_finish_reason_is_declined():
 @pytest.mark.parametrize("content", ["", None])
 def test_nothing_said_is_declined(content):
     assert judge(said(content)) is Reason.EMPTY
-    assert judge(said(content, refusal="No.")) is Reason.EMPTY
-    assert judge(said(content, tool_calls=[{"id": "a"}])) is Reason.EMPTY
+    assert judge(said(content, refusal=None, tool_calls=[])) is Reason.EMPTY
     assert judge(said("a"), said(content, 1), n=2) is Reason.EMPTY
+
+
+@pytest.mark.parametrize("content", ["", None, "I cannot."])
+def test_a_refusal_is_declined(content):
+    assert judge(said(content, refusal="No.")) is Reason.REFUSAL
 
 
 def test_no_choices_is_declined():
@@ -85,6 +192,8 @@ def test_no_choices_is_declined():
         {"choices": [{**said(), "message": "a"}]},
         {"choices": [said(content=[{"type": "text", "text": "a"}])]},
         {"choices": [said(content=5)]},
+        {"choices": [said(content=None, audio={"id": "a"})]},
+        {"choices": [said(content=None, tool_calls={})]},
         {"choices": [{"index": 0, "finish_reason": "stop", "text": "a"}]},
     ],
 )

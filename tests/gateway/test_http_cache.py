@@ -212,8 +212,8 @@ async def test_a_stream_that_did_not_end_cleanly_is_not_stored(
 @pytest.mark.parametrize(
     ("result", "reason"),
     [
-        (completion("a", finish_reason="length"), "finish-reason"),
-        (completion("a", finish_reason="content_filter"), "finish-reason"),
+        (completion("a", finish_reason="length"), "truncated"),
+        (completion("a", finish_reason="content_filter"), "filtered"),
         (completion("", finish_reason="stop"), "empty"),
         (completion("a", choices=[]), "empty"),
         ({"unexpected": True}, "unknown-shape"),
