@@ -20,7 +20,7 @@ from gateway.adapters.store_memory import MemoryStore
 from gateway.adapters.store_sqlite import SqliteStore
 from gateway.adapters.store_tiered import ColdStore, News, TieredStore
 from gateway.forgetting import Vault
-from gateway.ports import Store
+from gateway.ports import ScopeKeys, Store
 from gateway.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ DISK_WRITE_SECONDS = 2.0
 """A busy disk takes its time now and then, and that is no reason to stop using it."""
 
 REDIS_SECONDS = 0.05
+SCOPE_KEYS = "scope-keys.sqlite3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ def open_store(settings: Settings, environment: Mapping[str, str]) -> Entries:
         return Entries(MemoryStore(max_bytes=settings.memory_bytes), None, _unguarded("memory"))
     if settings.store == "disk":
         file = SqliteStore(settings.data_dir / "entries.sqlite3", max_bytes=settings.store_bytes)
-        cold, vault = _sealed(file, settings, environment)
+        keys = SqliteScopeKeys(settings.data_dir / SCOPE_KEYS, clock=time.time)
+        cold, vault = _sealed(file, keys, settings, environment)
         disk = GuardedStore(cold, read_seconds=DISK_READ_SECONDS, write_seconds=DISK_WRITE_SECONDS)
         hot = settings.workers == 1
         store = _tiered(settings, disk) if hot else disk
@@ -60,6 +62,7 @@ def open_store(settings: Settings, environment: Mapping[str, str]) -> Entries:
 
 def _open_redis(settings: Settings, environment: Mapping[str, str]) -> Entries:
     # Costs half a second to import.
+    from gateway.adapters.scope_keys_redis import RedisScopeKeys  # noqa: PLC0415
     from gateway.adapters.store_redis import RedisStore  # noqa: PLC0415
 
     redis = RedisStore(
@@ -72,7 +75,8 @@ def _open_redis(settings: Settings, environment: Mapping[str, str]) -> Entries:
             "REFRAIN_SECRET is not given: entries in Redis are found only by gateways that share "
             "this data directory's secret"
         )
-    cold, vault = _sealed(redis, settings, environment)
+    keys = RedisScopeKeys(redis.link, clock=time.time)
+    cold, vault = _sealed(redis, keys, settings, environment)
     guarded = GuardedStore(cold, read_seconds=REDIS_SECONDS, write_seconds=REDIS_SECONDS)
     return Entries(_tiered(settings, guarded, redis.news), vault, _guarded("redis", guarded))
 
@@ -92,11 +96,14 @@ def _unguarded(kind: str) -> Callable[[], dict[str, Any]]:
 
 
 def _sealed(
-    store: ColdStore, settings: Settings, environment: Mapping[str, str]
+    store: ColdStore,
+    keys: ScopeKeys,
+    settings: Settings,
+    environment: Mapping[str, str],
 ) -> tuple[ColdStore, Vault | None]:
     """Put encryption around what lasts, where master keys are given. Raises SecretError."""
     given = secret_setting(environment, "ENCRYPTION_KEYS")
-    path = settings.data_dir / "scope-keys.sqlite3"
+    path = settings.data_dir / SCOPE_KEYS
     if given is None:
         if path.exists():
             log.warning(
@@ -118,5 +125,5 @@ def _sealed(
         masters.first.name,
         "".join(f", {key.name} is read" for key in masters.rest),
     )
-    sealed = SealedStore(store, masters, SqliteScopeKeys(path, clock=time.time), clock=time.time)
+    sealed = SealedStore(store, masters, keys, clock=time.time)
     return sealed, sealed

@@ -179,6 +179,11 @@ class RedisStore:
         entries, size = (sum(column) for column in zip(*self._totals, strict=True))
         return StoreStats(entries, size, self._evictions)
 
+    @property
+    def link(self) -> RedisLink:
+        """The way to this Redis, for what belongs to its entries; closed with the store."""
+        return self._link
+
     async def close(self) -> None:
         """Finish what is under way and close the connections."""
         if self._closed:

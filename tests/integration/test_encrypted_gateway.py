@@ -1,0 +1,97 @@
+"""The gateway with encryption on, as configured by its environment, over disk and Redis."""
+
+import orjson
+import pytest
+from redis.asyncio import Redis
+
+from gateway.adapters.secret import SecretError
+from running_redis import RunningRedis
+
+OLD = "2026a:" + "A" * 43 + "="
+NEW = "2026b:" + "B" * 42 + "A="
+QUESTION = "canary-question"
+ANSWER = b"You asked: canary-question"
+
+
+def on_disk(folder):
+    return b"".join(path.read_bytes() for path in folder.iterdir() if path.is_file())
+
+
+async def test_entries_are_encrypted_on_disk_and_keys_rotate(
+    start_gateway, monkeypatch, tmp_path, upstream
+):
+    monkeypatch.setenv("REFRAIN_ENCRYPTION_KEYS", OLD)
+    gateway = await start_gateway()
+    assert "stored" in (await gateway.ask(QUESTION)).cache
+    assert b"canary" not in on_disk(gateway.data_dir)
+    await gateway.stop()
+    file = tmp_path / "keys"
+    file.write_text(f"{NEW}\n{OLD}\n")
+    monkeypatch.delenv("REFRAIN_ENCRYPTION_KEYS")
+    monkeypatch.setenv("REFRAIN_ENCRYPTION_KEYS_FILE", str(file))
+    gateway = await start_gateway()
+    assert "hit" in (await gateway.ask(QUESTION)).cache
+    await gateway.stop()
+    file.write_text(NEW)
+    gateway = await start_gateway()
+    assert "stored" in (await gateway.ask(QUESTION)).cache
+    assert b"canary" not in on_disk(gateway.data_dir)
+
+
+async def test_without_encryption_the_file_holds_the_answer(start_gateway):
+    gateway = await start_gateway()
+    await gateway.ask(QUESTION)
+    assert ANSWER in on_disk(gateway.data_dir)
+
+
+async def test_encryption_switched_off_is_told_and_what_is_encrypted_is_a_miss(
+    start_gateway, monkeypatch, caplog
+):
+    monkeypatch.setenv("REFRAIN_ENCRYPTION_KEYS", OLD)
+    gateway = await start_gateway()
+    await gateway.ask(QUESTION)
+    await gateway.stop()
+    monkeypatch.delenv("REFRAIN_ENCRYPTION_KEYS")
+    gateway = await start_gateway()
+    assert [each.levelname for each in caplog.records if "scope-keys" in each.getMessage()] == [
+        "WARNING"
+    ]
+    assert "stored" in (await gateway.ask(QUESTION)).cache
+    assert "hit" in (await gateway.ask(QUESTION)).cache
+
+
+async def test_a_master_key_that_is_none_stops_the_start_without_being_shown(
+    start_gateway, monkeypatch
+):
+    monkeypatch.setenv("REFRAIN_ENCRYPTION_KEYS", "2026a:c2VjcmV0LWNhbmFyeQ==")
+    with pytest.raises(SecretError, match=r"REFRAIN_ENCRYPTION_KEYS: item 1 \(2026a\)") as raised:
+        await start_gateway()
+    assert "c2Vj" not in str(raised.value)
+
+
+async def test_entries_are_encrypted_in_redis_and_a_scope_can_be_forgotten(
+    start_gateway, monkeypatch, tmp_path
+):
+    server = RunningRedis(tmp_path / "redis", rdbcompression="no")
+    server.start()
+    try:
+        monkeypatch.setenv("REFRAIN_ENCRYPTION_KEYS", OLD)
+        one = await start_gateway(store=server.url)
+        two = await start_gateway(store=server.url)
+        assert "stored" in (await one.ask(QUESTION)).cache
+        assert "hit" in (await two.ask(QUESTION)).cache
+        async with Redis.from_url(server.url) as redis:
+            everything = [(name, await redis.dump(name) or b"") async for name in redis.scan_iter()]
+            assert not any(b"canary" in name + value for name, value in everything)
+            assert any(name.startswith(b"refrain:1:scope:") for name, _ in everything)
+        listed = (await one.get("/admin/entries")).json["entries"]
+        order = orjson.dumps({"scope": listed[0]["scope"], "dry_run": False})
+        asked = await one.post("/admin/forget", order)
+        assert asked.status == 200, asked.raw
+        async with Redis.from_url(server.url) as redis:
+            assert await redis.keys("refrain:1:scope:*") == []
+        # The other one's memory hears of it; its next answer is a new one.
+        while "hit" in (await two.ask(QUESTION)).cache:
+            pass
+    finally:
+        server.kill()
