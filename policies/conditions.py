@@ -7,16 +7,18 @@ handed over as bytes, so that a lone surrogate cannot raise.
 import hashlib
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import re2
 
-from policies.decide import Condition, RequestFacts
+from policies.decide import Alternative, Condition, RequestFacts, Test
 from policies.fields import ANONYMOUS
 from policies.schema import ContentSpec, MatchSpec, TenantSpec
 
 TextTest = Callable[[str], bool]
 
+_IDENTITY_DIGITS = 16
 # Scripts that set no space between words: a keyword in them ends where it ends.
 _NO_SPACES = re2.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]")
 _WORD = re2.compile(r"[\pL\pN\pM_]")
@@ -33,7 +35,7 @@ def _conditions(match: MatchSpec, tenants: Mapping[str, TenantSpec]) -> Iterator
     if match.model is not None:
         yield _model(match.model)
     if match.tenant is not None:
-        yield _any_of([_tenant(name, tenants) for name in match.tenant])
+        yield _tenants(match.tenant, tenants)
     for name, globs in (match.header or {}).items():
         yield _header(name, globs)
     if match.content is not None:
@@ -42,25 +44,43 @@ def _conditions(match: MatchSpec, tenants: Mapping[str, TenantSpec]) -> Iterator
 
 def _endpoint(paths: Sequence[str]) -> Condition:
     known = frozenset(paths)
-    return lambda facts: facts.endpoint in known
+    return Condition("endpoint", tuple(paths), lambda facts: facts.endpoint in known)
 
 
 def _model(globs: Sequence[str]) -> Condition:
     matches = glob_test(globs)
-    return lambda facts: matches(facts.model)
+    return Condition("model", tuple(globs), lambda facts: matches(facts.model))
 
 
 def _header(name: str, globs: Sequence[str]) -> Condition:
-    matches = glob_test(globs)
+    def test(some: Sequence[str]) -> Test:
+        matches = glob_test(some)
 
-    def condition(facts: RequestFacts) -> bool:
-        value = facts.headers.get(name)
-        return value is not None and matches(value)
+        def holds(facts: RequestFacts) -> bool:
+            value = facts.headers.get(name)
+            return value is not None and matches(value)
 
-    return condition
+        return holds
+
+    return _any_of(f"header.{name}", globs, test)
 
 
-def _tenant(name: str, tenants: Mapping[str, TenantSpec]) -> Condition:
+def _tenants(names: Sequence[str], tenants: Mapping[str, TenantSpec]) -> Condition:
+    tests = [_tenant(name, tenants) for name in names]
+    alternatives = (
+        Alternative(_identity("tenant", _meaning(name, tenants)), partial(_tenant, name, tenants))
+        for name in names
+    )
+    holds = tests[0] if len(tests) == 1 else lambda facts: any(test(facts) for test in tests)
+    return Condition("tenant", tuple(names), holds, tuple(alternatives))
+
+
+def _meaning(name: str, tenants: Mapping[str, TenantSpec]) -> str:
+    """Write down who a tenant is: names mean nothing outside of their policy."""
+    return name if name == ANONYMOUS else tenants[name].model_dump_json()
+
+
+def _tenant(name: str, tenants: Mapping[str, TenantSpec]) -> Test:
     if name == ANONYMOUS:
         return lambda facts: (
             facts.credential_sha256 is None and facts.organization is None and facts.project is None
@@ -77,38 +97,50 @@ def _tenant(name: str, tenants: Mapping[str, TenantSpec]) -> Condition:
     )
 
 
-def _any_of(alternatives: Sequence[Condition]) -> Condition:
-    if len(alternatives) == 1:
-        return alternatives[0]
-    return lambda facts: any(alternative(facts) for alternative in alternatives)
-
-
 def _content(content: ContentSpec) -> Iterator[Condition]:
     if content.system_prompt_sha256 is not None:
-        yield _system_prompt(content.system_prompt_sha256)
+        yield _any_of("content.system_prompt_sha256", content.system_prompt_sha256, _system_prompt)
     if content.keywords is not None:
-        yield _user_text(keyword_test(content.keywords))
+        yield _any_of("content.keywords", content.keywords, _keywords)
     if content.regex is not None:
-        yield _user_text(_found("|".join(f"(?:{pattern})" for pattern in content.regex)))
+        yield _any_of("content.regex", content.regex, _patterns)
 
 
-def _system_prompt(digests: Sequence[str]) -> Condition:
+def _any_of(key: str, values: Sequence[str], test: Callable[[Sequence[str]], Test]) -> Condition:
+    alternatives = (Alternative(_identity(key, value), partial(test, [value])) for value in values)
+    return Condition(key, tuple(values), test(values), tuple(alternatives))
+
+
+def _identity(key: str, value: str) -> str:
+    written = f"{key}\0{value}".encode("utf-8", "surrogatepass")
+    return hashlib.sha256(written).hexdigest()[:_IDENTITY_DIGITS]
+
+
+def _system_prompt(digests: Sequence[str]) -> Test:
     known = frozenset(digests)
 
-    def condition(facts: RequestFacts) -> bool:
+    def holds(facts: RequestFacts) -> bool:
         if facts.system_text is None:
             return False
         digest = hashlib.sha256(facts.system_text.encode("utf-8", "replace"))
         return digest.hexdigest() in known
 
-    return condition
+    return holds
 
 
-def _user_text(test: TextTest) -> Condition:
-    def condition(facts: RequestFacts) -> bool:
+def _keywords(keywords: Sequence[str]) -> Test:
+    return _user_text(keyword_test(keywords))
+
+
+def _patterns(patterns: Sequence[str]) -> Test:
+    return _user_text(_found("|".join(f"(?:{pattern})" for pattern in patterns)))
+
+
+def _user_text(test: TextTest) -> Test:
+    def holds(facts: RequestFacts) -> bool:
         return facts.last_user_text is not None and test(facts.last_user_text)
 
-    return condition
+    return holds
 
 
 def glob_test(globs: Sequence[str]) -> TextTest:

@@ -96,7 +96,41 @@ class Decision:
     """Words by which the operator finds and purges entries."""
 
 
-Condition = Callable[[RequestFacts], bool]
+Test = Callable[[RequestFacts], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One value of a condition, told without what it looks at.
+
+    ``identity`` is equal for what means the same, whatever policy it stands in, so that what it
+    came to can be written down in the place of the request.
+    """
+
+    identity: str
+    test: Callable[[], Test]
+    """Makes the test of this value alone; most are never asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One key of a ``match``, and whether facts meet it."""
+
+    key: str
+    """Its place in ``match``, such as ``content.keywords``."""
+    wanted: tuple[str, ...]
+    """What the key holds, as written; any one will do."""
+    holds: Test
+    alternatives: tuple["Alternative", ...] = ()
+    """Of each of ``wanted``; none where the facts themselves are no secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class Considered:
+    """A rule that was looked at, and what kept it from deciding; nothing if it decided."""
+
+    rule: str
+    failed: tuple[Condition, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +164,18 @@ class Policy:
         """Return the decision of the first rule that matches, else the default. Never raises."""
         for rule in self.rules:
             for condition in rule.conditions:
-                if not condition(facts):
+                if not condition.holds(facts):
                     break
             else:
                 return rule.decision
         return self.default
+
+    def considered(self, facts: RequestFacts) -> tuple[Considered, ...]:
+        """Return what ``decide`` looks at in turn, the rule that decides last; all that failed."""
+        found = []
+        for rule in self.rules:
+            failed = tuple(each for each in rule.conditions if not each.holds(facts))
+            found.append(Considered(rule.name, failed))
+            if not failed:
+                return tuple(found)
+        return (*found, Considered(self.default.rule, ()))

@@ -1,12 +1,14 @@
 """Each setting of a rule is read, inherited and refused as the reference says."""
 
 import dataclasses
+import json
 
 import pytest
 
 from policies.decide import CLEAN_FINISH_REASONS, Decision, Priority
 from policies.parse import PolicyError, parse_policy
 from policies.rule_settings import SettingsSpec
+from policies.wording import settings_of
 
 DEFAULT = "default: {exact: on, semantic: on, freshness: 1h, scope: tenant, pii: bypass%s}\n"
 RULE = "rules:\n  - name: a\n    match: {model: m}\n    %s\n"
@@ -69,6 +71,21 @@ def test_a_setting_of_a_rule_and_of_the_default(written, meant):
     rule, default = decisions(in_default=written)
     assert rule == dataclasses.replace(bare, **meant)
     assert rule == dataclasses.replace(default, rule="a")
+
+
+@pytest.mark.parametrize(("written", "meant"), SET, ids=[written for written, _ in SET])
+def test_a_decision_in_words_is_read_back_as_the_same_decision(written, meant):
+    rule, _ = decisions(in_rule=written)
+    words = json.dumps(settings_of(rule))[1:-1]
+    text = f"version: 1\nrules: [{{name: a, match: {{model: m}}, {words}}}]\n" + DEFAULT % ""
+    read = parse_policy(text, "p.yaml").rules[0].decision
+    if not rule.max_followers:  # nobody waits: how long does not matter
+        read = dataclasses.replace(read, follow_seconds=rule.follow_seconds)
+    assert read == rule
+
+
+def test_a_decision_in_words_names_every_setting_in_the_order_of_the_reference():
+    assert list(settings_of(decisions()[0])) == list(SettingsSpec.model_fields)
 
 
 OTHERS = (

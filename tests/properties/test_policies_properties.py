@@ -6,7 +6,7 @@ import math
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from policies.decide import Decision, PiiAction, Policy, RequestFacts, Rule, Scope
+from policies.decide import Condition, Decision, PiiAction, Policy, RequestFacts, Rule, Scope
 from policies.freshness import Directives, Verdict, freshness, parse_directives
 from policies.parse import PolicyError, parse_policy
 from policies.schema import json_schema
@@ -145,12 +145,20 @@ def test_a_rule_needs_all_its_conditions(outcomes, asked):
         return Decision(name, True, True, 0.9, 60.0, Scope.TENANT, PiiAction.BYPASS, 0)
 
     rules = tuple(
-        Rule(tuple((lambda _, held=held: held) for held in row), decision(f"r{index}"))
+        Rule(
+            tuple(Condition("k", (), lambda _, held=held: held) for held in row),
+            decision(f"r{index}"),
+        )
         for index, row in enumerate(outcomes)
     )
     policy = Policy("test", 0, (), rules, decision("default"))
     expected = next((f"r{index}" for index, row in enumerate(outcomes) if all(row)), "default")
     assert policy.decide(asked).rule == expected
+    considered = policy.considered(asked)
+    assert considered[-1].rule == expected
+    assert [len(each.failed) for each in considered[:-1]] == [
+        row.count(False) for row in outcomes[: len(considered) - 1]
+    ]
 
 
 KEYS = sorted(
