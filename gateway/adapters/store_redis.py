@@ -7,7 +7,7 @@ Uses are noted in memory and written down in the background.
 
 Redis keeps each entry until it can be of no use any more (and a minute at least), so what nobody
 deletes leaves by itself. What Redis evicts on its own account is taken out of the count when its
-key is met again, or by ``upkeep``.
+key is met again, or by the upkeep.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ from gateway.adapters.store_redis_scripts import (
     DISCARD,
     MAKE_ROOM,
     PUT,
-    TEND,
     WALK,
     Script,
     Shard,
     make_shards,
 )
+from gateway.adapters.store_redis_upkeep import Upkeep
 from gateway.core.entry_codec import DamagedEntryError, decode_entry, encode_entry
 from gateway.core.types import Entry
 from gateway.ports import EntryTooLargeError, Page, StoreError, StoreStats
@@ -51,8 +51,6 @@ MAX_ENTRY_BYTES = 64 << 20
 CLUSTER_SHARDS = 16
 KEPT_AT_LEAST = 60.0
 KEPT_AT_MOST = 10 * 365 * 86_400.0
-MAX_USES = 16_384
-USES_AT_ONCE = 1024
 INLINE_BYTES = 128 << 10
 """A larger value is checked and decoded off the loop."""
 
@@ -88,18 +86,22 @@ class RedisStore:
         self._room = max_bytes // len(self._shards)
         self._max_entry_bytes = min(max_bytes // ENTRY_SHARE, self._room, MAX_ENTRY_BYTES)
         self._clock = clock
-        self._upkeep_seconds = upkeep_seconds
         self._lookups = [Lookups(partial(self._link.values, shard)) for shard in self._shards]
         self._totals = [(0, 0) for _ in self._shards]
         self._evictions = 0
-        # Oldest use first.
-        self._uses: dict[bytes, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._upkeep: asyncio.Task[None] | None = None
         self._closed = False
         # Names this store in what is announced of its changes.
         self._origin = secrets.token_hex(8).encode()
         self._own = OwnChanges()
+        self._upkeep = Upkeep(
+            self._link,
+            self._shards,
+            self._shard,
+            self._run,
+            room=self._room,
+            seconds=upkeep_seconds,
+        )
         self.news = RedisNews(self._link, self._shards, self._shard, self._origin, self._own)
 
     async def get(self, key: bytes) -> Entry | None:
@@ -167,9 +169,7 @@ class RedisStore:
 
     def touch(self, key: bytes) -> None:
         """Note a use; it is written down soon, in the background."""
-        uses = self._uses
-        if uses.pop(key, self) is None or len(uses) < MAX_USES:
-            uses[key] = None
+        self._upkeep.touch(key)
 
     def stats(self) -> StoreStats:
         """Return figures of the latest change here, or of the latest upkeep.
@@ -189,9 +189,7 @@ class RedisStore:
         if self._closed:
             return
         self._closed = True
-        if self._upkeep is not None:
-            self._upkeep.cancel()
-            await asyncio.wait([self._upkeep])
+        await self._upkeep.close()
         await self.news.close()
         if self._tasks:
             await asyncio.wait(self._tasks)
@@ -201,14 +199,7 @@ class RedisStore:
 
     async def tend(self) -> None:
         """Write down uses and bring the figures up to date. Raises StoreError."""
-        uses, self._uses = self._uses, {}
-        of_shard: list[list[bytes]] = [[] for _ in self._shards]
-        for key in uses:
-            of_shard[self._shard(key).number].append(key)
-        for shard, keys in zip(self._shards, of_shard, strict=True):
-            for start in range(0, max(len(keys), 1), USES_AT_ONCE):
-                some = keys[start : start + USES_AT_ONCE]
-                await self._run(TEND, shard, self._room, *some)
+        await self._upkeep.tend()
 
     def _shard(self, key: bytes) -> Shard:
         shards = self._shards
@@ -239,11 +230,13 @@ class RedisStore:
 
     async def _run(
         self, script: Script, shard: Shard, *arguments: Any, named: Sequence[bytes] = ()
-    ) -> None:
+    ) -> list[Any]:
         head = (shard.prefix, CHANNEL, shard.number)
-        entries, size, evicted = await self._link.run(script, shard, *head, *arguments, named=named)
+        told: list[Any] = await self._link.run(script, shard, *head, *arguments, named=named)
+        entries, size, evicted, *rest = told
         self._totals[shard.number] = (entries, size)
         self._evictions += evicted
+        return rest
 
     async def _finish(self, number: int, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -265,24 +258,11 @@ class RedisStore:
             # Told to whoever waits; where nobody does any more, asyncio is not to complain.
             task.exception()
 
-    async def _keep_up(self) -> None:
-        told = False
-        while True:
-            await asyncio.sleep(self._upkeep_seconds)
-            try:
-                await self.tend()
-                told = False
-            except StoreError as error:
-                if not told:
-                    _log.info("store: upkeep in Redis waits: %s", error)
-                told = True
-
     def _check_open(self) -> None:
         if self._closed:
             raise StoreError("the store is closed")
-        if self._upkeep is None:
-            self._upkeep = asyncio.create_task(self._keep_up())
-            self.news.start()
+        self._upkeep.start()
+        self.news.start()
 
 
 def _decoded(value: bytes, key: bytes) -> Entry:

@@ -21,6 +21,7 @@ from redis.exceptions import (
     BusyLoadingError,
     ClusterDownError,
     MasterDownError,
+    MovedError,
     NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
@@ -49,12 +50,19 @@ _REMEDIES = {
     "LOADING": "Redis is loading its data",
     "MASTERDOWN": "this Redis is a replica without its primary",
     "CLUSTERDOWN": "the Redis cluster is down: not all of its slots are served",
+    "NOCLUSTER": "this Redis is no cluster: its URL begins with redis:// or rediss://",
+    "MOVED": "this Redis is one of a cluster: its URL begins with redis+cluster://",
     "TRYAGAIN": "the Redis cluster is moving these keys",
     "BUSY": "Redis is busy with somebody's script",
     "UNKILLABLE": "Redis is busy with somebody's script",
     "NOREPLICAS": "Redis has too few replicas to accept writes (min-replicas-to-write)",
 }
 _UNAVAILABLE = ("WRONGPASS", "DENIED", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "BUSY")
+_PHRASES = {
+    # Redis 6 has no word for what a script may not do.
+    "user executing the script": "NOPERM",
+    "cluster support disabled": "NOCLUSTER",
+}
 _CODE = re.compile(r"\b(" + "|".join(_REMEDIES) + r")\b")
 
 
@@ -64,6 +72,7 @@ _CODES: dict[type[Exception], str] = {
     NoPermissionError: "NOPERM",
     BusyLoadingError: "LOADING",
     MasterDownError: "MASTERDOWN",
+    MovedError: "MOVED",
     ClusterDownError: "CLUSTERDOWN",
     TryAgainError: "TRYAGAIN",
     AuthenticationError: "WRONGPASS",
@@ -133,6 +142,15 @@ class RedisLink:
             self._servers.ask(shard.slot, "MGET", *names)
         )
         return found
+
+    async def scan(self, shard: Shard, cursor: int) -> tuple[int, list[bytes]]:
+        """Return some of the shard's cache keys, and where to go on (0 at the end).
+
+        Raises StoreError.
+        """
+        arguments = (cursor, "MATCH", shard.prefix + b"*", "COUNT", 512)
+        after, names = await self._bounded(self._servers.ask(shard.slot, "SCAN", *arguments))
+        return int(after), [name.removeprefix(shard.prefix) for name in names]
 
     async def run(
         self, script: Script, shard: Shard, *arguments: Any, named: Sequence[bytes] = ()
@@ -226,5 +244,9 @@ def _code(error: Exception) -> str | None:
     for kind, code in _CODES.items():
         if isinstance(error, kind):
             return code
-    found = _CODE.search(str(error))
+    text = str(error)
+    for phrase, code in _PHRASES.items():
+        if phrase in text:
+            return code
+    found = _CODE.search(text)
     return found[0] if found else None

@@ -8,7 +8,7 @@ those of Redis, so that gateways need not agree on theirs.
 A shard's keys: ``e:<cache key>`` an entry's bytes; ``used`` the cache keys by last use; ``ends`` by
 the time when Redis may forget them; ``size`` the bytes each is charged; ``total`` the bytes of all,
 and, for those who are told of changes, their number (``seq``) and a word (``epoch``) that is
-another one after everything was lost.
+another one after everything was lost. ``repair`` is there while the index is made anew.
 
 Redis does not take back what a script did before it failed. So the first write of ``put`` is one
 that a full Redis refuses, and after its first write a script is refused no more.
@@ -64,7 +64,7 @@ def _shard(number: int, count: int) -> Shard:
         tag += 1
     slot = key_slot(b"%d" % tag)
     stem = b"refrain:%d:{%d}:" % (FORMAT, tag)
-    parts = (b"used", b"ends", b"size", b"total")
+    parts = (b"used", b"ends", b"size", b"total", b"repair")
     return Shard(number, slot, stem + b"e:", tuple(stem + part for part in parts))
 
 
@@ -180,14 +180,60 @@ return told(evict(room, nil))
 
 TEND = _script("""
 local score = micros
-for n = 5, #ARGV do
+for n = 6, #ARGV do
   score = score + 1
   redis.call('ZADD', used, 'XX', score, ARGV[n])
 end
 reap(256)
-return told(evict(tonumber(ARGV[4]), nil))
+-- What Redis evicted on its own account, a few at a time.
+local at = tonumber(ARGV[5])
+local some = redis.call('ZRANGE', used, at, at + 255)
+local there = 0
+for _, key in ipairs(some) do
+  if redis.call('EXISTS', prefix .. key) == 1 then there = there + 1 else drop(key) end
+end
+local reply = told(evict(tonumber(ARGV[4]), nil))
+local entries = reply[1]
+local whole = redis.call('ZCARD', used) == entries and redis.call('HLEN', size) == entries
+  and redis.call('HEXISTS', total, 'repairing') == 0
+reply[4] = #some < 256 and 0 or at + there
+reply[5] = whole and 1 or 0
+reply[6] = redis.call('HGET', total, 'epoch') or ''
+return reply
 """)
-"""Write down uses, oldest first, and come within the bound."""
+"""Write down uses, oldest first; come within the bound; look whether entries from that place on in
+``used`` are still there. Also returns the next place, whether the index is whole, and the epoch."""
+
+REPAIR = _script("""
+if not redis.call('SET', KEYS[5], '', 'NX', 'PX', 60000) then return 0 end
+redis.call('HSET', total, 'repairing', 1, 'bytes', 0)
+redis.call('DEL', used, ends, size)
+return 1
+""")
+"""Begin to make the index anew, unless somebody does already."""
+
+ADOPT = _script("""
+redis.call('PEXPIRE', KEYS[5], 60000)
+for n = 4, #ARGV do
+  local key = ARGV[n]
+  local name = prefix .. key
+  if redis.call('TYPE', name).ok == 'string' and redis.call('HEXISTS', size, key) == 0 then
+    local bytes, left = redis.call('STRLEN', name), redis.call('PTTL', name)
+    redis.call('HSET', size, key, bytes)
+    redis.call('HINCRBY', total, 'bytes', bytes)
+    redis.call('ZADD', used, micros, key)
+    redis.call('ZADD', ends, left < 0 and '+inf' or millis + left, key)
+  end
+end
+return 1
+""")
+"""Count entries that are there. Arguments from the fourth on: cache keys."""
+
+REPAIRED = _script("""
+redis.call('HDEL', total, 'repairing')
+redis.call('DEL', KEYS[5])
+return told(0)
+""")
 
 BEAT = Script("""
 -- Refused by a full Redis; then there is none until there is room.

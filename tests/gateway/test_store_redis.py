@@ -191,11 +191,11 @@ async def test_what_was_used_longest_ago_goes_first(open_store):
 
 
 async def test_noted_uses_are_bounded(open_store, monkeypatch):
-    monkeypatch.setattr("gateway.adapters.store_redis.MAX_USES", 3)
+    monkeypatch.setattr("gateway.adapters.store_redis_upkeep.MAX_USES", 3)
     store = open_store()
     for key in (b"a", b"b", b"c", b"d", b"a"):
         store.touch(key)
-    assert list(store._uses) == [b"b", b"c", b"a"]
+    assert list(store._upkeep._uses) == [b"b", b"c", b"a"]
 
 
 async def test_a_use_does_not_bring_back_what_was_deleted(open_store, redis):
