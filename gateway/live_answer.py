@@ -60,10 +60,14 @@ class Head:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """How far one reader has come, and what is observed of its request."""
+    """How far one reader has come, and what is observed of its request.
+
+    One that ``waits`` for the end takes no pieces, and holds nobody up.
+    """
 
     seen: Observation
     position: int = 0
+    waits: bool = False
 
 
 class LiveAnswer(Flight):
@@ -77,6 +81,8 @@ class LiveAnswer(Flight):
     head: Head | None = None
     over: bool = False
     """Whether nothing more will come."""
+    outgrown: bool = False
+    """Whether it is too large to be held: who has not read on its way cannot have it."""
     fault: Exception | None = None
     """Why the answer ended before its end, or never began."""
     error: bytes | None = None
@@ -134,12 +140,18 @@ class LiveAnswer(Flight):
         """
         if not (full or bare):
             return
+        if not self.log.fits(full, bare):
+            self.outgrown = True
+            self._table.close(self)
+            self._end.ring()
+            while self._all_are_behind():
+                await self._taken.rung()
         self.log.append(full, bare)
         self._news.ring()
-        if self.log.overflown:
-            self._table.close(self)
-            while self.places and all(at.position < self.log.end for at in self.places):
-                await self._taken.rung()
+
+    def _all_are_behind(self) -> bool:
+        reading = [place for place in self.places if not place.waits]
+        return bool(reading) and all(place.position < self.log.end for place in reading)
 
     def land(self, now: float) -> None:
         """Note that all of the answer is here, and its entry can be hit if there is one."""
@@ -172,8 +184,7 @@ class LiveAnswer(Flight):
             return b""
         piece = self.log.since(place.position, bare=bare)
         place.position = self.log.end
-        if self.log.overflown:
-            self._taken.ring()
+        self._taken.ring()
         return piece
 
     def leave(self, place: Place) -> None:
@@ -189,9 +200,11 @@ class LiveAnswer(Flight):
         """Wait for the head, the next piece or the end. Look first: what was is not told again."""
         await self._news.rung()
 
-    async def end(self) -> None:
-        """Wait for the end."""
-        while not self.over:
+    async def end(self, place: Place) -> None:
+        """Wait for the end, or for the answer to become too large to be held."""
+        place.waits = True
+        self._taken.ring()
+        while not (self.over or self.outgrown):
             await self._end.rung()
 
     def raise_fault(self) -> None:

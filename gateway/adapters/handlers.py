@@ -177,6 +177,10 @@ class Handlers:
         except TimeoutError:
             seen.outcome, seen.reason = "error", Reason.CLIENT_TIMEOUT
             _abort(request)
+        except UpstreamError as error:
+            # Of a plain answer that is passed on as it comes: there is no other way to tell.
+            seen.outcome, seen.reason = "error", error.reason
+            _abort(request)
         except Exception:
             log.exception("a stream failed")
             seen.outcome, seen.reason = "error", Reason.INTERNAL

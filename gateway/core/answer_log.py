@@ -31,6 +31,10 @@ class AnswerLog:
         """Bytes held."""
         return self._size
 
+    def fits(self, full: bytes, bare: bytes) -> bool:
+        """Tell whether a piece can be added and nothing is forgotten, now or before."""
+        return not self.overflown and self._size + _cost(full, bare) <= self._max_bytes
+
     def append(self, full: bytes, bare: bytes) -> None:
         """Add a piece in both its forms, which may be the same object."""
         self._full.append(full)

@@ -1,0 +1,111 @@
+"""Coalescing over real connections: many clients, one call to the upstream."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from aiohttp import ClientResponse, ClientSession, TCPConnector, web
+
+from running_gateway import RunningGateway
+from scripted_upstream import DONE, ScriptedUpstream, completion, stream_of
+
+ANSWER = stream_of("slowly does it")
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+CLIENTS = 60
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[ClientSession]:
+    async with ClientSession(connector=TCPConnector(limit=0)) as session:
+        yield session
+
+
+class Held:
+    """An answer whose first piece is sent at once and whose rest waits for the test."""
+
+    def __init__(self, upstream: ScriptedUpstream) -> None:
+        self.go_on = asyncio.Event()
+        upstream.answer = self.answer
+
+    async def answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if not body.get("stream"):
+            await self.go_on.wait()
+            return web.json_response(completion("slowly does it"))
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(ANSWER[0])
+        await self.go_on.wait()
+        await response.write(b"".join(ANSWER[1:]))
+        return response
+
+
+async def begun(
+    stack: AsyncExitStack, session: ClientSession, gateway: RunningGateway
+) -> ClientResponse:
+    """Ask for a stream and read its first event."""
+    url = f"{gateway.url}/v1/chat/completions"
+    reply = await stack.enter_async_context(session.post(url, json={**BODY, "stream": True}))
+    assert await reply.content.readexactly(len(ANSWER[0])) == ANSWER[0]
+    return reply
+
+
+async def test_many_clients_read_one_stream(
+    gateway: RunningGateway, upstream: ScriptedUpstream, session: ClientSession
+):
+    held = Held(upstream)
+    async with asyncio.timeout(20), AsyncExitStack() as stack:
+        asked = [begun(stack, session, gateway) for _ in range(CLIENTS)]
+        replies = await asyncio.gather(*asked)
+        plain = asyncio.create_task(gateway.ask("hi"))
+        held.go_on.set()
+        for reply in replies:
+            assert await reply.read() == b"".join(ANSWER[1:])
+        assert (await plain).text == "slowly does it"
+        headers = [reply.headers["Cache-Status"] for reply in replies]
+    assert headers.count("refrain; fwd=miss") == 1
+    assert headers.count("refrain; fwd=miss; collapsed") == CLIENTS - 1
+    assert upstream.calls == 1
+    assert "hit" in (await gateway.ask("hi")).cache
+    page = (await gateway.get("/metrics")).raw.decode()
+    [line] = [
+        line
+        for line in page.splitlines()
+        if line.startswith("refrain_requests_total") and 'reason="collapsed"' in line
+    ]
+    assert 'outcome="miss"' in line
+    assert float(line.split()[-1]) >= CLIENTS - 1
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_however_the_many_come_there_is_one_call(
+    gateway: RunningGateway, upstream: ScriptedUpstream, session: ClientSession, streamed: bool
+):
+    url = f"{gateway.url}/v1/chat/completions"
+
+    async def ask() -> bytes:
+        async with session.post(url, json={**BODY, "stream": streamed}) as reply:
+            assert reply.status == 200
+            return await reply.read()
+
+    async with asyncio.timeout(20):
+        raw = await asyncio.gather(*(ask() for _ in range(CLIENTS)))
+    assert upstream.calls == 1
+    assert all(one.endswith(DONE if streamed else b"}") for one in raw)
+
+
+async def test_the_call_ends_when_the_last_client_has_gone(
+    gateway: RunningGateway, upstream: ScriptedUpstream, session: ClientSession
+):
+    Held(upstream)
+    async with asyncio.timeout(20):
+        async with AsyncExitStack() as all_but_one:
+            async with AsyncExitStack() as stack:
+                last = await begun(all_but_one, session, gateway)
+                for _ in range(5):
+                    await begun(stack, session, gateway)
+            assert not upstream.cancelled.is_set()
+            last.close()
+        await upstream.cancelled.wait()
+    assert upstream.calls == 1
