@@ -26,6 +26,7 @@ from gateway.adapters.readiness import Check, Readiness
 from gateway.adapters.secret import SecretError, load_or_create_secret
 from gateway.adapters.secret_setting import secret_setting, shared_secret
 from gateway.adapters.upstream_http import HttpUpstream
+from gateway.adapters.upstream_local import local_model
 from gateway.admitting import Admitter
 from gateway.core.entry_codec import encoded_size
 from gateway.core.errors import UpstreamError
@@ -249,6 +250,7 @@ def create_app(
         secret=shared_secret(os.environ) or load_or_create_secret(settings.data_dir),
         now=time.time,
         salts_caches=settings.upstream_cache_salt,
+        local=None if semantic is None else local_model(semantic, make_forwarder),
     )
     app = web.Application(client_max_size=settings.max_body_bytes)
     client_seconds = settings.client_timeout
@@ -278,7 +280,7 @@ def create_app(
                 stack.push_async_callback(semantic.close)
                 learning = asyncio.create_task(semantic.learn(ENCODER_POLL_SECONDS))
                 stack.push_async_callback(_ended, learning)
-            stack.push_async_callback(forwarder.close)
+            stack.push_async_callback(pipeline.close)
             for watch in (
                 policies.watch(POLICY_POLL_SECONDS, metrics.policy_reloaded),
                 access.watch(),

@@ -28,6 +28,7 @@ class Forwarder:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.upstream = upstream
+        self.admitter = admitter
         self._coalescer = Coalescer(Caller(upstream, admitter, max_answer_bytes), clock)
 
     async def forward(self, exchange: Exchange) -> Reply:

@@ -7,12 +7,14 @@ bypass, never as an error to the client.
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
+from gateway.asked import Asked, LocalModel
 from gateway.core.canonical import BodyError, parse_body
 from gateway.core.conversation import last_user_text, prompt_text, system_text
+from gateway.core.embedding_batch import item_body, items_of
 from gateway.core.errors import ClientError, PromptTooLongError, UpstreamError
 from gateway.core.key import Tenant, cache_salt, identify
 from gateway.core.lookup import (
@@ -37,7 +39,13 @@ from gateway.core.query import METHOD, query_reply_fields
 from gateway.core.rotation import Rotation
 from gateway.core.status import Forwarded, ForwardStatus
 from gateway.core.types import Endpoint, Entry, Reason
-from gateway.core.validation import validate_chat, validate_completion
+from gateway.core.validation import (
+    validate_chat,
+    validate_completion,
+    validate_embeddings,
+    validate_response,
+)
+from gateway.embedding_items import MissingItems, end_of, for_each, to_be_had
 from gateway.exchange import Inbound, Reply
 from gateway.forwarding import Exchange, Forwarder
 from gateway.observation import Observation
@@ -78,35 +86,66 @@ class Pipeline:
     now: Callable[[], float]
     salts_caches: bool = False
     """Whether the upstream knows ``cache_salt``, so that the gateway gives it one a tenant."""
+    local: LocalModel | None = None
     rotation: Rotation = field(default_factory=Rotation)
 
     async def answer(self, endpoint: Endpoint, inbound: Inbound, seen: Observation) -> Reply:
         """Return the reply to one request. Raises RequestError for faults the client is told."""
-        body = _parse(endpoint, inbound.raw)
-        seen.model = body["model"]
+        asked = self._asked(endpoint, _parse(endpoint, inbound.raw), inbound, seen)
+        items = items_of(asked.body) if endpoint is Endpoint.EMBEDDINGS else ()
+        states: list[Hit | Forward] = []
+        end: Hit | Forward | Refused
+        if len(items) > 1:
+            each = await for_each(
+                lambda item: self._looked_up(asked, item_body(asked.body, item)), items
+            )
+            states = to_be_had(each)
+            end = end_of(states) if len(states) == len(items) else Refused()
+        else:
+            end = await self._looked_up(asked, asked.body)
+        if isinstance(end, Refused):
+            return refuse(seen)
+        reply = await self._replied(asked, end, states)
+        return reply if inbound.method != METHOD else _to_query(reply, end, asked.decision, seen)
+
+    async def close(self) -> None:
+        """End the calls that are under way."""
+        await self.forwarder.close()
+        if self.local is not None:
+            await self.local.forwarder.close()
+
+    def _asked(
+        self, endpoint: Endpoint, body: dict[str, Any], inbound: Inbound, seen: Observation
+    ) -> Asked:
+        seen.model = body.get("model") or ""
         seen.streamed = body.get("stream") is True
         active = self.policies.active
         tenant = identify(inbound.headers, inbound.holder)
         decision = _decide(endpoint, body, inbound, tenant, active)
         seen.rule = decision.rule
         _refuse_long_prompt(endpoint, body, decision)
-        state = self._plan(endpoint, body, inbound, active, tenant=tenant, decision=decision)
-        end = await self._looked_up(state, active, seen)
-        if isinstance(end, Refused):
-            return refuse(seen)
-        if isinstance(end, Hit) and end.revalidate is None:
-            reply = render_hit(endpoint, body, end, seen)
-        else:
-            outbound, sent = self._outbound(inbound, body, tenant, decision)
-            exchange = Exchange(endpoint, outbound, sent, _forward(end), active.scanner, seen)
-            if isinstance(end, Hit):
-                self.forwarder.refresh(replace(exchange, seen=seen.of_refresh()))
-                reply = render_hit(endpoint, body, end, seen)
-            else:
-                reply = await self._forwarded(exchange)
-        return reply if inbound.method != METHOD else _to_query(reply, end, decision, seen)
+        local = self.local is not None and self.local.serves(endpoint, seen.model)
+        forwarder = self.local.forwarder if self.local and local else self.forwarder
+        return Asked(endpoint, inbound, body, active, tenant, decision, forwarder, local, seen)
 
-    async def _forwarded(self, exchange: Exchange) -> Reply:
+    async def _replied(
+        self, asked: Asked, end: Hit | Forward, items: Sequence[Hit | Forward]
+    ) -> Reply:
+        """Render a hit or forward a miss; ``items`` are those of a batch, one by one."""
+        endpoint, body, seen = asked.endpoint, asked.body, asked.seen
+        if isinstance(end, Hit) and end.revalidate is None:
+            return render_hit(endpoint, body, end, seen)
+        exchange = self._exchange(asked, _forward(end))
+        if isinstance(end, Hit):
+            asked.forwarder.refresh(replace(exchange, seen=seen.of_refresh()))
+            return render_hit(endpoint, body, end, seen)
+        if items:
+            send = MissingItems(asked.forwarder, exchange, items).forward()
+        else:
+            send = asked.forwarder.forward(exchange)
+        return await self._forwarded(exchange, send)
+
+    async def _forwarded(self, exchange: Exchange, send: Awaitable[Reply]) -> Reply:
         """Return the upstream's reply, or the stale answer that stands in for its failure."""
         state, seen = exchange.state, exchange.seen
         bypassed = state.status.forwarded is Forwarded.BYPASS
@@ -114,7 +153,7 @@ class Pipeline:
         seen.reason = state.status.reason
         seen.forward = state.status
         try:
-            reply = await self.forwarder.forward(exchange)
+            reply = await send
         except UpstreamError:
             if state.fallback is None:
                 raise
@@ -126,10 +165,9 @@ class Pipeline:
         seen.declined = None
         return render_hit(exchange.endpoint, exchange.body, state.fallback, seen)
 
-    async def _looked_up(
-        self, state: State, active: ActivePolicy, seen: Observation
-    ) -> Hit | Forward | Refused:
-        """Drive the machine to its end."""
+    async def _looked_up(self, asked: Asked, body: dict[str, Any]) -> Hit | Forward | Refused:
+        """Drive the machine to its end, for a request or for one item of it."""
+        state = self._plan(asked, body)
         while True:
             match state:
                 case LookUpExact() | LookUpVariant():
@@ -139,9 +177,9 @@ class Pipeline:
                 case LookUpPersonal():
                     state = state.next(await self._get(state.personal.key), self.now())
                 case ScanPrompt():
-                    state = await self._scan(state, active)
+                    state = await self._scan(state, asked.active)
                 case SearchSemantic():
-                    state = state.next(await self._search(state.plan, seen))
+                    state = state.next(await self._search(state.plan, asked.seen))
                 case FetchCandidate():
                     state = state.next(await self._get(state.key, indexed=True), self.now())
                 case VerifyCandidate():
@@ -149,41 +187,34 @@ class Pipeline:
                 case _:
                     assert_never(state)
 
-    def _plan(
-        self,
-        endpoint: Endpoint,
-        body: dict[str, Any],
-        inbound: Inbound,
-        active: ActivePolicy,
-        *,
-        tenant: Tenant,
-        decision: Decision,
-    ) -> State:
-        directives = parse_directives(inbound.headers.get("cache-control"))
+    def _plan(self, asked: Asked, body: dict[str, Any]) -> State:
+        directives = parse_directives(asked.inbound.headers.get("cache-control"))
         plan = plan_request(
             without_salt(body) if self.salts_caches else body,
-            endpoint=endpoint,
-            upstream=self.forwarder.upstream.name,
-            query=inbound.query,
-            tenant=tenant,
+            endpoint=asked.endpoint,
+            upstream=asked.forwarder.upstream.name,
+            query=asked.inbound.query,
+            tenant=asked.tenant,
             secret=self.secret,
-            decision=decision,
-            pii_identity=active.pii_identities[decision.pii],
+            decision=asked.decision,
+            pii_identity=asked.active.pii_identities[asked.decision.pii],
             directives=directives,
         )
         if isinstance(plan, Reason):
             return bypass(plan, directives)
         return start(plan, self.rotation.draw(plan.key) if plan.variants > 1 else 0)
 
-    def _outbound(
-        self, inbound: Inbound, body: dict[str, Any], tenant: Tenant, decision: Decision
-    ) -> tuple[Inbound, dict[str, Any]]:
+    def _exchange(self, asked: Asked, state: Forward) -> Exchange:
         """Return the request as it goes on, with what the gateway says in its own name."""
-        raw = inbound.raw
+        body, raw = asked.body, asked.inbound.raw
         if self.salts_caches:
-            body, raw = with_salt(body, raw, cache_salt(self.secret, tenant))
-        fields = with_priority(inbound.fields, decision.priority)
-        return replace(inbound, raw=raw, fields=fields), body
+            body, raw = with_salt(body, raw, cache_salt(self.secret, asked.tenant))
+        fields = with_priority(asked.inbound.fields, asked.decision.priority)
+        inbound = replace(asked.inbound, raw=raw, fields=fields)
+        if asked.local and state.status == ForwardStatus(Forwarded.MISS):
+            state = replace(state, status=ForwardStatus(Forwarded.MISS, Reason.LOCAL))
+        scanner = asked.active.scanner
+        return Exchange(asked.endpoint, inbound, body, state, scanner, asked.seen)
 
     async def _get(self, key: bytes, *, indexed: bool = False) -> Entry | None:
         """Return the entry; where the index named it, an absent one leaves the index, too."""
@@ -228,7 +259,7 @@ def _decide(
         return active.policy.default
     facts = RequestFacts(
         endpoint=endpoint.value,
-        model=body["model"],
+        model=body.get("model") or "",
         headers=inbound.headers,
         credential_sha256=tenant.credential_sha256,
         organization=tenant.organization,
@@ -249,8 +280,10 @@ def _parse(endpoint: Endpoint, raw: bytes) -> dict[str, Any]:
             validate_chat(body)
         case Endpoint.COMPLETIONS:
             validate_completion(body)
-        case Endpoint.EMBEDDINGS | Endpoint.RESPONSES:
-            pass
+        case Endpoint.EMBEDDINGS:
+            validate_embeddings(body)
+        case Endpoint.RESPONSES:
+            validate_response(body)
         case _:
             assert_never(endpoint)
     return body

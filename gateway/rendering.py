@@ -6,7 +6,7 @@ import orjson
 
 from gateway.core.errors import RequestError
 from gateway.core.lookup import Hit
-from gateway.core.render import render_stream
+from gateway.core.render import render_plain, render_stream
 from gateway.core.status import RefusedStatus
 from gateway.core.types import Endpoint, Reason
 from gateway.exchange import Reply
@@ -28,7 +28,8 @@ def render_hit(endpoint: Endpoint, body: dict[str, Any], hit: Hit, seen: Observa
         ("Refrain-Entry", hit.entry.key.hex()),
     )
     if not seen.streamed:
-        return Reply(200, (JSON_TYPE, *headers), hit.entry.result)
+        plain = render_plain(endpoint, hit.entry.key, hit.entry.result)
+        return Reply(200, (JSON_TYPE, *headers), plain)
     options = body.get("stream_options") or {}
     stream = render_stream(
         endpoint,

@@ -25,6 +25,8 @@ async def upstream() -> AsyncIterator[ScriptedUpstream]:
     app = web.Application(client_max_size=2**26)
     app.router.add_post("/v1/chat/completions", scripted.handle)
     app.router.add_post("/v1/completions", scripted.handle)
+    app.router.add_post("/v1/embeddings", scripted.handle)
+    app.router.add_post("/v1/responses", scripted.handle)
     app.router.add_route("*", "/{tail:.*}", scripted.other)
     runner, scripted.url = await start_app(app)
     yield scripted

@@ -5,6 +5,7 @@ from typing import Any
 
 import orjson
 
+from gateway.core.embedding_batch import declined_embedding
 from gateway.core.types import Endpoint, Reason
 from policies.decide import CLEAN_FINISH_REASONS
 
@@ -18,6 +19,14 @@ def declined(
     finish_reasons: Container[str] = CLEAN_FINISH_REASONS,
 ) -> Reason | None:
     """Return why a complete result for a request is not stored, or None when it may be."""
+    if endpoint is Endpoint.EMBEDDINGS:
+        return declined_embedding(result)
+    return _declined_choices(endpoint, body, result, finish_reasons)
+
+
+def _declined_choices(
+    endpoint: Endpoint, body: dict[str, Any], result: Any, finish_reasons: Container[str]
+) -> Reason | None:
     if not isinstance(result, dict) or not isinstance(result.get("choices"), list):
         return Reason.UNKNOWN_SHAPE
     choices = result["choices"]

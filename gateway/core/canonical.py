@@ -1,10 +1,11 @@
 """Request bodies: strict parsing, and the canonical form that is hashed.
 
 Law: two bodies share a canonical form only if no upstream can tell them apart. Key order, number
-lexemes (1, 1.0, 1e0) and the two ways to write a message that is one text fold; text never does,
-arrays keep their order, and a field that is not known to be neutral (``core.fields``) is part of
-the form. Null and absent stay apart, and so do a default and its absence: servers exist that tell
-them apart (vLLM by ``tool_choice: null``), and a default is the upstream's to change.
+lexemes (1, 1.0, 1e0) and the two ways to write a message that is one text, or one input to embed,
+fold; text never does, arrays keep their order, and a field that is not known to be neutral
+(``core.fields``) is part of the form. Null and absent stay apart, and so do a default and its
+absence: servers exist that tell them apart (vLLM by ``tool_choice: null``), and a default is the
+upstream's to change.
 """
 
 import json
@@ -89,6 +90,10 @@ def keyed(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
             _fold_texts(kept, "messages", "text")
         case Endpoint.RESPONSES:
             _fold_texts(kept, "input", "input_text")
+        case Endpoint.EMBEDDINGS:
+            match kept.get("input"):
+                case [str() | list() as only]:  # a batch of one is that one
+                    kept["input"] = only
     return kept
 
 

@@ -40,35 +40,57 @@ def last_user_text(endpoint: Endpoint, body: dict[str, Any]) -> str | None:
 
     All of it, so that text cut into parts does not slip past a policy's rules.
     """
-    if endpoint is Endpoint.COMPLETIONS:
-        prompt = body["prompt"]
-        texts = [prompt] if isinstance(prompt, str) else [t for t in prompt if isinstance(t, str)]
-        return "\n".join(texts) if texts else None
-    for message in reversed(body["messages"]):
-        if message["role"] == "user":
+    match endpoint:
+        case Endpoint.COMPLETIONS | Endpoint.EMBEDDINGS:
+            given = body["prompt" if endpoint is Endpoint.COMPLETIONS else "input"]
+            texts = [given] if isinstance(given, str) else [t for t in given if isinstance(t, str)]
+            return "\n".join(texts) if texts else None
+        case Endpoint.RESPONSES if isinstance(body.get("input"), str):
+            text: str = body["input"]
+            return text
+    for message in reversed(_messages(body)):
+        if message.get("role") == "user":
             return _all_text(message.get("content"))
     return None
 
 
+def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
+    messages = body.get("messages") or body.get("input")
+    if not isinstance(messages, list):
+        return []
+    return [message for message in messages if isinstance(message, dict)]
+
+
 def system_text(body: dict[str, Any]) -> str | None:
-    """Return the system and developer messages' texts, joined by line feeds, or None."""
-    texts = [
+    """Return the instructions and the system and developer messages' texts, or None.
+
+    They are joined by line feeds.
+    """
+    instructions = body.get("instructions")
+    texts = [instructions] if isinstance(instructions, str) else []
+    texts += (
         text
-        for message in body.get("messages", ())
-        if message["role"] in ("system", "developer")
+        for message in _messages(body)
+        if message.get("role") in ("system", "developer")
         and (text := _all_text(message.get("content"))) is not None
-    ]
+    )
     return "\n".join(texts) if texts else None
 
 
 def semantic_question(endpoint: Endpoint, body: dict[str, Any]) -> str | None:
     """Return the text to look up by meaning, or None where only exact lookup is sound.
 
-    That is a chat whose last message is the user's and plain text. With tools the answer may be
-    an action, and a completion's prompt is text to go on with, not a question. What tools returned,
-    images, sounds and files hold the particulars that a question is about, wherever they stand.
+    That is a chat whose last message is the user's and plain text, or a response to one text. With
+    tools the answer may be an action, and a completion's prompt is text to go on with, not a
+    question. What tools returned, images, sounds and files hold the particulars that a question is
+    about, wherever they stand.
     """
-    if endpoint is not Endpoint.CHAT or body.get("tools") or body.get("functions"):
+    if body.get("tools") or body.get("functions"):
+        return None
+    if endpoint is Endpoint.RESPONSES:
+        given = body.get("input")
+        return given if isinstance(given, str) else None
+    if endpoint is not Endpoint.CHAT:
         return None
     *earlier, last = body["messages"]
     if last["role"] != "user" or any(map(_holds_particulars, earlier)):
@@ -83,20 +105,25 @@ def _holds_particulars(message: dict[str, Any]) -> bool:
     return isinstance(content, list) and any(part.get("type") not in _PROSE for part in content)
 
 
-def without_question(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the body with the last message's content left out: the rest must be equal."""
+def without_question(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the body without its question: the rest must be equal."""
+    if endpoint is Endpoint.RESPONSES:
+        return {field: value for field, value in body.items() if field != "input"}
     *earlier, last = body["messages"]
     bare = {field: value for field, value in last.items() if field != "content"}
     return {**body, "messages": [*earlier, bare]}
 
 
 def strings(value: Any) -> Iterator[str]:
-    """Yield every string in a JSON value, depth first, keys left out."""
+    """Yield every string in a JSON value, depth first, keys and sealed reasoning left out."""
     stack = [value]
     while stack:
         match stack.pop():
             case str() as text:
                 yield text
+            # Only who made it can read it: long, random, and no secret of anybody's.
+            case {"type": "reasoning", "encrypted_content": str(), **members}:
+                stack.extend(reversed(members.values()))
             case dict() as members:
                 stack.extend(reversed(members.values()))
             case list() as items:
@@ -116,7 +143,10 @@ def prompt_text(endpoint: Endpoint, body: dict[str, Any]) -> str:
 def answer_text(result: dict[str, Any]) -> str:
     """Return all text of a result, joined by line feeds, for the PII scan.
 
-    Not that of its choices alone: all of it is stored, citations and echoed prompts included.
+    Not that of its choices alone: all of it is stored, citations and echoed prompts included. But
+    a list is one of embeddings, whose strings are numbers too.
     """
+    if result.get("object") == "list":
+        return ""
     stored = [value for field, value in result.items() if field not in _NO_PROSE]
     return "\n".join(strings(stored))

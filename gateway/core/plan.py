@@ -77,7 +77,7 @@ class Plan:
         """Identity of everything except the question, 32 bytes; zeros where there is none."""
         if self.question is None:
             return bytes(32)
-        bare = without_question(self.body)
+        bare = without_question(self.partition.endpoint, self.body)
         return self.partition.fingerprint(canonical_form(self.partition.endpoint, bare))
 
     @property

@@ -10,11 +10,17 @@ from typing import Any
 import orjson
 
 from gateway.core import sse
+from gateway.core.embedding_batch import without_call
 from gateway.core.types import Endpoint
 
 _PLAIN_ONLY = frozenset({"object", "choices", "usage"})
 _PLACED = frozenset({"index", "message", "text", "logprobs", "finish_reason"})
 """Fields of a choice that have a place of their own; all others come with the finish reason."""
+
+
+def render_plain(endpoint: Endpoint, key: bytes, result: bytes) -> bytes:
+    """Return the plain reply; ``key`` is that of the entry which holds the result."""
+    return without_call(key, result) if endpoint is Endpoint.EMBEDDINGS else result
 
 
 def render_stream(endpoint: Endpoint, result: dict[str, Any], *, include_usage: bool) -> bytes:

@@ -45,6 +45,8 @@ class ForwardStatus:
     forwarded: Forwarded
     reason: Reason | None = None
     collapsed: bool = False
+    items: tuple[int, int] | None = None
+    """Of a batch: how many were found, of how many."""
 
     def header(self, *, stored: bool = False, declined: Reason | None = None) -> str:
         """Return the list member.
@@ -57,7 +59,10 @@ class ForwardStatus:
             parts.append("stored")
         if self.collapsed:
             parts.append("collapsed")
-        words = [word for word in (self.reason, declined) if word is not None]
+        words = [str(word) for word in (self.reason, declined) if word is not None]
+        if self.items is not None:
+            found, of = self.items
+            words.insert(1, f"items={found}/{of}")
         if len(words) == 1:
             parts.append(f"detail={words[0]}")
         elif words:

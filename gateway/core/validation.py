@@ -50,6 +50,40 @@ _COMPLETIONS = _SHARED | {
     "best_of": _INTEGER,
     "suffix": _STRING,
 }
+_EMBEDDINGS: dict[str, tuple[str, tuple[type, ...]]] = {
+    "model": _STRING,
+    "input": ("one of a string or array", (str, list)),
+    "encoding_format": _STRING,
+    "dimensions": _INTEGER,
+    "user": _STRING,
+}
+_RESPONSES: dict[str, tuple[str, tuple[type, ...]]] = {
+    "model": _STRING,
+    "input": ("one of a string or array of objects", (str, list)),
+    "instructions": _STRING,
+    "stream": _BOOLEAN,
+    "stream_options": _OBJECT,
+    "store": _BOOLEAN,
+    "background": _BOOLEAN,
+    "user": _STRING,
+    "safety_identifier": _STRING,
+    "metadata": _OBJECT,
+    "temperature": _NUMBER,
+    "top_p": _NUMBER,
+    "top_logprobs": _INTEGER,
+    "max_output_tokens": _INTEGER,
+    "max_tool_calls": _INTEGER,
+    "parallel_tool_calls": _BOOLEAN,
+    "previous_response_id": _STRING,
+    "conversation": ("one of a string or object", (str, dict)),
+    "include": ("an array", (list,)),
+    "reasoning": _OBJECT,
+    "text": _OBJECT,
+    "tools": _OBJECTS,
+}
+_MOST_INPUTS = 2048
+"""Of an embeddings request, as at OpenAI."""
+
 _JSON_NAMES = {
     dict: "an object",
     list: "an array",
@@ -67,13 +101,7 @@ def validate_chat(body: dict[str, Any]) -> None:
     _require(body, "messages")
     messages = body["messages"]
     if not messages:
-        raise ClientError(
-            400,
-            "Invalid 'messages': empty array. Expected an array with minimum length 1, "
-            "but got an empty array instead.",
-            param="messages",
-            code="empty_array",
-        )
+        raise _wrong_length("messages", "empty_array", "minimum length 1", "an empty array")
     for position, message in enumerate(messages):
         if not _is_plain(message):
             _check_message(f"messages[{position}]", message)
@@ -108,11 +136,58 @@ def validate_completion(body: dict[str, Any]) -> None:
     _require(body, "prompt")
 
 
+def validate_embeddings(body: dict[str, Any]) -> None:
+    """Raise ClientError unless ``body`` has the shape of an embeddings request."""
+    _check_fields(body, _EMBEDDINGS)
+    _require(body, "model")
+    _require(body, "input")
+    given = body["input"]
+    if isinstance(given, str):
+        return
+    if not given:
+        raise _wrong_length("input", "empty_array", "minimum length 1", "an empty array")
+    if type(given[0]) is int:  # one input, as tokens
+        _check_tokens("input", given)
+        return
+    if len(given) > _MOST_INPUTS:
+        most, got = f"maximum length {_MOST_INPUTS}", f"an array with length {len(given)}"
+        raise _wrong_length("input", "array_above_max_length", most, got)
+    kind = ("an array of integers", (list,)) if type(given[0]) is list else _STRING
+    for place, item in enumerate(given):
+        _check_type(f"input[{place}]", item, *kind)
+        if type(item) is list:
+            _check_tokens(f"input[{place}]", item)
+
+
+def _check_tokens(where: str, tokens: list[Any]) -> None:
+    for place, token in enumerate(tokens):
+        if type(token) is not int:
+            _check_type(f"{where}[{place}]", token, *_INTEGER)
+
+
+def validate_response(body: dict[str, Any]) -> None:
+    """Raise ClientError unless ``body`` has the shape of a request to the Responses API."""
+    _check_fields(body, _RESPONSES)
+    if body.get("prompt") is None:  # a template may name the model
+        _require(body, "model")
+    given = body.get("input")
+    for place, item in enumerate(given if isinstance(given, list) else ()):
+        _check_type(f"input[{place}]", item, *_OBJECT)
+
+
 def _check_fields(body: dict[str, Any], fields: dict[str, tuple[str, tuple[type, ...]]]) -> None:
     for name, value in body.items():
         known = fields.get(name)
         if known is not None and value is not None and type(value) not in known[1]:
             _check_type(name, value, *known)
+
+
+def _wrong_length(where: str, code: str, expected: str, got: str) -> ClientError:
+    what = "empty array" if code == "empty_array" else "array too long"
+    message = (
+        f"Invalid '{where}': {what}. Expected an array with {expected}, but got {got} instead."
+    )
+    return ClientError(400, message, param=where, code=code)
 
 
 def _check_type(where: str, value: Any, expected: str, types: tuple[type, ...]) -> None:

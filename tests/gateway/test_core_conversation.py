@@ -93,7 +93,7 @@ def test_a_completion_has_no_question():
 
 def test_without_question_leaves_out_the_last_content_and_nothing_else():
     body = chat(user("a"), {"role": "user", "name": "Ann", "content": "b"}, seed=1)
-    assert without_question(body) == {
+    assert without_question(CHAT, body) == {
         "model": "m",
         "messages": [user("a"), {"role": "user", "name": "Ann"}],
         "seed": 1,

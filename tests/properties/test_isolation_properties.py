@@ -37,7 +37,7 @@ from gateway.scanning import Scans
 from scripted_upstream import completion
 
 MANY = settings(database=None, suppress_health_check=list(HealthCheck))
-EXAMPLES = max(20, settings().max_examples // 50)
+EXAMPLES = max(12, settings().max_examples // 50)
 ABSENCE = object()
 BODIES: dict[Endpoint, dict[str, Any]] = {
     Endpoint.CHAT: {"model": "m", "messages": [{"role": "user", "content": "q"}]},
@@ -70,6 +70,10 @@ def meaning(value: Any, text: str = "") -> Any:
 def meant(endpoint: Endpoint, field: str, value: Any) -> Any:
     if value is ABSENCE:
         return value
+    if (endpoint, field) == (Endpoint.EMBEDDINGS, "input"):
+        match value:
+            case [str() | list() as only]:
+                value = only
     folds = {(Endpoint.CHAT, "messages"): "text", (Endpoint.RESPONSES, "input"): "input_text"}
     kind = folds.get((endpoint, field), "")
     return meaning(value, kind) if isinstance(value, list) else meaning(value)
