@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
@@ -16,6 +17,7 @@ from aiohttp import ClientError, web
 from embeddings.client import EmbeddingsClient, EmbeddingsUnavailable
 from embeddings.verify.agreement import agree
 from gateway.adapters.admin import Admin
+from gateway.adapters.decision_log import DecisionLog
 from gateway.adapters.handlers import Handlers
 from gateway.adapters.journal import Journal, QuarantineFile
 from gateway.adapters.key_file import Access
@@ -28,6 +30,7 @@ from gateway.adapters.secret_setting import secret_setting, shared_secret
 from gateway.adapters.upstream_http import HttpUpstream
 from gateway.adapters.upstream_local import local_model
 from gateway.admitting import Admitter
+from gateway.core.decision_record import Recorder
 from gateway.core.entry_codec import encoded_size
 from gateway.core.errors import UpstreamError
 from gateway.forgetting import Vault
@@ -39,7 +42,7 @@ from gateway.pipeline import Pipeline
 from gateway.ports import Candidate, Quarantine, SemanticUnavailableError, Upstream
 from gateway.scanning import Scans
 from gateway.settings import Settings
-from gateway.stores import open_store
+from gateway.stores import Entries, open_store
 
 log = logging.getLogger(__name__)
 
@@ -191,8 +194,8 @@ def create_app(
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     policies = PolicyFile(settings.policy or default_policy())
     access = Access(settings.gateway_keys, settings.denied_keys)
-    entries = open_store(settings, os.environ)
-    store = entries.store
+    store = (entries := open_store(settings, os.environ)).store
+    secret = shared_secret(os.environ) or load_or_create_secret(settings.data_dir)
     upstream = HttpUpstream(
         settings.upstream[0],
         own_credential=access.own_keys,
@@ -209,7 +212,8 @@ def create_app(
         )
         checks.append(semantic.not_ready)
     metrics = Metrics(store.stats)
-    sinks: tuple[Sink, ...] = (metrics.observe, log_request)
+    decision_log = _decision_log(settings)
+    sinks: tuple[Sink, ...] = (metrics.observe, log_request, *_observers(decision_log))
     tracing = _tracing()
 
     def begin(endpoint: str, request: web.BaseRequest) -> Observation:
@@ -217,20 +221,6 @@ def create_app(
         if tracing is not None:
             tracing.begin(seen, request.headers)
         return seen
-
-    def details() -> dict[str, Any]:
-        policy = policies.active.policy
-        return {
-            "policy": {
-                "source": policy.source,
-                "generation": policy.generation,
-                "problem": policies.problem,
-            },
-            "store": entries.status(),
-            "semantic": "on" if semantic is not None else "off",
-            "vectors": semantic.details() if semantic is not None else {},
-            "keys": access.details(),
-        }
 
     scans = Scans()
     quarantine = QuarantineFile(settings.data_dir / "quarantine.jsonl")
@@ -247,7 +237,8 @@ def create_app(
         policies=policies,
         forwarder=forwarder,
         scans=scans,
-        secret=shared_secret(os.environ) or load_or_create_secret(settings.data_dir),
+        secret=secret,
+        recorder=_recorder(settings, secret),
         now=time.time,
         salts_caches=settings.upstream_cache_salt,
         local=None if semantic is None else local_model(semantic, make_forwarder),
@@ -257,7 +248,7 @@ def create_app(
     handlers = Handlers(
         pipeline,
         PassThrough(upstream, client_seconds=client_seconds),
-        Readiness(checks, details),
+        Readiness(checks, partial(_details, policies, entries, semantic, access)),
         metrics.page,
         begin,
         access=access,
@@ -272,6 +263,7 @@ def create_app(
         async with contextlib.AsyncExitStack() as stack:
             if tracing is not None:
                 stack.push_async_callback(asyncio.to_thread, tracing.close)
+            stack.push_async_callback(_closed, decision_log)
             stack.push_async_callback(store.close)
             stack.callback(scans.close)
             await upstream.open()
@@ -290,6 +282,47 @@ def create_app(
 
     app.cleanup_ctx.append(lifespan)
     return app
+
+
+def _details(
+    policies: PolicyFile,
+    entries: Entries,
+    semantic: SemanticService | None,
+    access: Access,
+) -> dict[str, Any]:
+    policy = policies.active.policy
+    return {
+        "policy": {
+            "source": policy.source,
+            "generation": policy.generation,
+            "problem": policies.problem,
+        },
+        "store": entries.status(),
+        "semantic": "on" if semantic is not None else "off",
+        "vectors": semantic.details() if semantic is not None else {},
+        "keys": access.details(),
+    }
+
+
+def _decision_log(settings: Settings) -> DecisionLog | None:
+    if settings.decision_log is None:
+        return None
+    return DecisionLog(
+        settings.decision_log, max_bytes=settings.decision_log_bytes, clock=time.time
+    )
+
+
+def _observers(log: DecisionLog | None) -> tuple[Sink, ...]:
+    return () if log is None else (log.observe,)
+
+
+def _recorder(settings: Settings, secret: bytes) -> Recorder | None:
+    return None if settings.decision_log is None else Recorder(secret, settings.decision_log_text)
+
+
+async def _closed(log: DecisionLog | None) -> None:
+    if log is not None:
+        await asyncio.to_thread(log.close)
 
 
 def _admin(

@@ -43,6 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return backend(arguments[1:])
     if arguments[:1] == ["policy"]:
+        if arguments[1:2] == ["replay"]:
+            from gateway.replaying import main as replay
+
+            return replay(arguments[2:])
         from policies.cli import main as policy
 
         return policy(arguments[1:])

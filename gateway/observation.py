@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from gateway.core.status import ForwardStatus
-from gateway.core.types import Reason
+from gateway.core.types import Entry, Reason
 
 
 @dataclass(slots=True)
@@ -41,6 +42,12 @@ class Observation:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
+    record: dict[str, Any] | None = None
+    """What the decision log holds of the request, None where there is no log."""
+    key: bytes | None = None
+    entry: Entry | None = None
+    """The entry that was served."""
+    similarity: float | None = None
     _common_sinks: tuple["Sink", ...] = field(init=False)
 
     def __post_init__(self) -> None:

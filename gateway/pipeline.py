@@ -14,6 +14,7 @@ from typing import Any, assert_never
 from gateway.asked import Asked, LocalModel
 from gateway.core.canonical import BodyError, parse_body
 from gateway.core.conversation import last_user_text, prompt_text, system_text
+from gateway.core.decision_record import Recorder
 from gateway.core.embedding_batch import item_body, items_of
 from gateway.core.errors import ClientError, PromptTooLongError, UpstreamError
 from gateway.core.key import Tenant, cache_salt, identify
@@ -83,6 +84,7 @@ class Pipeline:
     forwarder: Forwarder
     scans: Scans
     secret: bytes
+    recorder: Recorder | None
     now: Callable[[], float]
     salts_caches: bool = False
     """Whether the upstream knows ``cache_salt``, so that the gateway gives it one a tenant."""
@@ -123,6 +125,7 @@ class Pipeline:
         tenant = identify(inbound.headers, inbound.holder)
         decision = _decide(endpoint, body, inbound, tenant, active)
         seen.rule = decision.rule
+        seen.record = self._recorded(endpoint, body, inbound, tenant=tenant, decision=decision)
         _refuse_long_prompt(endpoint, body, decision)
         local = self.local is not None and self.local.serves(endpoint, seen.model)
         forwarder = self.local.forwarder if self.local and local else self.forwarder
@@ -152,6 +155,7 @@ class Pipeline:
         seen.outcome = "bypass" if bypassed else "miss"
         seen.reason = state.status.reason
         seen.forward = state.status
+        seen.key = None if state.store is None else state.store.key
         try:
             reply = await send
         except UpstreamError:
@@ -186,6 +190,28 @@ class Pipeline:
                     state = state.next(await self.verifier.refusal(state.asked, state.stored))
                 case _:
                     assert_never(state)
+
+    def _recorded(
+        self,
+        endpoint: Endpoint,
+        body: dict[str, Any],
+        inbound: Inbound,
+        *,
+        tenant: Tenant,
+        decision: Decision,
+    ) -> dict[str, Any] | None:
+        if self.recorder is None:
+            return None
+        facts = _facts(endpoint, body, inbound, tenant)
+        return self.recorder.record(
+            body,
+            tenant,
+            facts,
+            decision,
+            truths=self.policies.active.recorded.truths(facts),
+            upstream=self.forwarder.upstream.name,
+            query=inbound.query,
+        )
 
     def _plan(self, asked: Asked, body: dict[str, Any]) -> State:
         directives = parse_directives(asked.inbound.headers.get("cache-control"))
@@ -257,7 +283,13 @@ def _decide(
 ) -> Decision:
     if not active.policy.rules:  # nobody would look at the facts
         return active.policy.default
-    facts = RequestFacts(
+    return active.policy.decide(_facts(endpoint, body, inbound, tenant))
+
+
+def _facts(
+    endpoint: Endpoint, body: dict[str, Any], inbound: Inbound, tenant: Tenant
+) -> RequestFacts:
+    return RequestFacts(
         endpoint=endpoint.value,
         model=body.get("model") or "",
         headers=inbound.headers,
@@ -267,7 +299,6 @@ def _decide(
         last_user_text=last_user_text(endpoint, body),
         system_text=system_text(body),
     )
-    return active.policy.decide(facts)
 
 
 def _parse(endpoint: Endpoint, raw: bytes) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from gateway.core.types import Entry
 from policies.decide import PiiAction, Policy
+from policies.recorded import RecordedPolicy
 
 
 class StoreError(Exception):
@@ -226,6 +227,8 @@ class ActivePolicy:
 
     policy: Policy
     scanner: Scanner
+    recorded: RecordedPolicy
+    """The policy in the form that the decision log needs."""
     pii_identities: Mapping[PiiAction, str]
     """What keys say of the scan that a prompt passed, for each action."""
 

@@ -21,6 +21,7 @@ def render_hit(endpoint: Endpoint, body: dict[str, Any], hit: Hit, seen: Observa
     status = hit.status
     seen.outcome = "hit"
     seen.reason = status.reason if status.stale is None else status.stale
+    seen.entry, seen.key, seen.similarity = hit.entry, hit.entry.key, status.similarity
     seen.status = 200
     headers = (
         ("Cache-Status", status.header()),

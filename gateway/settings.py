@@ -61,6 +61,9 @@ class Settings(BaseModel):
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
     max_answer_bytes: int = Field(default=8 * 2**20, ge=1024)
     store: str = Field(default="disk", repr=False)
+    decision_log: Path | None = None
+    decision_log_bytes: int = Field(default=256 * 2**20, ge=2**20)
+    decision_log_text: bool = False
     store_bytes: int = Field(default=2**30, ge=2**20)
     memory_bytes: int = Field(default=128 * 2**20, ge=0)
     embeddings_model: str | None = None

@@ -22,7 +22,7 @@ from policies.rule_settings import (
 )
 from policies.schema import ContentSpec, MatchSpec, PiiSpec, PolicySpec, RuleSpec, TenantSpec
 
-__all__ = ["PolicyError", "Problem", "parse_policy"]
+__all__ = ["PolicyError", "Problem", "compile_policy", "parse_policy", "parse_spec"]
 
 
 def parse_policy(text: str, source: str) -> Policy:
@@ -30,6 +30,11 @@ def parse_policy(text: str, source: str) -> Policy:
 
     Raises PolicyError with all problems that were found, and nothing else.
     """
+    return compile_policy(parse_spec(text, source), source)
+
+
+def parse_spec(text: str, source: str) -> PolicySpec:
+    """Read a policy as it is written, with no rule compiled. Raises PolicyError."""
     document = read_document(text, source)
     problems = list(document.problems)
     spec: PolicySpec | None = None
@@ -40,7 +45,7 @@ def parse_policy(text: str, source: str) -> Policy:
     problems += _references(document)
     if problems or spec is None:
         raise PolicyError(_in_order(problems))
-    return _compiled(spec, source)
+    return spec
 
 
 def _in_order(problems: Sequence[Problem]) -> tuple[Problem, ...]:
@@ -166,7 +171,8 @@ def _unreachable_rules(document: Document, matches: Mapping[int, MatchSpec]) -> 
         )
 
 
-def _compiled(spec: PolicySpec, source: str) -> Policy:
+def compile_policy(spec: PolicySpec, source: str) -> Policy:
+    """Return what decides on requests."""
     default = default_decision(spec.default, spec.generation)
     return Policy(
         source=source,

@@ -8,8 +8,9 @@ from pathlib import Path
 from gateway.ports import ActivePolicy
 from policies.decide import PiiAction
 from policies.document import policy_text
-from policies.parse import PolicyError, parse_policy
+from policies.parse import PolicyError, compile_policy, parse_spec
 from policies.pii import PiiScanner
+from policies.recorded import recorded_policy
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +87,8 @@ class PolicyFile:
 
 
 def _activate(data: bytes, path: Path) -> ActivePolicy:
-    policy = parse_policy(policy_text(data, str(path)), str(path))
+    spec = parse_spec(policy_text(data, str(path)), str(path))
+    policy = compile_policy(spec, str(path))
     scanner = PiiScanner(policy.regions, policy.allowed)
     identities = {action: f"{action}/{scanner.identity}" for action in PiiAction}
-    return ActivePolicy(policy, scanner, identities)
+    return ActivePolicy(policy, scanner, recorded_policy(spec, policy), identities)

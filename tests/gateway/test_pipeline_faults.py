@@ -116,6 +116,7 @@ class Rig:
             ),
             scans=scans,
             secret=bytes(32),
+            recorder=None,
             now=time.time,
         )
 

@@ -194,6 +194,7 @@ def pipeline_for(policy: PolicyFile, quarantine: QuarantineFile, scans: Scans) -
         forwarder=Forwarder(EchoingUpstream(), admitter, 2**20),
         scans=scans,
         secret=bytes(32),
+        recorder=None,
         now=time.time,
     )
 

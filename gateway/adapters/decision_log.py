@@ -1,0 +1,110 @@
+"""The decision log: a line a request, written by a thread of its own.
+
+Law: the log never holds up a request and never grows without bound. Lines that cannot be queued
+are counted and dropped; at ``max_bytes`` the file becomes FILE.1, in place of the one before.
+"""
+
+import fcntl
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+
+from gateway.observation import Observation
+
+MAX_WAITING = 10_000
+GROUP_LINES = 512
+
+_log = logging.getLogger(__name__)
+
+
+class DecisionLog:
+    """A sink of observations; several workers share one file."""
+
+    def __init__(self, path: Path, *, max_bytes: int, clock: Callable[[], float]) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._lines: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING)
+        self._dropped = 0
+        self._complained = False
+        self._thread = threading.Thread(target=self._run, name="decision-log", daemon=True)
+        self._thread.start()
+
+    def observe(self, seen: Observation) -> None:
+        """Queue the line of a finished request, if it was planned."""
+        if seen.record is None:
+            return
+        record = {"time": self._clock(), **seen.record, **_outcome(seen)}
+        try:
+            self._lines.put_nowait(orjson.dumps(record, option=orjson.OPT_NON_STR_KEYS))
+        except queue.Full:
+            self._dropped += 1
+        except (TypeError, UnicodeEncodeError):
+            self._dropped += 1  # a text with a lone surrogate
+
+    def close(self) -> None:
+        """Write what is queued, for a bounded time."""
+        try:
+            self._lines.put(None, timeout=1.0)
+        except queue.Full:
+            return
+        self._thread.join(5.0)
+
+    def _run(self) -> None:
+        while True:
+            lines = [self._lines.get()]
+            while len(lines) < GROUP_LINES:
+                try:
+                    lines.append(self._lines.get_nowait())
+                except queue.Empty:
+                    break
+            whole = [line + b"\n" for line in lines if line is not None]
+            try:
+                if whole:
+                    self._write(b"".join(whole))
+                self._complained = False
+            except OSError as error:
+                self._dropped += len(whole)
+                if not self._complained:
+                    _log.error("%s cannot be written: %s", self._path, error.strerror)
+                self._complained = True
+            if self._dropped:
+                _log.warning("decision log: %d lines were dropped", self._dropped)
+                self._dropped = 0
+            if None in lines:
+                return
+
+    def _write(self, data: bytes) -> None:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        descriptor = os.open(self._path, flags, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # Another worker may have turned the file over while this one waited for the lock.
+            mine = os.fstat(descriptor)
+            if mine.st_size and mine.st_size + len(data) > self._max_bytes:
+                if self._path.stat().st_ino == mine.st_ino:
+                    self._path.replace(self._path.with_name(self._path.name + ".1"))
+                return self._write(data)
+            os.write(descriptor, data)
+        finally:
+            os.close(descriptor)
+
+
+def _outcome(seen: Observation) -> dict[str, object]:
+    tokens = (seen.prompt_tokens or 0) + (seen.completion_tokens or 0)
+    return {
+        "key": "" if seen.key is None else seen.key.hex(),
+        "outcome": seen.outcome,
+        "reason": None if seen.reason is None else seen.reason.value,
+        "declined": None if seen.declined is None else seen.declined.value,
+        "source": None if seen.entry is None else seen.entry.key.hex(),
+        "similarity": seen.similarity,
+        "tokens": tokens or (0 if seen.entry is None else seen.entry.tokens),
+        "bytes": seen.answer_bytes,
+        "status": seen.status,
+    }

@@ -1,0 +1,253 @@
+"""A recorded log through a simulated cache: the decisions of then beside an edited policy's.
+
+Law: both are simulated in the same way, so that what differs is the policy's doing and not that of
+evictions or restarts, which are left out. What the log cannot tell is counted, never guessed: where
+an edited rule depends on text that was not recorded, the request is decided as it was.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from policies.decide import Decision, PiiAction, RequestFacts, Scope
+from policies.recorded import Recorded, RecordedPolicy
+
+_ADMITTED_BY = {"truncated": "length", "filtered": "content_filter"}
+"""Reasons of declined answers that a rule's finish reasons may admit."""
+
+
+class RecordError(ValueError):
+    """The line is not a record of a decision; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line of the decision log, see docs/decision-log.md."""
+
+    time: float
+    recorded: Recorded
+    rule: str
+    was: Decision
+    form: str
+    """Identity of the request's body; equal bodies, equal forms."""
+    scopes: Mapping[str, str | None]
+    key: str
+    outcome: str
+    reason: str
+    declined: str | None
+    source: str | None
+    """Key of the entry that a semantic hit was answered from."""
+    similarity: float | None
+    temperature: float | None
+    tokens: int
+    bytes: int
+
+
+def parse_record(line: Any) -> Record:
+    """Read a line's JSON. Raises RecordError."""
+    match line:
+        case {
+            "time": int() | float() as time,
+            "endpoint": str(endpoint),
+            "model": str(model),
+            "rule": str(rule),
+            "decision": dict(decision),
+            "form": str(form),
+            "scopes": dict(scopes),
+            "key": str(key),
+            "outcome": str(outcome),
+        }:
+            pass
+        case _:
+            raise RecordError("expected a record of a decision")
+    text, system = line.get("text"), line.get("system")
+    facts = RequestFacts(
+        endpoint=endpoint,
+        model=model,
+        headers={},
+        credential_sha256=None,
+        organization=None,
+        project=None,
+        last_user_text=text,
+        system_text=system,
+    )
+    recorded = Recorded(facts, line.get("conditions") or {}, has_text="text" in line)
+    return Record(
+        time=float(time),
+        recorded=recorded,
+        rule=rule,
+        was=_decision(rule, decision),
+        form=form,
+        scopes=scopes,
+        key=key,
+        outcome=outcome,
+        reason=line.get("reason") or "",
+        declined=line.get("declined"),
+        source=line.get("source"),
+        similarity=line.get("similarity"),
+        temperature=line.get("temperature"),
+        tokens=int(line.get("tokens") or 0),
+        bytes=int(line.get("bytes") or 0),
+    )
+
+
+def _decision(rule: str, written: Mapping[str, Any]) -> Decision:
+    try:
+        return Decision(
+            rule=rule,
+            exact=written["exact"],
+            semantic=written["semantic"],
+            min_similarity=float(written["min_similarity"]),
+            lifetime=float(written["lifetime"]),
+            scope=Scope(written["scope"]),
+            pii=PiiAction(written["pii"]),
+            generation=int(written["generation"]),
+            max_temperature=written.get("max_temperature"),
+            finish_reasons=frozenset(written["finish_reasons"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecordError(f"decision: {error}") from None
+
+
+def written_decision(decision: Decision) -> dict[str, Any]:
+    """Return what a record holds of a decision."""
+    return {
+        "exact": decision.exact,
+        "semantic": decision.semantic,
+        "min_similarity": decision.min_similarity,
+        "lifetime": decision.lifetime,
+        "scope": decision.scope.value,
+        "pii": decision.pii.value,
+        "generation": decision.generation,
+        "max_temperature": decision.max_temperature,
+        "finish_reasons": sorted(decision.finish_reasons),
+    }
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of some requests; tokens are those that hits saved."""
+
+    requests: int = 0
+    hits: int = 0
+    tokens: int = 0
+    bypasses: int = 0
+
+
+class Cache:
+    """A cache without bounds that knows of each entry until when it is fresh."""
+
+    def __init__(self) -> None:
+        self._fresh_until: dict[tuple[str, str, int], float] = {}
+        self._stored_at: dict[tuple[str, str, int], float] = {}
+        self._forms: dict[str, str] = {}
+        self.most_entries = 0
+
+    def take(self, record: Record, decision: Decision) -> bool | None:
+        """Take a request; return whether it hits, None where it is not looked up at all."""
+        self._forms.setdefault(record.key, record.form)
+        scope = record.scopes.get(decision.scope.value)
+        if scope is None or not self._eligible(record, decision):
+            return None
+        place = (scope, record.form, decision.generation)
+        if decision.exact and self._fresh(place, record.time, decision):
+            return True
+        if decision.semantic and self._near(record, decision, scope):
+            return True
+        if _admitted(record, decision):
+            self._fresh_until[place] = record.time + decision.lifetime
+            self._stored_at[place] = record.time
+            self.most_entries = max(self.most_entries, len(self._fresh_until))
+        return False
+
+    def _eligible(self, record: Record, decision: Decision) -> bool:
+        if not (decision.exact or decision.semantic):
+            return False
+        if record.outcome == "bypass" and record.reason == "pii":
+            return decision.pii is PiiAction.ALLOW or (
+                decision.pii is PiiAction.USER and decision.scope is Scope.USER
+            )
+        if record.outcome == "bypass" and record.reason not in ("policy", "no-user", "temperature"):
+            return False
+        limit = decision.max_temperature
+        return limit is None or record.temperature is None or record.temperature <= limit
+
+    def _fresh(self, place: tuple[str, str, int], now: float, decision: Decision) -> bool:
+        until = self._fresh_until.get(place)
+        return (
+            until is not None and now < until and now < self._stored_at[place] + decision.lifetime
+        )
+
+    def _near(self, record: Record, decision: Decision, scope: str) -> bool:
+        source = None if record.source is None else self._forms.get(record.source)
+        return (
+            source is not None
+            and record.similarity is not None
+            and record.similarity >= decision.min_similarity
+            and self._fresh((scope, source, decision.generation), record.time, decision)
+        )
+
+
+def _admitted(record: Record, decision: Decision) -> bool:
+    declined = record.declined
+    if declined is None:
+        return True
+    if declined == "pii":
+        return decision.pii is PiiAction.ALLOW
+    return _ADMITTED_BY.get(declined) in decision.finish_reasons
+
+
+@dataclass(slots=True)
+class Report:
+    """What an edited policy would change. ``rules`` are those of the edited policy."""
+
+    requests: int = 0
+    unknown: int = 0
+    gained: int = 0
+    lost: int = 0
+    recorded_hits: int = 0
+    before: Tally = field(default_factory=Tally)
+    after: Tally = field(default_factory=Tally)
+    entries_before: int = 0
+    entries_after: int = 0
+    rules: dict[str, Tally] = field(default_factory=dict)
+    moved: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Requests by the rule that decided and the one that would."""
+
+
+class Replay:
+    """Takes records in the order of their time; ``report`` at any moment."""
+
+    def __init__(self, policy: RecordedPolicy) -> None:
+        self._policy = policy
+        self._then = Cache()
+        self._edited = Cache()
+        self._report = Report()
+
+    def take(self, record: Record) -> None:
+        """Take the next record."""
+        report = self._report
+        decision = self._policy.decide(record.recorded)
+        if decision is None:
+            report.unknown += 1
+            decision = record.was
+        report.requests += 1
+        report.recorded_hits += record.outcome == "hit"
+        report.moved[record.rule, decision.rule] += 1
+        before = self._then.take(record, record.was)
+        after = self._edited.take(record, decision)
+        report.gained += bool(after) and not before
+        report.lost += bool(before) and not after
+        tally = report.rules.setdefault(decision.rule, Tally())
+        for counted, hit in ((report.before, before), (report.after, after), (tally, after)):
+            counted.requests += 1
+            counted.hits += hit is True
+            counted.bypasses += hit is None
+            counted.tokens += record.tokens if hit else 0
+
+    def report(self) -> Report:
+        """Return what has come of the records so far."""
+        self._report.entries_before = self._then.most_entries
+        self._report.entries_after = self._edited.most_entries
+        return self._report
