@@ -21,8 +21,6 @@ SEEN_SENTENCES = (
     '{"field": "{}", "n": 1}',
     "- {}\n- second point",
     "| Ada | {} | 12.50 |",
-)
-UNSEEN_SENTENCES = (
     "Could you check {}? It does not work for me since 2024.",
     "user: hi\nassistant: hello\nuser: {}\nassistant: noted",
     "<td>{}</td><td>7</td>",
@@ -33,6 +31,20 @@ UNSEEN_SENTENCES = (
     "Summarise the following text: {} -- end of text.",
     "...{}...",
     "Fwd: [{}]",
+)
+UNSEEN_SENTENCES = (
+    "What does {} stand for? I found it on page 12.",
+    "Q: {}?\nA: I do not know.",
+    "* **{}**: see below",
+    "2. {}\n3. next",
+    "value={}&lang=en",
+    "My reference says {}; my name is Ada Lovelace, born 1815-12-10.",
+    '<p class="c1">{}<br/></p>',
+    "print('{}')  # 42",
+    "Ada;{};12,50;2024-05-01",
+    "/imagine {} --ar 16:9",
+    "\u201e{}\u201c stand auf dem Zettel.",
+    "\u6211\u7684\u8cc7\u6599\u662f{}\uff0c\u8b1d\u8b1d",
 )
 
 
@@ -216,12 +228,6 @@ def _log(draw: Random) -> str:
     )
 
 
-SEEN: tuple[Maker, ...] = (
-    *(_wrong_card, _isbn, _version, _image, _tracking, _time, _price, _order, _identifier),
-    *(_code, _place, _odd, _log),
-)
-
-
 def _goods(draw: Random) -> str:
     body = digits(draw, 12)
     thirteen = body + ean.calc_check_digit(body)
@@ -323,4 +329,77 @@ def _settings(draw: Random) -> str:
     )
 
 
-UNSEEN: tuple[Maker, ...] = (*SEEN, _goods, _paper, _cloud, _figures, _prose, _settings)
+SEEN: tuple[Maker, ...] = (
+    *(_wrong_card, _isbn, _version, _image, _tracking, _time, _price, _order, _identifier),
+    *(_code, _place, _odd, _log, _goods, _paper, _cloud, _figures, _prose, _settings),
+)
+
+
+def _match(draw: Random) -> str:
+    return draw.choice(
+        (
+            f"{digits(draw, 1)}-{digits(draw, 1)} (3:{digits(draw, 1)}, 0:2), {digits(draw, 5)} fans",  # noqa: E501 - a line of its own
+            f"lap {digits(draw, 2)}: 1:{digits(draw, 2)}.{digits(draw, 3)} +0.{digits(draw, 3)}",
+            f"e4 e5 {draw.randrange(1, 40)}. Nf3 Nc6 {draw.randrange(1, 40)}. Bb5 a6 O-O",
+            f"lotto {' '.join(str(draw.randrange(1, 50)) for _ in range(6))}",
+        )
+    )
+
+
+def _library(draw: Random) -> str:
+    return draw.choice(
+        (
+            f"numpy=={digits(draw, 1)}.{digits(draw, 2)}.{digits(draw, 1)}; python_version < '3.12'",  # noqa: E501 - a line of its own
+            f"pip install torch-2.{digits(draw, 1)}.0+cu121-cp311-cp311-linux_x86_64.whl",
+            f"image: nginx:1.{digits(draw, 2)}.{digits(draw, 1)}@sha256:{_hex(draw, 64)}",
+            f"go.sum h1:{base64.b64encode(draw.randbytes(32)).decode()}",
+            f"refs/heads/feature/ABC-{digits(draw, 4)}-add-login-{digits(draw, 2)}",
+            f"git diff {_hex(draw, 7)}..{_hex(draw, 7)} 100644",
+            f"CVE-20{digits(draw, 2)}-{digits(draw, 5)}, KB{digits(draw, 7)}",
+            f"MD5 ({digits(draw, 3)}.iso) = {_hex(draw, 32)}",
+        )
+    )
+
+
+def _science(draw: Random) -> str:
+    return draw.choice(
+        (
+            f"CAS {digits(draw, 4)}-{digits(draw, 2)}-{digits(draw, 1)}",
+            f"rs{digits(draw, 8)}, chr7:{digits(draw, 8)}-{digits(draw, 8)}",
+            f"{draw.uniform(1, 9):.4f}e-{draw.randrange(5, 20)} ± {draw.uniform(0, 1):.4f}",
+            f"NCT{digits(draw, 8)}, EudraCT 20{digits(draw, 2)}-{digits(draw, 6)}-{digits(draw, 2)}",  # noqa: E501 - a line of its own
+            f"[[{digits(draw, 2)}, {digits(draw, 2)}], [{digits(draw, 3)}, {digits(draw, 4)}]]",
+            f"p = 0.{digits(draw, 5)}, n = {digits(draw, 6)}, df = {digits(draw, 2)}",
+            "".join(draw.choices("ACGT", k=60)),
+        )
+    )
+
+
+def _paperwork(draw: Random) -> str:
+    return draw.choice(
+        (
+            f"VIN {draw_text(draw, 'ABCDEFGHJKLMNPRSTUVWXYZ0123456789', 17)}",
+            f"HS code {digits(draw, 4)}.{digits(draw, 2)}.{digits(draw, 4)}",
+            f"Form W-{digits(draw, 1)}, line {digits(draw, 2)}, 26 U.S.C. § {digits(draw, 4)}",
+            f"D-U-N-S {digits(draw, 2)}-{digits(draw, 3)}-{digits(draw, 4)}",
+            f"case 2:{digits(draw, 2)}-cv-{digits(draw, 5)}",
+            f"US patent {digits(draw, 2)},{digits(draw, 3)},{digits(draw, 3)}",
+            f"meter reading {digits(draw, 6)} on {_day(draw)}",
+        )
+    )
+
+
+def _markup(draw: Random) -> str:
+    return draw.choice(
+        (
+            f"#{_hex(draw, 6)}; rgba({digits(draw, 2)}, 20, 30, 0.5); 1.25rem 12px",
+            f'<path d="M{digits(draw, 2)}.{digits(draw, 3)} {digits(draw, 2)}.5c-2.2 0-4 1.7-4 4z"/>',  # noqa: E501 - a line of its own
+            f"https://cdn.example.com/v2/{_hex(draw, 32)}/app.min.js?v={digits(draw, 10)}",
+            f"https://example.com/p/{digits(draw, 9)}?utm_source=x&ref={digits(draw, 4)}",
+            f'viewBox="0 0 {digits(draw, 4)} {digits(draw, 4)}"',
+            f"&#{digits(draw, 4)};&#{digits(draw, 4)};",
+        )
+    )
+
+
+UNSEEN: tuple[Maker, ...] = (*SEEN, _match, _library, _science, _paperwork, _markup)

@@ -39,7 +39,9 @@ class IpDetector:
 
 def _is_v4(text: str, start: int, end: int) -> bool:
     before, after = text[max(0, start - 2) : start], text[end : end + 2]
-    if _is_word(before[-1:]) or before[-1:] == "." or _is_word(after[:1]):
+    if _is_word(before[-1:]) or _is_word(after[:1]):
+        return False
+    if before[-1:] == "." and _is_word(before[:-1]):
         return False
     # Chrome/99.0.1.2, libfoo-1.2.3.4, 1.2.3.4.5, 1.2.3.4-beta
     if before[-1:] in ("/", "-") and _is_word(before[:-1]):
@@ -61,8 +63,10 @@ def _is_word(character: str) -> bool:
 
 
 def _is_v6(text: str, start: int, end: int) -> bool:
-    before, after = text[start - 1 : start], text[end : end + 1]
-    if _is_word(before) or before in (":", ".") or _is_word(after) or after == ":":
+    before, after = text[max(0, start - 2) : start], text[end : end + 1]
+    if _is_word(before[-1:]) or before[-1:] == ":" or _is_word(after) or after == ":":
+        return False
+    if before[-1:] == "." and _is_word(before[:-1]):
         return False
     candidate = text[start:end]
     # C++ and Perl write a::b; an address somebody has holds digits.

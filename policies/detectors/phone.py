@@ -26,6 +26,8 @@ _GROUP = re.compile(r"[0-9]+")
 _LABELS = r"(?i)(?:\b(?:(?:tele)?phone|cell|mobile|tel\b|call|fax|whats ?app|sms\b|text me))"
 _LABEL = re.compile(_LABELS + "[^0-9]{0,16}$")
 _ANY_LABEL = re2.compile(_LABELS)
+_ITEM = re.compile(r"[1-9][0-9]?[.)\]] +(?=[0-9(]+)")
+"""What numbers a list's items."""
 # Runs that are something else, unless a plus or a label says that they are phone numbers.
 _NO_PHONE = re.compile(
     # a day, perhaps with an hour: 2025-11-10 12:30
@@ -38,7 +40,7 @@ _NO_PHONE = re.compile(
     r"|[0-9](?:-[0-9]{1,7}){2}-[0-9]|(?=[0-9-]{11}$)[0-9](?:-[0-9]{1,7}){2}"
     r"|[0-9]{3}-[0-9]{2}-[0-9]{4}"
     # seconds since 1970, and whatever is longer than a number that nothing announces
-    r"|1[0-9]{9}(?:\.[0-9]+)?|[0-9]{14,}"
+    r"|1(?![38]00)[0-9]{9}(?:\.[0-9]+)?|(?!0)[0-9]{14,}|[0-9]{15,}"
 )
 _LABEL_REACH = 32
 _LEAD = 4
@@ -79,6 +81,9 @@ class PhoneDetector:
         announced = _ANY_LABEL.search(text) is not None
         for run in _RUN.finditer(text):
             start, end = run.span()
+            item = _ITEM.match(text, start, end)
+            if item is not None and text[start - 1 : start] not in {"(", "+"}:
+                start = behind = item.end()
             if _is_glued(text, start, end):
                 continue
             offset = max(behind, start - _LEAD)

@@ -53,6 +53,15 @@ _PUBLIC_ID = re2.compile(
     r"(?:call|chatcmpl|cmpl|toolu|tooluse|fc|msg|resp|rs|run|thread|asst|file|req|step|vs|batch"
     r"|conv|event|item|ftjob|org|proj)[_-]"
 )
+_DIGEST = re2.compile(r"sha[0-9]{1,3}-|AAAA[A-Z][0-9A-Za-z]{2}zaC1")
+"""How digests in base64 and public SSH keys begin."""
+_PLACEHOLDER = re2.compile(
+    r"(?i)[$%/~]|\.{1,2}/|your|my[_-]|xxx|(?:process|os|sys|env|self|config|settings|args|request)\."
+    r"|env\b|getenv"
+)
+"""How what stands for a secret, or for where it is, begins."""
+_IDENTIFIER = re2.compile(r"[A-Za-z]+(?:[_.-][A-Za-z]+)*[_.-]?[0-9]{1,4}")
+_PASSWORD = re2.compile(r"(?i)pass|pwd")
 _AWS_SECRET = 40
 """Length of a credential that may hold slashes, which else end a token: paths have them."""
 _BLOB = 256
@@ -99,24 +108,40 @@ def _spoken(text: str) -> Iterator[tuple[int, int]]:
     for pattern in _SPOKEN, _CURL:
         for match in pattern.finditer(text):
             value = match.group(1).rstrip(".?!:")
-            if any(map(str.isdigit, value)) and any(map(str.isalpha, value)):
+            if _is_credential(value):
                 yield match.start(1), match.start(1) + len(value)
 
 
 def _labelled(text: str) -> Iterator[tuple[int, int]]:
     """Find what follows a label, where it is neither a word nor a plain number."""
     for match in _LABELLED.finditer(text):
-        value = match.group(1).rstrip(".?!:")
+        value = match.group(1).rstrip(".?!:]")
         start = match.start(1)
         label = text[match.start() : start].rstrip()
+        if _PASSWORD.search(label) is None:
+            value = value.split("&")[0]
+            # Keys of databases (user:1234:profile) and of settings (primary_key_2).
+            if ":" in value or _IDENTIFIER.fullmatch(value) is not None:
+                continue
         least = 8 if label[-1:] in ":=\"'>" else 16
-        if len(value) >= least and any(map(str.isdigit, value)) and any(map(str.isalpha, value)):
+        if len(value) >= least and _is_credential(value):
             yield start, start + len(value)
+
+
+def _is_credential(value: str) -> bool:
+    """Tell whether a labelled value is neither a word, nor a number, nor a placeholder."""
+    return (
+        any(map(str.isdigit, value))
+        and any(map(str.isalpha, value))
+        and _PLACEHOLDER.match(value) is None
+    )
 
 
 def _random(text: str) -> Iterator[tuple[int, int]]:
     for token in _LONG.finditer(text):
         start, end = token.span()
+        if _DIGEST.match(token.group()) is not None:
+            continue
         if end - start == _AWS_SECRET and looks_random(token.group()):
             yield start, end
         elif end - start <= _BLOB:
