@@ -13,9 +13,12 @@ _NAME = re.compile(
     r"|(?-i:[a-z]Id)|_id)"
     r"(?:[ _-]?(?:no|nr|number|num|id|code))?[\"']?[ \t.:#=]{0,4}[\"'(\[]?$"
 )
+_PARAMETER = re.compile(r"[?&][\w.-]{1,16}=$")
+"""Of an address: app.js?v=4155552671."""
 _REACH = 32
 
 
 def is_named_otherwise(text: str, start: int) -> bool:
     """Tell whether the word before ``start`` says that the number there is no person's."""
-    return _NAME.search(text, max(0, start - _REACH), start) is not None
+    reach = max(0, start - _REACH)
+    return any(name.search(text, reach, start) is not None for name in (_NAME, _PARAMETER))

@@ -39,8 +39,10 @@ _NO_PHONE = re.compile(
     # a book's number, its last digit an X or not; another person's number
     r"|[0-9](?:-[0-9]{1,7}){2}-[0-9]|(?=[0-9-]{11}$)[0-9](?:-[0-9]{1,7}){2}"
     r"|[0-9]{3}-[0-9]{2}-[0-9]{4}"
+    # a customs tariff's number
+    r"|[0-9]{4}\.[0-9]{2}\.[0-9]{4}"
     # seconds since 1970, and whatever is longer than a number that nothing announces
-    r"|1(?![38]00)[0-9]{9}(?:\.[0-9]+)?|(?!0)[0-9]{14,}|[0-9]{15,}"
+    r"|1(?![38]00)[0-9]{9}(?:[0-9]{3}|\.[0-9]+)?|(?!0)[0-9]{14,}|[0-9]{15,}"
 )
 _LABEL_REACH = 32
 _LEAD = 4
