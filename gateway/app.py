@@ -264,7 +264,7 @@ def create_app(
             if tracing is not None:
                 stack.push_async_callback(asyncio.to_thread, tracing.close)
             stack.push_async_callback(_closed, decision_log)
-            stack.push_async_callback(store.close)
+            await stack.enter_async_context(entries.opened())
             stack.callback(scans.close)
             await upstream.open()
             stack.push_async_callback(upstream.close)

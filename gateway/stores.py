@@ -8,7 +8,8 @@ process that changes it, before Redis in any process.
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,17 @@ class Entries:
     store: Store
     vault: Vault | None
     status: Callable[[], dict[str, Any]]
+    begin: Callable[[], Awaitable[None]] | None = None
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Connect, so that the first request need not; whether it could shows when it is used."""
+        try:
+            if self.begin is not None:
+                await self.begin()
+            yield
+        finally:
+            await self.store.close()
 
 
 def open_store(settings: Settings, environment: Mapping[str, str]) -> Entries:
@@ -78,7 +90,8 @@ def _open_redis(settings: Settings, environment: Mapping[str, str]) -> Entries:
     keys = RedisScopeKeys(redis.link, clock=time.time)
     cold, vault = _sealed(redis, keys, settings, environment)
     guarded = GuardedStore(cold, read_seconds=REDIS_SECONDS, write_seconds=REDIS_SECONDS)
-    return Entries(_tiered(settings, guarded, redis.news), vault, _guarded("redis", guarded))
+    store = _tiered(settings, guarded, redis.news)
+    return Entries(store, vault, _guarded("redis", guarded), redis.begin)
 
 
 def _tiered(settings: Settings, cold: ColdStore, news: News | None = None) -> Store:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from gateway.adapters.patience import Patience
 from gateway.adapters.store_tiered import ColdStore
 from gateway.core.breaker import CLOSED, Breaker, Open, failed, probe_failed
 from gateway.core.types import Entry
@@ -41,6 +42,7 @@ class GuardedStore:
         self._read_seconds = read_seconds
         self._write_seconds = write_seconds
         self._sleep = sleep
+        self._patience = Patience()
         self._breaker: Breaker = CLOSED
         self._probing: asyncio.Task[None] | None = None
         self._closed = False
@@ -87,8 +89,7 @@ class GuardedStore:
             _discard(call)
             raise StoreUnavailableError("the store is not answering; it is probed meanwhile")
         try:
-            async with asyncio.timeout(seconds):
-                return await call
+            return await self._patience.wait(call, seconds)
         except TimeoutError:
             fault = StoreUnavailableError(f"the store did not answer within {seconds:g} s")
             self._open(fault)
@@ -108,8 +109,7 @@ class GuardedStore:
         while isinstance(self._breaker, Open):
             await self._sleep(self._breaker.pause)
             try:
-                async with asyncio.timeout(self._read_seconds):
-                    await self._store.get(PROBE_KEY)
+                await self._patience.wait(self._store.get(PROBE_KEY), self._read_seconds)
             except Exception as error:  # noqa: BLE001 - whatever it is, the probing goes on
                 if not isinstance(error, StoreError | TimeoutError):
                     _log.warning("store: the probe failed: %s", type(error).__name__)

@@ -15,21 +15,23 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from hashlib import sha1
 from typing import Any
 from zlib import crc32
 
 from gateway.adapters.store_memory import ENTRY_SHARE
+from gateway.adapters.store_redis_batches import Batches
 from gateway.adapters.store_redis_cluster import ClusterServers
 from gateway.adapters.store_redis_link import (
+    Call,
     OneServer,
     RedisFullError,
     RedisLink,
     client_options,
 )
-from gateway.adapters.store_redis_lookups import Lookups
 from gateway.adapters.store_redis_news import OwnChanges, RedisNews
 from gateway.adapters.store_redis_scripts import (
     CHANNEL,
@@ -86,7 +88,12 @@ class RedisStore:
         self._room = max_bytes // len(self._shards)
         self._max_entry_bytes = min(max_bytes // ENTRY_SHARE, self._room, MAX_ENTRY_BYTES)
         self._clock = clock
-        self._lookups = [Lookups(partial(self._link.values, shard)) for shard in self._shards]
+        self._lookups: list[Batches[bytes, bytes | None]] = [
+            Batches(partial(self._link.values, shard)) for shard in self._shards
+        ]
+        self._changes: list[Batches[Call, Any]] = [
+            Batches(partial(self._link.run_all, shard), _size) for shard in self._shards
+        ]
         self._totals = [(0, 0) for _ in self._shards]
         self._evictions = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -104,11 +111,16 @@ class RedisStore:
         )
         self.news = RedisNews(self._link, self._shards, self._shard, self._origin, self._own)
 
+    async def begin(self) -> None:
+        """Connect, if Redis is there."""
+        with suppress(StoreError):
+            await self.get(b"")
+
     async def get(self, key: bytes) -> Entry | None:
         """See the port. A damaged entry is forgotten and not found."""
         self._check_open()
         shard = self._shard(key)
-        value = await self._lookups[shard.number].get(shard.name(key))
+        value = await self._lookups[shard.number].call(shard.name(key))
         if value is None:
             return None
         try:
@@ -195,6 +207,8 @@ class RedisStore:
             await asyncio.wait(self._tasks)
         for lookups in self._lookups:
             await lookups.close()
+        for changes in self._changes:
+            await changes.close()
         await self._link.close()
 
     async def tend(self) -> None:
@@ -226,13 +240,15 @@ class RedisStore:
         self, script: Script, shard: Shard, number: int, key: bytes, *arguments: Any
     ) -> None:
         origin = b"%s:%d" % (self._origin, number)
-        await self._run(script, shard, origin, key, *arguments, named=(key,))
+        head = (shard.prefix, CHANNEL, shard.number, origin, key)
+        call = Call(script, (*head, *arguments), (key,))
+        self._note(shard, await self._changes[shard.number].call(call))
 
-    async def _run(
-        self, script: Script, shard: Shard, *arguments: Any, named: Sequence[bytes] = ()
-    ) -> list[Any]:
+    async def _run(self, script: Script, shard: Shard, *arguments: Any) -> list[Any]:
         head = (shard.prefix, CHANNEL, shard.number)
-        told: list[Any] = await self._link.run(script, shard, *head, *arguments, named=named)
+        return self._note(shard, await self._link.run(script, shard, *head, *arguments))
+
+    def _note(self, shard: Shard, told: list[Any]) -> list[Any]:
         entries, size, evicted, *rest = told
         self._totals[shard.number] = (entries, size)
         self._evictions += evicted
@@ -263,6 +279,10 @@ class RedisStore:
             raise StoreError("the store is closed")
         self._upkeep.start()
         self.news.start()
+
+
+def _size(call: Call) -> int:
+    return sum(len(argument) for argument in call.arguments if isinstance(argument, bytes))
 
 
 def _decoded(value: bytes, key: bytes) -> Entry:

@@ -6,13 +6,14 @@ known of the nodes.
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError, SlotNotCoveredError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from gateway.adapters.store_redis_link import client
+from gateway.adapters.store_redis_link import Command, client, in_one
 
 Address = tuple[str, int]
 
@@ -46,6 +47,14 @@ class ClusterServers:
                 return await self._ask_there((there.host, there.port), arguments)
         except (RedisConnectionError, RedisTimeoutError, ClusterDownError, asyncio.CancelledError):
             # A node may have been replaced: before the next call the slots are asked for again.
+            self._ranges, self._moved = [], {}
+            raise
+
+    async def ask_all(self, slot: int, commands: Sequence[Command]) -> list[Any]:
+        """See ``Servers``. What has moved is for the caller to ask again."""
+        try:
+            return await in_one(self._client(await self._address(slot)), commands)
+        except (RedisConnectionError, RedisTimeoutError, asyncio.CancelledError):
             self._ranges, self._moved = [], {}
             raise
 

@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -17,6 +18,7 @@ from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
+    AskError,
     AuthenticationError,
     BusyLoadingError,
     ClusterDownError,
@@ -89,6 +91,7 @@ _KINDS: dict[str, type[StoreError]] = {
 }
 
 
+Command = tuple[Any, ...]
 Listen = Callable[[float], Awaitable[tuple[bytes, bytes] | None]]
 """Returns the next message, channel and data, or None when none comes in so many seconds."""
 
@@ -98,6 +101,10 @@ class Servers(Protocol):
 
     async def ask(self, slot: int, *arguments: Any) -> Any:
         """Send a command, return its answer. Raises what redis-py raises."""
+        ...
+
+    async def ask_all(self, slot: int, commands: Sequence[Command]) -> list[Any]:
+        """Send commands in one round trip, return each one's answer or exception."""
         ...
 
     def listener(self) -> Any:
@@ -120,6 +127,10 @@ class OneServer:
         """See ``Servers``."""
         return await self._client.execute_command(*arguments)
 
+    async def ask_all(self, slot: int, commands: Sequence[Command]) -> list[Any]:  # noqa: ARG002
+        """See ``Servers``."""
+        return await in_one(self._client, commands)
+
     def listener(self) -> Any:
         """See ``Servers``."""
         return client(self._options)
@@ -127,6 +138,21 @@ class OneServer:
     async def close(self) -> None:
         """See ``Servers``."""
         await self._client.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A script to run; ``named`` are the cache keys it is about."""
+
+    script: Script
+    arguments: tuple[Any, ...]
+    named: Sequence[bytes] = ()
+
+    def command(self, shard: Shard, *, whole: bool = False) -> Command:
+        """Return the command; ``whole`` has the script's text for a server that lacks it."""
+        keys = (*shard.index, *(shard.name(key) for key in self.named))
+        script = ("EVAL", self.script.source) if whole else ("EVALSHA", self.script.digest)
+        return (*script, len(keys), *keys, *self.arguments)
 
 
 class RedisLink:
@@ -156,8 +182,24 @@ class RedisLink:
         self, script: Script, shard: Shard, *arguments: Any, named: Sequence[bytes] = ()
     ) -> Any:
         """Return the script's answer; ``named`` are the entries it is about. Raises StoreError."""
-        keys = (*shard.index, *(shard.name(key) for key in named))
-        return await self._bounded(self._run(script, shard.slot, (len(keys), *keys, *arguments)))
+        return await self._bounded(self._run(Call(script, arguments, named), shard))
+
+    async def run_all(self, shard: Shard, calls: Sequence[Call]) -> list[Any]:
+        """Return each script's answer, or a StoreError in its place. Raises StoreError."""
+        if len(calls) == 1:
+            return [await self._bounded(self._run(calls[0], shard))]
+        answers: list[Any] = await self._bounded(
+            self._servers.ask_all(shard.slot, [call.command(shard) for call in calls])
+        )
+        for place, answer in enumerate(answers):
+            if isinstance(answer, NoScriptError | MovedError | AskError):
+                try:
+                    answers[place] = await self._bounded(self._run(calls[place], shard))
+                except StoreError as error:
+                    answers[place] = error
+            elif isinstance(answer, Exception):
+                answers[place] = told(answer)
+        return answers
 
     @asynccontextmanager
     async def subscribed(self, *channels: bytes) -> AsyncIterator[Listen]:
@@ -186,12 +228,12 @@ class RedisLink:
         """Close the connections."""
         await self._servers.close()
 
-    async def _run(self, script: Script, slot: int, rest: tuple[Any, ...]) -> Any:
+    async def _run(self, call: Call, shard: Shard) -> Any:
         try:
-            return await self._servers.ask(slot, "EVALSHA", script.digest, *rest)
+            return await self._servers.ask(shard.slot, *call.command(shard))
         except NoScriptError:
             # A server that was restarted or took over, or SCRIPT FLUSH.
-            return await self._servers.ask(slot, "EVAL", script.source, *rest)
+            return await self._servers.ask(shard.slot, *call.command(shard, whole=True))
 
     async def _bounded(self, asking: Awaitable[Any]) -> Any:
         try:
@@ -199,6 +241,15 @@ class RedisLink:
                 return await asking
         except Exception as error:  # noqa: BLE001 - redis-py raises AttributeError and the like
             raise told(error) from None
+
+
+async def in_one(client: Any, commands: Sequence[Command]) -> list[Any]:
+    """Send commands to one server in one round trip, return each one's answer or exception."""
+    async with client.pipeline(transaction=False) as pipeline:
+        for command in commands:
+            pipeline.execute_command(*command)
+        answers: list[Any] = await pipeline.execute(raise_on_error=False)
+        return answers
 
 
 def client(options: dict[str, Any]) -> Any:
