@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.core.lookup import Forward
@@ -22,10 +22,10 @@ class Inbound:
     ``fields`` are the lines as they came. ``holder`` is whose gateway key it bears, if one.
     """
 
-    target: str
-    headers: Mapping[str, str]
-    fields: Iterable[tuple[str, str]]
-    raw: bytes
+    target: str = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
+    fields: Iterable[tuple[str, str]] = field(repr=False)
+    raw: bytes = field(repr=False)
     holder: str | None = None
     method: str = "POST"
 

@@ -83,7 +83,7 @@ class Pipeline:
     policies: PolicySource
     forwarder: Forwarder
     scans: Scans
-    secret: bytes
+    secret: bytes = field(repr=False)
     recorder: Recorder | None
     now: Callable[[], float]
     salts_caches: bool = False

@@ -5,6 +5,7 @@ several workers share it. Settings come as JSON in the environment: a command li
 """
 
 import argparse
+import asyncio
 import logging
 import os
 import socket
@@ -18,7 +19,7 @@ from aiohttp import web
 from gateway.adapters.secret import SecretError
 from gateway.app import create_app
 from gateway.core.access import KeyRingError
-from gateway.process import WORKER_SETTINGS, configure_logging, stop_event
+from gateway.process import WORKER_SETTINGS, configure_logging, log_stray, stop_event
 from gateway.settings import Settings
 from policies.parse import PolicyError
 
@@ -29,6 +30,7 @@ async def serve(
     settings: Settings, sock: socket.socket, *, semantic: Path | None, engine_required: bool
 ) -> None:
     """Serve until SIGTERM, SIGINT or the parent's end; answers in progress get some seconds."""
+    asyncio.get_running_loop().set_exception_handler(log_stray)
     stop = stop_event()
     app = create_app(settings, semantic_socket=semantic, engine_required=engine_required)
     # Handlers are cancelled when their client is gone, and with them the upstream call.
