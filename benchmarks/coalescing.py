@@ -1,0 +1,187 @@
+"""500 clients ask the same at once: time to first token beside a bare aiohttp fan-out.
+
+Each client has a connection of its own and streams. The gateway is the real one, started by its
+command; the floor (``bare_fanout.py``) makes one call and copies its pieces. Servers share core 0
+(only one is loaded at a time), clients and upstream have core 1. Rounds alternate, each with a
+prompt of its own; a figure is the median over the rounds. TTFT runs from a client's request to the
+first event it gets. ``--think`` is what the upstream takes before its first token: with 0 it is all
+overhead, with half a second what clients of a busy model see.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+import urllib.request
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import cast
+
+import orjson
+import uvloop
+from load import post
+from servers import await_url, free_port, pin, start
+
+_EVENT = b"data: "
+_LAST = b"data: [DONE]\n\n"
+
+
+@dataclass
+class _Client(asyncio.Protocol):
+    """One connection, one request: when its first event came, when the last, and what."""
+
+    done: asyncio.Future[None]
+    sent: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
+    parts: list[bytes] = field(default_factory=list)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def ask(self, request: bytes) -> None:
+        self.sent = time.perf_counter()
+        self.transport.write(request)
+
+    def data_received(self, data: bytes) -> None:
+        self.parts.append(data)
+        if not self.first and _EVENT in data:
+            self.first = time.perf_counter()
+        if data.endswith(b"0\r\n\r\n"):
+            self.last = time.perf_counter()
+            self.transport.close()
+            if not self.done.done():
+                self.done.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(exc or ConnectionResetError())
+
+    def events(self) -> int:
+        """How many events came, the last one among them."""
+        raw = b"".join(self.parts)
+        return raw.count(_EVENT) if _LAST in raw else 0
+
+
+@dataclass(frozen=True)
+class _Round:
+    first_p50: float
+    first_p99: float
+    all_over: float
+
+
+async def _round(port: int, request: bytes, clients: int, events: int) -> _Round:
+    loop = asyncio.get_running_loop()
+    everybody = []
+    for _ in range(clients):
+        _, client = await loop.create_connection(
+            lambda: _Client(loop.create_future()), "127.0.0.1", port
+        )
+        everybody.append(client)
+    began = time.perf_counter()
+    for client in everybody:
+        client.ask(request)
+    async with asyncio.timeout(20):
+        await asyncio.gather(*(client.done for client in everybody))
+    if any(client.events() != events for client in everybody):
+        raise SystemExit("a client did not get the whole answer")
+    waited = sorted(client.first - client.sent for client in everybody)
+    return _Round(
+        waited[clients // 2],
+        waited[int(clients * 0.99)],
+        max(client.last for client in everybody) - began,
+    )
+
+
+def _request(prompt: str, think: float, tokens: int) -> bytes:
+    body = {
+        "model": "bench",
+        "stream": True,
+        "messages": [{"role": "user", "content": prompt}],
+        "metadata": {"seconds": str(think), "tokens": str(tokens)},
+    }
+    return post("/v1/chat/completions", orjson.dumps(body))
+
+
+def _calls(upstream: int) -> int:
+    with urllib.request.urlopen(f"http://127.0.0.1:{upstream}/calls", timeout=5) as reply:
+        return int(reply.read())
+
+
+def measure(
+    thinks: list[float], rounds: int, clients: int, tokens: int
+) -> dict[float, dict[str, list[_Round]]]:
+    """Run the rounds for each time that the upstream thinks."""
+    bare, gateway, upstream = free_port(), free_port(), free_port()
+    results: dict[float, dict[str, list[_Round]]] = {}
+    with ExitStack() as stack:
+        data = stack.enter_context(tempfile.TemporaryDirectory())
+        start(stack, ["streaming_upstream.py", str(upstream)], 1)
+        url = f"http://127.0.0.1:{upstream}/v1"
+        options = ["--port", str(gateway), "--data-dir", data, "--log-level", "warning"]
+        start(stack, ["-m", "gateway", "serve", "--upstream", url, *options], 0)
+        start(stack, ["bare_fanout.py", str(bare), url], 0)
+        await_url(f"http://127.0.0.1:{gateway}/readyz")
+        await_url(f"http://127.0.0.1:{bare}/")
+        pin(0, 1)
+        for think in thinks:
+            mine = results[think] = {"gateway": [], "bare": []}
+            for number in range(-1, rounds):  # the first of them warms up
+                for name, port in (("gateway", gateway), ("bare", bare)):
+                    before = _calls(upstream)
+                    request = _request(f"{name} {think} {number}", think, tokens)
+                    got = uvloop.run(_round(port, request, clients, tokens + 3))
+                    if (made := _calls(upstream) - before) != 1:
+                        raise SystemExit(f"{name} made {made} calls")
+                    if number >= 0:
+                        mine[name].append(got)
+                print(f"think {think:g} s, round {number + 1} of {rounds}", file=sys.stderr)
+    return results
+
+
+def main() -> None:
+    """Print a table and, last, one line of JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--clients", type=int, default=500)
+    parser.add_argument("--tokens", type=int, default=50)
+    parser.add_argument("--think", type=float, nargs="+", default=[0.0, 0.5], metavar="SECONDS")
+    options = parser.parse_args()
+    results = measure(options.think, options.rounds, options.clients, options.tokens)
+    print(f"{options.clients} identical streamed misses at once, {options.tokens} tokens, one call")
+    print(f"{'':32}{'TTFT p50 ms':>12}{'p99 ms':>10}{'all over ms':>13}")
+    figures: dict[str, float] = {}
+    for think, rounds in results.items():
+        middle: dict[str, list[float]] = {}
+        for name, label in (("gateway", "refrain serve"), ("bare", "bare fan-out (floor)")):
+            columns = ("first_p50", "first_p99", "all_over")
+            medians = [
+                1e3 * statistics.median(getattr(one, column) for one in rounds[name])
+                for column in columns
+            ]
+            middle[name] = medians
+            print(
+                f"{f'{label}, think {think:g} s':32}"
+                f"{medians[0]:>12.1f}{medians[1]:>10.1f}{medians[2]:>13.0f}"
+            )
+            for column, value in zip(columns, medians, strict=True):
+                figures[f"think_{think:g}_{name}_{column}_ms"] = value
+        pairs = zip(rounds["gateway"], rounds["bare"], strict=True)
+        figures[f"think_{think:g}_ratio_p50"] = statistics.median(
+            mine.first_p50 / floor.first_p50 for mine, floor in pairs
+        )
+        figures[f"think_{think:g}_ratio_p99"] = middle["gateway"][1] / middle["bare"][1]
+        print(
+            f"ratio {figures[f'think_{think:g}_ratio_p50']:.2f}, "
+            f"p99 {figures[f'think_{think:g}_ratio_p99']:.2f} (target 1.5)"
+        )
+    print(json.dumps({"benchmark": "coalescing", **{k: round(v, 3) for k, v in figures.items()}}))
+
+
+if __name__ == "__main__":
+    main()
