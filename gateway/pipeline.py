@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, assert_never
 
 from gateway.asked import Asked, LocalModel
@@ -52,6 +53,7 @@ from gateway.forwarding import Exchange, Forwarder
 from gateway.observation import Observation
 from gateway.ports import (
     ActivePolicy,
+    Candidate,
     PolicySource,
     SemanticIndex,
     SemanticUnavailableError,
@@ -61,6 +63,7 @@ from gateway.ports import (
 )
 from gateway.rendering import refuse, render_hit
 from gateway.scanning import ScanFailedError, Scans
+from gateway.together import Together
 from policies.decide import Decision, PiiAction, RequestFacts, Scope
 from policies.freshness import parse_directives
 
@@ -90,6 +93,7 @@ class Pipeline:
     """Whether the upstream knows ``cache_salt``, so that the gateway gives it one a tenant."""
     local: LocalModel | None = None
     rotation: Rotation = field(default_factory=Rotation)
+    searches: Together[Sequence[Candidate]] = field(default_factory=Together)
 
     async def answer(self, endpoint: Endpoint, inbound: Inbound, seen: Observation) -> Reply:
         """Return the reply to one request. Raises RequestError for faults the client is told."""
@@ -266,8 +270,10 @@ class Pipeline:
     async def _search(self, plan: Plan, seen: Observation) -> list[tuple[bytes, float]]:
         if self.semantic is None or plan.question is None:
             return []
+        about = (plan.fingerprint, plan.question)
+        search = partial(self.semantic.search, *about, NEAREST)
         try:
-            found = await self.semantic.search(plan.fingerprint, plan.question, NEAREST)
+            found = await self.searches.ask(about, search)
         except SemanticUnavailableError as error:
             seen.semantic_fault = error.reason
             return []

@@ -5,8 +5,10 @@ import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from gateway.ports import Scanner
+from gateway.together import Together
 
 log = logging.getLogger(__name__)
 
@@ -33,23 +35,29 @@ class Scans:
 
     def __init__(self, threads: int = 4) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="scan")
+        self._together: Together[str | None] = Together()
 
     async def scan(self, scanner: Scanner, text: str) -> str | None:
         """Return the kind of the first finding, or None. Raises ScanFailedError."""
-        given_up = threading.Event()
         try:
             if len(text) <= INLINE_CHARACTERS and _digits(text) <= INLINE_DIGITS:
                 return scanner.scan(text)
-            loop = asyncio.get_running_loop()
-            async with asyncio.timeout(SCAN_SECONDS):
-                return await loop.run_in_executor(
-                    self._threads, _scan_pieces, scanner, text, given_up
-                )
+            scan = partial(self._scan_in_thread, scanner, text)
+            return await self._together.ask((id(scanner), text), scan)
         except Exception as error:  # noqa: BLE001 - fail closed, whatever it is
             # Whatever a detector raises, the safe answer is the same. Its message may quote the
             # finding, so only its type is told.
             log.warning("PII scan failed (%s): neither looked up nor stored", type(error).__name__)
             raise ScanFailedError from None
+
+    async def _scan_in_thread(self, scanner: Scanner, text: str) -> str | None:
+        loop = asyncio.get_running_loop()
+        given_up = threading.Event()
+        try:
+            async with asyncio.timeout(SCAN_SECONDS):
+                return await loop.run_in_executor(
+                    self._threads, _scan_pieces, scanner, text, given_up
+                )
         finally:
             given_up.set()
 
