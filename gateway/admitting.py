@@ -5,10 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from gateway.core.admission import declined
 from gateway.core.conversation import answer_text
 from gateway.core.plan import Plan
-from gateway.core.types import Reason
+from gateway.core.response_result import unnamed
+from gateway.core.types import Endpoint, Reason
 from gateway.core.usage import tokens_used
 from gateway.ports import (
     EntryTooLargeError,
@@ -49,6 +52,8 @@ class Admitter:
                 if plan.personal is None:
                     return Reason.PII
                 plan = plan.personal
+        if plan.partition.endpoint is Endpoint.RESPONSES and (bare := unnamed(result)) is not None:
+            plain = orjson.dumps(bare)
         entry = plan.entry(plain, self.now(), tokens=tokens_used(result))
         try:
             await self.entries.put(entry)

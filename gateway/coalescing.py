@@ -50,10 +50,14 @@ class Coalescer:
     def refresh(self, exchange: Exchange) -> bool:
         """Begin a call that no client waits for; see ``Forwarder.refresh``."""
         plan = exchange.plan
-        if plan is None or self._refreshes >= MOST_REFRESHES or self._table.under_way(plan.key):
+        if (
+            plan is None
+            or self._refreshes >= MOST_REFRESHES
+            or self._table.under_way(plan.coalescing_key)
+        ):
             return False
         exchange.seen.outcome = "refresh"
-        answer = self._answer(plan.key, exchange, attended=False)
+        answer = self._answer(plan.coalescing_key, exchange, attended=False)
         self._refreshes += 1
         self._run(self._refresh(exchange, answer), answer)
         return True
@@ -72,7 +76,8 @@ class Coalescer:
         plan = exchange.plan
         slot = None
         if plan is not None and way is not Way.ALONE:
-            slot = plan.key if way is Way.ANY_WIRE else (plan.key, exchange.streamed)
+            key = plan.coalescing_key
+            slot = key if way is Way.ANY_WIRE else (key, exchange.streamed)
             # Who wants no stored answer wants none that was asked for before, either.
             if not plan.directives.no_cache:
                 most, since = plan.decision.max_followers, exchange.seen.started

@@ -73,5 +73,7 @@ class Exchange:
     @property
     def wants_usage(self) -> bool:
         """Tell whether the client asked for usage on its stream."""
+        if self.endpoint is Endpoint.RESPONSES:
+            return True  # it is part of the last event
         options = self.body.get("stream_options")
         return isinstance(options, dict) and options.get("include_usage") is True

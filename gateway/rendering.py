@@ -28,13 +28,13 @@ def render_hit(endpoint: Endpoint, body: dict[str, Any], hit: Hit, seen: Observa
         ("Age", str(hit.age)),
         ("Refrain-Entry", hit.entry.key.hex()),
     )
+    plain = render_plain(endpoint, body, hit.entry.key, hit.entry.result)
     if not seen.streamed:
-        plain = render_plain(endpoint, hit.entry.key, hit.entry.result)
         return Reply(200, (JSON_TYPE, *headers), plain)
     options = body.get("stream_options") or {}
     stream = render_stream(
         endpoint,
-        orjson.loads(hit.entry.result),
+        orjson.loads(plain),
         include_usage=options.get("include_usage") is True,
     )
     return Reply(200, (SSE_TYPE, *headers), stream)

@@ -17,8 +17,8 @@ from gateway.admitting import Admitter
 from gateway.core import sse
 from gateway.core.errors import UpstreamError
 from gateway.core.headers import end_to_end, request_fields, without
-from gateway.core.streamed import StreamedAnswer
-from gateway.core.types import Reason
+from gateway.core.streamed import Followed, followed
+from gateway.core.types import Endpoint, Reason
 from gateway.core.usage import ask_for_usage
 from gateway.exchange import Exchange
 from gateway.live_answer import Head, LiveAnswer
@@ -64,7 +64,9 @@ class Caller:
 
     async def _call(self, exchange: Exchange, answer: LiveAnswer) -> None:
         as_asked = exchange.inbound.raw
-        raw, added = ask_for_usage(exchange.body, as_asked)
+        raw, added = as_asked, False
+        if exchange.endpoint is not Endpoint.RESPONSES:  # whose streams end in it anyway
+            raw, added = ask_for_usage(exchange.body, as_asked)
         if not (added and self.asks_for_usage):
             await self._attempt(exchange, answer, as_asked, usage=exchange.wants_usage)
         elif not await self._attempt(exchange, answer, raw, usage=True, added=True):
@@ -116,47 +118,47 @@ class Caller:
 
     async def _relay(self, upstream: UpstreamReply, exchange: Exchange, answer: LiveAnswer) -> None:
         """Pass events on as they end, until the upstream's stream does."""
-        followed = StreamedAnswer(
+        answered = followed(
             exchange.endpoint, assemble=exchange.plan is not None, max_bytes=self.max_answer_bytes
         )
         decoder = sse.Decoder()
         try:
             async with asyncio.timeout(None) as limit:
                 async for chunk in upstream.chunks():
-                    await self._follow(decoder.feed(chunk), followed, exchange, answer)
-                    if followed.done and limit.when() is None:
+                    await self._follow(decoder.feed(chunk), answered, exchange, answer)
+                    if answered.done and limit.when() is None:
                         limit.reschedule(asyncio.get_running_loop().time() + DRAIN_SECONDS)
             if (last := decoder.end()) is not None:
-                await self._follow([last], followed, exchange, answer)
+                await self._follow([last], answered, exchange, answer)
         except (UpstreamError, sse.EventTooLargeError, TimeoutError) as error:
-            if not followed.done:
+            if not answered.done:
                 raise _broken(str(error)) from error
-        if followed.failed:
-            answer.error = followed.error
+        if answered.failed:
+            answer.error = answered.error
             raise _broken("The upstream broke its answer off with an error.")
-        if not followed.ended:
+        if not answered.ended:
             raise _broken("The upstream ended the stream before the answer's end.")
 
     async def _follow(
         self,
         events: Iterable[sse.Event],
-        followed: StreamedAnswer,
+        answered: Followed,
         exchange: Exchange,
         answer: LiveAnswer,
     ) -> None:
         """Pass on what the events of one read come to; the last ones once the entry is there."""
         pieces: list[tuple[bytes, bytes]] = []
         for event in events:
-            was_done = followed.done
-            piece = followed.pass_on(event)
-            if followed.done and not was_done:
+            was_done = answered.done
+            piece = answered.pass_on(event)
+            if answered.done and not was_done:
                 await answer.add(*_joined(pieces))
                 pieces.clear()
                 answer.complete = True
-                await self._store_streamed(followed, exchange, answer)
+                await self._store_streamed(answered, exchange, answer)
             pieces.append(piece)
         await answer.add(*_joined(pieces))
-        if followed.done and not followed.failed:
+        if answered.done and not answered.failed:
             answer.land(exchange.seen.clock())
 
     async def _store_plain(
@@ -171,12 +173,12 @@ class Caller:
         await self._store(status, result, whole, exchange, answer)
 
     async def _store_streamed(
-        self, followed: StreamedAnswer, exchange: Exchange, answer: LiveAnswer
+        self, answered: Followed, exchange: Exchange, answer: LiveAnswer
     ) -> None:
-        _note_usage(answer.payer, followed.usage)
+        _note_usage(answer.payer, answered.usage)
         if exchange.plan is None or answer.head is None:
             return
-        result = followed.result()
+        result = answered.result()
         if isinstance(result, Reason):
             _decline(result, answer)
             return
@@ -255,9 +257,14 @@ def _note_usage(payer: Observation | None, usage: Any) -> None:
     if payer is None:
         return
     match usage:
-        case {"prompt_tokens": int(prompt), "completion_tokens": int(completion)}:
+        case {"prompt_tokens": int(prompt), "completion_tokens": int(completion)} | {
+            "input_tokens": int(prompt),
+            "output_tokens": int(completion),
+        }:
             payer.prompt_tokens = prompt
             payer.completion_tokens = completion
     match usage:
-        case {"prompt_tokens_details": {"cached_tokens": int(cached)}}:
+        case {"prompt_tokens_details": {"cached_tokens": int(cached)}} | {
+            "input_tokens_details": {"cached_tokens": int(cached)}
+        }:
             payer.cached_tokens = cached

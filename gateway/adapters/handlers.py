@@ -64,7 +64,7 @@ class Handlers:
     def add_routes(self, app: web.Application) -> None:
         """Register every path the gateway answers."""
         router = app.router
-        for endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.EMBEDDINGS):
+        for endpoint in Endpoint:
             handler = self._observed(endpoint.value, self._cached(endpoint))
             router.add_post(endpoint.value, handler)
             router.add_route(query.METHOD, endpoint.value, handler)

@@ -6,6 +6,7 @@ from typing import Any
 import orjson
 
 from gateway.core.embedding_batch import declined_embedding
+from gateway.core.response_result import declined_response
 from gateway.core.types import Endpoint, Reason
 from policies.decide import CLEAN_FINISH_REASONS
 
@@ -21,6 +22,8 @@ def declined(
     """Return why a complete result for a request is not stored, or None when it may be."""
     if endpoint is Endpoint.EMBEDDINGS:
         return declined_embedding(result)
+    if endpoint is Endpoint.RESPONSES:
+        return declined_response(body, result, finish_reasons)
     return _declined_choices(endpoint, body, result, finish_reasons)
 
 

@@ -8,6 +8,7 @@ from gateway.core.conversation import semantic_question, without_question
 from gateway.core.fields import bypass_reason
 from gateway.core.key import Partition, Tenant, scope_id, shared_partition, variant_key
 from gateway.core.lazy import lazy
+from gateway.core.response_result import caller_key
 from gateway.core.types import KEY_VERSION, Endpoint, Entry, Reason
 from policies.decide import Decision, PiiAction, Scope
 from policies.freshness import NO_GRACE, Directives, Freshness, Grace, freshness, jittered
@@ -47,9 +48,11 @@ class Plan:
     def coalescing_key(self) -> bytes:
         """Identity of the misses that may share one upstream call.
 
-        Where an answer with personal data may be kept, that is those of one end user.
+        Where an answer with personal data may be kept, that is those of one end user; and where it
+        repeats who asked, those of one caller.
         """
-        return self.key if self.personal is None else self.personal.key
+        key = self.key if self.personal is None else self.personal.key
+        return caller_key(key, self.body) if self.partition.endpoint is Endpoint.RESPONSES else key
 
     @property
     def variants(self) -> int:

@@ -11,6 +11,8 @@ import orjson
 
 from gateway.core import sse
 from gateway.core.embedding_batch import without_call
+from gateway.core.response_events import render_response
+from gateway.core.response_result import named
 from gateway.core.types import Endpoint
 
 _PLAIN_ONLY = frozenset({"object", "choices", "usage"})
@@ -18,13 +20,21 @@ _PLACED = frozenset({"index", "message", "text", "logprobs", "finish_reason"})
 """Fields of a choice that have a place of their own; all others come with the finish reason."""
 
 
-def render_plain(endpoint: Endpoint, key: bytes, result: bytes) -> bytes:
-    """Return the plain reply; ``key`` is that of the entry which holds the result."""
-    return without_call(key, result) if endpoint is Endpoint.EMBEDDINGS else result
+def render_plain(endpoint: Endpoint, body: dict[str, Any], key: bytes, result: bytes) -> bytes:
+    """Return the plain reply to a request; ``key`` is that of the entry with the result."""
+    match endpoint:
+        case Endpoint.EMBEDDINGS:
+            return without_call(key, result)
+        case Endpoint.RESPONSES:
+            return named(result, body)
+        case _:
+            return result
 
 
 def render_stream(endpoint: Endpoint, result: dict[str, Any], *, include_usage: bool) -> bytes:
     """Return the whole event stream of a result."""
+    if endpoint is Endpoint.RESPONSES:
+        return render_response(result)
     chat = endpoint is Endpoint.CHAT
     top = {name: value for name, value in result.items() if name not in _PLAIN_ONLY}
     top["object"] = "chat.completion.chunk" if chat else "text_completion"

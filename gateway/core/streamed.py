@@ -11,7 +11,15 @@ import orjson
 from gateway.core import sse
 from gateway.core.assemble import Assembler, UnknownShapeError
 from gateway.core.errors import RequestError, error_body
+from gateway.core.response_followed import FollowedResponse
 from gateway.core.types import Endpoint, Reason
+
+
+def followed(endpoint: Endpoint, *, assemble: bool, max_bytes: int) -> "Followed":
+    """Return what follows a stream of the endpoint's."""
+    if endpoint is Endpoint.RESPONSES:
+        return FollowedResponse(assemble=assemble, max_bytes=max_bytes)
+    return StreamedAnswer(endpoint, assemble=assemble, max_bytes=max_bytes)
 
 
 class StreamedAnswer:
@@ -97,6 +105,9 @@ class StreamedAnswer:
             return self._assembler.result()
         except UnknownShapeError:
             return Reason.UNKNOWN_SHAPE
+
+
+Followed = StreamedAnswer | FollowedResponse
 
 
 def failure_event(fault: Exception) -> bytes:
