@@ -14,7 +14,12 @@ from typing import Any, assert_never
 
 from gateway.asked import Asked, LocalModel
 from gateway.core.canonical import BodyError, parse_body
-from gateway.core.conversation import last_user_text, prompt_text, system_text
+from gateway.core.conversation import (
+    is_readable,
+    last_user_text,
+    prompt_text,
+    system_text,
+)
 from gateway.core.decision_record import Recorder
 from gateway.core.embedding_batch import item_body, items_of
 from gateway.core.errors import ClientError, PromptTooLongError, UpstreamError
@@ -260,8 +265,11 @@ class Pipeline:
         return entry
 
     async def _scan(self, state: ScanPrompt, active: ActivePolicy) -> State:
+        endpoint, body = state.plan.partition.endpoint, state.plan.body
+        if not is_readable(endpoint, body):
+            return state.next("unreadable")
         try:
-            text = prompt_text(state.plan.partition.endpoint, state.plan.body)
+            text = prompt_text(endpoint, body)
             found = await self.scans.scan(active.scanner, text)
         except ScanFailedError:
             return state.failed()

@@ -1,9 +1,9 @@
 """What a request body says: the parts that policy, PII scan and semantic lookup look at."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from gateway.core.fields import neutral_fields
+from gateway.core.readings import readings
 from gateway.core.types import Endpoint
 
 _NO_PROSE = frozenset({"id", "object", "model", "system_fingerprint", "service_tier"})
@@ -114,20 +114,15 @@ def without_question(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]
     return {**body, "messages": [*earlier, bare]}
 
 
-def strings(value: Any) -> Iterator[str]:
-    """Yield every string in a JSON value, depth first, keys and sealed reasoning left out."""
-    stack = [value]
-    while stack:
-        match stack.pop():
-            case str() as text:
-                yield text
-            # Only who made it can read it: long, random, and no secret of anybody's.
-            case {"type": "reasoning", "encrypted_content": str(), **members}:
-                stack.extend(reversed(members.values()))
-            case dict() as members:
-                stack.extend(reversed(members.values()))
-            case list() as items:
-                stack.extend(reversed(items))
+def is_readable(endpoint: Endpoint, body: dict[str, Any]) -> bool:
+    """Tell whether the prompt is text: nobody here knows what a model's token ids stand for.
+
+    A batch of embeddings is taken as it is: what is stored of it are numbers in any case.
+    """
+    if endpoint is not Endpoint.COMPLETIONS:
+        return True
+    prompt = body["prompt"]
+    return isinstance(prompt, str) or all(isinstance(each, str) for each in prompt)
 
 
 def prompt_text(endpoint: Endpoint, body: dict[str, Any]) -> str:
@@ -137,7 +132,7 @@ def prompt_text(endpoint: Endpoint, body: dict[str, Any]) -> str:
     """
     unread = neutral_fields(endpoint) | {"model"}
     read = [value for field, value in body.items() if field not in unread]
-    return "\n".join(strings(read))
+    return "\n".join(readings(read))
 
 
 def answer_text(result: dict[str, Any]) -> str:
@@ -149,4 +144,4 @@ def answer_text(result: dict[str, Any]) -> str:
     if result.get("object") == "list":
         return ""
     stored = [value for field, value in result.items() if field not in _NO_PROSE]
-    return "\n".join(strings(stored))
+    return "\n".join(readings(stored))

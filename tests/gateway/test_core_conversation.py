@@ -3,10 +3,10 @@ from core_requests import chat, user
 
 from gateway.core.conversation import (
     answer_text,
+    is_readable,
     last_user_text,
     prompt_text,
     semantic_question,
-    strings,
     system_text,
     without_question,
 )
@@ -101,13 +101,18 @@ def test_without_question_leaves_out_the_last_content_and_nothing_else():
     assert body["messages"][-1]["content"] == "b"
 
 
-def test_strings_come_in_reading_order_from_any_depth():
-    value = {"a": ["1", {"b": "2", "c": [["3"]]}], "d": None, "e": 4, "f": "5"}
-    assert list(strings(value)) == ["1", "2", "3", "5"]
-    deep: object = "bottom"
-    for _ in range(100_000):
-        deep = [deep]
-    assert list(strings(deep)) == ["bottom"]
+@pytest.mark.parametrize(
+    ("endpoint", "body", "readable"),
+    [
+        (COMPLETIONS, {"prompt": "a"}, True),
+        (COMPLETIONS, {"prompt": ["a", "b"]}, True),
+        (COMPLETIONS, {"prompt": [1, 2]}, False),
+        (COMPLETIONS, {"prompt": [[1], [2]]}, False),
+        (CHAT, chat(user("a")), True),
+    ],
+)
+def test_token_ids_are_no_text(endpoint, body, readable):
+    assert is_readable(endpoint, body) is readable
 
 
 @pytest.mark.parametrize(

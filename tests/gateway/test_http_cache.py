@@ -351,3 +351,26 @@ async def test_request_directives(gateway: RunningGateway, upstream: ScriptedUps
     assert "hit" in (await gateway.ask(headers=control("only-if-cached, max-age=100"))).cache
     assert "fwd=request" in (await gateway.ask(headers=control("min-fresh=7200"))).cache
     assert upstream.calls == 4
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cache"),
+    [
+        (["hello", "there"], "refrain; fwd=miss; stored"),
+        ([15496, 995], "refrain; fwd=bypass; detail=pii"),
+        ([[15496], [995]], "refrain; fwd=bypass; detail=pii"),
+    ],
+)
+async def test_a_prompt_of_token_ids_cannot_be_scanned(
+    gateway: RunningGateway, upstream: ScriptedUpstream, prompt: list[Any], cache: str
+):
+    async def reply(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        choice = {"index": 0, "text": "x", "finish_reason": "stop", "logprobs": None}
+        choices = [choice, {**choice, "index": 1}][: 1 if isinstance(prompt[0], int) else 2]
+        return web.json_response(
+            {"id": "c", "object": "text_completion", "created": 1, "model": "m", "choices": choices}
+        )
+
+    upstream.answer = reply
+    raw = orjson.dumps({"model": "m", "prompt": prompt})
+    assert (await gateway.post("/v1/completions", raw)).cache == cache
