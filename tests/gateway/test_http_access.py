@@ -1,14 +1,11 @@
 """Gateway keys over HTTP: who is let in, what goes on to the upstream, and cutting a key off."""
 
-from dataclasses import replace
 from hashlib import sha256
+from importlib.resources import files
 
 import pytest
 
-from gateway.adapters import policy_file
 from gateway.adapters.key_file import KeyFile
-from policies.decide import Priority
-from policies.parse import parse_policy
 
 REFUSED = "refrain; detail=unauthorized"
 
@@ -204,18 +201,14 @@ async def test_an_upstream_that_is_not_said_to_know_salts_gets_what_the_client_s
     assert [body.get("cache_salt") for body in upstream.bodies] == ["mine", "yours", None]
 
 
-@pytest.mark.parametrize(
-    ("priority", "told"), [(Priority.NORMAL, None), (Priority.HIGH, "high"), (Priority.LOW, "low")]
-)
+@pytest.mark.parametrize(("priority", "told"), [("normal", None), ("high", "high"), ("low", "low")])
 async def test_the_policys_priority_reaches_the_upstream_and_a_clients_does_not(
-    start_gateway, upstream, monkeypatch, priority, told
+    start_gateway, upstream, tmp_path, priority, told
 ):
-    def parse(text, source):
-        policy = parse_policy(text, source)
-        return replace(policy, default=replace(policy.default, priority=priority))
-
-    monkeypatch.setattr(policy_file, "parse_policy", parse)
-    gateway = await start_gateway()
+    text = (files("policies") / "default.yaml").read_text()
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(f"{text}\n  priority: {priority}\n")
+    gateway = await start_gateway(policy=policy)
     for body in ({}, {"store": True}, {"stream": True, "seed": 1}):
         await gateway.ask("a", headers={"x-refrain-priority": "urgent"}, **body)
         assert upstream.requests[-1].headers.get("X-Refrain-Priority") == told

@@ -172,6 +172,7 @@ async def test_a_served_installation_tells_nothing(tmp_path, upstream, collector
         REFRAIN_DENIED_KEYS=str(denied),
         REFRAIN_UPSTREAM_API_KEY=KEYS["upstream"],
         REFRAIN_ENCRYPTION_KEYS=MASTER,
+        REFRAIN_DECISION_LOG=str(tmp_path / "decisions.jsonl"),
     )
     try:
         line = await asyncio.to_thread(process.wait_for_line, "ready: base URL")
@@ -204,6 +205,7 @@ async def test_a_served_installation_tells_nothing(tmp_path, upstream, collector
         "readiness": ready,
         "the list of entries": entry,
         "spans": b"".join(collector),
+        "the decision log": (tmp_path / "decisions.jsonl").read_bytes(),
         "files": other_files(data),
         "command lines": commands,
         "encrypted entries": b"".join(p.read_bytes() for p in data.glob("entries.sqlite3*")),
