@@ -1,8 +1,8 @@
 """What encryption adds to an entry's way to the store and back, beside the bare cipher (the floor).
 
 Plain is encoding and decoding as without encryption; sealed the same and AES-256-GCM under a key of
-the entry's own; the floor is AES-256-GCM alone under one key that was set up before. Microseconds,
-CPU time of the best of many short rounds, on one thread; the scope's data key is known, as it is but once in some
+the entry's own; the floor is AES-256-GCM alone under one key that was set up before. Microseconds
+of CPU, the best of many short rounds; the scope's data key is known, as it is but once in some
 seconds.
 
     python benchmarks/sealing.py

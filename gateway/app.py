@@ -254,8 +254,8 @@ def create_app(
         access=access,
         client_seconds=client_seconds,
     )
-    loader = Loader(pipeline, make_forwarder, time.perf_counter)
-    admin = _admin(pipeline, entries.vault, quarantine, settings.data_dir)
+    loader = Loader(pipeline, make_forwarder, time.perf_counter, access.holder)
+    admin = _admin(pipeline, entries.vault, quarantine, access, settings.data_dir)
     admin.add_routes(app, load=loader.load)
     handlers.add_routes(app)
 
@@ -326,7 +326,11 @@ async def _closed(log: DecisionLog | None) -> None:
 
 
 def _admin(
-    pipeline: Pipeline, vault: Vault | None, quarantine: Quarantine, data_dir: Path
+    pipeline: Pipeline,
+    vault: Vault | None,
+    quarantine: Quarantine,
+    access: Access,
+    data_dir: Path,
 ) -> Admin:
     operations = Operations(
         store=pipeline.store,
@@ -341,7 +345,9 @@ def _admin(
     )
     token = secret_setting(os.environ, "ADMIN_TOKEN")
     audit_log = Journal(data_dir / "admin-audit.jsonl")
-    return Admin(operations, audit_log, secret=pipeline.secret, token=token)
+    return Admin(
+        operations, audit_log, secret=pipeline.secret, token=token, holder_of=access.holder
+    )
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

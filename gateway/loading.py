@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from gateway.core.errors import RequestError
-from gateway.core.selection import SelectionError
+from gateway.core.selection import SelectionError, read_holder
 from gateway.core.types import Endpoint
 from gateway.exchange import Inbound
 from gateway.forwarding import Forwarder
@@ -58,9 +58,12 @@ class Loader:
     pipeline: Pipeline
     forwarder: Callable[[Upstream], Forwarder]
     clock: Callable[[], float]
+    holder_of: Callable[[Mapping[str, str]], str | None]
 
     async def load(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Store ``answer`` for ``request`` in place of any other, as the tenant of ``headers``.
+
+        Where the gateway has keys of its own, ``holder`` may name the tenant instead.
 
         Return ``stored`` and, where it was not, the ``reason``. Raises SelectionError.
         """
@@ -70,7 +73,9 @@ class Loader:
         pipeline = replace(self.pipeline, forwarder=forwarder)
         seen = Observation(endpoint.value, self.clock(), self.clock, ())
         asking = {**headers, "cache-control": "no-cache"}
-        inbound = Inbound(endpoint.value, asking, tuple(asking.items()), orjson.dumps(request))
+        holder = read_holder(asked.get("holder"), headers, self.holder_of)
+        fields = tuple(asking.items())
+        inbound = Inbound(endpoint.value, asking, fields, orjson.dumps(request), holder)
         try:
             reply = await pipeline.answer(endpoint, inbound, seen)
             if reply.resources is not None:
@@ -88,7 +93,7 @@ class Loader:
 def _read(
     asked: Mapping[str, Any],
 ) -> tuple[Endpoint, dict[str, str], dict[str, Any], dict[str, Any]]:
-    fields = ("endpoint", "headers", "request", "answer")
+    fields = ("endpoint", "headers", "holder", "request", "answer")
     for field in asked:
         if field not in fields:
             raise SelectionError(field, f"one of the fields {', '.join(fields)}")

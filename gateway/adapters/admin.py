@@ -18,7 +18,7 @@ from gateway.core.admin_access import admin_refusal
 from gateway.core.errors import error_body
 from gateway.core.headers import folded
 from gateway.core.key import identify, scope_id
-from gateway.core.selection import SelectionError, parse_selection, read_hash
+from gateway.core.selection import SelectionError, parse_selection, read_hash, read_holder
 from gateway.core.types import Entry
 from gateway.operations import Operations
 from gateway.ports import StoreError
@@ -38,9 +38,17 @@ class Admin:
     """HTTP handlers of the operator's API."""
 
     def __init__(
-        self, operations: Operations, audit_log: Journal, *, secret: bytes, token: str | None
+        self,
+        operations: Operations,
+        audit_log: Journal,
+        *,
+        secret: bytes,
+        token: str | None,
+        holder_of: Callable[[Mapping[str, str]], str | None],
     ) -> None:
+        """Serve the operations; ``holder_of`` tells from headers whose gateway key they bear."""
         self._operations = operations
+        self._holder_of = holder_of
         self._secret = secret
         self._audit_log = audit_log
         self._token = token
@@ -179,12 +187,14 @@ class Admin:
     async def _scope(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Tell the scope ids of whoever sends these headers and names this user."""
         headers, user = asked.pop("headers", {}), asked.pop("user", None)
-        _nothing_else(asked, "headers, user")
+        given = asked.pop("holder", None)
+        _nothing_else(asked, "headers, holder, user")
         if not isinstance(headers, dict) or not all(isinstance(v, str) for v in headers.values()):
             raise SelectionError("headers", "an object of texts")
         if not isinstance(user, str | None):
             raise SelectionError("user", "text")
-        tenant = identify({name.lower(): value for name, value in headers.items()})
+        lowered = {name.lower(): value for name, value in headers.items()}
+        tenant = identify(lowered, read_holder(given, lowered, self._holder_of))
         users = () if user is None else (user,)
         scopes = [scope for scope in Scope if scope is not Scope.USER or users]
         return {

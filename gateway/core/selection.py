@@ -4,11 +4,12 @@ Law: nothing is selected by accident. An empty selection, an unknown field or a 
 refused with the field's name; several fields must all hold.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from gateway.core.access import UnauthorizedError
 from gateway.core.types import Entry
 
 HASH_BYTES = 32
@@ -77,3 +78,22 @@ def _text(field: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise SelectionError(field, "text that is not empty")
     return value
+
+
+def read_holder(
+    given: object, headers: Mapping[str, str], holder_of: Callable[[Mapping[str, str]], str | None]
+) -> str | None:
+    """Return whose gateway key is meant: as it is ``given``, else as the headers' key says.
+
+    Raises SelectionError where keys are in use and the headers have none that is accepted.
+    """
+    if given is not None:
+        if not isinstance(given, str) or not given:
+            raise SelectionError("holder", "the name of a holder of gateway keys")
+        return given
+    try:
+        return holder_of(headers)
+    except UnauthorizedError:
+        raise SelectionError(
+            "headers", "a key that is accepted here, or the field holder in its place"
+        ) from None

@@ -3,9 +3,11 @@
 from hashlib import sha256
 from importlib.resources import files
 
+import orjson
 import pytest
 
 from gateway.adapters.key_file import KeyFile
+from scripted_upstream import completion
 
 REFUSED = "refrain; detail=unauthorized"
 
@@ -117,6 +119,27 @@ async def test_a_denied_provider_key_gets_no_hits_any_more(start_gateway, tmp_pa
     await until(lambda asked: asked.status == 401, gateway)
     assert (await gateway.ask(headers=bearing("other"))).status == 200
     assert (await gateway.ask()).status == 200
+
+
+@pytest.mark.parametrize("whose", [{"headers": bearing("gk-shop")}, {"holder": "shop"}])
+async def test_an_operator_names_a_tenant_by_its_key_or_by_its_holder(gateway, upstream, whose):
+    request = {"model": "m", "messages": [{"role": "user", "content": "Known?"}]}
+    known = orjson.dumps({"request": request, "answer": completion("Yes."), **whose})
+    assert (await gateway.post("/admin/load", known)).json["stored"] is True
+    asked = await gateway.ask("Known?", headers=bearing("gk-shop"))
+    assert (asked.text, upstream.calls) == ("Yes.", 0)
+    told = (await gateway.post("/admin/scope", orjson.dumps(whose))).json
+    listed = (await gateway.get(f"/admin/entries?scope={told['tenant']}")).json["entries"]
+    assert len(listed) == 1
+
+
+@pytest.mark.parametrize("whose", [{}, {"headers": bearing("gk-other")}, {"holder": 7}])
+@pytest.mark.parametrize("action", ["scope", "load"])
+async def test_an_operator_who_names_nobody_is_told(gateway, whose, action):
+    more = {"request": {"model": "m", "messages": []}, "answer": {}} if action == "load" else {}
+    told = await gateway.post(f"/admin/{action}", orjson.dumps({**more, **whose}))
+    assert told.status == 400
+    assert "holder" in told.json["error"]["message"]
 
 
 def test_an_edit_counts_at_the_second_look(keys):
