@@ -22,7 +22,7 @@ from gateway.core.conversation import (
 )
 from gateway.core.decision_record import Recorder
 from gateway.core.embedding_batch import item_body, items_of
-from gateway.core.errors import ClientError, PromptTooLongError, UpstreamError
+from gateway.core.errors import ClientError, UpstreamError
 from gateway.core.key import Tenant, cache_salt, identify
 from gateway.core.lookup import (
     FetchCandidate,
@@ -41,8 +41,8 @@ from gateway.core.lookup import (
 )
 from gateway.core.outbound import with_priority, with_salt, without_salt
 from gateway.core.plan import Plan, plan_request
-from gateway.core.prompt_size import prompt_tokens
-from gateway.core.query import METHOD, query_reply_fields
+from gateway.core.prompt_size import refuse_long_prompt
+from gateway.core.query import METHOD
 from gateway.core.rotation import Rotation
 from gateway.core.status import Forwarded, ForwardStatus
 from gateway.core.types import Endpoint, Entry, Reason
@@ -66,10 +66,10 @@ from gateway.ports import (
     StoreError,
     Verifier,
 )
-from gateway.rendering import refuse, render_hit
+from gateway.rendering import refuse, render_hit, to_query
 from gateway.scanning import ScanFailedError, Scans
 from gateway.together import Together
-from policies.decide import Decision, PiiAction, RequestFacts, Scope
+from policies.decide import Decision, RequestFacts
 from policies.freshness import parse_directives
 
 log = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class Pipeline:
         if isinstance(end, Refused):
             return refuse(seen)
         reply = await self._replied(asked, end, states)
-        return reply if inbound.method != METHOD else _to_query(reply, end, asked.decision, seen)
+        return reply if inbound.method != METHOD else to_query(reply, end, asked.decision, seen)
 
     async def close(self) -> None:
         """End the calls that are under way."""
@@ -135,7 +135,7 @@ class Pipeline:
         decision = _decide(endpoint, body, inbound, tenant, active)
         seen.rule = decision.rule
         seen.record = self._recorded(endpoint, body, inbound, tenant=tenant, decision=decision)
-        _refuse_long_prompt(endpoint, body, decision)
+        refuse_long_prompt(endpoint, body, decision.max_prompt_tokens)
         local = self.local is not None and self.local.serves(endpoint, seen.model)
         forwarder = self.local.forwarder if self.local and local else self.forwarder
         return Asked(endpoint, inbound, body, active, tenant, decision, forwarder, local, seen)
@@ -334,26 +334,8 @@ def _parse(endpoint: Endpoint, raw: bytes) -> dict[str, Any]:
     return body
 
 
-def _refuse_long_prompt(endpoint: Endpoint, body: dict[str, Any], decision: Decision) -> None:
-    most = decision.max_prompt_tokens
-    if most is not None and (tokens := prompt_tokens(endpoint, body)) > most:
-        param = next(name for name in ("messages", "prompt", "input") if name in body)
-        raise PromptTooLongError(tokens, most, param)
-
-
 def _forward(end: Hit | Forward) -> Forward:
     """Return how a request goes on to the upstream, be it only to revalidate."""
     return (
         end if isinstance(end, Forward) else Forward(ForwardStatus(Forwarded.STALE), end.revalidate)
     )
-
-
-def _to_query(reply: Reply, end: Hit | Forward, decision: Decision, seen: Observation) -> Reply:
-    """Add what caches on the way need to know of a reply to QUERY."""
-    lifetime: float | None = None
-    if isinstance(end, Hit):
-        lifetime = end.age + end.status.ttl
-    elif seen.stored:
-        lifetime = decision.lifetime * (1 - decision.jitter)
-    public = decision.scope is Scope.PUBLIC and decision.pii is not PiiAction.USER
-    return replace(reply, headers=query_reply_fields(reply.headers, lifetime, public=public))

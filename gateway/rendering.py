@@ -1,16 +1,19 @@
 """Replies that need no upstream: a hit on either wire, and the refusal of ``only-if-cached``."""
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from gateway.core.errors import RequestError
-from gateway.core.lookup import Hit
+from gateway.core.lookup import Forward, Hit
+from gateway.core.query import query_reply_fields
 from gateway.core.render import render_plain, render_stream
 from gateway.core.status import RefusedStatus
 from gateway.core.types import Endpoint, Reason
 from gateway.exchange import Reply
 from gateway.observation import Observation
+from policies.decide import Decision, PiiAction, Scope
 
 JSON_TYPE = ("Content-Type", "application/json")
 SSE_TYPE = ("Content-Type", "text/event-stream; charset=utf-8")
@@ -53,3 +56,14 @@ def refuse(seen: Observation) -> Reply:
     )
     header = RefusedStatus(Reason.ONLY_IF_CACHED).header()
     return Reply(504, (JSON_TYPE, ("Cache-Status", header)), orjson.dumps(error.body()))
+
+
+def to_query(reply: Reply, end: Hit | Forward, decision: Decision, seen: Observation) -> Reply:
+    """Add what caches on the way need to know of a reply to QUERY."""
+    lifetime: float | None = None
+    if isinstance(end, Hit):
+        lifetime = end.age + end.status.ttl
+    elif seen.stored:
+        lifetime = decision.lifetime * (1 - decision.jitter)
+    public = decision.scope is Scope.PUBLIC and decision.pii is not PiiAction.USER
+    return replace(reply, headers=query_reply_fields(reply.headers, lifetime, public=public))

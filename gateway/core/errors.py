@@ -43,7 +43,7 @@ class PromptTooLongError(ClientError):
 
     reason = Reason.PROMPT_TOO_LONG
 
-    def __init__(self, tokens: int, most: int, param: str) -> None:
+    def __init__(self, tokens: int, most: int, param: str | None) -> None:
         message = (
             f"This prompt is too long: about {tokens} tokens, and at most {most} are allowed here. "
             "Please shorten it."

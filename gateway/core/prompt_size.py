@@ -7,6 +7,7 @@ or file, whatever its size.
 
 from typing import Any
 
+from gateway.core.errors import PromptTooLongError
 from gateway.core.fields import neutral_fields
 from gateway.core.types import Endpoint
 
@@ -18,6 +19,14 @@ _ATTACHMENTS = frozenset(
     {"image_url", "input_image", "input_audio", "file", "input_file", "video_url", "audio_url"}
 )
 _TOKEN_FIELDS = ("prompt", "input")
+_PROMPT_FIELDS = ("messages", *_TOKEN_FIELDS)
+
+
+def refuse_long_prompt(endpoint: Endpoint, body: dict[str, Any], most: int | None) -> None:
+    """Raise PromptTooLongError for a prompt of more than ``most`` tokens; None: any."""
+    if most is not None and (tokens := prompt_tokens(endpoint, body)) > most:
+        param = next((name for name in _PROMPT_FIELDS if name in body), None)
+        raise PromptTooLongError(tokens, most, param)
 
 
 def prompt_tokens(endpoint: Endpoint, body: dict[str, Any]) -> int:

@@ -1,0 +1,148 @@
+"""With ``pii: user``, no answer that holds personal data reaches another user's request."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any, Self
+
+import orjson
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.adapters.store_memory import MemoryStore
+from gateway.admitting import Admitter
+from gateway.core.types import Endpoint
+from gateway.exchange import Inbound
+from gateway.forwarding import Forwarder
+from gateway.observation import Observation
+from gateway.pipeline import Pipeline
+from gateway.ports import ActivePolicy, Candidate
+from gateway.scanning import Scans
+from policies.decide import PiiAction
+from policies.parse import parse_policy
+from scripted_upstream import completion
+
+POLICY = """
+version: 1
+default:
+  exact: on
+  semantic: {enabled: on, min_similarity: 0.5}
+  freshness: 100s
+  grace: 50s
+  variants: 2
+  scope: tenant
+  pii: user
+"""
+SECRET_WORD = "PERSONAL"
+
+
+class Scanner:
+    """The fake at the scanner's port: one word is personal."""
+
+    def scan(self, text: str) -> str | None:
+        return "word" if SECRET_WORD in text else None
+
+
+class Policies:
+    """A policy in force."""
+
+    active = ActivePolicy(
+        parse_policy(POLICY, "test"), Scanner(), {action: f"{action}/1" for action in PiiAction}
+    )
+
+
+class Everything:
+    """The fake at the index's port: whatever partition is asked for, all entries are near."""
+
+    def __init__(self) -> None:
+        self.keys: list[bytes] = []
+
+    async def search(self, partition: bytes, text: str, k: int) -> Sequence[Candidate]:
+        return [Candidate(key, 0.99) for key in reversed(self.keys)][:k]
+
+    async def add(self, partition: bytes, key: bytes, text: str, expires_at: float) -> None:
+        self.keys.append(key)
+
+    async def remove(self, keys: Sequence[bytes]) -> None:
+        self.keys = [key for key in self.keys if key not in keys]
+
+
+class Agreeing:
+    """The fake at the verifier's port: any answer fits."""
+
+    async def refusal(self, asked: str, stored: str) -> str | None:
+        return None
+
+
+class NoQuarantine:
+    """Nothing was judged wrong."""
+
+    def holds(self, key: bytes) -> bool:
+        return False
+
+
+class Upstream:
+    """The fake at the upstream's port: says whom it answers, and perhaps something personal."""
+
+    name = "http://upstream/v1"
+    status = 200
+    headers = (("Content-Type", "application/json"),)
+    content_type = "application/json"
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def send(self, path: str, headers: Any, body: bytes) -> "Upstream":
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+    async def chunks(self) -> Any:
+        yield orjson.dumps(completion(self.text))
+
+
+USERS = st.sampled_from(["ann", "bob", None])
+PROMPTS = st.sampled_from(["How?", "How much?", f"{SECRET_WORD} how?"])
+ASKED = st.tuples(USERS, PROMPTS, st.booleans(), st.sampled_from([0, 30, 60]), st.booleans())
+
+
+@settings(max_examples=150)
+@given(st.lists(ASKED, min_size=2, max_size=12))
+def test_personal_data_never_reaches_another_user(asked):
+    asyncio.run(_ask_all(asked))
+
+
+async def _ask_all(asked: list[tuple[str | None, str, bool, int, bool]]) -> None:
+    clock = [1_000_000.0]
+    store, index, upstream, scans = MemoryStore(max_bytes=2**20), Everything(), Upstream(), Scans()
+    admitter = Admitter(store, index, scans, lambda: clock[0], NoQuarantine())
+    pipeline = Pipeline(
+        store=store,
+        semantic=index,
+        verifier=Agreeing(),
+        policies=Policies(),
+        forwarder=Forwarder(upstream, admitter, 2**20),
+        scans=scans,
+        secret=bytes(32),
+        now=lambda: clock[0],
+    )
+    for number, (user, prompt, tells, later, no_cache) in enumerate(asked):
+        clock[0] += later
+        upstream.text = f"{number} for {user}" + (f" {SECRET_WORD}" if tells else "")
+        body = {"model": "m", "messages": [{"role": "user", "content": prompt}]}
+        if user is not None:
+            body["user"] = user
+        headers = {"cache-control": "no-cache"} if no_cache else {}
+        inbound = Inbound(Endpoint.CHAT.value, headers, (), orjson.dumps(body))
+        seen = Observation(Endpoint.CHAT.value, time.perf_counter(), time.perf_counter, ())
+        reply = await pipeline.answer(Endpoint.CHAT, inbound, seen)
+        assert isinstance(reply.body, bytes)
+        text = orjson.loads(reply.body)["choices"][0]["message"]["content"]
+        if SECRET_WORD in text or SECRET_WORD in prompt:
+            assert f"for {user}" in text, (text, dict(reply.headers)["Cache-Status"])
+    await pipeline.forwarder.close()
+    scans.close()
