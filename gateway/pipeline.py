@@ -12,17 +12,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, assert_never
 
-from gateway.asked import Asked, LocalModel
-from gateway.core.canonical import BodyError, parse_body
-from gateway.core.conversation import (
-    is_readable,
-    last_user_text,
-    prompt_text,
-    system_text,
-)
+from gateway.asked import Asked, LocalModel, decide, facts_of, parse_request
+from gateway.core.conversation import is_readable, prompt_text
 from gateway.core.decision_record import Recorder
 from gateway.core.embedding_batch import item_body, items_of
-from gateway.core.errors import ClientError, UpstreamError
+from gateway.core.errors import UpstreamError
 from gateway.core.key import Tenant, cache_salt, identify
 from gateway.core.lookup import (
     FetchCandidate,
@@ -46,12 +40,6 @@ from gateway.core.query import METHOD
 from gateway.core.rotation import Rotation
 from gateway.core.status import Forwarded, ForwardStatus
 from gateway.core.types import Endpoint, Entry, Reason
-from gateway.core.validation import (
-    validate_chat,
-    validate_completion,
-    validate_embeddings,
-    validate_response,
-)
 from gateway.embedding_items import MissingItems, end_of, for_each, to_be_had
 from gateway.exchange import Inbound, Reply
 from gateway.forwarding import Exchange, Forwarder
@@ -69,7 +57,7 @@ from gateway.ports import (
 from gateway.rendering import refuse, render_hit, to_query
 from gateway.scanning import ScanFailedError, Scans
 from gateway.together import Together
-from policies.decide import Decision, RequestFacts
+from policies.decide import Decision
 from policies.freshness import parse_directives
 
 log = logging.getLogger(__name__)
@@ -102,7 +90,7 @@ class Pipeline:
 
     async def answer(self, endpoint: Endpoint, inbound: Inbound, seen: Observation) -> Reply:
         """Return the reply to one request. Raises RequestError for faults the client is told."""
-        asked = self._asked(endpoint, _parse(endpoint, inbound.raw), inbound, seen)
+        asked = self._asked(endpoint, parse_request(endpoint, inbound.raw), inbound, seen)
         items = items_of(asked.body) if endpoint is Endpoint.EMBEDDINGS else ()
         states: list[Hit | Forward] = []
         end: Hit | Forward | Refused
@@ -132,7 +120,7 @@ class Pipeline:
         seen.streamed = body.get("stream") is True
         active = self.policies.active
         tenant = identify(inbound.headers, inbound.holder)
-        decision = _decide(endpoint, body, inbound, tenant, active)
+        decision = decide(endpoint, body, inbound, tenant, active)
         seen.rule = decision.rule
         seen.record = self._recorded(endpoint, body, inbound, tenant=tenant, decision=decision)
         refuse_long_prompt(endpoint, body, decision.max_prompt_tokens)
@@ -211,7 +199,7 @@ class Pipeline:
     ) -> dict[str, Any] | None:
         if self.recorder is None:
             return None
-        facts = _facts(endpoint, body, inbound, tenant)
+        facts = facts_of(endpoint, body, inbound, tenant)
         return self.recorder.record(
             body,
             tenant,
@@ -286,52 +274,6 @@ class Pipeline:
             seen.semantic_fault = error.reason
             return []
         return [(candidate.key, candidate.similarity) for candidate in found]
-
-
-def _decide(
-    endpoint: Endpoint,
-    body: dict[str, Any],
-    inbound: Inbound,
-    tenant: Tenant,
-    active: ActivePolicy,
-) -> Decision:
-    if not active.policy.rules:  # nobody would look at the facts
-        return active.policy.default
-    return active.policy.decide(_facts(endpoint, body, inbound, tenant))
-
-
-def _facts(
-    endpoint: Endpoint, body: dict[str, Any], inbound: Inbound, tenant: Tenant
-) -> RequestFacts:
-    return RequestFacts(
-        endpoint=endpoint.value,
-        model=body.get("model") or "",
-        headers=inbound.headers,
-        credential_sha256=tenant.credential_sha256,
-        organization=tenant.organization,
-        project=tenant.project,
-        last_user_text=last_user_text(endpoint, body),
-        system_text=system_text(body),
-    )
-
-
-def _parse(endpoint: Endpoint, raw: bytes) -> dict[str, Any]:
-    try:
-        body = parse_body(raw)
-    except BodyError as error:
-        raise ClientError(400, str(error)) from None
-    match endpoint:
-        case Endpoint.CHAT:
-            validate_chat(body)
-        case Endpoint.COMPLETIONS:
-            validate_completion(body)
-        case Endpoint.EMBEDDINGS:
-            validate_embeddings(body)
-        case Endpoint.RESPONSES:
-            validate_response(body)
-        case _:
-            assert_never(endpoint)
-    return body
 
 
 def _forward(end: Hit | Forward) -> Forward:

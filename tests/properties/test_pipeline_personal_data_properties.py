@@ -3,12 +3,16 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Self
 
 import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.adapters.policy_file import PolicyFile
 from gateway.adapters.store_memory import MemoryStore
 from gateway.admitting import Admitter
 from gateway.core.types import Endpoint
@@ -16,10 +20,8 @@ from gateway.exchange import Inbound
 from gateway.forwarding import Forwarder
 from gateway.observation import Observation
 from gateway.pipeline import Pipeline
-from gateway.ports import ActivePolicy, Candidate
+from gateway.ports import Candidate
 from gateway.scanning import Scans
-from policies.decide import PiiAction
-from policies.parse import parse_policy
 from scripted_upstream import completion
 
 POLICY = """
@@ -44,11 +46,16 @@ class Scanner:
 
 
 class Policies:
-    """A policy in force."""
+    """The policy above in force, with the scanner above."""
 
-    active = ActivePolicy(
-        parse_policy(POLICY, "test"), Scanner(), {action: f"{action}/1" for action in PiiAction}
-    )
+    def __init__(self) -> None:
+        with NamedTemporaryFile("w", suffix=".yaml") as file:
+            file.write(POLICY)
+            file.flush()
+            self.active = replace(PolicyFile(Path(file.name)).active, scanner=Scanner())
+
+
+POLICIES = Policies()
 
 
 class Everything:
@@ -124,11 +131,12 @@ async def _ask_all(asked: list[tuple[str | None, str, bool, int, bool]]) -> None
         store=store,
         semantic=index,
         verifier=Agreeing(),
-        policies=Policies(),
+        policies=POLICIES,
         forwarder=Forwarder(upstream, admitter, 2**20),
         scans=scans,
         secret=bytes(32),
         now=lambda: clock[0],
+        recorder=None,
     )
     for number, (user, prompt, tells, later, no_cache) in enumerate(asked):
         clock[0] += later
