@@ -29,7 +29,8 @@ def render_response(response: Mapping[str, Any]) -> bytes:
 
 def _events(response: Mapping[str, Any]) -> Events:
     begun = {**response, "status": "in_progress", "output": []}
-    for told_last in ("usage", "completed_at", "incomplete_details", "error"):
+    begun.pop("usage", None)
+    for told_last in ("completed_at", "incomplete_details", "error"):
         if told_last in begun:
             begun[told_last] = None
     yield "response.created", {"response": begun}

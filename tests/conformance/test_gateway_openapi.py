@@ -12,9 +12,11 @@ from typing import Any
 import jsonschema
 import orjson
 import pytest
+from scripted_responses import call, message, reasoning, response, text
 
 from gateway.core.assemble import Assembler
 from gateway.core.render import render_stream
+from gateway.core.response_events import render_response
 from gateway.core.sse import DONE, Decoder
 from gateway.core.types import Endpoint
 from scripted_upstream import completion
@@ -129,6 +131,54 @@ def test_completions(name, usage, check):
     for chunk in chunks:
         check(chunk, "CompletionChunk")
     check(assembled(COMPLETIONS, chunks), "CreateCompletionResponse")
+
+
+WHOLES = {
+    "text": response(message(text("Hello"))),
+    "logprobs": response(message(text("a", logprobs=[TOKEN]))),
+    "call": response(call('{"x": 1}')),
+    "reasoning": response(reasoning("first", "second"), message(text("so"), place=1)),
+    "reasoning text": response(reasoning(content=[{"type": "reasoning_text", "text": "hm"}])),
+    "incomplete": response(
+        message(text("a"), status="incomplete"),
+        status="incomplete",
+        incomplete_details={"reason": "max_output_tokens"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WHOLES)
+def test_responses(name, check):
+    # OpenAI's own responses say null for no user, which its schema does not allow.
+    whole = {field: value for field, value in WHOLES[name].items() if field != "user"}
+    check(whole, "Response")
+    events = [orjson.loads(event.data) for event in Decoder().feed(render_response(whole))]
+    assert len(events) >= 4
+    for event in events:
+        check(event, "ResponseStreamEvent")
+        check(event, EVENTS[event["type"]])
+
+
+EVENTS = {
+    "response.created": "ResponseCreatedEvent",
+    "response.in_progress": "ResponseInProgressEvent",
+    "response.completed": "ResponseCompletedEvent",
+    "response.incomplete": "ResponseIncompleteEvent",
+    "response.output_item.added": "ResponseOutputItemAddedEvent",
+    "response.output_item.done": "ResponseOutputItemDoneEvent",
+    "response.content_part.added": "ResponseContentPartAddedEvent",
+    "response.content_part.done": "ResponseContentPartDoneEvent",
+    "response.output_text.delta": "ResponseTextDeltaEvent",
+    "response.output_text.done": "ResponseTextDoneEvent",
+    "response.function_call_arguments.delta": "ResponseFunctionCallArgumentsDeltaEvent",
+    "response.function_call_arguments.done": "ResponseFunctionCallArgumentsDoneEvent",
+    "response.reasoning_summary_part.added": "ResponseReasoningSummaryPartAddedEvent",
+    "response.reasoning_summary_part.done": "ResponseReasoningSummaryPartDoneEvent",
+    "response.reasoning_summary_text.delta": "ResponseReasoningSummaryTextDeltaEvent",
+    "response.reasoning_summary_text.done": "ResponseReasoningSummaryTextDoneEvent",
+    "response.reasoning_text.delta": "ResponseReasoningTextDeltaEvent",
+    "response.reasoning_text.done": "ResponseReasoningTextDoneEvent",
+}
 
 
 def test_a_result_assembled_from_the_barest_chunks_is_whole(check):
