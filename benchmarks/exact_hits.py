@@ -25,7 +25,7 @@ import orjson
 from load import LoadResult, post, run_load
 
 _HERE = Path(__file__).resolve().parent
-_BODY = orjson.dumps(
+BODY = orjson.dumps(
     {
         "model": "bench",
         "messages": [
@@ -37,7 +37,7 @@ _BODY = orjson.dumps(
 )
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -46,13 +46,13 @@ def _free_port() -> int:
 _CORES = sorted(os.sched_getaffinity(0))
 
 
-def _pin(process: int, core: int) -> None:
+def pin(process: int, core: int) -> None:
     os.sched_setaffinity(process, {_CORES[core % len(_CORES)]})
 
 
-def _start(stack: ExitStack, argv: Sequence[str], core: int) -> None:
+def start(stack: ExitStack, argv: Sequence[str], core: int) -> None:
     process = subprocess.Popen([sys.executable, *argv], stdout=subprocess.DEVNULL, cwd=_HERE)
-    _pin(process.pid, core)  # before it starts children, which inherit it
+    pin(process.pid, core)  # before it starts children, which inherit it
 
     def stop() -> None:
         process.terminate()
@@ -61,7 +61,7 @@ def _start(stack: ExitStack, argv: Sequence[str], core: int) -> None:
     stack.callback(stop)
 
 
-def _await(url: str) -> None:
+def await_up(url: str) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
@@ -78,22 +78,22 @@ def _await(url: str) -> None:
 
 def measure(rounds: int, seconds: float, connections: int) -> dict[str, float]:
     """Run the rounds and return the figures."""
-    bare, gateway, upstream = _free_port(), _free_port(), _free_port()
-    request = post("/v1/chat/completions", _BODY)
+    bare, gateway, upstream = free_port(), free_port(), free_port()
+    request = post("/v1/chat/completions", BODY)
     with ExitStack() as stack:
         data = stack.enter_context(tempfile.TemporaryDirectory())
-        _start(stack, ["fake_upstream.py", str(upstream)], 1)
+        start(stack, ["fake_upstream.py", str(upstream)], 1)
         url = f"http://127.0.0.1:{upstream}/v1"
         options = ["--port", str(gateway), "--data-dir", data, "--log-level", "warning"]
-        _start(stack, ["-m", "gateway", "serve", "--upstream", url, *options], 0)
-        _await(f"http://127.0.0.1:{gateway}/readyz")
-        _pin(0, 1)
+        start(stack, ["-m", "gateway", "serve", "--upstream", url, *options], 0)
+        await_up(f"http://127.0.0.1:{gateway}/readyz")
+        pin(0, 1)
         first = run_load(gateway, request, connections=1, seconds=0.3)
         head, _, answer = first.last_reply.partition(b"\r\n\r\n")
         if b"refrain; hit" not in head:
             raise SystemExit(f"the gateway does not hit: {head.decode()}")
-        _start(stack, ["bare_handler.py", str(bare), str(len(answer))], 0)
-        _await(f"http://127.0.0.1:{bare}/")
+        start(stack, ["bare_handler.py", str(bare), str(len(answer))], 0)
+        await_up(f"http://127.0.0.1:{bare}/")
         results: dict[str, list[LoadResult]] = {"gateway": [], "bare": []}
         alone: dict[str, list[LoadResult]] = {"gateway": [], "bare": []}
         for number in range(rounds):
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=32)
     options = parser.parse_args()
     figures = measure(options.rounds, options.seconds, options.connections)
-    print(f"exact hits, {options.connections} connections, {len(_BODY)} bytes asked, one core")
+    print(f"exact hits, {options.connections} connections, {len(BODY)} bytes asked, one core")
     print(f"{'':24}{'hits/s':>10}{'p99 ms':>10}{'alone p50 us':>14}")
     for name, label in (("gateway", "refrain serve"), ("bare", "bare handler (floor)")):
         print(

@@ -21,6 +21,7 @@ from gateway.ports import (
     SemanticUnavailableError,
     Store,
     StoreError,
+    StoreUnavailableError,
 )
 from gateway.scanning import ScanFailedError, Scans
 
@@ -59,6 +60,10 @@ class Admitter:
             await self.entries.put(entry)
         except EntryTooLargeError:
             return Reason.TOO_LARGE
+        except StoreUnavailableError as error:
+            # Told once, by whoever stopped asking.
+            log.debug("store: an answer could not be stored: %s", error)
+            return Reason.STORE_FAULT
         except StoreError as error:
             log.warning("store: an answer could not be stored: %s", error)
             return Reason.STORE_FAULT

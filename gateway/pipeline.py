@@ -52,6 +52,7 @@ from gateway.ports import (
     SemanticUnavailableError,
     Store,
     StoreError,
+    StoreUnavailableError,
     Verifier,
 )
 from gateway.rendering import refuse, render_hit, to_query
@@ -243,6 +244,10 @@ class Pipeline:
         """Return the entry; where the index named it, an absent one leaves the index, too."""
         try:
             entry = await self.store.get(key)
+        except StoreUnavailableError as error:
+            # Told once, by whoever stopped asking.
+            log.debug("store: lookup failed, treated as a miss: %s", error)
+            return None
         except StoreError as error:
             log.warning("store: lookup failed, treated as a miss: %s", error)
             return None
