@@ -214,7 +214,7 @@ class Pipeline:
     def _plan(self, asked: Asked, body: dict[str, Any]) -> State:
         directives = parse_directives(asked.inbound.headers.get("cache-control"))
         plan = plan_request(
-            without_salt(body) if self.salts_caches else body,
+            without_salt(body) if self._salts(asked) else body,
             endpoint=asked.endpoint,
             upstream=asked.forwarder.upstream.name,
             query=asked.inbound.query,
@@ -231,7 +231,7 @@ class Pipeline:
     def _exchange(self, asked: Asked, state: Forward) -> Exchange:
         """Return the request as it goes on, with what the gateway says in its own name."""
         body, raw = asked.body, asked.inbound.raw
-        if self.salts_caches:
+        if self._salts(asked):
             body, raw = with_salt(body, raw, cache_salt(self.secret, asked.tenant))
         fields = with_priority(asked.inbound.fields, asked.decision.priority)
         inbound = replace(asked.inbound, raw=raw, fields=fields)
@@ -239,6 +239,10 @@ class Pipeline:
             state = replace(state, status=ForwardStatus(Forwarded.MISS, Reason.LOCAL))
         scanner = asked.active.scanner
         return Exchange(asked.endpoint, inbound, body, state, scanner, asked.seen)
+
+    def _salts(self, asked: Asked) -> bool:
+        # Embeddings have no prefix cache, and servers that know the field may refuse it there.
+        return self.salts_caches and asked.endpoint is not Endpoint.EMBEDDINGS
 
     async def _get(self, key: bytes, *, indexed: bool = False) -> Entry | None:
         """Return the entry; where the index named it, an absent one leaves the index, too."""

@@ -207,6 +207,13 @@ async def test_the_salt_is_the_tenants_and_no_part_of_the_key(start_gateway, ups
     assert upstream.bodies[2]["stream_options"] == {"include_usage": True}
 
 
+async def test_embeddings_are_sent_without_a_salt(start_gateway, upstream):
+    gateway = await start_gateway(upstream_cache_salt=True)
+    asked = orjson.dumps({"model": "e", "input": "a"})
+    await gateway.post("/v1/embeddings", asked)
+    assert all("cache_salt" not in body for body in upstream.bodies)
+
+
 async def test_the_salt_stands_in_bodies_that_are_printed_anew(start_gateway, upstream):
     gateway = await start_gateway(upstream_cache_salt=True)
     options = {"include_usage": False}

@@ -1,5 +1,8 @@
 """The gateway with encryption on, as configured by its environment, over disk and Redis."""
 
+import sqlite3
+from contextlib import closing
+
 import orjson
 import pytest
 from redis.asyncio import Redis
@@ -42,6 +45,20 @@ async def test_without_encryption_the_file_holds_the_answer(start_gateway):
     gateway = await start_gateway()
     await gateway.ask(QUESTION)
     assert ANSWER in on_disk(gateway.data_dir)
+
+
+async def test_keys_tell_no_prompt_even_where_nothing_is_encrypted(start_gateway, tmp_path):
+    """Who knows a prompt and all of the code cannot tell from a key that it was asked here."""
+    found = []
+    for name in ("one", "two"):
+        gateway = await start_gateway(data_dir=tmp_path / name)
+        await gateway.ask(QUESTION)
+        await gateway.stop()
+        with closing(sqlite3.connect(tmp_path / name / "entries.sqlite3")) as connection:
+            found += connection.execute("SELECT key FROM entry").fetchall()
+    [(one,), (two,)] = found
+    assert len(one) == len(two) == 32
+    assert one != two
 
 
 async def test_encryption_switched_off_is_told_and_what_is_encrypted_is_a_miss(
