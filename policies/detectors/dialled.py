@@ -85,6 +85,11 @@ class DialledNumbers:
                     return True
         return False
 
+    @property
+    def shortest(self) -> int:
+        """Digits that its ordinary numbers have at the least."""
+        return self._lengths.start
+
     def are_grouped(self, groups: Sequence[str]) -> bool:
         """Tell whether people of the region group a number's digits like this."""
         return (

@@ -1,9 +1,15 @@
 """Laws of the scan that hold for any text."""
 
+import re
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from phonenumbers import Leniency, PhoneNumberMatcher
 from stdnum import luhn
 
+from policies.detectors.dialled import DialledNumbers
+from policies.detectors.normal import normalise, normalise_with_offsets
 from policies.pii import PiiScanner
 
 SCANNER = PiiScanner(["US", "GB"])
@@ -66,3 +72,72 @@ def test_every_ipv6_address_is_found(address):
 )
 def test_every_address_is_found(local, host, top):
     assert ALONE.scan(f"<{local}@{host}.{top}>") is not None
+
+
+PUBLIC = (
+    *("*@acme.example", "+1 800 555 0100", "203.0.113.7", "GB82 WEST 1234 5698 7654 32"),
+    "pk_live_abcdefghij1234",
+)
+ALLOWING = PiiScanner(["US", "GB"], PUBLIC)
+public = st.sampled_from(
+    ["x@acme.example", "(800) 555-0100", "203.0.113.7", "GB82WEST12345698765432", PUBLIC[-1]]
+)
+personal = st.sampled_from(
+    [
+        *("ada@example.com", "4111 1111 1111 1111", "123-45-6789", "(415) 555-2671"),
+        *("203.0.113.8", "DE89370400440532013000", "sk_live_abcdefghij1234", "x@acme.example.org"),
+    ]
+)
+between = st.sampled_from([" ", ", ", "\n", "; ", " and ", " (", ") ", "\u200b \u200b", "\u3000"])
+
+
+@given(st.lists(st.tuples(public, between)), personal, st.lists(st.tuples(between, public)))
+def test_an_allowed_finding_hides_no_other(before, found, after):
+    text = "".join(a + b for a, b in before) + found + "".join(a + b for a, b in after)
+    assert ALLOWING.scan(text) is not None
+    assert len(ALLOWING.spans(text)) == 1
+
+
+@given(st.lists(st.tuples(public, between)))
+def test_public_contacts_alone_are_clean(parts):
+    assert ALLOWING.scan("".join(a + b for a, b in parts)) is None
+
+
+@given(anything | st.lists(public | personal | dense).map("".join))
+def test_an_allow_list_only_takes_findings_away(text):
+    found = {(span.start, span.end) for span in ALLOWING.spans(text)}
+    assert (ALLOWING.scan(text) is None) == (not found)
+    if SCANNER.scan(text) is None:
+        assert not found
+
+
+@given(anything)
+def test_every_character_of_the_normal_form_has_its_origin(text):
+    plain, offsets = normalise_with_offsets(text)
+    assert plain == normalise(text)
+    assert len(offsets) == len(plain)
+    assert list(offsets) == sorted(offsets)
+    assert all(normalise(text[origin]) != "" for origin in offsets)
+    assert all(
+        character in normalise(text[at]) for character, at in zip(plain, offsets, strict=True)
+    )
+
+
+GROUPS = st.lists(st.text("0123456789", min_size=1, max_size=11), min_size=1, max_size=5)
+REGIONS = ("GB", "DE", "FR", "IN", "AU", "IT", "BR", "AR", "MX", "JP", "RU", "CO", "IE")
+NUMBERS = {region: DialledNumbers(region) for region in REGIONS}
+
+
+@pytest.mark.parametrize("region", REGIONS)
+@given(
+    st.sampled_from(["", "0", "00", "(0"]),
+    GROUPS | st.sampled_from([["020", "7946", "0958"], ["030", "123456"], ["01", "42685300"]]),
+    st.sampled_from(" -.)"),
+)
+def test_what_the_library_finds_in_a_region_is_let_through(region, before, groups, separator):
+    """But for what is shorter than the region's ordinary numbers."""
+    text = before + separator.join(groups)
+    shortest = NUMBERS[region].shortest
+    for match in PhoneNumberMatcher(text, region, Leniency.VALID, max_tries=100):
+        if len(str(match.number.national_number)) >= shortest:
+            assert NUMBERS[region].may_be_among(re.findall("[0-9]+", text))
