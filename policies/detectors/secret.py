@@ -1,6 +1,7 @@
 """API keys, tokens, private keys and passwords: by prefix, by label, or by looking random."""
 
 import base64
+import re
 from collections.abc import Iterator
 from heapq import merge
 from itertools import pairwise
@@ -47,13 +48,14 @@ _SPOKEN = re2.compile(
 _CURL = re2.compile(r"\s(?:-u|--user)[ =]?[\"']?[^\s:\"'$<]+:([^\s\"'$<:]{4,})")
 _BASIC = re2.compile(r"(?i)\bbasic\s+([a-z0-9+/_-]{8,}={0,2})")
 _LONG = re2.compile(r"[A-Za-z0-9_+/=-]{20,}")
-_PIECE = re2.compile(r"[A-Za-z0-9_-]{20,}")
+_PIECE = re.compile(r"[A-Za-z0-9_-]{20,}")
 # Ids that APIs hand out in public: replies, tool calls, files.
-_PUBLIC_ID = re2.compile(
+_PUBLIC_ID = re.compile(
     r"(?:call|chatcmpl|cmpl|toolu|tooluse|fc|msg|resp|rs|run|thread|asst|file|req|step|vs|batch"
     r"|conv|event|item|ftjob|org|proj)[_-]"
 )
-_DIGEST = re2.compile(r"sha[0-9]{1,3}-|AAAA[A-Z][0-9A-Za-z]{2}zaC1")
+# The standard library's engine is quicker to call on short texts.
+_DIGEST = re.compile(r"sha[0-9]{1,3}-|AAAA[A-Z][0-9A-Za-z]{2}zaC1")
 """How digests in base64 and public SSH keys begin."""
 _PLACEHOLDER = re2.compile(
     r"(?i)[$%/~]|\.{1,2}/|your|my[_-]|xxx|(?:process|os|sys|env|self|config|settings|args|request)\."
@@ -138,15 +140,21 @@ def _is_credential(value: str) -> bool:
 
 
 def _random(text: str) -> Iterator[tuple[int, int]]:
-    for token in _LONG.finditer(text):
-        start, end = token.span()
+    for found in _LONG.finditer(text):
+        start, end = found.span()
+        token = text[start:end]
         # h1: is how Go marks a digest.
-        if _DIGEST.match(token.group()) is not None or text[max(0, start - 3) : start] == "h1:":
+        if (
+            token.islower()
+            or token.isupper()
+            or _DIGEST.match(token) is not None
+            or text[max(0, start - 3) : start] == "h1:"
+        ):
             continue
-        if end - start == _AWS_SECRET and looks_random(token.group()):
+        if end - start == _AWS_SECRET and looks_random(token):
             yield start, end
         elif end - start <= _BLOB:
-            for piece in _PIECE.finditer(token.group()):
+            for piece in _PIECE.finditer(token):
                 if looks_random(piece.group()):
                     yield start + piece.start(), start + piece.end()
 
