@@ -43,11 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return backend(arguments[1:])
     if arguments[:1] == ["policy"]:
-        if arguments[1:2] == ["replay"]:
-            from gateway.replaying import main as replay
-
-            return replay(arguments[2:])
-        from policies.cli import main as policy
+        from gateway.policy_cli import main as policy
 
         return policy(arguments[1:])
     parser = _parser()
@@ -130,7 +126,9 @@ def _parser() -> argparse.ArgumentParser:
     audit.set_defaults(run=_audit)
 
     commands.add_parser("backend", help="run the engine alone (refrain backend --help)")
-    commands.add_parser("policy", help="check a policy file (refrain policy --help)")
+    commands.add_parser(
+        "policy", help="check a policy, explain a request, replay a log (refrain policy --help)"
+    )
     return parser
 
 

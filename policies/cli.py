@@ -1,10 +1,14 @@
-"""``refrain policy check`` and ``refrain policy schema``: the only file here that reads files."""
+"""``refrain policy check`` and ``refrain policy schema``: the only file here that reads files.
+
+The gateway adds the commands that need more than a policy.
+"""
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from policies.document import policy_text
 from policies.parse import PolicyError, parse_policy
@@ -13,13 +17,19 @@ from policies.schema import json_schema
 _INVALID = 2
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run ``refrain policy`` with the arguments behind these words.
+Commands = Any
+"""What argparse calls a set of subcommands, of a type without a name."""
+
+
+def main(argv: Sequence[str], more: Callable[[Commands], None] | None = None) -> int:
+    """Run ``refrain policy`` with the arguments behind these words; ``more`` adds commands.
 
     Returns 0, or 2 where a file is not a policy. Raises SystemExit on wrong usage and --help.
     """
     parser = argparse.ArgumentParser(
-        prog="refrain policy", description="Check policy files and print their schema."
+        prog="refrain policy",
+        description="Check policy files, and see what they do.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     check = commands.add_parser(
@@ -28,17 +38,28 @@ def main(argv: Sequence[str]) -> int:
         description="Tell whether files are valid policies. Exit code 2 when one is not.",
     )
     check.add_argument("files", nargs="+", metavar="FILE", type=Path)
-    commands.add_parser(
+    check.set_defaults(run=_check_all)
+    schema = commands.add_parser(
         "schema",
         help="print the JSON schema of policy files, for editors",
         description="Print the JSON schema of policy files, for editors.",
     )
+    schema.set_defaults(run=_print_schema)
+    if more is not None:
+        more(commands)
     arguments = parser.parse_args(argv)
-    if arguments.command == "schema":
-        print(json.dumps(json_schema(), indent=2))
-        return 0
+    run: Callable[[argparse.Namespace], int] = arguments.run
+    return run(arguments)
+
+
+def _check_all(arguments: argparse.Namespace) -> int:
     valid = [_check(file) for file in arguments.files]
     return 0 if all(valid) else _INVALID
+
+
+def _print_schema(_arguments: argparse.Namespace) -> int:
+    print(json.dumps(json_schema(), indent=2))
+    return 0
 
 
 def _check(file: Path) -> bool:

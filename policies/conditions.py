@@ -7,18 +7,18 @@ handed over as bytes, so that a lone surrogate cannot raise.
 import hashlib
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import re2
 
-from policies.decide import Alternative, Condition, RequestFacts, Test
+from policies.decide import Condition, RequestFacts, Test
 from policies.fields import ANONYMOUS
 from policies.schema import ContentSpec, MatchSpec, TenantSpec
 
 TextTest = Callable[[str], bool]
 
-_IDENTITY_DIGITS = 16
+_ENGINE_BYTES = 64 << 20
+"""What one pattern may take before RE2 falls back on a slower engine."""
 # Scripts that set no space between words: a keyword in them ends where it ends.
 _NO_SPACES = re2.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]")
 _WORD = re2.compile(r"[\pL\pN\pM_]")
@@ -53,31 +53,19 @@ def _model(globs: Sequence[str]) -> Condition:
 
 
 def _header(name: str, globs: Sequence[str]) -> Condition:
-    def test(some: Sequence[str]) -> Test:
-        matches = glob_test(some)
+    matches = glob_test(globs)
 
-        def holds(facts: RequestFacts) -> bool:
-            value = facts.headers.get(name)
-            return value is not None and matches(value)
+    def holds(facts: RequestFacts) -> bool:
+        value = facts.headers.get(name)
+        return value is not None and matches(value)
 
-        return holds
-
-    return _any_of(f"header.{name}", globs, test)
+    return Condition(f"header.{name}", tuple(globs), holds)
 
 
 def _tenants(names: Sequence[str], tenants: Mapping[str, TenantSpec]) -> Condition:
     tests = [_tenant(name, tenants) for name in names]
-    alternatives = (
-        Alternative(_identity("tenant", _meaning(name, tenants)), partial(_tenant, name, tenants))
-        for name in names
-    )
     holds = tests[0] if len(tests) == 1 else lambda facts: any(test(facts) for test in tests)
-    return Condition("tenant", tuple(names), holds, tuple(alternatives))
-
-
-def _meaning(name: str, tenants: Mapping[str, TenantSpec]) -> str:
-    """Write down who a tenant is: names mean nothing outside of their policy."""
-    return name if name == ANONYMOUS else tenants[name].model_dump_json()
+    return Condition("tenant", tuple(names), holds)
 
 
 def _tenant(name: str, tenants: Mapping[str, TenantSpec]) -> Test:
@@ -99,21 +87,15 @@ def _tenant(name: str, tenants: Mapping[str, TenantSpec]) -> Test:
 
 def _content(content: ContentSpec) -> Iterator[Condition]:
     if content.system_prompt_sha256 is not None:
-        yield _any_of("content.system_prompt_sha256", content.system_prompt_sha256, _system_prompt)
+        digests = content.system_prompt_sha256
+        holds = _system_prompt(digests)
+        yield Condition("content.system_prompt_sha256", tuple(digests), holds)
     if content.keywords is not None:
-        yield _any_of("content.keywords", content.keywords, _keywords)
+        holds = _user_text(keyword_test(content.keywords))
+        yield Condition("content.keywords", tuple(content.keywords), holds)
     if content.regex is not None:
-        yield _any_of("content.regex", content.regex, _patterns)
-
-
-def _any_of(key: str, values: Sequence[str], test: Callable[[Sequence[str]], Test]) -> Condition:
-    alternatives = (Alternative(_identity(key, value), partial(test, [value])) for value in values)
-    return Condition(key, tuple(values), test(values), tuple(alternatives))
-
-
-def _identity(key: str, value: str) -> str:
-    written = f"{key}\0{value}".encode("utf-8", "surrogatepass")
-    return hashlib.sha256(written).hexdigest()[:_IDENTITY_DIGITS]
+        holds = _user_text(_found("|".join(f"(?:{pattern})" for pattern in content.regex)))
+        yield Condition("content.regex", tuple(content.regex), holds)
 
 
 def _system_prompt(digests: Sequence[str]) -> Test:
@@ -126,14 +108,6 @@ def _system_prompt(digests: Sequence[str]) -> Test:
         return digest.hexdigest() in known
 
     return holds
-
-
-def _keywords(keywords: Sequence[str]) -> Test:
-    return _user_text(keyword_test(keywords))
-
-
-def _patterns(patterns: Sequence[str]) -> Test:
-    return _user_text(_found("|".join(f"(?:{pattern})" for pattern in patterns)))
 
 
 def _user_text(test: TextTest) -> Test:
@@ -164,7 +138,14 @@ def glob_test(globs: Sequence[str]) -> TextTest:
 
 def keyword_test(keywords: Sequence[str]) -> TextTest:
     """Return whether a text holds any keyword as whole words, in any case of letters."""
-    found = _found("(?i)(?:" + "|".join(map(_whole_words, keywords)) + ")")
+    # What ends alike shares its edges: they are large classes, and one for each keyword is more
+    # than RE2's fast engine takes.
+    alike: dict[tuple[str, str], list[str]] = {}
+    for keyword in keywords:
+        before, words, after = _whole_words(keyword)
+        alike.setdefault((before, after), []).append(words)
+    groups = (f"{before}(?:{'|'.join(words)}){after}" for (before, after), words in alike.items())
+    found = _found("(?i)(?:" + "|".join(groups) + ")")
 
     def test(text: str) -> bool:
         return found(text if text.isascii() else unicodedata.normalize("NFC", text))
@@ -172,11 +153,11 @@ def keyword_test(keywords: Sequence[str]) -> TextTest:
     return test
 
 
-def _whole_words(keyword: str) -> str:
+def _whole_words(keyword: str) -> tuple[str, str, str]:
     words = unicodedata.normalize("NFC", keyword).split()
     before = r"(?:\A|[^\pL\pN\pM_])" if _needs_edge(words[0][0]) else ""
     after = r"(?:\z|[^\pL\pN\pM_])" if _needs_edge(words[-1][-1]) else ""
-    return before + r"\s+".join(map(re2.escape, words)) + after
+    return before, r"\s+".join(map(re2.escape, words)), after
 
 
 def _needs_edge(character: str) -> bool:
@@ -187,5 +168,7 @@ def _needs_edge(character: str) -> bool:
 def _found(pattern: str) -> TextTest:
     options = re2.Options()
     options.never_capture = True
+    options.log_errors = False
+    options.max_mem = _ENGINE_BYTES
     compiled: Any = re2.compile(pattern, options)
     return lambda text: compiled.search(text.encode("utf-8", "replace")) is not None

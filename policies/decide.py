@@ -100,19 +100,6 @@ Test = Callable[[RequestFacts], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Alternative:
-    """One value of a condition, told without what it looks at.
-
-    ``identity`` is equal for what means the same, whatever policy it stands in, so that what it
-    came to can be written down in the place of the request.
-    """
-
-    identity: str
-    test: Callable[[], Test]
-    """Makes the test of this value alone; most are never asked for."""
-
-
-@dataclass(frozen=True, slots=True)
 class Condition:
     """One key of a ``match``, and whether facts meet it."""
 
@@ -121,8 +108,6 @@ class Condition:
     wanted: tuple[str, ...]
     """What the key holds, as written; any one will do."""
     holds: Test
-    alternatives: tuple["Alternative", ...] = ()
-    """Of each of ``wanted``; none where the facts themselves are no secret."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ def settings_of(decision: Decision) -> dict[str, Any]:
             if decision.max_followers
             else _switch(False)
         ),
-        "finish_reasons": sorted(decision.finish_reasons),
+        "finish_reasons": sorted(decision.finish_reasons, key=_usual_order),
         "max_temperature": _bound(decision.max_temperature),
         "variants": decision.variants,
         "max_prompt_tokens": _bound(decision.max_prompt_tokens),
@@ -55,6 +55,11 @@ def _grace(revalidate: float, error: float) -> Any:
         name: duration_text(seconds) if seconds else _switch(False)
         for name, seconds in pair.items()
     }
+
+
+def _usual_order(reason: str) -> tuple[int, str]:
+    usual = ("stop", "tool_calls", "function_call")
+    return (usual.index(reason) if reason in usual else len(usual), reason)
 
 
 def _bound(value: float | None) -> Any:

@@ -1,10 +1,11 @@
 """What a request's lookup depends on, and whether it may be looked up at all."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway.core.canonical import canonical_form
 from gateway.core.conversation import semantic_question, without_question
+from gateway.core.field_digests import field_digests
 from gateway.core.fields import bypass_reason
 from gateway.core.key import Partition, Tenant, scope_id, shared_partition, variant_key
 from gateway.core.lazy import lazy
@@ -27,6 +28,8 @@ class Plan:
     partition: Partition
     decision: Decision
     directives: Directives
+    secret: bytes = field(repr=False)
+    """The server's, for field digests."""
     slot: int = 0
     personal_partition: Partition | None = None
 
@@ -42,7 +45,7 @@ class Plan:
         if self.personal_partition is None:
             return None
         decision = replace(self.decision, scope=Scope.USER)
-        return Plan(self.body, self.personal_partition, decision, self.directives)
+        return Plan(self.body, self.personal_partition, decision, self.directives, self.secret)
 
     @property
     def coalescing_key(self) -> bytes:
@@ -148,6 +151,7 @@ class Plan:
             tags=self.decision.tags,
             tokens=tokens,
             grace=max(self.decision.grace_revalidate, self.decision.grace_error),
+            digests=field_digests(self.secret, partition.scope, partition.endpoint, self.body),
         )
 
 
@@ -191,9 +195,9 @@ def plan_request(
             scope=decision.scope,
             tenant=tenant,
         )
-        plan = Plan(body, partition, decision, directives, personal_partition=personal)
+        plan = Plan(body, partition, decision, directives, secret, personal_partition=personal)
     elif personal is not None:
-        plan = Plan(body, personal, decision, directives)
+        plan = Plan(body, personal, decision, directives, secret)
     else:
         return Reason.NO_USER
     # Without exact lookup, what has no question could be stored but never be found.

@@ -22,7 +22,15 @@ IMPURE_CALLS = frozenset({"open", "print", "input", "__import__", "exec", "eval"
 COMMANDS = frozenset({"policies.cli"})
 """Pure but for reading the file they are given and printing."""
 
-ROOTS = frozenset({"gateway.app", "gateway.stores", "gateway.worker", "gateway.operator_commands"})
+ROOTS = frozenset(
+    {
+        "gateway.app",
+        "gateway.stores",
+        "gateway.worker",
+        "gateway.operator_commands",
+        "gateway.policy_commands",
+    }
+)
 """Where adapters are chosen: the composition root, the process around it, commands of their own."""
 
 CROSSINGS = {

@@ -1,0 +1,374 @@
+"""What would become of a request, and why: the rule, the decision, the scan, the lookup.
+
+Law: an explanation drives the same machine as a request does and changes nothing; it tells field
+names, places, digests and figures, never a prompt, an answer or another scope's anything.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, assert_never
+
+import orjson
+
+from gateway.asked import facts_of, parse_request
+from gateway.core.embedding_batch import item_body, items_of
+from gateway.core.errors import RequestError
+from gateway.core.field_digests import differences, field_digests, nearest
+from gateway.core.findings import Finding, findings, semantic_obstacle
+from gateway.core.inquiry import Inquiry, InquiryError, parse_inquiry, written
+from gateway.core.key import Tenant, identify
+from gateway.core.lookup import (
+    FetchCandidate,
+    Forward,
+    Hit,
+    LookUpExact,
+    LookUpPersonal,
+    LookUpVariant,
+    Refused,
+    ScanPrompt,
+    SearchSemantic,
+    State,
+    VerifyCandidate,
+    start,
+)
+from gateway.core.outbound import without_salt
+from gateway.core.plan import Plan, plan_request
+from gateway.core.prompt_size import prompt_tokens
+from gateway.core.selection import SelectionError
+from gateway.core.types import KEY_VERSION, Endpoint, Entry, Reason
+from gateway.exchange import Inbound
+from gateway.ports import (
+    ActivePolicy,
+    PolicySource,
+    SemanticIndex,
+    SemanticUnavailableError,
+    Store,
+    StoreError,
+    Verifier,
+)
+from policies.decide import Condition, Decision, PiiAction, RequestFacts
+from policies.freshness import parse_directives
+from policies.pii import PiiScanner
+from policies.wording import settings_of
+
+NEAREST = 4
+PAGE = 256
+MOST_COMPARED = 50_000
+MOST_ITEMS = 64
+"""Items of one batch of embeddings that are looked up."""
+SCAN_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Explainer:
+    """Explains requests. Without a store only what the policy says; without an index no meaning."""
+
+    policies: PolicySource
+    store: Store | None
+    semantic: SemanticIndex | None
+    verifier: Verifier | None
+    secret: bytes
+    upstream: Callable[[Endpoint, str], str]
+    """Name of who answers an endpoint and model."""
+    now: Callable[[], float]
+    salts_caches: bool = False
+    holder: Callable[[Mapping[str, str]], str | None] = lambda _: None
+    """Whose gateway key a request bears; raises RequestError where it may not ask at all."""
+
+    async def explain(self, inquiry: Inquiry) -> dict[str, Any]:
+        """Return the explanation, a JSON object."""
+        told: dict[str, Any] = {
+            "request": {"endpoint": inquiry.endpoint.value, "inferred": inquiry.inferred}
+        }
+        try:
+            holder = self.holder(inquiry.headers)
+            body = parse_request(inquiry.endpoint, written(inquiry))
+        except RequestError as error:
+            told["outcome"] = {"would": "invalid", "message": str(error)}
+            return told
+        active = self.policies.active
+        tenant = identify(inquiry.headers, holder)
+        inbound = Inbound(inquiry.endpoint.value, inquiry.headers, (), b"", holder)
+        facts = facts_of(inquiry.endpoint, body, inbound, tenant)
+        decision = active.policy.decide(facts)
+        told["request"] |= {"model": facts.model, "tenant": _whose(tenant, holder)}
+        told["policy"] = {"source": active.policy.source, "generation": active.policy.generation}
+        told["rules"] = [
+            {"rule": each.rule, "failed": [_failed(failed, facts) for failed in each.failed]}
+            for each in active.policy.considered(facts)
+        ]
+        told["decision"] = {"rule": decision.rule, "settings": settings_of(decision)}
+        most, tokens = decision.max_prompt_tokens, prompt_tokens(inquiry.endpoint, body)
+        told["prompt_tokens"] = tokens
+        if most is not None and tokens > most:
+            told["outcome"] = {"would": "refused", "reason": Reason.PROMPT_TOO_LONG.value}
+            return told
+        single = [body]
+        if inquiry.endpoint is Endpoint.EMBEDDINGS:  # each item is an entry of its own
+            single = [item_body(body, item) for item in items_of(body)[:MOST_ITEMS]]
+        plans = [self._plan(inquiry, each, active, tenant, decision) for each in single]
+        found = await _scanned(inquiry, body, active, decision)
+        told["pii"] = {
+            "scanned": decision.pii is not PiiAction.ALLOW,
+            "findings": [asdict(each) for each in found],
+        }
+        obstacle = semantic_obstacle(inquiry.endpoint, body, enabled=decision.semantic)
+        told["semantic"] = {"eligible": obstacle is None, "why_not": obstacle}
+        looked_up = [plan for plan in plans if isinstance(plan, Plan)]
+        if looked_up != plans:
+            (reason, *_) = (plan for plan in plans if isinstance(plan, Reason))
+            told["outcome"] = {"would": "bypass", "reason": reason.value}
+            return told
+        told |= await self._looked_up(looked_up, found)
+        return told
+
+    def _plan(
+        self,
+        inquiry: Inquiry,
+        body: dict[str, Any],
+        active: ActivePolicy,
+        tenant: Tenant,
+        decision: Decision,
+    ) -> Plan | Reason:
+        return plan_request(
+            without_salt(body) if self.salts_caches else body,
+            endpoint=inquiry.endpoint,
+            upstream=self.upstream(inquiry.endpoint, body.get("model") or ""),
+            query=inquiry.query,
+            tenant=tenant,
+            secret=self.secret,
+            decision=decision,
+            pii_identity=active.pii_identities[decision.pii],
+            directives=parse_directives(inquiry.headers.get("cache-control")),
+        )
+
+    async def _looked_up(self, plans: Sequence[Plan], found: Sequence[Finding]) -> dict[str, Any]:
+        """Look each plan up in turn; the first that is no hit speaks for all of them."""
+        first = plans[0]
+        if self.store is None:
+            refused = first.scans and found and first.personal is None
+            would = {"would": "bypass", "reason": Reason.PII.value} if refused else {}
+            return {"outcome": would or {"would": "lookup"}}
+        drive = _Drive(self, self.store, found)
+        try:
+            ends = [(plan, await drive.run(start(plan))) for plan in plans]
+        except StoreError as error:
+            return {"outcome": {"would": "unknown", "message": f"The store failed: {error}"}}
+        plan, end = next((each for each in ends if not isinstance(each[1], Hit)), ends[0])
+        told: dict[str, Any] = {"lookup": drive.steps, "outcome": _outcome(end, self.now())}
+        if len(plans) > 1:
+            stored = sum(isinstance(each, Hit) for _, each in ends)
+            told["items"] = {"asked": len(plans), "stored": stored}
+        told["identity"] = {"key": plan.key.hex(), "scope": plan.partition.scope.hex()}
+        if not isinstance(end, Hit):
+            told["nearest"] = await self._nearest(plan, self.store)
+        return told
+
+    async def _nearest(self, plan: Plan, store: Store) -> dict[str, Any]:
+        """Find the entry of the same scope and endpoint that differs least."""
+        partition = plan.partition
+        compared = 0
+        kept: Entry | None = None
+        ours = field_digests(self.secret, partition.scope, partition.endpoint, plan.body)
+        after: bytes | None = None
+        walked = 0
+        while walked < MOST_COMPARED:
+            page = await store.walk(after, PAGE)
+            walked += len(page.entries)
+            near = [
+                entry
+                for entry in page.entries
+                if entry.scope == partition.scope and entry.endpoint == partition.endpoint
+            ]
+            compared += len(near)
+            rivals = [*([] if kept is None else [kept]), *near]
+            best = nearest(ours, [entry.digests for entry in rivals])
+            kept = None if best is None else rivals[best]
+            after = page.after
+            if after is None:
+                break
+        told: dict[str, Any] = {"entries": walked, "of_this_scope": compared, "entry": None}
+        if kept is not None:
+            told["entry"] = _summary(kept, self.now())
+            told["differences"] = [
+                asdict(each) for each in differences(ours, kept.digests)
+            ] or _outside(plan, kept)
+        return told
+
+
+async def _scanned(
+    inquiry: Inquiry, body: dict[str, Any], active: ActivePolicy, decision: Decision
+) -> list[Finding]:
+    if decision.pii is PiiAction.ALLOW:
+        return []
+    policy = active.policy
+    async with asyncio.timeout(SCAN_SECONDS):
+        scanner = await asyncio.to_thread(PiiScanner, policy.regions, policy.allowed)
+        return await asyncio.to_thread(findings, scanner, inquiry.endpoint, body)
+
+
+def explain_action(
+    explainer: Explainer,
+) -> Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]:
+    """Return the explainer as an operator's action: JSON in, JSON out."""
+
+    async def action(asked: dict[str, Any]) -> dict[str, Any]:
+        try:
+            inquiry = parse_inquiry(orjson.dumps(asked))
+        except InquiryError as error:
+            raise SelectionError(error.field or "body", error.expected) from None
+        return await explainer.explain(inquiry)
+
+    return action
+
+
+@dataclass(slots=True)
+class _Drive:
+    """Drives the lookup machine and notes what each step came to."""
+
+    explainer: Explainer
+    store: Store
+    found: Sequence[Finding]
+    steps: list[dict[str, Any]]
+
+    def __init__(self, explainer: Explainer, store: Store, found: Sequence[Finding]) -> None:
+        self.explainer, self.store, self.found, self.steps = explainer, store, found, []
+
+    async def run(self, state: State) -> Hit | Forward | Refused:
+        """Return where the machine ends. Raises StoreError."""
+        while True:
+            match state:
+                case Hit() | Forward() | Refused():
+                    return state
+                case LookUpExact() | LookUpVariant():
+                    entry = await self._get("exact", state.plan.key)
+                    state = state.next(entry, self.explainer.now())
+                case LookUpPersonal():
+                    entry = await self._get("exact, in the end user's scope", state.personal.key)
+                    state = state.next(entry, self.explainer.now())
+                case ScanPrompt():
+                    kind = self.found[0].kind if self.found else None
+                    self._note("scan", f"{kind} found" if kind else "clean")
+                    state = state.next(kind)
+                case SearchSemantic():
+                    state = state.next(await self._search(state.plan))
+                case FetchCandidate():
+                    entry = await self._get(f"candidate, {state.similarity:.3f}", state.key)
+                    state = state.next(entry, self.explainer.now())
+                case VerifyCandidate():
+                    state = await self._verified(state)
+                case _:
+                    assert_never(state)
+
+    def _note(self, step: str, result: str) -> None:
+        self.steps.append({"step": step, "result": result})
+
+    async def _get(self, step: str, key: bytes) -> Entry | None:
+        entry = await self.store.get(key)
+        self._note(step, "no entry" if entry is None else _state(entry, self.explainer.now()))
+        return entry
+
+    async def _search(self, plan: Plan) -> list[tuple[bytes, float]]:
+        index = self.explainer.semantic
+        if index is None or plan.question is None:
+            self._note("meaning", "not looked up: the index is the running gateway's")
+            return []
+        try:
+            near = await index.search(plan.fingerprint, plan.question, NEAREST)
+        except SemanticUnavailableError as error:
+            self._note("meaning", f"the index cannot answer: {error.reason}")
+            return []
+        least = plan.decision.min_similarity
+        if not near:
+            self._note("meaning", "no stored question of the same conversation and parameters")
+        else:
+            enough = sum(each.similarity >= least for each in near)
+            first = f"nearest {near[0].similarity:.3f}"
+            self._note("meaning", f"{first}, {enough} of {len(near)} reach {least:g}")
+        return [(each.key, each.similarity) for each in near]
+
+    async def _verified(self, state: VerifyCandidate) -> State:
+        verifier = self.explainer.verifier
+        refused = "no verifier" if verifier is None else None
+        if verifier is not None:
+            refused = await verifier.refusal(state.asked, state.stored)
+        self._note("verification", "fits" if refused is None else f"refused: {refused}")
+        return state.next(refused)
+
+
+def _whose(tenant: Tenant, holder: str | None) -> str:
+    if holder is not None:
+        return f"holder {holder}"
+    if tenant.credential_sha256 is not None:
+        return f"API key with SHA-256 {tenant.credential_sha256[:12]}…"
+    named = tenant.organization or tenant.project
+    return f"no API key, {named}" if named else "anonymous"
+
+
+def _failed(condition: Condition, facts: RequestFacts) -> dict[str, Any]:
+    """Say what a condition wanted and, where that is no content, what it met."""
+    told: dict[str, Any] = {"key": condition.key, "wanted": list(condition.wanted)}
+    match condition.key.split(".", 1):
+        case ["endpoint"]:
+            told["got"] = facts.endpoint
+        case ["model"]:
+            told["got"] = facts.model
+        case ["header", name]:
+            told["got"] = facts.headers.get(name)
+    return told
+
+
+def _outcome(end: Hit | Forward | Refused, now: float) -> dict[str, Any]:
+    match end:
+        case Hit():
+            return {
+                "would": "hit",
+                "reason": end.status.reason.value,
+                "cache_status": end.status.header(),
+                "age": end.age,
+                "ttl": end.status.ttl,
+                "similarity": end.status.similarity,
+                "entry": _summary(end.entry, now),
+            }
+        case Forward():
+            reason = end.status.reason
+            bypass = end.store is None
+            return {
+                "would": "bypass" if bypass else "miss",
+                "reason": None if reason is None else reason.value,
+                "cache_status": end.status.header(),
+            }
+        case Refused():
+            return {"would": "refused", "reason": Reason.ONLY_IF_CACHED.value}
+
+
+def _summary(entry: Entry, now: float) -> dict[str, Any]:
+    return {
+        "key": entry.key.hex(),
+        "rule": entry.rule,
+        "tags": list(entry.tags),
+        "age": max(0, int(now - entry.stored_at)),
+        "ttl": int(entry.expires_at - now),
+        "tokens": entry.tokens,
+    }
+
+
+def _state(entry: Entry, now: float) -> str:
+    left = int(entry.expires_at - now)
+    age = max(0, int(now - entry.stored_at))
+    return f"an entry {age} s old, " + (
+        f"fresh for {left} s" if left > 0 else f"stale by {-left} s"
+    )
+
+
+def _outside(plan: Plan, entry: Entry) -> list[dict[str, Any]]:
+    """Name what differs beside the fields of the body."""
+    partition = plan.partition
+    pairs = (
+        ("upstream", entry.upstream != partition.upstream),
+        ("generation", entry.generation != partition.generation),
+        ("key version", entry.key_version != KEY_VERSION),
+    )
+    named = [name for name, differs in pairs if differs] or ["PII scan or query string"]
+    return [{"field": name, "how": "differs"} for name in named]
