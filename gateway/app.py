@@ -16,7 +16,7 @@ from aiohttp import ClientError, web
 
 from embeddings.client import EmbeddingsClient, EmbeddingsUnavailable
 from embeddings.verify.agreement import agree
-from gateway.adapters.admin import Action, Admin
+from gateway.adapters.admin import Admin
 from gateway.adapters.decision_log import DecisionLog
 from gateway.adapters.handlers import Handlers
 from gateway.adapters.journal import Journal, QuarantineFile
@@ -33,8 +33,7 @@ from gateway.admitting import Admitter
 from gateway.core.decision_record import Recorder
 from gateway.core.entry_codec import encoded_size
 from gateway.core.errors import UpstreamError
-from gateway.core.types import Endpoint
-from gateway.explaining import Explainer, explain_action
+from gateway.explaining import explain_action
 from gateway.forgetting import Vault
 from gateway.forwarding import Forwarder
 from gateway.loading import Loader
@@ -258,7 +257,7 @@ def create_app(
     )
     loader = Loader(pipeline, make_forwarder, time.perf_counter, access.holder)
     admin = _admin(pipeline, entries.vault, quarantine, access, settings.data_dir)
-    admin.add_routes(app, load=loader.load, explain=_explain(pipeline, access))
+    admin.add_routes(app, load=loader.load, explain=explain_action(pipeline, access.holder))
     handlers.add_routes(app)
 
     async def lifespan(_app: web.Application) -> AsyncIterator[None]:
@@ -349,27 +348,6 @@ def _admin(
     audit_log = Journal(data_dir / "admin-audit.jsonl")
     return Admin(
         operations, audit_log, secret=pipeline.secret, token=token, holder_of=access.holder
-    )
-
-
-def _explain(pipeline: Pipeline, access: Access) -> Action:
-    def upstream(endpoint: Endpoint, model: str) -> str:
-        local = pipeline.local
-        served = local if local is not None and local.serves(endpoint, model) else pipeline
-        return served.forwarder.upstream.name
-
-    return explain_action(
-        Explainer(
-            pipeline.policies,
-            pipeline.store,
-            pipeline.semantic,
-            pipeline.verifier,
-            pipeline.secret,
-            upstream,
-            pipeline.now,
-            salts_caches=pipeline.salts_caches,
-            holder=access.holder,
-        )
     )
 
 

@@ -38,6 +38,7 @@ from gateway.core.prompt_size import prompt_tokens
 from gateway.core.selection import SelectionError
 from gateway.core.types import KEY_VERSION, Endpoint, Entry, Reason
 from gateway.exchange import Inbound
+from gateway.pipeline import Pipeline
 from gateway.ports import (
     ActivePolicy,
     PolicySource,
@@ -209,9 +210,26 @@ async def _scanned(
 
 
 def explain_action(
-    explainer: Explainer,
+    pipeline: Pipeline, holder: Callable[[Mapping[str, str]], str | None]
 ) -> Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]:
-    """Return the explainer as an operator's action: JSON in, JSON out."""
+    """Return the operator's action that explains what a pipeline does: JSON in, JSON out."""
+
+    def upstream(endpoint: Endpoint, model: str) -> str:
+        local = pipeline.local
+        served = local if local is not None and local.serves(endpoint, model) else pipeline
+        return served.forwarder.upstream.name
+
+    explainer = Explainer(
+        pipeline.policies,
+        pipeline.store,
+        pipeline.semantic,
+        pipeline.verifier,
+        pipeline.secret,
+        upstream,
+        pipeline.now,
+        salts_caches=pipeline.salts_caches,
+        holder=holder,
+    )
 
     async def action(asked: dict[str, Any]) -> dict[str, Any]:
         try:
