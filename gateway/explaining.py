@@ -7,7 +7,7 @@ names, places, digests and figures, never a prompt, an answer or another scope's
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, assert_never
+from typing import Any
 
 import orjson
 
@@ -18,32 +18,19 @@ from gateway.core.field_digests import differences, field_digests, nearest
 from gateway.core.findings import Finding, findings, semantic_obstacle
 from gateway.core.inquiry import Inquiry, InquiryError, parse_inquiry, written
 from gateway.core.key import Tenant, identify
-from gateway.core.lookup import (
-    FetchCandidate,
-    Forward,
-    Hit,
-    LookUpExact,
-    LookUpPersonal,
-    LookUpVariant,
-    Refused,
-    ScanPrompt,
-    SearchSemantic,
-    State,
-    VerifyCandidate,
-    start,
-)
+from gateway.core.lookup import Forward, Hit, Refused, start
 from gateway.core.outbound import without_salt
 from gateway.core.plan import Plan, plan_request
 from gateway.core.prompt_size import prompt_tokens
 from gateway.core.selection import SelectionError
 from gateway.core.types import KEY_VERSION, Endpoint, Entry, Reason
 from gateway.exchange import Inbound
+from gateway.explained_lookup import Drive
 from gateway.pipeline import Pipeline
 from gateway.ports import (
     ActivePolicy,
     PolicySource,
     SemanticIndex,
-    SemanticUnavailableError,
     Store,
     StoreError,
     Verifier,
@@ -53,7 +40,6 @@ from policies.freshness import parse_directives
 from policies.pii import PiiScanner
 from policies.wording import settings_of
 
-NEAREST = 4
 PAGE = 256
 MOST_COMPARED = 50_000
 MOST_ITEMS = 64
@@ -151,7 +137,7 @@ class Explainer:
             refused = first.scans and found and first.personal is None
             would = {"would": "bypass", "reason": Reason.PII.value} if refused else {}
             return {"outcome": would or {"would": "lookup"}}
-        drive = _Drive(self, self.store, found)
+        drive = Drive(self.store, self.semantic, self.verifier, found, self.now)
         try:
             ends = [(plan, await drive.run(start(plan))) for plan in plans]
         except StoreError as error:
@@ -241,80 +227,6 @@ def explain_action(
     return action
 
 
-@dataclass(slots=True)
-class _Drive:
-    """Drives the lookup machine and notes what each step came to."""
-
-    explainer: Explainer
-    store: Store
-    found: Sequence[Finding]
-    steps: list[dict[str, Any]]
-
-    def __init__(self, explainer: Explainer, store: Store, found: Sequence[Finding]) -> None:
-        self.explainer, self.store, self.found, self.steps = explainer, store, found, []
-
-    async def run(self, state: State) -> Hit | Forward | Refused:
-        """Return where the machine ends. Raises StoreError."""
-        while True:
-            match state:
-                case Hit() | Forward() | Refused():
-                    return state
-                case LookUpExact() | LookUpVariant():
-                    entry = await self._get("exact", state.plan.key)
-                    state = state.next(entry, self.explainer.now())
-                case LookUpPersonal():
-                    entry = await self._get("exact, in the end user's scope", state.personal.key)
-                    state = state.next(entry, self.explainer.now())
-                case ScanPrompt():
-                    kind = self.found[0].kind if self.found else None
-                    self._note("scan", f"{kind} found" if kind else "clean")
-                    state = state.next(kind)
-                case SearchSemantic():
-                    state = state.next(await self._search(state.plan))
-                case FetchCandidate():
-                    entry = await self._get(f"candidate, {state.similarity:.3f}", state.key)
-                    state = state.next(entry, self.explainer.now())
-                case VerifyCandidate():
-                    state = await self._verified(state)
-                case _:
-                    assert_never(state)
-
-    def _note(self, step: str, result: str) -> None:
-        self.steps.append({"step": step, "result": result})
-
-    async def _get(self, step: str, key: bytes) -> Entry | None:
-        entry = await self.store.get(key)
-        self._note(step, "no entry" if entry is None else _state(entry, self.explainer.now()))
-        return entry
-
-    async def _search(self, plan: Plan) -> list[tuple[bytes, float]]:
-        index = self.explainer.semantic
-        if index is None or plan.question is None:
-            self._note("meaning", "not looked up: the index is the running gateway's")
-            return []
-        try:
-            near = await index.search(plan.fingerprint, plan.question, NEAREST)
-        except SemanticUnavailableError as error:
-            self._note("meaning", f"the index cannot answer: {error.reason}")
-            return []
-        least = plan.decision.min_similarity
-        if not near:
-            self._note("meaning", "no stored question of the same conversation and parameters")
-        else:
-            enough = sum(each.similarity >= least for each in near)
-            first = f"nearest {near[0].similarity:.3f}"
-            self._note("meaning", f"{first}, {enough} of {len(near)} reach {least:g}")
-        return [(each.key, each.similarity) for each in near]
-
-    async def _verified(self, state: VerifyCandidate) -> State:
-        verifier = self.explainer.verifier
-        refused = "no verifier" if verifier is None else None
-        if verifier is not None:
-            refused = await verifier.refusal(state.asked, state.stored)
-        self._note("verification", "fits" if refused is None else f"refused: {refused}")
-        return state.next(refused)
-
-
 def _whose(tenant: Tenant, holder: str | None) -> str:
     if holder is not None:
         return f"holder {holder}"
@@ -370,14 +282,6 @@ def _summary(entry: Entry, now: float) -> dict[str, Any]:
         "ttl": int(entry.expires_at - now),
         "tokens": entry.tokens,
     }
-
-
-def _state(entry: Entry, now: float) -> str:
-    left = int(entry.expires_at - now)
-    age = max(0, int(now - entry.stored_at))
-    return f"an entry {age} s old, " + (
-        f"fresh for {left} s" if left > 0 else f"stale by {-left} s"
-    )
 
 
 def _outside(plan: Plan, entry: Entry) -> list[dict[str, Any]]:

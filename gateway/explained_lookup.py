@@ -1,0 +1,109 @@
+"""Drive the lookup machine for an explanation: the same states, and what each came to.
+
+Law: nothing is changed and nothing is forwarded; what is noted holds no text.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, assert_never
+
+from gateway.core.findings import Finding
+from gateway.core.lookup import (
+    FetchCandidate,
+    Forward,
+    Hit,
+    LookUpExact,
+    LookUpPersonal,
+    LookUpVariant,
+    Refused,
+    ScanPrompt,
+    SearchSemantic,
+    State,
+    VerifyCandidate,
+)
+from gateway.core.plan import Plan
+from gateway.core.types import Entry
+from gateway.ports import SemanticIndex, SemanticUnavailableError, Store, Verifier
+
+NEAREST = 4
+
+
+@dataclass(slots=True)
+class Drive:
+    """Drives the lookup machine and notes what each step came to."""
+
+    store: Store
+    index: SemanticIndex | None
+    verifier: Verifier | None
+    found: Sequence[Finding]
+    now: Callable[[], float]
+    steps: list[dict[str, Any]] = field(default_factory=list)
+
+    async def run(self, state: State) -> Hit | Forward | Refused:
+        """Return where the machine ends. Raises StoreError."""
+        while True:
+            match state:
+                case Hit() | Forward() | Refused():
+                    return state
+                case LookUpExact() | LookUpVariant():
+                    entry = await self._get("exact", state.plan.key)
+                    state = state.next(entry, self.now())
+                case LookUpPersonal():
+                    entry = await self._get("exact, in the end user's scope", state.personal.key)
+                    state = state.next(entry, self.now())
+                case ScanPrompt():
+                    kind = self.found[0].kind if self.found else None
+                    self._note("scan", f"{kind} found" if kind else "clean")
+                    state = state.next(kind)
+                case SearchSemantic():
+                    state = state.next(await self._search(state.plan))
+                case FetchCandidate():
+                    entry = await self._get(f"candidate, {state.similarity:.3f}", state.key)
+                    state = state.next(entry, self.now())
+                case VerifyCandidate():
+                    state = await self._verified(state)
+                case _:
+                    assert_never(state)
+
+    def _note(self, step: str, result: str) -> None:
+        self.steps.append({"step": step, "result": result})
+
+    async def _get(self, step: str, key: bytes) -> Entry | None:
+        entry = await self.store.get(key)
+        self._note(step, "no entry" if entry is None else _state(entry, self.now()))
+        return entry
+
+    async def _search(self, plan: Plan) -> list[tuple[bytes, float]]:
+        index = self.index
+        if index is None or plan.question is None:
+            self._note("meaning", "not looked up: the index is the running gateway's")
+            return []
+        try:
+            near = await index.search(plan.fingerprint, plan.question, NEAREST)
+        except SemanticUnavailableError as error:
+            self._note("meaning", f"the index cannot answer: {error.reason}")
+            return []
+        least = plan.decision.min_similarity
+        if not near:
+            self._note("meaning", "no stored question of the same conversation and parameters")
+        else:
+            enough = sum(each.similarity >= least for each in near)
+            first = f"nearest {near[0].similarity:.3f}"
+            self._note("meaning", f"{first}, {enough} of {len(near)} reach {least:g}")
+        return [(each.key, each.similarity) for each in near]
+
+    async def _verified(self, state: VerifyCandidate) -> State:
+        verifier = self.verifier
+        refused = "no verifier" if verifier is None else None
+        if verifier is not None:
+            refused = await verifier.refusal(state.asked, state.stored)
+        self._note("verification", "fits" if refused is None else f"refused: {refused}")
+        return state.next(refused)
+
+
+def _state(entry: Entry, now: float) -> str:
+    left = int(entry.expires_at - now)
+    age = max(0, int(now - entry.stored_at))
+    return f"an entry {age} s old, " + (
+        f"fresh for {left} s" if left > 0 else f"stale by {-left} s"
+    )
