@@ -271,5 +271,5 @@ def _told() -> Iterator[None]:
                 Reason.INDEX_UNAVAILABLE, f"no answer from Qdrant: {what}"
             ) from None
         raise VectorIndexError(Reason.INDEX_ERROR, f"no answer of Qdrant's: {what}") from None
-    except QdrantException as error:
+    except (QdrantException, ValueError, AssertionError) as error:
         raise VectorIndexError(Reason.INDEX_ERROR, type(error).__name__) from None
