@@ -18,8 +18,9 @@ from gateway.exchange import Inbound, Reply
 from gateway.forwarding import Forwarder
 from gateway.observation import Observation
 from gateway.pipeline import Pipeline
-from gateway.ports import Candidate, SemanticUnavailableError, StoreError
+from gateway.ports import ActivePolicy, Candidate, SemanticUnavailableError, StoreError
 from gateway.scanning import Scans
+from policies.decide import PiiAction
 from scripted_upstream import completion
 
 
@@ -246,3 +247,21 @@ async def test_an_entry_judged_wrong_is_stored_but_never_found_by_meaning_again(
     assert (await rig.ask("one"))[0] == "refrain; fwd=miss; stored"
     assert rig.index.keys == []
     assert "hit" in (await rig.ask("one"))[0]
+
+
+def test_public_contacts_of_the_policy_reach_the_scan_and_every_key_of_it(tmp_path: Path):
+    def active(allowed: str) -> ActivePolicy:
+        path = tmp_path / "policy.yaml"
+        path.write_text(
+            "version: 1\n"
+            "default: {exact: on, semantic: off, freshness: 1h, scope: tenant, pii: bypass}\n"
+            f"{allowed}"
+        )
+        return PolicyFile(path).active
+
+    plain, allowing = active(""), active('pii: {allow: "*@acme.example"}\n')
+    assert plain.scanner.scan("ada@acme.example") == "email"
+    assert allowing.scanner.scan("ada@acme.example") is None
+    assert allowing.scanner.scan("ada@acme.example, bob@other.example") == "email"
+    for action in PiiAction:
+        assert plain.pii_identities[action] != allowing.pii_identities[action]
