@@ -50,7 +50,7 @@ class _Client(asyncio.Protocol):
         self.parts.append(data)
         if not self.first and _EVENT in data:
             self.first = time.perf_counter()
-        if data.endswith(b"0\r\n\r\n"):
+        if _LAST in b"".join(self.parts[-2:]):
             self.last = time.perf_counter()
             self.transport.close()
             if not self.done.done():
@@ -60,10 +60,10 @@ class _Client(asyncio.Protocol):
         if not self.done.done():
             self.done.set_exception(exc or ConnectionResetError())
 
-    def events(self) -> int:
-        """How many events came, the last one among them."""
+    def has(self, tokens: int) -> bool:
+        """Tell whether every token came: a hit, for who came last, has them in one event."""
         raw = b"".join(self.parts)
-        return raw.count(_EVENT) if _LAST in raw else 0
+        return all(f" token{number}".encode() in raw for number in range(tokens))
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class _Round:
     all_over: float
 
 
-async def _round(port: int, request: bytes, clients: int, events: int) -> _Round:
+async def _round(port: int, request: bytes, clients: int, tokens: int) -> _Round:
     loop = asyncio.get_running_loop()
     everybody = []
     for _ in range(clients):
@@ -86,7 +86,7 @@ async def _round(port: int, request: bytes, clients: int, events: int) -> _Round
         client.ask(request)
     async with asyncio.timeout(20):
         await asyncio.gather(*(client.done for client in everybody))
-    if any(client.events() != events for client in everybody):
+    if not all(client.has(tokens) for client in everybody):
         raise SystemExit("a client did not get the whole answer")
     waited = sorted(client.first - client.sent for client in everybody)
     return _Round(
@@ -133,7 +133,7 @@ def measure(
                 for name, port in (("gateway", gateway), ("bare", bare)):
                     before = _calls(upstream)
                     request = _request(f"{name} {think} {number}", think, tokens)
-                    got = uvloop.run(_round(port, request, clients, tokens + 3))
+                    got = uvloop.run(_round(port, request, clients, tokens))
                     if (made := _calls(upstream) - before) != 1:
                         raise SystemExit(f"{name} made {made} calls")
                     if number >= 0:
