@@ -10,6 +10,8 @@ from typing import Any
 
 from gateway.core.errors import UpstreamError
 from gateway.core.flight import FlightTable
+from gateway.core.plan import Plan
+from gateway.core.status import Forwarded
 from gateway.core.types import Reason
 from gateway.exchange import Exchange, Reply
 from gateway.live_answer import LiveAnswer
@@ -61,6 +63,17 @@ class Coalescer:
         self._refreshes += 1
         self._run(self._refresh(exchange, answer), answer)
         return True
+
+    def has_missed(self, plan: Plan) -> bool:
+        """Tell whether a call under way may be followed whose maker looked and found no entry."""
+        call = self._table.under_way(plan.coalescing_key)
+        return (
+            call is not None
+            and call.attended
+            and call.reading <= plan.decision.max_followers
+            and call.leader.state.status.forwarded is Forwarded.MISS
+            and not plan.directives.no_cache
+        )
 
     async def close(self) -> None:
         """End the calls under way."""

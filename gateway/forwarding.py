@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from gateway.admitting import Admitter
 from gateway.coalescing import Coalescer
+from gateway.core.plan import Plan
 from gateway.exchange import Exchange, Reply
 from gateway.ports import Upstream
 from gateway.upstream_call import Caller
@@ -37,6 +38,10 @@ class Forwarder:
         Raises UpstreamError when there is no reply to return.
         """
         return await self._coalescer.answer(exchange)
+
+    def has_missed(self, plan: Plan) -> bool:
+        """Tell whether a request with this plan may follow a call whose maker found no entry."""
+        return self._coalescer.has_missed(plan)
 
     def refresh(self, exchange: Exchange) -> bool:
         """Begin a call to which no client listens: its answer is only stored.

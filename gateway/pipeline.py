@@ -172,6 +172,8 @@ class Pipeline:
         state = self._plan(asked, body)
         while True:
             match state:
+                case LookUpExact() if state.collapses and asked.forwarder.has_missed(state.plan):
+                    state = state.missed()
                 case LookUpExact() | LookUpVariant():
                     state = state.next(await self._get(state.plan.key), self.now())
                 case Hit() | Forward() | Refused():

@@ -38,3 +38,11 @@ class Together(Generic[T]):
                 shared.task.cancel()
                 if self._runs.get(about) is shared:
                     del self._runs[about]
+
+    def part(self, about: Hashable) -> None:
+        """Let whoever asks from now on wait for a new run: what it is about has changed."""
+        self._runs.pop(about, None)
+
+    def part_all(self) -> None:
+        """Do so for all there is."""
+        self._runs.clear()

@@ -2,7 +2,8 @@
 
 Law: in this process the hot tier never answers with what a put or delete has already replaced in
 the cold store. A key leaves the hot tier when a change of it begins, and comes back only from a
-read or change that no other change of that key overlapped.
+read or change that no other change of that key overlapped. Those who look for a key while it is
+read share the read, unless a change has begun or ended since.
 
 Where others change the cold store too, they must be heard of (``News``): a change made elsewhere
 is one that overlaps, and while it is not certain that changes would be told, the hot tier is not
@@ -14,10 +15,12 @@ before.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from gateway.core.types import Entry
 from gateway.ports import EntryTooLargeError, Page, Store, StoreStats
+from gateway.together import Together
 
 
 class ColdStore(Store, Protocol):
@@ -68,6 +71,7 @@ class TieredStore:
         self._cold = cold
         self._news = news
         self._under_way: dict[bytes, set[_Operation]] = {}
+        self._reads: Together[Entry | None] = Together()
         if news is not None:
             news.listen(self._changed, self._lost)
 
@@ -78,6 +82,9 @@ class TieredStore:
             if entry is not None:
                 self._cold.touch(key)
                 return entry
+        return await self._reads.ask(key, partial(self._read, key))
+
+    async def _read(self, key: bytes) -> Entry | None:
         with self._operation(key, changes=False) as read:
             entry = await self._cold.get(key)
             if entry is not None and read.undisturbed:
@@ -113,11 +120,13 @@ class TieredStore:
 
     def _changed(self, key: bytes) -> None:
         self._hot.forget(key)
+        self._reads.part(key)
         for operation in self._under_way.get(key, ()):
             operation.undisturbed = False
 
     def _lost(self) -> None:
         self._hot.clear()
+        self._reads.part_all()
         for operations in self._under_way.values():
             for operation in operations:
                 operation.undisturbed = False
@@ -131,6 +140,8 @@ class TieredStore:
 
     @contextmanager
     def _operation(self, key: bytes, *, changes: bool) -> Iterator[_Operation]:
+        if changes:
+            self._reads.part(key)
         here = self._under_way.setdefault(key, set())
         mine = _Operation(changes)
         for other in here:
@@ -140,6 +151,8 @@ class TieredStore:
         try:
             yield mine
         finally:
+            if changes:
+                self._reads.part(key)
             here.remove(mine)
             if not here:
                 del self._under_way[key]

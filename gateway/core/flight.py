@@ -68,10 +68,10 @@ class FlightTable(Generic[F]):
         flight.reading += 1
         return flight
 
-    def under_way(self, slot: Hashable) -> bool:
-        """Tell whether a call under this slot has yet to land."""
+    def under_way(self, slot: Hashable) -> F | None:
+        """Return the flight under this slot that has yet to land."""
         flight = self._joinable.get(slot)
-        return flight is not None and flight.landed_at is None
+        return flight if flight is not None and flight.landed_at is None else None
 
     def leave(self, flight: F) -> bool:
         """Take one reader away; tell whether the call must now be cancelled."""

@@ -71,6 +71,15 @@ class LookUpExact:
     plan: Plan
     wanted: "Forward | None" = None
 
+    @property
+    def collapses(self) -> bool:
+        """Tell whether another's call for the same key would say all that this look-up can."""
+        return self.wanted is None and self.plan.personal is None and self.plan.variants == 1
+
+    def missed(self) -> "State":
+        """Take it that another request has just looked for the same, and asks the upstream."""
+        return _forward(self.plan, Forward(ForwardStatus(Forwarded.MISS), self.plan))
+
     def next(self, entry: Entry | None, now: float) -> "State":
         """Take the entry found."""
         found = _judged(self.plan, entry, now)

@@ -130,7 +130,7 @@ class CoalescingTable(RuleBasedStateMachine):
     def under_way_is_what_has_not_landed(self) -> None:
         for slot in "abc":
             flight = self.newest.get(slot)
-            expected = flight is not None and flight.landed_at is None
+            expected = flight if flight is not None and flight.landed_at is None else None
             assert self.table.under_way(slot) is expected
 
 
