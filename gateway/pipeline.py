@@ -29,8 +29,11 @@ from gateway.core.lookup import (
     ScanPrompt,
     SearchSemantic,
     State,
+    Unended,
     VerifyCandidate,
+    as_own,
     bypass,
+    common,
     start,
 )
 from gateway.core.outbound import with_priority, with_salt, without_salt
@@ -46,7 +49,6 @@ from gateway.forwarding import Exchange, Forwarder
 from gateway.observation import Observation
 from gateway.ports import (
     ActivePolicy,
-    Candidate,
     PolicySource,
     SemanticIndex,
     SemanticUnavailableError,
@@ -87,7 +89,7 @@ class Pipeline:
     """Whether the upstream knows ``cache_salt``, so that the gateway gives it one a tenant."""
     local: LocalModel | None = None
     rotation: Rotation = field(default_factory=Rotation)
-    searches: Together[Sequence[Candidate]] = field(default_factory=Together)
+    misses: Together[Hit | Forward | Refused] = field(default_factory=Together)
 
     async def answer(self, endpoint: Endpoint, inbound: Inbound, seen: Observation) -> Reply:
         """Return the reply to one request. Raises RequestError for faults the client is told."""
@@ -168,28 +170,45 @@ class Pipeline:
         return render_hit(exchange.endpoint, exchange.body, state.fallback, seen)
 
     async def _looked_up(self, asked: Asked, body: dict[str, Any]) -> Hit | Forward | Refused:
-        """Drive the machine to its end, for a request or for one item of it."""
+        """Drive the machine to its end, for a request or for one item of it.
+
+        From where identical misses take the same way, one goes it for all who are under way.
+        """
         state = self._plan(asked, body)
         while True:
             match state:
-                case LookUpExact() if state.collapses and asked.forwarder.has_missed(state.plan):
-                    state = state.missed()
-                case LookUpExact() | LookUpVariant():
-                    state = state.next(await self._get(state.plan.key), self.now())
                 case Hit() | Forward() | Refused():
                     return state
-                case LookUpPersonal():
-                    state = state.next(await self._get(state.personal.key), self.now())
-                case ScanPrompt():
-                    state = await self._scan(state, asked.active)
-                case SearchSemantic():
-                    state = state.next(await self._search(state.plan, asked.seen))
-                case FetchCandidate():
-                    state = state.next(await self._get(state.key, indexed=True), self.now())
-                case VerifyCandidate():
-                    state = state.next(await self.verifier.refusal(state.asked, state.stored))
+                case LookUpExact() if state.collapses and asked.forwarder.has_missed(state.plan):
+                    state = state.missed()
+                case ScanPrompt() | SearchSemantic() if (about := common(state)) is not None:
+                    end = await self.misses.ask(about, partial(self._driven, state, asked))
+                    return as_own(end, state.plan)
                 case _:
-                    assert_never(state)
+                    state = await self._next(state, asked)
+
+    async def _driven(self, state: State, asked: Asked) -> Hit | Forward | Refused:
+        while not isinstance(state, Hit | Forward | Refused):
+            state = await self._next(state, asked)
+        return state
+
+    async def _next(self, state: Unended, asked: Asked) -> State:
+        """Do what a state asks for, and hand it back."""
+        match state:
+            case LookUpExact() | LookUpVariant():
+                return state.next(await self._get(state.plan.key), self.now())
+            case LookUpPersonal():
+                return state.next(await self._get(state.personal.key), self.now())
+            case ScanPrompt():
+                return await self._scan(state, asked.active)
+            case SearchSemantic():
+                return state.next(await self._search(state.plan, asked.seen))
+            case FetchCandidate():
+                return state.next(await self._get(state.key, indexed=True), self.now())
+            case VerifyCandidate():
+                return state.next(await self.verifier.refusal(state.asked, state.stored))
+            case _:
+                assert_never(state)
 
     def _recorded(
         self,
@@ -277,10 +296,8 @@ class Pipeline:
     async def _search(self, plan: Plan, seen: Observation) -> list[tuple[bytes, float]]:
         if self.semantic is None or plan.question is None:
             return []
-        about = (plan.fingerprint, plan.question)
-        search = partial(self.semantic.search, *about, NEAREST)
         try:
-            found = await self.searches.ask(about, search)
+            found = await self.semantic.search(plan.fingerprint, plan.question, NEAREST)
         except SemanticUnavailableError as error:
             seen.semantic_fault = error.reason
             return []

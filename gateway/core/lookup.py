@@ -11,7 +11,7 @@ this prompt is clean, and a hit pays nothing for it. An entry under the end user
 (``Plan.personal``) proves nothing of the kind.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from gateway.core.plan import Plan
@@ -208,7 +208,7 @@ class VerifyCandidate:
         return _next_candidate(self.plan, self.otherwise, self.rest)
 
 
-State = (
+Unended = (
     LookUpVariant
     | LookUpExact
     | LookUpPersonal
@@ -216,10 +216,8 @@ State = (
     | SearchSemantic
     | FetchCandidate
     | VerifyCandidate
-    | Hit
-    | Forward
-    | Refused
 )
+State = Unended | Hit | Forward | Refused
 
 
 def start(plan: Plan, draw: int = 0) -> State:
@@ -231,6 +229,25 @@ def start(plan: Plan, draw: int = 0) -> State:
         return _after_lookup(plan, Forward(ForwardStatus(Forwarded.MISS), plan), clean=False)
     slot = draw % plan.variants
     return LookUpVariant(plan.variant(slot)) if slot else LookUpExact(plan)
+
+
+def common(state: ScanPrompt | SearchSemantic) -> Hashable | None:
+    """Return what a request must have in common with this one to come to the same end from here.
+
+    None where that is never certain: where there was an entry, or several may be kept.
+    """
+    plan = state.plan
+    if state.otherwise != Forward(ForwardStatus(Forwarded.MISS), plan) or plan.variants > 1:
+        return None
+    return type(state), plan.key, plan.coalescing_key, plan.decision, plan.directives
+
+
+def as_own(end: Hit | Forward | Refused, plan: Plan) -> Hit | Forward | Refused:
+    """Return the end that another request came to, as that of one with ``plan``."""
+    if not isinstance(end, Forward) or end.store is None:
+        return end
+    personal = plan.personal
+    return replace(end, store=personal if personal and personal.key == end.store.key else plan)
 
 
 def bypass(reason: Reason, directives: Directives) -> State:
