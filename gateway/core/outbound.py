@@ -17,6 +17,8 @@ from policies.decide import Priority
 PRIORITY = "X-Refrain-Priority"
 SALT = "cache_salt"
 
+_OF_AN_ACCOUNT = ("x-goog-api-key", "cookie", "openai-organization", "openai-project")
+
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
 
@@ -28,8 +30,11 @@ def with_priority(fields: Iterable[tuple[str, str]], priority: Priority) -> Fiel
 
 
 def with_key(fields: Iterable[tuple[str, str]], api_key: str | None) -> Fields:
-    """Return the headers with the upstream's own key, if there is one, and no client's."""
-    kept = without(fields, *CREDENTIALS)
+    """Return the headers with the upstream's own key, if there is one, and no client's.
+
+    Nor does a client choose on which of the operator's accounts it asks.
+    """
+    kept = without(fields, *CREDENTIALS, *_OF_AN_ACCOUNT)
     return kept if api_key is None else (*kept, ("Authorization", f"Bearer {api_key}"))
 
 

@@ -94,6 +94,16 @@ def test_a_wrong_policy_is_exit_2_with_file_line_and_key(tmp_path: Path):
     fails(refrain("policy", "check", "policy.yaml", cwd=tmp_path), 2, "policy.yaml:3")
 
 
+def test_a_wrong_file_of_keys_is_exit_2_with_file_and_line_and_without_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "keys").write_text("# who\nshop sk-in-clear\n")
+    monkeypatch.setenv("REFRAIN_GATEWAY_KEYS", "keys")
+    done = refrain("serve", "--upstream", URL, "--port", "0", cwd=tmp_path)
+    fails(done, 2, "refrain: keys:2: expected NAME and the SHA-256 of a key")
+    assert "sk-in-clear" not in done.stderr
+
+
 def test_a_data_dir_that_cannot_be_made_is_one_line(tmp_path: Path):
     (tmp_path / "file").write_text("")
     done = refrain(

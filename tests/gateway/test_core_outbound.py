@@ -49,7 +49,13 @@ def test_a_client_does_not_choose_its_priority():
     assert with_priority(sent, Priority.LOW) == (("A", "b"), ("X-Refrain-Priority", "low"))
 
 
-@pytest.mark.parametrize("name", ["Authorization", "API-Key", "x-api-key"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Authorization", "API-Key", "x-api-key", "X-Goog-Api-Key", "Cookie"),
+        *("OpenAI-Organization", "OpenAI-Project"),
+    ],
+)
 def test_no_credential_of_a_client_stays(name):
     sent = [(name, "gateway-key"), ("A", "b"), (name.upper(), "again")]
     assert with_key(sent, None) == (("A", "b"),)
