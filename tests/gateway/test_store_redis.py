@@ -11,7 +11,7 @@ from gateway.adapters.store_conformance import check_store, example_entry
 from gateway.adapters.store_redis import RedisStore
 from gateway.core.entry_codec import encode_entry, encoded_size
 from gateway.ports import EntryTooLargeError, StoreError, StoreUnavailableError
-from running_redis import RedisCluster, RunningRedis
+from running_redis import RunningRedis
 
 ENTRY = example_entry()
 PREFIX = b"refrain:1:{0}:e:"
@@ -332,25 +332,3 @@ async def test_an_entry_that_cannot_be_written_is_a_store_error(open_store):
     store = open_store()
     with pytest.raises(StoreError, match="NaN"):
         await store.put(replace(ENTRY, stored_at=float("nan")))
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    nodes = RedisCluster(tmp_path_factory.mktemp("cluster"))
-    nodes.start()
-    yield nodes
-    nodes.kill()
-
-
-async def each(cluster, *command):
-    for node in cluster.nodes:
-        async with Redis.from_url(node.url) as client:
-            await client.execute_command(*command)
-
-
-async def test_a_cluster_keeps_the_contract(cluster):
-    async def make(max_bytes):
-        await each(cluster, "FLUSHALL")
-        return RedisStore(cluster.url, max_bytes=max_bytes, seconds=10, shards=8)
-
-    await check_store(make)

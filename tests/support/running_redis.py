@@ -161,6 +161,10 @@ class RedisCluster:
             check=False,
         )
         assert told.returncode == 0, told.stdout + told.stderr
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until each node finds the cluster whole."""
         for node in self.nodes:
             while "cluster_state:ok" not in ask(node, "cluster", "info"):
                 assert node.running, "a node ended"
