@@ -228,7 +228,9 @@ def create_app(
     admitter = Admitter(store, semantic, scans, time.time, quarantine)
 
     def make_forwarder(to: Upstream) -> Forwarder:
-        return Forwarder(to, admitter, max_answer_bytes=settings.max_answer_bytes)
+        return Forwarder(
+            to, admitter, max_answer_bytes=settings.max_answer_bytes, claims=entries.claims
+        )
 
     forwarder = make_forwarder(upstream)
     pipeline = Pipeline(

@@ -16,6 +16,7 @@ from gateway.core.types import Reason
 from gateway.exchange import Exchange, Reply
 from gateway.live_answer import LiveAnswer
 from gateway.reading import Reader, Way
+from gateway.shared_call import SharedCaller
 from gateway.upstream_call import Caller
 
 LINGER_SECONDS = 2.0
@@ -27,7 +28,7 @@ MOST_REFRESHES = 256
 class Coalescer:
     """The calls under way."""
 
-    def __init__(self, caller: Caller, clock: Callable[[], float]) -> None:
+    def __init__(self, caller: Caller | SharedCaller, clock: Callable[[], float]) -> None:
         self._caller = caller
         self._clock = clock
         self._table: FlightTable[LiveAnswer] = FlightTable(

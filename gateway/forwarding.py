@@ -11,7 +11,8 @@ from gateway.admitting import Admitter
 from gateway.coalescing import Coalescer
 from gateway.core.plan import Plan
 from gateway.exchange import Exchange, Reply
-from gateway.ports import Upstream
+from gateway.ports import Claims, Upstream
+from gateway.shared_call import SharedCaller
 from gateway.upstream_call import Caller
 
 __all__ = ["Exchange", "Forwarder"]
@@ -27,10 +28,14 @@ class Forwarder:
         max_answer_bytes: int,
         *,
         clock: Callable[[], float] = time.perf_counter,
+        claims: Claims | None = None,
     ) -> None:
+        """``claims`` are those of the processes that share the store, if several do."""
         self.upstream = upstream
         self.admitter = admitter
-        self._coalescer = Coalescer(Caller(upstream, admitter, max_answer_bytes), clock)
+        own = Caller(upstream, admitter, max_answer_bytes)
+        shared = SharedCaller(own, claims, admitter.entries, admitter.now) if claims else own
+        self._coalescer = Coalescer(shared, clock)
 
     async def forward(self, exchange: Exchange) -> Reply:
         """Return the upstream's reply, streamed where the upstream streams it.

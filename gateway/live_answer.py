@@ -89,6 +89,8 @@ class LiveAnswer(Flight):
     """What the upstream said, as JSON, in the error event that ended its stream."""
     result: bytes | None = None
     """The plain form of a streamed answer that ended cleanly and is understood."""
+    elsewhere: bool = False
+    """Whether another process made the call, and this is what it stored."""
     stored: bool = False
     declined: Reason | None = None
     upstream_started: float | None = None

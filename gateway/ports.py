@@ -107,6 +107,21 @@ class ScopeKeys(Protocol):
         ...
 
 
+class Claims(Protocol):
+    """Which of several gateway processes makes the upstream call for a miss that they share."""
+
+    async def take(self, slot: bytes) -> bool:
+        """Claim the slot unless it is claimed; tell whether it was not. Raises StoreError.
+
+        A claim lapses soon after its holder's end.
+        """
+        ...
+
+    def release(self, slot: bytes) -> None:
+        """Give the claim back, soon."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A stored question near the one asked: its entry's key and the cosine similarity."""

@@ -149,6 +149,10 @@ class Reader(AsyncIterator[bytes]):
 
     def _made(self, head: Head, body: bytes, content_type: tuple[str, str] | None = None) -> Reply:
         answer = self._answer
+        if answer.elsewhere:
+            self._status = replace(self._status, collapsed=True)
+            self._exchange.seen.forward = self._status
+            self._exchange.seen.reason = Reason.COLLAPSED
         stored = self._leads and answer.stored
         fields = self._fields(head, self._status.header(stored=stored, declined=answer.declined))
         if content_type is not None:

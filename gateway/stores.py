@@ -21,7 +21,7 @@ from gateway.adapters.store_memory import MemoryStore
 from gateway.adapters.store_sqlite import SqliteStore
 from gateway.adapters.store_tiered import ColdStore, News, TieredStore
 from gateway.forgetting import Vault
-from gateway.ports import ScopeKeys, Store
+from gateway.ports import Claims, ScopeKeys, Store
 from gateway.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ class Entries:
     vault: Vault | None
     status: Callable[[], dict[str, Any]]
     begin: Callable[[], Awaitable[None]] | None = None
+    claims: Claims | None = None
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -91,7 +92,8 @@ def _open_redis(settings: Settings, environment: Mapping[str, str]) -> Entries:
     cold, vault = _sealed(redis, keys, settings, environment)
     guarded = GuardedStore(cold, read_seconds=REDIS_SECONDS, write_seconds=REDIS_SECONDS)
     store = _tiered(settings, guarded, redis.news)
-    return Entries(store, vault, _guarded("redis", guarded), redis.begin)
+    redis.claims.usable = lambda: guarded.fault is None
+    return Entries(store, vault, _guarded("redis", guarded), redis.begin, redis.claims)
 
 
 def _tiered(settings: Settings, cold: ColdStore, news: News | None = None) -> Store:

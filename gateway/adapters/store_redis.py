@@ -22,6 +22,7 @@ from hashlib import sha1
 from typing import Any
 from zlib import crc32
 
+from gateway.adapters.claims_redis import RedisClaims
 from gateway.adapters.store_memory import ENTRY_SHARE
 from gateway.adapters.store_redis_batches import Batches
 from gateway.adapters.store_redis_cluster import ClusterServers
@@ -109,6 +110,7 @@ class RedisStore:
             room=self._room,
             seconds=upkeep_seconds,
         )
+        self.claims = RedisClaims(self._link, self._shard)
         self.news = RedisNews(self._link, self._shards, self._shard, self._origin, self._own)
 
     async def begin(self) -> None:
@@ -203,6 +205,7 @@ class RedisStore:
         self._closed = True
         await self._upkeep.close()
         await self.news.close()
+        await self.claims.close()
         if self._tasks:
             await asyncio.wait(self._tasks)
         for lookups in self._lookups:

@@ -264,3 +264,32 @@ end
 return {page, values}
 """)
 """Read a page of entries in the order of ``ends``, after one of that score and key."""
+
+_CLAIM_PRELUDE = """
+local claim = string.sub(ARGV[1], 1, -3) .. 'c:' .. ARGV[2]
+"""
+
+CLAIM = Script(
+    _CLAIM_PRELUDE
+    + """
+if redis.call('SET', claim, ARGV[3], 'NX', 'PX', ARGV[4]) then return 1 end
+return 0
+"""
+)
+"""Take a claim. Arguments of all three: prefix, slot, whose it is, milliseconds it holds."""
+
+RENEW = Script(
+    _CLAIM_PRELUDE
+    + """
+if redis.call('GET', claim) ~= ARGV[3] then return 0 end
+return redis.call('PEXPIRE', claim, ARGV[4])
+"""
+)
+
+RELEASE = Script(
+    _CLAIM_PRELUDE
+    + """
+if redis.call('GET', claim) ~= ARGV[3] then return 0 end
+return redis.call('DEL', claim)
+"""
+)

@@ -1,0 +1,97 @@
+"""Which gateway process makes the upstream call for a miss that several have: claims in Redis.
+
+Law: a claim is one process's; it lapses LEASE_SECONDS after its holder was last heard of. No call
+waits longer than CALL_SECONDS, and none is made while the store is not used.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+
+from gateway.adapters.patience import Patience
+from gateway.adapters.store_redis_link import RedisLink
+from gateway.adapters.store_redis_scripts import CLAIM, RELEASE, RENEW, Script, Shard
+from gateway.ports import StoreError, StoreUnavailableError
+
+LEASE_SECONDS = 6.0
+CALL_SECONDS = 0.05
+
+_log = logging.getLogger(__name__)
+
+
+class RedisClaims:
+    """See the port ``Claims``. Used from one event loop."""
+
+    def __init__(
+        self,
+        link: RedisLink,
+        shard_of: Callable[[bytes], Shard],
+        usable: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.usable = usable
+        """Tells whether the store is used at present."""
+        self._link = link
+        self._shard_of = shard_of
+        self._token = secrets.token_hex(8)
+        self._patience = Patience()
+        self._held: set[bytes] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def take(self, slot: bytes) -> bool:
+        """See the port."""
+        if not self.usable():
+            raise StoreUnavailableError("the store is not answering")
+        if slot in self._held:
+            return False
+        try:
+            taken = await self._patience.wait(self._run(CLAIM, slot), CALL_SECONDS)
+        except BaseException as error:
+            # It may have been taken all the same.
+            self.release(slot)
+            if isinstance(error, TimeoutError):
+                raise StoreUnavailableError("Redis did not answer in time") from None
+            raise
+        if taken:
+            self._held.add(slot)
+            if self._renewing is None:
+                self._renewing = asyncio.create_task(self._renew())
+        return bool(taken)
+
+    def release(self, slot: bytes) -> None:
+        """See the port."""
+        self._held.discard(slot)
+        task = asyncio.create_task(self._release(slot))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Give all claims back."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.wait([self._renewing])
+        for slot in list(self._held):
+            self.release(slot)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(LEASE_SECONDS / 3)
+            for slot in list(self._held):
+                try:
+                    await self._run(RENEW, slot)
+                except StoreError as error:
+                    _log.debug("store: a claim was not renewed: %s", error)
+
+    async def _release(self, slot: bytes) -> None:
+        try:
+            await self._run(RELEASE, slot)
+        except StoreError as error:
+            _log.debug("store: a claim was not given back and lapses: %s", error)
+
+    async def _run(self, script: Script, slot: bytes) -> bool:
+        shard = self._shard_of(slot)
+        lease = int(LEASE_SECONDS * 1000)
+        return bool(await self._link.run(script, shard, shard.prefix, slot, self._token, lease))

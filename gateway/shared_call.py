@@ -1,0 +1,96 @@
+"""Calls that several gateway processes would make at the same time: one of them makes it.
+
+Law: it is never worse than making the call oneself. Who wants a plain answer waits for the one
+whose call is under way elsewhere, and takes what that stored; who wants a stream does not wait,
+for it would have to wait for the last word to get the first. Where claims fail, or nothing was
+stored, the call is made here.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from gateway.core.lookup import Hit, LookUpExact
+from gateway.core.plan import Plan
+from gateway.core.types import Endpoint
+from gateway.exchange import Exchange
+from gateway.live_answer import Head, LiveAnswer
+from gateway.ports import Claims, Store, StoreError
+from gateway.upstream_call import Caller
+
+POLL_SECONDS = 0.1
+JSON_FIELDS = (("Content-Type", "application/json"),)
+SHARED = (Endpoint.CHAT, Endpoint.COMPLETIONS)
+
+
+class Turn(Enum):
+    """Whose turn it is to call the upstream."""
+
+    OURS = auto()
+    OURS_WITHOUT_CLAIM = auto()
+    ANSWERED = auto()
+
+
+@dataclass(slots=True)
+class SharedCaller:
+    """See ``Caller``, which it uses."""
+
+    caller: Caller
+    claims: Claims
+    store: Store
+    now: Callable[[], float]
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    @property
+    def max_answer_bytes(self) -> int:
+        """See ``Caller``."""
+        return self.caller.max_answer_bytes
+
+    async def call(self, exchange: Exchange, answer: LiveAnswer) -> None:
+        """See ``Caller``."""
+        plan, slot = exchange.plan, answer.slot
+        if (
+            plan is None
+            or not isinstance(slot, bytes)
+            or exchange.endpoint not in SHARED
+            or plan.directives.no_cache
+        ):
+            await self.caller.call(exchange, answer)
+            return
+        match await self._turn(exchange, plan, slot, answer):
+            case Turn.OURS:
+                try:
+                    await self.caller.call(exchange, answer)
+                finally:
+                    self.claims.release(slot)
+            case Turn.OURS_WITHOUT_CLAIM:
+                await self.caller.call(exchange, answer)
+            case Turn.ANSWERED:
+                pass
+
+    async def _turn(self, exchange: Exchange, plan: Plan, slot: bytes, answer: LiveAnswer) -> Turn:
+        try:
+            if await self.claims.take(slot):
+                return Turn.OURS
+            if exchange.streamed or not answer.attended:
+                return Turn.OURS_WITHOUT_CLAIM
+            async with asyncio.timeout(plan.decision.follow_seconds):
+                while not await self.claims.take(slot):
+                    await self.sleep(POLL_SECONDS)
+        except (StoreError, TimeoutError):
+            return Turn.OURS_WITHOUT_CLAIM
+        try:
+            found = LookUpExact(plan).next(await self.store.get(plan.key), self.now())
+        except BaseException as error:
+            self.claims.release(slot)
+            if isinstance(error, StoreError):
+                return Turn.OURS_WITHOUT_CLAIM
+            raise
+        if not isinstance(found, Hit) or found.status.stale:
+            return Turn.OURS
+        self.claims.release(slot)
+        answer.elsewhere = answer.complete = True
+        answer.open(Head(200, JSON_FIELDS, found.entry.result))
+        answer.close()
+        return Turn.ANSWERED

@@ -1,0 +1,221 @@
+"""Gateways that share a real Redis make one upstream call for a plain miss that both have."""
+
+import asyncio
+
+import pytest
+from aiohttp import web
+from redis.asyncio import Redis
+
+from gateway.adapters import claims_redis
+from gateway.adapters.store_redis import RedisStore
+from gateway.ports import StoreError
+from running_redis import RunningRedis
+from scripted_upstream import answer_by_default
+
+SECONDS = 20
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    redis = RunningRedis(tmp_path_factory.mktemp("redis"))
+    redis.start()
+    yield redis
+    redis.kill()
+
+
+@pytest.fixture
+async def redis(server):
+    async with Redis.from_url(server.url) as client:
+        await client.flushall()
+        yield client
+
+
+class Gate:
+    """An upstream's answers, held until the test opens the gate."""
+
+    def __init__(self, upstream):
+        self.open = asyncio.Event()
+        self.answer = answer_by_default
+        upstream.answer = self.held
+
+    async def held(self, request, body):
+        await self.open.wait()
+        return await self.answer(request, body)
+
+
+@pytest.fixture
+def gate(upstream):
+    return Gate(upstream)
+
+
+@pytest.fixture
+async def pair(start_gateway, server, redis, tmp_path, monkeypatch):
+    monkeypatch.setenv("REFRAIN_SECRET", "ab" * 32)
+    return [await start_gateway(store=server.url, data_dir=tmp_path / name) for name in "ab"]
+
+
+async def asked_for_a_claim(redis, times):
+    """Wait until claims were asked for so often; whoever waits for one asks again and again."""
+    async with asyncio.timeout(SECONDS):
+        while True:
+            sets = (await redis.info("commandstats")).get("cmdstat_set", {"calls": 0})["calls"]
+            if sets >= times:
+                return
+
+
+async def lead_and_follow(pair, upstream, redis, **second):
+    """Ask both gateways the same; return once the second has found the first's call under way."""
+    first, other = pair
+    await redis.config_resetstat()
+    leading = asyncio.create_task(first.ask("same"))
+    await asyncio.wait_for(upstream.arrived.wait(), SECONDS)
+    following = asyncio.create_task(other.ask("same", **second))
+    await asked_for_a_claim(redis, 3)
+    return leading, following
+
+
+async def test_two_gateways_make_one_call(pair, upstream, gate, redis):
+    leading, following = await lead_and_follow(pair, upstream, redis)
+    gate.open.set()
+    lead, follow = await leading, await following
+    assert upstream.calls == 1
+    assert lead.json == follow.json
+    assert lead.cache == "refrain; fwd=miss; stored"
+    assert follow.cache == "refrain; fwd=miss; collapsed"
+
+
+async def test_who_wants_a_stream_does_not_wait_for_a_call_elsewhere(pair, upstream, gate):
+    first, other = pair
+    leading = asyncio.create_task(first.ask("same"))
+    await asyncio.wait_for(upstream.arrived.wait(), SECONDS)
+    upstream.arrived.clear()
+    following = asyncio.create_task(other.ask("same", stream=True))
+    await asyncio.wait_for(upstream.arrived.wait(), SECONDS)
+    gate.open.set()
+    assert (await following).text == (await leading).text
+    assert upstream.calls == 2
+
+
+async def test_a_call_that_fails_is_made_again_by_who_waited(pair, upstream, gate, redis):
+    failed = []
+
+    async def fail_once(request, body):
+        if not failed:
+            failed.append(True)
+            return web.json_response({"error": {"message": "no"}}, status=500)
+        return await answer_by_default(request, body)
+
+    gate.answer = fail_once
+    leading, following = await lead_and_follow(pair, upstream, redis)
+    gate.open.set()
+    assert (await leading).status == 500
+    assert (await following).text == "You asked: same"
+    assert upstream.calls == 2
+
+
+async def test_an_answer_that_is_not_stored_is_asked_for_by_who_waited(pair, upstream, gate, redis):
+    async def cut(request, body):
+        from scripted_upstream import completion
+
+        return web.json_response(completion("cut", finish_reason="length"))
+
+    gate.answer = cut
+    leading, following = await lead_and_follow(pair, upstream, redis)
+    gate.open.set()
+    assert (await leading).status == (await following).status == 200
+    assert upstream.calls == 2
+
+
+async def test_when_the_one_who_called_is_gone_who_waited_calls(pair, upstream, gate, redis):
+    leading, following = await lead_and_follow(pair, upstream, redis)
+    leading.cancel()
+    await asyncio.wait_for(upstream.cancelled.wait(), SECONDS)
+    gate.open.set()
+    assert (await following).text == "You asked: same"
+    assert upstream.calls == 2
+
+
+async def test_a_waiting_client_that_leaves_disturbs_nobody(pair, upstream, gate, redis):
+    leading, following = await lead_and_follow(pair, upstream, redis)
+    following.cancel()
+    gate.open.set()
+    assert (await leading).text == "You asked: same"
+    assert (await pair[1].ask("same")).cache.startswith("refrain; hit")
+    assert upstream.calls == 1
+
+
+async def test_when_redis_freezes_who_waits_calls(pair, upstream, gate, redis, server):
+    leading, following = await lead_and_follow(pair, upstream, redis)
+    upstream.arrived.clear()
+    server.freeze()
+    try:
+        await asyncio.wait_for(upstream.arrived.wait(), SECONDS)
+        gate.open.set()
+        assert (await leading).text == (await following).text == "You asked: same"
+    finally:
+        server.thaw()
+    assert upstream.calls == 2
+
+
+async def test_tenants_do_not_wait_for_one_another(pair, upstream, gate):
+    first, other = pair
+    leading = asyncio.create_task(first.ask("same", headers={"Authorization": "Bearer a"}))
+    await asyncio.wait_for(upstream.arrived.wait(), SECONDS)
+    upstream.arrived.clear()
+    following = asyncio.create_task(other.ask("same", headers={"Authorization": "Bearer b"}))
+    await asyncio.wait_for(upstream.arrived.wait(), SECONDS)
+    gate.open.set()
+    assert (await leading).status == (await following).status == 200
+    assert upstream.calls == 2
+
+
+async def test_no_claim_is_left_when_all_is_over(pair, upstream, gate, redis):
+    leading, following = await lead_and_follow(pair, upstream, redis)
+    gate.open.set()
+    await asyncio.gather(leading, following)
+    for gateway in pair:
+        await gateway.stop()
+    assert await redis.keys("*:c:*") == []
+
+
+@pytest.fixture
+async def stores(server, redis):
+    opened = [RedisStore(server.url, max_bytes=1 << 20) for _ in range(2)]
+    for store in opened:
+        await store.begin()
+    yield opened
+    for store in opened:
+        await store.close()
+
+
+async def test_a_claim_is_one_process_alone_until_it_is_given_back(stores):
+    a, b = (store.claims for store in stores)
+    assert await a.take(b"slot")
+    assert not await b.take(b"slot")
+    assert not await a.take(b"slot")
+    b.release(b"slot")
+    assert await b.take(b"other")
+    assert not await b.take(b"slot")
+    a.release(b"slot")
+    async with asyncio.timeout(SECONDS):
+        while not await b.take(b"slot"):
+            pass
+
+
+async def test_the_claim_of_one_who_died_lapses(stores, monkeypatch):
+    monkeypatch.setattr(claims_redis, "LEASE_SECONDS", 0.05)
+    a, b = (store.claims for store in stores)
+    assert await a.take(b"slot")
+    a._renewing.cancel()
+    async with asyncio.timeout(SECONDS):
+        while not await b.take(b"slot"):
+            pass
+
+
+async def test_while_the_store_is_not_used_no_claim_is_asked_for(stores, redis):
+    claims = stores[0].claims
+    claims.usable = lambda: False
+    await redis.config_resetstat()
+    with pytest.raises(StoreError):
+        await claims.take(b"slot")
+    assert "cmdstat_set" not in await redis.info("commandstats")
