@@ -109,17 +109,15 @@ def canonical_form(endpoint: Endpoint, body: dict[str, Any]) -> bytes:
 def _fold_texts(kept: dict[str, Any], field: str, kind: str) -> None:
     """Write content that is one text part as that text; the caller's messages stay as they are."""
     messages = kept.get(field)
-    if type(messages) is list and any(map(_has_parts, messages)):
-        kept[field] = [
-            {**message, "content": _folded(message["content"], kind)}
-            if _has_parts(message)
-            else message
-            for message in messages
-        ]
-
-
-def _has_parts(message: Any) -> bool:
-    return type(message) is dict and type(message.get("content")) is list
+    if type(messages) is not list:
+        return
+    for place, message in enumerate(messages):
+        if type(message) is not dict or type(message.get("content")) is not list:
+            continue
+        if messages is kept[field]:
+            messages = list(messages)
+        messages[place] = {**message, "content": _folded(message["content"], kind)}
+    kept[field] = messages
 
 
 def _folded(content: list[Any], kind: str) -> Any:

@@ -22,7 +22,7 @@ class Role(StrEnum):
 
 
 Refusal = Callable[[Any], Reason | None]
-"""Says why a value (None where the field is absent) keeps a request from being looked up."""
+"""Says why a value, which is not null, keeps a request from being looked up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,8 @@ class Field:
 
     keyed: bool
     refusal: Refusal | None = None
+    absent: Reason | None = None
+    """Why a request without the field, or with null in it, is not looked up."""
 
     @property
     def role(self) -> Role:
@@ -46,24 +48,22 @@ NEUTRAL = Field(keyed=False)
 _PLAIN_TOOLS = frozenset({"function", "custom"})
 """Tools that the client runs; what any other does, or reads, is known upstream only."""
 
-_SEARCHING_MODELS = ("-search-preview", "-search-api", "-deep-research")
-"""Parts of the names of models that search the web without being asked to."""
-
 
 def _when_given(reason: Reason) -> Refusal:
-    return lambda value: None if value is None else reason
+    return lambda _: reason
 
 
 def _when_true(reason: Reason) -> Refusal:
     return lambda value: reason if value is True else None
 
 
-def _unless_false(reason: Reason) -> Refusal:
-    return lambda value: None if value is False else reason
-
-
 def _searching_model(model: Any) -> Reason | None:
-    if isinstance(model, str) and any(part in model for part in _SEARCHING_MODELS):
+    """Know models that search the web without being asked to by what is part of their names."""
+    if (
+        isinstance(model, str)
+        and "search" in model
+        and ("-search-preview" in model or "-search-api" in model or "-deep-research" in model)
+    ):
         return Reason.WEB_SEARCH
     return None
 
@@ -160,7 +160,9 @@ FIELDS: Mapping[Endpoint, Mapping[str, Field]] = {
     },
     Endpoint.RESPONSES: _GENERATION
     | {
-        "store": Field(keyed=False, refusal=_unless_false(Reason.STORE_TRUE)),
+        "store": Field(
+            keyed=False, refusal=_when_true(Reason.STORE_TRUE), absent=Reason.STORE_TRUE
+        ),
         "input": Field(keyed=True, refusal=_kept_upstream),
         "background": Field(keyed=False, refusal=_when_true(Reason.BACKGROUND)),
         "context_management": KEY,
@@ -186,9 +188,11 @@ _NEUTRAL: Mapping[Endpoint, frozenset[str]] = {
     endpoint: frozenset(name for name, field in fields.items() if not field.keyed)
     for endpoint, fields in FIELDS.items()
 }
-_REFUSALS: Mapping[Endpoint, tuple[tuple[str, Refusal], ...]] = {
+_REFUSALS: Mapping[Endpoint, tuple[tuple[str, Refusal, Reason | None], ...]] = {
     endpoint: tuple(
-        (name, field.refusal) for name, field in fields.items() if field.refusal is not None
+        (name, field.refusal, field.absent)
+        for name, field in fields.items()
+        if field.refusal is not None
     )
     for endpoint, fields in FIELDS.items()
 }
@@ -201,8 +205,9 @@ def neutral_fields(endpoint: Endpoint) -> frozenset[str]:
 
 def bypass_reason(endpoint: Endpoint, body: dict[str, Any]) -> Reason | None:
     """Return why a request's fields keep it from being looked up, or None."""
-    for name, refusal in _REFUSALS[endpoint]:
-        reason = refusal(body.get(name))
+    for name, refusal, absent in _REFUSALS[endpoint]:
+        value = body.get(name)
+        reason = absent if value is None else refusal(value)
         if reason is not None:
             return reason
     return None

@@ -1,11 +1,13 @@
 """The Responses API over HTTP: cached where nothing is kept upstream, on both wires."""
 
+import asyncio
 from typing import Any
 
 import openai
 import orjson
 import pytest
 from aiohttp import web
+from core_requests import plan_of
 from scripted_responses import (
     call,
     event,
@@ -18,6 +20,7 @@ from scripted_responses import (
     text,
 )
 
+from gateway.core.types import Endpoint
 from running_gateway import RunningGateway
 from scripted_upstream import ScriptedUpstream
 
@@ -209,6 +212,37 @@ async def test_what_did_not_end_well_is_not_stored(gateway, upstream, changes, d
         assert first.json == whole
     assert (await ask(gateway, stream=streamed)).cache.startswith("refrain; fwd=miss")
     assert upstream.calls == 2
+
+
+async def test_another_caller_at_the_same_time_is_not_answered_as_the_first(gateway, upstream):
+    go_on = asyncio.Event()
+
+    async def slowly(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        await go_on.wait()
+        return await respond(request, body)
+
+    upstream.answer = slowly
+    first = asyncio.create_task(ask(gateway, metadata={"ticket": "1"}))
+    async with asyncio.timeout(10):
+        await upstream.arrived.wait()
+        upstream.arrived.clear()
+        second = asyncio.create_task(ask(gateway, metadata={"ticket": "2"}))
+        await upstream.arrived.wait()
+    go_on.set()
+    assert (await first).json["metadata"] == {"ticket": "1"}
+    assert (await second).json["metadata"] == {"ticket": "2"}
+
+
+def test_misses_share_a_call_exactly_if_they_would_get_the_very_same_response():
+    def coalescing_key(**fields: Any) -> bytes:
+        body = {"model": "m", "input": "q", "store": False, **fields}
+        return plan_of(body, endpoint=Endpoint.RESPONSES).coalescing_key
+
+    assert coalescing_key() == coalescing_key(stream=True) == coalescing_key(user=None)
+    ann = coalescing_key(user="ann", metadata={"a": "1", "b": "2"})
+    assert ann == coalescing_key(metadata={"b": "2", "a": "1"}, user="ann")
+    keys = {ann, coalescing_key(), coalescing_key(user="bob"), coalescing_key(metadata={"a": "1"})}
+    assert len(keys) == 4
 
 
 async def test_json_that_was_asked_for_must_be_json(gateway, upstream):
