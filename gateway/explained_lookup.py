@@ -37,6 +37,8 @@ class Drive:
     verifier: Verifier | None
     found: Sequence[Finding]
     now: Callable[[], float]
+    without_index: str
+    """What to say where there is no index."""
     steps: list[dict[str, Any]] = field(default_factory=list)
 
     async def run(self, state: State) -> Hit | Forward | Refused:
@@ -76,7 +78,7 @@ class Drive:
     async def _search(self, plan: Plan) -> list[tuple[bytes, float]]:
         index = self.index
         if index is None or plan.question is None:
-            self._note("meaning", "not looked up: the index is the running gateway's")
+            self._note("meaning", f"not looked up: {self.without_index}")
             return []
         try:
             near = await index.search(plan.fingerprint, plan.question, NEAREST)

@@ -23,6 +23,7 @@ from gateway.core.outbound import without_salt
 from gateway.core.plan import Plan, plan_request
 from gateway.core.prompt_size import prompt_tokens
 from gateway.core.selection import SelectionError
+from gateway.core.status import Forwarded
 from gateway.core.types import KEY_VERSION, Endpoint, Entry, Reason
 from gateway.exchange import Inbound
 from gateway.explained_lookup import Drive
@@ -60,6 +61,7 @@ class Explainer:
     """Name of who answers an endpoint and model."""
     now: Callable[[], float]
     salts_caches: bool = False
+    without_index: str = "this gateway runs without an index of questions"
     holder: Callable[[Mapping[str, str]], str | None] = lambda _: None
     """Whose gateway key a request bears; raises RequestError where it may not ask at all."""
 
@@ -137,7 +139,7 @@ class Explainer:
             refused = first.scans and found and first.personal is None
             would = {"would": "bypass", "reason": Reason.PII.value} if refused else {}
             return {"outcome": would or {"would": "lookup"}}
-        drive = Drive(self.store, self.semantic, self.verifier, found, self.now)
+        drive = Drive(self.store, self.semantic, self.verifier, found, self.now, self.without_index)
         try:
             ends = [(plan, await drive.run(start(plan))) for plan in plans]
         except StoreError as error:
@@ -148,7 +150,7 @@ class Explainer:
             stored = sum(isinstance(each, Hit) for _, each in ends)
             told["items"] = {"asked": len(plans), "stored": stored}
         told["identity"] = {"key": plan.key.hex(), "scope": plan.partition.scope.hex()}
-        if not isinstance(end, Hit):
+        if not isinstance(end, Hit) and _nothing_stored(end):
             told["nearest"] = await self._nearest(plan, self.store)
         return told
 
@@ -166,7 +168,9 @@ class Explainer:
             near = [
                 entry
                 for entry in page.entries
-                if entry.scope == partition.scope and entry.endpoint == partition.endpoint
+                if entry.scope == partition.scope
+                and entry.endpoint == partition.endpoint
+                and entry.key != plan.key
             ]
             compared += len(near)
             rivals = [*([] if kept is None else [kept]), *near]
@@ -249,6 +253,10 @@ def _failed(condition: Condition, facts: RequestFacts) -> dict[str, Any]:
     return told
 
 
+def _nothing_stored(end: Forward | Refused) -> bool:
+    return isinstance(end, Refused) or end.status.forwarded is Forwarded.MISS
+
+
 def _outcome(end: Hit | Forward | Refused, now: float) -> dict[str, Any]:
     match end:
         case Hit():
@@ -266,6 +274,7 @@ def _outcome(end: Hit | Forward | Refused, now: float) -> dict[str, Any]:
             bypass = end.store is None
             return {
                 "would": "bypass" if bypass else "miss",
+                "forwarded": end.status.forwarded.value,
                 "reason": None if reason is None else reason.value,
                 "cache_status": end.status.header(),
             }

@@ -102,13 +102,25 @@ def _why(told: dict[str, Any]) -> str:
             return f"answered from {by}, stored {_span(entry['age'])} ago by rule {entry['rule']}"
         case "miss":
             reason = _REASONS.get(outcome["reason"] or "")
-            return f"nothing stored fits it: the upstream is asked{f'; {reason}' if reason else ''}"
+            return "the upstream is asked: " + (reason or _why_missed(told))
         case "lookup":
             return f"by rule {rule}; whether it would hit is for a store to say"
         case "invalid" | "unknown":
             return str(outcome["message"])
         case _:
             return f"{outcome['reason']}: {_REASONS.get(outcome['reason'], 'see the reference')}"
+
+
+def _why_missed(told: dict[str, Any]) -> str:
+    if told["outcome"]["forwarded"] == "stale":
+        return "what is stored is too old"
+    near = told.get("nearest") or {}
+    if not near.get("entry"):
+        return "nothing is stored in its scope"
+    fields = [each["field"] for each in near["differences"]]
+    if not fields or len(fields) > _SHOWN:
+        return "nothing stored is like it"
+    return f"the nearest entry differs in {' and '.join(fields)}"
 
 
 def _rules(told: dict[str, Any], paint: _Paint) -> Iterator[str]:

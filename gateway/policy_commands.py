@@ -127,6 +127,7 @@ async def _look(
             _named(name or await _usual_upstream(store)),
             time.time,
             salts_caches=settings.upstream_cache_salt,
+            without_index="the running gateway has the index (--gateway URL)",
         )
         return await explainer.explain(inquiry)
     finally:

@@ -239,6 +239,19 @@ async def test_a_generation_that_was_raised_is_named(stored, explain, policy):
     assert told["nearest"]["differences"] == [{"field": "generation", "how": "differs"}]
 
 
+async def test_what_is_stale_or_refused_is_not_compared_with_itself(stored, explain, policy):
+    asked = {"headers": {"Cache-Control": "no-cache"}, "body": chat(temperature=0.2)}
+    told = await in_thread(explain, asked, "--gateway", stored.url)
+    assert (told["outcome"]["forwarded"], told["outcome"]["reason"]) == ("request", "no-cache")
+    assert "nearest" not in told
+    policy.write_text(POLICY.replace("freshness: 1h", "freshness: 1s"))
+    told = await in_thread(explain, chat(temperature=0.2), "--data-dir", stored.data_dir)
+    while told["outcome"]["would"] == "hit":  # until the second is over
+        told = await in_thread(explain, chat(temperature=0.2), "--data-dir", stored.data_dir)
+    assert told["outcome"]["forwarded"] == "stale"
+    assert "nearest" not in told
+
+
 async def test_an_explanation_stores_nothing_and_asks_no_upstream(stored, explain, upstream):
     asked = len(upstream.requests)
     for _ in range(2):
@@ -279,6 +292,21 @@ def test_what_is_no_request_is_told(explain, request_, message):
 
 def test_a_gateway_that_is_not_there_is_told(explain):
     assert "cannot be asked" in explain(chat(), "--gateway", "http://127.0.0.1:1", code=1)
+
+
+async def test_a_miss_for_people_names_the_field_in_the_first_line(
+    stored, policy, tmp_path, capsys
+):
+    file = tmp_path / "request.json"
+    file.write_bytes(orjson.dumps(chat(temperature=0.9)))
+    arguments = ["policy", "explain", "--gateway", stored.url, str(file)]
+    assert await asyncio.to_thread(main, arguments) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(
+        "MISS  the upstream is asked: the nearest entry differs in temperature\n"
+    )
+    assert "  temperature       differs\n" in text
+    assert "  exact             no entry\n" in text
 
 
 def test_a_request_from_standard_input_for_people(policy, capsys, monkeypatch):
