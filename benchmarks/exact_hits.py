@@ -50,7 +50,8 @@ def pin(process: int, core: int) -> None:
     os.sched_setaffinity(process, {_CORES[core % len(_CORES)]})
 
 
-def start(stack: ExitStack, argv: Sequence[str], core: int) -> None:
+def start(stack: ExitStack, argv: Sequence[str], core: int) -> int:
+    """Start a server on a core; return its process id."""
     process = subprocess.Popen([sys.executable, *argv], stdout=subprocess.DEVNULL, cwd=_HERE)
     pin(process.pid, core)  # before it starts children, which inherit it
 
@@ -59,6 +60,7 @@ def start(stack: ExitStack, argv: Sequence[str], core: int) -> None:
         process.wait(20)
 
     stack.callback(stop)
+    return process.pid
 
 
 def await_up(url: str) -> None:

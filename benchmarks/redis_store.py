@@ -11,6 +11,7 @@ connection and 32, servers on core 0 and load on core 1. Rounds alternate; media
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -63,7 +64,7 @@ async def stores(url: str, rounds: int) -> dict[str, float]:
     memory = MemoryStore(max_bytes=1 << 24)
     redis = RedisStore(url, max_bytes=1 << 24)
     hot = TieredStore(MemoryStore(max_bytes=1 << 24), redis, redis.news)
-    bare = client(client_options(url, 1.0))
+    bare = client(client_options(url, 1.0) | {"max_connections": 64})
     await memory.put(ENTRY)
     await hot.get(KEY)
     await redis.news.proven.wait()
@@ -93,6 +94,12 @@ async def stores(url: str, rounds: int) -> dict[str, float]:
     return found
 
 
+def processor_seconds(process: int) -> float:
+    """Return the processor time of a process so far, which other load on the machine spares."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def gateways(url: str, rounds: int, seconds: float) -> dict[str, float]:
     """Measure exact hits through gateways that differ in their store alone."""
     request = post("/v1/chat/completions", BODY)
@@ -104,22 +111,28 @@ def gateways(url: str, rounds: int, seconds: float) -> dict[str, float]:
     }
     rates: dict[str, list[float]] = {name: [] for name in kinds}
     alone: dict[str, list[float]] = {name: [] for name in kinds}
+    work: dict[str, list[float]] = {name: [] for name in kinds}
     with ExitStack() as stack:
         upstream = free_port()
         start(stack, ["fake_upstream.py", str(upstream)], 1)
-        ports = {}
+        ports: dict[str, int] = {}
+        servers: dict[str, int] = {}
         for name, changes in kinds.items():
             data = stack.enter_context(tempfile.TemporaryDirectory())
             ports[name] = free_port()
             settings = {"upstream": f"http://127.0.0.1:{upstream}/v1", "data_dir": data, **changes}
-            start(stack, ["gateway_alone.py", str(ports[name]), json.dumps(settings)], 0)
+            argv = ["gateway_alone.py", str(ports[name]), json.dumps(settings)]
+            servers[name] = start(stack, argv, 0)
             await_up(f"http://127.0.0.1:{ports[name]}/healthz")
         pin(0, 1)
         for port in ports.values():
             run_load(port, request, connections=1, seconds=0.3)
         for _ in range(rounds):
             for name, port in ports.items():
+                before = processor_seconds(servers[name])
                 loaded = run_load(port, request, connections=32, seconds=seconds)
+                used = processor_seconds(servers[name]) - before
+                work[name].append(1e6 * used / loaded.requests)
                 single = run_load(port, request, connections=1, seconds=seconds)
                 if b"refrain; hit" not in single.last_reply:
                     raise SystemExit(f"the gateway with {name} does not hit")
@@ -127,12 +140,16 @@ def gateways(url: str, rounds: int, seconds: float) -> dict[str, float]:
                 alone[name].append(1e6 * single.percentile(0.5))
     figures = {f"hit_{name}_us": statistics.median(values) for name, values in rates.items()}
     figures |= {f"hit_{name}_alone_us": statistics.median(v) for name, v in alone.items()}
+    figures |= {f"hit_{name}_cpu_us": statistics.median(v) for name, v in work.items()}
     for name in ("disk", "hot", "cold"):
         figures[f"{name}_to_memory"] = statistics.median(
             ours / floor for ours, floor in zip(rates[name], rates["memory"], strict=True)
         )
         figures[f"{name}_to_memory_alone"] = statistics.median(
             ours / floor for ours, floor in zip(alone[name], alone["memory"], strict=True)
+        )
+        figures[f"{name}_to_memory_cpu"] = statistics.median(
+            ours / floor for ours, floor in zip(work[name], work["memory"], strict=True)
         )
     return figures
 
@@ -163,15 +180,21 @@ def main() -> None:
         of_many = figures.get(f"{name}_32_us")
         many = f"{of_many:12.1f}" if of_many is not None else ""
         print(f"{label:36}{figures[f'{name}_us']:10.1f}{many}")
-    print(f"{'exact hit through the gateway':36}{'alone us':>10}{'of 32, us':>12}{'to memory':>12}")
+    print(
+        f"{'exact hit through the gateway':36}{'alone us':>10}{'of 32, us':>12}{'CPU us':>10}"
+        f"{'to memory':>12}"
+    )
     for name in ("memory", "disk", "hot", "cold"):
-        ratio = figures.get(f"{name}_to_memory", 1.0)
+        ratio = figures.get(f"{name}_to_memory_cpu", 1.0)
         print(
             f"{name:36}{figures[f'hit_{name}_alone_us']:10.0f}{figures[f'hit_{name}_us']:12.0f}"
-            f"{ratio:12.2f}"
+            f"{figures[f'hit_{name}_cpu_us']:10.0f}{ratio:12.2f}"
         )
     print(f"round trips a cold hit: {figures['round_trips_a_cold_hit']:g} (target 1)")
-    print(f"hot to memory: {figures['hot_to_memory']:.2f} (target 1.2)")
+    print(
+        f"hot to memory: {figures['hot_to_memory_cpu']:.2f} in processor time of the gateway, "
+        f"{figures['hot_to_memory']:.2f} by the clock (target 1.2)"
+    )
     print(json.dumps({"benchmark": "redis_store", **{k: round(v, 3) for k, v in figures.items()}}))
 
 

@@ -15,7 +15,7 @@ from gateway.adapters.store_redis_scripts import CLAIM, RELEASE, RENEW, Script, 
 from gateway.ports import StoreError, StoreUnavailableError
 
 LEASE_SECONDS = 6.0
-CALL_SECONDS = 0.05
+CALL_SECONDS = 0.04
 
 _log = logging.getLogger(__name__)
 
