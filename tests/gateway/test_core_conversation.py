@@ -166,3 +166,35 @@ def test_the_answer_to_scan_holds_all_that_would_be_stored(fields):
 def test_the_answer_to_scan_leaves_out_ids_that_look_like_numbers_of_people():
     result = {"id": "chatcmpl-2125550188", "model": "m-2024-08-06", "system_fingerprint": "fp_4"}
     assert answer_text(result | {"object": "chat.completion", "service_tier": "x"}) == ""
+
+
+@pytest.mark.parametrize(
+    "earlier",
+    [
+        {"role": "tool", "tool_call_id": "c", "content": "21 degrees"},
+        {"role": "function", "name": "f", "content": "21 degrees"},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "file"}]},
+        {"role": "assistant", "content": [{"type": "input_audio"}]},
+        {"role": "user", "content": [{}]},
+    ],
+)
+def test_what_holds_particulars_keeps_a_conversation_from_being_found_by_meaning(earlier):
+    question = {"role": "user", "content": "What is it?"}
+    body = {"model": "m", "messages": [earlier, question]}
+    assert semantic_question(Endpoint.CHAT, body) is None
+
+
+@pytest.mark.parametrize(
+    "earlier",
+    [
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+        {"role": "assistant", "content": None},
+        {"role": "system", "content": "Be kind."},
+    ],
+)
+def test_a_conversation_of_text_is_found_by_meaning(earlier):
+    question = {"role": "user", "content": "What is it?"}
+    body = {"model": "m", "messages": [earlier, question]}
+    assert semantic_question(Endpoint.CHAT, body) == "What is it?"

@@ -1,6 +1,7 @@
 import pytest
 from core_requests import LIFETIME, STORED_AT, chat, entry_of, plan_of, planned, user
 
+from gateway.core.key import identify
 from gateway.core.plan import end_user
 from gateway.core.types import KEY_VERSION, Endpoint, Reason
 from policies.decide import PiiAction, Scope
@@ -13,6 +14,7 @@ from policies.freshness import Directives, Verdict
         ({"directives": Directives(no_store=True)}, Reason.NO_STORE),
         ({"body": chat(store=True)}, Reason.STORE_TRUE),
         ({"exact": False, "semantic": False}, Reason.POLICY),
+        ({"max_temperature": 0.3, "body": chat(temperature=0.4)}, Reason.TEMPERATURE),
         ({"scope": Scope.USER}, Reason.NO_USER),
         ({"scope": Scope.USER, "body": chat(user="")}, Reason.NO_USER),
         # What could be stored but never be found.
@@ -151,3 +153,50 @@ def test_a_lifetime_that_the_policy_lengthened_does_not_revive_what_is_stored():
 @pytest.mark.parametrize(("action", "scans"), [(PiiAction.BYPASS, True), (PiiAction.ALLOW, False)])
 def test_prompts_are_scanned_unless_the_policy_allows_personal_data(action, scans):
     assert plan_of(pii=action).scans is scans
+
+
+@pytest.mark.parametrize("temperature", [None, 0, 0.3])
+def test_a_temperature_within_the_rules_bound_is_cached(temperature):
+    assert plan_of(chat(temperature=temperature), max_temperature=0.3)
+    assert plan_of(chat(), max_temperature=0.0)
+
+
+def test_an_entry_holds_what_the_rule_gives_it():
+    plan = plan_of(jitter=0.5, grace_revalidate=60.0, grace_error=90.0, tags=("a", "b"))
+    entry = plan.entry(b"answer", STORED_AT, tokens=10)
+    share = int.from_bytes(plan.key[:8], "big") / 2**64
+    assert entry.expires_at == pytest.approx(STORED_AT + LIFETIME * (1 - share / 2))
+    assert (entry.grace, entry.tags, entry.tokens) == (90.0, ("a", "b"), 10)
+    assert entry.kept_until == entry.expires_at + 90.0
+
+
+def test_jitter_of_the_present_policy_holds_for_what_is_stored():
+    plan = plan_of()
+    entry = entry_of(plan)
+    share = int.from_bytes(plan.key[:8], "big") / 2**64
+    now = STORED_AT + LIFETIME * (1 - share / 2) + 1
+    assert plan.freshness_of(entry, now).verdict is Verdict.FRESH
+    assert plan_of(jitter=0.5).freshness_of(entry, now).verdict is Verdict.STALE
+
+
+def test_with_pii_user_a_named_end_user_has_a_plan_of_their_own():
+    plan = plan_of(chat(user="ann"), pii=PiiAction.USER)
+    assert plan.scans
+    assert plan.personal is not None
+    assert not plan.personal.scans
+    assert plan.personal.partition.scope != plan.partition.scope
+    assert plan.personal.question == plan.question
+    assert plan.personal.fingerprint != plan.fingerprint
+    assert plan_of(chat(), pii=PiiAction.USER).personal is None
+    assert plan_of(chat(user="ann")).personal is None
+
+
+def test_a_personal_plan_is_that_of_one_user_of_one_tenant():
+    bodies = (chat(user="ann"), chat(user="bob"), chat(user="ann", safety_identifier="x"))
+    plans = [plan_of(body, pii=PiiAction.USER) for body in bodies]
+    assert len({plan.personal.key for plan in plans}) == 3
+    assert len({plan.key for plan in plans}) == 1
+    other = plan_of(chat(user="ann"), pii=PiiAction.USER, tenant=identify({"api-key": "k"}))
+    assert other.personal.key != plans[0].personal.key
+    public = plan_of(chat(user="ann"), pii=PiiAction.USER, scope=Scope.PUBLIC)
+    assert public.personal.partition.scope == plans[0].personal.partition.scope

@@ -4,9 +4,18 @@ import math
 
 import pytest
 
-from policies.freshness import Directives, Freshness, Verdict, freshness, parse_directives
+from policies.freshness import (
+    Directives,
+    Freshness,
+    Grace,
+    Verdict,
+    freshness,
+    jittered,
+    parse_directives,
+)
 
 FRESH, STALE, REFUSED = Verdict.FRESH, Verdict.STALE, Verdict.REFUSED
+REVALIDATE = Verdict.REVALIDATE
 
 
 @pytest.mark.parametrize(
@@ -48,6 +57,10 @@ FRESH, STALE, REFUSED = Verdict.FRESH, Verdict.STALE, Verdict.REFUSED
         ("max-stale=30", Directives(max_stale=30)),
         ("max-stale=", Directives(max_stale=0)),
         ("max-stale=x", Directives(max_stale=0)),
+        ("stale-if-error=60", Directives(stale_if_error=60)),
+        ("stale-if-error", Directives(stale_if_error=0)),
+        ("stale-if-error=x, stale-if-error=60", Directives(stale_if_error=0)),
+        ("stale-while-revalidate=60", Directives()),
         # repeated: the strictest
         ("max-age=60, max-age=5, max-age=10", Directives(max_age=5)),
         ("max-age=60, max-age=x", Directives(max_age=0)),
@@ -114,3 +127,81 @@ def test_freshness(age, asked, found):
 def test_an_entry_without_lifetime_is_never_fresh():
     assert judge(0, lifetime=0).verdict is STALE
     assert judge(0, lifetime=-5) == Freshness(STALE, 0, -5)
+
+
+def judge_graced(age, revalidate=0, error=0, **asked):
+    return freshness(
+        stored_at=1000.0,
+        expires_at=1100.0,
+        now=1000.0 + age,
+        directives=Directives(**asked),
+        grace=Grace(revalidate, error),
+    )
+
+
+@pytest.mark.parametrize(
+    ("age", "asked", "verdict"),
+    [
+        (99, {}, FRESH),
+        (100, {}, REVALIDATE),
+        (159, {}, REVALIDATE),
+        (160, {}, STALE),
+        (110, {"no_cache": True}, STALE),
+        (110, {"max_age": 200}, STALE),
+        (110, {"max_age": 200, "max_stale": 10}, REVALIDATE),
+        (110, {"max_age": 105, "max_stale": 10}, STALE),
+        (110, {"min_fresh": 0}, STALE),
+        (110, {"max_stale": 9}, STALE),
+        (110, {"max_stale": 10}, REVALIDATE),
+        (170, {"max_stale": 70}, FRESH),
+        (110, {"only_if_cached": True}, REVALIDATE),
+        (110, {"stale_if_error": 0}, REVALIDATE),
+        (99, {"max_age": 10}, REFUSED),
+    ],
+)
+def test_what_is_served_while_it_is_revalidated(age, asked, verdict):
+    found = judge_graced(age, revalidate=60, **asked)
+    assert found.verdict is verdict
+    assert not found.if_error
+
+
+@pytest.mark.parametrize(
+    ("age", "asked", "usable"),
+    [
+        (100, {}, True),
+        (159, {}, True),
+        (160, {}, False),
+        (110, {"no_cache": True}, False),
+        (110, {"no_store": True}, False),
+        (110, {"max_age": 200}, False),
+        (110, {"min_fresh": 5}, False),
+        (110, {"max_stale": 9}, False),
+        # The request's own stale-if-error goes before its other bounds, within the policy's.
+        (110, {"stale_if_error": 9}, False),
+        (110, {"stale_if_error": 10}, True),
+        (160, {"stale_if_error": 99}, False),
+        (110, {"stale_if_error": 99, "no_cache": True}, False),
+        (110, {"stale_if_error": 60, "max_age": 50}, True),
+        (111, {"stale_if_error": 60, "max_age": 50}, False),
+        (110, {"stale_if_error": 60, "min_fresh": 5}, True),
+        # Fresh by policy, too old for the request.
+        (70, {"max_age": 50}, False),
+        (70, {"max_age": 50, "stale_if_error": 20}, True),
+        (71, {"max_age": 50, "stale_if_error": 20}, False),
+    ],
+)
+def test_what_stands_in_for_a_failed_upstream(age, asked, usable):
+    assert judge_graced(age, error=60, **asked).if_error is usable
+
+
+def test_without_a_grace_nothing_stale_stands_in():
+    assert not judge_graced(100).if_error
+    assert not judge_graced(100, stale_if_error=math.inf).if_error
+    assert judge_graced(100).verdict is STALE
+
+
+def test_jitter_is_a_share_of_the_lifetime_that_is_the_digests_own():
+    assert jittered(100.0, 0.0, b"\xff" * 32) == 100.0
+    assert jittered(100.0, 0.5, bytes(32)) == 100.0
+    assert jittered(100.0, 0.5, b"\x80" + bytes(31)) == 75.0
+    assert jittered(100.0, 0.5, b"\xff" * 32) == pytest.approx(50.0)
