@@ -48,10 +48,8 @@ class Observation:
     entry: Entry | None = None
     """The entry that was served."""
     similarity: float | None = None
-    _common_sinks: tuple["Sink", ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._common_sinks = self.sinks  # a trace adds one for this request alone
+    span: "Sink | None" = None
+    """A sink for this request alone."""
 
     def of_refresh(self) -> "Observation":
         """Return the observation of a call of ours that this request gives rise to."""
@@ -59,7 +57,7 @@ class Observation:
             self.endpoint,
             self.clock(),
             self.clock,
-            self._common_sinks,
+            self.sinks,
             model=self.model,
             rule=self.rule,
             streamed=self.streamed,
@@ -77,6 +75,8 @@ class Observation:
             self.ended = self.clock()
             for sink in self.sinks:
                 sink(self)
+            if self.span is not None:
+                self.span(self)
 
 
 Sink = Callable[[Observation], None]

@@ -247,7 +247,9 @@ class Pipeline:
         )
         if isinstance(plan, Reason):
             return bypass(plan, directives)
-        return start(plan, self.rotation.draw(plan.key) if plan.variants > 1 else 0)
+        if asked.decision.variants == 1 or plan.variants == 1:
+            return start(plan)
+        return start(plan, self.rotation.draw(plan.key))
 
     def _exchange(self, asked: Asked, state: Forward) -> Exchange:
         """Return the request as it goes on, with what the gateway says in its own name."""

@@ -32,7 +32,7 @@ class Directives:
     """Staleness the client accepts where the upstream fails (RFC 5861, 4)."""
 
 
-_NOTHING_ASKED = Directives()
+NOTHING_ASKED = Directives()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,8 @@ def freshness(
     """
     age = max(0.0, now - stored_at)
     ttl = expires_at - stored_at - age
+    if ttl > 0 and directives is NOTHING_ASKED:
+        return Freshness(Verdict.FRESH, math.floor(age), math.floor(ttl))
     verdict = _verdict(age, ttl, directives, grace)
     served = verdict is Verdict.FRESH or verdict is Verdict.REVALIDATE
     if_error = not served and _serves_on_error(age, ttl, directives, grace)
@@ -153,7 +155,7 @@ def parse_directives(header: str | None) -> Directives:
     Unknown directives are ignored, names are matched in any case, and arguments may be quoted.
     """
     if not header:
-        return _NOTHING_ASKED
+        return NOTHING_ASKED
     flags: set[str] = set()
     max_age: list[float] = []
     min_fresh: list[float] = []

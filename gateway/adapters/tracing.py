@@ -43,7 +43,7 @@ class Tracing:
             _OPERATIONS.get(seen.endpoint, "request"), context=parent, kind=SpanKind.SERVER
         )
         self._propagator.inject(seen.trace_headers, context=set_span_in_context(span))
-        seen.sinks = (*seen.sinks, lambda observed: _end(span, observed))
+        seen.span = lambda observed: _end(span, observed)
 
     def close(self) -> None:
         """Send what is waiting; bounded by the exporter's own time-out."""

@@ -227,7 +227,7 @@ def start(plan: Plan, draw: int = 0) -> State:
     """
     if not plan.decision.exact:
         return _after_lookup(plan, Forward(ForwardStatus(Forwarded.MISS), plan), clean=False)
-    slot = draw % plan.variants
+    slot = draw % plan.variants if draw else 0
     return LookUpVariant(plan.variant(slot)) if slot else LookUpExact(plan)
 
 

@@ -116,6 +116,9 @@ class Plan:
         stored; lengthening them revives nothing.
         """
         decision = self.decision
+        lifetime = decision.lifetime
+        if decision.jitter:
+            lifetime = jittered(lifetime, decision.jitter, entry.key)
         grace = NO_GRACE
         if graceful and entry.grace:
             grace = Grace(
@@ -123,14 +126,11 @@ class Plan:
             )
         return freshness(
             stored_at=entry.stored_at,
-            expires_at=min(entry.expires_at, entry.stored_at + self._lifetime(entry.key)),
+            expires_at=min(entry.expires_at, entry.stored_at + lifetime),
             now=now,
             directives=self.directives,
             grace=grace,
         )
-
-    def _lifetime(self, key: bytes) -> float:
-        return jittered(self.decision.lifetime, self.decision.jitter, key)
 
     def entry(self, result: bytes, now: float, *, tokens: int = 0) -> Entry:
         """Make the entry that stores ``result`` as the answer to this request."""
@@ -145,7 +145,7 @@ class Plan:
             fingerprint=self.fingerprint,
             rule=self.decision.rule,
             stored_at=now,
-            expires_at=now + self._lifetime(self.key),
+            expires_at=now + jittered(self.decision.lifetime, self.decision.jitter, self.key),
             result=result,
             question=self.question,
             tags=self.decision.tags,
@@ -174,7 +174,7 @@ def plan_request(
         return refused
     if not (decision.exact or decision.semantic):
         return Reason.POLICY
-    if _too_hot(body, decision):
+    if decision.max_temperature is not None and _too_hot(body, decision.max_temperature):
         return Reason.TEMPERATURE
     personal = None
     if decision.scope is Scope.USER or decision.pii is PiiAction.USER:
@@ -204,13 +204,9 @@ def plan_request(
     return plan if decision.exact or plan.question is not None else Reason.POLICY
 
 
-def _too_hot(body: dict[str, Any], decision: Decision) -> bool:
+def _too_hot(body: dict[str, Any], most: float) -> bool:
     temperature = body.get("temperature")
-    return (
-        decision.max_temperature is not None
-        and temperature is not None
-        and temperature > decision.max_temperature
-    )
+    return temperature is not None and temperature > most
 
 
 def end_user(body: dict[str, Any]) -> tuple[str, ...]:
