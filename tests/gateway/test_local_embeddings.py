@@ -68,6 +68,7 @@ class Rig:
             forwarder=made(NoUpstream()),
             scans=scans,
             secret=bytes(32),
+            recorder=None,
             now=time.time,
             local=local_model(self.encoder, made),
         )
