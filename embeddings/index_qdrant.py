@@ -146,7 +146,15 @@ class QdrantIndex:
     ) -> None:
         """See the port."""
         require_vector(vector, self._dimensions, expires_at)
-        point = models.PointStruct(
+        point = self.point(partition, key, vector, expires_at, now)
+        with _told():
+            await self._client.upsert(self.collection, [point], wait=True)
+
+    def point(
+        self, partition: bytes, key: bytes, vector: Vector, expires_at: float, now: float
+    ) -> models.PointStruct:
+        """Return what is stored of a vector."""
+        return models.PointStruct(
             id=_point_id(key),
             vector=vector.tolist(),
             payload={
@@ -157,8 +165,6 @@ class QdrantIndex:
                 "added_at": now,
             },
         )
-        with _told():
-            await self._client.upsert(self.collection, [point], wait=True)
 
     async def remove(self, keys: Sequence[bytes]) -> None:
         """See the port."""

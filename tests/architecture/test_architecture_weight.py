@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 HEAVY = (
     *("torch", "faiss", "sentence_transformers", "transformers", "tokenizers", "safetensors"),
-    *("numpy", "triton", "backend", "embeddings.service", "embeddings.encoder"),
+    *("numpy", "triton", "qdrant_client", "backend", "embeddings.service", "embeddings.encoder"),
 )
 
 LOADED = """
