@@ -2,9 +2,9 @@
 
     python benchmarks/vector_index.py [--vectors N] [--searches N] [--url QDRANT]
 
-The peer is one matrix product in numpy over the same vectors, on as many threads as BLAS takes. Qdrant's embedded mode is Python and
-numpy behind the server's interface: it says what the client and the filters cost, not what a server
-does. With --url a real server is measured, round trip included.
+The peer is one matrix product in numpy over the same vectors, on as many threads as BLAS takes.
+Qdrant's embedded mode is Python and numpy behind the server's interface: it is for tests, and says
+nothing of a server. With --url a real server is measured, round trip included.
 """
 
 import argparse
