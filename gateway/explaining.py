@@ -9,14 +9,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import orjson
-
 from gateway.asked import facts_of, parse_request
 from gateway.core.embedding_batch import item_body, items_of
 from gateway.core.errors import RequestError
 from gateway.core.field_digests import differences, field_digests, nearest
 from gateway.core.findings import Finding, findings, semantic_obstacle
-from gateway.core.inquiry import Inquiry, InquiryError, parse_inquiry, written
+from gateway.core.inquiry import Inquiry, InquiryError, read_inquiry, written
 from gateway.core.key import Tenant, identify
 from gateway.core.lookup import Forward, Hit, Refused, start
 from gateway.core.outbound import without_salt
@@ -223,7 +221,7 @@ def explain_action(
 
     async def action(asked: dict[str, Any]) -> dict[str, Any]:
         try:
-            inquiry = parse_inquiry(orjson.dumps(asked))
+            inquiry = read_inquiry(asked)
         except InquiryError as error:
             raise SelectionError(error.field or "body", error.expected) from None
         return await explainer.explain(inquiry)

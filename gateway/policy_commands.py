@@ -104,7 +104,11 @@ def _inquiry(request: str) -> Inquiry:
 async def _ask(url: str, token: str | None, inquiry: Inquiry) -> dict[str, Any]:
     environment = os.environ if token is None else {"REFRAIN_ADMIN_TOKEN": token}
     async with ClientSession(timeout=ClientTimeout(total=_REPLY_SECONDS)) as session:
-        return await Gateway(session, url, environment).admin("explain", as_json(inquiry))
+        try:
+            return await Gateway(session, url, environment).admin("explain", as_json(inquiry))
+        except TypeError:
+            wide = "the request holds an integer of more than 64 bits, which is not sent"
+            raise _CommandError(wide, 2) from None
 
 
 async def _look(

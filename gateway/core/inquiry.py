@@ -3,6 +3,7 @@
 Pure: bytes in, an ``Inquiry`` or an ``InquiryError`` out, which says what was expected.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,6 +45,11 @@ def parse_inquiry(raw: bytes) -> Inquiry:
         given = parse_body(raw)
     except BodyError as error:
         raise InquiryError("", f"a request body as JSON ({error})") from None
+    return read_inquiry(given)
+
+
+def read_inquiry(given: dict[str, Any]) -> Inquiry:
+    """Read a request to be explained from parsed JSON. Raises InquiryError."""
     if "body" not in given:
         return Inquiry(_inferred(given), "", {}, given, inferred=True)
     for name in given:
@@ -104,4 +110,7 @@ def _headers(value: Any) -> Mapping[str, str]:
 
 def written(inquiry: Inquiry) -> bytes:
     """Return the body as bytes, for what reads requests."""
-    return orjson.dumps(inquiry.body)
+    try:
+        return orjson.dumps(inquiry.body)
+    except TypeError:  # an integer of more than 64 bits
+        return json.dumps(inquiry.body).encode()
