@@ -17,7 +17,7 @@ from policies.schema import ContentSpec, MatchSpec, TenantSpec
 
 TextTest = Callable[[str], bool]
 
-_ENGINE_BYTES = 64 << 20
+_ENGINE_BYTES = 16 << 20
 """What one pattern may take before RE2 falls back on a slower engine."""
 # Scripts that set no space between words: a keyword in them ends where it ends.
 _NO_SPACES = re2.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]")
