@@ -51,7 +51,11 @@ _REASONS = {
 
 
 def explanation_text(told: dict[str, Any], *, colour: bool) -> str:
-    """Write an explanation as text of several sections."""
+    """Write an explanation as text of several sections.
+
+    Names come from requests: what a terminal would obey is left out.
+    """
+    told = _printable(told)
     paint = _Paint(colour)
     sections = [
         _head(told, paint),
@@ -62,6 +66,18 @@ def explanation_text(told: dict[str, Any], *, colour: bool) -> str:
         _nearest(told, paint),
     ]
     return "\n\n".join("\n".join(lines) for lines in map(list, sections) if lines) + "\n"
+
+
+def _printable(value: Any) -> Any:
+    match value:
+        case str():
+            return "".join(each if each.isprintable() else "\ufffd" for each in value)
+        case dict():
+            return {name: _printable(each) for name, each in value.items()}
+        case list():
+            return [_printable(each) for each in value]
+        case _:
+            return value
 
 
 class _Paint:

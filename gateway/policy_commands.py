@@ -15,11 +15,13 @@ from typing import Any
 import orjson
 from aiohttp import ClientSession, ClientTimeout
 
+from gateway.adapters.key_file import Access
 from gateway.adapters.operator_client import CallError, Gateway
 from gateway.adapters.policy_file import PolicyFile
 from gateway.adapters.secret import SecretError, load_or_create_secret
 from gateway.adapters.secret_setting import shared_secret
 from gateway.app import default_policy
+from gateway.core.access import KeyRingError
 from gateway.core.inquiry import Inquiry, InquiryError, as_json, parse_inquiry
 from gateway.core.types import Endpoint
 from gateway.explaining import Explainer
@@ -64,7 +66,7 @@ def explain(
             told = asyncio.run(_look(inquiry, policies, settings))
     except _CommandError as error:
         return _fail(str(error), error.code)
-    except (PolicyError, SettingsError) as error:
+    except (PolicyError, SettingsError, KeyRingError) as error:
         return _fail(str(error), 2)
     except OSError as error:
         return _fail(f"{error.filename or policy}: cannot be read: {error.strerror}", 2)
@@ -131,6 +133,7 @@ async def _look(
             _named(name or await _usual_upstream(store)),
             time.time,
             salts_caches=settings.upstream_cache_salt,
+            holder=Access(settings.gateway_keys, settings.denied_keys).holder,
             without_index="the running gateway has the index (--gateway URL)",
         )
         return await explainer.explain(inquiry)

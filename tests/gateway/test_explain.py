@@ -1,6 +1,7 @@
 """``refrain policy explain``: why a request would hit, miss or bypass, on real stores."""
 
 import asyncio
+import hashlib
 import io
 import json
 
@@ -292,6 +293,36 @@ def test_what_is_no_request_is_told(explain, request_, message):
 
 def test_a_gateway_that_is_not_there_is_told(explain):
     assert "cannot be asked" in explain(chat(), "--gateway", "http://127.0.0.1:1", code=1)
+
+
+def test_a_request_cannot_speak_to_the_terminal(policy, tmp_path, capsys):
+    file = tmp_path / "request.json"
+    escape = "\x1b]0;owned\x07"
+    body = chat(model=escape, **{escape: "ada@example.com"})
+    file.write_bytes(orjson.dumps({"headers": {"x-desk": escape}, "body": body}))
+    assert main(["policy", "explain", "--policy", str(policy), str(file)]) == 2  # no header
+    file.write_bytes(orjson.dumps(body))
+    assert main(["policy", "explain", "--policy", str(policy), str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "owned" in out
+    assert not {"\x1b", "\x07"} & set(out)
+
+
+async def test_the_holder_of_a_gateway_key_is_known_offline_too(
+    start_gateway, policy, tmp_path, explain
+):
+    keys = tmp_path / "keys"
+    keys.write_text(f"shop {hashlib.sha256(b'rk-shop').hexdigest()}\n")
+    gateway = await start_gateway(policy=policy, gateway_keys=keys)
+    headers = {"Authorization": "Bearer rk-shop"}
+    await gateway.ask(QUESTION, headers=headers)
+    config = tmp_path / "refrain.yaml"
+    config.write_text(f"gateway_keys: {keys}\ndata_dir: {gateway.data_dir}\n")
+    asked = {"headers": headers, "body": chat()}
+    told = await in_thread(explain, asked, "--config", config)
+    assert (told["request"]["tenant"], told["outcome"]["would"]) == ("holder shop", "hit")
+    told = await in_thread(explain, chat(), "--config", config)
+    assert told["outcome"]["would"] == "invalid"
 
 
 async def test_a_miss_for_people_names_the_field_in_the_first_line(
