@@ -7,10 +7,13 @@ waits longer than CALL_SECONDS, and none is made while the store is not used.
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from gateway.adapters.patience import Patience
-from gateway.adapters.store_redis_link import RedisLink
+from gateway.adapters.store_redis_batches import Batches
+from gateway.adapters.store_redis_link import Call, RedisLink
 from gateway.adapters.store_redis_scripts import CLAIM, RELEASE, RENEW, Script, Shard
 from gateway.ports import StoreError, StoreUnavailableError
 
@@ -26,12 +29,15 @@ class RedisClaims:
     def __init__(
         self,
         link: RedisLink,
+        shards: Sequence[Shard],
         shard_of: Callable[[bytes], Shard],
         usable: Callable[[], bool] = lambda: True,
     ) -> None:
         self.usable = usable
         """Tells whether the store is used at present."""
-        self._link = link
+        self._calls: list[Batches[Call, Any]] = [
+            Batches(partial(link.run_all, shard)) for shard in shards
+        ]
         self._shard_of = shard_of
         self._token = secrets.token_hex(8)
         self._patience = Patience()
@@ -75,6 +81,8 @@ class RedisClaims:
             self.release(slot)
         if self._tasks:
             await asyncio.wait(self._tasks)
+        for calls in self._calls:
+            await calls.close()
 
     async def _renew(self) -> None:
         while True:
@@ -94,4 +102,5 @@ class RedisClaims:
     async def _run(self, script: Script, slot: bytes) -> bool:
         shard = self._shard_of(slot)
         lease = int(LEASE_SECONDS * 1000)
-        return bool(await self._link.run(script, shard, shard.prefix, slot, self._token, lease))
+        call = Call(script, (shard.prefix, slot, self._token, lease))
+        return bool(await self._calls[shard.number].call(call))

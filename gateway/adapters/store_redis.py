@@ -110,7 +110,7 @@ class RedisStore:
             room=self._room,
             seconds=upkeep_seconds,
         )
-        self.claims = RedisClaims(self._link, self._shard)
+        self.claims = RedisClaims(self._link, self._shards, self._shard)
         self.news = RedisNews(self._link, self._shards, self._shard, self._origin, self._own)
 
     async def begin(self) -> None:
@@ -229,7 +229,12 @@ class RedisStore:
             await self._change(PUT, shard, number, *arguments)
         except RedisFullError:
             # Full of what may not be ours; a cache gives way, as much as it wants to take.
-            await self._run(MAKE_ROOM, shard, 2 * len(value))
+            head = (shard.prefix, CHANNEL, shard.number)
+            room = Call(MAKE_ROOM, (*head, 2 * len(value)))
+            told = await self._changes[shard.number].call(room)
+            self._note(shard, told)
+            if not told[2]:
+                raise
             await self._change(PUT, shard, number, *arguments)
 
     def _milliseconds(self, until: float) -> int | bytes:

@@ -40,7 +40,9 @@ from redis.maint_notifications import MaintNotificationsConfig
 from gateway.adapters.store_redis_scripts import Script, Shard
 from gateway.ports import StoreError, StoreUnavailableError
 
-CONNECTIONS = 16
+CONNECTIONS = 64
+"""To one server at most; more than calls that share round trips ever need at a time."""
+
 
 _REMEDIES = {
     "OOM": "Redis is full: raise its maxmemory, or let it evict (maxmemory-policy allkeys-lru)",
@@ -270,6 +272,8 @@ def client_options(url: str, seconds: float) -> dict[str, Any]:
         "socket_timeout": seconds,
         "socket_connect_timeout": seconds,
         "client_name": "refrain",
+        # Else redis-py reads its own version from the disk for every connection.
+        "driver_info": None,
         # A connection that Redis had closed is noticed at its next use, hence once more.
         "retry": Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),

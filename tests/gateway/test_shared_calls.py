@@ -51,6 +51,9 @@ def gate(upstream):
 @pytest.fixture
 async def pair(start_gateway, server, redis, tmp_path, monkeypatch):
     monkeypatch.setenv("REFRAIN_SECRET", "ab" * 32)
+    # A slow machine is not what is tested here.
+    monkeypatch.setattr("gateway.stores.REDIS_SECONDS", 1.0)
+    monkeypatch.setattr("gateway.adapters.claims_redis.CALL_SECONDS", 1.0)
     return [await start_gateway(store=server.url, data_dir=tmp_path / name) for name in "ab"]
 
 

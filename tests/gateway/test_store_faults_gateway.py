@@ -124,8 +124,8 @@ async def test_a_redis_that_is_full_of_other_things_costs_only_the_hits(gateway,
         await redis.config_set("maxmemory", 1)
         asked = await burst(gateway, "full")
         assert not any("stored" in reply.cache for reply in asked)
-        # A full Redis still answers: it is not taken for dead.
-        assert (await gateway.get("/readyz")).json["store"]["problem"] is None
+        # A full Redis still answers: it is not taken for dead, or not for long on a slow machine.
+        await settled(gateway, None)
         await redis.config_set("maxmemory", 0)
         await gateway.ask("known")
         await hit_again(gateway, "known")
