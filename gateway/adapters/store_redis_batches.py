@@ -38,6 +38,9 @@ class Batches(Generic[Asked, Told]):
         self._size = size
         self._waiting: deque[tuple[Asked, asyncio.Future[Told]]] = deque()
         self._lanes: set[asyncio.Task[None]] = set()
+        # Lanes that will look for more: one that has found nothing is not counted, while its task
+        # may still have to end.
+        self._running = 0
 
     async def call(self, asked: Asked) -> Told:
         """Return what is told. Raises StoreError."""
@@ -46,7 +49,9 @@ class Batches(Generic[Asked, Told]):
         future: asyncio.Future[Told] = asyncio.get_running_loop().create_future()
         self._waiting.append((asked, future))
         # Of those who ask in one turn of the loop only the first starts a lane.
-        if len(self._waiting) % MOST_AT_ONCE == 1 and len(self._lanes) < LANES:
+        first = self._running == 0 or len(self._waiting) % MOST_AT_ONCE == 1
+        if first and self._running < LANES:
+            self._running += 1
             lane = asyncio.create_task(self._run())
             self._lanes.add(lane)
             lane.add_done_callback(self._lanes.discard)
@@ -72,6 +77,12 @@ class Batches(Generic[Asked, Told]):
         return batch
 
     async def _run(self) -> None:
+        try:
+            await self._serve()
+        finally:
+            self._running -= 1
+
+    async def _serve(self) -> None:
         while batch := self._take():
             try:
                 told = await self._send([asked for asked, _ in batch])
