@@ -10,10 +10,11 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 from policies.conditions import conditions
-from policies.decide import Decision, Policy, RequestFacts
+from policies.decide import Decision, Policy, RequestFacts, Rule, Test
 from policies.fields import ANONYMOUS
 from policies.schema import ContentSpec, MatchSpec, PolicySpec, TenantSpec
 
@@ -28,13 +29,21 @@ class Kind(Enum):
     CONTENT = "content"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Atom:
-    """One condition on one value; ``name`` is the same wherever the same is asked."""
+    """One condition on one value; ``name`` is the same wherever the same is asked.
+
+    It is compiled when it is first asked for: there may be thousands, and few ever are.
+    """
 
     name: str
     kind: Kind
-    holds: Callable[[RequestFacts], bool]
+    make: Callable[[], Test]
+
+    @cached_property
+    def holds(self) -> Test:
+        """Tell whether facts meet it."""
+        return self.make()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +61,19 @@ class Recorded:
         return self.truths.get(atom.name)
 
 
-Clause = tuple[Atom, ...]
-"""Holds when any of its atoms does."""
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """One key of a match: ``holds`` when any of its atoms does, found without asking each."""
+
+    atoms: tuple[Atom, ...]
+    holds: Test
+
+    def truths(self, facts: RequestFacts) -> dict[str, bool]:
+        """Return what each atom came to; none did where all of them together did not."""
+        held = self.holds(facts)
+        if not held or len(self.atoms) == 1:
+            return {atom.name: held for atom in self.atoms}
+        return {atom.name: atom.holds(facts) for atom in self.atoms}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +86,7 @@ class RecordedPolicy:
     def decide(self, recorded: Recorded) -> Decision | None:
         """Return the decision, or None where it depends on what the record does not hold."""
         for clauses, decision in self.rules:
-            held = _all(_any(recorded.holds(atom) for atom in clause) for clause in clauses)
+            held = _all(_any(recorded.holds(atom) for atom in clause.atoms) for clause in clauses)
             if held is None:
                 return None
             if held:
@@ -75,41 +95,49 @@ class RecordedPolicy:
 
     def truths(self, facts: RequestFacts) -> dict[str, bool]:
         """Return what is to be written down of a request, so that this policy can be replayed."""
-        return {
-            atom.name: atom.holds(facts)
-            for clauses, _ in self.rules
-            for clause in clauses
-            for atom in clause
-            if atom.kind is not Kind.PLAIN
-        }
+        found: dict[str, bool] = {}
+        for clauses, _ in self.rules:
+            for clause in clauses:
+                if clause.atoms[0].kind is not Kind.PLAIN:
+                    found |= clause.truths(facts)
+        return found
 
 
 def recorded_policy(spec: PolicySpec, policy: Policy) -> RecordedPolicy:
     """Return the policy in a form that decides on records; ``policy`` is ``spec`` compiled."""
     rules = tuple(
-        (tuple(_clauses(rule.match, spec.tenants)), compiled.decision)
+        (tuple(_joined(rule.match, spec.tenants, compiled)), compiled.decision)
         for rule, compiled in zip(spec.rules, policy.rules, strict=True)
     )
     return RecordedPolicy(rules, policy.default)
 
 
-def _clauses(match: MatchSpec, tenants: Mapping[str, TenantSpec]) -> Iterator[Clause]:
+def _joined(match: MatchSpec, tenants: Mapping[str, TenantSpec], rule: Rule) -> Iterator[Clause]:
+    tests = {condition.key: condition.holds for condition in rule.conditions}
+    for key, atoms in _clauses(match, tenants):
+        yield Clause(atoms, tests[key])
+
+
+def _clauses(
+    match: MatchSpec, tenants: Mapping[str, TenantSpec]
+) -> Iterator[tuple[str, tuple[Atom, ...]]]:
     if match.endpoint is not None:
-        yield _clause(Kind.PLAIN, "endpoint", match.endpoint, tenants)
+        yield "endpoint", _clause(Kind.PLAIN, "endpoint", match.endpoint, tenants)
     if match.model is not None:
-        yield _clause(Kind.PLAIN, "model", match.model, tenants)
+        yield "model", _clause(Kind.PLAIN, "model", match.model, tenants)
     if match.tenant is not None:
-        yield tuple(_tenant(name, tenants) for name in match.tenant)
+        yield "tenant", tuple(_tenant(name, tenants) for name in match.tenant)
     for header, globs in (match.header or {}).items():
-        yield tuple(
+        atoms = (
             _atom(Kind.HEADER, [header, glob], MatchSpec(header={header: [glob]}), tenants)
             for glob in globs
         )
+        yield f"header.{header}", tuple(atoms)
     if match.content is not None:
         for field in ContentSpec.model_fields:
             values = getattr(match.content, field)
             if values is not None:
-                yield tuple(
+                atoms = (
                     _atom(
                         Kind.CONTENT,
                         [field, value],
@@ -118,11 +146,12 @@ def _clauses(match: MatchSpec, tenants: Mapping[str, TenantSpec]) -> Iterator[Cl
                     )
                     for value in values
                 )
+                yield f"content.{field}", tuple(atoms)
 
 
 def _clause(
     kind: Kind, field: str, values: Sequence[str], tenants: Mapping[str, TenantSpec]
-) -> Clause:
+) -> tuple[Atom, ...]:
     return tuple(
         _atom(kind, [field, value], MatchSpec.model_validate({field: [value]}), tenants)
         for value in values
@@ -138,8 +167,12 @@ def _tenant(name: str, tenants: Mapping[str, TenantSpec]) -> Atom:
 def _atom(kind: Kind, meaning: Any, match: MatchSpec, tenants: Mapping[str, TenantSpec]) -> Atom:
     written = json.dumps(meaning, sort_keys=True, ensure_ascii=False)
     digest = hashlib.sha256(written.encode("utf-8", "replace")).hexdigest()[:16]
-    (condition,) = conditions(match, tenants)
-    return Atom(digest, kind, condition.holds)
+
+    def make() -> Test:
+        (condition,) = conditions(match, tenants)
+        return condition.holds
+
+    return Atom(digest, kind, make)
 
 
 def _any(held: Iterator[bool | None]) -> bool | None:

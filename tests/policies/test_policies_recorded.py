@@ -97,3 +97,43 @@ def test_no_text_is_in_the_truths():
     truths = policy([PRICES]).truths(asked())
     assert sorted(truths.values()) == [False, True]
     assert not any("price" in name for name in truths)
+
+
+EVERYTHING = (
+    "{name: a, match: {endpoint: /v1/completions, model: [gpt-*, qwen], tenant: [anonymous, acme],"
+    " header: {x-app: [shop, desk], X-Other: '*'}, content: {keywords: [price, cost],"
+    " regex: ['pri.e', 'x$'], system_prompt_sha256: [" + "0" * 64 + "]}}}"
+)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        asked(),
+        asked("Hello"),
+        asked("The cost of x"),
+        asked(headers={"x-app": "desk", "x-other": "1"}),
+        asked(organization=None),
+        asked(None),
+    ],
+)
+def test_what_is_written_down_is_what_each_condition_came_to_by_itself(facts):
+    recorded = policy([EVERYTHING], "tenants: {acme: {organization: acme}}\n")
+    atoms = [
+        atom
+        for clauses, _ in recorded.rules
+        for clause in clauses
+        for atom in clause.atoms
+        if atom.kind.value != "plain"
+    ]
+    assert len(atoms) == 10
+    assert recorded.truths(facts) == {atom.name: atom.holds(facts) for atom in atoms}
+
+
+def test_no_value_is_compiled_by_itself_before_one_of_its_kind_was_met():
+    recorded = policy([PRICES])
+    ((((clause,), _),),) = (recorded.rules,)
+    recorded.truths(asked("Hello"))
+    assert not any("holds" in vars(atom) for atom in clause.atoms)
+    recorded.truths(asked("What is the price?"))
+    assert all("holds" in vars(atom) for atom in clause.atoms)
