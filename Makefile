@@ -37,6 +37,7 @@ lint: setup
 
 bench: setup ## the benchmarks that fit a laptop: a table and one line of JSON each
 	$(BIN)/python benchmarks/exact_hits.py
+	$(BIN)/python benchmarks/coalescing.py
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/vector_index.py
 	$(BIN)/python benchmarks/redis_store.py

@@ -60,14 +60,10 @@ class Head:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """How far one reader has come, and what is observed of its request.
-
-    One that ``waits`` for the end takes no pieces, and holds nobody up.
-    """
+    """How far one reader has come, and what is observed of its request."""
 
     seen: Observation
     position: int = 0
-    waits: bool = False
 
 
 class LiveAnswer(Flight):
@@ -146,14 +142,10 @@ class LiveAnswer(Flight):
             self.outgrown = True
             self._table.close(self)
             self._end.ring()
-            while self._all_are_behind():
+            while self.places and all(at.position < self.log.end for at in self.places):
                 await self._taken.rung()
         self.log.append(full, bare)
         self._news.ring()
-
-    def _all_are_behind(self) -> bool:
-        reading = [place for place in self.places if not place.waits]
-        return bool(reading) and all(place.position < self.log.end for place in reading)
 
     def land(self, now: float) -> None:
         """Note that all of the answer is here, and its entry can be hit if there is one."""
@@ -202,10 +194,8 @@ class LiveAnswer(Flight):
         """Wait for the head, the next piece or the end. Look first: what was is not told again."""
         await self._news.rung()
 
-    async def end(self, place: Place) -> None:
+    async def end(self) -> None:
         """Wait for the end, or for the answer to become too large to be held."""
-        place.waits = True
-        self._taken.ring()
         while not (self.over or self.outgrown):
             await self._end.rung()
 

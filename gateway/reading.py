@@ -139,7 +139,7 @@ class Reader(AsyncIterator[bytes]):
     async def _assembled(self, head: Head) -> Reply | Way:
         """Return a streamed answer in its plain form, once it is complete."""
         answer = self._answer
-        await answer.end(self._place)
+        await answer.end()
         if answer.error is not None:
             return self._made(replace(head, status=502), answer.error, JSON_TYPE)
         answer.raise_fault()
