@@ -159,15 +159,17 @@ class Pipeline:
         try:
             reply = await send
         except UpstreamError:
-            if state.fallback is None:
+            if (instead := state.instead(self.now())) is None:
                 raise
         else:
-            if state.fallback is None or reply.status not in _UPSTREAM_FAILED:
+            if reply.status not in _UPSTREAM_FAILED:
+                return reply
+            if (instead := state.instead(self.now())) is None:
                 return reply
             if reply.resources is not None:
                 await reply.resources.aclose()
         seen.declined = None
-        return render_hit(exchange.endpoint, exchange.body, state.fallback, seen)
+        return render_hit(exchange.endpoint, exchange.body, instead, seen)
 
     async def _looked_up(self, asked: Asked, body: dict[str, Any]) -> Hit | Forward | Refused:
         """Drive the machine to its end, for a request or for one item of it.

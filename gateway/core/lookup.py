@@ -22,12 +22,16 @@ from policies.freshness import Directives, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """Serve this entry. ``revalidate`` is the plan under which a fresh answer is to be fetched."""
+    """Serve this entry. ``revalidate`` is the plan under which a fresh answer is to be fetched.
+
+    ``plan`` is that under which it was found, where it may have to be judged again.
+    """
 
     entry: Entry
     status: HitStatus
     age: int
     revalidate: Plan | None = None
+    plan: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,17 @@ class Forward:
     status: ForwardStatus
     store: Plan | None
     fallback: Hit | None = None
+
+    def instead(self, now: float) -> Hit | None:
+        """Return what is served where the upstream has failed by now, if anything still may be.
+
+        It may have taken its time to fail: the fallback's age and its grace are those of now.
+        """
+        fallback = self.fallback
+        if fallback is None or fallback.plan is None:
+            return fallback
+        found = _judged(fallback.plan, fallback.entry, now)
+        return replace(found, revalidate=None) if isinstance(found, Hit) else found.fallback
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +279,7 @@ def _judged(plan: Plan, entry: Entry | None, now: float) -> Hit | Forward:
     fresh = plan.freshness_of(entry, now)
     match fresh.verdict:
         case Verdict.FRESH:
-            return Hit(entry, HitStatus(Reason.EXACT, fresh.ttl), fresh.age)
+            return Hit(entry, HitStatus(Reason.EXACT, fresh.ttl), fresh.age, plan=plan)
         case Verdict.REVALIDATE:
             status = HitStatus(Reason.EXACT, fresh.ttl, stale=Reason.STALE_WHILE_REVALIDATE)
             return Hit(entry, status, fresh.age, None if plan.directives.only_if_cached else plan)
@@ -277,7 +292,7 @@ def _judged(plan: Plan, entry: Entry | None, now: float) -> Hit | Forward:
     fallback = None
     if fresh.if_error:
         status = HitStatus(Reason.EXACT, fresh.ttl, stale=Reason.STALE_IF_ERROR)
-        fallback = Hit(entry, status, fresh.age)
+        fallback = Hit(entry, status, fresh.age, plan=plan)
     return Forward(forwarded, plan, fallback)
 
 

@@ -59,11 +59,13 @@ class Answers:
         self.status = 200
         self.gate: asyncio.Event | None = None
         self.ended = asyncio.Event()
+        self.called = asyncio.Event()
 
     async def __call__(self, _request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
         self.calls += 1
         number = self.calls
         if self.gate is not None:
+            self.called.set()
             await self.gate.wait()
         if self.status != 200:
             return web.json_response({"error": {"message": "no"}}, status=self.status)
@@ -178,6 +180,27 @@ async def test_where_the_upstream_fails_a_stale_answer_is_served(
     clock.ahead = 301
     gone = await gateway.ask(stream=stream)
     assert (gone.status, gone.cache) == (status, "refrain; fwd=stale; detail=upstream-status")
+
+
+@pytest.mark.parametrize(
+    ("waited", "status", "cache"),
+    [(150, 200, "ttl=-15"), (250, 503, "fwd=stale")],
+)
+async def test_grace_and_age_are_those_of_the_moment_in_which_the_upstream_failed(
+    start: Any, clock: Clock, answers: Answers, waited: int, status: int, cache: str
+):
+    gateway = await start("{if_error: 200s}")
+    await gateway.ask()
+    answers.status, answers.gate = 503, asyncio.Event()
+    clock.ahead = 112
+    asking = asyncio.create_task(gateway.ask())
+    await answers.called.wait()
+    clock.ahead = 100 + waited
+    answers.gate.set()
+    late = await asking
+    assert (late.status, cache in late.cache) == (status, True)
+    if late.status == 200:
+        assert int(late.headers["Age"]) in (100 + waited, 101 + waited)
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 429, 501])
