@@ -39,6 +39,8 @@ class Drive:
     now: Callable[[], float]
     without_index: str
     """What to say where there is no index."""
+    barred: Callable[[bytes], bool] = lambda _: False
+    """Tells of an entry's key that it is in quarantine."""
     steps: list[dict[str, Any]] = field(default_factory=list)
 
     async def run(self, state: State) -> Hit | Forward | Refused:
@@ -81,10 +83,11 @@ class Drive:
             self._note("meaning", f"not looked up: {self.without_index}")
             return []
         try:
-            near = await index.search(plan.fingerprint, plan.question, NEAREST)
+            found = await index.search(plan.fingerprint, plan.question, NEAREST)
         except SemanticUnavailableError as error:
             self._note("meaning", f"the index cannot answer: {error.reason}")
             return []
+        near = [each for each in found if not self.barred(each.key)]
         least = plan.decision.min_similarity
         if not near:
             self._note("meaning", "no stored question of the same conversation and parameters")

@@ -62,6 +62,8 @@ class Explainer:
     without_index: str = "this gateway runs without an index of questions"
     holder: Callable[[Mapping[str, str]], str | None] = lambda _: None
     """Whose gateway key a request bears; raises RequestError where it may not ask at all."""
+    barred: Callable[[bytes], bool] = lambda _: False
+    """Tells of an entry's key that it is in quarantine."""
 
     async def explain(self, inquiry: Inquiry) -> dict[str, Any]:
         """Return the explanation, a JSON object."""
@@ -137,7 +139,15 @@ class Explainer:
             refused = first.scans and found and first.personal is None
             would = {"would": "bypass", "reason": Reason.PII.value} if refused else {}
             return {"outcome": would or {"would": "lookup"}}
-        drive = Drive(self.store, self.semantic, self.verifier, found, self.now, self.without_index)
+        drive = Drive(
+            self.store,
+            self.semantic,
+            self.verifier,
+            found,
+            self.now,
+            self.without_index,
+            self.barred,
+        )
         try:
             ends = [(plan, await drive.run(start(plan))) for plan in plans]
         except StoreError as error:
@@ -217,6 +227,7 @@ def explain_action(
         pipeline.now,
         salts_caches=pipeline.salts_caches,
         holder=holder,
+        barred=pipeline.forwarder.admitter.quarantine.holds,
     )
 
     async def action(asked: dict[str, Any]) -> dict[str, Any]:

@@ -305,7 +305,9 @@ class Pipeline:
         except SemanticUnavailableError as error:
             seen.semantic_fault = error.reason
             return []
-        return [(candidate.key, candidate.similarity) for candidate in found]
+        # Not only when it is added: the index may have been down when the hit was called wrong.
+        barred = self.forwarder.admitter.quarantine.holds
+        return [(each.key, each.similarity) for each in found if not barred(each.key)]
 
 
 def _forward(end: Hit | Forward) -> Forward:

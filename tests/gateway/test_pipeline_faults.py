@@ -249,6 +249,21 @@ async def test_an_entry_judged_wrong_is_stored_but_never_found_by_meaning_again(
     assert "hit" in (await rig.ask("one"))[0]
 
 
+async def test_a_vector_that_outlived_the_word_wrong_leads_to_no_hit(rig: Rig):
+    await rig.ask("one")
+    (key,) = rig.index.keys
+    # The index is down meanwhile: only the entry goes, and it comes back.
+    rig.index.failing = True
+    await rig.quarantine.add(key)
+    await rig.store.delete(key)
+    await rig.ask("one")
+    rig.index.failing = False
+    assert rig.index.keys == [key]
+
+    assert "exact" in (await rig.ask("one"))[0]
+    assert "fwd=miss" in (await rig.ask("two"))[0]
+
+
 def test_public_contacts_of_the_policy_reach_the_scan_and_every_key_of_it(tmp_path: Path):
     def active(allowed: str) -> ActivePolicy:
         path = tmp_path / "policy.yaml"
