@@ -10,6 +10,7 @@ from aiohttp import (
     ClientResponse,
     ClientSession,
     ClientTimeout,
+    DummyCookieJar,
     ServerTimeoutError,
     TCPConnector,
 )
@@ -59,6 +60,8 @@ class HttpUpstream:
             # sent into that moment is lost, and may not be sent again.
             connector=TCPConnector(limit=0, keepalive_timeout=4.0),
             timeout=self._timeout,
+            # A cookie is the client's whom the upstream gave it, and comes back from there or not.
+            cookie_jar=DummyCookieJar(),
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         )
 

@@ -289,3 +289,22 @@ async def test_no_secret_reaches_the_log(
     assert "outcome=hit" in ours
     for secret in ("s3cr3t", "nobody may read", "anna@"):
         assert secret not in ours
+
+
+async def test_a_cookie_that_the_upstream_sets_is_no_other_clients(
+    start_gateway: StartGateway, upstream: ScriptedUpstream
+):
+    async def answer(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        response = web.json_response(completion("Fine."))
+        response.set_cookie("session", "annas")
+        return response
+
+    upstream.answer = answer
+    # By its name: cookies of addresses are not kept by most clients.
+    named = upstream.url.replace("127.0.0.1", "localhost")
+    gateway = await start_gateway(upstream=(f"{named}/v1",))
+    anna = await gateway.ask(headers={"Authorization": "Bearer anna"})
+    assert "annas" in anna.headers["Set-Cookie"]
+    await gateway.ask(headers={"Authorization": "Bearer bert"})
+    await gateway.get("/v1/models", headers={"Authorization": "Bearer bert"})
+    assert [request.headers.get("Cookie") for request in upstream.requests] == [None] * 3
