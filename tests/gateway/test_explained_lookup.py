@@ -1,0 +1,108 @@
+"""An explanation of a lookup by meaning: what was near, what the verifier said, what failed."""
+
+import orjson
+import pytest
+
+from gateway.adapters.policy_file import PolicyFile
+from gateway.adapters.store_memory import MemoryStore
+from gateway.app import default_policy
+from gateway.core.inquiry import parse_inquiry
+from gateway.core.key import ANONYMOUS
+from gateway.core.plan import plan_request
+from gateway.core.types import Endpoint
+from gateway.explaining import Explainer
+from gateway.explanation_text import explanation_text
+from gateway.ports import Candidate, SemanticUnavailableError
+from policies.freshness import Directives
+
+SECRET = b"s" * 32
+POLICIES = PolicyFile(default_policy())
+
+
+def body(text):
+    return {"model": "m", "messages": [{"role": "user", "content": text}]}
+
+
+def entry_for(text, now=0.0):
+    active = POLICIES.active
+    decision = active.policy.default
+    plan = plan_request(
+        body(text),
+        endpoint=Endpoint.CHAT,
+        upstream="u",
+        query="",
+        tenant=ANONYMOUS,
+        secret=SECRET,
+        decision=decision,
+        pii_identity=active.pii_identities[decision.pii],
+        directives=Directives(),
+    )
+    return plan.entry(b"{}", now)
+
+
+class Index:
+    def __init__(self, *near, fault=None):
+        self.near, self.fault = near, fault
+
+    async def search(self, partition, text, k):
+        if self.fault:
+            raise SemanticUnavailableError(self.fault)
+        return self.near
+
+
+class Verifier:
+    def __init__(self, refusal=None):
+        self.said = refusal
+
+    async def refusal(self, asked, stored):
+        return self.said
+
+
+async def explained(text, index, verifier=None, stored="How do I reset my password?"):
+    store = MemoryStore(max_bytes=10**6)
+    await store.put(entry_for(stored))
+    explainer = Explainer(
+        POLICIES, store, index, verifier or Verifier(), SECRET, lambda *_: "u", lambda: 60.0
+    )
+    told = await explainer.explain(parse_inquiry(orjson.dumps(body(text))))
+    assert explanation_text(told, colour=False)
+    return told["outcome"], {step["step"]: step["result"] for step in told["lookup"]}
+
+
+async def test_a_hit_by_meaning_tells_how_near_and_that_it_was_verified():
+    key = entry_for("How do I reset my password?").key
+    outcome, steps = await explained("How can I reset my password?", Index(Candidate(key, 0.973)))
+    assert (outcome["would"], outcome["reason"], outcome["similarity"]) == (
+        "hit",
+        "semantic",
+        0.973,
+    )
+    assert (outcome["age"], outcome["entry"]["key"]) == (60, key.hex())
+    assert steps == {
+        "exact": "no entry",
+        "scan": "clean",
+        "meaning": "nearest 0.973, 1 of 1 reach 0.9",
+        "candidate, 0.973": "an entry 60 s old, fresh for 3540 s",
+        "verification": "fits",
+    }
+
+
+async def test_a_candidate_that_the_verifier_refuses_is_told_with_its_reason():
+    key = entry_for("How do I reset my password?").key
+    outcome, steps = await explained("x", Index(Candidate(key, 0.95)), Verifier("numbers"))
+    assert outcome["would"] == "miss"
+    assert steps["verification"] == "refused: numbers"
+
+
+@pytest.mark.parametrize(
+    ("index", "told"),
+    [
+        (Index(), "no stored question of the same conversation and parameters"),
+        (Index(Candidate(b"k" * 32, 0.7)), "nearest 0.700, 0 of 1 reach 0.9"),
+        (Index(fault="timeout"), "the index cannot answer: timeout"),
+        (None, "not looked up: this gateway runs without an index of questions"),
+    ],
+)
+async def test_why_nothing_was_found_by_meaning(index, told):
+    outcome, steps = await explained("Something else", index)
+    assert (outcome["would"], steps["meaning"]) == ("miss", told)
