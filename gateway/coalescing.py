@@ -67,6 +67,8 @@ class Coalescer:
 
     def has_missed(self, plan: Plan) -> bool:
         """Tell whether a call under way may be followed whose maker looked and found no entry."""
+        if not self._calls:
+            return False
         call = self._table.under_way(plan.coalescing_key)
         return (
             call is not None

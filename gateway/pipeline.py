@@ -181,7 +181,7 @@ class Pipeline:
             match state:
                 case Hit() | Forward() | Refused():
                     return state
-                case LookUpExact() if state.collapses and asked.forwarder.has_missed(state.plan):
+                case LookUpExact() if asked.forwarder.has_missed(state.plan) and state.collapses:
                     state = state.missed()
                 case ScanPrompt() | SearchSemantic() if (about := common(state)) is not None:
                     end = await self.misses.ask(about, partial(self._driven, state, asked))
