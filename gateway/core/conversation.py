@@ -31,7 +31,8 @@ def _all_text(content: Any) -> str | None:
         return content
     if not isinstance(content, list):
         return None
-    texts = [part["text"] for part in content if isinstance(part.get("text"), str)]
+    parts = (part for part in content if isinstance(part, dict))
+    texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
     return "\n".join(texts) if texts else None
 
 

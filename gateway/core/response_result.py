@@ -5,6 +5,7 @@ answer. They are taken out before it is stored, and a hit repeats those of the r
 """
 
 import hashlib
+import json
 from collections.abc import Container, Mapping
 from typing import Any
 
@@ -38,7 +39,7 @@ def named(result: bytes, body: Mapping[str, Any]) -> bytes:
     if not names:
         return result
     response = orjson.loads(result)
-    return orjson.dumps({name: names.get(name, value) for name, value in response.items()})
+    return _printed({name: names.get(name, value) for name, value in response.items()})
 
 
 def caller_key(key: bytes, body: Mapping[str, Any]) -> bytes:
@@ -46,8 +47,14 @@ def caller_key(key: bytes, body: Mapping[str, Any]) -> bytes:
     names = _names(body)
     if not names:
         return key
-    told = orjson.dumps(names, option=orjson.OPT_SORT_KEYS)
-    return hashlib.sha256(key + told).digest()
+    return hashlib.sha256(key + _printed(names, orjson.OPT_SORT_KEYS)).digest()
+
+
+def _printed(value: Mapping[str, Any], option: int = 0) -> bytes:
+    try:
+        return orjson.dumps(value, option=option)
+    except TypeError:  # an integer of more than 64 bits
+        return json.dumps(value, sort_keys=bool(option)).encode()
 
 
 def _names(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The Responses API over HTTP: cached where nothing is kept upstream, on both wires."""
 
 import asyncio
+import json
 from typing import Any
 
 import openai
@@ -330,3 +331,18 @@ async def test_instructions_and_history_are_part_of_the_key(gateway, upstream):
 async def test_personal_data_in_the_input_bypasses(gateway):
     reply = await ask(gateway, "I am ann.miller@example.org")
     assert reply.cache == "refrain; fwd=bypass; detail=pii"
+
+
+@pytest.mark.parametrize("parts", [["x"], [None], [{"text": 5}, 1]])
+async def test_content_of_odd_parts_is_the_upstreams_to_refuse(gateway, upstream, parts):
+    reply = await ask(gateway, [{"type": "message", "role": "user", "content": parts}])
+    assert (reply.status, upstream.calls) == (200, 1)
+
+
+@pytest.mark.parametrize("named", [{"metadata": {"n": 2**70}}, {"prompt_cache_key": 2**70}])
+async def test_a_caller_named_by_a_huge_number_is_answered_and_named_again(gateway, named):
+    body = {"model": "m", "input": "q", "store": False, **named}
+    replies = [await gateway.post(PATH, json.dumps(body).encode()) for _ in range(2)]
+    assert [reply.status for reply in replies] == [200, 200]
+    assert "hit" in replies[1].cache
+    assert b"1180591620717411303424" in replies[1].raw
