@@ -2,20 +2,17 @@
 
 import asyncio
 import contextlib
-import logging
 import os
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
-from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from aiohttp import ClientError, web
+from aiohttp import web
 
-from embeddings.client import EmbeddingsClient, EmbeddingsUnavailable
-from embeddings.verify.agreement import agree
+from embeddings.client import EmbeddingsClient
 from gateway.adapters.admin import Admin
 from gateway.adapters.decision_log import DecisionLog
 from gateway.adapters.handlers import Handlers
@@ -24,7 +21,8 @@ from gateway.adapters.key_file import Access
 from gateway.adapters.metrics import Metrics
 from gateway.adapters.pass_through import PassThrough
 from gateway.adapters.policy_file import PolicyFile
-from gateway.adapters.readiness import Check, Readiness
+from gateway.adapters.readiness import Readiness, engine_ready
+from gateway.adapters.request_log import log_request
 from gateway.adapters.secret import SecretError, load_or_create_secret
 from gateway.adapters.secret_setting import secret_setting, shared_secret
 from gateway.adapters.upstream_http import HttpUpstream
@@ -32,7 +30,6 @@ from gateway.adapters.upstream_local import local_model
 from gateway.admitting import Admitter
 from gateway.core.decision_record import Recorder
 from gateway.core.entry_codec import encoded_size
-from gateway.core.errors import UpstreamError
 from gateway.explaining import explain_action
 from gateway.forgetting import Vault
 from gateway.forwarding import Forwarder
@@ -40,106 +37,19 @@ from gateway.loading import Loader
 from gateway.observation import Observation, Sink
 from gateway.operations import Operations
 from gateway.pipeline import Pipeline
-from gateway.ports import Candidate, Quarantine, SemanticUnavailableError, Upstream
+from gateway.ports import Quarantine, Upstream
 from gateway.scanning import Scans
+from gateway.semantics import AgreementVerifier, SemanticService
 from gateway.settings import Settings
 from gateway.stores import Entries, open_store
 
-log = logging.getLogger(__name__)
-
 POLICY_POLL_SECONDS = 0.5
 ENCODER_POLL_SECONDS = 0.5
-PROBE_SECONDS = 2.0
-VERIFY_SECONDS = 1.0
 
 
 def default_policy() -> Path:
     """Return the policy that holds where none is given."""
     return Path(str(files("policies") / "default.yaml"))
-
-
-class SemanticService:
-    """The embeddings process as the gateway's semantic index and local encoder."""
-
-    def __init__(self, client: EmbeddingsClient) -> None:
-        self._client = client
-        self.name = ""
-        self.digest = ""
-        self._index = self._fault = ""
-
-    async def search(self, partition: bytes, text: str, k: int) -> Sequence[Candidate]:
-        """See the port."""
-        try:
-            matches = await self._client.search(partition, text, k)
-        except EmbeddingsUnavailable as error:
-            raise SemanticUnavailableError(error.reason) from error
-        return [Candidate(match.key, match.similarity) for match in matches]
-
-    async def add(self, partition: bytes, key: bytes, text: str, expires_at: float) -> None:
-        """See the port."""
-        try:
-            await self._client.add(partition, key, text, expires_at)
-        except EmbeddingsUnavailable as error:
-            raise SemanticUnavailableError(error.reason) from error
-
-    async def remove(self, keys: Sequence[bytes]) -> None:
-        """See the port."""
-        try:
-            await self._client.remove(keys)
-        except EmbeddingsUnavailable as error:
-            raise SemanticUnavailableError(error.reason) from error
-
-    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        """See the port."""
-        try:
-            return await self._client.embed(texts)
-        except EmbeddingsUnavailable as error:
-            raise SemanticUnavailableError(error.reason) from error
-
-    async def not_ready(self) -> str | None:
-        """Check whether the encoder is loaded and warm."""
-        try:
-            status = await self._client.status()
-        except EmbeddingsUnavailable as error:
-            return f"encoder: {error.reason}"
-        if not status.ready:
-            return "encoder: loading"
-        self.name, self.digest = status.encoder, status.digest
-        self._index, self._fault = status.index, status.fault
-        return None
-
-    def details(self) -> dict[str, str]:
-        """Return where the vectors are, and why they are not searched at present."""
-        return {"index": self._index, **({"fault": self._fault} if self._fault else {})}
-
-    async def learn(self, period: float) -> None:
-        """Ask until the encoder is known: nobody need ask this worker whether it is ready."""
-        while await self.not_ready() is not None:  # noqa: ASYNC110 - of another process
-            await asyncio.sleep(period)
-
-    async def close(self) -> None:
-        """Give the connection up."""
-        await self._client.close()
-
-
-class AgreementVerifier:
-    """The rules of ``embeddings.verify`` as the gateway's verifier.
-
-    Two short questions take some 0.3 ms; longer ones leave the loop.
-    """
-
-    INLINE_CHARACTERS = 400
-
-    async def refusal(self, asked: str, stored: str) -> str | None:
-        """See the port."""
-        try:
-            if len(asked) + len(stored) <= self.INLINE_CHARACTERS:
-                return agree(asked, stored)
-            async with asyncio.timeout(VERIFY_SECONDS):
-                return await asyncio.to_thread(agree, asked, stored)
-        except Exception as error:  # noqa: BLE001 - fail to miss, whatever it is
-            log.warning("verification failed (%s): a miss", type(error).__name__)
-            return "fault"
 
 
 def _upstream_key(environment: Mapping[str, str], *, own_keys: bool) -> str | None:
@@ -155,34 +65,6 @@ def _upstream_key(environment: Mapping[str, str], *, own_keys: bool) -> str | No
     if not (api_key.isascii() and api_key.isprintable()) or " " in api_key:
         raise SecretError("REFRAIN_UPSTREAM_API_KEY: expected a key: one word of ASCII")
     return api_key
-
-
-def engine_ready(upstream: HttpUpstream, *, required: bool) -> Check:
-    """Return a check of an engine's own ``/readyz``, asked until it was ready once.
-
-    Later faults are told request by request: hits need no upstream. One that is not ours has no
-    such path, or one that says nothing of reasons; silence counts only where it is ``required``.
-    """
-    was_ready = False
-
-    async def check() -> str | None:
-        nonlocal was_ready
-        if was_ready:
-            return None
-        try:
-            async with (
-                asyncio.timeout(PROBE_SECONDS),
-                upstream.request("GET", "/readyz", [], None) as reply,
-            ):
-                loading = reply.status == HTTPStatus.SERVICE_UNAVAILABLE and b'"reasons"' in (
-                    await reply.content.read(4096)
-                )
-        except (UpstreamError, ClientError, TimeoutError):
-            return "engine: not reachable" if required else None
-        was_ready = not loading
-        return "engine: loading" if loading else None
-
-    return check
 
 
 def create_app(
@@ -368,29 +250,3 @@ def _tracing() -> Any:
     from gateway.adapters.tracing import Tracing  # noqa: PLC0415 - costs 200 ms to import
 
     return Tracing()
-
-
-def log_request(seen: Observation) -> None:
-    """Write one line a request when debugging; figures and reasons, never text.
-
-    What the head of a stream could not say, because it was sent before, is told at any time.
-    """
-    if seen.streamed and seen.declined is not None:
-        log.info(
-            "%s rule=%s: a streamed answer was not stored: %s",
-            seen.endpoint,
-            seen.rule,
-            seen.declined,
-        )
-    if log.isEnabledFor(logging.DEBUG) and seen.ended is not None:
-        log.debug(
-            "%s model=%r rule=%s outcome=%s reason=%s declined=%s status=%d ms=%.1f",
-            seen.endpoint,
-            seen.model[:128],
-            seen.rule,
-            seen.outcome,
-            seen.reason,
-            seen.declined,
-            seen.status,
-            (seen.ended - seen.started) * 1000,
-        )

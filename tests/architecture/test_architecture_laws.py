@@ -31,7 +31,8 @@ GOOD = {
     "gateway/pipeline.py": "import asyncio\nfrom gateway.ports import Store",
     "gateway/adapters/handlers.py": "from aiohttp import web\nfrom gateway.adapters import store",
     "gateway/app.py": "from aiohttp import web\nfrom embeddings.client import C\n"
-    "from embeddings.verify.agreement import agree\nimport gateway.adapters.handlers",
+    "import gateway.adapters.handlers",
+    "gateway/semantics.py": "from embeddings.verify.agreement import agree",
     "gateway/cli.py": "def main():\n    from backend.__main__ import main",
     "gateway/worker.py": "import uvloop\nfrom gateway.adapters.secret import SecretError",
     "embeddings/client.py": "import asyncio\nfrom embeddings import link",

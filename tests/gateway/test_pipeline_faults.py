@@ -203,7 +203,7 @@ async def test_a_verifier_that_fails_refuses(monkeypatch: pytest.MonkeyPatch, te
     def broken(_asked: str, _stored: str) -> str | None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("gateway.app.agree", broken)
+    monkeypatch.setattr("gateway.semantics.agree", broken)
     assert await verifier.refusal(text, text) == "fault"
 
 

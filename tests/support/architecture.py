@@ -34,7 +34,8 @@ ROOTS = frozenset(
 """Where adapters are chosen: the composition root, the process around it, commands of their own."""
 
 CROSSINGS = {
-    "gateway.app": ("embeddings.client", "embeddings.verify"),
+    "gateway.app": ("embeddings.client",),
+    "gateway.semantics": ("embeddings.client", "embeddings.verify"),
     "gateway.cli": ("backend.__main__",),
 }
 """Which modules may import other packages, and what of them; the command only lazily."""
