@@ -3,7 +3,7 @@
 Law: it is never worse than making the call oneself. Who wants a plain answer waits for the one
 whose call is under way elsewhere, and takes what that stored; who wants a stream does not wait,
 for it would have to wait for the last word to get the first. Where claims fail, or nothing was
-stored, the call is made here.
+stored, the call is made here, and nobody waits a second time.
 """
 
 import asyncio
@@ -82,14 +82,13 @@ class SharedCaller:
             return Turn.OURS_WITHOUT_CLAIM
         try:
             found = LookUpExact(plan).next(await self.store.get(plan.key), self.now())
-        except BaseException as error:
+        except StoreError:
+            return Turn.OURS_WITHOUT_CLAIM
+        finally:
             self.claims.release(slot)
-            if isinstance(error, StoreError):
-                return Turn.OURS_WITHOUT_CLAIM
-            raise
         if not isinstance(found, Hit) or found.status.stale:
-            return Turn.OURS
-        self.claims.release(slot)
+            # The next answer may be no better: those who wait with us are not to wait once more.
+            return Turn.OURS_WITHOUT_CLAIM
         answer.elsewhere = answer.complete = True
         answer.open(Head(200, JSON_FIELDS, found.entry.result))
         answer.close()

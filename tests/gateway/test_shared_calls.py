@@ -129,6 +129,32 @@ async def test_an_answer_that_is_not_stored_is_asked_for_by_who_waited(pair, ups
     assert upstream.calls == 2
 
 
+@pytest.fixture
+async def third(pair, start_gateway, server, tmp_path):
+    return await start_gateway(store=server.url, data_dir=tmp_path / "c")
+
+
+async def test_of_several_who_waited_for_nothing_none_waits_again(
+    pair, third, upstream, gate, redis
+):
+    together = asyncio.Barrier(2)
+
+    async def cut(request, body):
+        from scripted_upstream import completion
+
+        if upstream.calls > 1:
+            await asyncio.wait_for(together.wait(), SECONDS / 4)
+        return web.json_response(completion("cut", finish_reason="length"))
+
+    gate.answer = cut
+    leading, following = await lead_and_follow(pair, upstream, redis)
+    late = asyncio.create_task(third.ask("same"))
+    await asked_for_a_claim(redis, 6)
+    gate.open.set()
+    assert [(await each).status for each in (leading, following, late)] == [200] * 3
+    assert upstream.calls == 3
+
+
 async def test_when_the_one_who_called_is_gone_who_waited_calls(pair, upstream, gate, redis):
     leading, following = await lead_and_follow(pair, upstream, redis)
     leading.cancel()
