@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.core.coherence import (
@@ -81,8 +82,13 @@ class World:
             self.copy = self.version
 
 
+# Lost, and the next change told: too seldom drawn to rely on.
+GAP = ["prove", "read", "change", "drop", "change_other", "prove", 0.9, "prove", 0.9]
+
+
 @settings(max_examples=500)
 @given(steps)
+@example(GAP)
 def test_a_copy_outlives_a_change_by_no_more_than_the_bound(steps):
     world = World()
     for step in steps:
@@ -93,6 +99,14 @@ def test_a_copy_outlives_a_change_by_no_more_than_the_bound(steps):
         if world.copy is not None and proven(world.hearing, world.now):
             replaced_at = world.replaced_at.get(world.copy, world.now)
             assert world.now - replaced_at <= PROVEN_SECONDS
+
+
+@pytest.mark.parametrize("seq", [0, 6, 7, 9, 100])
+def test_only_the_next_number_is_followed(seq):
+    hearing = beat(ASTRAY, b"e", 7, 0.0)
+    assert changed(hearing, b"e", seq) == ASTRAY
+    assert changed(hearing, b"e", 8) == Following(b"e", 8, 0.0)
+    assert changed(hearing, b"f", 8) == ASTRAY
 
 
 @given(st.integers(0, 50), st.floats(0, 1))
