@@ -31,6 +31,17 @@ def serve(upstream: str, data: Path, *more: str) -> tuple[Process, str]:
     return process, line.rpartition(" ")[2]
 
 
+def end(process: Process, number: signal.Signals) -> None:
+    """End it and check its exit code, and that none of its processes is left."""
+    descriptors = [os.pidfd_open(pid) for pid in process.children()]
+    assert len(descriptors) == 2
+    assert process.stop(number) == (-9 if number is signal.SIGKILL else 0)
+    for descriptor in descriptors:
+        # Readable once the process has ended.
+        assert select.select([descriptor], [], [], 30)[0]
+        os.close(descriptor)
+
+
 @pytest.fixture(scope="module")
 def served(
     upstream: str, tmp_path_factory: pytest.TempPathFactory
@@ -120,17 +131,17 @@ def test_a_killed_encoder_is_a_miss_and_comes_back(
     assert "semantic" in ask(client, "How can I change my plan?")[0]
 
 
-def test_entries_and_vectors_survive_kill_9(upstream: str, tmp_path: Path):
+def test_entries_and_vectors_survive_kill_9_and_no_process_does(upstream: str, tmp_path: Path):
     process, url = serve(upstream, tmp_path)
     client = openai.OpenAI(base_url=url, api_key="k", max_retries=0)
     ask(client, "How do I cancel my order?")
-    process.stop(signal.SIGKILL)
+    end(process, signal.SIGKILL)
 
     process, url = serve(upstream, tmp_path)
     client = openai.OpenAI(base_url=url, api_key="k", max_retries=0)
     assert "exact" in ask(client, "How do I cancel my order?")[0]
     assert "semantic" in ask(client, "How can I cancel my order?")[0]
-    assert process.stop() == 0
+    end(process, signal.SIGTERM)
 
 
 def test_several_workers_share_entries_and_metrics(upstream: str, tmp_path: Path):
@@ -156,22 +167,9 @@ def test_a_corrupt_store_is_set_aside(upstream: str, tmp_path: Path):
     client = openai.OpenAI(base_url=url, api_key="k", max_retries=0)
     assert "stored" in ask(client, "Is it all gone?")[0]
     assert "exact" in ask(client, "Is it all gone?")[0]
-    assert process.stop() == 0
+    end(process, signal.SIGINT)
     assert list(tmp_path.glob("entries.sqlite3.corrupt-*"))
     assert [line for line in process.lines if "set aside" in line]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_no_process_is_left(upstream: str, tmp_path: Path, number: signal.Signals):
-    process, _ = serve(upstream, tmp_path)
-    descriptors = [os.pidfd_open(pid) for pid in process.children()]
-    assert len(descriptors) == 2
-    code = process.stop(number)
-    assert code == (-9 if number is signal.SIGKILL else 0)
-    for descriptor in descriptors:
-        # Readable once the process has ended.
-        assert select.select([descriptor], [], [], 30)[0]
-        os.close(descriptor)
 
 
 def test_json_of_the_real_client_is_what_the_upstream_said(client: openai.OpenAI):
