@@ -8,23 +8,15 @@ alternate; the figure is the median of the rounds' ratios.
 
 import argparse
 import json
-import os
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 import orjson
 from load import LoadResult, post, run_load
+from servers import await_url, free_port, pin, start
 
-_HERE = Path(__file__).resolve().parent
 BODY = orjson.dumps(
     {
         "model": "bench",
@@ -37,47 +29,6 @@ BODY = orjson.dumps(
 )
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-_CORES = sorted(os.sched_getaffinity(0))
-
-
-def pin(process: int, core: int) -> None:
-    os.sched_setaffinity(process, {_CORES[core % len(_CORES)]})
-
-
-def start(stack: ExitStack, argv: Sequence[str], core: int) -> int:
-    """Start a server on a core; return its process id."""
-    process = subprocess.Popen([sys.executable, *argv], stdout=subprocess.DEVNULL, cwd=_HERE)
-    pin(process.pid, core)  # before it starts children, which inherit it
-
-    def stop() -> None:
-        process.terminate()
-        process.wait(20)
-
-    stack.callback(stop)
-    return process.pid
-
-
-def await_up(url: str) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(url, timeout=2):
-                return
-        except urllib.error.HTTPError as error:
-            if error.code not in (502, 503):
-                return
-        except OSError:
-            pass
-        time.sleep(0.1)
-    raise SystemExit(f"{url} did not answer within 60 s")
-
-
 def measure(rounds: int, seconds: float, connections: int) -> dict[str, float]:
     """Run the rounds and return the figures."""
     bare, gateway, upstream = free_port(), free_port(), free_port()
@@ -88,14 +39,14 @@ def measure(rounds: int, seconds: float, connections: int) -> dict[str, float]:
         url = f"http://127.0.0.1:{upstream}/v1"
         options = ["--port", str(gateway), "--data-dir", data, "--log-level", "warning"]
         start(stack, ["-m", "gateway", "serve", "--upstream", url, *options], 0)
-        await_up(f"http://127.0.0.1:{gateway}/readyz")
+        await_url(f"http://127.0.0.1:{gateway}/readyz")
         pin(0, 1)
         first = run_load(gateway, request, connections=1, seconds=0.3)
         head, _, answer = first.last_reply.partition(b"\r\n\r\n")
         if b"refrain; hit" not in head:
             raise SystemExit(f"the gateway does not hit: {head.decode()}")
         start(stack, ["bare_handler.py", str(bare), str(len(answer))], 0)
-        await_up(f"http://127.0.0.1:{bare}/")
+        await_url(f"http://127.0.0.1:{bare}/")
         results: dict[str, list[LoadResult]] = {"gateway": [], "bare": []}
         alone: dict[str, list[LoadResult]] = {"gateway": [], "bare": []}
         for number in range(rounds):

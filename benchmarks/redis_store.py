@@ -21,8 +21,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import uvloop
-from exact_hits import BODY, await_up, free_port, pin, start
+from exact_hits import BODY
 from load import post, run_load
+from servers import await_url, free_port, pin, start
 
 from gateway.adapters.store_conformance import example_entry
 from gateway.adapters.store_memory import MemoryStore
@@ -123,7 +124,7 @@ def gateways(url: str, rounds: int, seconds: float) -> dict[str, float]:
             settings = {"upstream": f"http://127.0.0.1:{upstream}/v1", "data_dir": data, **changes}
             argv = ["gateway_alone.py", str(ports[name]), json.dumps(settings)]
             servers[name] = start(stack, argv, 0)
-            await_up(f"http://127.0.0.1:{ports[name]}/healthz")
+            await_url(f"http://127.0.0.1:{ports[name]}/healthz")
         pin(0, 1)
         for port in ports.values():
             run_load(port, request, connections=1, seconds=0.3)

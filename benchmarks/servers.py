@@ -27,8 +27,8 @@ def pin(process: int, core: int) -> None:
     os.sched_setaffinity(process, {_CORES[core % len(_CORES)]})
 
 
-def start(stack: ExitStack, argv: Sequence[str], core: int) -> None:
-    """Start ``python argv...`` on a core; leaving the stack ends it."""
+def start(stack: ExitStack, argv: Sequence[str], core: int) -> int:
+    """Start ``python argv...`` on a core, return its process id; leaving the stack ends it."""
     process = subprocess.Popen([sys.executable, *argv], stdout=subprocess.DEVNULL, cwd=_HERE)
     pin(process.pid, core)  # before it starts children, which inherit it
 
@@ -37,6 +37,7 @@ def start(stack: ExitStack, argv: Sequence[str], core: int) -> None:
         process.wait(20)
 
     stack.callback(stop)
+    return process.pid
 
 
 def await_url(url: str) -> None:
