@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from pauses import Pauses
 
 from embeddings import index_guarded
 from embeddings.index_guarded import LONGEST_PAUSE_S, MAX_WRITES, PREPARE_S, GuardedIndex
@@ -17,24 +18,6 @@ VECTOR = np.array([1, 0, 0, 0], dtype=np.float32)
 SHORT = 0.01
 LOST = IndexLostError(Reason.INDEX_UNAVAILABLE, "gone")
 REFUSED = VectorIndexError(Reason.INDEX_ERROR, "full")
-
-
-class Pauses:
-    """A clock whose pauses end when the test says so."""
-
-    def __init__(self):
-        self.asked = asyncio.Queue()
-        self._gates = asyncio.Queue()
-
-    async def sleep(self, seconds):
-        self.asked.put_nowait(seconds)
-        await self._gates.get()
-
-    async def next(self):
-        return await self.asked.get()
-
-    def end(self):
-        self._gates.put_nowait(None)
 
 
 class Scripted:

@@ -4,7 +4,6 @@ import asyncio
 import math
 
 import pytest
-from redis.asyncio import Redis
 
 from gateway.adapters.scope_keys_redis import RedisScopeKeys
 from gateway.adapters.sealing import parse_master_keys
@@ -18,21 +17,6 @@ from running_redis import RunningRedis
 
 NOW = 1_800_000_000.0
 MASTER = "m:" + "A" * 43 + "="
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    redis = RunningRedis(tmp_path_factory.mktemp("redis"))
-    redis.start()
-    yield redis
-    redis.kill()
-
-
-@pytest.fixture
-async def redis(server):
-    async with Redis.from_url(server.url) as client:
-        await client.flushall()
-        yield client
 
 
 @pytest.fixture

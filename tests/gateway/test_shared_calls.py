@@ -4,30 +4,13 @@ import asyncio
 
 import pytest
 from aiohttp import web
-from redis.asyncio import Redis
 
 from gateway.adapters import claims_redis
 from gateway.adapters.store_redis import RedisStore
 from gateway.ports import StoreError
-from running_redis import RunningRedis
 from scripted_upstream import answer_by_default
 
 SECONDS = 20
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    redis = RunningRedis(tmp_path_factory.mktemp("redis"))
-    redis.start()
-    yield redis
-    redis.kill()
-
-
-@pytest.fixture
-async def redis(server):
-    async with Redis.from_url(server.url) as client:
-        await client.flushall()
-        yield client
 
 
 class Gate:

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from pauses import Pauses
 
 from gateway.adapters.store_conformance import check_store, example_entry
 from gateway.adapters.store_guarded import PROBE_KEY, GuardedStore
@@ -12,25 +13,6 @@ from gateway.ports import EntryTooLargeError, StoreError, StoreUnavailableError
 
 ENTRY = example_entry()
 NEVER = 3600.0
-
-
-class Pauses:
-    """A clock whose pauses end when the test says so."""
-
-    def __init__(self):
-        self.asked = asyncio.Queue()
-        self._gates = asyncio.Queue()
-
-    async def sleep(self, seconds):
-        self.asked.put_nowait(seconds)
-        await self._gates.get()
-
-    async def next(self):
-        """Wait until a pause begins; return its length."""
-        return await self.asked.get()
-
-    def end(self):
-        self._gates.put_nowait(None)
 
 
 class Frozen(MemoryStore):

@@ -5,7 +5,6 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from redis.asyncio import Redis
 
 from gateway.adapters.store_conformance import check_store, example_entry
 from gateway.adapters.store_redis import RedisStore
@@ -16,23 +15,6 @@ from running_redis import RunningRedis
 ENTRY = example_entry()
 PREFIX = b"refrain:1:{0}:e:"
 ROOMY = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    redis = RunningRedis(tmp_path_factory.mktemp("redis"))
-    redis.start()
-    yield redis
-    redis.kill()
-
-
-@pytest.fixture
-async def redis(server):
-    async with Redis.from_url(server.url) as client:
-        await client.flushall()
-        await client.script_flush()
-        await client.config_resetstat()
-        yield client
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from redis.asyncio import Redis
 
 from gateway.adapters.store_conformance import check_store, example_entry
 from gateway.adapters.store_memory import MemoryStore
@@ -17,21 +16,6 @@ from running_redis import RedisCluster, RunningRedis
 OLD = example_entry(b"key", b"old")
 NEW = replace(OLD, result=b"new")
 SECONDS = 20
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    redis = RunningRedis(tmp_path_factory.mktemp("redis"))
-    redis.start()
-    yield redis
-    redis.kill()
-
-
-@pytest.fixture
-async def redis(server):
-    async with Redis.from_url(server.url) as client:
-        await client.flushall()
-        yield client
 
 
 class Gateway:

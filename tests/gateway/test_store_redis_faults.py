@@ -5,7 +5,6 @@ import random
 from dataclasses import replace
 
 import pytest
-from redis.asyncio import Redis
 
 from gateway.adapters.store_conformance import example_entry
 from gateway.adapters.store_redis import RedisStore
@@ -17,22 +16,12 @@ STEM = "refrain:1:{0}:"
 INDEX = ("used", "ends", "size", "total")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    redis = RunningRedis(tmp_path_factory.mktemp("redis"))
-    redis.start()
-    yield redis
-    redis.kill()
-
-
-@pytest.fixture
-async def redis(server):
-    async with Redis.from_url(server.url) as client:
-        await client.flushall()
-        yield client
-        await client.config_set("maxmemory", 0)
-        await client.config_set("maxmemory-policy", "noeviction")
-        await client.execute_command("REPLICAOF", "NO", "ONE")
+@pytest.fixture(autouse=True)
+async def mended(redis):
+    yield
+    await redis.config_set("maxmemory", 0)
+    await redis.config_set("maxmemory-policy", "noeviction")
+    await redis.execute_command("REPLICAOF", "NO", "ONE")
 
 
 @pytest.fixture

@@ -1,22 +1,22 @@
 """Qdrant as tests use it: its embedded mode behind its REST interface, in a process of its own."""
 
 import json
-import signal
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
 
+from own_process import OwnProcess
+
 _SCRIPT = Path(__file__).with_name("qdrant_rest.py")
 
 
-class RunningQdrant:
+class RunningQdrant(OwnProcess):
     """A server of our own, see ``qdrant_rest.py``; what it stores outlives ``kill``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port = 0
-        self._process: subprocess.Popen[str] | None = None
 
     @property
     def url(self) -> str:
@@ -34,21 +34,6 @@ class RunningQdrant:
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
 
-    def freeze(self) -> None:
-        """Stop it in its tracks; its sockets stay open."""
-        self._signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Let it go on."""
-        self._signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        """``kill -9``."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.communicate()
-
     def fault(self, **fault: object) -> None:
         """Make it answer with faults; none of them mends it."""
         request = urllib.request.Request(
@@ -56,7 +41,3 @@ class RunningQdrant:
         )
         with urllib.request.urlopen(request, timeout=10):
             pass
-
-    def _signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)

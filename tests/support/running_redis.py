@@ -5,10 +5,11 @@ The program is Debian's ``redis-server`` where it is installed, else the one ins
 
 import importlib.util
 import shutil
-import signal
 import socket
 import subprocess
 from pathlib import Path
+
+from own_process import OwnProcess
 
 _STARTS = 5
 
@@ -38,30 +39,18 @@ def free_port() -> int:
             return port
 
 
-class RunningRedis:
-    """A server of our own; ``options`` are lines of its configuration."""
+class RunningRedis(OwnProcess):
+    """A server of our own, empty at each start; ``options`` are lines of its configuration."""
 
     def __init__(self, folder: Path, **options: str) -> None:
         self.folder = folder
         self.options = options
         self.port = 0
-        self._process: subprocess.Popen[str] | None = None
 
     @property
     def url(self) -> str:
         """Where it is."""
         return f"redis://127.0.0.1:{self.port}"
-
-    @property
-    def pid(self) -> int:
-        """Its process."""
-        assert self._process is not None
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        """Whether its process is there."""
-        return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
         """Start it, on the same port as before if there was one, and wait until it listens."""
@@ -96,27 +85,6 @@ class RunningRedis:
         self._process.wait()
         self._process.stdout.close()
         return False
-
-    def freeze(self) -> None:
-        """Stop it in its tracks; its sockets stay open."""
-        self._signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Let it go on."""
-        self._signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        """``kill -9``; ``start`` starts an empty one on the same port."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
-
-    def _signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
 
 
 def ask(redis: RunningRedis, *command: str) -> str:
