@@ -54,6 +54,8 @@ MAX_ENTRY_BYTES = 64 << 20
 CLUSTER_SHARDS = 16
 KEPT_AT_LEAST = 60.0
 KEPT_AT_MOST = 10 * 365 * 86_400.0
+WALK_BYTES = 1 << 20
+"""A page of a walk ends with the entry that reaches it: meanwhile Redis does nothing else."""
 INLINE_BYTES = 128 << 10
 """A larger value is checked and decoded off the loop."""
 
@@ -167,7 +169,8 @@ class RedisStore:
         self._check_open()
         number, score, last = _position(after)
         shard = self._shards[number]
-        page, values = await self._link.run(WALK, shard, shard.prefix, score, last, limit)
+        asked = (shard.prefix, score, last, limit, WALK_BYTES)
+        page, values, unfinished = await self._link.run(WALK, shard, *asked)
         entries = []
         for key, value in zip(page[::2], values, strict=True):
             try:
@@ -175,7 +178,7 @@ class RedisStore:
                     entries.append(_decoded(value, key))
             except DamagedEntryError:
                 continue
-        if len(values) == limit:
+        if unfinished:
             last, score = page[-2:]
             return Page(entries, b"%d %s %s" % (number, score, last))
         more = number + 1 < len(self._shards)

@@ -257,13 +257,19 @@ if score ~= '' then
   end
 end
 local page = redis.call('ZRANGE', ends, start, start + limit - 1, 'WITHSCORES')
-local values = {}
+local read, values, left = {}, {}, tonumber(ARGV[5])
 for n = 1, #page, 2 do
-  values[#values + 1] = redis.call('GET', prefix .. page[n])
+  local value = redis.call('GET', prefix .. page[n])
+  read[n], read[n + 1] = page[n], page[n + 1]
+  values[#values + 1] = value
+  left = left - (value and #value or 0)
+  if left <= 0 then break end
 end
-return {page, values}
+local more = #read < #page or #page == 2 * limit
+return {read, values, more and 1 or 0}
 """)
-"""Read a page of entries in the order of ``ends``, after one of that score and key."""
+"""Read a page of entries in the order of ``ends``, after one of that score and key; also returns
+whether there may be more. Arguments: prefix, score, key, entries and bytes after which it ends."""
 
 _CLAIM_PRELUDE = """
 local claim = string.sub(ARGV[1], 1, -3) .. 'c:' .. ARGV[2]

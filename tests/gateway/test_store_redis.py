@@ -314,3 +314,17 @@ async def test_an_entry_that_cannot_be_written_is_a_store_error(open_store):
     store = open_store()
     with pytest.raises(StoreError, match="NaN"):
         await store.put(replace(ENTRY, stored_at=float("nan")))
+
+
+async def test_a_page_of_a_walk_ends_where_redis_would_be_held_up(open_store):
+    store = open_store(64 << 20)
+    keys = {number.to_bytes(32, "big") for number in range(9)}
+    for key in keys:
+        await store.put(replace(ENTRY, key=key, result=b"x" * (400 << 10)))
+    pages, after = [], None
+    while not pages or after is not None:
+        page = await store.walk(after, 1000)
+        pages.append([entry.key for entry in page.entries])
+        after = page.after
+    assert [len(page) for page in pages] == [3, 3, 3]
+    assert {key for page in pages for key in page} == keys
