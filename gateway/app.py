@@ -23,8 +23,8 @@ from gateway.adapters.pass_through import PassThrough
 from gateway.adapters.policy_file import PolicyFile
 from gateway.adapters.readiness import Readiness, engine_ready
 from gateway.adapters.request_log import log_request
-from gateway.adapters.secret import SecretError, load_or_create_secret
-from gateway.adapters.secret_setting import secret_setting, shared_secret
+from gateway.adapters.secret import load_or_create_secret
+from gateway.adapters.secret_setting import SecretSettingError, secret_setting, shared_secret
 from gateway.adapters.upstream_http import HttpUpstream
 from gateway.adapters.upstream_local import local_model
 from gateway.admitting import Admitter
@@ -53,17 +53,17 @@ def default_policy() -> Path:
 
 
 def _upstream_key(environment: Mapping[str, str], *, own_keys: bool) -> str | None:
-    """Return the key the gateway itself has for the upstream. Raises SecretError."""
+    """Return the key the gateway itself has for the upstream. Raises SecretSettingError."""
     api_key = secret_setting(environment, "UPSTREAM_API_KEY")
     if api_key is None:
         return None
     if not own_keys:
-        raise SecretError(
+        raise SecretSettingError(
             "REFRAIN_UPSTREAM_API_KEY is given, but not gateway_keys: whoever reaches the gateway "
             "could spend it"
         )
     if not (api_key.isascii() and api_key.isprintable()) or " " in api_key:
-        raise SecretError("REFRAIN_UPSTREAM_API_KEY: expected a key: one word of ASCII")
+        raise SecretSettingError("REFRAIN_UPSTREAM_API_KEY: expected a key: one word of ASCII")
     return api_key
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gateway.arguments import gateway_url
+
 if TYPE_CHECKING:
     from gateway.settings import Settings
 
@@ -99,8 +101,8 @@ def _parser() -> argparse.ArgumentParser:
     warm = commands.add_parser(
         "warm",
         help="load or generate answers to known questions",
-        description="Fill a running gateway's cache from a file of known questions, a JSON object "
-        'a line: {"question": ..., "answer": ...} or {"request": {...}}. Without an answer the '
+        description="Fill a running gateway's cache from a file of known questions, a JSON object\n"
+        'a line: {"question": ..., "answer": ...} or {"request": {...}}. Without an answer the\n'
         "upstream is asked.",
         epilog=_WARM_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -149,6 +151,7 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
 def _add_url(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url",
+        type=gateway_url,
         default="http://127.0.0.1:8080",
         metavar="URL",
         help="the gateway (default: %(default)s); its token comes from REFRAIN_ADMIN_TOKEN",

@@ -129,7 +129,7 @@ def _check(settings: Settings) -> None:
         try:
             check(path.read_bytes(), str(path))
         except OSError as error:
-            raise StartError(f"{path}: {error.strerror or error}") from None
+            raise StartError(f"{path}: cannot be read: {error.strerror or error}", 2) from None
         except (PolicyError, KeyRingError) as error:
             raise StartError(str(error), 2) from None
 

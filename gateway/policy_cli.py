@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from gateway.arguments import gateway_url
 from policies.cli import Commands
 from policies.cli import main as policy
 
@@ -30,7 +31,7 @@ def _add(commands: Commands) -> None:
     explain = commands.add_parser(
         "explain",
         help="tell what would become of a request, and why",
-        description="Tell which rule decides on a request and what it decides; with --data-dir or "
+        description="Tell which rule decides on a request and what it decides; with --data-dir or\n"
         "--gateway also whether it would hit, and if not, what differs from the nearest entry.",
         epilog=_EXPLAIN_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -44,7 +45,9 @@ def _add(commands: Commands) -> None:
     explain.add_argument(
         "--upstream", metavar="URL", help="the upstream of the keys (default: that of the entries)"
     )
-    explain.add_argument("--gateway", metavar="URL", help="ask a running gateway instead")
+    explain.add_argument(
+        "--gateway", type=gateway_url, metavar="URL", help="ask a running gateway instead"
+    )
     explain.add_argument(
         "--token", metavar="T", help="its admin token (default: REFRAIN_ADMIN_TOKEN)"
     )

@@ -19,7 +19,7 @@ from gateway.adapters.key_file import Access
 from gateway.adapters.operator_client import CallError, Gateway
 from gateway.adapters.policy_file import PolicyFile
 from gateway.adapters.secret import SecretError, load_or_create_secret
-from gateway.adapters.secret_setting import shared_secret
+from gateway.adapters.secret_setting import SecretSettingError, shared_secret
 from gateway.app import default_policy
 from gateway.core.access import KeyRingError
 from gateway.core.inquiry import Inquiry, InquiryError, as_json, parse_inquiry
@@ -66,7 +66,7 @@ def explain(
             told = asyncio.run(_look(inquiry, policies, settings))
     except _CommandError as error:
         return _fail(str(error), error.code)
-    except (PolicyError, SettingsError, KeyRingError) as error:
+    except (PolicyError, SettingsError, KeyRingError, SecretSettingError) as error:
         return _fail(str(error), 2)
     except OSError as error:
         return _fail(f"{error.filename or policy}: cannot be read: {error.strerror}", 2)

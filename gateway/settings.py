@@ -157,9 +157,12 @@ def load_settings(
     try:
         return Settings.model_validate({**in_file, **in_environment, **flags})
     except ValidationError as error:
-        problems = error.errors(include_url=False)
+        problems: list[dict[str, Any]] = [
+            dict(problem) for problem in error.errors(include_url=False)
+        ]
+        problems.sort(key=lambda problem: _line(tuple(problem["loc"]), document))
         raise SettingsError(
-            "\n".join(_told(dict(p), document, in_environment, flags) for p in problems)
+            "\n".join(_told(problem, document, in_environment, flags) for problem in problems)
         ) from None
 
 
@@ -200,7 +203,7 @@ def _told(
     flags: Mapping[str, Any],
 ) -> str:
     path = tuple(problem["loc"])
-    message: str = problem["msg"].removeprefix("Value error, ")
+    message = _expected(problem)
     if not path:
         return message
     name = str(path[0])
@@ -213,3 +216,25 @@ def _told(
         hint = f"such as {near[0]}" if near else ", ".join(sorted(Settings.model_fields))
         return str(document.problem(path, f"a known key ({hint})", f"unknown key {name!r}"))
     return f"{document.source}:{document.places[path[:1]].line}: {name}: {message}"
+
+
+def _line(path: tuple[Any, ...], document: Document) -> int:
+    place = document.places.get(path[:1])
+    return place.line if path and place is not None else 0
+
+
+def _expected(problem: Mapping[str, Any]) -> str:
+    """Return what was expected in our words: the library's are about an input."""
+    message: str = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "string_pattern_mismatch":
+        words = problem["ctx"]["pattern"].strip("^()$").split("|")
+        message = f"expected one of {', '.join(words)}"
+    elif message.startswith("Input should be "):
+        wanted = message.removeprefix("Input should be ").partition(", ")[0]
+        compared = wanted.startswith(("less", "greater"))
+        message = f"expected {'a number ' if compared else ''}{wanted}"
+    else:
+        return message
+    # A store's URL may hold a password.
+    told = isinstance(problem["input"], str | int | float) and problem["loc"][0] != "store"
+    return f"{message}, got {problem['input']!r}" if told else message

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.adapters.scope_keys_sqlite import SqliteScopeKeys
-from gateway.adapters.secret import SecretError
-from gateway.adapters.secret_setting import secret_setting
+from gateway.adapters.secret_setting import SecretSettingError, secret_setting
 from gateway.adapters.store_guarded import GuardedStore
 from gateway.adapters.store_memory import MemoryStore
 from gateway.adapters.store_sqlite import SqliteStore
@@ -59,7 +58,7 @@ class Entries:
 def open_store(settings: Settings, environment: Mapping[str, str]) -> Entries:
     """Open the store that the settings name; what is wrong with it shows when it is used.
 
-    Raises SecretError.
+    Raises SecretSettingError.
     """
     if settings.store == "memory":
         return Entries(MemoryStore(max_bytes=settings.memory_bytes), None, _unguarded("memory"))
@@ -117,7 +116,7 @@ def _sealed(
     settings: Settings,
     environment: Mapping[str, str],
 ) -> tuple[ColdStore, Vault | None]:
-    """Put encryption around what lasts, where master keys are given. Raises SecretError."""
+    """Put encryption around what lasts, where master keys are given. Raises SecretSettingError."""
     given = secret_setting(environment, "ENCRYPTION_KEYS")
     path = settings.data_dir / SCOPE_KEYS
     if given is None:
@@ -135,7 +134,7 @@ def _sealed(
     try:
         masters = parse_master_keys(given)
     except MasterKeyError as error:
-        raise SecretError(f"REFRAIN_ENCRYPTION_KEYS: {error}") from None
+        raise SecretSettingError(f"REFRAIN_ENCRYPTION_KEYS: {error}") from None
     log.info(
         "entries are encrypted under the master key %s%s",
         masters.first.name,

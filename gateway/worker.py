@@ -17,6 +17,7 @@ import uvloop
 from aiohttp import web
 
 from gateway.adapters.secret import SecretError
+from gateway.adapters.secret_setting import SecretSettingError
 from gateway.app import create_app
 from gateway.core.access import KeyRingError
 from gateway.process import WORKER_SETTINGS, configure_logging, log_stray, stop_event
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 engine_required=options.engine_required,
             )
         )
-    except (PolicyError, KeyRingError) as error:
+    except (PolicyError, KeyRingError, SecretSettingError) as error:
         print(f"refrain: {error}", file=sys.stderr)  # noqa: T201
         return 2
     except (OSError, SecretError) as error:

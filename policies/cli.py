@@ -37,7 +37,7 @@ def main(argv: Sequence[str], more: Callable[[Commands], None] | None = None) ->
         help="tell whether files are valid policies",
         description="Tell whether files are valid policies. Exit code 2 when one is not.",
     )
-    check.add_argument("files", nargs="+", metavar="FILE", type=Path)
+    check.add_argument("files", nargs="+", metavar="FILE", type=Path, help="policies to check")
     check.set_defaults(run=_check_all)
     schema = commands.add_parser(
         "schema",

@@ -1,11 +1,12 @@
 """A running gateway as the operator's commands see it, over HTTP."""
 
+import os
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
 import orjson
-from aiohttp import ClientError, ClientSession
+from aiohttp import ClientConnectorError, ClientError, ClientSession
 
 from gateway.core.known import Known
 
@@ -27,8 +28,8 @@ class Gateway:
         """Ask for an operator's action. Raises CallError."""
         headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
         status, _, reply = await self._post(f"/admin/{action}", asked, headers)
-        if status != HTTPStatus.OK:
-            raise CallError(_told(status, reply))
+        if status != HTTPStatus.OK or not reply:
+            raise CallError(self._told(status, reply))
         return reply
 
     async def ask(self, known: Known) -> str:
@@ -37,7 +38,7 @@ class Gateway:
             known.endpoint.value, known.request, self.tenant_headers
         )
         if status != HTTPStatus.OK:
-            raise CallError(_told(status, reply))
+            raise CallError(self._told(status, reply))
         return cache
 
     @property
@@ -54,19 +55,25 @@ class Gateway:
             async with self._session.post(url, data=orjson.dumps(body), headers=sent) as reply:
                 raw = await reply.read()
         except (ClientError, TimeoutError, OSError) as error:
-            raise CallError(
-                f"{self._url} cannot be asked: {error or type(error).__name__}"
-            ) from None
+            raise CallError(f"{self._url} cannot be asked: {_why(error)}") from None
         try:
             parsed = orjson.loads(raw)
         except orjson.JSONDecodeError:
             parsed = {}
-        return reply.status, reply.headers.get("Cache-Status", ""), parsed
+        told = parsed if isinstance(parsed, dict) else {}
+        return reply.status, reply.headers.get("Cache-Status", ""), told
+
+    def _told(self, status: int, reply: dict[str, Any]) -> str:
+        match reply:
+            case {"error": {"message": str(message)}}:
+                return f"{status}: {message}"
+            case _:
+                return f"{self._url} answers {status} and not as a gateway does: is it one?"
 
 
-def _told(status: int, reply: dict[str, Any]) -> str:
-    match reply:
-        case {"error": {"message": str(message)}}:
-            return f"{status}: {message}"
+def _why(error: Exception) -> str:
+    match error:
+        case ClientConnectorError(os_error=OSError(errno=int(number))) if number > 0:
+            return f"{os.strerror(number)}; is the gateway running?"
         case _:
-            return f"{status}"
+            return str(error) or type(error).__name__

@@ -12,16 +12,20 @@ from gateway.adapters.secret import SECRET_BYTES, SecretError
 MOST_BYTES = 64 << 10
 
 
+class SecretSettingError(SecretError):
+    """A variable, or the file that it names, is wrong: bad usage, and told by the variable."""
+
+
 def secret_setting(environment: Mapping[str, str], name: str) -> str | None:
     """Return ``REFRAIN_<name>``, or what the file in ``REFRAIN_<name>_FILE`` holds, or None.
 
-    Raises SecretError when both are given, or the file cannot be read or holds nothing.
+    Raises SecretSettingError when both are given, or the file cannot be read or holds nothing.
     """
     variable = f"REFRAIN_{name}"
     value = environment.get(variable, "").strip()
     file = environment.get(f"{variable}_FILE", "")
     if value and file:
-        raise SecretError(f"{variable} and {variable}_FILE are both given: give one")
+        raise SecretSettingError(f"{variable} and {variable}_FILE are both given: give one")
     if not file:
         return value or None
     try:
@@ -29,19 +33,19 @@ def secret_setting(environment: Mapping[str, str], name: str) -> str | None:
             data = opened.read(MOST_BYTES + 1)
         text = data.decode().strip()
     except OSError as error:
-        raise SecretError(f"{variable}_FILE: {file}: {error.strerror or error}") from None
+        raise SecretSettingError(f"{variable}_FILE: {file}: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise SecretError(f"{variable}_FILE: {file}: expected text") from None
+        raise SecretSettingError(f"{variable}_FILE: {file}: expected text") from None
     if not text or len(data) > MOST_BYTES:
         size = "nothing" if not text else f"more than {MOST_BYTES} bytes"
-        raise SecretError(f"{variable}_FILE: {file}: holds {size}")
+        raise SecretSettingError(f"{variable}_FILE: {file}: holds {size}")
     return text
 
 
 def shared_secret(environment: Mapping[str, str]) -> bytes | None:
     """Return the secret behind scope ids where gateways that share a store are given one.
 
-    Raises SecretError when it is not of 32 bytes in hexadecimal.
+    Raises SecretSettingError when it is not of 32 bytes in hexadecimal.
     """
     given = secret_setting(environment, "SECRET")
     if given is None:
@@ -51,7 +55,7 @@ def shared_secret(environment: Mapping[str, str]) -> bytes | None:
     except ValueError:
         secret = b""
     if len(secret) != SECRET_BYTES:
-        raise SecretError(
+        raise SecretSettingError(
             f"REFRAIN_SECRET: expected {2 * SECRET_BYTES} hexadecimal digits, such as "
             f"`openssl rand -hex {SECRET_BYTES}` prints"
         )

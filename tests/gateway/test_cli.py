@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.cli import main
+
 URL = "http://127.0.0.1:9/v1"
 
 
@@ -80,7 +82,7 @@ def test_a_port_in_use_is_one_line(tmp_path: Path):
 
 def test_an_unreadable_policy_is_one_line(tmp_path: Path):
     done = refrain("serve", "--upstream", URL, "--port", "0", "--policy", "none.yaml", cwd=tmp_path)
-    fails(done, 1, "refrain: none.yaml: No such file or directory")
+    fails(done, 2, "refrain: none.yaml: cannot be read: No such file or directory")
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -102,6 +104,29 @@ def test_a_wrong_file_of_keys_is_exit_2_with_file_and_line_and_without_the_key(
     done = refrain("serve", "--upstream", URL, "--port", "0", cwd=tmp_path)
     fails(done, 2, "refrain: keys:2: expected NAME and the SHA-256 of a key")
     assert "sk-in-clear" not in done.stderr
+
+
+def test_a_wrong_secret_is_exit_2_with_its_variable_and_without_its_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("REFRAIN_ENCRYPTION_KEYS", "sk-in-clear")
+    done = refrain("serve", "--upstream", URL, "--port", "0", cwd=tmp_path)
+    fails(done, 2, "refrain: REFRAIN_ENCRYPTION_KEYS: item 1: expected NAME:BASE64")
+    assert "sk-in-clear" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["audit", "--url", "foo"],
+        ["warm", "faq.jsonl", "--url", "ftp://a"],
+        ["policy", "explain", "--gateway", "http://a:b", "request.json"],
+    ],
+)
+def test_a_gateway_that_is_no_url_is_bad_usage(argv: list[str], capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match="2"):
+        main(argv)
+    assert "expected a URL such as http://127.0.0.1:8080, got" in capsys.readouterr().err
 
 
 def test_a_data_dir_that_cannot_be_made_is_one_line(tmp_path: Path):

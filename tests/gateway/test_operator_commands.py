@@ -4,6 +4,8 @@ import asyncio
 
 import orjson
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from gateway.cli import main
 
@@ -140,8 +142,22 @@ async def test_files_and_gateways_that_are_not_there(command, tmp_path, question
     file = questions({"question": "How?"})
     code, out, err = await command("warm", file, "--model", "m", "--url", "http://127.0.0.1:1")
     assert (code, out) == (1, f"{file}: 1 questions: 1 failed\n")
-    assert ":1: http://127.0.0.1:1 cannot be asked: " in err
+    refused = "http://127.0.0.1:1 cannot be asked: Connection refused; is the gateway running?"
+    assert f":1: {refused}\n" in err
     assert (await command("audit", "--url", "http://127.0.0.1:1"))[0] == 1
+
+
+@pytest.mark.parametrize(("status", "body"), [(200, b"<html>"), (200, b"[]"), (404, b"404")])
+async def test_what_is_no_gateway_is_told(command, status, body):
+    async def page(_request: web.Request) -> web.Response:
+        return web.Response(status=status, body=body)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", page)
+    async with TestServer(app) as server:
+        code, _, err = await command("audit", "--url", str(server.make_url("")))
+    assert code == 1
+    assert f"answers {status} and not as a gateway does: is it one?" in err
 
 
 async def test_the_token_comes_from_the_environment(start_gateway, command, questions, monkeypatch):

@@ -30,8 +30,9 @@ def test_several_upstreams_from_the_environment():
     ("text", "told"),
     [
         ("prot: 1\n", ":1: prot: expected a known key (such as port), got unknown key 'prot'"),
-        ("port: many\n", ":1: port: Input should be a valid integer"),
-        ("port: 70000\n", "port: Input should be less than or equal to 65535"),
+        ("port: many\n", ":1: port: expected a valid integer, got 'many'"),
+        ("port: 70000\n", "port: expected a number less than or equal to 65535, got 70000"),
+        ("log_level: loud\n", "expected one of debug, info, warning, error, got 'loud'"),
         ("upstream: [ftp://a/v1]\n", "expected a URL such as"),
         ("upstream: [http://a]\n", "ends in /v1"),
         ("- a\n", "expected a mapping"),
@@ -52,11 +53,28 @@ def test_a_wrong_file_is_told_with_file_and_key(tmp_path: Path, text: str, told:
     assert told in str(error.value)
 
 
+def test_what_is_wrong_in_a_file_is_told_in_order_of_line(tmp_path: Path):
+    file = tmp_path / "refrain.yaml"
+    file.write_text("prot: 1\nstore_bytes: 5\nport: many\n")
+    with pytest.raises(SettingsError) as error:
+        load_settings({}, {}, file)
+    lines = str(error.value).splitlines()
+    assert [line.removeprefix(f"{file}:")[0] for line in lines] == ["1", "2", "3"]
+
+
+def test_a_store_that_is_no_text_is_not_quoted(tmp_path: Path):
+    file = tmp_path / "refrain.yaml"
+    file.write_text("store: 4711\n")
+    with pytest.raises(SettingsError, match=r"store: expected a valid string$") as error:
+        load_settings({}, {}, file)
+    assert "4711" not in str(error.value)
+
+
 def test_a_missing_file_is_told(tmp_path: Path):
     with pytest.raises(SettingsError, match="cannot be read"):
         load_settings({}, {}, tmp_path / "none.yaml")
 
 
 def test_a_wrong_variable_is_told_by_its_name():
-    with pytest.raises(SettingsError, match=r"^REFRAIN_PORT: Input should be"):
+    with pytest.raises(SettingsError, match=r"^REFRAIN_PORT: expected a valid integer, got 'tcp:"):
         load_settings({}, {"REFRAIN_PORT": "tcp://10.0.0.1:80"}, None)
