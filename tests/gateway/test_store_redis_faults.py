@@ -33,7 +33,7 @@ async def store(server, redis):
 
 async def counted(redis):
     """Return entries and bytes as they really are."""
-    names = [name async for name in redis.scan_iter(match=f"{STEM}e:*", count=1000)]
+    names = await redis.keys(f"{STEM}e:*")  # SCAN may tell a name twice
     return len(names), sum([await redis.strlen(name) for name in names])
 
 
