@@ -33,6 +33,8 @@ examples:
   refrain serve --upstream https://api.openai.com/v1    the gateway alone
   refrain backend --model Qwen/Qwen3-0.6B               the engine alone
   refrain policy check policy.yaml                      is this file right?
+
+exit codes: 0 done, 1 failed, 2 bad usage or invalid file
 """
 
 
