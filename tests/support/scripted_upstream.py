@@ -116,7 +116,8 @@ class ScriptedUpstream:
         self.arrived.set()
         try:
             return await self.answer(request, body)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ConnectionResetError):
+            # Who writes without a pause meets the closed connection before it is cancelled.
             self.cancelled.set()
             raise
 
