@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from who_asked import BODIES as ASKED
 from who_asked import HEADERS, NAMES, PATHS, Asker, NamingUpstream, made_for
@@ -137,6 +137,11 @@ def test_no_answer_crosses_a_scope(kind: str, scope: str, tmp_path: Path):
             assert asker == one
         outcomes.add((changed, status[:11]))
 
+    everybody = dict.fromkeys((*HEADERS, *names), "a")
+    for name in everybody:
+        # Chance alone would leave out one or another of them now and then.
+        for value in ("a", "b"):
+            check = example(everybody, name, value, "How do I pay?")(check)
     with asyncio.Runner() as runner:
         check()
     scans.close()
