@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from running_qdrant import RunningQdrant
 
 from embeddings.client import EmbeddingsClient, EmbeddingsUnavailable, IndexStatus
 from embeddings.encoder import Encoder, EncoderSettings, load_encoder
@@ -108,6 +109,18 @@ async def client(running_service: ServiceProcess) -> AsyncIterator[EmbeddingsCli
 def partition() -> bytes:
     """A partition no other test has seen."""
     return os.urandom(16)
+
+
+@pytest.fixture(scope="session")
+def qdrant_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningQdrant]:
+    """One Qdrant for all tests, which leave it running, thawed and without faults.
+
+    Its start imports qdrant-client, which takes seconds where the cores are busy.
+    """
+    server = RunningQdrant(tmp_path_factory.mktemp("qdrant"))
+    server.start()
+    yield server
+    server.kill()
 
 
 @pytest.fixture(scope="session")

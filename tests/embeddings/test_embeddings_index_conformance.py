@@ -5,7 +5,6 @@ import uuid
 
 import pytest
 from qdrant_client import AsyncQdrantClient
-from running_qdrant import RunningQdrant
 
 from embeddings.index_conformance import DIMENSIONS, IndexConformanceError, check_index
 from embeddings.index_guarded import GuardedIndex
@@ -54,16 +53,12 @@ async def test_qdrant_embedded(tmp_path):
 
 
 @pytest.fixture(params=["stand-in", "QDRANT_URL"])
-def qdrant_url(request, tmp_path):
+def qdrant_url(request):
     if request.param == "QDRANT_URL":
         if not (url := os.environ.get("QDRANT_URL")):
             pytest.skip("QDRANT_URL names no Qdrant server")
-        yield url
-        return
-    qdrant = RunningQdrant(tmp_path)
-    qdrant.start()
-    yield qdrant.url
-    qdrant.kill()
+        return url
+    return request.getfixturevalue("qdrant_server").url
 
 
 async def test_qdrant_over_the_network(qdrant_url):

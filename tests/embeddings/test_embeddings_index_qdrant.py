@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 
 import numpy as np
 import pytest
-from running_qdrant import RunningQdrant
 
 from embeddings import index_guarded
 from embeddings.index_guarded import GuardedIndex
@@ -29,21 +28,14 @@ PATIENT = 10.0
 SECRET = "k3y-of-qdrant"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = RunningQdrant(tmp_path_factory.mktemp("qdrant"))
-    server.start()
-    yield server
-    server.kill()
-
-
 @pytest.fixture
-def qdrant(server):
+def qdrant(qdrant_server):
     """The server, with no collections, whatever the test before did to it."""
-    yield server
-    server.fault()
+    yield qdrant_server
+    qdrant_server.thaw()
+    qdrant_server.fault()
     with suppress(urllib.error.HTTPError):
-        drop(server)
+        drop(qdrant_server)
 
 
 def drop(server, digest=DIGEST):
