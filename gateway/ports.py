@@ -18,6 +18,10 @@ class StoreUnavailableError(StoreError):
     """The store cannot be reached or did not answer in time: better not to ask it for a while."""
 
 
+class PositionError(StoreError):
+    """Not a position that this store told of: a walk cannot go on from it."""
+
+
 class EntryTooLargeError(StoreError):
     """The entry takes more than one entry's share of the store. Nothing was stored or replaced."""
 
@@ -68,7 +72,7 @@ class Store(Protocol):
         For the operator, not for requests. Going on from page to page, every entry that is there
         all the while comes at least once; what is damaged is passed over. A page may hold fewer
         than ``limit``, even none, and not be the last. ``after`` means something to this store
-        only.
+        only. Raises PositionError where it means nothing.
         """
         ...
 

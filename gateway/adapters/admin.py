@@ -21,7 +21,7 @@ from gateway.core.key import identify, scope_id
 from gateway.core.selection import SelectionError, parse_selection, read_hash, read_holder
 from gateway.core.types import Entry
 from gateway.operations import Operations
-from gateway.ports import StoreError
+from gateway.ports import PositionError, StoreError
 from policies.decide import Scope
 
 log = logging.getLogger(__name__)
@@ -82,6 +82,9 @@ class Admin:
                 return await handle(request)
             except SelectionError as error:
                 return _error(400, str(error), "invalid_request_error", error.field)
+            except PositionError:
+                told = "after: expected what a list told under after."
+                return _error(400, told, "invalid_request_error", "after")
             except StoreError as error:
                 return _error(503, f"The store failed: {error}.", "store_error", None)
             except OSError as error:

@@ -48,7 +48,7 @@ from gateway.adapters.store_redis_scripts import (
 from gateway.adapters.store_redis_upkeep import Upkeep
 from gateway.core.entry_codec import DamagedEntryError, decode_entry, encode_entry
 from gateway.core.types import Entry
-from gateway.ports import EntryTooLargeError, Page, StoreError, StoreStats
+from gateway.ports import EntryTooLargeError, Page, PositionError, StoreError, StoreStats
 
 MAX_ENTRY_BYTES = 64 << 20
 CLUSTER_SHARDS = 16
@@ -168,6 +168,8 @@ class RedisStore:
         """See the port. ``after`` is shard, score and key of the last entry of the page before."""
         self._check_open()
         number, score, last = _position(after)
+        if number >= len(self._shards):
+            raise PositionError("expected one of the shards")
         shard = self._shards[number]
         asked = (shard.prefix, score, last, limit, WALK_BYTES)
         page, values, unfinished = await self._link.run(WALK, shard, *asked)
@@ -306,5 +308,7 @@ def _decoded(value: bytes, key: bytes) -> Entry:
 def _position(after: bytes | None) -> tuple[int, bytes, bytes]:
     if after is None:
         return 0, b"", b""
-    number, score, last = after.split(b" ", 2)
-    return int(number), score, last
+    match after.split(b" ", 2):
+        case [number, score, last] if number.isdigit():
+            return int(number), score, last
+    raise PositionError("expected shard, score and key")

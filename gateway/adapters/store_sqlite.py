@@ -18,7 +18,7 @@ from gateway.adapters.store_sqlite_table import Bounds, Delete
 from gateway.adapters.store_sqlite_writer import Writer
 from gateway.core.entry_codec import encoded_size
 from gateway.core.types import Entry
-from gateway.ports import EntryTooLargeError, Page, StoreError, StoreStats
+from gateway.ports import EntryTooLargeError, Page, PositionError, StoreError, StoreStats
 
 ENTRY_SHARE = 8
 """One entry may take an eighth of the store: a larger one would evict too much for one answer."""
@@ -98,6 +98,8 @@ class SqliteStore:
     async def walk(self, after: bytes | None, limit: int) -> Page:
         """See the port."""
         self._check_open()
+        if after is not None and not after.isdigit():
+            raise PositionError("expected the number of an entry")
         reading = self._readers.walk(after, limit)
         return await reading.wait(self._write_seconds, "reading a page of entries")
 

@@ -64,6 +64,13 @@ async def test_a_list_comes_in_pages(gateway):
     assert len(set(keys)) == 6
 
 
+@pytest.mark.parametrize("after", ["00", "zz", "", "20", "2d31"])
+async def test_a_list_does_not_go_on_from_anywhere(gateway, after):
+    await fill(gateway)
+    reply = await gateway.get(f"/admin/entries?after={after}")
+    assert (reply.status, reply.json["error"]["param"]) == (400, "after")
+
+
 async def test_no_list_shows_what_was_asked_or_answered(gateway):
     await gateway.ask("What is the secret of the chocolate factory?")
     reply = await gateway.get("/admin/entries")
