@@ -1,7 +1,7 @@
 """One request, parsed and decided on: what holds for all of it, and who answers a miss."""
 
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any, NamedTuple, assert_never
 
 from gateway.core.canonical import BodyError, parse_body
 from gateway.core.conversation import last_user_text, system_text
@@ -36,8 +36,7 @@ class LocalModel:
         return model in (name, f"sentence-transformers/{name}")
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """One request on its way. ``local`` is whether the installation's own encoder answers it."""
 
     endpoint: Endpoint

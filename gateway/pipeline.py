@@ -107,7 +107,10 @@ class Pipeline:
             end = await self._looked_up(asked, asked.body)
         if isinstance(end, Refused):
             return refuse(seen)
-        reply = await self._replied(asked, end, states)
+        if isinstance(end, Hit) and end.revalidate is None:
+            reply = render_hit(endpoint, asked.body, end, seen)
+        else:
+            reply = await self._replied(asked, end, states)
         return reply if inbound.method != METHOD else to_query(reply, end, asked.decision, seen)
 
     async def close(self) -> None:
@@ -134,14 +137,11 @@ class Pipeline:
     async def _replied(
         self, asked: Asked, end: Hit | Forward, items: Sequence[Hit | Forward]
     ) -> Reply:
-        """Render a hit or forward a miss; ``items`` are those of a batch, one by one."""
-        endpoint, body, seen = asked.endpoint, asked.body, asked.seen
-        if isinstance(end, Hit) and end.revalidate is None:
-            return render_hit(endpoint, body, end, seen)
+        """Forward a miss, or a hit to be revalidated; ``items`` are those of a batch."""
         exchange = self._exchange(asked, _forward(end))
         if isinstance(end, Hit):
-            asked.forwarder.refresh(replace(exchange, seen=seen.of_refresh()))
-            return render_hit(endpoint, body, end, seen)
+            asked.forwarder.refresh(replace(exchange, seen=asked.seen.of_refresh()))
+            return render_hit(asked.endpoint, asked.body, end, asked.seen)
         if items:
             send = MissingItems(asked.forwarder, exchange, items).forward()
         else:

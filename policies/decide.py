@@ -8,7 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from policies.plain_enum import plain_members
 
+
+@plain_members
 class Scope(StrEnum):
     """Who shares an entry: one tenant, one end user of one tenant, or everybody."""
 
@@ -17,6 +20,7 @@ class Scope(StrEnum):
     PUBLIC = "public"
 
 
+@plain_members
 class PiiAction(StrEnum):
     """What personal data in the prompt or the answer does."""
 
@@ -26,6 +30,7 @@ class PiiAction(StrEnum):
     ALLOW = "allow"
 
 
+@plain_members
 class Priority(StrEnum):
     """The engine's lane for a request that is forwarded."""
 

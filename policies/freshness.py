@@ -9,6 +9,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
+
+from policies.plain_enum import plain_members
 
 _LONGEST = 2**31
 """Seconds; a cache reads larger numbers as this (RFC 9111, 1.2.2)."""
@@ -48,6 +51,7 @@ class Grace:
 NO_GRACE = Grace()
 
 
+@plain_members
 class Verdict(StrEnum):
     """May the entry be served to this request."""
 
@@ -60,8 +64,7 @@ class Verdict(StrEnum):
     """Fresh by policy, but the request's directives refuse it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Freshness:
+class Freshness(NamedTuple):
     """Verdict, ``Age`` and ``ttl`` of an entry, in whole seconds rounded down.
 
     ``if_error`` tells whether an entry that is not served may be, should the upstream fail.

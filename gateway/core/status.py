@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from gateway.core.types import Reason
+from policies.plain_enum import plain_members
 
 
+@plain_members
 class Forwarded(StrEnum):
     """Why a request went to the upstream: the ``fwd`` parameter."""
 
@@ -15,8 +18,7 @@ class Forwarded(StrEnum):
     BYPASS = "bypass"
 
 
-@dataclass(frozen=True, slots=True)
-class HitStatus:
+class HitStatus(NamedTuple):
     """Answered from an entry; ``ttl`` is negative when the entry is stale.
 
     ``stale`` says by what grace a stale one is served.

@@ -7,10 +7,13 @@ shared by the loop, a store's thread and a test without a lock.
 from dataclasses import dataclass
 from enum import StrEnum
 
+from policies.plain_enum import plain_members
+
 KEY_VERSION = 2
 """Raised when the canonical form or the entry format changes; part of every key and entry."""
 
 
+@plain_members
 class Endpoint(StrEnum):
     """Paths whose answers are cached."""
 
@@ -20,6 +23,7 @@ class Endpoint(StrEnum):
     RESPONSES = "/v1/responses"
 
 
+@plain_members
 class Reason(StrEnum):
     """Why a request went the way it went: one vocabulary for header, metric, log and trace."""
 
