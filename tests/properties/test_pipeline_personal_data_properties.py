@@ -88,19 +88,15 @@ class NoQuarantine:
         return False
 
 
-class Upstream:
-    """The fake at the upstream's port: says whom it answers, and perhaps something personal."""
+class Reply:
+    """What the upstream says."""
 
-    name = "http://upstream/v1"
     status = 200
     headers = (("Content-Type", "application/json"),)
     content_type = "application/json"
 
-    def __init__(self) -> None:
-        self.text = ""
-
-    def send(self, path: str, headers: Any, body: bytes) -> "Upstream":
-        return self
+    def __init__(self, text: str) -> None:
+        self._text = text
 
     async def __aenter__(self) -> Self:
         return self
@@ -109,7 +105,23 @@ class Upstream:
         return None
 
     async def chunks(self) -> Any:
-        yield orjson.dumps(completion(self.text))
+        yield orjson.dumps(completion(self._text))
+
+
+class Upstream:
+    """The fake at the upstream's port: says whom it answers, and perhaps something personal.
+
+    By the request, not by the moment: a refresh in the background may come later than others.
+    """
+
+    name = "http://upstream/v1"
+
+    def __init__(self) -> None:
+        self.tells = False
+
+    def send(self, path: str, headers: Any, body: bytes) -> Reply:
+        user = orjson.loads(body).get("user")
+        return Reply(f"for {user}" + (f" {SECRET_WORD}" if self.tells else ""))
 
 
 USERS = st.sampled_from(["ann", "bob", None])
@@ -138,9 +150,9 @@ async def _ask_all(asked: list[tuple[str | None, str, bool, int, bool]]) -> None
         now=lambda: clock[0],
         recorder=None,
     )
-    for number, (user, prompt, tells, later, no_cache) in enumerate(asked):
+    for user, prompt, tells, later, no_cache in asked:
         clock[0] += later
-        upstream.text = f"{number} for {user}" + (f" {SECRET_WORD}" if tells else "")
+        upstream.tells = tells
         body = {"model": "m", "messages": [{"role": "user", "content": prompt}]}
         if user is not None:
             body["user"] = user
