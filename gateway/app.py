@@ -111,7 +111,11 @@ def create_app(
 
     def make_forwarder(to: Upstream) -> Forwarder:
         return Forwarder(
-            to, admitter, max_answer_bytes=settings.max_answer_bytes, claims=entries.claims
+            to,
+            admitter,
+            max_answer_bytes=settings.max_answer_bytes,
+            claims=entries.claims,
+            streams=entries.streams,
         )
 
     forwarder = make_forwarder(upstream)

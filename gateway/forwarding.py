@@ -13,6 +13,7 @@ from gateway.core.plan import Plan
 from gateway.exchange import Exchange, Reply
 from gateway.ports import Claims, Upstream
 from gateway.shared_call import SharedCaller
+from gateway.shared_streams import SharedStreams
 from gateway.upstream_call import Caller
 
 __all__ = ["Exchange", "Forwarder"]
@@ -29,13 +30,16 @@ class Forwarder:
         *,
         clock: Callable[[], float] = time.perf_counter,
         claims: Claims | None = None,
+        streams: SharedStreams | None = None,
     ) -> None:
-        """``claims`` are those of the processes that share the store, if several do."""
+        """``claims`` and ``streams`` are those of the processes that share the store, if any."""
         self.upstream = upstream
         self.admitter = admitter
         own = Caller(upstream, admitter, max_answer_bytes)
-        shared = SharedCaller(own, claims, admitter.entries, admitter.now) if claims else own
-        self._coalescer = Coalescer(shared, clock)
+        caller: Caller | SharedCaller = own
+        if claims is not None and streams is not None:
+            caller = SharedCaller(own, claims, streams, admitter.entries, admitter.now)
+        self._coalescer = Coalescer(caller, clock)
 
     async def forward(self, exchange: Exchange) -> Reply:
         """Return the upstream's reply, streamed where the upstream streams it.

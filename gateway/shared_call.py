@@ -1,9 +1,9 @@
 """Calls that several gateway processes would make at the same time: one of them makes it.
 
 Law: it is never worse than making the call oneself. Who wants a plain answer waits for the one
-whose call is under way elsewhere, and takes what that stored; who wants a stream does not wait,
-for it would have to wait for the last word to get the first. Where claims fail, or nothing was
-stored, the call is made here, and nobody waits a second time.
+whose call is under way elsewhere, and takes what that stored; who wants a stream follows that call
+if it is streamed (``shared_streams``). Where claims fail, nothing was stored or nothing came, the
+call is made here, and nobody waits a second time.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from gateway.core.types import Endpoint
 from gateway.exchange import Exchange
 from gateway.live_answer import Head, LiveAnswer
 from gateway.ports import Claims, Store, StoreError
+from gateway.shared_streams import SharedStreams
 from gateway.upstream_call import Caller
 
 POLL_SECONDS = 0.1
@@ -38,6 +39,7 @@ class SharedCaller:
 
     caller: Caller
     claims: Claims
+    streams: SharedStreams
     store: Store
     now: Callable[[], float]
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -58,23 +60,26 @@ class SharedCaller:
         ):
             await self.caller.call(exchange, answer)
             return
-        match await self._turn(exchange, plan, slot, answer):
-            case Turn.OURS:
-                try:
+        with self.streams.leading(slot, answer):
+            match await self._turn(exchange, plan, slot, answer):
+                case Turn.OURS:
+                    try:
+                        await self.caller.call(exchange, answer)
+                    finally:
+                        self.claims.release(slot)
+                case Turn.OURS_WITHOUT_CLAIM:
                     await self.caller.call(exchange, answer)
-                finally:
-                    self.claims.release(slot)
-            case Turn.OURS_WITHOUT_CLAIM:
-                await self.caller.call(exchange, answer)
-            case Turn.ANSWERED:
-                pass
+                case Turn.ANSWERED:
+                    pass
 
     async def _turn(self, exchange: Exchange, plan: Plan, slot: bytes, answer: LiveAnswer) -> Turn:
         try:
             if await self.claims.take(slot):
                 return Turn.OURS
-            if exchange.streamed or not answer.attended:
+            if not answer.attended:
                 return Turn.OURS_WITHOUT_CLAIM
+            if exchange.streamed:
+                return await self._follow(plan, slot, answer)
             async with asyncio.timeout(plan.decision.follow_seconds):
                 while not await self.claims.take(slot):
                     await self.sleep(POLL_SECONDS)
@@ -93,3 +98,9 @@ class SharedCaller:
         answer.open(Head(200, JSON_FIELDS, found.entry.result))
         answer.close()
         return Turn.ANSWERED
+
+    async def _follow(self, plan: Plan, slot: bytes, answer: LiveAnswer) -> Turn:
+        holder = await self.claims.holder(slot)
+        if holder is not None and await self.streams.follow(plan, slot, answer, holder):
+            return Turn.ANSWERED
+        return Turn.OURS_WITHOUT_CLAIM

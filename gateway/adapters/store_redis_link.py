@@ -221,6 +221,7 @@ class RedisLink:
             await self._bounded(pubsub.subscribe(*channels))
             yield next_message
         except (RedisError, OSError) as error:
+            _raise_if_cancelled()
             raise told(error) from None
         finally:
             await pubsub.aclose()
@@ -240,9 +241,19 @@ class RedisLink:
     async def _bounded(self, asking: Awaitable[Any]) -> Any:
         try:
             async with asyncio.timeout(self._seconds):
-                return await asking
+                answer = await asking
         except Exception as error:  # noqa: BLE001 - redis-py raises AttributeError and the like
+            _raise_if_cancelled()
             raise told(error) from None
+        _raise_if_cancelled()
+        return answer
+
+
+def _raise_if_cancelled() -> None:
+    """Say it again where redis-py has swallowed a cancellation."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 async def in_one(client: Any, commands: Sequence[Command]) -> list[Any]:
