@@ -9,6 +9,7 @@ from typing import Any, assert_never
 
 from gateway.core.findings import Finding
 from gateway.core.lookup import (
+    NEAREST,
     FetchCandidate,
     Forward,
     Hit,
@@ -24,8 +25,6 @@ from gateway.core.lookup import (
 from gateway.core.plan import Plan
 from gateway.core.types import Entry
 from gateway.ports import SemanticIndex, SemanticUnavailableError, Store, Verifier
-
-NEAREST = 4
 
 
 @dataclass(slots=True)

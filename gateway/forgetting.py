@@ -12,6 +12,8 @@ from typing import Protocol
 from gateway.ports import SemanticIndex, SemanticUnavailableError, Store
 
 PAGE = 256
+"""Entries read at a time: the loop is free in between."""
+
 PASSES = 3
 """What is stored while the store is walked is met by the next walk."""
 
@@ -50,16 +52,18 @@ async def _remove_all(scope: bytes, store: Store, semantic: SemanticIndex | None
     while True:
         page = await store.walk(after, PAGE)
         keys = [entry.key for entry in page.entries if entry.scope == scope]
-        for key in keys:
-            await store.delete(key)
-        await _unindex(keys, semantic)
+        await remove(keys, store=store, semantic=semantic)
         removed += len(keys)
         after = page.after
         if after is None:
             return removed
 
 
-async def _unindex(keys: Sequence[bytes], semantic: SemanticIndex | None) -> None:
+async def remove(keys: Sequence[bytes], *, store: Store, semantic: SemanticIndex | None) -> None:
+    """Take entries out of store and index. Raises StoreError."""
+    for key in keys:
+        await store.delete(key)
     if semantic is not None and keys:
+        # An index that is down keeps a vector whose entry is gone: never a hit.
         with suppress(SemanticUnavailableError):
             await semantic.remove(keys)

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from gateway.core.errors import RequestError
-from gateway.core.selection import SelectionError, read_holder
+from gateway.core.selection import SelectionError, read_headers, read_holder
 from gateway.core.types import Endpoint
 from gateway.exchange import Inbound
 from gateway.forwarding import Forwarder
@@ -102,11 +102,8 @@ def _read(
     except ValueError:
         known = ", ".join(endpoint.value for endpoint in Endpoint)
         raise SelectionError("endpoint", f"one of {known}") from None
-    headers = asked.get("headers", {})
-    if not isinstance(headers, dict) or not all(isinstance(v, str) for v in headers.values()):
-        raise SelectionError("headers", "an object of texts")
+    headers = read_headers(asked.get("headers", {}))
     for field in ("request", "answer"):
         if not isinstance(asked.get(field), dict):
             raise SelectionError(field, "an object")
-    lowered = {name.lower(): value for name, value in headers.items()}
-    return endpoint, lowered, {**asked["request"], "stream": False}, asked["answer"]
+    return endpoint, headers, {**asked["request"], "stream": False}, asked["answer"]

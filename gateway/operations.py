@@ -5,8 +5,7 @@ gone from store and index alike. A hit called wrong is evicted, and its entry ne
 for a question of the same meaning.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,19 +14,10 @@ import orjson
 from gateway.core.conversation import answer_text
 from gateway.core.selection import Selection
 from gateway.core.types import Entry
-from gateway.forgetting import Vault, forget_scope
-from gateway.ports import (
-    PolicySource,
-    Quarantine,
-    SemanticIndex,
-    SemanticUnavailableError,
-    Store,
-)
+from gateway.forgetting import PAGE, Vault, forget_scope, remove
+from gateway.ports import PolicySource, Quarantine, SemanticIndex, Store
 from gateway.scanning import ScanFailedError, Scans
 from policies.decide import PiiAction
-
-PAGE = 256
-"""Entries read at a time: the loop is free in between."""
 
 SAMPLE = 10
 
@@ -35,7 +25,7 @@ SAMPLE = 10
 class Cases(Protocol):
     """Wrong hits, kept so that a later version of the safety checks can be tried on them."""
 
-    async def keep(self, case: dict[str, Any]) -> None:
+    async def append(self, line: Mapping[str, Any]) -> None:
         """Write a case down. Raises OSError."""
         ...
 
@@ -123,7 +113,7 @@ class Operations:
         await self.quarantine.add(key)
         entry = await self.store.get(key)
         if entry is not None:
-            await self.cases.keep(
+            await self.cases.append(
                 {
                     "time": self.now(),
                     "entry": key.hex(),
@@ -195,14 +185,7 @@ class Operations:
                 return
 
     async def _remove(self, keys: Sequence[bytes]) -> None:
-        if not keys:
-            return
-        for key in keys:
-            await self.store.delete(key)
-        if self.semantic is not None:
-            # An index that is down keeps a vector whose entry is gone: never a hit.
-            with suppress(SemanticUnavailableError):
-                await self.semantic.remove(keys)
+        await remove(keys, store=self.store, semantic=self.semantic)
 
 
 @dataclass(frozen=True, slots=True)

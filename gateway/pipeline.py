@@ -19,6 +19,7 @@ from gateway.core.embedding_batch import item_body, items_of
 from gateway.core.errors import UpstreamError
 from gateway.core.key import Tenant, cache_salt, identify
 from gateway.core.lookup import (
+    NEAREST,
     FetchCandidate,
     Forward,
     Hit,
@@ -64,9 +65,6 @@ from policies.decide import Decision
 from policies.freshness import parse_directives
 
 log = logging.getLogger(__name__)
-
-NEAREST = 4
-"""Candidates looked at: a near miss may stand nearer than the question that fits."""
 
 _UPSTREAM_FAILED = frozenset({500, 502, 503, 504})
 """Replies that count as errors for stale-if-error (RFC 5861, 4)."""

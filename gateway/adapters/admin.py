@@ -17,12 +17,17 @@ from gateway.adapters.journal import Journal
 from gateway.core.admin_access import admin_refusal
 from gateway.core.errors import error_body
 from gateway.core.headers import folded
-from gateway.core.key import identify, scope_id
-from gateway.core.selection import SelectionError, parse_selection, read_hash, read_holder
+from gateway.core.key import identify, scope_ids
+from gateway.core.selection import (
+    SelectionError,
+    parse_selection,
+    read_hash,
+    read_headers,
+    read_holder,
+)
 from gateway.core.types import Entry
 from gateway.operations import Operations
 from gateway.ports import PositionError, StoreError
-from policies.decide import Scope
 
 log = logging.getLogger(__name__)
 
@@ -192,20 +197,12 @@ class Admin:
         headers, user = asked.pop("headers", {}), asked.pop("user", None)
         given = asked.pop("holder", None)
         _nothing_else(asked, "headers, holder, user")
-        if not isinstance(headers, dict) or not all(isinstance(v, str) for v in headers.values()):
-            raise SelectionError("headers", "an object of texts")
+        lowered = read_headers(headers)
         if not isinstance(user, str | None):
             raise SelectionError("user", "text")
-        lowered = {name.lower(): value for name, value in headers.items()}
         tenant = identify(lowered, read_holder(given, lowered, self._holder_of))
-        users = () if user is None else (user,)
-        scopes = [scope for scope in Scope if scope is not Scope.USER or users]
-        return {
-            scope.value: scope_id(
-                self._secret, scope, tenant, users if scope is Scope.USER else ()
-            ).hex()
-            for scope in scopes
-        }
+        ids = scope_ids(self._secret, tenant, () if user is None else (user,))
+        return {scope.value: digest.hex() for scope, digest in ids.items()}
 
 
 async def _unknown(request: web.Request) -> web.Response:

@@ -24,12 +24,8 @@ class Journal:
         self.path = path
 
     async def append(self, line: Mapping[str, Any]) -> None:
-        """Write one line. Raises OSError."""
+        """Write one line; see the port ``Cases``. Raises OSError."""
         await asyncio.to_thread(self._append, orjson.dumps(dict(line)) + b"\n")
-
-    async def keep(self, case: dict[str, Any]) -> None:
-        """Write a case down; see the port ``Cases``."""
-        await self.append(case)
 
     def _append(self, line: bytes) -> None:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC

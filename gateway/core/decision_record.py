@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.core.canonical import canonical_form
-from gateway.core.key import Tenant, scope_id
+from gateway.core.key import Tenant, scope_ids
 from gateway.core.plan import end_user
 from gateway.core.replay import written_decision
 from gateway.core.types import Endpoint
@@ -37,7 +37,7 @@ class Recorder:
         upstream: str,
         query: str,
     ) -> dict[str, Any]:
-        """Return the record, to be completed by ``completed``."""
+        """Return the record; its outcome is added when the request has ended."""
         where = f"{facts.endpoint}\0{upstream}\0{query}\0".encode("utf-8", "surrogatepass")
         identity = where + canonical_form(Endpoint(facts.endpoint), body)
         temperature = body.get("temperature")
@@ -56,11 +56,7 @@ class Recorder:
         return record
 
     def _scopes(self, body: dict[str, Any], tenant: Tenant) -> dict[str, str | None]:
-        users = end_user(body)
-        scopes: dict[str, str | None] = {}
-        for scope in Scope:
-            named = users if scope is Scope.USER else ()
-            known = scope is not Scope.USER or bool(users)
-            digest = scope_id(self.secret, scope, tenant, named) if known else None
-            scopes[scope.value] = None if digest is None else digest[:_ID_BYTES].hex()
-        return scopes
+        ids = scope_ids(self.secret, tenant, end_user(body))
+        return {
+            scope.value: ids[scope][:_ID_BYTES].hex() if scope in ids else None for scope in Scope
+        }

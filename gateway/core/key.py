@@ -103,6 +103,15 @@ def cache_salt(secret: bytes, tenant: Tenant) -> str:
     return hmac.digest(secret, mine, "sha256").hex()
 
 
+def scope_ids(secret: bytes, tenant: Tenant, user: tuple[str, ...]) -> dict[Scope, bytes]:
+    """Return the scope ids of one who asks, the end user's own only where one is named."""
+    return {
+        scope: scope_id(secret, scope, tenant, user)
+        for scope in Scope
+        if scope is not Scope.USER or user
+    }
+
+
 def _owner(scope: Scope, tenant: Tenant) -> bytes:
     """Return whose the scope is; always four fields, so what follows them is told apart."""
     known = ANONYMOUS if scope is Scope.PUBLIC else tenant

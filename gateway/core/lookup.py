@@ -19,6 +19,9 @@ from gateway.core.status import Forwarded, ForwardStatus, HitStatus
 from gateway.core.types import Entry, Reason
 from policies.freshness import Directives, Verdict
 
+NEAREST = 4
+"""Candidates to search for: a near miss may stand nearer than the question that fits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hit:

@@ -80,6 +80,13 @@ def _text(field: str, value: Any) -> str:
     return value
 
 
+def read_headers(value: object) -> dict[str, str]:
+    """Read headers, whose names come back in lower case. Raises SelectionError."""
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise SelectionError("headers", "an object of texts")
+    return {name.lower(): text for name, text in value.items()}
+
+
 def read_holder(
     given: object, headers: Mapping[str, str], holder_of: Callable[[Mapping[str, str]], str | None]
 ) -> str | None:
