@@ -24,6 +24,7 @@ from gateway.core.lookup import (
 )
 from gateway.core.plan import Plan
 from gateway.core.types import Entry
+from gateway.core.verification import Verification
 from gateway.ports import SemanticIndex, SemanticUnavailableError, Store, Verifier
 
 
@@ -98,11 +99,13 @@ class Drive:
 
     async def _verified(self, state: VerifyCandidate) -> State:
         verifier = self.verifier
-        refused = "no verifier" if verifier is None else None
+        verification, threshold = Verification(0.0, "no verifier"), None
         if verifier is not None:
-            refused = await verifier.refusal(state.asked, state.stored)
+            threshold = verifier.threshold(state.plan.decision.max_wrong_hits)
+            verification = await verifier.verify(state.asked, state.stored)
+        refused = verification.refused(threshold)
         self._note("verification", "fits" if refused is None else f"refused: {refused}")
-        return state.next(refused)
+        return state.next(verification, threshold)
 
 
 def _state(entry: Entry, now: float) -> str:

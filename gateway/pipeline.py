@@ -206,7 +206,9 @@ class Pipeline:
             case FetchCandidate():
                 return state.next(await self._get(state.key, indexed=True), self.now())
             case VerifyCandidate():
-                return state.next(await self.verifier.refusal(state.asked, state.stored))
+                threshold = self.verifier.threshold(state.plan.decision.max_wrong_hits)
+                verification = await self.verifier.verify(state.asked, state.stored)
+                return state.next(verification, threshold)
             case _:
                 assert_never(state)
 

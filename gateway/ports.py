@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.core.types import Entry
+from gateway.core.verification import Verification
 from policies.decide import PiiAction, Policy
 from policies.recorded import RecordedPolicy
 
@@ -222,8 +223,15 @@ class LocalEncoder(Protocol):
 class Verifier(Protocol):
     """Checks that a stored answer fits the question asked."""
 
-    async def refusal(self, asked: str, stored: str) -> str | None:
-        """Return None when one answer fits both questions, else why it may not. Raises nothing."""
+    async def verify(self, asked: str, stored: str) -> Verification:
+        """Return how surely one answer fits both questions. Raises nothing; waits are bounded."""
+        ...
+
+    def threshold(self, max_wrong_hits: float) -> float | None:
+        """Return the least score at which at most this share of hits is wrong, None if none is.
+
+        The share is bounded with the confidence, and on the traffic, of the verifier's calibration.
+        """
         ...
 
 

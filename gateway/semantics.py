@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from embeddings.client import EmbeddingsClient, EmbeddingsUnavailable
 from embeddings.verify.agreement import agree
+from gateway.core.verification import Verification
 from gateway.ports import Candidate, SemanticUnavailableError
 
 log = logging.getLogger(__name__)
@@ -88,8 +89,16 @@ class AgreementVerifier:
 
     INLINE_CHARACTERS = 400
 
-    async def refusal(self, asked: str, stored: str) -> str | None:
+    async def verify(self, asked: str, stored: str) -> Verification:
         """See the port."""
+        refusal = await self._refusal(asked, stored)
+        return Verification(1.0 if refusal is None else 0.0, refusal)
+
+    def threshold(self, max_wrong_hits: float) -> float | None:
+        """See the port."""
+        return 1.0 if max_wrong_hits > 0 else None
+
+    async def _refusal(self, asked: str, stored: str) -> str | None:
         try:
             if len(asked) + len(stored) <= self.INLINE_CHARACTERS:
                 return agree(asked, stored)

@@ -71,13 +71,15 @@ class Decision:
     exact: bool
     semantic: bool
     min_similarity: float
-    """Least cosine similarity of a semantic hit, 0 to 1."""
+    """Least cosine similarity of a semantic hit, 0 to 1: a floor beside the budget."""
     lifetime: float
     """Freshness lifetime in seconds."""
     scope: Scope
     pii: PiiAction
     generation: int
     """Part of every key: raised by the operator, it drops what is older."""
+    max_wrong_hits: float = 0.01
+    """Error budget: the share of semantic hits that may be wrong, 0 to 1."""
     jitter: float = 0.0
     """Share of the lifetime, 0 to 1, by which an entry may expire sooner than others."""
     grace_revalidate: float = 0.0

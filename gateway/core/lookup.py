@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from gateway.core.plan import Plan
 from gateway.core.status import Forwarded, ForwardStatus, HitStatus
 from gateway.core.types import Entry, Reason
+from gateway.core.verification import Verification
 from policies.freshness import Directives, Verdict
 
 NEAREST = 4
@@ -210,7 +211,7 @@ class FetchCandidate:
 
 @dataclass(frozen=True, slots=True)
 class VerifyCandidate:
-    """Needs the verifier's word on whether one answer fits ``asked`` and ``stored``."""
+    """Needs to know how surely one answer fits ``asked`` and ``stored``, and the threshold."""
 
     plan: Plan
     otherwise: Forward
@@ -219,9 +220,9 @@ class VerifyCandidate:
     hit: Hit
     rest: tuple[tuple[bytes, float], ...]
 
-    def next(self, refused: str | None) -> "State":
-        """Take why the answer may not fit; None serves it."""
-        if refused is None:
+    def next(self, verification: Verification, threshold: float | None) -> "State":
+        """Take how sure it is, and the least score that keeps the rule's budget."""
+        if verification.refused(threshold) is None:
             return self.hit
         return _next_candidate(self.plan, self.otherwise, self.rest)
 

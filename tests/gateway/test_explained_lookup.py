@@ -2,6 +2,7 @@
 
 import orjson
 import pytest
+from verifiers import SaidVerifier
 
 from gateway.adapters.policy_file import PolicyFile
 from gateway.adapters.store_memory import MemoryStore
@@ -50,19 +51,11 @@ class Index:
         return self.near
 
 
-class Verifier:
-    def __init__(self, refusal=None):
-        self.said = refusal
-
-    async def refusal(self, asked, stored):
-        return self.said
-
-
 async def explained(text, index, verifier=None, stored="How do I reset my password?"):
     store = MemoryStore(max_bytes=10**6)
     await store.put(entry_for(stored))
     explainer = Explainer(
-        POLICIES, store, index, verifier or Verifier(), SECRET, lambda *_: "u", lambda: 60.0
+        POLICIES, store, index, verifier or SaidVerifier(), SECRET, lambda *_: "u", lambda: 60.0
     )
     told = await explainer.explain(parse_inquiry(orjson.dumps(body(text))))
     assert explanation_text(told, colour=False)
@@ -89,7 +82,7 @@ async def test_a_hit_by_meaning_tells_how_near_and_that_it_was_verified():
 
 async def test_a_candidate_that_the_verifier_refuses_is_told_with_its_reason():
     key = entry_for("How do I reset my password?").key
-    outcome, steps = await explained("x", Index(Candidate(key, 0.95)), Verifier("numbers"))
+    outcome, steps = await explained("x", Index(Candidate(key, 0.95)), SaidVerifier("numbers"))
     assert outcome["would"] == "miss"
     assert steps["verification"] == "refused: numbers"
 

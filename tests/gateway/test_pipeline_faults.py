@@ -6,6 +6,7 @@ from pathlib import Path
 
 import orjson
 import pytest
+from verifiers import SaidVerifier
 
 from gateway.adapters.journal import QuarantineFile
 from gateway.adapters.policy_file import PolicyFile
@@ -61,15 +62,6 @@ class Index:
         self.keys = [key for key in self.keys if key not in keys]
 
 
-class Verifier:
-    """The fake at the verifier's port: accepts, or says why not."""
-
-    said: str | None = None
-
-    async def refusal(self, asked: str, stored: str) -> str | None:
-        return self.said
-
-
 class PlainUpstream:
     """The fake at the upstream's port: answers with one text."""
 
@@ -103,7 +95,7 @@ class Rig:
         self.store = FaultyStore(max_bytes=2**20)
         self.index = Index()
         self.upstream = PlainUpstream()
-        self.verifier = Verifier()
+        self.verifier = SaidVerifier()
         scans = Scans()
         self.pipeline = Pipeline(
             store=self.store,
@@ -198,13 +190,13 @@ async def test_a_verifier_that_fails_refuses(monkeypatch: pytest.MonkeyPatch, te
     from gateway.app import AgreementVerifier
 
     verifier = AgreementVerifier()
-    assert await verifier.refusal(text, text) is None
+    assert await verifier.verify(text, text) == (1.0, None)
 
     def broken(_asked: str, _stored: str) -> str | None:
         raise ZeroDivisionError
 
     monkeypatch.setattr("gateway.semantics.agree", broken)
-    assert await verifier.refusal(text, text) == "fault"
+    assert await verifier.verify(text, text) == (0.0, "fault")
 
 
 async def test_an_upstream_fault_is_told(rig: Rig, monkeypatch: pytest.MonkeyPatch):

@@ -1,5 +1,6 @@
 """Whatever store, index and scan return, no answer crosses a scope, and the machine ends."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from gateway.core.lookup import (
 )
 from gateway.core.plan import Plan
 from gateway.core.types import Entry, Reason
+from gateway.core.verification import Verification
 from policies.decide import PiiAction, Scope
 from policies.freshness import Directives, Grace, Verdict, freshness, jittered
 
@@ -82,7 +84,17 @@ def _step(state: State, data: st.DataObject, now: float, world: Any) -> State:
         case SearchSemantic():
             return state.next(nearest)
         case VerifyCandidate():
-            return state.next(data.draw(st.sampled_from([None, "number"])))
+            verification = Verification(
+                data.draw(st.sampled_from([1.0, 0.5, 0.0, math.nan])),
+                data.draw(st.sampled_from([None, "number"])),
+            )
+            threshold = data.draw(st.sampled_from([None, 0.0, 0.5, 1.0]))
+            after = state.next(verification, threshold)
+            if isinstance(after, Hit):
+                assert verification.refusal is None
+                assert threshold is not None
+                assert verification.score >= threshold
+            return after
         case Hit() | Forward() | Refused():
             raise AssertionError("the machine has ended")
 

@@ -13,6 +13,7 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from verifiers import SaidVerifier
 from who_asked import BODIES as ASKED
 from who_asked import HEADERS, NAMES, PATHS, Asker, NamingUpstream, made_for
 
@@ -54,20 +55,13 @@ class EverybodysIndex:
         raise AssertionError("no entry goes in this test")
 
 
-class Agreeing:
-    """The fake at the verifier's port: any answer fits any question."""
-
-    async def refusal(self, asked, stored):
-        return None
-
-
 def pipeline_for(policy: PolicyFile, quarantine: QuarantineFile, scans: Scans) -> Pipeline:
     store, index = MemoryStore(max_bytes=2**20), EverybodysIndex()
     admitter = Admitter(store, index, scans, time.time, quarantine)
     return Pipeline(
         store=store,
         semantic=index,
-        verifier=Agreeing(),
+        verifier=SaidVerifier(),
         policies=policy,
         forwarder=Forwarder(NamingUpstream(), admitter, 2**20),
         scans=scans,

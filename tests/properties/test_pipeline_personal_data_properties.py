@@ -11,6 +11,7 @@ from typing import Any, Self
 import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from verifiers import SaidVerifier
 
 from gateway.adapters.policy_file import PolicyFile
 from gateway.adapters.store_memory import MemoryStore
@@ -74,13 +75,6 @@ class Everything:
         self.keys = [key for key in self.keys if key not in keys]
 
 
-class Agreeing:
-    """The fake at the verifier's port: any answer fits."""
-
-    async def refusal(self, asked: str, stored: str) -> str | None:
-        return None
-
-
 class NoQuarantine:
     """Nothing was judged wrong."""
 
@@ -142,7 +136,7 @@ async def _ask_all(asked: list[tuple[str | None, str, bool, int, bool]]) -> None
     pipeline = Pipeline(
         store=store,
         semantic=index,
-        verifier=Agreeing(),
+        verifier=SaidVerifier(),
         policies=POLICIES,
         forwarder=Forwarder(upstream, admitter, 2**20),
         scans=scans,

@@ -22,6 +22,7 @@ from gateway.core.lookup import (
 )
 from gateway.core.plan import Plan
 from gateway.core.types import Entry
+from gateway.core.verification import Verification
 from policies.freshness import parse_directives
 
 EXACT, VARIANT, PERSONAL, SCAN, SEARCH, FETCH, VERIFY, HIT, FORWARD, REFUSED = (
@@ -74,7 +75,7 @@ def drive(state: State, world: World) -> tuple[list[type], State]:
             case FetchCandidate():
                 state = state.next(world.entries.get(state.key), world.now)
             case VerifyCandidate():
-                state = state.next(world.verify(state.asked, state.stored))
+                state = state.next(Verification(1.0, world.verify(state.asked, state.stored)), 0.5)
             case Hit() | Forward() | Refused():
                 return path, state
             case _:
