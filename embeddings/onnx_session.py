@@ -1,0 +1,41 @@
+"""A graph of bert_graph.py at work: rows of token ids in, one row of numbers for each out.
+
+Laws: threads that have nothing to do sleep. Spinning, they took the processor from whoever needed it
+and doubled the time of a pass on two busy cores (benchmarks/LOG.md).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+Row = tuple[Sequence[int], Sequence[int]]
+
+
+class OnnxSession:
+    """A loaded graph on the CPU; `run` from one thread at a time. Raises what the runtime raises."""
+
+    def __init__(self, model: bytes, threads: int) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 4  # it raises what it logs
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # The level above fuses addition and normalisation into an operator that takes three times
+        # as long.
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        self._session = onnxruntime.InferenceSession(
+            model, options, providers=["CPUExecutionProvider"]
+        )
+
+    def run(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        """Return the graph's output for rows of token ids and token types, padded to one length."""
+        shape = (len(rows), max(len(ids) for ids, _ in rows))
+        feed = {name: np.zeros(shape, np.int32) for name in ("ids", "types", "mask")}
+        for place, (ids, types) in enumerate(rows):
+            feed["ids"][place, : len(ids)] = ids
+            feed["types"][place, : len(ids)] = types
+            feed["mask"][place, : len(ids)] = 1
+        output: NDArray[np.float32] = self._session.run(None, feed)[0]
+        return output
