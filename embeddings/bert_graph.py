@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 _FUSED: Final = "com.microsoft"
 _OPERATORS: Final = (helper.make_opsetid("", 20), helper.make_opsetid(_FUSED, 1))
@@ -44,6 +44,17 @@ def quantised(weight: NDArray[np.float32]) -> Quantised:
     largest = np.abs(weight).max(axis=1)
     scale = np.where(largest > 0, largest / 127, 1).astype(np.float32)
     return Quantised(np.round(weight / scale[:, None]).astype(np.int8), scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """An ONNX model, and the constants that it names without holding them.
+
+    Inside, ninety megabytes of weights would be copied six times before they are in use.
+    """
+
+    model: bytes
+    constants: Mapping[str, NDArray[Any]]
 
 
 Weight = NDArray[np.float32] | Quantised
@@ -81,7 +92,7 @@ def bert_shape(config: Mapping[str, Any]) -> BertShape:
     return shape
 
 
-def sentence_encoder(shape: BertShape, weights: Weights) -> bytes:
+def sentence_encoder(shape: BertShape, weights: Weights) -> Graph:
     """Return the model `ids, types, mask -> vectors`: unit length, one row for each text.
 
     Raises KeyError for a weight that is missing.
@@ -98,7 +109,7 @@ def sentence_encoder(shape: BertShape, weights: Weights) -> bytes:
     return graph.model("vectors")
 
 
-def cross_encoder(shape: BertShape, weights: Weights) -> bytes:
+def cross_encoder(shape: BertShape, weights: Weights) -> Graph:
     """Return the model `ids, types, mask -> logits`: one for each pair.
 
     The head is `classifier.weight`, shape (1, hidden), and `classifier.bias`. Raises KeyError for a
@@ -122,7 +133,7 @@ class _Graph:
         self._weights = weights
         self._shape = shape
         self._nodes: list[Any] = []
-        self._constants: dict[str, Any] = {}
+        self._constants: dict[str, NDArray[Any]] = {}
 
     def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         name = output or f"value.{len(self._nodes)}"
@@ -130,7 +141,7 @@ class _Graph:
         return name
 
     def constant(self, *numbers: int) -> str:
-        return self._array("indices." + ".".join(map(str, numbers)), np.array(numbers, np.int64))
+        return self.add("Constant", value_ints=numbers)
 
     def embedded(self) -> str:
         """Add the sum of token, type and position embeddings, normalised."""
@@ -172,7 +183,7 @@ class _Graph:
         product = self.add("MatMul", value, self._array(name, whole.T))
         return self.add("Add", product, *biases) if bias else product
 
-    def model(self, output: str) -> bytes:
+    def model(self, output: str) -> Graph:
         """Return the model whose result is `output`."""
         graph = helper.make_graph(
             self._nodes,
@@ -182,10 +193,10 @@ class _Graph:
                 for name in INPUTS
             ],
             [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)],
-            list(self._constants.values()),
+            [_declared(name, values) for name, values in self._constants.items()],
         )
         model = helper.make_model(graph, opset_imports=_OPERATORS, ir_version=_FORMAT)
-        return bytes(model.SerializeToString())
+        return Graph(bytes(model.SerializeToString()), self._constants)
 
     def _attention(self, name: str, tokens: str, context: str) -> str:
         query, key, value = (f"{name}.{part}" for part in ("query", "key", "value"))
@@ -253,8 +264,17 @@ class _Graph:
     def _array(self, name: str, values: NDArray[Any]) -> str:
         name = f"constant.{name}"
         if name not in self._constants:
-            self._constants[name] = numpy_helper.from_array(np.ascontiguousarray(values), name)
+            self._constants[name] = np.ascontiguousarray(values)
         return name
+
+
+def _declared(name: str, values: NDArray[Any]) -> TensorProto:
+    kind = helper.np_dtype_to_tensor_dtype(values.dtype)
+    declared = TensorProto(name=name, data_type=kind, dims=values.shape)
+    declared.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", name), ("offset", "0"), ("length", str(values.nbytes))):
+        declared.external_data.add(key=key, value=value)
+    return declared
 
 
 def _floats(weight: Weight) -> NDArray[np.float32]:

@@ -1,7 +1,7 @@
 """A graph of bert_graph.py at work: rows of token ids in, one row of numbers for each out.
 
-Laws: threads that have nothing to do sleep. Spinning, they took the processor from whoever needed it
-and doubled the time of a pass on two busy cores (benchmarks/LOG.md).
+Laws: threads that have nothing to do sleep. Spinning, they take the processor from whoever needs it
+and double the time of a pass on two busy cores (benchmarks/LOG.md).
 """
 
 from collections.abc import Sequence
@@ -10,13 +10,15 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from embeddings.bert_graph import Graph
+
 Row = tuple[Sequence[int], Sequence[int]]
 
 
 class OnnxSession:
-    """A loaded graph on the CPU; `run` from one thread at a time. Raises what the runtime raises."""
+    """A loaded graph on the CPU. Not thread-safe. Raises what the runtime raises."""
 
-    def __init__(self, model: bytes, threads: int) -> None:
+    def __init__(self, graph: Graph, threads: int) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
@@ -25,8 +27,11 @@ class OnnxSession:
         # The level above fuses addition and normalisation into an operator that takes three times
         # as long.
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        names = list(graph.constants)
+        values = [onnxruntime.OrtValue.ortvalue_from_numpy(graph.constants[name]) for name in names]
+        options.add_external_initializers(names, values)
         self._session = onnxruntime.InferenceSession(
-            model, options, providers=["CPUExecutionProvider"]
+            graph.model, options, providers=["CPUExecutionProvider"]
         )
 
     def run(self, rows: Sequence[Row]) -> NDArray[np.float32]:

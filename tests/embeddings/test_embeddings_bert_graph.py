@@ -1,12 +1,12 @@
 """The ONNX graphs against transformers, which define what BERT computes."""
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 from transformers import BertConfig, BertModel
 
 from embeddings.bert_graph import bert_shape, cross_encoder, quantised, sentence_encoder
+from embeddings.onnx_session import OnnxSession
 
 CONFIG = {
     "model_type": "bert",
@@ -49,9 +49,13 @@ class Reference(torch.nn.Module):
         return {name.removeprefix("bert."): value.numpy() for name, value in state.items()}
 
 
-def run(model, feed):
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    return session.run(None, feed)[0]
+def run(graph, feed):
+    lengths = feed["mask"].sum(1)
+    rows = [
+        (ids[:length], types[:length])
+        for ids, types, length in zip(feed["ids"], feed["types"], lengths, strict=True)
+    ]
+    return OnnxSession(graph, threads=1).run(rows)
 
 
 def batch(*lengths, seed=1):
