@@ -1,0 +1,1 @@
+"""How the verifier's weights are made. Nothing here is imported by a running gateway."""
