@@ -1,0 +1,198 @@
+"""From scores and verdicts of would-be hits to the least score that keeps an error budget.
+
+Law: the bound is on the share of wrong ones *among the hits*, not among the requests: one wrong
+answer in a thousand requests says nothing where only three of them were hits.
+
+Hits are tried from the surest down ("Learn then Test", Angelopoulos et al. 2021, fixed-sequence
+testing), at numbers of hits that are laid down in ``COUNTS``. A number passes when the one-sided
+Clopper-Pearson bound (1934) of the wrong share at the stated confidence is within the budget; the
+first that does not ends the search, and the last that passed gives the threshold. No correction
+for the many tests is needed, because to go too far the search must pass the first number at which
+the budget is truly broken.
+
+Why that holds for thresholds taken from the scores: given the score of the hit that follows, the k
+surest hits are a sample of all traffic over that score, so that the wrong among them are binomial,
+for every k. The order is one that loosens, and the bound is exact as long as loosening the
+threshold does not lower the true share of wrong hits. Where the search begins follows from numbers
+of hits alone, never from a verdict: at fewer than 299 hits no outcome could pass 1 %, and an end
+there would tell nothing. With more data it begins where a few wrong ones are allowed, so that one
+wrong label does not cost all hits.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+CONFIDENCE: Final = 0.95
+
+# The numbers of hits at which a threshold may stand: all up to 33, then steps of 3 %.
+_GROWTH: Final = 1.03
+# Wrong hits for which the first number tried leaves room, and the share of the set that it may
+# take up for that.
+_ROOM: Final = 4
+_OPENING: Final = 4
+
+
+class CalibrationError(ValueError):
+    """The points or the file are no calibration; the message says where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """So many hits have at least the score ``threshold``; so many of them are wrong."""
+
+    threshold: float
+    hits: int
+    wrong: int
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What is known of a verifier's would-be hits, from the surest down."""
+
+    verifier: str
+    """Digest of the verifier whose scores they are."""
+    steps: tuple[Step, ...]
+    confidence: float = CONFIDENCE
+    provenance: str = ""
+    """What the hits were made from, in words."""
+    _found: dict[float, Step | None] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    @property
+    def hits(self) -> int:
+        """How many would-be hits there are."""
+        return self.steps[-1].hits if self.steps else 0
+
+    def threshold(self, max_wrong: float) -> float | None:
+        """Return the least score with at most this share of wrong hits, None if none is known."""
+        step = self.step(max_wrong)
+        return None if step is None else step.threshold
+
+    def step(self, max_wrong: float) -> Step | None:
+        """Return the hits that such a threshold keeps. A larger budget never keeps fewer."""
+        if max_wrong not in self._found:
+            within = 0 < max_wrong < 1
+            self._found[max_wrong] = self._last_within(max_wrong) if within else None
+        return self._found[max_wrong]
+
+    def _last_within(self, max_wrong: float) -> Step | None:
+        least = least_hits(max_wrong, self.confidence)
+        roomy = least_hits(max_wrong, self.confidence, wrong=_ROOM)
+        first = max(least, min(roomy, self.hits // _OPENING))
+        found = None
+        for step in self.steps:
+            if step.hits < first:
+                continue
+            # Ties may carry the first step past the number laid down; its room is that number's.
+            hits = first if found is None else step.hits
+            if not _within(step.wrong, hits, max_wrong, self.confidence):
+                break
+            found = step
+        return found
+
+
+def calibrated(
+    points: Iterable[tuple[float, bool]],
+    *,
+    verifier: str,
+    confidence: float = CONFIDENCE,
+    provenance: str = "",
+) -> Calibration:
+    """Calibrate from the (score, whether it is wrong) of would-be hits.
+
+    Raises CalibrationError for a score that is none.
+    """
+    checked = []
+    for score, wrong in points:
+        if not 0 <= score <= 1:  # NaN neither
+            raise CalibrationError(f"expected a score from 0 to 1, got {score}")
+        checked.append((float(score), bool(wrong)))
+    checked.sort(reverse=True)
+    return Calibration(verifier, tuple(_steps(checked)), confidence, provenance)
+
+
+def _steps(points: list[tuple[float, bool]]) -> Iterator[Step]:
+    """Yield a step for each number of hits laid down, grown by those of an equal score."""
+    counts = _counts()
+    count = next(counts)
+    wrong = 0
+    for hits, (score, is_wrong) in enumerate(points, 1):
+        wrong += is_wrong
+        if hits < len(points) and (hits < count or points[hits][0] == score):
+            continue
+        yield Step(score, hits, wrong)
+        while count <= hits:
+            count = next(counts)
+
+
+def _counts() -> Iterator[int]:
+    count = 1
+    while True:
+        yield count
+        count = max(count + 1, math.floor(count * _GROWTH))
+
+
+def least_hits(max_wrong: float, confidence: float = CONFIDENCE, *, wrong: int = 0) -> int:
+    """Return how many hits are needed for a budget when so many of them are wrong."""
+    low, high = wrong, wrong + 1
+    while not _within(wrong, high, max_wrong, confidence):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _within(wrong, middle, max_wrong, confidence):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def upper_bound(wrong: int, hits: int, confidence: float = CONFIDENCE) -> float:
+    """Return the one-sided Clopper-Pearson bound on the true share of wrong hits."""
+    low, high = 0.0, 1.0
+    if wrong >= hits:
+        return high
+    # Fifty halvings: as near as a share is ever told.
+    for _ in range(50):
+        middle = (low + high) / 2
+        if _within(wrong, hits, middle, confidence):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _within(wrong: int, hits: int, share: float, confidence: float) -> bool:
+    """Tell whether the bound on the wrong share is at most ``share``.
+
+    It is where so few wrong ones were no likelier than the doubt that is left, were it larger.
+    """
+    if wrong >= hits or share <= 0:
+        return False
+    # A hair of leeway: the bound itself, given as a budget, is within it.
+    return share >= 1 or _log_tail(wrong, hits, share) <= math.log1p(-confidence) + 1e-9
+
+
+def _log_tail(wrong: int, hits: int, share: float) -> float:
+    """Return the logarithm of the probability of at most ``wrong`` among ``hits``."""
+    odds = math.log(share) - math.log1p(-share)
+    # From the likeliest term down, until what is left does not count.
+    term = (
+        math.lgamma(hits + 1)
+        - math.lgamma(wrong + 1)
+        - math.lgamma(hits - wrong + 1)
+        + wrong * math.log(share)
+        + (hits - wrong) * math.log1p(-share)
+    )
+    total, largest = 1.0, term
+    for i in range(wrong, 0, -1):
+        term += math.log(i) - math.log(hits - i + 1) - odds
+        if term > largest:
+            total, largest = total * math.exp(largest - term), term
+        part = math.exp(term - largest)
+        total += part
+        if part < 1e-17 * total and term < largest:
+            break
+    return largest + math.log(total)

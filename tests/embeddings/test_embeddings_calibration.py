@@ -1,0 +1,193 @@
+"""A threshold that follows from an error budget, and the file it is kept in."""
+
+import json
+import math
+import random
+
+import pytest
+
+from embeddings.verify.calibration import (
+    Calibration,
+    CalibrationError,
+    Step,
+    calibrated,
+    least_hits,
+    upper_bound,
+)
+from embeddings.verify.calibration_file import parse_calibration, written_calibration
+
+
+def clean(count, wrong=()):
+    """Points with scores from 1 down; ``wrong`` are places counted from the surest."""
+    return [(1 - place / (2 * count), place in wrong) for place in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "hits", "bound"),
+    [  # quantiles of the beta distribution, 0.95 of (wrong + 1, hits - wrong)
+        (0, 1, 0.95),
+        (0, 10, 0.2588655509),
+        (0, 299, 0.0099691468),
+        (0, 298, 0.0100024324),
+        (1, 473, 0.0099897075),
+        (3, 7, 0.7746784160),
+        (6, 7, 0.9926991680),
+        (10, 1000, 0.0169031751),
+        (100, 3000, 0.0392404319),
+        (500, 100_000, 0.0053827308),
+    ],
+)
+def test_the_bound_is_that_of_clopper_and_pearson(wrong, hits, bound):
+    assert upper_bound(wrong, hits) == pytest.approx(bound, abs=1e-9)
+
+
+def test_where_all_hits_are_wrong_or_there_are_none_nothing_is_bounded():
+    assert upper_bound(7, 7) == 1
+    assert upper_bound(0, 0) == 1
+
+
+def test_the_bound_rises_with_wrong_hits_and_with_confidence():
+    bounds = [upper_bound(wrong, 400) for wrong in range(40)]
+    assert bounds == sorted(bounds)
+    assert upper_bound(3, 400, 0.99) > upper_bound(3, 400, 0.95) > upper_bound(3, 400, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("budget", "hits"),
+    [(0.2, 14), (0.05, 59), (0.02, 149), (0.01, 299), (0.005, 598), (0.001, 2995), (1e-4, 29956)],
+)
+def test_a_budget_needs_a_known_number_of_clean_hits(budget, hits):
+    assert least_hits(budget) == hits
+    assert upper_bound(0, hits) <= budget < upper_bound(0, hits - 1)
+
+
+def test_298_clean_hits_are_too_few_for_one_percent_and_299_suffice():
+    assert calibrated(clean(298), verifier="v").threshold(0.01) is None
+    points = clean(299)
+    assert calibrated(points, verifier="v").threshold(0.01) == points[-1][0]
+
+
+def test_a_set_with_a_wrong_one_among_few_hits_gives_no_threshold():
+    assert calibrated(clean(400, wrong={3}), verifier="v").threshold(0.01) is None
+
+
+def test_a_larger_set_has_room_for_a_few_wrong_ones_among_the_surest():
+    step = calibrated(clean(5000, wrong={3, 10}), verifier="v").step(0.01)
+    assert (step.hits, step.wrong) == (5000, 2)
+
+
+def test_the_search_ends_where_the_wrong_ones_begin():
+    points = clean(3000, wrong=set(range(1500, 3000, 2)))
+    step = calibrated(points, verifier="v").step(0.01)
+    assert 1450 < step.hits < 1550
+    assert step.threshold == points[step.hits - 1][0]
+    assert upper_bound(step.wrong, step.hits) <= 0.01
+
+
+def test_hits_of_an_equal_score_are_kept_or_refused_together():
+    right = [(0.75, False)] * 2000
+    assert calibrated(right, verifier="v").step(0.01) == Step(0.75, 2000, 0)
+    mixed = [(0.9, False)] * 400 + [(0.75, False)] * 500 + [(0.75, True)] * 500
+    random.Random(3).shuffle(mixed)
+    assert calibrated(mixed, verifier="v").step(0.01) == Step(0.9, 400, 0)
+
+
+def test_the_order_of_the_points_makes_no_difference():
+    points = clean(2000, wrong={900, 1200, 1800, 1900})
+    mixed = random.Random(4).sample(points, len(points))
+    assert calibrated(mixed, verifier="v") == calibrated(points, verifier="v")
+
+
+def test_nothing_is_known_of_no_points():
+    calibration = calibrated([], verifier="v")
+    assert calibration.hits == 0
+    assert calibration.threshold(0.2) is None
+
+
+@pytest.mark.parametrize("budget", [0.0, -0.01, 1.0, 2.0, math.nan, math.inf])
+def test_what_is_no_budget_lets_nothing_hit(budget):
+    assert calibrated(clean(1000), verifier="v").threshold(budget) is None
+
+
+@pytest.mark.parametrize("score", [math.nan, math.inf, -0.01, 1.01])
+def test_what_is_no_score_is_refused(score):
+    with pytest.raises(CalibrationError, match="score from 0 to 1"):
+        calibrated([(0.5, False), (score, False)], verifier="v")
+
+
+def test_a_threshold_is_searched_for_once_a_budget(monkeypatch):
+    calibration = calibrated(clean(1000), verifier="v")
+    first = calibration.threshold(0.01)
+    monkeypatch.setattr(Calibration, "_last_within", None)
+    assert calibration.threshold(0.01) == first
+    with pytest.raises(TypeError):
+        calibration.threshold(0.02)
+
+
+def made():
+    return calibrated(
+        clean(2000, wrong={1200}), verifier="ab" * 32, confidence=0.9, provenance='of "ours"\n'
+    )
+
+
+def test_a_file_brings_back_what_was_written():
+    assert parse_calibration(written_calibration(made()), "c.json") == made()
+    empty = calibrated([], verifier="v")
+    assert parse_calibration(written_calibration(empty), "c.json") == empty
+
+
+def test_a_large_set_is_a_small_file():
+    points = [(0.3, False), *clean(100_000)]
+    assert len(written_calibration(calibrated(points, verifier="v"))) < 20_000
+
+
+def test_the_file_of_another_verifier_is_refused():
+    data = written_calibration(made())
+    parse_calibration(data, "c.json", verifier="ab" * 32)
+    with pytest.raises(
+        CalibrationError, match=r"^c\.json: verifier: it is of verifier abababababababab, and"
+    ):
+        parse_calibration(data, "c.json", verifier="cd" * 32)
+
+
+def changed(**changes):
+    read = json.loads(written_calibration(made()))
+    read.update(changes)
+    return {name: value for name, value in read.items() if value is not ...}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "expected JSON"),
+        (b"\xff", "expected JSON"),
+        (b"[" * 100_000, "expected JSON"),
+        (b"[]", "expected a JSON object"),
+        (b'{"format": 1, "format": 1}', "format: written twice"),
+        (b'{"format": NaN}', "NaN is no number"),
+        (changed(format=2), "format: expected 1"),
+        (changed(format=True), "format: expected 1"),
+        (changed(verifier=...), "verifier: missing"),
+        (changed(verifier=""), "verifier: expected a digest"),
+        (changed(verifier=7), "verifier: expected text"),
+        (changed(surplus=1), "surplus: unknown key; known are format, verifier,"),
+        (changed(confidence=1), "confidence: expected a number between 0 and 1"),
+        (changed(confidence=True), "confidence: expected a number"),
+        (changed(provenance=None), "provenance: expected text"),
+        (changed(steps={}), "steps: expected a list"),
+        (changed(steps=[[0.5, 3]]), r"steps\[0\]: expected \[score, hits, wrong\]"),
+        (changed(steps=[[0.5, 3, True]]), r"steps\[0\]: expected \[score, hits, wrong\]"),
+        (changed(steps=[[0.5, 3.5, 0]]), r"steps\[0\]: expected \[score, hits, wrong\]"),
+        (changed(steps=[[1.5, 3, 0]]), r"steps\[0\]: expected a score from 0 to 1"),
+        (changed(steps=[[0.5, 0, 0]]), r"steps\[0\]: expected a lower score and more hits"),
+        (changed(steps=[[0.5, 3, 0], [0.5, 4, 0]]), r"steps\[1\]: expected a lower score"),
+        (changed(steps=[[0.5, 3, 0], [0.4, 3, 0]]), r"steps\[1\]: expected a lower score"),
+        (changed(steps=[[0.5, 3, 1], [0.4, 4, 0]]), r"steps\[1\]: expected as many wrong"),
+        (changed(steps=[[0.5, 3, 1], [0.4, 4, 3]]), r"steps\[1\]: expected as many wrong"),
+        (changed(steps=[[0.5, 3, 4]]), r"steps\[0\]: expected as many wrong"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_with_its_name_and_key(content, message):
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    with pytest.raises(CalibrationError, match=rf"^c\.json: {message}"):
+        parse_calibration(data, "c.json")
