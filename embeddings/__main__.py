@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from embeddings.faiss_build import FaissBuildError, require_one_faiss
-from embeddings.model_files import DEFAULT_MODEL, ModelError
+from embeddings.model_files import DEFAULT_MODEL, VERIFIER_DIRECTORY, ModelError
 
 DEFAULT_MAX_VECTORS = 200_000
 # A sentence is too little work for more threads. And they wait for each other: on two cores that
@@ -66,7 +66,14 @@ def _serve(arguments: argparse.Namespace) -> int:
     )
     leave_with_parent = os.environ.get("REFRAIN_PARENT_PIPE") == "1"
     try:
-        asyncio.run(serve(arguments.socket, settings, leave_with_parent=leave_with_parent))
+        asyncio.run(
+            serve(
+                arguments.socket,
+                settings,
+                arguments.verifier,
+                leave_with_parent=leave_with_parent,
+            )
+        )
     except (ModelError, SocketError, StoreError) as error:
         print(f"embeddings: {error}", file=sys.stderr)
         return 1
@@ -86,6 +93,13 @@ def _parser() -> argparse.ArgumentParser:
         default=DEFAULT_MODEL,
         metavar="DIR_OR_ID",
         help="sentence-transformers model: a directory or a hub id (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--verifier",
+        type=Path,
+        default=VERIFIER_DIRECTORY,
+        metavar="DIR",
+        help="trained verifier: a directory (default: the one that is shipped)",
     )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument(

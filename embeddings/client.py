@@ -25,10 +25,12 @@ from embeddings.messages import (
     Remove,
     Reply,
     Request,
+    Scores,
     Search,
     Vectors,
+    Verify,
 )
-from embeddings.protocol import MAX_TEXTS, ProtocolError
+from embeddings.protocol import MAX_PAIRS, MAX_TEXTS, ProtocolError
 
 __all__ = ["EmbeddingsClient", "EmbeddingsUnavailable", "IndexStatus", "Match", "Reason"]
 
@@ -36,9 +38,12 @@ _FIRST_BACKOFF_S: Final = 0.05
 _LONGEST_BACKOFF_S: Final = 2.0
 # Such a text fits a frame whatever its characters, and no encoder takes one as long.
 _MOST_CHARACTERS: Final = 200_000
+# Two such texts fit a frame together, and no verifier takes ones as long.
+_MOST_CHARACTERS_OF_PAIR: Final = _MOST_CHARACTERS // 2
 _KEYS_A_FRAME: Final = 512
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class EmbeddingsUnavailable(Exception):  # noqa: N818 - the word of the gateway's interface
@@ -75,6 +80,12 @@ class EmbeddingsClient:
         self._backoff = _FIRST_BACKOFF_S
         self._retry_at = 0.0
         self._closed = False
+        self._verifier_digest = ""
+
+    @property
+    def verifier_digest(self) -> str:
+        """The verifier that made the latest scores or was in the latest status; "" for none."""
+        return self._verifier_digest
 
     async def search(self, partition: bytes, text: str, k: int) -> list[Match]:
         """Return the up to `k` stored texts of `partition` nearest to `text`, nearest first."""
@@ -95,12 +106,28 @@ class EmbeddingsClient:
         few as may wait in front of somebody's search.
         """
         vectors: list[Sequence[float]] = []
-        for frame in _frames([_checked(text) for text in texts]):
+        checked = [_checked(text) for text in texts]
+        for frame in _frames(checked, list(map(len, checked)), MAX_TEXTS):
             reply = await self._call(Embed(frame), Vectors, self._embed_timeout)
             if len(reply.vectors) != len(frame):
                 raise EmbeddingsUnavailable(Reason.ERROR, "not one vector for each text")
             vectors += reply.vectors
         return vectors
+
+    async def score(self, pairs: Sequence[tuple[str, str]]) -> tuple[float, ...]:
+        """Return for each pair the verifier's score, 0 to 1, that one answer fits both texts.
+
+        A pair without a score fails them all: ask for one at a time where some may be without.
+        """
+        scores: list[float] = []
+        checked = [(_checked(a, of_pair=True), _checked(b, of_pair=True)) for a, b in pairs]
+        for frame in _frames(checked, [len(a) + len(b) for a, b in checked], MAX_PAIRS):
+            reply = await self._call(Verify(frame), Scores)
+            if len(reply.scores) != len(frame):
+                raise EmbeddingsUnavailable(Reason.ERROR, "not one score for each pair")
+            self._verifier_digest = reply.verifier_digest
+            scores += reply.scores
+        return tuple(scores)
 
     async def remove(self, keys: Sequence[bytes]) -> None:
         """Forget these keys; unknown ones are no error."""
@@ -109,7 +136,9 @@ class EmbeddingsClient:
 
     async def status(self) -> IndexStatus:
         """Return what the service has loaded; `ready` is False until it can answer."""
-        return await self._call(AskStatus(), IndexStatus)
+        status = await self._call(AskStatus(), IndexStatus)
+        self._verifier_digest = status.verifier_digest
+        return status
 
     async def close(self) -> None:
         """Close the connection; calls in flight and later ones raise EmbeddingsUnavailable."""
@@ -201,23 +230,24 @@ class EmbeddingsClient:
         self._backoff = min(2 * self._backoff, _LONGEST_BACKOFF_S)
 
 
-def _frames(texts: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield the texts in groups that fit a frame."""
-    frame: list[str] = []
+def _frames(items: Sequence[T], sizes: Sequence[int], most: int) -> Iterator[tuple[T, ...]]:
+    """Yield the items in groups of at most `most` that fit a frame; sizes are in characters."""
+    frame: list[T] = []
     characters = 0
-    for text in texts:
-        if frame and (len(frame) == MAX_TEXTS or characters + len(text) > _MOST_CHARACTERS):
+    for item, size in zip(items, sizes, strict=True):
+        if frame and (len(frame) == most or characters + size > _MOST_CHARACTERS):
             yield tuple(frame)
             frame, characters = [], 0
-        frame.append(text)
-        characters += len(text)
+        frame.append(item)
+        characters += size
     if frame:
         yield tuple(frame)
 
 
-def _checked(text: str) -> str:
+def _checked(text: str, *, of_pair: bool = False) -> str:
     if not text.strip():
         raise EmbeddingsUnavailable(Reason.EMPTY_TEXT, "the text is empty")
-    if len(text) > _MOST_CHARACTERS:
-        raise EmbeddingsUnavailable(Reason.TEXT_TOO_LONG, f"over {_MOST_CHARACTERS} characters")
+    most = _MOST_CHARACTERS_OF_PAIR if of_pair else _MOST_CHARACTERS
+    if len(text) > most:
+        raise EmbeddingsUnavailable(Reason.TEXT_TOO_LONG, f"over {most} characters")
     return text

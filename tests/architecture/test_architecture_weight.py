@@ -9,7 +9,16 @@ import pytest
 ROOT = Path(__file__).parents[2]
 HEAVY = (
     *("torch", "faiss", "sentence_transformers", "transformers", "tokenizers", "safetensors"),
-    *("numpy", "triton", "qdrant_client", "backend", "embeddings.service", "embeddings.encoder"),
+    *(
+        "numpy",
+        "triton",
+        "qdrant_client",
+        "onnx",
+        "onnxruntime",
+        "backend",
+        "embeddings.service",
+        "embeddings.encoder",
+    ),
 )
 
 LOADED = """

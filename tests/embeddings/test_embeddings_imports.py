@@ -7,7 +7,7 @@ import pytest
 
 HEAVY = {
     *("torch", "faiss", "numpy", "scipy", "sklearn", "transformers", "sentence_transformers"),
-    *("safetensors", "tokenizers", "huggingface_hub"),
+    *("safetensors", "tokenizers", "huggingface_hub", "onnx", "onnxruntime"),
 }
 # What no pure check needs.
 IMPURE = {"asyncio", "socket", "sqlite3", "logging", "random", "subprocess", "threading"}
@@ -24,7 +24,10 @@ def imported_by(module: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "module",
-    ["embeddings.client", "embeddings.protocol", "embeddings.verify.agreement"],
+    [
+        *("embeddings.client", "embeddings.protocol", "embeddings.verify.agreement"),
+        "embeddings.verify.pair_features",
+    ],
 )
 def test_no_heavy_library_is_imported(module):
     assert not imported_by(module) & HEAVY

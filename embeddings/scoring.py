@@ -1,0 +1,85 @@
+"""The verifier at work in the service: pairs wait in turn, its own thread scores them.
+
+Laws: without a verifier, for whatever reason, the service goes on and says why; how many pairs wait
+is bounded.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from pathlib import Path
+from typing import Final, Protocol
+
+from embeddings.batching import Batcher
+from embeddings.messages import Pair, Reason, Scored
+from embeddings.model_files import ModelError
+
+# Pairs that go to the thread together: a few, so that those who leave meanwhile cost little.
+MAX_BATCH: Final = 8
+MAX_WAITING: Final = 1024
+# Of a fault, so that it fits its field whatever its characters.
+_MOST_CHARACTERS: Final = 250
+
+_log = logging.getLogger(__name__)
+
+
+class PairScorer(Protocol):
+    """What scores pairs on one thread: a Verifier, whose import takes half a second."""
+
+    name: str
+    digest: str
+
+    def score(self, pairs: Sequence[Pair]) -> list[Scored]:
+        """Return for each pair its score, or the reason for having none."""
+        ...
+
+
+class PairScores:
+    """Made by `open_pair_scores`; belongs to one event loop. `fault`: why there is no verifier."""
+
+    def __init__(
+        self, verifier: PairScorer | None, thread: ThreadPoolExecutor, fault: str = ""
+    ) -> None:
+        self.name = "" if verifier is None else verifier.name
+        self.digest = "" if verifier is None else verifier.digest
+        self.fault = fault
+        self._waiting: Batcher[Pair, Scored] | None = None
+        if verifier is not None:
+            self._waiting = Batcher(
+                verifier.score, thread, max_batch=MAX_BATCH, max_waiting=MAX_WAITING
+            )
+
+    async def score(self, pairs: Sequence[Pair]) -> tuple[float, ...] | Reason:
+        """Return the pairs' scores, or the first reason for there being none.
+
+        Raises OverloadedError.
+        """
+        if self._waiting is None:
+            return Reason.UNAVAILABLE
+        scored = await asyncio.gather(*map(self._waiting.submit, pairs))
+        scores: list[float] = []
+        for score in scored:
+            if isinstance(score, Reason):
+                return score
+            scores.append(score)
+        return tuple(scores)
+
+
+async def open_pair_scores(directory: Path, threads: int) -> PairScores:
+    """Load and warm the verifier in `directory`. Raises nothing: what went wrong is the fault."""
+    thread = ThreadPoolExecutor(1, "verifier")
+
+    def load() -> PairScorer:
+        loaded: PairScorer = import_module("embeddings.verifier").load_verifier(directory, threads)
+        return loaded
+
+    try:
+        verifier = await asyncio.get_running_loop().run_in_executor(thread, load)
+    except Exception as error:  # noqa: BLE001 - told in the status, whatever it is
+        expected = isinstance(error, ModelError | ImportError)
+        _log.warning("no verifier: %s", error, exc_info=not expected)
+        return PairScores(None, thread, str(error)[:_MOST_CHARACTERS])
+    _log.info("verifier ready: %s", verifier.name)
+    return PairScores(verifier, thread)

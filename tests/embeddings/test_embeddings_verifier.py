@@ -1,0 +1,190 @@
+"""The verifier: what it scores, what it refuses to score, and what it does not load."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+from tiny_verifier import CONFIG, random_weights, write_tiny_verifier
+
+from embeddings.messages import Reason
+from embeddings.model_files import DEFAULT_MODEL, ModelError, locate
+from embeddings.verifier import load_verifier
+from embeddings.verifier_files import read_verifier, save_verifier
+
+RESET = "How do I reset my password?"
+PHONE = "How do I reset my phone?"
+TOKENIZER = locate(DEFAULT_MODEL).directory / "tokenizer.json"
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return write_tiny_verifier(tmp_path_factory.mktemp("verifier"))
+
+
+@pytest.fixture(scope="module")
+def verifier(directory):
+    return load_verifier(directory, threads=1)
+
+
+def test_scores_are_numbers_from_0_to_1_that_tell_pairs_apart(verifier):
+    scores = verifier.score([(RESET, PHONE), (RESET, RESET), ("What is this?", "Who was it?")])
+    assert all(0 < score < 1 for score in scores)
+    assert len(set(scores)) == 3
+
+
+def test_a_score_does_not_depend_on_order_or_company(verifier):
+    long = "Where can I find the invoices of all the orders that I made before last December?"
+    (alone,) = verifier.score([(RESET, PHONE)])
+    assert verifier.score([(long, RESET), (PHONE, RESET), (long, long)])[1] == alone
+
+
+@given(st.text(max_size=40), st.text(max_size=40))
+@settings(max_examples=150, deadline=None)
+def test_any_pair_has_a_score_or_a_reason_and_is_symmetric(verifier, one, other):
+    (score,) = verifier.score([(one, other)])
+    assert isinstance(score, Reason) or 0 <= score <= 1
+    (mirrored,) = verifier.score([(other, one)])
+    assert isinstance(score, Reason) == isinstance(mirrored, Reason)
+    assert isinstance(score, Reason) or mirrored == score
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "empty-text"),
+        ("\x00\u200b", "empty-text"),
+        ("word " * 64, "text-too-long"),
+        ("x" * 100_000, "text-too-long"),
+        ("How do I greet a \U0001f389?", "unreadable-text"),
+        ("How do I [SEP] my password?", "unreadable-text"),
+        ("[PAD]", "unreadable-text"),
+    ],
+)
+def test_what_cannot_be_read_has_no_score_and_leaves_the_rest_alone(verifier, text, reason):
+    first, second, third = verifier.score([(text, RESET), (RESET, text), (RESET, PHONE)])
+    assert first == second == reason
+    assert isinstance(third, float)
+
+
+def test_the_longest_pair_is_scored_and_one_token_more_is_not(verifier):
+    one, other = "word " * 30, "other " * (verifier.max_tokens - 33)
+    fits, refused = verifier.score([(one, other), (one, other + "word")])
+    assert isinstance(fits, float)
+    assert refused is Reason.TEXT_TOO_LONG
+
+
+def test_eight_bits_on_disk_stay_near_the_trained_weights(verifier, directory, monkeypatch):
+    pairs = [
+        (f"What is the price of {n} apples?", f"How much are {n + 1} pears?") for n in range(30)
+    ]
+    monkeypatch.setattr("embeddings.verifier_files._KEPT_WHOLE", tuple(random_weights()))
+    whole = load_verifier(write_tiny_verifier(directory / "whole"), threads=1)
+    eight, exact = np.array(verifier.score(pairs)), np.array(whole.score(pairs))
+    assert not np.array_equal(eight, exact)
+    assert np.corrcoef(eight, exact)[0, 1] > 0.95
+
+
+def test_what_is_large_is_stored_in_eight_bits_and_positions_as_far_as_they_are_read(directory):
+    stored = load_file(directory / "model.safetensors")
+    assert stored["embeddings.word_embeddings.weight"].dtype == np.int8
+    assert stored["encoder.layer.0.output.dense.weight"].dtype == np.int8
+    assert stored["classifier.weight"].dtype == np.float32
+    assert len(stored["embeddings.position_embeddings.weight"]) == CONFIG["max_tokens"]
+
+
+def test_names_with_the_prefix_of_transformers_and_unused_weights_make_no_difference(
+    directory, tmp_path
+):
+    weights = {
+        name if name.startswith("classifier") else f"bert.{name}": value
+        for name, value in random_weights().items()
+    }
+    weights["bert.embeddings.position_ids"] = np.arange(512)[None]
+    weights["bert.pooler.dense.weight"] = np.zeros((32, 32), np.float32)
+    save_verifier(weights, CONFIG, TOKENIZER, tmp_path)
+    assert read_verifier(tmp_path).digest == read_verifier(directory).digest
+
+
+def test_the_digest_follows_every_file(directory, tmp_path):
+    write_tiny_verifier(tmp_path)
+    digests = {read_verifier(tmp_path).digest}
+    (tmp_path / "config.json").write_text((tmp_path / "config.json").read_text() + " ")
+    digests.add(read_verifier(tmp_path).digest)
+    (tmp_path / "tokenizer.json").write_text((tmp_path / "tokenizer.json").read_text() + " ")
+    digests.add(read_verifier(tmp_path).digest)
+    write_tiny_verifier(tmp_path, seed=1)
+    digests.add(read_verifier(tmp_path).digest)
+    assert len(digests) == 4
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_file_that_is_missing_or_broken_is_said_in_one_line(tmp_path, name):
+    write_tiny_verifier(tmp_path)
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelError, match=r"cannot (read|load)") as refused:
+        load_verifier(tmp_path, threads=1)
+    assert "\n" not in str(refused.value)
+    (tmp_path / name).unlink()
+    with pytest.raises(ModelError, match=f"holds no {name}"):
+        load_verifier(tmp_path, threads=1)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"classifier.weight": np.zeros((1, 31), np.float32)},
+        {"classifier.bias": np.array([np.nan], np.float32)},
+        {"embeddings.word_embeddings.weight": np.zeros((100, 32), np.float32)},
+        {"encoder.layer.1.output.dense.weight": np.zeros((32, 63), np.float32)},
+        {"encoder.layer.0.attention.self.key.bias": np.zeros(5, np.float32)},
+    ],
+)
+def test_weights_that_do_not_fit_one_another_are_not_loaded(tmp_path, changed):
+    with pytest.raises(ModelError, match="verifier"):
+        load_verifier(write_tiny_verifier(tmp_path, **changed), threads=1)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"model_type": "t5"}, {"num_hidden_layers": 3}, {"num_attention_heads": 5}]
+)
+def test_a_configuration_that_does_not_fit_the_weights_is_not_loaded(tmp_path, changed):
+    write_tiny_verifier(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **changed}))
+    with pytest.raises(ModelError, match="the verifier"):
+        load_verifier(tmp_path, threads=1)
+
+
+class BrokenSession:
+    def __init__(self, logit):
+        self.logit = logit
+
+    def run(self, rows):
+        if self.logit is None:
+            raise RuntimeError("the runtime failed")
+        return np.array([self.logit], np.float32)
+
+
+@pytest.mark.parametrize("logit", [math.nan, math.inf, -math.inf, None])
+def test_what_is_no_number_is_no_score(directory, logit):
+    verifier = load_verifier(directory, threads=1)
+    verifier._session = BrokenSession(logit)
+    assert verifier.score([(RESET, PHONE), (RESET, RESET)]) == [Reason.ERROR] * 2
+
+
+@pytest.mark.parametrize(("logit", "score"), [(1e30, 1.0), (-1e30, 0.0), (0.0, 0.5)])
+def test_extreme_logits_are_scores(directory, logit, score):
+    verifier = load_verifier(directory, threads=1)
+    verifier._session = BrokenSession(logit)
+    assert verifier.score([(RESET, PHONE)]) == [pytest.approx(score, abs=1e-9)]
+
+
+def test_more_bytes_than_are_to_be_shipped_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("embeddings.verifier_files.MOST_BYTES", 1_000_000)
+    with pytest.raises(ModelError, match="at most 1000000"):
+        write_tiny_verifier(tmp_path)
