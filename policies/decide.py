@@ -71,7 +71,7 @@ class Decision:
     exact: bool
     semantic: bool
     min_similarity: float
-    """Least cosine similarity of a semantic hit, 0 to 1: a floor beside the budget."""
+    """Least cosine similarity of a semantic hit, 0 to 1: a floor that never loosens the budget."""
     lifetime: float
     """Freshness lifetime in seconds."""
     scope: Scope

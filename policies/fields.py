@@ -37,6 +37,11 @@ _CREDENTIAL_HEADERS = frozenset(
     {"authorization", "api-key", "x-api-key", "cookie", "proxy-authorization"}
 )
 _PERCENT = re.compile(r"(100(?:\.0{1,9})?|[0-9]{1,2}(?:\.[0-9]{1,9})?)%", re.ASCII)
+# From 0.01% to 20%, in steps of 0.01%: what a calibration can tell apart.
+_BUDGET = re.compile(
+    r"(20(?:\.00?)?|1[0-9](?:\.[0-9]{1,2})?|[1-9](?:\.[0-9]{1,2})?|0\.(?:0[1-9]|[1-9][0-9]?))%",
+    re.ASCII,
+)
 _FINISH_REASON = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,62}", re.ASCII)
 _USUAL_FINISH_REASONS = ("stop", "tool_calls", "function_call", "length")
@@ -76,6 +81,14 @@ def percent(value: object) -> float:
     written = _PERCENT.fullmatch(value) if isinstance(value, str) else None
     if written is None:
         raise expected("a percentage from 0% to 100%, such as 10%")
+    return float(written[1]) / 100
+
+
+def error_budget(value: object) -> float:
+    """Read the share of semantic hits that may be wrong; returns a share of 1."""
+    written = _BUDGET.fullmatch(value) if isinstance(value, str) else None
+    if written is None:
+        raise expected("a percentage from 0.01% to 20%, such as 1%")
     return float(written[1]) / 100
 
 
@@ -296,6 +309,9 @@ DurationOrOff = Annotated[
     WithJsonSchema({"anyOf": [OFF, {"type": "string", "pattern": _DURATION_SCHEMA}]}),
 ]
 Percent = Annotated[float, PlainValidator(percent), _schema(pattern=f"^(?:{_PERCENT.pattern})$")]
+ErrorBudget = Annotated[
+    float, PlainValidator(error_budget), _schema(pattern=f"^(?:{_BUDGET.pattern})$")
+]
 Followers = Annotated[
     int,
     PlainValidator(whole_number(1, MOST_FOLLOWERS)),

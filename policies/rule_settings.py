@@ -14,6 +14,7 @@ from policies.fields import (
     DEFAULT_RULE,
     Duration,
     DurationOrOff,
+    ErrorBudget,
     FinishReason,
     Followers,
     OnOff,
@@ -30,7 +31,8 @@ from policies.fields import (
 )
 from policies.shapes import OFF, AnyNumber, Described, OneOrMany, OrShort, expected, or_on_off
 
-DEFAULT_MIN_SIMILARITY = 0.9
+DEFAULT_MAX_WRONG_HITS = 0.01
+DEFAULT_MIN_SIMILARITY = 0.75
 DEFAULT_FOLLOWERS = 10_000
 
 
@@ -56,11 +58,21 @@ class SemanticSpec(FilledSpec):
     """Semantic cache in detail."""
 
     enabled: OnOff = Field(default=True, description="Look up by meaning.", examples=["on"])
+    max_wrong_hits: ErrorBudget | None = Field(
+        default=None,
+        description=(
+            "Error budget: of the answers served by meaning, the share that may be wrong. How "
+            "sure a hit must be follows from it. Unset: that of the default settings, and "
+            f"{DEFAULT_MAX_WRONG_HITS:.0%} where they do not set it."
+        ),
+        examples=["1%", "0.5%"],
+    )
     min_similarity: Similarity | None = Field(
         default=None,
         description=(
-            "Least cosine similarity of the question asked and the one stored. Unset: that of "
-            f"the default settings, and {DEFAULT_MIN_SIMILARITY} where they do not set it."
+            "A further floor, which never loosens the budget: the least cosine similarity of the "
+            "question asked and the one stored. Unset: that of the default settings, and "
+            f"{DEFAULT_MIN_SIMILARITY} where they do not set it."
         ),
         examples=[0.97],
     )
@@ -119,10 +131,10 @@ Exact = Annotated[
 ]
 Semantic = Annotated[
     SemanticSpec,
-    or_on_off("{min_similarity: 0.97}"),
+    or_on_off("{max_wrong_hits: 1%}"),
     Described(
         description="Answer a question from what one of the same meaning was answered.",
-        examples=("off", {"min_similarity": 0.97}),
+        examples=("off", {"max_wrong_hits": "0.5%"}),
     ),
 ]
 FreshnessLifetime = Annotated[
@@ -273,6 +285,7 @@ def default_decision(settings: DefaultSpec, generation: int) -> Decision:
         exact=settings.exact,
         semantic=settings.semantic.enabled,
         min_similarity=DEFAULT_MIN_SIMILARITY,
+        max_wrong_hits=DEFAULT_MAX_WRONG_HITS,
         lifetime=float(settings.freshness),
         scope=Scope(settings.scope),
         pii=PiiAction(settings.pii),
@@ -305,6 +318,7 @@ def _set(settings: SettingsSpec, inherited: Decision) -> dict[str, Any]:
     }
     if settings.semantic is not None:
         found["semantic"] = settings.semantic.enabled
+        found["max_wrong_hits"] = settings.semantic.max_wrong_hits
         found["min_similarity"] = settings.semantic.min_similarity
     if settings.grace is not None:
         found["grace_revalidate"] = _seconds(settings.grace.while_revalidate)

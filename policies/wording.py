@@ -12,10 +12,15 @@ def settings_of(decision: Decision) -> dict[str, Any]:
     return {
         "exact": _switch(decision.exact),
         "semantic": (
-            {"min_similarity": decision.min_similarity} if decision.semantic else _switch(False)
+            {
+                "max_wrong_hits": percent_text(decision.max_wrong_hits),
+                "min_similarity": decision.min_similarity,
+            }
+            if decision.semantic
+            else _switch(False)
         ),
         "freshness": duration_text(decision.lifetime),
-        "jitter": f"{decision.jitter * 100:g}%",
+        "jitter": percent_text(decision.jitter),
         "grace": _grace(decision.grace_revalidate, decision.grace_error),
         "coalescing": (
             {
@@ -34,6 +39,11 @@ def settings_of(decision: Decision) -> dict[str, Any]:
         "pii": decision.pii.value,
         "tags": list(decision.tags),
     }
+
+
+def percent_text(share: float) -> str:
+    """Write a share of 1 as a percentage."""
+    return f"{share * 100:g}%"
 
 
 def duration_text(seconds: float) -> str:

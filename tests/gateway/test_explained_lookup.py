@@ -74,7 +74,7 @@ async def test_a_hit_by_meaning_tells_how_near_and_that_it_was_verified():
     assert steps == {
         "exact": "no entry",
         "scan": "clean",
-        "meaning": "nearest 0.973, 1 of 1 reach 0.9",
+        "meaning": "nearest 0.973, 1 of 1 reach 0.75",
         "candidate, 0.973": "an entry 60 s old, fresh for 3540 s",
         "verification": "fits",
     }
@@ -91,7 +91,7 @@ async def test_a_candidate_that_the_verifier_refuses_is_told_with_its_reason():
     ("index", "told"),
     [
         (Index(), "no stored question of the same conversation and parameters"),
-        (Index(Candidate(b"k" * 32, 0.7)), "nearest 0.700, 0 of 1 reach 0.9"),
+        (Index(Candidate(b"k" * 32, 0.7)), "nearest 0.700, 0 of 1 reach 0.75"),
         (Index(fault="timeout"), "the index cannot answer: timeout"),
         (None, "not looked up: this gateway runs without an index of questions"),
     ],

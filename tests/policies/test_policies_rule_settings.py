@@ -103,6 +103,51 @@ def test_a_rule_takes_only_what_it_leaves_out_from_the_default(written, meant):
     assert rule == dataclasses.replace(bare, **meant)
 
 
+BUDGETS = [
+    ("semantic: {max_wrong_hits: 1%}", {"max_wrong_hits": 0.01}),
+    ("semantic: {max_wrong_hits: 0.5%}", {"max_wrong_hits": 0.005}),
+    ("semantic: {max_wrong_hits: 0.01%}", {"max_wrong_hits": 0.0001}),
+    ("semantic: {max_wrong_hits: 20.00%}", {"max_wrong_hits": 0.2}),
+    ("semantic: {enabled: off, max_wrong_hits: 2%}", {"semantic": False, "max_wrong_hits": 0.02}),
+    ("semantic: {min_similarity: 0.9}", {"min_similarity": 0.9}),
+    ("semantic: on", {}),
+]
+
+
+@pytest.mark.parametrize(("written", "meant"), BUDGETS, ids=[written for written, _ in BUDGETS])
+def test_the_error_budget_of_semantic_hits(written, meant):
+    bare, default = decisions()
+    assert (default.max_wrong_hits, default.min_similarity) == (0.01, 0.75)
+    assert decisions(in_rule=written)[0] == dataclasses.replace(bare, **meant)
+
+
+def test_the_budget_of_the_default_holds_where_a_rule_sets_none():
+    default = (DEFAULT % "").replace("semantic: on", "semantic: {max_wrong_hits: 3%}")
+
+    def rule(semantic):
+        text = f"version: 1\nrules: [{{name: a, match: {{}}, semantic: {semantic}}}]\n{default}"
+        return parse_policy(text, "p.yaml").rules[0].decision
+
+    for written in ("on", "{min_similarity: 0.9}"):
+        assert rule(written).max_wrong_hits == 0.03
+    own = rule("{max_wrong_hits: 0.07%}")
+    assert own.max_wrong_hits == pytest.approx(0.0007)
+    assert settings_of(own)["semantic"] == {"max_wrong_hits": "0.07%", "min_similarity": 0.75}
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["0.01", "1", "0%", "0.00%", "0.005%", "20.01%", "100%", "-1%", "off", "1.%", ".5%", "\u0661%"],
+)
+def test_a_wrong_error_budget_is_told(value):
+    text = "version: 1\n" + (RULE % f"semantic: {{max_wrong_hits: {value}}}") + DEFAULT % ""
+    with pytest.raises(PolicyError) as caught:
+        parse_policy(text, "p.yaml")
+    (problem,) = map(str, caught.value.problems)
+    assert problem.startswith("p.yaml:5: rules[0]")
+    assert "a percentage from 0.01% to 20%, such as 1%, got " in problem
+
+
 def test_coalescing_switched_on_again_has_the_usual_bound():
     rule, default = decisions(in_default="coalescing: off", in_rule="coalescing: on")
     assert (default.max_followers, rule.max_followers) == (0, 10_000)
@@ -111,7 +156,7 @@ def test_coalescing_switched_on_again_has_the_usual_bound():
 def test_every_field_of_a_decision_can_be_set():
     """Beside the rule's name and the generation, which the file has elsewhere."""
     written = {name for _, meant in SET for name in meant}
-    older = {"exact", "semantic", "min_similarity", "lifetime", "scope", "pii"}
+    older = {"exact", "semantic", "max_wrong_hits", "min_similarity", "lifetime", "scope", "pii"}
     assert written | older | {"rule", "generation"} == {
         field.name for field in dataclasses.fields(Decision)
     }
