@@ -6,10 +6,10 @@ understand (emoji, other scripts, control characters) stays as a symbol, so that
 
 import re
 import unicodedata
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
-from typing import Final
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 from embeddings.verify.lexicon import CONTRACTED, CONTRACTED_ENDS, IS_AFTER
 
@@ -24,8 +24,7 @@ class Piece(StrEnum):
     SYMBOL = "symbol"
 
 
-@dataclass(frozen=True, slots=True)
-class Lexeme:
+class Lexeme(NamedTuple):
     """A piece of text. `text` of a word is lower case, unless `named`.
 
     `named`: capitalised where grammar does not ask for it, so no function word even if it looks
@@ -38,14 +37,26 @@ class Lexeme:
     named: bool
 
 
+class _Cut(NamedTuple):
+    """A piece before its place in the text is known.
+
+    `lexemes` as they are inside a sentence and without a name, `word` as written ("" for all other
+    pieces), `ends`: a sentence ends after it.
+    """
+
+    lexemes: tuple[Lexeme, ...]
+    word: str
+    ends: bool
+
+
 _STRAIGHTENED: Final = str.maketrans(dict.fromkeys("\u2019\u2018\u02bc\u00b4", "'"))
 _PATTERN: Final = re.compile(
     r"""
       (?P<code> ```.*?``` | `[^`\n]+`
-              | https?://[^\s<>"]+ | [\w.+-]+@[\w-]+(?:\.[\w-]+)+
+              | https?://[^\s<>"]+ | [\w.+-]{1,64}@[\w-]+(?:\.[\w-]+)+
               | (?<!\S)--?[A-Za-z][\w-]* | (?<![\w.])~?(?:/[\w.-]+)+/? | [A-Za-z]:\\[^\s]+
               | \w+(?:_\w+)+ | \w+\(\) | (?<![\w.])\.[A-Za-z]\w* | \w+(?:(?:::|->)\w+)+ )
-    | (?P<quoted> "[^"\n]+" | \u201c[^\u201d\n]+\u201d | \u00ab[^\u00bb\n]+\u00bb
+    | (?P<quoted> "[^"\n]+" | \u201c[^\u201c\u201d\n]+\u201d | \u00ab[^\u00ab\u00bb\n]+\u00bb
               | (?<![\w'])'[^'\n]+'(?![\w']) )
     | (?P<number> (?:(?<![\w.)\]])[-+])?\d+(?:[.,:/-]\d+)*(?:(?:st|nd|rd|th)\b)? )
     | (?P<word> [^\W\d_]\w*(?:'\w+)*(?:\.[^\W\d_]\w*)*(?:\+\+|\#)? )
@@ -58,67 +69,126 @@ _PATTERN: Final = re.compile(
 # In a text with any of these brackets and dashes mean something.
 _FORMULA: Final = re.compile(r"[=<>*^+|{}\[\]\\~]|\d\s*[-/\u2013]\s*\d")
 _FORMULA_PUNCTUATION: Final = frozenset("()-\u2013\u2014,;:")
+# What may reach beyond white space; a text without it is the sum of its chunks.
+_SPANNING: Final = re.compile(r"""[`"\u201c\u00ab\n]|(?<![\w'])'""")
 _INDISTINCT_CASE: Final = 0.6
+# Chunks recur, and to cut one costs more than the rest. Longer ones would cost memory.
+_REMEMBERED: Final = 4096
+_LONGEST_REMEMBERED: Final = 24
 
 
 def lex(text: str) -> list[Lexeme]:
     """Return the pieces of `text` in order."""
-    normal = unicodedata.normalize("NFC", text).translate(_STRAIGHTENED)
-    return _expanded(_with_names(list(_pieces(normal))))
-
-
-def _pieces(text: str) -> Iterator[Lexeme]:
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text).translate(_STRAIGHTENED)
     formula = _FORMULA.search(text) is not None
-    starts = True
+    if formula or _SPANNING.search(text):
+        cuts: Iterable[_Cut] = _cut(text, formula=formula)
+    else:
+        cuts = [cut for chunk in text.split() for cut in _chunk(chunk)]
+    return _marked(cuts) if text.islower() else _named(list(cuts))
+
+
+def _chunk(chunk: str) -> Sequence[_Cut]:
+    if len(chunk) <= _LONGEST_REMEMBERED:
+        return _remembered(chunk)
+    return _cut(chunk, formula=False)
+
+
+@lru_cache(_REMEMBERED)
+def _remembered(chunk: str) -> Sequence[_Cut]:
+    return _cut(chunk, formula=False)
+
+
+def _cut(text: str, *, formula: bool) -> Sequence[_Cut]:
+    cuts: list[_Cut] = []
+    for group, piece in _pieces(text, formula=formula):
+        if group == "end":
+            # Without a piece before it there is no sentence to end.
+            if cuts:
+                cuts[-1] = cuts[-1]._replace(ends=True)
+            else:
+                cuts.append(_Cut((), "", ends=True))
+            continue
+        parts = _parts(piece.casefold()) if group == "word" else (piece,)
+        lexemes = tuple(Lexeme(part, Piece(group), starts=False, named=False) for part in parts)
+        cuts.append(_Cut(lexemes, piece if group == "word" else "", ends=False))
+    return tuple(cuts)
+
+
+def _pieces(text: str, *, formula: bool) -> Iterator[tuple[str, str]]:
     for found in _PATTERN.finditer(text):
         group, piece = found.lastgroup or "symbol", found[0]
-        if group == "end":
-            starts = True
-            continue
         if group == "dropped":
             if not formula or piece not in _FORMULA_PUNCTUATION:
                 continue
             group = "symbol"
-        if group == "quoted":
+        elif group == "quoted":
             piece = " ".join(piece[1:-1].split())
         elif group == "code":
             piece = piece.strip("`").strip()
-        yield Lexeme(piece, Piece(group), starts, named=False)
-        starts = False
+        yield group, piece
 
 
-def _with_names(lexemes: list[Lexeme]) -> list[Lexeme]:
-    """Lower the words, and mark those whose capitals are no matter of grammar."""
-    words = [lexeme.text for lexeme in lexemes if lexeme.piece is Piece.WORD]
-    inner = [x.text for x in lexemes if x.piece is Piece.WORD and not x.starts and x.text != "I"]
-    capitals = sum(word[0].isupper() for word in inner)
-    shouted = len(words) > 1 and not any(char.islower() for word in words for char in word)
-    titled = capitals > 3 and capitals > _INDISTINCT_CASE * len(inner)
-    marked = []
-    for lexeme in lexemes:
-        if lexeme.piece is not Piece.WORD:
-            marked.append(lexeme)
-            continue
-        word = lexeme.text
-        acronym = len(word) > 1 and word.isupper()
-        capital = word[0].isupper() and word != "I" and not word.startswith("I'")
-        named = not shouted and (acronym or (capital and not titled and not lexeme.starts))
-        # "World War I": after a name it is a numeral.
-        if word == "I" and marked and marked[-1].named:
-            named = True
-        text = word if named else word.casefold()
-        marked.append(Lexeme(text, lexeme.piece, lexeme.starts, named))
+def _marked(cuts: Iterable[_Cut]) -> list[Lexeme]:
+    """Mark where sentences start, in a text without capitals."""
+    marked: list[Lexeme] = []
+    starts = True
+    for lexemes, _, ends in cuts:
+        if starts and lexemes:
+            marked.append(lexemes[0]._replace(starts=True))
+            marked.extend(lexemes[1:])
+            starts = ends
+        else:
+            marked.extend(lexemes)
+            starts = starts or ends
     return marked
 
 
-def _expanded(lexemes: list[Lexeme]) -> list[Lexeme]:
-    expanded: list[Lexeme] = []
-    for lexeme in lexemes:
-        parts = _parts(lexeme.text) if lexeme.piece is Piece.WORD else (lexeme.text,)
-        for place, part in enumerate(parts):
-            named = lexeme.named and place == 0
-            expanded.append(Lexeme(part, lexeme.piece, lexeme.starts and place == 0, named))
-    return expanded
+def _named(cuts: Sequence[_Cut]) -> list[Lexeme]:
+    """Mark where sentences start, and the words whose capitals are no matter of grammar."""
+    shouted, titled = _indistinct(cuts)
+    marked: list[Lexeme] = []
+    starts, after_name = True, False
+    for lexemes, word, ends in cuts:
+        if not lexemes:
+            starts = True
+            continue
+        first = lexemes[0]
+        named = _is_named(word, starts=starts or titled, after_name=after_name) and not shouted
+        if named:
+            text = word[: len(first.text)]
+            marked.append(Lexeme(text, Piece.WORD, starts, named=True))
+        else:
+            marked.append(first._replace(starts=True) if starts else first)
+        marked.extend(lexemes[1:])
+        after_name = named
+        starts = ends
+    return marked
+
+
+def _indistinct(cuts: Sequence[_Cut]) -> tuple[bool, bool]:
+    """Tell whether all is in capitals, and whether most words have one."""
+    words, inner, capitals, small = 0, 0, 0, False
+    starts = True
+    for lexemes, word, ends in cuts:
+        if word:
+            words += 1
+            small = small or not word.isupper()
+            if not starts and word != "I":
+                inner += 1
+                capitals += word[0].isupper()
+        starts = ends or not lexemes
+    return words > 1 and not small, capitals > 3 and capitals > _INDISTINCT_CASE * inner
+
+
+def _is_named(word: str, *, starts: bool, after_name: bool) -> bool:
+    if word == "I":
+        # "World War I": after a name it is a numeral.
+        return after_name
+    if len(word) > 1 and word.isupper():
+        return True
+    return word[:1].isupper() and not starts and not word.startswith("I'")
 
 
 def _parts(word: str) -> tuple[str, ...]:

@@ -1,0 +1,63 @@
+"""Are two texts about the same names and things of one kind? Pure.
+
+A name that only one text has is another entity, unless it is a part of the other's ("Obama",
+"Barack Obama"), its initials, or another word for it ("US", "America"). Two members of one kind, one
+in each text ("dog", "cat"), are two things.
+"""
+
+from collections.abc import Iterator
+
+from embeddings.verify.differences import Difference
+from embeddings.verify.statement import Item, Statement
+
+
+def check_names(a: Statement, b: Statement, apart: Difference) -> str | None:
+    """Refuse a name that only one text has."""
+    if any(
+        _is_name(item) and not _is_part(item, mine, apart, others) and not _initials(item, mine, theirs)
+        for mine, theirs, alone, others in (
+            (a, b, apart.left, apart.right),
+            (b, a, apart.right, apart.left),
+        )
+        for item in alone
+    ):
+        return "name"
+    return None
+
+
+def _is_name(item: Item) -> bool:
+    return item.word.name or (item.named and not item.word.ordinary)
+
+
+def _is_part(item: Item, mine: Statement, apart: Difference, others: tuple[Item, ...]) -> bool:
+    """Tell whether the name stands beside one that both texts have, and nothing stands for it."""
+    return not any(_is_name(x) for x in others) and any(
+        x.word.key in apart.shared and _is_name(x) for x in _beside(item, mine)
+    )
+
+
+def _beside(item: Item, text: Statement) -> Iterator[Item]:
+    return (x for x in text.items if abs(x.place - item.place) == 1)
+
+
+def _initials(item: Item, mine: Statement, theirs: Statement) -> bool:
+    """Tell whether the name is an acronym of words in the other text, or the other way round."""
+    if item.text in "".join(word[0] for word in theirs.words) and 2 <= len(item.text) <= 5:
+        return True
+    near = [x.text[0] for x in mine.items if abs(x.place - item.place) <= 3]
+    return any(
+        x.named and 2 <= len(x.text) <= 5 and x.text in "".join(near) for x in theirs.items
+    )
+
+
+def check_kinds(a: Statement, b: Statement, apart: Difference) -> str | None:
+    """Refuse two things of one kind, one in each text."""
+    del a, b
+    for x in apart.left:
+        if not x.word.kinds:
+            continue
+        mine = {kind.partition(":")[0] for kind in x.word.kinds}
+        for y in apart.right:
+            if any(kind.partition(":")[0] in mine for kind in y.word.kinds - x.word.kinds):
+                return "kind"
+    return None

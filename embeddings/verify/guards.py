@@ -1,0 +1,37 @@
+"""Stands before the trained verifier: refuses what is certainly or probably another question. Pure.
+
+Law: a guard refuses only for a difference that it can name; ordinary rewording (other words, active
+for passive, clauses moved) is left to the verifier. All guards are symmetric.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from embeddings.verify.differences import Difference, difference
+from embeddings.verify.entities import check_kinds, check_names
+from embeddings.verify.plain_differences import check_words
+from embeddings.verify.polarity import check_polarity
+from embeddings.verify.counts import check_numbers
+from embeddings.verify.statement import Statement, state
+from embeddings.verify.strings import check_strings
+
+_Check = Callable[[Statement, Statement, Difference], str | None]
+_CHECKS: Final[tuple[_Check, ...]] = (
+    check_strings,
+    check_numbers,
+    check_names,
+    check_polarity,
+    check_kinds,
+    check_words,
+)
+
+
+def guard(asked: str, stored: str) -> str | None:
+    """Return why an answer to `stored` may not be served to `asked`, None to leave it open."""
+    if asked.strip() == stored.strip():
+        return None
+    a, b = state(asked), state(stored)
+    if not (a.words or a.symbols or a.strings) or not (b.words or b.symbols or b.strings):
+        return "words"
+    apart = difference(a, b)
+    return next((reason for check in _CHECKS if (reason := check(a, b, apart))), None)

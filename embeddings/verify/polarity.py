@@ -1,0 +1,47 @@
+"""Does one text say the opposite of the other? Pure.
+
+Negations and opposed words are flips. An odd number of them between two texts turns the question
+round; an even number ("not pessimistic", "optimistic") is left to the verifier.
+"""
+
+import re
+from typing import Final
+
+from embeddings.verify.differences import Difference
+from embeddings.verify.lists.grammar import NEGATIONS
+from embeddings.verify.statement import Statement
+from embeddings.verify.vocabulary import opposed
+
+# A negation in these says nothing about the matter asked.
+_IDLE: Final = re.compile(
+    r" (?:whether )?or not | not (?:only|just|sure|certain|clear) | if not | why not $| no (?:idea|clue|matter|problem) "
+    r"| (?:do|does|did|can|could) not (?:really )?(?:know|understand|figure|remember|see|get|seem|tell|find) "
+    r"| no (?:more|less|fewer|later|earlier|longer) than | not (?:more|less|fewer|later|earlier) than "
+    r"| nothing (?:but|more) | never mind | is not it | does not it | are not they | not to mention "
+    r"| not enough | could you not | would you not | is not there "
+)
+
+
+def negations(text: Statement) -> int:
+    """Count the negations that say something."""
+    count = sum(word in NEGATIONS for word in text.words)
+    return count - len(_IDLE.findall(text.joined)) if count else 0
+
+
+def check_polarity(a: Statement, b: Statement, apart: Difference) -> str | None:
+    """Refuse an odd number of flips."""
+    denials = negations(a) - negations(b)
+    flips = sum(
+        any(opposed(x.word, y.word) for y in apart.right) for x in apart.left
+    )
+    if (denials + flips) % 2 == 0:
+        return None
+    if denials % 2 == 0:
+        return "antonym"
+    if flips:
+        return None
+    # What has fewer negations may say the same with a word like "stop" or "lack".
+    fewer, alone = (b, apart.right) if denials > 0 else (a, apart.left)
+    if any(item.word.complement for item in alone):
+        return None
+    return "negation"

@@ -1,0 +1,167 @@
+"""Numbers with what they count, and whether two texts speak of the same ones. Pure.
+
+Digits, number words, ordinals, fractions and dozens are brought to one value. "Both", "a pair" and
+"single" are weak: they may account for a number of the other text and need no account themselves.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Final, NamedTuple
+
+from embeddings.verify.lexicon import UNITS
+from embeddings.verify.lexing import Lexeme, Piece
+from embeddings.verify.numbers import NUMBER_WORDS, digits, number_words, ordinal_word
+
+
+class Quantity(NamedTuple):
+    """A number: its value in one form, its unit if one stands beside it, and where it stands."""
+
+    value: str
+    unit: str | None
+    weak: bool
+    place: int = 0
+
+
+_WEAK: Final[Mapping[str, str]] = {
+    "both": "2", "pair": "2", "pairs": "2", "couple": "2", "twins": "2", "twin": "2",
+    "double": "2", "doubled": "2", "doubles": "2", "triple": "3", "tripled": "3",
+    "triplets": "3", "trio": "3", "single": "1", "alone": "1", "sole": "1", "quadruple": "4",
+    "one": "1", "once": "1", "first": "1",
+}  # fmt: skip
+_STRONG: Final[Mapping[str, str]] = {
+    "dozen": "12", "twice": "2", "thrice": "3", "half": "1/2", "halves": "1/2",
+}  # fmt: skip
+_PARTS: Final[Mapping[str, int]] = {
+    "half": 2, "halves": 2, "third": 3, "thirds": 3, "quarter": 4, "quarters": 4, "fourth": 4,
+    "fourths": 4, "fifth": 5, "fifths": 5, "sixth": 6, "sixths": 6, "seventh": 7, "sevenths": 7,
+    "eighth": 8, "eighths": 8, "ninth": 9, "ninths": 9, "tenth": 10, "tenths": 10,
+}  # fmt: skip
+_ROMAN: Final[Mapping[str, str]] = {
+    "II": "2", "III": "3", "IV": "4", "VI": "6", "VII": "7", "VIII": "8", "IX": "9", "XI": "11",
+}  # fmt: skip
+_PLAIN: Final = re.compile(r"[-+]?\d{1,15}(?:\.\d{1,9})?")
+_FRACTION: Final = re.compile(r"(\d{1,6})/(\d{1,6})")
+_ISO_DATE: Final = re.compile(r"(\d{4})-(\d{2})-(\d{2})")
+_ORDINAL: Final = re.compile(r"(\d+)th")
+_SCALES: Final[Mapping[str, int]] = {
+    "k": 10**3, "thousand": 10**3, "million": 10**6, "mio": 10**6, "billion": 10**9, "bn": 10**9,
+    "trillion": 10**12, "hundred": 100, "dozen": 12,
+}  # fmt: skip
+_SYMBOLS: Final[Mapping[str, str]] = {
+    "$": "dollar", "\u20ac": "euro", "\u00a3": "sterling", "%": "percent", "\u00b0": "degree",
+    "\u00a5": "yen", "\u20b9": "rupee",
+}  # fmt: skip
+_OTHER_UNITS: Final[Mapping[str, str]] = {
+    "bucks": "dollar", "buck": "dollar", "usd": "dollar", "quid": "sterling", "p.m": "pm",
+    "a.m": "am", "am": "am", "pm": "pm", "pct": "percent", "percent": "percent", "m": "metre",
+    "s": "second", "h": "hour", "g": "gram", "l": "litre", "c": "celsius", "f": "fahrenheit",
+    "yo": "year", "degrees": "degree", "degree": "degree", "mph": "mph", "kmh": "kmh",
+    "yen": "yen", "rupees": "rupee", "rupee": "rupee", "rs": "rupee", "mb": "megabyte",
+    "gb": "gigabyte", "tb": "terabyte", "kb": "kilobyte",
+}  # fmt: skip
+_LOOK_AHEAD: Final = 12
+
+
+def symbol_unit(symbol: str) -> str | None:
+    """Return the unit a symbol stands for."""
+    return _SYMBOLS.get(symbol)
+
+
+def quantity(lexemes: Sequence[Lexeme], place: int) -> tuple[Quantity, int] | None:
+    """Read the quantity that starts at `place`; return it and how many lexemes it took."""
+    lexeme = lexemes[place]
+    if lexeme.piece is Piece.NUMBER:
+        return _written(lexemes, place)
+    text = lexeme.text
+    if lexeme.named and text in _ROMAN:
+        return Quantity(_ROMAN[text], None, weak=False), 1
+    lower = text.casefold()
+    if lower in NUMBER_WORDS and lower != "one":
+        return _spelled(lexemes, place)
+    if lower == "one":
+        following = lexemes[place + 1].text if place + 1 < len(lexemes) else ""
+        if following in NUMBER_WORDS or following in _PARTS:
+            return _spelled(lexemes, place)
+        return Quantity("1", None, weak=True), 1
+    if lower in _WEAK:
+        return Quantity(_WEAK[lower], None, weak=True), 1
+    if lower in _STRONG:
+        return Quantity(_STRONG[lower], None, weak=False), 1
+    if lower in {"quarter", "third"} and place and lexemes[place - 1].text == "a":
+        return Quantity(f"1/{_PARTS[lower]}", None, weak=False), 1
+    ordinal = ordinal_word(lower)
+    if ordinal is not None:
+        return Quantity(ordinal[:-2], None, weak=False), 1
+    return None
+
+
+def _written(lexemes: Sequence[Lexeme], place: int) -> tuple[Quantity, int]:
+    text = lexemes[place].text.removeprefix("+")
+    form, taken = digits(text), 1
+    ordinal = _ORDINAL.fullmatch(form)
+    if ordinal:
+        form = ordinal[1]
+    fraction = _FRACTION.fullmatch(form)
+    if fraction and int(fraction[2]):
+        form = str(Fraction(int(fraction[1]), int(fraction[2])))
+    elif place + 1 < len(lexemes) and _PLAIN.fullmatch(form):
+        form, more = _scaled(form, lexemes, place + 1)
+        taken += more
+    unit = _SYMBOLS.get(lexemes[place - 1].text) if place else None
+    if unit == "degree":
+        unit = None
+    following, more = _unit(lexemes, place + taken)
+    return Quantity(_canonical(form), unit or following, weak=False), taken + more
+
+
+def _scaled(form: str, lexemes: Sequence[Lexeme], place: int) -> tuple[str, int]:
+    text = lexemes[place].text.casefold()
+    if text in _SCALES:
+        return str(Fraction(form) * _SCALES[text]), 1
+    if lexemes[place].piece is Piece.NUMBER and "." not in form:
+        part = _FRACTION.fullmatch(lexemes[place].text)
+        if part and 0 < int(part[1]) < int(part[2]):
+            return str(Fraction(form) + Fraction(int(part[1]), int(part[2]))), 1
+    if text == "and" and [x.text for x in lexemes[place + 1 : place + 3]] == ["a", "half"]:
+        return str(Fraction(form) + Fraction(1, 2)), 3
+    return form, 0
+
+
+def _spelled(lexemes: Sequence[Lexeme], place: int) -> tuple[Quantity, int] | None:
+    ahead = [
+        x.text.casefold() if x.piece is Piece.WORD else "" for x in lexemes[place : place + _LOOK_AHEAD]
+    ]
+    found = number_words(ahead)
+    if found is None:
+        return None
+    form, taken = found
+    if ahead[taken : taken + 1] and ahead[taken] in _PARTS and int(form) < 100:
+        return Quantity(str(Fraction(int(form), _PARTS[ahead[taken]])), None, weak=False), taken + 1
+    if ahead[taken : taken + 1] == ["dozen"]:
+        form, taken = str(int(form) * 12), taken + 1
+    if ahead[taken : taken + 3] == ["and", "a", "half"]:
+        form, taken = str(Fraction(form) + Fraction(1, 2)), taken + 3
+    unit, more = _unit(lexemes, place + taken)
+    return Quantity(_canonical(form), unit, weak=False), taken + more
+
+
+def _unit(lexemes: Sequence[Lexeme], place: int) -> tuple[str | None, int]:
+    if place >= len(lexemes):
+        return None, 0
+    text = lexemes[place].text.casefold()
+    if text == "\u00b0" and place + 1 < len(lexemes):
+        return _OTHER_UNITS.get(lexemes[place + 1].text.casefold(), "degree"), 2
+    unit = _OTHER_UNITS.get(text) or _SYMBOLS.get(text) or UNITS.get(text)
+    return (unit, 1) if unit else (None, 0)
+
+
+def _canonical(form: str) -> str:
+    if not _PLAIN.fullmatch(form) or (form.startswith("0") and not form.startswith("0.")):
+        return form
+    whole, dot, part = form.partition(".")
+    # 2.0 is 2 and 2.50 is 2.5, but 3.10 is a version.
+    if dot and not part.strip("0"):
+        return whole
+    return form

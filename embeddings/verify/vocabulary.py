@@ -1,0 +1,174 @@
+"""What the word lists say about one word, looked up by any of its forms. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from embeddings.verify.lists.brands import ACRONYMS, BRANDS
+from embeddings.verify.lists.grammar import FUNCTION, HARMLESS
+from embeddings.verify.lists.kinds import KINDS
+from embeddings.verify.lists.opposites import COMPLEMENTS, CONVERSE, OPPOSED
+from embeddings.verify.lists.people import FEMALE, MALE
+from embeddings.verify.lists.places import COUNTRIES, PLACES
+from embeddings.verify.lists.synonyms import SYNONYMS
+from embeddings.verify.stems import derived, stem
+
+_Index = Mapping[str, frozenset[str]]
+_NONE: Final[frozenset[str]] = frozenset()
+_LONGEST_REMEMBERED: Final = 32
+
+
+class Word(NamedTuple):
+    """What is known of a word.
+
+    `key`: the same for all its forms. `synonyms`: groups it belongs to. `opposed`, `converse`: keys
+    of words that turn a question round. `kinds`: what it is one of. `name`: known as a name.
+    `ordinary`: known as something else. `harmless`: may be added without changing the question.
+    `complement`: may say what a negation says.
+    """
+
+    key: str
+    synonyms: frozenset[str]
+    opposed: frozenset[str]
+    converse: frozenset[str]
+    kinds: frozenset[str]
+    name: bool
+    ordinary: bool
+    harmless: bool
+    complement: bool
+
+
+def word(text: str) -> Word:
+    """Return what is known of a lower-case word, or of a phrase joined with hyphens."""
+    return _remembered(text) if len(text) <= _LONGEST_REMEMBERED else _looked_up(text)
+
+
+def related(a: Word, b: Word) -> bool:
+    """Tell whether the two may say the same thing."""
+    return (
+        a.key == b.key
+        or not a.synonyms.isdisjoint(b.synonyms)
+        or (not opposed(a, b) and not a.name and not b.name and derived(a.key, b.key))
+    )
+
+
+def opposed(a: Word, b: Word) -> bool:
+    """Tell whether one word says the opposite of the other."""
+    return (
+        b.key in a.opposed
+        or a.key in b.opposed
+        or (a.key != b.key and _opposed_by_form(*sorted((a.key, b.key), key=len)))
+    )
+
+
+_PREFIXES: Final = ("un", "dis", "in", "im", "il", "ir", "non", "mis", "anti", "de", "counter")
+
+
+def _opposed_by_form(short: str, long: str) -> bool:
+    if len(short) > 2 and long.endswith(short):
+        return long[: -len(short)] in _PREFIXES
+    if long.endswith("less") and len(long) > 6:
+        base = long[:-4]
+        return short in (base, base + "ful", base + "y")
+    # enable and disable, encourage and discourage
+    return long.startswith("dis") and short.startswith("en") and long[3:] == short[2:]
+
+
+@lru_cache(8192)
+def _remembered(text: str) -> Word:
+    return _looked_up(text)
+
+
+def _looked_up(text: str) -> Word:
+    if text in _ENTITIES:
+        key = _ENTITIES[text]
+        kinds = _KINDS.get(stem(text), _NONE) | _KINDS.get(key, _NONE)
+        return Word(key, _NONE, _NONE, _NONE, kinds, text not in _PLAIN, False, False, False)
+    key = stem(text)
+    synonyms = _SYNONYMS.get(key, _NONE)
+    against = _OPPOSED.get(key, _NONE)
+    kinds = _KINDS.get(key, _NONE)
+    return Word(
+        key,
+        synonyms,
+        against,
+        _CONVERSE.get(key, _NONE),
+        kinds,
+        name=text in MALE or text in FEMALE,
+        ordinary=bool(synonyms or against or kinds) or text in HARMLESS or text in _ACRONYMS,
+        harmless=text in HARMLESS,
+        complement=text in COMPLEMENTS or key in COMPLEMENTS,
+    )
+
+
+def _groups(text: str, separator: str) -> Iterator[list[str]]:
+    return (group.split() for group in text.split(separator) if group.strip())
+
+
+def _entities(*texts: str) -> dict[str, str]:
+    return {x: group[0] for text in texts for group in _groups(text, ";") for x in group}
+
+
+def _synonyms() -> Iterator[tuple[str, str]]:
+    for place, group in enumerate(_groups(SYNONYMS, ";")):
+        for text in group:
+            yield stem(text), str(place)
+    for line in ACRONYMS.split(";"):
+        names = line.strip().split("=")
+        for name in names[1:]:
+            yield stem(name), names[0]
+            yield stem(names[0]), names[0]
+
+
+def _opposites(text: str) -> Iterator[tuple[str, str]]:
+    for line in text.strip().splitlines():
+        left, right = (side.split() for side in line.split("|"))
+        for a in left:
+            for b in right:
+                yield stem(a), stem(b)
+                yield stem(b), stem(a)
+
+
+def _kinds() -> Iterator[tuple[str, str]]:
+    for line in KINDS.strip().splitlines():
+        kind, members = line.split(":")
+        for member in members.split(","):
+            names = member.strip().split("=")
+            for name in names:
+                yield stem(name), f"{kind}:{names[0]}"
+
+
+def _index(pairs: Iterable[tuple[str, str]]) -> _Index:
+    index: defaultdict[str, set[str]] = defaultdict(set)
+    for key, value in pairs:
+        index[key].add(value)
+    return {key: frozenset(values) for key, values in index.items()}
+
+
+_ENTITIES: Final = _entities(COUNTRIES, PLACES, BRANDS)
+_SYNONYMS: Final = _index(_synonyms())
+_OPPOSED: Final = _index(_opposites(OPPOSED))
+_CONVERSE: Final = _index(_opposites(CONVERSE))
+_KINDS: Final = _index(_kinds())
+_ACRONYMS: Final = frozenset(line.strip().split("=")[0] for line in ACRONYMS.split(";"))
+# Names that are plain words as well, and count as names only with a capital.
+_PLAIN: Final = frozenset("turkey china jordan chile who sat steam notion la mit un excel".split())
+
+
+
+def _phrases() -> Iterator[tuple[str, tuple[str, ...]]]:
+    listed = " ".join((SYNONYMS, OPPOSED, KINDS, ACRONYMS))
+    for text in (*_ENTITIES, *listed.replace("=", " ").replace(";", " ").replace(",", " ").split()):
+        first, *rest = text.split("-")
+        if rest and first not in FUNCTION:
+            yield first, (first, *rest)
+
+
+_FOUND: Final[defaultdict[str, set[tuple[str, ...]]]] = defaultdict(set)
+for _first, _phrase in _phrases():
+    _FOUND[_first].add(_phrase)
+PHRASES: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
+    first: tuple(sorted(found, key=lambda x: (-len(x), x))) for first, found in _FOUND.items()
+}
+"""Phrases that count as one word, by their first word; the longest first."""
