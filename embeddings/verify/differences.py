@@ -11,12 +11,14 @@ class Difference(NamedTuple):
     """What is left of two texts when equal and related words are taken away.
 
     `loose`: how many words found a related one, not an equal one. `shared`: keys in both.
+    `closeness`: the share of meaningful words that are accounted for, 1 when all are.
     """
 
     left: tuple[Item, ...]
     right: tuple[Item, ...]
     shared: frozenset[str]
     loose: int
+    closeness: float
 
 
 def difference(a: Statement, b: Statement) -> Difference:
@@ -24,11 +26,14 @@ def difference(a: Statement, b: Statement) -> Difference:
     left = [item for item in a.items if item.word.key not in b.keys]
     right = [item for item in b.items if item.word.key not in a.keys]
     if not left and not right:
-        return Difference((), (), a.keys & b.keys, 0)
+        return Difference((), (), a.keys & b.keys, 0, 1.0)
     only_left = _unaccounted(left, b, right)
     only_right = _unaccounted(right, a, left)
     loose = len(left) + len(right) - len(only_left) - len(only_right)
-    return Difference(tuple(only_left), tuple(only_right), a.keys & b.keys, loose)
+    total = sum(not item.word.harmless for item in (*a.items, *b.items))
+    apart = sum(not item.word.harmless for item in (*only_left, *only_right))
+    closeness = 1 - apart / total if total else 1.0
+    return Difference(tuple(only_left), tuple(only_right), a.keys & b.keys, loose, closeness)
 
 
 def _unaccounted(items: Sequence[Item], other: Statement, alone: Sequence[Item]) -> list[Item]:

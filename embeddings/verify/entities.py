@@ -1,26 +1,35 @@
 """Are two texts about the same names and things of one kind? Pure.
 
 A name that only one text has is another entity, unless it is a part of the other's ("Obama",
-"Barack Obama"), its initials, or another word for it ("US", "America"). Two members of one kind, one
-in each text ("dog", "cat"), are two things.
+"Barack Obama"), its initials, or another word for it ("US", "America"). Two members of one kind,
+one in each text ("dog", "cat"), are two things.
 """
 
 from collections.abc import Iterator
+from typing import Final
 
 from embeddings.verify.differences import Difference
 from embeddings.verify.statement import Item, Statement
 
+# Texts less close than this may mention a name by the way.
+_CLOSE: Final = 0.6
+
 
 def check_names(a: Statement, b: Statement, apart: Difference) -> str | None:
     """Refuse a name that only one text has."""
-    if any(
-        _is_name(item) and not _is_part(item, mine, apart, others) and not _initials(item, mine, theirs)
+    left, right = (
+        any(
+            _is_name(item)
+            and not _is_part(item, mine, apart, others)
+            and not _initials(item, mine, theirs)
+            for item in alone
+        )
         for mine, theirs, alone, others in (
             (a, b, apart.left, apart.right),
             (b, a, apart.right, apart.left),
         )
-        for item in alone
-    ):
+    )
+    if (left and right) or ((left or right) and apart.closeness >= _CLOSE):
         return "name"
     return None
 
@@ -45,9 +54,7 @@ def _initials(item: Item, mine: Statement, theirs: Statement) -> bool:
     if item.text in "".join(word[0] for word in theirs.words) and 2 <= len(item.text) <= 5:
         return True
     near = [x.text[0] for x in mine.items if abs(x.place - item.place) <= 3]
-    return any(
-        x.named and 2 <= len(x.text) <= 5 and x.text in "".join(near) for x in theirs.items
-    )
+    return any(x.named and 2 <= len(x.text) <= 5 and x.text in "".join(near) for x in theirs.items)
 
 
 def check_kinds(a: Statement, b: Statement, apart: Difference) -> str | None:

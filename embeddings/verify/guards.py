@@ -7,11 +7,11 @@ for passive, clauses moved) is left to the verifier. All guards are symmetric.
 from collections.abc import Callable
 from typing import Final
 
+from embeddings.verify.counts import check_numbers
 from embeddings.verify.differences import Difference, difference
 from embeddings.verify.entities import check_kinds, check_names
 from embeddings.verify.plain_differences import check_words
 from embeddings.verify.polarity import check_polarity
-from embeddings.verify.counts import check_numbers
 from embeddings.verify.statement import Statement, state
 from embeddings.verify.strings import check_strings
 

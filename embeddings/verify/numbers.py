@@ -27,6 +27,7 @@ _ORDINALS: Final = _counted(
     "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth",
 )
 NUMBER_WORDS: Final = frozenset({*_UNITS, *_TENS, *_SCALES, "hundred"})
+ORDINAL_WORDS: Final = frozenset(_ORDINALS)
 _THOUSANDS: Final = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _ORDINAL_DIGITS: Final = re.compile(r"(\d+)(?:st|nd|rd|th)", re.IGNORECASE)
 

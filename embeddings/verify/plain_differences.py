@@ -4,8 +4,13 @@ Where two texts say the same but for a word that one has more, or for a word in 
 another, that word is the difference. Where they differ more widely nothing is concluded.
 """
 
+from typing import Final
+
 from embeddings.verify.differences import Difference
 from embeddings.verify.statement import Item, Statement
+
+# Texts less close than this differ in more than a word.
+_CLOSE: Final = 0.75
 
 
 def check_words(a: Statement, b: Statement, apart: Difference) -> str | None:
@@ -18,7 +23,7 @@ def check_words(a: Statement, b: Statement, apart: Difference) -> str | None:
     if not apart.shared:
         return None
     if not left or not right:
-        return "added" if apart.loose == 0 else None
+        return "added" if apart.loose == 0 and apart.closeness >= _CLOSE else None
     if len(left) == len(right) == 1 and _same_place(left[0], right[0], a, b):
         return "replaced"
     return None

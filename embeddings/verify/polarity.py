@@ -12,13 +12,19 @@ from embeddings.verify.lists.grammar import NEGATIONS
 from embeddings.verify.statement import Statement
 from embeddings.verify.vocabulary import opposed
 
+# Texts less close than this may say the same with other words and a negation.
+_CLOSE: Final = 0.6
 # A negation in these says nothing about the matter asked.
 _IDLE: Final = re.compile(
-    r" (?:whether )?or not | not (?:only|just|sure|certain|clear) | if not | why not $| no (?:idea|clue|matter|problem) "
-    r"| (?:do|does|did|can|could) not (?:really )?(?:know|understand|figure|remember|see|get|seem|tell|find) "
-    r"| no (?:more|less|fewer|later|earlier|longer) than | not (?:more|less|fewer|later|earlier) than "
-    r"| nothing (?:but|more) | never mind | is not it | does not it | are not they | not to mention "
-    r"| not enough | could you not | would you not | is not there "
+    r" (?:(?:whether )?or not"
+    r"|not (?:only|just|sure|certain|clear|enough|to mention)"
+    r"|if not|never mind"
+    r"|why not $|no (?:idea|clue|matter|problem)|no(?:t|)"
+    r" (?:more|less|fewer|later|earlier|longer) than"
+    r"|(?:do|does|did|can|could) not (?:really )?"
+    r"(?:know|understand|figure|remember|see|get|seem|tell|find)"
+    r"|nothing (?:but|more)"
+    r"|(?:is|does|are|do|was|did|could|would) not (?:it|they|you|there|that)) "
 )
 
 
@@ -31,17 +37,17 @@ def negations(text: Statement) -> int:
 def check_polarity(a: Statement, b: Statement, apart: Difference) -> str | None:
     """Refuse an odd number of flips."""
     denials = negations(a) - negations(b)
-    flips = sum(
-        any(opposed(x.word, y.word) for y in apart.right) for x in apart.left
-    )
+    flips = sum(any(opposed(x.word, y.word) for y in apart.right) for x in apart.left)
     if (denials + flips) % 2 == 0:
         return None
     if denials % 2 == 0:
         return "antonym"
     if flips:
         return None
+    if apart.closeness < _CLOSE:
+        return None
     # What has fewer negations may say the same with a word like "stop" or "lack".
-    fewer, alone = (b, apart.right) if denials > 0 else (a, apart.left)
+    alone = apart.right if denials > 0 else apart.left
     if any(item.word.complement for item in alone):
         return None
     return "negation"

@@ -5,14 +5,19 @@ Digits, number words, ordinals, fractions and dozens are brought to one value. "
 """
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Final, NamedTuple
 
 from embeddings.verify.lexicon import UNITS
 from embeddings.verify.lexing import Lexeme, Piece
-from embeddings.verify.numbers import NUMBER_WORDS, digits, number_words, ordinal_word
+from embeddings.verify.numbers import (
+    NUMBER_WORDS,
+    ORDINAL_WORDS,
+    digits,
+    number_words,
+    ordinal_word,
+)
 
 
 class Quantity(NamedTuple):
@@ -62,6 +67,7 @@ _OTHER_UNITS: Final[Mapping[str, str]] = {
     "gb": "gigabyte", "tb": "terabyte", "kb": "kilobyte",
 }  # fmt: skip
 _LOOK_AHEAD: Final = 12
+_OPENERS: Final = NUMBER_WORDS | _WEAK.keys() | _STRONG.keys() | _PARTS.keys() | ORDINAL_WORDS
 
 
 def symbol_unit(symbol: str) -> str | None:
@@ -70,21 +76,27 @@ def symbol_unit(symbol: str) -> str | None:
 
 
 def quantity(lexemes: Sequence[Lexeme], place: int) -> tuple[Quantity, int] | None:
-    """Read the quantity that starts at `place`; return it and how many lexemes it took."""
+    """Read the quantity that starts at `place`; return it and how many lexemes it took.
+
+    Every number in digits is one; a word may be none.
+    """
     lexeme = lexemes[place]
     if lexeme.piece is Piece.NUMBER:
         return _written(lexemes, place)
     text = lexeme.text
+    if text.casefold() not in _OPENERS and text not in _ROMAN:
+        return None
     if lexeme.named and text in _ROMAN:
         return Quantity(_ROMAN[text], None, weak=False), 1
-    lower = text.casefold()
-    if lower in NUMBER_WORDS and lower != "one":
-        return _spelled(lexemes, place)
-    if lower == "one":
-        following = lexemes[place + 1].text if place + 1 < len(lexemes) else ""
-        if following in NUMBER_WORDS or following in _PARTS:
-            return _spelled(lexemes, place)
+    return _worded(lexemes, place, text.casefold())
+
+
+def _worded(lexemes: Sequence[Lexeme], place: int, lower: str) -> tuple[Quantity, int] | None:
+    following = lexemes[place + 1].text if place + 1 < len(lexemes) else ""
+    if lower == "one" and following not in NUMBER_WORDS and following not in _PARTS:
         return Quantity("1", None, weak=True), 1
+    if lower in NUMBER_WORDS:
+        return _spelled(lexemes, place)
     if lower in _WEAK:
         return Quantity(_WEAK[lower], None, weak=True), 1
     if lower in _STRONG:
@@ -92,9 +104,7 @@ def quantity(lexemes: Sequence[Lexeme], place: int) -> tuple[Quantity, int] | No
     if lower in {"quarter", "third"} and place and lexemes[place - 1].text == "a":
         return Quantity(f"1/{_PARTS[lower]}", None, weak=False), 1
     ordinal = ordinal_word(lower)
-    if ordinal is not None:
-        return Quantity(ordinal[:-2], None, weak=False), 1
-    return None
+    return None if ordinal is None else (Quantity(ordinal[:-2], None, weak=False), 1)
 
 
 def _written(lexemes: Sequence[Lexeme], place: int) -> tuple[Quantity, int]:
@@ -131,7 +141,8 @@ def _scaled(form: str, lexemes: Sequence[Lexeme], place: int) -> tuple[str, int]
 
 def _spelled(lexemes: Sequence[Lexeme], place: int) -> tuple[Quantity, int] | None:
     ahead = [
-        x.text.casefold() if x.piece is Piece.WORD else "" for x in lexemes[place : place + _LOOK_AHEAD]
+        x.text.casefold() if x.piece is Piece.WORD else ""
+        for x in lexemes[place : place + _LOOK_AHEAD]
     ]
     found = number_words(ahead)
     if found is None:

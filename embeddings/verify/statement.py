@@ -1,4 +1,4 @@
-"""What a text states, as far as the guards look: its meaningful words, numbers, strings, negations.
+"""What a text states, as far as the guards look: its meaningful words, numbers and strings. Pure.
 
 Nothing is judged here. Whatever does not belong to a word list stays what it is.
 """
@@ -6,7 +6,6 @@ Nothing is judged here. Whatever does not belong to a word list stays what it is
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from embeddings.verify.lexicon import UNITS
 from embeddings.verify.lexing import Lexeme, Piece, lex
 from embeddings.verify.lists.grammar import FUNCTION
 from embeddings.verify.quantities import Quantity, quantity, symbol_unit
@@ -25,9 +24,10 @@ class Item(NamedTuple):
 class Statement(NamedTuple):
     """A text, read.
 
-    `words`: all words in lower case; `joined`: the same between single spaces. `items`: the
-    meaningful ones; `keys`: theirs. `strings`: code, quotations, addresses. `symbols`: what is
-    neither word nor number, with all of a formula. `starts`: where sentences begin in `words`.
+    `words`: all words in lower case, `#` for a number and `"` for a string; `joined`: the same
+    between single spaces. `items`: the meaningful ones; `keys`: theirs. `strings`: code,
+    quotations, addresses. `symbols`: what is neither word nor number. `starts`: where sentences
+    begin in `words`.
     """
 
     words: tuple[str, ...]
@@ -41,7 +41,9 @@ class Statement(NamedTuple):
 
 
 _DECORATION: Final = frozenset("()[]{},;:-\u2013\u2014'\"\u2026\u201c\u201d\u2022*&/~")
-_AFTER_NUMBER: Final = frozenset({"am", "pm"})
+_LONGEST_PHRASE: Final = max(len(phrase) for phrases in PHRASES.values() for phrase in phrases)
+NUMBER: Final = "#"
+STRING: Final = '"'
 
 
 def state(text: str) -> Statement:
@@ -50,68 +52,53 @@ def state(text: str) -> Statement:
     words: list[str] = []
     items: list[Item] = []
     numbers: list[Quantity] = []
-    strings: list[str] = []
-    symbols: list[str] = []
+    others: list[Lexeme] = []
     starts: list[int] = []
-    place, count = 0, len(lexemes)
-    while place < count:
+    place = 0
+    while place < len(lexemes):
         lexeme = lexemes[place]
-        text_, piece, begins, named = lexeme
+        written, piece, begins, named = lexeme
         if begins:
             starts.append(len(words))
-        if piece is Piece.WORD:
-            lower = text_.casefold() if named else text_
-            if not named and lower in FUNCTION and lower != "one":
-                words.append(lower)
-                place += 1
-                continue
-            found = quantity(lexemes, place)
-            if found is not None:
-                read, taken = found
-                numbers.append(read._replace(place=len(words)))
-                words.append("#")
-                place += taken
-                continue
-            if lower in PHRASES:
-                phrase = _phrase(lexemes, place)
-                if phrase:
-                    joined = "-".join(phrase)
-                    items.append(Item(joined, word(joined), len(words), named))
-                    words.append(joined)
-                    place += len(phrase)
-                    continue
-            items.append(Item(lower, word(lower), len(words), named))
-            words.append(lower)
-        elif piece is Piece.NUMBER:
-            found = quantity(lexemes, place)
-            if found is not None:
-                read, taken = found
-                numbers.append(read._replace(place=len(words)))
-                words.append("#")
-                place += taken
-                continue
-            strings.append(text_)
-        elif piece is Piece.SYMBOL:
-            if symbol_unit(text_) is None and text_ not in _DECORATION:
-                symbols.append(text_)
-        else:
-            strings.append(text_)
-            words.append('"')
         place += 1
+        if piece is Piece.WORD:
+            lower = written.casefold() if named else written
+            if lower in FUNCTION and not named:
+                words.append(lower)
+                continue
+        elif piece is not Piece.NUMBER:
+            others.append(lexeme)
+            if piece is not Piece.SYMBOL:
+                words.append(STRING)
+            continue
+        found = quantity(lexemes, place - 1)
+        if found is not None:
+            numbers.append(found[0]._replace(place=len(words)))
+            words.append(NUMBER)
+            place += found[1] - 1
+            continue
+        if lower in PHRASES and (phrase := _phrase(lexemes, place - 1)):
+            lower = "-".join(phrase)
+            place += len(phrase) - 1
+        items.append(Item(lower, word(lower), len(words), named))
+        words.append(lower)
     return Statement(
         tuple(words),
         f" {' '.join(words)} ",
         tuple(items),
         frozenset([item.word.key for item in items]),
         tuple(numbers),
-        tuple(strings),
-        tuple(symbols),
+        tuple([x.text for x in others if x.piece is not Piece.SYMBOL]),
+        tuple([x.text for x in others if x.piece is Piece.SYMBOL and _tells(x.text)]),
         tuple(starts),
     )
 
 
 def _phrase(lexemes: Sequence[Lexeme], place: int) -> tuple[str, ...] | None:
-    ahead = tuple(
-        x.text.casefold() for x in lexemes[place : place + 4] if x.piece is Piece.WORD
-    )
+    near = lexemes[place : place + _LONGEST_PHRASE]
+    ahead = tuple([x.text.casefold() for x in near if x.piece is Piece.WORD])
     return next((x for x in PHRASES[ahead[0]] if x == ahead[: len(x)]), None)
+
+
+def _tells(symbol: str) -> bool:
+    return symbol not in _DECORATION and symbol_unit(symbol) is None

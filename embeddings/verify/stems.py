@@ -7,21 +7,21 @@ import re
 from functools import lru_cache
 from typing import Final
 
+from embeddings.verify.lists import words
 from embeddings.verify.lists.inflections import IRREGULAR, UNINFLECTED
 
 _VOWELS: Final = "aeiouy"
 # One vowel sound and one consonant: the e that -ing and -ed took away is put back ("hop", "hope").
 _LOST_E: Final = re.compile(r"[^aeiou]*(?:[aeiouy][^aeiouywx]|.*(?:[cvzu]|[^aeious]s|dg|rg))")
 _ONE_SOUND: Final = re.compile(r"[^aeiouy]*[aeiouy]+[^aeiouy]*")
-_SUFFIXES: Final = frozenset(
-    end.removesuffix(last)
-    for last in ("", "e")
-    for end in (
-        "y e ed ing er or est ion ions tion ation ition ations ment ments ement al able ible ability "
-        "ibility ance ence ancy ency ant ent ity ness ly ally ily ist ism ive ative ful ous ic ical "
-        "ian age ure ise ize ised ized ising izing isation ization ify ified ifying ification "
-        "ication ications s es ies iness ier iest"
-    ).split()
+_SUFFIXES: Final = words(
+    """
+    y e ed ing er or est ion ions tion ation ition ations ment ments ement al able ible ability
+    ibility ance ence ancy ency ant ent ity ness ly ally ily ist ism ive ative ful ous ic ical ian
+    age ure ise ize ised ized ising izing isation ization ify ified ifying ification ication
+    ications s es ies iness ier iest
+    abl ibl anc enc iv ativ ag ur is iz
+    """
 )
 _LONGEST_REMEMBERED: Final = 32
 

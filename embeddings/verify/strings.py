@@ -1,22 +1,25 @@
 """Do two texts hold the same quotations, code, addresses and formulas? Pure."""
 
 from collections import Counter
+from typing import Final
 
 from embeddings.verify.differences import Difference
 from embeddings.verify.statement import Statement
 
+# Texts less close than this may write out in words what the other has in signs.
+_CLOSE: Final = 0.6
+
 
 def check_strings(a: Statement, b: Statement, apart: Difference) -> str | None:
     """Refuse a string or symbol that only one text has."""
-    del apart
     if a.symbols != b.symbols and Counter(a.symbols) != Counter(b.symbols):
-        return "symbol"
+        return "symbol" if apart.closeness >= _CLOSE else None
     if a.strings == b.strings:
         return None
     for mine, theirs in ((a, b), (b, a)):
         for text in mine.strings:
             if text not in theirs.strings and not _written_plainly(text, theirs):
-                return "quoted"
+                return "quoted" if apart.closeness >= _CLOSE else None
     return None
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from embeddings.verify.lists import entries, words
 from embeddings.verify.lists.brands import ACRONYMS, BRANDS
 from embeddings.verify.lists.grammar import FUNCTION, HARMLESS
 from embeddings.verify.lists.kinds import KINDS
@@ -102,28 +103,24 @@ def _looked_up(text: str) -> Word:
     )
 
 
-def _groups(text: str, separator: str) -> Iterator[list[str]]:
-    return (group.split() for group in text.split(separator) if group.strip())
-
-
 def _entities(*texts: str) -> dict[str, str]:
-    return {x: group[0] for text in texts for group in _groups(text, ";") for x in group}
+    return {x: entry.split()[0] for text in texts for entry in entries(text) for x in entry.split()}
 
 
 def _synonyms() -> Iterator[tuple[str, str]]:
-    for place, group in enumerate(_groups(SYNONYMS, ";")):
-        for text in group:
+    for place, group in enumerate(entries(SYNONYMS)):
+        for text in group.split():
             yield stem(text), str(place)
-    for line in ACRONYMS.split(";"):
-        names = line.strip().split("=")
+    for entry in entries(ACRONYMS):
+        names = entry.split("=")
         for name in names[1:]:
             yield stem(name), names[0]
             yield stem(names[0]), names[0]
 
 
 def _opposites(text: str) -> Iterator[tuple[str, str]]:
-    for line in text.strip().splitlines():
-        left, right = (side.split() for side in line.split("|"))
+    for entry in entries(text):
+        left, right = (side.split() for side in entry.split("|"))
         for a in left:
             for b in right:
                 yield stem(a), stem(b)
@@ -131,8 +128,8 @@ def _opposites(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _kinds() -> Iterator[tuple[str, str]]:
-    for line in KINDS.strip().splitlines():
-        kind, members = line.split(":")
+    for entry in entries(KINDS):
+        kind, members = entry.split(":")
         for member in members.split(","):
             names = member.strip().split("=")
             for name in names:
@@ -151,14 +148,13 @@ _SYNONYMS: Final = _index(_synonyms())
 _OPPOSED: Final = _index(_opposites(OPPOSED))
 _CONVERSE: Final = _index(_opposites(CONVERSE))
 _KINDS: Final = _index(_kinds())
-_ACRONYMS: Final = frozenset(line.strip().split("=")[0] for line in ACRONYMS.split(";"))
+_ACRONYMS: Final = frozenset(entry.split("=")[0] for entry in entries(ACRONYMS))
 # Names that are plain words as well, and count as names only with a capital.
-_PLAIN: Final = frozenset("turkey china jordan chile who sat steam notion la mit un excel".split())
-
+_PLAIN: Final = words("turkey china jordan chile who sat steam notion la mit un excel target")
 
 
 def _phrases() -> Iterator[tuple[str, tuple[str, ...]]]:
-    listed = " ".join((SYNONYMS, OPPOSED, KINDS, ACRONYMS))
+    listed = f"{SYNONYMS} {OPPOSED} {KINDS} {ACRONYMS}"
     for text in (*_ENTITIES, *listed.replace("=", " ").replace(";", " ").replace(",", " ").split()):
         first, *rest = text.split("-")
         if rest and first not in FUNCTION:

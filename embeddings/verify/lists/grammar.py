@@ -2,63 +2,57 @@
 
 from typing import Final
 
-NEGATIONS: Final = frozenset(
+from embeddings.verify.lists import words
+
+NEGATIONS: Final = words(
     "not no never none nobody nothing nowhere neither nor without cannot hardly barely scarcely "
-    "unable non".split()
+    "unable non"
 )
 
-AUXILIARIES: Final = frozenset(
+AUXILIARIES: Final = words(
     "am is are was were be been being do does did done doing have has had having will would shall "
-    "should can could may might must ought".split()
+    "should can could may might must ought"
 )
 
 FUNCTION: Final = (
     NEGATIONS
     | AUXILIARIES
-    | frozenset(
+    | words(
         """
-        a an the this that these those there here it its itself i me my mine myself we us our ours
-        ourselves you your yours yourself yourselves he him his himself she her hers herself they
-        them their theirs themselves one ones one's oneself who whom whose which what when where why
-        how whatever whichever whoever
-        of to in on at by for from with within into onto upon about across against along among
-        around as between beyond but despite during except if in like near off or out over per since
-        so than then though through throughout till toward towards under unless until up via while
-        and because although before after above below behind beside besides whether also too any
-        some such else both either each other another let get got getting
-        s t re ve ll d m vs versus etc eg ie
-        """.split()
+    a an the this that these those there here it its itself i me my mine myself we us our ours
+    ourselves you your yours yourself yourselves he him his himself she her hers herself they
+    them their theirs themselves one ones one's oneself who whom whose which what when where why
+    how whatever whichever whoever of to in on at by for from with within into onto upon about
+    across against along among around as between beyond but despite during except if in like
+    near off or out over per since so than then though through throughout till toward towards
+    under unless until up via while and because although before after above below behind beside
+    besides whether also too any some such else both either each other another let get got
+    getting s t re ve ll d m vs versus etc eg ie
+    """
     )
 )
 
-HARMLESS: Final = frozenset(
+HARMLESS: Final = words(
     """
     please kindly thanks thank hi hello hey hiya greetings sorry excuse dear cheers pls plz thx
     really actually currently just exactly truly indeed basically simply literally honestly
-    possible possibly best good proper right correct properly correctly right rightly
-    easily quickly easy quick simple simply successfully effectively generally usually normally
+    possible possibly best good proper right correct properly correctly right rightly easily
+    quickly easy quick simple simply successfully effectively generally usually normally
     typically specifically particularly certain particular own again still already even ever now
-    today nowadays anyway perhaps maybe well okay ok yes yeah
-    want wish like need try trying attempt help hope look looking know tell explain describe show
-    give say see find let ask question wonder wondering advise guide recommend suggest inform
-    idea clue understand learn figure curious interested
-    way ways method methods step steps process procedure instruction instructions manner guide
-    tutorial tip tips means approach technique option options
-    go going come able manage supposed happen thing things stuff something anything someone anyone
-    somebody anybody people person use using make do kind sort type bit lot
-    answer information info details detail matter case
-    overall altogether total entire whole full
-    new
-    quite rather very pretty fairly somewhat
-    name number amount time date day place location
-    actual exact
-    mate guys folks everyone everybody man dude bro sir madam team
-    would could sure
-    got gotten
-    """.split()
+    today nowadays anyway perhaps maybe well okay ok yes yeah want wish like need try trying
+    attempt help hope look looking know tell explain describe show give say see find let ask
+    question wonder wondering advise guide recommend suggest inform idea clue understand learn
+    figure curious interested way ways method methods step steps process procedure instruction
+    instructions manner guide tutorial tip tips means approach technique option options go going
+    come able manage supposed happen thing things stuff something anything someone anyone
+    somebody anybody people person use using make do kind sort type bit lot answer information
+    info details detail matter case overall altogether total entire whole full new quite rather
+    very pretty fairly somewhat name number amount time date day place location actual exact
+    mate guys folks everyone everybody man dude bro sir madam team would could sure got gotten
+    """
 )
 """A text may have one of these more without asking for something else."""
 
-HE: Final = frozenset("he him his himself".split())
-SHE: Final = frozenset("she her hers herself".split())
-SELF: Final = frozenset("i me my mine myself we us our ours ourselves".split())
+HE: Final = words("he him his himself")
+SHE: Final = words("she her hers herself")
+SELF: Final = words("i me my mine myself we us our ours ourselves")
