@@ -7,7 +7,7 @@ import pytest
 
 from embeddings.training.templates import families, generate
 
-COUNT = 6000
+COUNT = 8000
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,8 @@ A file is a family, blank lines part its frames. ``--`` ends a meaning; a line o
 in one phrasing. Two phrasings of one meaning are the same question, of two meanings are not, and
 another word in a slot makes another question. ``{city2}`` is the second word of kind ``city``,
 ``{city2.dem}`` a form of it, ``[a|b]`` a choice that does not matter. Directives before the first:
-``@swap x y`` exchanging these words changes the meaning, ``@sym x y`` it does not,
+``@swap x y`` exchanging these words changes the meaning (but not one that begins with ``--=`` or
+``!=``), ``@sym x y`` it never does,
 ``@fix x`` changing it may not change the meaning, ``@free x`` it surely does not.
 """
 
@@ -16,7 +17,7 @@ from random import Random
 from typing import Final
 
 from embeddings.training.templates.inflection import with_right_articles
-from embeddings.training.templates.lexicon import FOLDER, Word, draw
+from embeddings.training.templates.lexicon import FOLDER, Word, draw, near
 
 SLOT: Final = re.compile(r"\{(([a-z]+)\d*)(?:\.([\w.]+))?\}")
 _CHOICE: Final = re.compile(r"\[([^\[\]]*)\]")
@@ -37,6 +38,8 @@ class Frame:
     sym: tuple[tuple[str, str], ...] = ()
     fix: frozenset[str] = frozenset()
     free: frozenset[str] = frozenset()
+    symmetric: frozenset[Meaning] = frozenset()
+    """Meanings in which ``swap`` changes nothing."""
 
     @property
     def mutable(self) -> frozenset[str]:
@@ -46,17 +49,20 @@ class Frame:
 
 def _parse(family: str, block: str) -> Frame:
     meanings: list[list[str]] = [[]]
+    symmetric = []
     given: dict[str, list[tuple[str, ...]]] = {"swap": [], "sym": [], "fix": [], "free": []}
     for line in block.splitlines():
         if line.startswith("@"):
             name, *slots = line[1:].split()
             given[name].append(tuple(slots))
-        elif line == "--":
+        elif line in {"--", "--="}:
             meanings.append([])
-        elif line.startswith("! "):
-            meanings.append([line[2:]])
+        elif line.startswith(("! ", "!= ")):
+            meanings.append([line.partition(" ")[2]])
         elif line and not line.startswith("# "):
             meanings[-1].append(line)
+        if line.startswith(("--=", "!=")):
+            symmetric.append(meanings[-1])
     return Frame(
         family,
         tuple(tuple(meaning) for meaning in meanings if meaning),
@@ -65,6 +71,7 @@ def _parse(family: str, block: str) -> Frame:
         tuple((one, other) for one, other in given["sym"]),
         frozenset(name for names in given["fix"] for name in names),
         frozenset(name for names in given["free"] for name in names),
+        frozenset(tuple(meaning) for meaning in symmetric),
     )
 
 
@@ -80,11 +87,11 @@ def frames() -> Mapping[str, Sequence[Frame]]:
     return found
 
 
-def another(kind: str, taken: Iterable[Word], rng: Random) -> Word:
+def another(kind: str, taken: Iterable[Word], rng: Random, instead: Word | None = None) -> Word:
     """Draw a word of this kind that no other slot holds in any writing."""
     written = {form.casefold() for word in taken for form in word.forms}
     while True:
-        word = draw(kind, rng)
+        word = draw(kind, rng) if instead is None else near(instead, kind, rng)
         if not written & {form.casefold() for form in word.forms}:
             return word
 
@@ -107,13 +114,13 @@ def render(phrasing: str, filling: Filling, rng: Random) -> str:
     text = phrasing
     while _CHOICE.search(text):
         text = _CHOICE.sub(lambda found: rng.choice(found[1].split("|")), text)
-    written: dict[str, str] = {}
+    chosen: dict[str, int] = {}
 
     def word(found: re.Match[str]) -> str:
-        if found[0] not in written:
-            forms = filling[found[1]].get(found[3] or "")
-            written[found[0]] = forms[0] if rng.random() < 0.55 else rng.choice(forms)
-        return written[found[0]]
+        forms = filling[found[1]].get(found[3] or "")
+        if found[1] not in chosen:
+            chosen[found[1]] = 0 if rng.random() < 0.55 else rng.randrange(len(forms))
+        return forms[chosen[found[1]] % len(forms)]
 
     text = re.sub(r"\s+", " ", SLOT.sub(word, text)).strip()
     text = re.sub(r" ([,.?!;])", r"\1", text)

@@ -55,10 +55,11 @@ def _two(
 
 def _same(frame: Frame, rng: Random) -> Texts | None:
     filling = filled(frame, rng)
-    other = _varied(frame, filling, rng)
     several = [meaning for meaning in frame.meanings if len(meaning) > 1]
     if not several or rng.random() < 0.12:
-        phrasing = rng.choice(rng.choice(frame.meanings))
+        meaning = rng.choice(frame.meanings)
+        phrasing = rng.choice(meaning)
+        other = _varied(frame, filling, rng, meaning)
         first = render(phrasing, filling, rng)
         second = render(phrasing, other, rng)
         return first, second if second != first else transforms.reworded(second, rng)
@@ -66,16 +67,17 @@ def _same(frame: Frame, rng: Random) -> Texts | None:
     chosen = _two(meaning, meaning, rng, close=rng.random() < 0.45)
     if chosen is None:
         return None
+    other = _varied(frame, filling, rng, meaning)
     return render(chosen[0], filling, rng), render(chosen[1], other, rng)
 
 
-def _varied(frame: Frame, filling: Filling, rng: Random) -> Filling:
-    """Change what does not matter."""
+def _varied(frame: Frame, filling: Filling, rng: Random, meaning: Meaning | None = None) -> Filling:
+    """Change what does not matter; of a meaning, also what matters only to others."""
     other = dict(filling)
     for name in sorted(frame.free):
         if rng.random() < 0.7:
             other[name] = another(frame.kinds[name], filling.values(), rng)
-    for one, two in frame.sym:
+    for one, two in frame.sym + (frame.swap if meaning in frame.symmetric else ()):
         if rng.random() < 0.5:
             other[one], other[two] = other[two], other[one]
     return other
@@ -115,8 +117,9 @@ def _other_word(frame: Frame, rng: Random) -> Texts | None:
         return None
     name = rng.choice(told)
     filling = filled(frame, rng)
-    drawn = [another(frame.kinds[name], filling.values(), rng) for _ in range(3)]
-    nearest = max(drawn, key=lambda word: _likeness(word, filling[name]))
+    kind, word = frame.kinds[name], filling[name]
+    drawn = [another(kind, filling.values(), rng, word) for _ in range(3)]
+    nearest = max(drawn, key=lambda other: _likeness(other, word))
     other = {**_varied(frame, filling, rng), name: rng.choice((nearest, drawn[0]))}
     return render(one, filling, rng), render(two, other, rng)
 
@@ -127,7 +130,10 @@ def _likeness(word: Word, other: Word) -> int:
 
 
 def _swapped(frame: Frame, rng: Random) -> Texts | None:
-    one, two = _phrasings(rng.choice(frame.meanings), rng)
+    meaning = rng.choice(frame.meanings)
+    if meaning in frame.symmetric:
+        return None
+    one, two = _phrasings(meaning, rng)
     names = rng.choice(frame.swap)
     if not all(set(names) <= slots_of(phrasing) for phrasing in (one, two)):
         return None

@@ -171,6 +171,8 @@ _COMMON_STARTS: Final = frozenset(
 
 def polite(text: str, rng: Random) -> str:
     """Greet, or thank."""
+    if text.startswith(_OPENINGS) or text.endswith(_CLOSINGS):
+        return text
     if rng.random() < 0.65:
         return rng.choice(_OPENINGS) + _lowered(text)
     end = "" if text.endswith(("?", ".", "!")) else "."
@@ -197,7 +199,7 @@ def indirect(text: str, rng: Random) -> str:
         return f"{opening}how to {how[1]}{mark}"
     what = _WHAT.match(text)
     if what and not _NO_NOUN_PHRASE.search(what[3]):
-        return f"{opening}{what[1].lower()} {what[3]} {what[2]}{mark}"
+        return f"{opening}{what[1].lower()} {what[3].strip()} {what[2]}{mark}"
     return text
 
 
@@ -284,6 +286,8 @@ def synonym(text: str, rng: Random) -> str:
 def with_filler(text: str, rng: Random) -> str:
     """Put in a word that adds nothing."""
     filler = rng.choice(_FILLERS)
+    if filler in text:
+        return text
     spots = list(
         re.finditer(
             r"^(?:what|who|where|when|why|how) (?:is|are|do|does|did|can) ", text, re.IGNORECASE

@@ -104,7 +104,23 @@ def _full_name(rng: Random) -> Word:
 
 def _first_name(kind: str, rng: Random) -> Word:
     found = rng.choice(words(rng.choice(("man", "woman")) if kind == "name" else kind))
-    return Word(found.forms[:1], {**_PRONOUNS[found.fields["g"][0]], "nick": found.forms})
+    # Mostly the name in full, sometimes its short form.
+    forms = (found.forms[0],) * 3 + found.forms[1:]
+    return Word(forms, _PRONOUNS[found.fields["g"][0]])
+
+
+def near(word: Word, kind: str, rng: Random) -> Word:
+    """Draw another word, for a full name often one that shares its first or last name."""
+    other = draw(kind, rng)
+    if kind != "full" or rng.random() < 0.4:
+        return other
+    if rng.random() < 0.5:
+        made = (f"{word.fields['first'][0]} {other.fields['last'][0]}",)
+        return Word(made, {**word.fields, "last": other.fields["last"]})
+    return Word(
+        (f"{other.fields['first'][0]} {word.fields['last'][0]}",),
+        {**other.fields, "last": word.fields["last"]},
+    )
 
 
 def draw(kind: str, rng: Random) -> Word:
