@@ -78,8 +78,7 @@ async def open_pair_scores(directory: Path, threads: int) -> PairScores:
     try:
         verifier = await asyncio.get_running_loop().run_in_executor(thread, load)
     except Exception as error:  # noqa: BLE001 - told in the status, whatever it is
-        expected = isinstance(error, ModelError | ImportError)
-        _log.warning("no verifier: %s", error, exc_info=not expected)
+        if not isinstance(error, ModelError | ImportError):
+            _log.exception("the verifier cannot be loaded")
         return PairScores(None, thread, str(error)[:_MOST_CHARACTERS])
-    _log.info("verifier ready: %s", verifier.name)
     return PairScores(verifier, thread)

@@ -148,10 +148,12 @@ async def serve(
 
 
 async def _load(settings: TextIndexSettings, verifier: Path) -> tuple[TextIndex, PairScores]:
-    return await asyncio.gather(
+    texts, pairs = await asyncio.gather(
         open_text_index(settings, time.time),
         open_pair_scores(verifier, settings.encoder.threads),
     )
+    _log.info("verifier: %s", pairs.name or f"none, {pairs.fault}")
+    return texts, pairs
 
 
 async def _sweep_for_ever(texts: TextIndex) -> None:
