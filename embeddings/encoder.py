@@ -4,16 +4,19 @@ A text that does not fit the model whole is refused, never cut: two long texts t
 beginning would get equal vectors, and the cache would answer one with the other's answer.
 """
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final
+from pathlib import Path
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embeddings.messages import Reason
-from embeddings.model_files import ModelError, locate, verified_digest
+from embeddings.model_files import ModelError, ModelFiles, locate, verified_digest
+from embeddings.plain_bert import NotPlainError, PlainBert, plain_bert
 
 Vector = NDArray[np.float32]
 Encoded = Vector | Reason
@@ -23,6 +26,10 @@ DEVICES: Final = ("auto", "cpu", "cuda")
 # No natural text has tokens this long on average. Counting the tokens of a longer text would hold
 # up everybody else's, only to refuse it.
 _MOST_CHARACTERS_A_TOKEN: Final = 64
+# Of these a driver makes at least one: on Linux, and where Linux runs under Windows.
+_CUDA_DEVICES: Final = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +41,35 @@ class EncoderSettings:
     threads: int
 
 
+class SentenceModel(Protocol):
+    """A model in some runtime. Special tokens count: `max_tokens` is the longest text with them."""
+
+    dimensions: int
+    max_tokens: int
+    special_tokens: int
+
+    def tokens(self, text: str) -> int:
+        """Return how many tokens the whole text has."""
+        ...
+
+    def vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return one unit-length row for each text; each has tokens, and they fit."""
+        ...
+
+
 class Encoder:
-    """A loaded sentence-transformers model. Not thread-safe: one thread owns it.
+    """A loaded sentence encoder. Not thread-safe: one thread owns it.
 
     `digest` identifies everything that shapes a vector (see model_files), `dimensions` its length,
     `max_tokens` the longest text, special tokens included.
     """
 
-    def __init__(self, name: str, digest: str, model: Any) -> None:
+    def __init__(self, name: str, digest: str, model: SentenceModel) -> None:
         self.name = name
         self.digest = digest
         self._model = model
-        self.dimensions = int(model.get_embedding_dimension())
-        self.max_tokens = int(model.max_seq_length)
+        self.dimensions = model.dimensions
+        self.max_tokens = model.max_tokens
 
     def encode(self, texts: Sequence[str]) -> list[Encoded]:
         """Return for each text its vector, shape (dimensions,), or the reason for having none."""
@@ -60,14 +83,7 @@ class Encoder:
                 encoded[place] = reason
         if not accepted:
             return encoded
-        rows: NDArray[np.float32] = self._model.encode(
-            [texts[place] for place in accepted],
-            batch_size=len(accepted),
-            convert_to_numpy=True,
-            normalize_embeddings=True,
-            show_progress_bar=False,
-        )
-        rows = np.ascontiguousarray(rows, dtype=np.float32)
+        rows = self._model.vectors([texts[place] for place in accepted])
         for place, row in zip(accepted, rows, strict=True):
             if np.isfinite(row).all():
                 encoded[place] = row
@@ -76,41 +92,71 @@ class Encoder:
     def _refusal(self, text: str) -> Reason | None:
         if len(text) > self.max_tokens * _MOST_CHARACTERS_A_TOKEN:
             return Reason.TEXT_TOO_LONG
-        tokenizer = self._model.tokenizer
-        tokens = len(tokenizer(text, truncation=False, verbose=False)["input_ids"])
+        tokens = self._model.tokens(text)
         if tokens > self.max_tokens:
             return Reason.TEXT_TOO_LONG
         # Control characters and the like vanish in the tokenizer: nothing is left to compare.
-        return Reason.EMPTY_TEXT if tokens <= tokenizer.num_special_tokens_to_add() else None
+        return Reason.EMPTY_TEXT if tokens <= self._model.special_tokens else None
 
 
 def load_encoder(settings: EncoderSettings) -> Encoder:
-    """Load a model and warm it with one forward pass. Takes seconds. Raises ModelError."""
+    """Load a model and warm it with one forward pass. Raises ModelError.
+
+    Plain BERT runs on ONNX Runtime where there is no GPU to use; all else on sentence-transformers,
+    which takes seconds to import.
+    """
     files = locate(settings.model)
     with ThreadPoolExecutor(1, "model-digest") as hashing:
-        # Hashing 90 MB leaves the interpreter free to import meanwhile.
+        # Hashing 90 MB leaves the interpreter free to load meanwhile.
         digest = hashing.submit(verified_digest, files)
-        import torch  # noqa: PLC0415 - seconds of import that only this function needs
-        from sentence_transformers import SentenceTransformer  # noqa: PLC0415
-        from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415
-
+        try:
+            model = _loaded(files, settings)
+        except ModelError:
+            raise
+        except Exception as error:  # damaged files raise whatever the library trips over first
+            digest.result()
+            raise _unusable(files, error) from error
         verified = digest.result()
-    disable_progress_bar()
-    torch.set_num_threads(settings.threads)
-    device = _device(settings.device, cuda=torch.cuda.is_available())
+    encoder = Encoder(files.name, verified, model)
     try:
-        model = SentenceTransformer(str(files.directory), device=device, local_files_only=True)
-        encoder = Encoder(files.name, verified, model)
-        warmed = encoder.encode(["How do I reset my password?"])[0]
-    except Exception as error:  # damaged files raise whatever the library trips over first
-        line = str(error).strip().partition("\n")[0]
-        raise ModelError(f"cannot load the encoder from {files.directory}: {line}") from error
+        (warmed,) = encoder.encode(["How do I reset my password?"])
+    except Exception as error:
+        raise _unusable(files, error) from error
     if isinstance(warmed, Reason):
         raise ModelError(f"the encoder in {files.directory} makes no usable vectors")
     return encoder
 
 
-def _device(wanted: str, *, cuda: bool) -> str:
-    if wanted == "cuda" and not cuda:
-        raise ModelError("--device cuda: no CUDA device is available to torch")
-    return "cuda" if cuda and wanted == "auto" else wanted.replace("auto", "cpu")
+def _loaded(files: ModelFiles, settings: EncoderSettings) -> SentenceModel:
+    plain = _plain(files, settings)
+    if plain is not None:
+        from embeddings.encoder_onnx import OnnxSentenceModel  # noqa: PLC0415 - not always needed
+
+        return OnnxSentenceModel(plain, settings.threads)
+    # Seconds of import that only those need who get here.
+    from embeddings.encoder_torch import load_torch_model  # noqa: PLC0415
+
+    return load_torch_model(files.directory, settings.device, settings.threads)
+
+
+def _plain(files: ModelFiles, settings: EncoderSettings) -> PlainBert | None:
+    if settings.device == "cuda" or (settings.device == "auto" and _cuda()):
+        return None
+    try:
+        return plain_bert(files.directory)
+    except NotPlainError as reason:
+        _log.info("%s runs on sentence-transformers: %s", files.name, reason)
+        return None
+
+
+def _cuda() -> bool:
+    if not any(device.exists() for device in _CUDA_DEVICES):
+        return False
+    import torch  # noqa: PLC0415 - seconds of import, only where there is a driver
+
+    return torch.cuda.is_available()
+
+
+def _unusable(files: ModelFiles, error: Exception) -> ModelError:
+    line = str(error).strip().partition("\n")[0]
+    return ModelError(f"cannot load the encoder from {files.directory}: {line}")

@@ -14,9 +14,9 @@ from running_qdrant import RunningQdrant
 
 from embeddings.client import EmbeddingsClient, EmbeddingsUnavailable, IndexStatus
 from embeddings.encoder import Encoder, EncoderSettings, load_encoder
-from embeddings.model_files import DEFAULT_MODEL
+from embeddings.model_files import DEFAULT_MODEL, locate
 
-# Loading takes some 8 s on an idle machine; other tests may be keeping it busy.
+# Loading takes a second on an idle machine; other tests may be keeping it busy.
 START_BOUND_S = 120
 
 
@@ -126,3 +126,12 @@ def qdrant_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningQ
 @pytest.fixture(scope="session")
 def encoder() -> Encoder:
     return load_encoder(EncoderSettings(DEFAULT_MODEL, "cpu", threads=2))
+
+
+@pytest.fixture(scope="session")
+def reference() -> Encoder:
+    """The default model as sentence-transformers computes it."""
+    from embeddings.encoder_torch import load_torch_model
+
+    model = load_torch_model(locate(DEFAULT_MODEL).directory, "cpu", threads=2)
+    return Encoder("reference", "", model)

@@ -47,20 +47,14 @@ def test_refusals_leave_the_rest_of_the_batch_alone(encoder):
 
 
 class BrokenModel:
-    """What sentence-transformers would be if it returned a vector that is not finite."""
+    """What a runtime would be if it returned a vector that is not finite."""
 
-    max_seq_length = 16
+    dimensions, max_tokens, special_tokens = 2, 16, 2
 
-    class tokenizer:  # noqa: N801
-        num_special_tokens_to_add = staticmethod(lambda: 2)
+    def tokens(self, text):
+        return 2 + len(text.split())
 
-        def __new__(cls, text, **_):
-            return {"input_ids": [0] * (2 + len(text.split()))}
-
-    def get_embedding_dimension(self):
-        return 2
-
-    def encode(self, texts, **_):
+    def vectors(self, texts):
         bad = {"nan": np.nan, "inf": np.inf}
         return np.array([[bad.get(text, 1.0), 0.0] for text in texts], dtype=np.float32)
 

@@ -96,12 +96,12 @@ async def test_odd_characters_have_a_vector(client, partition, text):
     assert match.similarity == pytest.approx(1.0, abs=1e-4)
 
 
-async def test_embeddings_are_what_sentence_transformers_makes(client, encoder):
+async def test_embeddings_are_what_sentence_transformers_makes(client, reference):
     texts = [f"How do I reset the password of account {number}?" for number in range(20)]
     vectors = await client.embed([*texts, texts[0]])
     assert vectors[20] == pytest.approx(vectors[0], abs=1e-5)
     for text, vector in zip(texts, vectors, strict=False):
-        (expected,) = encoder.encode([text])
+        (expected,) = reference.encode([text])
         assert list(vector) == pytest.approx(expected.tolist(), abs=1e-4)
         assert sum(number * number for number in vector) == pytest.approx(1.0, abs=1e-4)
 
