@@ -7,7 +7,7 @@ import pytest
 
 from embeddings.training.templates import families, generate
 
-COUNT = 8000
+COUNT = 5000
 
 
 @pytest.fixture(scope="module")

@@ -271,7 +271,8 @@ def quantifier(text: str, rng: Random) -> str:
 
 @cache
 def _modifiers() -> frozenset[str]:
-    listed = {form for kind in ("trait", "quality") for word in words(kind) for form in word.forms}
+    kinds = [word for kind in ("trait", "quality") for word in words(kind)]
+    listed = {form for word in kinds for form in (*word.forms, *word.fields["ant"])}
     return frozenset(listed | {form for form, (kind, _) in _names().items() if kind == "dem"})
 
 
@@ -279,7 +280,7 @@ def modifier_dropped(text: str, rng: Random) -> str:
     """Leave out an adjective before its noun."""
     found = [
         match
-        for match in re.finditer(r"(?<=[a-z] )([A-Za-z-]+) (?=[a-z]{3,})", text)
+        for match in re.finditer(r"(?<=[a-z] )([A-Za-z-]+) (?=[A-Za-z]{3,})", text)
         if match[1] in _modifiers()
         and not re.search(r"(?:more|less|very|be|is|are) $", text[: match.start()])
     ]

@@ -17,11 +17,13 @@ from embeddings.training.templates.frames import (
     render,
     slots_of,
 )
-from embeddings.training.templates.lexicon import Word
+from embeddings.training.templates.lexicon import Word, words
 
 SHARE_SAME: Final = 0.45
 _NOISY: Final = 0.3
 """How often a text is written carelessly or wrapped in politeness, in both labels alike."""
+_TOGETHER: Final = 0.1
+"""How often both texts begin with the same sentence that does not matter."""
 
 Texts = tuple[str, str]
 
@@ -196,6 +198,9 @@ def _draw(family: str, rng: Random, *, same: bool) -> Pair | None:
     a, b = texts
     if rng.random() < 0.5:
         a, b = b, a
+    if rng.random() < _TOGETHER:
+        told = rng.choice(words("backgrounds")).forms[0]
+        a, b = f"{told} {a}", f"{told} {b}"
     if rng.random() < _NOISY:
         a = transforms.reworded(a, rng)
     if rng.random() < _NOISY:

@@ -6,7 +6,7 @@ from functools import cache
 from random import Random
 from typing import Final
 
-from embeddings.training.templates.inflection import ONES, listed
+from embeddings.training.templates.inflection import ONES, listed, number_words
 from embeddings.training.templates.lexicon import words
 
 _LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
@@ -111,6 +111,7 @@ _CHATTY: Final[Mapping[str, str]] = {
 _FILLERS: Final = ("really", "actually", "currently", "exactly", "just", "generally", "typically")
 _SHIELDED: Final = frozenset(
     listed("without before after never neither either nothing nobody except unless until cannot")
+    + tuple(number_words(number) for number in range(91))
 )
 
 
@@ -201,6 +202,58 @@ def indirect(text: str, rng: Random) -> str:
     if what and not _NO_NOUN_PHRASE.search(what[3]):
         return f"{opening}{what[1].lower()} {what[3].strip()} {what[2]}{mark}"
     return text
+
+
+_WHETHER: Final = re.compile(
+    r"^(can|should|may|must|could|would|will|do) (i|you|we|they) ([^.?!]+)\?$", re.IGNORECASE
+)
+_WHY: Final = re.compile(r"^(why|when|where) do ((?!i\b|you\b)[^.?!]+)\?$", re.IGNORECASE)
+
+
+def whether(text: str, rng: Random) -> str:
+    """Ask for being told: "Can I swim?" becomes "I wonder whether I can swim."."""
+    opening = rng.choice(_ASKING)
+    mark = "?" if opening.startswith(("C", "D")) else "."
+    found = _WHETHER.match(text)
+    if found:
+        auxiliary, subject, rest = found.groups()
+        subject = "I" if subject.lower() == "i" else subject.lower()
+        verb = "" if auxiliary.lower() == "do" else f"{auxiliary.lower()} "
+        return f"{opening}{rng.choice(('if', 'whether'))} {subject} {verb}{rest}{mark}"
+    found = _WHY.match(text)
+    return f"{opening}{found[1].lower()} {found[2]}{mark}" if found else text
+
+
+_REQUESTS: Final = (
+    "Please {}",
+    "Can you {}?",
+    "Could you {}?",
+    "Could you please {}?",
+    "Would you mind? {}",
+    "I need you to {}",
+    "I'd like you to {}",
+    "I want you to {}",
+    "Can you {} for me?",
+    "{} please",
+    "{} now please",
+    "Hey, {}",
+    "Go ahead and {}",
+    "Would you {}?",
+)
+
+
+def requested(text: str, rng: Random) -> str:
+    """Make a command a request: "Set an alarm" becomes "Could you set an alarm?"."""
+    commands = {word.forms[0] for word in words("imperatives")}
+    if text.split(" ", 1)[0].lower() not in commands or re.search(r"[.?!:] ", text):
+        return text
+    return rng.choice(_REQUESTS).format(text[:1].lower() + text[1:].rstrip(".?!"))
+
+
+def with_background(text: str, rng: Random) -> str:
+    """Tell first what has nothing to do with the question."""
+    told = rng.choice(words("backgrounds")).forms[0]
+    return text if len(text.split()) > 30 else f"{told} {text}"
 
 
 def contracted(text: str, rng: Random) -> str:
