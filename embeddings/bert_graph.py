@@ -1,7 +1,7 @@
 """BERT as an ONNX graph, made in memory from weights in the layout of Hugging Face.
 
 Two heads: a sentence encoder (mean of the tokens that count, unit length) and a cross-encoder (one
-logit from the first token; its last layer computes that token only).
+logit: what the tokens leave over that tell the two texts apart).
 
 Laws: float weights give the reference's figures up to rounding; eight-bit weights are multiplied in
 integers, with activations rounded anew at every product. One scale serves all rows of a product, so
@@ -21,6 +21,8 @@ _OPERATORS: Final = (helper.make_opsetid("", 20), helper.make_opsetid(_FUSED, 1)
 # The format that came with operator set 20; newer ones would need a newer runtime.
 _FORMAT: Final = 9
 INPUTS: Final = ("ids", "types", "mask")
+# The logit of a token that does not count.
+_PADDING: Final = -1e4
 # Unsigned with this as zero: where signed ones meet unsigned activations, processors with AVX2 and
 # without VNNI saturate at 16 bits, and a score would depend on the machine.
 _ZERO_POINT: Final = 128
@@ -112,17 +114,19 @@ def sentence_encoder(shape: BertShape, weights: Weights) -> Graph:
 def cross_encoder(shape: BertShape, weights: Weights) -> Graph:
     """Return the model `ids, types, mask -> logits`: one for each pair.
 
-    The head is `classifier.weight`, shape (1, hidden), and `classifier.bias`. Raises KeyError for a
+    The logit is `bias - logsumexp(tokens @ weight)` over the tokens that count, with the head
+    `classifier.weight`, shape (1, hidden), and `classifier.bias`, shape (1,). Raises KeyError for a
     weight that is missing.
     """
     graph = _Graph(weights, shape)
     tokens = graph.embedded()
-    for layer in range(shape.layers - 1):
+    for layer in range(shape.layers):
         tokens = graph.layer(layer, tokens, tokens)
-    first = graph.add("Slice", tokens, graph.constant(0), graph.constant(1), graph.constant(1))
-    first = graph.layer(shape.layers - 1, first, tokens)
-    logits = graph.linear(first, ["classifier"])
-    graph.add("Reshape", logits, graph.constant(-1), output="logits")
+    differs = graph.add("Squeeze", graph.product(tokens, "classifier"), graph.constant(2))
+    counts = graph.add("Cast", "mask", to=TensorProto.BOOL)
+    differs = graph.add("Where", counts, differs, graph.float(_PADDING))
+    total = graph.add("ReduceLogSumExp", differs, graph.constant(1), keepdims=0)
+    graph.add("Sub", graph.bias("classifier"), total, output="logits")
     return graph.model("logits")
 
 
@@ -142,6 +146,18 @@ class _Graph:
 
     def constant(self, *numbers: int) -> str:
         return self.add("Constant", value_ints=numbers)
+
+    def float(self, number: float) -> str:
+        return self.add("Constant", value_float=number)
+
+    def product(self, value: str, module: str) -> str:
+        """Add the product with a weight of few outputs, which stays a float."""
+        weight = _floats(self._weights[f"{module}.weight"])
+        return self.add("MatMul", value, self._array(f"{module}.weight", weight.T))
+
+    def bias(self, module: str) -> str:
+        """Add the bias of a module."""
+        return self._bias(module, [module])
 
     def embedded(self) -> str:
         """Add the sum of token, type and position embeddings, normalised."""

@@ -14,10 +14,13 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from embeddings.encoder import EncoderSettings, load_encoder
@@ -37,8 +40,6 @@ def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
     try:
         groups = read_groups(arguments.groups)
-        if not groups:
-            raise GroupError(f"{arguments.groups}: no groups in *.txt")
         near = neighbours(groups, _encode)
         print(f"{len(groups)} groups, {len(near)} neighbours", flush=True)
         _train(groups, near, arguments)
@@ -48,9 +49,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _encode(texts: Sequence[str]) -> "torch.Tensor":
-    import numpy as np
-
+def _encode(texts: Sequence[str]) -> NDArray[np.float32]:
     encoder = load_encoder(EncoderSettings(DEFAULT_MODEL, "cpu", threads=os.cpu_count() or 1))
     order = sorted(range(len(texts)), key=lambda at: len(texts[at]))
     vectors = np.zeros((len(texts), encoder.dimensions), dtype=np.float32)
@@ -75,7 +74,8 @@ def _train(groups: list[Group], near: list[Labelled], arguments: argparse.Namesp
         minutes=arguments.minutes,
         out=arguments.out,
     )
-    processes.start_processes(task, nprocs=arguments.processes, start_method="fork")
+    spawn: Any = getattr(processes, "start_processes")  # noqa: B009 - torch does not type it
+    spawn(task, nprocs=arguments.processes, start_method="fork")
 
 
 def _process(
@@ -97,10 +97,9 @@ def _process(
     tokenizer.no_padding()
     tokenizer.no_truncation()
     pairs = mixture(groups, near, Random(1 + rank))
-    fit(network, pairs, Reader(tokenizer, MAX_TOKENS), minutes)
+    fit(network, pairs, Reader(tokenizer, MAX_TOKENS), minutes, partial(print, flush=True))
     if rank == 0:
         config = {**network.config, "name": "refrain-verifier", "max_tokens": MAX_TOKENS}
-        torch.save(network.state_dict(), out.with_suffix(".pt"))
         save_verifier(network.state_dict(), config, directory / "tokenizer.json", out)
         print(f"written: {out}", flush=True)
     dist.destroy_process_group()

@@ -6,7 +6,7 @@ sizes a product of matrices is too small to be shared.
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
@@ -34,7 +34,7 @@ Features = tuple[list[int], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads pairs as the verifier does."""
+    """Reads pairs as the verifier does; ``tokenizer`` must know ``[CLS]`` and ``[SEP]``."""
 
     tokenizer: Tokenizer
     max_tokens: int
@@ -42,7 +42,7 @@ class Reader:
     def features(self, a: str, b: str) -> Features:
         """Return ids and types; of texts that are too long, of their beginnings."""
         most = (self.max_tokens - SPECIAL_TOKENS) // 2
-        cls, sep = (self.tokenizer.token_to_id(token) for token in ("[CLS]", "[SEP]"))
+        cls, sep = (int(self.tokenizer.token_to_id(token) or 0) for token in ("[CLS]", "[SEP]"))
         one, two = (self.tokenizer.encode(text, add_special_tokens=False).ids for text in (a, b))
         return pair_features(one[:most], two[:most], cls, sep)
 
@@ -74,13 +74,19 @@ class Losses:
             self.made += 0.01 * (float(each[made].mean()) - self.made)
 
 
-def fit(network: PairNetwork, pairs: Iterator[Labelled], reader: Reader, minutes: float) -> None:
+def fit(
+    network: PairNetwork,
+    pairs: Iterator[Labelled],
+    reader: Reader,
+    minutes: float,
+    report: Callable[[str], None],
+) -> None:
     """Train for so long. All processes of the group call it; the first one reports."""
     rank = dist.get_rank()
     torch.set_num_threads(1)
     trained = [each for each in network.parameters() if each.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=RATE, weight_decay=0.01, betas=(0.9, 0.98))
-    losses, rng = Losses(), Random(rank)  # noqa: S311 - not for secrets
+    losses, rng = Losses(), Random(rank)
     began, reported, seen = time.monotonic(), 0.0, 0
     network.train()
     for batch in _batches(pairs, reader, rng):
@@ -95,7 +101,7 @@ def fit(network: PairNetwork, pairs: Iterator[Labelled], reader: Reader, minutes
         if rank == 0 and spent - reported > _REPORT_SECONDS:
             reported = spent
             shown = f"loss {losses.written:.3f} written, {losses.made:.3f} made"
-            print(f"{spent / 60:5.1f} min  {seen:7d} pairs  {shown}", flush=True)
+            report(f"{spent / 60:5.1f} min  {seen:7d} pairs  {shown}")
 
 
 def _step(
@@ -120,9 +126,8 @@ def _average(gradients: Sequence[Tensor | None]) -> None:
     flat = torch.cat([gradient.view(-1) for gradient in present])
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
-    for gradient, part in zip(
-        present, flat.split([gradient.numel() for gradient in present]), strict=True
-    ):
+    sizes = [gradient.numel() for gradient in present]
+    for gradient, part in zip(present, torch.split(flat, sizes), strict=True):
         gradient.copy_(part.view_as(gradient))
 
 

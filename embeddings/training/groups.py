@@ -32,7 +32,10 @@ def read_groups(directory: Path) -> list[Group]:
 
     Raises GroupError, OSError.
     """
-    return [group for file in sorted(directory.glob("*.txt")) for group in _groups(file)]
+    groups = [group for file in sorted(directory.glob("*.txt")) for group in _groups(file)]
+    if not groups:
+        raise GroupError(f"{directory}: no groups in *.txt")
+    return groups
 
 
 def _groups(file: Path) -> Iterator[Group]:
@@ -50,7 +53,7 @@ def _group(file: Path, block: Sequence[tuple[int, str]]) -> Group:
     (number, seed), *rest = block
     if seed.startswith((_SAME, _MISS)):
         raise GroupError(f"{file}:{number}: a group begins with its seed, not with {seed[:2]!r}")
-    same, misses = [seed.strip()], []
+    same, misses = [seed.strip()], list[str]()
     for at, line in rest:
         kind, text = line[:2], line[2:].strip()
         if kind not in (_SAME, _MISS) or not text:

@@ -72,9 +72,7 @@ def mixture(groups: Sequence[Group], near: Sequence[Labelled], rng: Random) -> I
 def _round(groups: Sequence[Group], near: Sequence[Labelled], rng: Random) -> list[Labelled]:
     same = [Labelled(a, b, same=True) for group in groups for a, b in combinations(group.same, 2)]
     misses = [
-        Labelled(a, b, same=False)
-        for group in groups
-        for a, b in product(group.same, group.misses)
+        Labelled(a, b, same=False) for group in groups for a, b in product(group.same, group.misses)
     ]
     share = len(same)
     pairs = [
