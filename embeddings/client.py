@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
+from embeddings.fields import ProtocolError
 from embeddings.link import Link, LinkCongestedError, LinkLostError, open_link
 from embeddings.messages import (
     Add,
@@ -30,7 +31,7 @@ from embeddings.messages import (
     Vectors,
     Verify,
 )
-from embeddings.protocol import MAX_PAIRS, MAX_TEXTS, ProtocolError
+from embeddings.protocol import MAX_PAIRS, MAX_TEXTS
 
 __all__ = ["EmbeddingsClient", "EmbeddingsUnavailable", "IndexStatus", "Match", "Reason"]
 

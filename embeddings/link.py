@@ -5,8 +5,9 @@ import itertools
 from pathlib import Path
 from typing import Final
 
+from embeddings.fields import ProtocolError
 from embeddings.messages import Cancel, Reply, Request
-from embeddings.protocol import MAX_FRAME_BYTES, Envelope, FrameDecoder, ProtocolError, encode
+from embeddings.protocol import MAX_FRAME_BYTES, Envelope, FrameDecoder, encode
 
 _READ_BYTES: Final = 1 << 16
 _REQUEST_IDS: Final = 1 << 32

@@ -11,12 +11,22 @@ frame longer than MAX_FRAME_BYTES, another version, an unknown kind, missing byt
 over are all ProtocolError: the connection is then unusable and is closed.
 """
 
-import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from embeddings.fields import (
+    U32,
+    FieldReader,
+    ProtocolError,
+    packed_count,
+    packed_field,
+    packed_number,
+    packed_score,
+    packed_text,
+    packed_vectors,
+)
 from embeddings.messages import (
     Add,
     AskStatus,
@@ -27,7 +37,6 @@ from embeddings.messages import (
     Match,
     Matches,
     Message,
-    Reason,
     Refused,
     Remove,
     Reply,
@@ -40,20 +49,12 @@ from embeddings.messages import (
 
 PROTOCOL_VERSION: Final = 3
 MAX_FRAME_BYTES: Final = 1 << 20
-MAX_FIELD_BYTES: Final = 1024
 MAX_MATCHES: Final = 256
 MAX_TEXTS: Final = 16
 MAX_PAIRS: Final = 16
 
 _LENGTH = struct.Struct(">I")
 _HEAD = struct.Struct(">BBI")
-_U16 = struct.Struct(">H")
-_U32 = struct.Struct(">I")
-_F64 = struct.Struct(">d")
-
-
-class ProtocolError(Exception):
-    """The peer's bytes are not a message of this protocol version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +102,21 @@ def _pack(message: Message) -> bytes:
 def _pack_request(message: Request) -> bytes:
     match message:
         case Search(partition, text, k):
-            return _field(partition) + _pack_count(k, MAX_MATCHES) + text.encode()
+            return packed_field(partition) + packed_count(k, MAX_MATCHES) + text.encode()
         case Add(partition, key, text, expires_at):
-            return _field(partition) + _field(key) + _number(expires_at) + text.encode()
+            return (
+                packed_field(partition)
+                + packed_field(key)
+                + packed_number(expires_at)
+                + text.encode()
+            )
         case Embed(texts):
-            return _pack_count(len(texts), MAX_TEXTS) + b"".join(map(_long_text, texts))
+            return packed_count(len(texts), MAX_TEXTS) + b"".join(map(packed_text, texts))
         case Verify(pairs):
             both = (text for pair in pairs for text in pair)
-            return _pack_count(len(pairs), MAX_PAIRS) + b"".join(map(_long_text, both))
+            return packed_count(len(pairs), MAX_PAIRS) + b"".join(map(packed_text, both))
         case Remove(keys):
-            return _U32.pack(len(keys)) + b"".join(map(_field, keys))
+            return U32.pack(len(keys)) + b"".join(map(packed_field, keys))
         case AskStatus() | Cancel():
             return b""
 
@@ -118,70 +124,28 @@ def _pack_request(message: Request) -> bytes:
 def _pack_reply(message: Reply) -> bytes:
     match message:
         case Matches(matches):
-            rows = (_field(match.key) + _number(match.similarity) for match in matches)
-            return _pack_count(len(matches), MAX_MATCHES) + b"".join(rows)
+            rows = (packed_field(match.key) + packed_number(match.similarity) for match in matches)
+            return packed_count(len(matches), MAX_MATCHES) + b"".join(rows)
         case Vectors(vectors):
-            return _pack_count(len(vectors), MAX_TEXTS) + _pack_vectors(vectors)
+            return packed_count(len(vectors), MAX_TEXTS) + packed_vectors(vectors)
         case Scores(digest, scores):
-            count = _pack_count(len(scores), MAX_PAIRS)
-            return _field(digest.encode()) + count + b"".join(map(_score, scores))
+            count = packed_count(len(scores), MAX_PAIRS)
+            return packed_field(digest.encode()) + count + b"".join(map(packed_score, scores))
         case IndexStatus():
-            numbers = _U32.pack(message.dimensions) + _U32.pack(message.vectors)
+            numbers = U32.pack(message.dimensions) + U32.pack(message.vectors)
             index = (message.digest, message.index, message.fault)
             verifier = (message.verifier, message.verifier_digest, message.verifier_fault)
-            fields = b"".join(_field(word.encode()) for word in (*index, *verifier))
+            fields = b"".join(packed_field(word.encode()) for word in (*index, *verifier))
             return bytes([message.ready]) + numbers + fields + message.encoder.encode()
         case Refused(reason, text):
-            return _field(reason.encode()) + text.encode()
+            return packed_field(reason.encode()) + text.encode()
         case Done():
             return b""
 
 
-def _field(value: bytes) -> bytes:
-    if len(value) > MAX_FIELD_BYTES:
-        raise ProtocolError(f"field of {len(value)} bytes, at most {MAX_FIELD_BYTES} allowed")
-    return _U16.pack(len(value)) + value
-
-
-def _number(value: float) -> bytes:
-    if math.isnan(value):
-        raise ProtocolError("not a number")
-    return _F64.pack(value)
-
-
-def _score(value: float) -> bytes:
-    if not 0 <= value <= 1:
-        raise ProtocolError("not a score from 0 to 1")
-    return _F64.pack(value)
-
-
-def _pack_count(value: int, most: int) -> bytes:
-    if not 0 <= value <= most:
-        raise ProtocolError(f"count of {value}, 0 to {most} allowed")
-    return _U16.pack(value)
-
-
-def _long_text(text: str) -> bytes:
-    data = text.encode()
-    return _U32.pack(len(data)) + data
-
-
-def _pack_vectors(vectors: tuple[tuple[float, ...], ...]) -> bytes:
-    dimensions = len(vectors[0]) if vectors else 0
-    if any(len(vector) != dimensions for vector in vectors):
-        raise ProtocolError("vectors of several lengths")
-    numbers = [number for vector in vectors for number in vector]
-    if not all(map(math.isfinite, numbers)):
-        raise ProtocolError("not a finite vector")
-    try:
-        return _U32.pack(dimensions) + struct.pack(f">{len(numbers)}f", *numbers)
-    except OverflowError:
-        raise ProtocolError("not a vector of 32-bit floats") from None
-
-
 def decode(body: bytes) -> Envelope:
     """Return the message in a frame's body (without the length prefix). Raises ProtocolError."""
-    reader = _Reader(body)
+    reader = FieldReader(body)
     version, kind, request_id = reader.unpack(_HEAD)
     if version != PROTOCOL_VERSION:
         raise ProtocolError(f"protocol version {version}, expected {PROTOCOL_VERSION}")
@@ -194,12 +158,12 @@ def decode(body: bytes) -> Envelope:
     return Envelope(request_id, message)
 
 
-def _unpack(message_type: type[Message], reader: "_Reader") -> Message:
+def _unpack(message_type: type[Message], reader: FieldReader) -> Message:
     reply = _unpack_reply(message_type, reader)
     return _unpack_request(message_type, reader) if reply is None else reply
 
 
-def _unpack_request(message_type: type[Message], reader: "_Reader") -> Request:
+def _unpack_request(message_type: type[Message], reader: FieldReader) -> Request:
     if message_type is Search:
         partition, k = reader.field(), reader.count(MAX_MATCHES)
         return Search(partition, reader.text(), k)
@@ -212,16 +176,16 @@ def _unpack_request(message_type: type[Message], reader: "_Reader") -> Request:
         pairs = range(reader.count(MAX_PAIRS))
         return Verify(tuple((reader.long_text(), reader.long_text()) for _ in pairs))
     if message_type is Remove:
-        (count,) = reader.unpack(_U32)
+        (count,) = reader.unpack(U32)
         return Remove(tuple(reader.field() for _ in range(count)))
     return AskStatus() if message_type is AskStatus else Cancel()
 
 
-def _unpack_reply(message_type: type[Message], reader: "_Reader") -> Reply | None:
+def _unpack_reply(message_type: type[Message], reader: FieldReader) -> Reply | None:
     if message_type is Matches:
         return Matches(tuple(_match(reader) for _ in range(reader.count(MAX_MATCHES))))
     if message_type is Vectors:
-        count, (dimensions,) = reader.count(MAX_TEXTS), reader.unpack(_U32)
+        count, (dimensions,) = reader.count(MAX_TEXTS), reader.unpack(U32)
         if dimensions and not count:
             raise ProtocolError("dimensions of no vector")
         return Vectors(tuple(reader.vector(dimensions) for _ in range(count)))
@@ -229,7 +193,7 @@ def _unpack_reply(message_type: type[Message], reader: "_Reader") -> Reply | Non
         digest = reader.short_text()
         return Scores(digest, tuple(reader.score() for _ in range(reader.count(MAX_PAIRS))))
     if message_type is IndexStatus:
-        ready, (dimensions,), (vectors,) = reader.flag(), reader.unpack(_U32), reader.unpack(_U32)
+        ready, (dimensions,), (vectors,) = reader.flag(), reader.unpack(U32), reader.unpack(U32)
         digest, *words = (reader.short_text() for _ in range(6))
         return IndexStatus(ready, reader.text(), digest, dimensions, vectors, *words)
     if message_type is Refused:
@@ -237,89 +201,8 @@ def _unpack_reply(message_type: type[Message], reader: "_Reader") -> Reply | Non
     return Done() if message_type is Done else None
 
 
-def _match(reader: "_Reader") -> Match:
+def _match(reader: FieldReader) -> Match:
     return Match(reader.field(), reader.number())
-
-
-class _Reader:
-    """Reads fields off a body; every read is checked against what is left."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body = body
-        self._at = 0
-
-    @property
-    def left(self) -> int:
-        return len(self._body) - self._at
-
-    def take(self, size: int) -> bytes:
-        if size > self.left:
-            raise ProtocolError(f"message ends {size - self.left} bytes too early")
-        self._at += size
-        return self._body[self._at - size : self._at]
-
-    def unpack(self, fields: struct.Struct) -> tuple[int, ...]:
-        return fields.unpack(self.take(fields.size))
-
-    def number(self) -> float:
-        value: float = _F64.unpack(self.take(_F64.size))[0]
-        if math.isnan(value):
-            raise ProtocolError("not a number")
-        return value
-
-    def score(self) -> float:
-        value = self.number()
-        if not 0 <= value <= 1:
-            raise ProtocolError("not a score from 0 to 1")
-        return value
-
-    def flag(self) -> bool:
-        value = self.take(1)[0]
-        if value > 1:
-            raise ProtocolError(f"flag of value {value}")
-        return value == 1
-
-    def count(self, most: int) -> int:
-        (value,) = self.unpack(_U16)
-        if value > most:
-            raise ProtocolError(f"count of {value}, 0 to {most} allowed")
-        return value
-
-    def vector(self, dimensions: int) -> tuple[float, ...]:
-        numbers = struct.unpack(f">{dimensions}f", self.take(4 * dimensions))
-        if not all(map(math.isfinite, numbers)):
-            raise ProtocolError("not a finite vector")
-        return numbers
-
-    def field(self) -> bytes:
-        (size,) = self.unpack(_U16)
-        if size > MAX_FIELD_BYTES:
-            raise ProtocolError(f"field of {size} bytes, at most {MAX_FIELD_BYTES} allowed")
-        return self.take(size)
-
-    def text(self) -> str:
-        return _utf8(self.take(self.left))
-
-    def long_text(self) -> str:
-        (size,) = self.unpack(_U32)
-        return _utf8(self.take(size))
-
-    def short_text(self) -> str:
-        return _utf8(self.field())
-
-    def reason(self) -> Reason:
-        word = self.short_text()
-        try:
-            return Reason(word)
-        except ValueError:
-            raise ProtocolError("unknown reason") from None
-
-
-def _utf8(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise ProtocolError("text is not UTF-8") from None
 
 
 class FrameDecoder:
