@@ -28,6 +28,7 @@ from gateway.adapters.secret_setting import SecretSettingError, secret_setting, 
 from gateway.adapters.upstream_http import HttpUpstream
 from gateway.adapters.upstream_local import local_model
 from gateway.admitting import Admitter
+from gateway.calibrations import Calibrations
 from gateway.core.decision_record import Recorder
 from gateway.core.entry_codec import encoded_size
 from gateway.explaining import explain_action
@@ -39,9 +40,10 @@ from gateway.operations import Operations
 from gateway.pipeline import Pipeline
 from gateway.ports import Quarantine, Upstream
 from gateway.scanning import Scans
-from gateway.semantics import AgreementVerifier, SemanticService
+from gateway.semantics import SemanticService
 from gateway.settings import Settings
 from gateway.stores import Entries, open_store
+from gateway.verifying import CalibratedVerifier
 
 POLICY_POLL_SECONDS = 0.5
 ENCODER_POLL_SECONDS = 0.5
@@ -87,12 +89,9 @@ def create_app(
         connect_seconds=settings.connect_timeout,
         read_seconds=settings.read_timeout,
     )
-    semantic: SemanticService | None = None
+    semantic = _semantic(settings, semantic_socket)
     checks = [engine_ready(upstream, required=engine_required)]
-    if semantic_socket is not None:
-        semantic = SemanticService(
-            EmbeddingsClient(semantic_socket, timeout=settings.semantic_timeout)
-        )
+    if semantic is not None:
         checks.append(semantic.not_ready)
     metrics = Metrics(store.stats)
     decision_log = _decision_log(settings)
@@ -105,6 +104,9 @@ def create_app(
             tracing.begin(seen, request.headers)
         return seen
 
+    verifier = CalibratedVerifier(
+        semantic, Calibrations(settings.data_dir), seconds=settings.verifier_timeout
+    )
     scans = Scans()
     quarantine = QuarantineFile(settings.data_dir / "quarantine.jsonl")
     admitter = Admitter(store, semantic, scans, time.time, quarantine)
@@ -122,7 +124,7 @@ def create_app(
     pipeline = Pipeline(
         store=store,
         semantic=semantic,
-        verifier=AgreementVerifier(),
+        verifier=verifier,
         policies=policies,
         forwarder=forwarder,
         scans=scans,
@@ -137,7 +139,7 @@ def create_app(
     handlers = Handlers(
         pipeline,
         PassThrough(upstream, client_seconds=client_seconds),
-        Readiness(checks, partial(_details, policies, entries, semantic, access)),
+        Readiness(checks, partial(_details, policies, entries, semantic, verifier, access)),
         metrics.page,
         begin,
         access=access,
@@ -173,10 +175,17 @@ def create_app(
     return app
 
 
+def _semantic(settings: Settings, socket: Path | None) -> SemanticService | None:
+    if socket is None:
+        return None
+    return SemanticService(EmbeddingsClient(socket, timeout=settings.semantic_timeout))
+
+
 def _details(
     policies: PolicyFile,
     entries: Entries,
     semantic: SemanticService | None,
+    verifier: CalibratedVerifier,
     access: Access,
 ) -> dict[str, Any]:
     policy = policies.active.policy
@@ -189,6 +198,7 @@ def _details(
         "store": entries.status(),
         "semantic": "on" if semantic is not None else "off",
         "vectors": semantic.details() if semantic is not None else {},
+        "verifier": verifier.details() if semantic is not None else {},
         "keys": access.details(),
     }
 

@@ -103,8 +103,8 @@ class Drive:
         if verifier is not None:
             threshold = verifier.threshold(state.plan.decision.max_wrong_hits)
             verification = await verifier.verify(state.asked, state.stored)
-        refused = verification.refused(threshold)
-        self._note("verification", "fits" if refused is None else f"refused: {refused}")
+        budget = state.plan.decision.max_wrong_hits
+        self._note("verification", verification.told(threshold, budget))
         return state.next(verification, threshold)
 
 

@@ -276,6 +276,8 @@ def _outcome(end: Hit | Forward | Refused, now: float) -> dict[str, Any]:
                 "age": end.age,
                 "ttl": end.status.ttl,
                 "similarity": end.status.similarity,
+                "score": end.status.score,
+                "threshold": end.status.threshold,
                 "entry": _summary(end.entry, now),
             }
         case Forward():

@@ -48,6 +48,11 @@ class Observation:
     entry: Entry | None = None
     """The entry that was served."""
     similarity: float | None = None
+    score: float | None = None
+    """How sure the verifier was of a semantic hit; ``threshold`` is what it needed."""
+    threshold: float | None = None
+    verified: list[tuple[str, float | None]] = field(default_factory=list)
+    """Of each candidate that was looked into: ``hit`` or why not, and its score if it has one."""
     span: "Sink | None" = None
     """A sink for this request alone."""
 

@@ -208,6 +208,8 @@ class Pipeline:
             case VerifyCandidate():
                 threshold = self.verifier.threshold(state.plan.decision.max_wrong_hits)
                 verification = await self.verifier.verify(state.asked, state.stored)
+                result = verification.refused(threshold) or "hit"
+                asked.seen.verified.append((result, verification.measured))
                 return state.next(verification, threshold)
             case _:
                 assert_never(state)

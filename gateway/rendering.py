@@ -25,6 +25,7 @@ def render_hit(endpoint: Endpoint, body: dict[str, Any], hit: Hit, seen: Observa
     seen.outcome = "hit"
     seen.reason = status.reason if status.stale is None else status.stale
     seen.entry, seen.key, seen.similarity = hit.entry, hit.entry.key, status.similarity
+    seen.score, seen.threshold = status.score, status.threshold
     seen.status = 200
     headers = (
         ("Cache-Status", status.header()),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import orjson
 
+from gateway.calibrations import known_calibrations
 from gateway.core.replay import Record, RecordError, Replay, Report, parse_record
 from policies.document import policy_text
 from policies.parse import PolicyError, compile_policy, parse_spec
@@ -30,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
         return _fail(f"{options.policy}: cannot be read: {error.strerror or error}")
     except PolicyError as error:
         return _fail(str(error))
-    replay = Replay(policy)
+    replay = Replay(policy, [each.threshold for each in known_calibrations(options.data_dir)])
     skipped = 0
     try:
         for record in _records(options.log):
@@ -60,6 +61,9 @@ def _parser() -> argparse.ArgumentParser:
         "without bounds. Record with: refrain serve with decision_log set.",
     )
     parser.add_argument("--policy", type=Path, required=True, metavar="FILE", help="edited policy")
+    parser.add_argument(
+        "--data-dir", type=Path, metavar="D", help="the gateway's, for a calibration of its own"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("log", type=Path, metavar="LOG.jsonl", help="decision log")
     return parser
@@ -99,6 +103,11 @@ def _told(report: Report, skipped: int) -> Iterator[str]:
         yield (
             f"{report.unknown:,} cannot be told: a rule depends on what the log does not hold; "
             "decided as recorded"
+        )
+    if report.unjudged:
+        yield (
+            f"{report.unjudged:,} semantic hits cannot be told: they are of another calibration; "
+            "kept as recorded"
         )
     if skipped:
         yield f"{skipped:,} lines were no records"

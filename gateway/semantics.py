@@ -1,20 +1,13 @@
-"""The embeddings package behind the gateway's ports: index, local encoder, verifier.
+"""The embeddings package behind the gateway's ports: index, local encoder, scores of pairs.
 
 Part of the composition root, which alone may know both packages.
 """
 
 import asyncio
-import logging
 from collections.abc import Sequence
 
 from embeddings.client import EmbeddingsClient, EmbeddingsUnavailable
-from embeddings.verify.agreement import agree
-from gateway.core.verification import Verification
 from gateway.ports import Candidate, SemanticUnavailableError
-
-log = logging.getLogger(__name__)
-
-VERIFY_SECONDS = 1.0
 
 
 class SemanticService:
@@ -24,6 +17,8 @@ class SemanticService:
         self._client = client
         self.name = ""
         self.digest = ""
+        self.verifier: str | None = None
+        self.verifier_fault = ""
         self._index = self._fault = ""
 
     async def search(self, partition: bytes, text: str, k: int) -> Sequence[Candidate]:
@@ -55,6 +50,15 @@ class SemanticService:
         except EmbeddingsUnavailable as error:
             raise SemanticUnavailableError(error.reason) from error
 
+    async def score(self, asked: str, stored: str) -> float:
+        """See ``gateway.verifying.Scorer``."""
+        try:
+            (score,) = await self._client.score([(asked, stored)])
+        except EmbeddingsUnavailable as error:
+            raise SemanticUnavailableError(error.reason) from error
+        self.verifier = self._client.verifier_digest
+        return score
+
     async def not_ready(self) -> str | None:
         """Check whether the encoder is loaded and warm."""
         try:
@@ -65,6 +69,7 @@ class SemanticService:
             return "encoder: loading"
         self.name, self.digest = status.encoder, status.digest
         self._index, self._fault = status.index, status.fault
+        self.verifier, self.verifier_fault = status.verifier_digest, status.verifier_fault
         return None
 
     def details(self) -> dict[str, str]:
@@ -79,31 +84,3 @@ class SemanticService:
     async def close(self) -> None:
         """Give the connection up."""
         await self._client.close()
-
-
-class AgreementVerifier:
-    """The rules of ``embeddings.verify`` as the gateway's verifier.
-
-    Two short questions take some 0.3 ms; longer ones leave the loop.
-    """
-
-    INLINE_CHARACTERS = 400
-
-    async def verify(self, asked: str, stored: str) -> Verification:
-        """See the port."""
-        refusal = await self._refusal(asked, stored)
-        return Verification(1.0 if refusal is None else 0.0, refusal)
-
-    def threshold(self, max_wrong_hits: float) -> float | None:
-        """See the port."""
-        return 1.0 if max_wrong_hits > 0 else None
-
-    async def _refusal(self, asked: str, stored: str) -> str | None:
-        try:
-            if len(asked) + len(stored) <= self.INLINE_CHARACTERS:
-                return agree(asked, stored)
-            async with asyncio.timeout(VERIFY_SECONDS):
-                return await asyncio.to_thread(agree, asked, stored)
-        except Exception as error:  # noqa: BLE001 - fail to miss, whatever it is
-            log.warning("verification failed (%s): a miss", type(error).__name__)
-            return "fault"

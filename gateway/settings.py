@@ -69,6 +69,7 @@ class Settings(BaseModel):
     embeddings_model: str | None = None
     embeddings_device: str = Field(default="auto", pattern="^(auto|cpu|cuda)$")
     semantic_timeout: float = Field(default=1.0, gt=0)
+    verifier_timeout: float = Field(default=0.5, gt=0)
     vectors: str = Field(default="faiss", description="faiss, or the URL of a Qdrant server")
     vectors_timeout: float = Field(default=0.05, gt=0)
     connect_timeout: float = Field(default=10.0, gt=0)

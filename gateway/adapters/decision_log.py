@@ -104,6 +104,8 @@ def _outcome(seen: Observation) -> dict[str, object]:
         "declined": None if seen.declined is None else seen.declined.value,
         "source": None if seen.entry is None else seen.entry.key.hex(),
         "similarity": seen.similarity,
+        "score": seen.score,
+        "threshold": seen.threshold,
         "tokens": tokens or (0 if seen.entry is None else seen.entry.tokens),
         "bytes": seen.answer_bytes,
         "status": seen.status,

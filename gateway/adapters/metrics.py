@@ -12,6 +12,7 @@ from gateway.observation import Observation
 from gateway.ports import StoreStats
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_SCORES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 1)
 
 
 class Metrics:
@@ -36,6 +37,18 @@ class Metrics:
             "refrain_semantic_faults_total",
             "Semantic lookups that failed and counted as misses.",
             ("reason",),
+            registry=self._registry,
+        )
+        self._candidates = Counter(
+            "refrain_semantic_candidates_total",
+            "Stored questions near one asked that were looked into, by what came of them.",
+            ("result",),
+            registry=self._registry,
+        )
+        self._scores = Histogram(
+            "refrain_semantic_score",
+            "How sure the verifier was of a candidate that no guard refused.",
+            buckets=_SCORES,
             registry=self._registry,
         )
         self._ttft = Histogram(
@@ -90,6 +103,10 @@ class Metrics:
             self._declined.labels(seen.rule, seen.declined.value).inc()
         if seen.semantic_fault is not None:
             self._semantic_faults.labels(seen.semantic_fault).inc()
+        for result, score in seen.verified:
+            self._candidates.labels(result).inc()
+            if score is not None:
+                self._scores.observe(score)
 
     def policy_reloaded(self, good: bool) -> None:
         """Count an edit of the policy file."""

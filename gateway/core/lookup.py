@@ -223,7 +223,8 @@ class VerifyCandidate:
     def next(self, verification: Verification, threshold: float | None) -> "State":
         """Take how sure it is, and the least score that keeps the rule's budget."""
         if verification.refused(threshold) is None:
-            return self.hit
+            status = self.hit.status._replace(score=verification.score, threshold=threshold)
+            return replace(self.hit, status=status)
         return _next_candidate(self.plan, self.otherwise, self.rest)
 
 

@@ -6,7 +6,7 @@ an edited rule depends on text that was not recorded, the request is decided as 
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,10 @@ from policies.recorded import Recorded, RecordedPolicy
 
 _ADMITTED_BY = {"truncated": "length", "filtered": "content_filter"}
 """Reasons of declined answers that a rule's finish reasons may admit."""
+
+
+Thresholds = Callable[[float], float | None]
+"""A calibration: the least score of a hit under an error budget, None where none is known."""
 
 
 class RecordError(ValueError):
@@ -39,6 +43,8 @@ class Record:
     source: str | None
     """Key of the entry that a semantic hit was answered from."""
     similarity: float | None
+    score: float | None
+    threshold: float | None
     temperature: float | None
     tokens: int
     bytes: int
@@ -86,6 +92,8 @@ def parse_record(line: Any) -> Record:
         declined=line.get("declined"),
         source=line.get("source"),
         similarity=line.get("similarity"),
+        score=line.get("score"),
+        threshold=line.get("threshold"),
         temperature=line.get("temperature"),
         tokens=int(line.get("tokens") or 0),
         bytes=int(line.get("bytes") or 0),
@@ -99,6 +107,8 @@ def _decision(rule: str, written: Mapping[str, Any]) -> Decision:
             exact=written["exact"],
             semantic=written["semantic"],
             min_similarity=float(written["min_similarity"]),
+            # Lines from before there was a budget were not decided by one.
+            max_wrong_hits=float(written.get("max_wrong_hits", 1.0)),
             lifetime=float(written["lifetime"]),
             scope=Scope(written["scope"]),
             pii=PiiAction(written["pii"]),
@@ -116,6 +126,7 @@ def written_decision(decision: Decision) -> dict[str, Any]:
         "exact": decision.exact,
         "semantic": decision.semantic,
         "min_similarity": decision.min_similarity,
+        "max_wrong_hits": decision.max_wrong_hits,
         "lifetime": decision.lifetime,
         "scope": decision.scope.value,
         "pii": decision.pii.value,
@@ -138,7 +149,10 @@ class Tally:
 class Cache:
     """A cache without bounds that knows of each entry until when it is fresh."""
 
-    def __init__(self) -> None:
+    def __init__(self, calibrations: Sequence[Thresholds] = ()) -> None:
+        self._calibrations = calibrations
+        self.unjudged = 0
+        """Semantic hits kept because no calibration tells of the edited budget."""
         self._fresh_until: dict[tuple[str, str, int], float] = {}
         self._stored_at: dict[tuple[str, str, int], float] = {}
         self._forms: dict[str, str] = {}
@@ -186,7 +200,22 @@ class Cache:
             and record.similarity is not None
             and record.similarity >= decision.min_similarity
             and self._fresh((scope, source, decision.generation), record.time, decision)
+            and self._sure(record, decision.max_wrong_hits)
         )
+
+    def _sure(self, record: Record, budget: float) -> bool:
+        was, score, needed = record.was.max_wrong_hits, record.score, record.threshold
+        if budget >= was:
+            return True
+        if score is None or needed is None:
+            self.unjudged += 1
+            return True
+        for threshold in self._calibrations:
+            if threshold(was) == needed:
+                least = threshold(budget)
+                return least is not None and score >= least
+        self.unjudged += 1
+        return True
 
 
 def _admitted(record: Record, decision: Decision) -> bool:
@@ -204,6 +233,8 @@ class Report:
 
     requests: int = 0
     unknown: int = 0
+    unjudged: int = 0
+    """Semantic hits kept because no calibration tells of the edited budget."""
     gained: int = 0
     lost: int = 0
     recorded_hits: int = 0
@@ -219,10 +250,11 @@ class Report:
 class Replay:
     """Takes records in the order of their time; ``report`` at any moment."""
 
-    def __init__(self, policy: RecordedPolicy) -> None:
+    def __init__(self, policy: RecordedPolicy, calibrations: Sequence[Thresholds] = ()) -> None:
+        """``calibrations`` may be that of the log: it is known by the thresholds recorded."""
         self._policy = policy
         self._then = Cache()
-        self._edited = Cache()
+        self._edited = Cache(calibrations)
         self._report = Report()
 
     def take(self, record: Record) -> None:
@@ -250,4 +282,5 @@ class Replay:
         """Return what has come of the records so far."""
         self._report.entries_before = self._then.most_entries
         self._report.entries_after = self._edited.most_entries
+        self._report.unjudged = self._edited.unjudged
         return self._report

@@ -28,6 +28,9 @@ class HitStatus(NamedTuple):
     ttl: int
     similarity: float | None = None
     stale: Reason | None = None
+    score: float | None = None
+    """How sure the verifier is of a semantic hit, and how sure it had to be."""
+    threshold: float | None = None
 
     def header(self) -> str:
         """Return the list member."""

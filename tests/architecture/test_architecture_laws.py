@@ -32,7 +32,8 @@ GOOD = {
     "gateway/adapters/handlers.py": "from aiohttp import web\nfrom gateway.adapters import store",
     "gateway/app.py": "from aiohttp import web\nfrom embeddings.client import C\n"
     "import gateway.adapters.handlers",
-    "gateway/semantics.py": "from embeddings.verify.agreement import agree",
+    "gateway/semantics.py": "from embeddings.client import EmbeddingsClient",
+    "gateway/verifying.py": "from embeddings.verify.agreement import agree",
     "gateway/cli.py": "def main():\n    from backend.__main__ import main",
     "gateway/worker.py": "import uvloop\nfrom gateway.adapters.secret import SecretError",
     "embeddings/client.py": "import asyncio\nfrom embeddings import link",

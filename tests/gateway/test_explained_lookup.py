@@ -70,13 +70,14 @@ async def test_a_hit_by_meaning_tells_how_near_and_that_it_was_verified():
         "semantic",
         0.973,
     )
+    assert (outcome["score"], outcome["threshold"]) == (1.0, 0.5)
     assert (outcome["age"], outcome["entry"]["key"]) == (60, key.hex())
     assert steps == {
         "exact": "no entry",
         "scan": "clean",
         "meaning": "nearest 0.973, 1 of 1 reach 0.75",
         "candidate, 0.973": "an entry 60 s old, fresh for 3540 s",
-        "verification": "fits",
+        "verification": "fits: score 1, needs 0.5 for at most 1 % wrong hits",
     }
 
 
@@ -85,6 +86,15 @@ async def test_a_candidate_that_the_verifier_refuses_is_told_with_its_reason():
     outcome, steps = await explained("x", Index(Candidate(key, 0.95)), SaidVerifier("numbers"))
     assert outcome["would"] == "miss"
     assert steps["verification"] == "refused: numbers"
+
+
+async def test_a_candidate_that_is_not_sure_enough_tells_what_the_budget_needs():
+    key = entry_for("How do I reset my password?").key
+    index = Index(Candidate(key, 0.95))
+    outcome, steps = await explained("x", index, SaidVerifier(score=0.4996))
+    assert outcome["would"] == "miss"
+    told = "refused: score 0.4996, needs 0.5 for at most 1 % wrong hits"
+    assert steps["verification"] == told
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from forwarding_rig import Rig
 
 from gateway.adapters.policy_file import PolicyFile
-from gateway.app import AgreementVerifier, default_policy
+from gateway.app import default_policy
 from gateway.core.types import Endpoint
 from gateway.exchange import Inbound
 from gateway.pipeline import Pipeline
@@ -48,7 +48,7 @@ class Whole:
         self.pipeline = Pipeline(
             store=self.rig.store,
             semantic=self.index,
-            verifier=AgreementVerifier(),
+            verifier=SaidVerifier(),
             policies=PolicyFile(default_policy()),
             forwarder=self.rig.forwarder,
             scans=Scans(),

@@ -35,7 +35,9 @@ ROOTS = frozenset(
 
 CROSSINGS = {
     "gateway.app": ("embeddings.client",),
-    "gateway.semantics": ("embeddings.client", "embeddings.verify"),
+    "gateway.calibrations": ("embeddings.verify",),
+    "gateway.semantics": ("embeddings.client",),
+    "gateway.verifying": ("embeddings.verify",),
     "gateway.cli": ("backend.__main__",),
 }
 """Which modules may import other packages, and what of them; the command only lazily."""

@@ -1,0 +1,108 @@
+"""Which calibration is in force: the operator's own for the verifier in use, else the shipped one.
+
+Part of the composition root, which alone may know both packages. Law: a file that is damaged or of
+another verifier is told and passed over; where none is left, no budget is known to be kept.
+"""
+
+import logging
+from collections.abc import Iterator
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from embeddings.verify.calibration import Calibration, CalibrationError
+from embeddings.verify.calibration_file import parse_calibration
+
+OWN_FILE = "semantic-calibration.json"
+"""In the data directory."""
+
+log = logging.getLogger(__name__)
+
+
+class Calibrations:
+    """Reads the shipped files once, the operator's anew whenever it was changed."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._path = data_dir / OWN_FILE
+        self._read_at: tuple[int, int] | None = None
+        self._own: Calibration | None = None
+        self._problem = ""
+        self._shipped: list[Calibration] | None = None
+        self._told = ""
+
+    def of(self, verifier: str) -> Calibration | None:
+        """Return the calibration of a verifier, None where there is none."""
+        own, problem = self.own(), self._problem
+        if own is not None and own.verifier != verifier:
+            problem = _of_another(self._path, own.verifier, verifier)
+            own = None
+        found = own or self._shipped_of(verifier)
+        if found is None:
+            problem = f"{problem or 'no calibration'}: nothing is answered by meaning"
+        self._tell(problem)
+        return found
+
+    def details(self, verifier: str) -> dict[str, str | int]:
+        """Return what an operator wants to know of the calibration in force."""
+        found = self.of(verifier)
+        told: dict[str, str | int] = {
+            "calibration": "none" if found is None else "own" if found is self._own else "shipped",
+            "calibration_hits": 0 if found is None else found.hits,
+        }
+        return told | {"problem": self._told} if self._told else told
+
+    def own(self) -> Calibration | None:
+        """Return the operator's calibration, whosever it is."""
+        try:
+            status = self._path.stat()
+            state = (status.st_mtime_ns, status.st_size)
+            if state != self._read_at:
+                self._own, self._problem = None, ""
+                self._read_at = state
+                self._own = parse_calibration(self._path.read_bytes(), str(self._path))
+        except FileNotFoundError:
+            self._own, self._problem, self._read_at = None, "", None
+        except OSError as error:
+            self._own, self._problem = None, f"{self._path}: {error.strerror or error}"
+        except CalibrationError as error:
+            self._problem = str(error)
+        return self._own
+
+    def _shipped_of(self, verifier: str) -> Calibration | None:
+        if self._shipped is None:
+            self._shipped = list(shipped_calibrations())
+        return next((each for each in self._shipped if each.verifier == verifier), None)
+
+    def _tell(self, problem: str) -> None:
+        if problem and problem != self._told:
+            log.warning("calibration: %s", problem)
+        self._told = problem
+
+
+def known_calibrations(data_dir: Path | None) -> list[Calibration]:
+    """Return the operator's calibration, if there is a good one, and the shipped ones."""
+    own = None if data_dir is None else Calibrations(data_dir).own()
+    return [*([] if own is None else [own]), *shipped_calibrations()]
+
+
+def shipped_calibrations() -> Iterator[Calibration]:
+    """Yield what is installed with the verifier, and for the rules without a model."""
+    folder = files("embeddings.verify")
+    for file in (folder / "model" / "calibration.json", folder / "rules-calibration.json"):
+        found = _shipped(file)
+        if found is not None:
+            yield found
+
+
+def _shipped(file: Traversable) -> Calibration | None:
+    try:
+        return parse_calibration(file.read_bytes(), str(file))
+    except FileNotFoundError:
+        return None
+    except (OSError, CalibrationError) as error:
+        log.warning("calibration: %s", error)
+        return None
+
+
+def _of_another(path: Path, its: str, ours: str) -> str:
+    return f"{path}: it is of verifier {its[:16]}, and {ours[:16]} is in use"
