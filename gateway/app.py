@@ -12,7 +12,6 @@ from typing import Any
 
 from aiohttp import web
 
-from embeddings.client import EmbeddingsClient
 from gateway.adapters.admin import Admin
 from gateway.adapters.decision_log import DecisionLog
 from gateway.adapters.handlers import Handlers
@@ -178,7 +177,7 @@ def create_app(
 def _semantic(settings: Settings, socket: Path | None) -> SemanticService | None:
     if socket is None:
         return None
-    return SemanticService(EmbeddingsClient(socket, timeout=settings.semantic_timeout))
+    return SemanticService.at(socket, timeout=settings.semantic_timeout)
 
 
 def _details(

@@ -41,7 +41,7 @@ exit codes: 0 done, 1 failed, 2 bad usage or invalid file
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # These two have parsers of their own, which are only imported when asked for.
+    # These have parsers of their own, which are only imported when asked for.
     if arguments[:1] == ["backend"]:
         from backend.__main__ import main as backend
 
@@ -50,6 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from gateway.policy_cli import main as policy
 
         return policy(arguments[1:])
+    if arguments[:1] == ["semantic"]:
+        from gateway.semantic_cli import main as semantic
+
+        return semantic(arguments[1:])
     parser = _parser()
     options = parser.parse_args(arguments)
     run: Callable[[argparse.Namespace], int] | None = getattr(options, "run", None)
@@ -133,6 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "policy", help="check a policy, explain a request, replay a log (refrain policy --help)"
     )
+    commands.add_parser("semantic", help="calibrate answers by meaning (refrain semantic --help)")
     return parser
 
 

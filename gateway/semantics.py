@@ -5,6 +5,7 @@ Part of the composition root, which alone may know both packages.
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 from embeddings.client import EmbeddingsClient, EmbeddingsUnavailable
 from gateway.ports import Candidate, SemanticUnavailableError
@@ -20,6 +21,11 @@ class SemanticService:
         self.verifier: str | None = None
         self.verifier_fault = ""
         self._index = self._fault = ""
+
+    @classmethod
+    def at(cls, socket: Path, *, timeout: float) -> "SemanticService":
+        """Return the service that listens there; nothing is connected yet."""
+        return cls(EmbeddingsClient(socket, timeout=timeout))
 
     async def search(self, partition: bytes, text: str, k: int) -> Sequence[Candidate]:
         """See the port."""

@@ -242,6 +242,13 @@ def test_verification_goes_on_to_the_next_candidate():
     assert last.entry is right
 
 
+def test_a_semantic_hit_says_how_sure_it_is_and_how_sure_it_had_to_be():
+    plan = plan_of()
+    entry = asked_like(plan, NEAR)
+    _, last = run(plan, entries={entry.key: entry}, nearest=[(entry.key, 0.95)])
+    assert 0 < last.status.threshold <= last.status.score <= 1
+
+
 def test_when_all_candidates_are_refused_it_is_a_miss():
     plan = plan_of()
     entries = [asked_like(plan, text) for text in ("a", "b")]

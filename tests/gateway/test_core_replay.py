@@ -28,8 +28,8 @@ def record(time, form="a", **changes):
     return parse_record({**values, **changes})
 
 
-def replayed(records, **edited):
-    replay = Replay(RecordedPolicy((), replace(BOTH, **edited)))
+def replayed(records, calibrations=(), **edited):
+    replay = Replay(RecordedPolicy((), replace(BOTH, **edited)), calibrations)
     for one in records:
         replay.take(one)
     return replay.report()
@@ -98,6 +98,40 @@ def test_a_recorded_semantic_hit_stays_while_its_source_is_near_and_fresh():
     assert hits(replayed(records, min_similarity=0.96)) == (1, 0)
     assert hits(replayed(records, semantic=False)) == (1, 0)
     assert hits(replayed(records, lifetime=5.0)) == (1, 0)
+
+
+NEAR = {"outcome": "hit", "reason": "semantic", "source": "key-a", "similarity": 0.95}
+SURE = {**NEAR, "score": 0.95, "threshold": 0.9}
+OURS = {0.01: 0.9, 0.005: 0.94, 0.002: 0.96, 0.001: None}.get
+ANOTHERS = {0.01: 0.7, 0.005: 0.999}.get
+
+
+@pytest.mark.parametrize(
+    ("budget", "calibrations", "stays", "unjudged"),
+    [
+        (0.01, (), True, 0),
+        (0.05, (), True, 0),
+        (0.005, (ANOTHERS, OURS), True, 0),
+        (0.002, (ANOTHERS, OURS), False, 0),
+        (0.001, (ANOTHERS, OURS), False, 0),
+        (0.005, (ANOTHERS,), True, 1),
+        (0.005, (), True, 1),
+    ],
+)
+def test_a_stricter_budget_loses_the_hits_that_were_not_as_sure(
+    budget, calibrations, stays, unjudged
+):
+    records = [record(0), record(10, "b", **SURE)]
+    report = replayed(records, calibrations, max_wrong_hits=budget)
+    assert hits(report) == (1, int(stays))
+    assert report.unjudged == unjudged
+
+
+def test_a_line_from_before_there_were_budgets_is_kept_and_counted():
+    older = {name: v for name, v in written_decision(BOTH).items() if name != "max_wrong_hits"}
+    records = [record(0, decision=older), record(10, "b", decision=older, **NEAR)]
+    report = replayed(records, (OURS,))
+    assert (hits(report), report.unjudged) == ((1, 1), 1)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 from forwarding_rig import Rig
+from verifiers import SaidVerifier
 
 from gateway.adapters.policy_file import PolicyFile
 from gateway.app import default_policy

@@ -35,6 +35,7 @@ ROOTS = frozenset(
 
 CROSSINGS = {
     "gateway.app": ("embeddings.client",),
+    "gateway.calibrating": ("embeddings.verify",),
     "gateway.calibrations": ("embeddings.verify",),
     "gateway.semantics": ("embeddings.client",),
     "gateway.verifying": ("embeddings.verify",),
