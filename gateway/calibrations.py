@@ -87,9 +87,9 @@ def known_calibrations(data_dir: Path | None) -> list[Calibration]:
 
 def shipped_calibrations() -> Iterator[Calibration]:
     """Yield what is installed with the verifier, and for the rules without a model."""
-    folder = files("embeddings.verify")
-    for file in (folder / "model" / "calibration.json", folder / "rules-calibration.json"):
-        found = _shipped(file)
+    folder = files("embeddings.verify") / "model"
+    for name in ("calibration.json", "rules-calibration.json"):
+        found = _shipped(folder / name)
         if found is not None:
             yield found
 

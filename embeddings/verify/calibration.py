@@ -83,11 +83,12 @@ class Calibration:
         roomy = least_hits(max_wrong, self.confidence, wrong=_ROOM)
         first = max(least, min(roomy, self.hits // _OPENING))
         found = None
-        for step in self.steps:
+        for number, step in enumerate(self.steps):
             if step.hits < first:
                 continue
-            # Ties may carry the first step past the number laid down; its room is that number's.
-            hits = first if found is None else step.hits
+            # Ties may carry it past the number laid down. Its room is that number's then, or a
+            # larger budget, which begins at a stricter step, might end there and keep fewer.
+            hits = first if found is None and number else step.hits
             if not _within(step.wrong, hits, max_wrong, self.confidence):
                 break
             found = step

@@ -92,6 +92,12 @@ def test_hits_of_an_equal_score_are_kept_or_refused_together():
     assert calibrated(mixed, verifier="v").step(0.01) == Step(0.9, 400, 0)
 
 
+def test_a_verifier_that_knows_no_shades_is_calibrated_by_its_one_score():
+    calibration = calibrated([(1.0, place == 7) for place in range(1759)], verifier="v")
+    assert (calibration.threshold(0.01), calibration.threshold(0.003)) == (1.0, 1.0)
+    assert calibration.threshold(0.002) is None
+
+
 def test_the_order_of_the_points_makes_no_difference():
     points = clean(2000, wrong={900, 1200, 1800, 1900})
     mixed = random.Random(4).sample(points, len(points))

@@ -242,6 +242,14 @@ def test_an_own_file_that_is_no_use_is_told_once_and_the_shipped_one_holds(
     assert told in details["problem"]
 
 
+def test_the_rules_have_a_calibration_that_is_shipped(tmp_path):
+    verifier = CalibratedVerifier(Scores(verifier=""), Calibrations(tmp_path), seconds=5.0)
+    assert verifier.threshold(0.01) == 1.0
+    assert verifier.threshold(0.0001) is None
+    details = verifier.details()
+    assert (details["kind"], details["calibration"]) == ("rules", "shipped")
+
+
 def test_without_any_calibration_no_budget_is_kept_and_that_is_told_once(
     verifier_of, shipped, caplog
 ):

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from embeddings.verify.calibration import calibrated, upper_bound
 from embeddings.verify.calibration_file import parse_calibration, written_calibration
 
-SETS = 400
-SIZE = 1500
+SETS = 300
+SIZE = 800
 
 points = st.lists(st.tuples(st.integers(0, 30).map(lambda n: n / 30), st.booleans()), max_size=300)
 
