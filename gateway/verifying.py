@@ -72,12 +72,12 @@ class CalibratedVerifier:
         if len(asked) + len(stored) > MOST_CHARACTERS:
             return Verification(0.0, "text-too-long")
         if asked.strip() == stored.strip():
-            return Verification(1.0)
+            return Verification(1.0, verifier=verifier or RULES)
         refusal = await _guarded(asked, stored, model=bool(verifier))
         if refusal is not None:
             return Verification(0.0, refusal)
         if self._scorer is None or not verifier:
-            return Verification(1.0)
+            return Verification(1.0, verifier=RULES)
         return await self._scored(self._scorer, verifier, asked, stored)
 
     def details(self) -> dict[str, str | int]:
@@ -107,7 +107,7 @@ class CalibratedVerifier:
             return Verification(0.0, "verifier-changed")
         if not 0 <= score <= 1:  # NaN neither
             return Verification(0.0, "not-a-number")
-        return Verification(score)
+        return Verification(score, verifier=verifier)
 
 
 async def _guarded(asked: str, stored: str, *, model: bool) -> str | None:

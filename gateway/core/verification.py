@@ -12,6 +12,8 @@ class Verification(NamedTuple):
 
     score: float
     refusal: str | None = None
+    verifier: str = ""
+    """Digest of the verifier whose score it is."""
 
     def refused(self, threshold: float | None) -> str | None:
         """Return why this is no hit, None where it is one.

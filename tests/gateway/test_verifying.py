@@ -64,7 +64,7 @@ def verifier_of(shipped, tmp_path):
 
 async def test_the_score_is_the_models(verifier_of):
     scores = Scores(0.75)
-    assert await verifier_of(scores).verify(ASKED, STORED) == Verification(0.75)
+    assert await verifier_of(scores).verify(ASKED, STORED) == (0.75, None, "model")
     assert scores.asked == [(ASKED, STORED)]
 
 
@@ -78,7 +78,8 @@ async def test_what_a_guard_refuses_is_not_scored(verifier_of):
 @pytest.mark.parametrize("verifier", ["model", ""])
 async def test_the_same_words_need_no_verifier(verifier_of, verifier):
     scores = Scores(verifier=verifier)
-    assert await verifier_of(scores).verify(f" {ASKED}\n", ASKED) == Verification(1.0)
+    said = await verifier_of(scores).verify(f" {ASKED}\n", ASKED)
+    assert said == (1.0, None, verifier or RULES)
     assert scores.asked == []
 
 
@@ -145,11 +146,11 @@ async def test_until_the_verifier_is_known_nothing_is_verified(verifier_of):
 async def test_without_a_model_the_rules_decide_by_their_own_calibration(verifier_of):
     scores = Scores(verifier="")
     verifier = verifier_of(scores)
-    assert await verifier.verify(ASKED, STORED) == Verification(1.0)
+    assert await verifier.verify(ASKED, STORED) == (1.0, None, RULES)
     assert (await verifier.verify(ASKED, "How do I reset a router?")).refusal is not None
     assert scores.asked == []
     assert (verifier.threshold(0.01), verifier.threshold(0.001)) == (1.0, None)
-    assert await verifier_of(None).verify(ASKED, STORED) == Verification(1.0)
+    assert await verifier_of(None).verify(ASKED, STORED) == (1.0, None, RULES)
 
 
 @pytest.mark.parametrize("length", [MOST_CHARACTERS, 100_000])
@@ -170,7 +171,7 @@ async def test_texts_of_some_length_are_guarded_off_the_loop(verifier_of, monkey
     long = "Please tell me in plain words: how do I reset the password of my account? " * 4
     verifier = verifier_of(Scores(0.5))
     assert await verifier.verify(long, long + "thanks") in (
-        Verification(0.5),
+        Verification(0.5, verifier="model"),
         Verification(0.0, "words"),
     )
     assert len(threads) == 1
