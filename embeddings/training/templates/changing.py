@@ -14,7 +14,7 @@ _NUMBER: Final = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?![\w.]*\d)")
 _SMALL_WORDS: Final = tuple(ONES[2:])
 _AUXILIARY: Final = re.compile(
     r"\b(is|are|was|were|do|does|did|can|could|should|would|will|must|has|have) "
-    r"((?:i|you|we|they|he|she|it|the \w+|my \w+|a \w+|[A-Z]\w+) )",
+    r"((?:i|you|we|they|he|she|it|(?-i:[A-Z][a-z]+)) )(?=[a-z]{2})",
     re.IGNORECASE,
 )
 _UNITS: Final = (
@@ -35,7 +35,7 @@ _OPENERS: Final = (
     "how does|why does|when does|where does",
     "how do you|why do you|when do you|where do you",
     "how did|why did|when did|where did",
-    "how to|when to|why|where to",
+    "how to|when to|where to",
     "what is|who is|where is|when is|why is|how is",
     "how much|how many times|how often",
     "how long|how often|how soon|how far",
@@ -89,8 +89,9 @@ def _exchanged(text: str, groups: Sequence[Sequence[str]], rng: Random) -> str:
     if not found:
         return text
     match = rng.choice(found)
-    others = [other for other in members[match[0].casefold()] if other != match[0].casefold()]
-    return _replace(text, match, rng.choice(others))
+    there = {other[0].casefold() for other in found}
+    others = [other for other in members[match[0].casefold()] if other.casefold() not in there]
+    return _replace(text, match, rng.choice(others)) if others else text
 
 
 @cache
@@ -238,7 +239,8 @@ def question_word(text: str, rng: Random) -> str:
         for member in members:
             if lowered.startswith(member + " "):
                 other = rng.choice([m for m in members if m != member])
-                return other[:1].upper() + other[1:] + text[len(member) :]
+                changed = other[:1].upper() + other[1:] + text[len(member) :]
+                return changed.replace(" i ", " I ", 1) if " I " in text else changed
     return text
 
 
@@ -282,7 +284,7 @@ def modifier_dropped(text: str, rng: Random) -> str:
         match
         for match in re.finditer(r"(?<=[a-z] )([A-Za-z-]+) (?=[A-Za-z]{3,})", text)
         if match[1] in _modifiers()
-        and not re.search(r"(?:more|less|very|be|is|are) $", text[: match.start()])
+        and not re.search(r"(?:more|less|very|be|is|are|years?) $", text[: match.start()])
     ]
     if not found:
         return text

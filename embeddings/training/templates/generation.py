@@ -150,13 +150,17 @@ def _any_text(rng: Random) -> str:
     return render(rng.choice(rng.choice(frame.meanings)), filled(frame, rng), rng)
 
 
+def _phrasings_of(frame: Frame) -> set[str]:
+    return {phrasing for meaning in frame.meanings for phrasing in meaning}
+
+
 def _unrelated(rng: Random, *, same: bool) -> Texts | None:
     text = _any_text(rng)
     if same:
         return text, text if rng.random() < 0.1 else transforms.reworded(text, rng)
     family = frames()[rng.choice(sorted(frames()))]
     frame, other = rng.choice(family), rng.choice(family)
-    if frame is other:
+    if frame is other or _phrasings_of(frame) & _phrasings_of(other):
         return None
     filling = filled(frame, rng)
     by_kind = {kind: filling[name] for name, kind in frame.kinds.items()}

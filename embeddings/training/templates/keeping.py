@@ -287,11 +287,17 @@ def typo(text: str, rng: Random) -> str:
     return text[: match.start()] + word + text[match.end() :]
 
 
+# "A few" is not few, and "an hour" may be per hour.
+_ARTICLE: Final = re.compile(
+    r"(?<=\w )(?:the|an|a) (?=[a-z])(?!few|little|lot|second|minute|hour|day|week|month|year|dozen)"
+)
+
+
 def without_articles(text: str, rng: Random) -> str:
     """Drop "the" and "a", as in a search box."""
     del rng
-    bare = re.sub(r"(?<=\w )(?:the|an|a) (?=[a-z])", "", text)
-    return re.sub(r"^(?:The|An|A) (?=[a-z])", "", bare)
+    bare = _ARTICLE.sub("", text)
+    return re.sub(r"^(?:The|An|A) (?=[a-z])(?!few|little|lot)", "", bare)
 
 
 _NUMBER_WORDS: Final = {word: str(number) for number, word in enumerate(ONES) if number > 1}

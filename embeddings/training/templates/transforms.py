@@ -46,7 +46,7 @@ _CHANGING: Final[Sequence[tuple[str, Edit, int]]] = (
     ("opposite", changing.opposite, 4),
     ("roles", changing.roles, 3),
     ("question word", changing.question_word, 3),
-    ("qualifier", changing.qualifier, 2),
+    ("qualifier", changing.qualifier, 1),
     ("qualifier dropped", changing.qualifier_dropped, 2),
     ("quantifier", changing.quantifier, 3),
     ("modifier dropped", changing.modifier_dropped, 2),
