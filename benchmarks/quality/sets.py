@@ -1,0 +1,128 @@
+"""The evaluation data as trials. Read in place; nothing of it is kept (shared/data/README.md)."""
+
+import json
+import os
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from quality.trial import SEED, Message, Request, Trial, pairs
+
+QQP_EVERY = 5
+DATA = Path(os.environ.get("REFRAIN_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
+
+
+class MissingDataError(Exception):
+    """A file of the evaluation data is not there; the message says which."""
+
+
+def checklist(data: Path) -> Trial:
+    """Minimal pairs, each by itself; grouped by capability and test."""
+    return pairs(
+        "checklist",
+        (
+            (row["a"], row["b"], row["label"] == 1, f"{row['capability']}: {row['test']}")
+            for row in _rows(data, "checklist_pairs.jsonl")
+        ),
+    )
+
+
+def gsm_plus(data: Path) -> Trial:
+    """All seed problems stored, variants asked; right is the own seed with an equal answer."""
+    seeds: dict[str, Request] = {}
+    asked = []
+    for row in _rows(data, "gsm_plus.jsonl"):
+        seed = row["seed_question"]
+        number = len(seeds) if seed not in seeds else int(seeds[seed].group)
+        seeds.setdefault(seed, Request(seed, f"{number}: {row['seed_answer']}", str(number)))
+        answer = f"{number}: {row['answer']}"
+        asked.append(Request(row["question"], answer, row["perturbation_type"]))
+    return Trial("gsm_plus", tuple(seeds.values()), tuple(asked))
+
+
+def qqp(data: Path) -> Trial:
+    """Every fifth pair of Quora's questions, each by itself."""
+    rows = _rows(data, "qqp_pairs.jsonl")[::QQP_EVERY]
+    return pairs("qqp", ((row["a"], row["b"], row["label"] == 1, "") for row in rows))
+
+
+def clinc150(data: Path) -> Trial:
+    """6,000 train texts stored, 2,000 others asked, and all that is out of scope."""
+    rows = _rows(data, "clinc150.jsonl")
+    train = [(row["text"], row["intent"]) for row in rows if row["split"] == "train"]
+    trial = _intents("clinc150", train, stored=6000, asked=2000)
+    outside = tuple(Request(row["text"], None, "oos") for row in rows if row["intent"] == "oos")
+    return Trial(trial.name, trial.stored, trial.asked + outside)
+
+
+def banking77(data: Path) -> Trial:
+    """5,000 questions stored, 2,000 others asked."""
+    rows = [(row["text"], row["intent"]) for row in _rows(data, "banking77.jsonl")]
+    return _intents("banking77", rows, stored=5000, asked=2000)
+
+
+def canard(data: Path) -> Trial:
+    """Half of the dialogues stored, with each question as it was put and as its own sentence.
+
+    Asked are the same words in conversations of the other half, both ways: no answer is right. And,
+    to see that something can hit, each question's own sentence in its own conversation.
+    """
+    rows = _rows(data, "canard_multiturn.jsonl")
+    titles = sorted({tuple(row["history"][:2]) for row in rows})
+    random.Random(SEED).shuffle(titles)
+    kept = set(titles[: len(titles) // 2])
+    inside = [row for row in rows if tuple(row["history"][:2]) in kept]
+    outside = [row for row in rows if tuple(row["history"][:2]) not in kept]
+    stored, asked = [], []
+    for number, row in enumerate(inside):
+        history, other = _turns(row), _turns(outside[number % len(outside)])
+        stored.append(Request(row["question"], str(number), history=history))
+        asked += [
+            Request(row["question"], None, "same words", history=other),
+            Request(row["rewrite"], None, "own sentence", history=other),
+            Request(row["rewrite"], str(number), "same conversation", history=history),
+        ]
+        # A realm of their own: in the first the same conversation would hold both.
+        stored.append(Request(row["rewrite"], str(number), realm=1, history=history))
+        asked += [
+            Request(row["rewrite"], None, "own sentence", realm=1, history=other),
+            Request(row["question"], str(number), "same conversation", realm=1, history=history),
+        ]
+    asked += [Request(row["question"], None, "as it came", history=_turns(row)) for row in outside]
+    return Trial("canard", tuple(stored), tuple(asked))
+
+
+TRIALS: Mapping[str, Callable[[Path], Trial]] = {
+    "checklist": checklist,
+    "gsm_plus": gsm_plus,
+    "canard": canard,
+    "clinc150": clinc150,
+    "banking77": banking77,
+    "qqp": qqp,
+}
+
+
+def _intents(name: str, rows: list[tuple[str, str]], *, stored: int, asked: int) -> Trial:
+    """Draw which are stored and which are asked."""
+    drawn = random.Random(SEED).sample(rows, stored + asked)
+    requests = [Request(text, intent, intent) for text, intent in drawn]
+    return Trial(name, tuple(requests[:stored]), tuple(requests[stored:]))
+
+
+def _turns(row: dict[str, Any]) -> tuple[Message, ...]:
+    """Return a dialogue's title and section as the system message, then its turns."""
+    title, section, *turns = row["history"]
+    told = ("user", "assistant")
+    return (
+        ("system", f"{title}\n{section}"),
+        *((told[place % 2], turn) for place, turn in enumerate(turns)),
+    )
+
+
+def _rows(data: Path, name: str) -> list[dict[str, Any]]:
+    try:
+        with (data / name).open(encoding="utf-8") as lines:
+            return [json.loads(line) for line in lines]
+    except FileNotFoundError:
+        raise MissingDataError(f"{data / name} is not there (--data or REFRAIN_DATA)") from None

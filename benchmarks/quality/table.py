@@ -1,0 +1,69 @@
+"""The figures as text. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+from quality.intervals import Share
+from quality.outcomes import Outcome, grouped, hits, wrong_among_hits
+from quality.rows import Row
+
+_LABEL, _CELL, _GOAL = 36, 22, 14
+
+
+def cell(share: Share) -> str:
+    """Return `12.3% (11.8-12.9)`, or what stands for no share at all."""
+    if share.value is None:
+        return "no hits"
+    low, high = share.interval
+    return f"{share.value:.1%} ({100 * low:.1f}-{100 * high:.1f})"
+
+
+def table(figures: Mapping[Row, Mapping[str, Share]], judged: str) -> list[str]:
+    """Return the lines of the table; `judged` is the system whose figures have a goal."""
+    systems = list(dict.fromkeys(name for row in figures.values() for name in row))
+    lines = [
+        "".join((" " * _LABEL, *(f"{name:>{_CELL}}" for name in systems), f"{'goal':>{_GOAL}}"))
+    ]
+    for row, shares in figures.items():
+        cells = "".join(
+            f"{cell(shares[name]) if name in shares else '':>{_CELL}}" for name in systems
+        )
+        met = row.met(shares[judged]) if judged in shares else None
+        mark = {None: "", True: " met", False: " MISSED"}[met]
+        lines.append(f"{row.name:{_LABEL}}{cells}{row.goal:>{_GOAL}}{mark}")
+    return lines
+
+
+def breakdown(outcomes: Mapping[str, Sequence[Outcome]], *, most: str | None = None) -> list[str]:
+    """Return hits and wrong ones among them for each group and system."""
+    systems = list(outcomes)
+    lines = [
+        "".join((f"{'hits, wrong among them':{_LABEL + 30}}", *(f"{name:>16}" for name in systems)))
+    ]
+    by_system = {name: grouped(outcomes[name], most=most) for name in systems}
+    for group in sorted(by_system[systems[0]]):
+        cells = []
+        for name in systems:
+            found = by_system[name][group]
+            wrong = wrong_among_hits(found)
+            cells.append(f"{hits(found).part:>9},{wrong.part:>6}")
+        count = len(by_system[systems[0]][group])
+        lines.append(f"{group[: _LABEL + 20]:{_LABEL + 22}}{count:>8}" + "".join(cells))
+    return lines
+
+
+def as_json(figures: Mapping[Row, Mapping[str, Share]]) -> dict[str, dict[str, list[float | None]]]:
+    """Return by row and system: part, whole, share, both ends of the interval."""
+    return {
+        row.name.strip(): {
+            name: [
+                share.part,
+                share.whole,
+                *(
+                    None if each is None else round(each, 5)
+                    for each in (share.value, *share.interval)
+                ),
+            ]
+            for name, share in shares.items()
+        }
+        for row, shares in figures.items()
+    }
