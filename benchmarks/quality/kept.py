@@ -6,12 +6,15 @@ Law: a value is found only under the digest of what made it. Texts are kept as d
 import hashlib
 import sqlite3
 import tempfile
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 _AT_A_TIME = 500
+_PERIOD = 2.0
+"""Seconds of work that an interrupted run may lose."""
 
 
 def default_directory() -> Path:
@@ -24,6 +27,7 @@ class Kept:
     def __init__(self, directory: Path) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._file = sqlite3.connect(directory / "kept.sqlite", timeout=30)
+        self._written = time.monotonic()
         self._file.execute("PRAGMA journal_mode = WAL")
         self._file.execute(
             "CREATE TABLE IF NOT EXISTS kept (name BLOB PRIMARY KEY, value BLOB) WITHOUT ROWID"
@@ -56,7 +60,10 @@ class Kept:
     def keep(self, maker: str, values: Mapping[str, bytes]) -> None:
         rows = [(_name(maker, text), value) for text, value in values.items()]
         self._file.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?)", rows)
-        self._file.commit()
+        now = time.monotonic()
+        if now - self._written >= _PERIOD:
+            self._file.commit()
+            self._written = now
 
 
 def _name(maker: str, text: str) -> bytes:

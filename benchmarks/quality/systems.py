@@ -1,17 +1,29 @@
 """The systems measured: decision and verifier of each, behind the gateway's own port."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from embeddings.model_files import ModelError
+from embeddings.verify.calibration import Calibration, CalibrationError
+from embeddings.verify.calibration_file import parse_calibration
 from embeddings.verify.guards import guard
+from gateway.calibrations import Calibrations
 from gateway.core.verification import Verification
 from gateway.ports import Verifier
-from gateway.semantics import AgreementVerifier
+from gateway.verifying import RULES as RULES_DIGEST
+from gateway.verifying import CalibratedVerifier
 from policies.decide import Decision
 from quality.kept import Kept
+from quality.remembered import Remembered
+from quality.scores import Scores
 
-WHOLE = "whole"
 RULES = "rules, no model"
 GUARDS = "guards, any score"
+WHOLE = "whole"
+BUDGET = 0.01
+BUDGETS = (0.002, 0.005, 0.01, 0.02, 0.05)
+_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +32,7 @@ class System:
 
     name: str
     verifier: Verifier
-    max_wrong_hits: float = 0.01
+    max_wrong_hits: float = BUDGET
 
     def decision(self, default: Decision) -> Decision:
         return replace(default, max_wrong_hits=self.max_wrong_hits)
@@ -39,6 +51,71 @@ class Guards:
         return None if max_wrong_hits <= 0 else 0.5
 
 
-def systems(_kept: Kept) -> list[System]:
-    """Return the systems in the order of the table."""
-    return [System(RULES, AgreementVerifier()), System(GUARDS, Guards())]
+@dataclass(frozen=True, slots=True)
+class Held:
+    """See the port ``Verifier``: another's verdicts, held against a threshold given beforehand."""
+
+    verifier: Verifier
+    fixed: float | None
+
+    async def verify(self, asked: str, stored: str) -> Verification:
+        """See the port."""
+        return await self.verifier.verify(asked, stored)
+
+    def threshold(self, max_wrong_hits: float) -> float | None:
+        """See the port."""
+        return self.fixed if max_wrong_hits > 0 else None
+
+
+class CalibrationOf(Calibrations):
+    """The calibration beside the weights measured, where those are not the shipped ones."""
+
+    def __init__(self, directory: Path, data_dir: Path) -> None:
+        super().__init__(data_dir)
+        self._beside = directory / "calibration.json"
+
+    def of(self, verifier: str) -> Calibration | None:
+        """See there."""
+        if not self._beside.is_file():
+            return super().of(verifier)
+        return parse_calibration(self._beside.read_bytes(), str(self._beside), verifier=verifier)
+
+
+def rules(kept: Kept, nowhere: Path) -> System:
+    """Return what an installation without a model does; `nowhere` holds no calibration."""
+    verifier = CalibratedVerifier(None, Calibrations(nowhere), seconds=_SECONDS)
+    return System(RULES, Remembered(verifier, RULES_DIGEST, kept))
+
+
+def guards(kept: Kept) -> System:
+    return System(GUARDS, Remembered(Guards(), "guards", kept))
+
+
+def whole(directory: Path, kept: Kept, nowhere: Path, fixed: float | None) -> System | str:
+    """Return the whole with the weights in a directory, or why there is none.
+
+    `fixed` stands in for the threshold that follows from the budget, where it is given.
+    """
+    try:
+        scores = Scores(directory, kept)
+    except ModelError as error:
+        return str(error)
+    calibrations = CalibrationOf(directory, nowhere)
+    verifier: Verifier = CalibratedVerifier(scores, calibrations, seconds=_SECONDS)
+    try:
+        threshold = verifier.threshold(BUDGET)
+    except CalibrationError as error:
+        return str(error)
+    if fixed is None and threshold is None:
+        return f"{directory}: no calibration of these weights keeps {BUDGET:.0%}; try --threshold"
+    verifier = Remembered(verifier, scores.verifier or "", kept)
+    return System(WHOLE, verifier if fixed is None else Held(verifier, fixed))
+
+
+def all_candidates(system: System) -> System:
+    """Return the system with every candidate verified and none served: to sweep thresholds."""
+    return System(f"{system.name}, all candidates", Held(system.verifier, None))
+
+
+def named(systems: Sequence[System]) -> str:
+    return ", ".join(system.name for system in systems)
