@@ -10,10 +10,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gateway.asked import facts_of, parse_request
+from gateway.core.eligibility import sought
 from gateway.core.embedding_batch import item_body, items_of
 from gateway.core.errors import RequestError
 from gateway.core.field_digests import differences, field_digests, nearest
-from gateway.core.findings import Finding, findings, semantic_obstacle
+from gateway.core.findings import Finding, findings
+from gateway.core.ineligible_wording import POLICY, SWITCHED_OFF, WORDING
 from gateway.core.inquiry import Inquiry, InquiryError, read_inquiry, written
 from gateway.core.key import Tenant, identify
 from gateway.core.lookup import Forward, Hit, Refused, start
@@ -102,8 +104,7 @@ class Explainer:
             "scanned": decision.pii is not PiiAction.ALLOW,
             "findings": [asdict(each) for each in found],
         }
-        obstacle = semantic_obstacle(inquiry.endpoint, body, enabled=decision.semantic)
-        told["semantic"] = {"eligible": obstacle is None, "why_not": obstacle}
+        told["semantic"] = _eligibility(inquiry.endpoint, body, enabled=decision.semantic)
         looked_up = [plan for plan in plans if isinstance(plan, Plan)]
         if looked_up != plans:
             (reason, *_) = (plan for plan in plans if isinstance(plan, Reason))
@@ -194,6 +195,15 @@ class Explainer:
                 asdict(each) for each in differences(ours, kept.digests)
             ] or _outside(plan, kept)
         return told
+
+
+def _eligibility(endpoint: Endpoint, body: dict[str, Any], *, enabled: bool) -> dict[str, Any]:
+    if not enabled:
+        return {"eligible": False, "reason": POLICY, "why_not": SWITCHED_OFF}
+    reason = sought(endpoint, body).ineligible
+    if reason is None:
+        return {"eligible": True, "reason": None, "why_not": None}
+    return {"eligible": False, "reason": reason.value, "why_not": WORDING[reason]}
 
 
 async def _scanned(

@@ -205,7 +205,7 @@ def _content(told: dict[str, Any], paint: _Paint) -> Iterator[str]:
         what = f"{paint(_YELLOW, found['kind'])} in {found['where']}{place}"
         yield paint.row("" if index else "personal data", what)
     semantic = told["semantic"]
-    can = "yes" if semantic["eligible"] else f"no: {semantic['why_not']}"
+    can = "yes" if semantic["eligible"] else f"no, {semantic['reason']}: {semantic['why_not']}"
     yield paint.row("by meaning", can)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.core.status import ForwardStatus
-from gateway.core.types import Entry, Reason
+from gateway.core.types import Entry, Ineligible, Reason
 
 
 @dataclass(slots=True)
@@ -29,6 +29,8 @@ class Observation:
     outcome: str = "error"
     reason: Reason | None = None
     semantic_fault: str | None = None
+    ineligible: Ineligible | None = None
+    """Why the request was not looked up by meaning."""
     status: int = 0
     forward: ForwardStatus | None = None
     stored: bool = False

@@ -153,6 +153,7 @@ class Pipeline:
         seen.outcome = "bypass" if bypassed else "miss"
         seen.reason = state.status.reason
         seen.forward = state.status
+        seen.ineligible = state.ineligible
         seen.key = None if state.store is None else state.store.key
         try:
             reply = await send

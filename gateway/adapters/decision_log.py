@@ -102,6 +102,7 @@ def _outcome(seen: Observation) -> dict[str, object]:
         "outcome": seen.outcome,
         "reason": None if seen.reason is None else seen.reason.value,
         "declined": None if seen.declined is None else seen.declined.value,
+        "ineligible": None if seen.ineligible is None else seen.ineligible.value,
         "source": None if seen.entry is None else seen.entry.key.hex(),
         "similarity": seen.similarity,
         "score": seen.score,

@@ -51,6 +51,12 @@ class Metrics:
             buckets=_SCORES,
             registry=self._registry,
         )
+        self._ineligible = Counter(
+            "refrain_ineligible_total",
+            "Misses that could only have hit exactly, by reason.",
+            ("rule", "reason"),
+            registry=self._registry,
+        )
         self._ttft = Histogram(
             "refrain_time_to_first_token_seconds",
             "From the request's head to the first piece of the answer.",
@@ -107,6 +113,8 @@ class Metrics:
             self._candidates.labels(result).inc()
             if score is not None:
                 self._scores.observe(score)
+        if seen.ineligible is not None:
+            self._ineligible.labels(seen.rule, seen.ineligible.value).inc()
 
     def policy_reloaded(self, good: bool) -> None:
         """Count an edit of the policy file."""

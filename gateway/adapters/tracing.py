@@ -62,6 +62,7 @@ def _end(span: Span, seen: Observation) -> None:
         "refrain.outcome": seen.outcome,
         "refrain.reason": seen.reason.value if seen.reason else None,
         "refrain.declined": seen.declined.value if seen.declined else None,
+        "refrain.ineligible": seen.ineligible.value if seen.ineligible else None,
         "refrain.rule": seen.rule,
         "refrain.similarity": seen.similarity,
         "refrain.semantic_score": seen.score,

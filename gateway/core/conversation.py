@@ -4,7 +4,7 @@ from typing import Any
 
 from gateway.core.fields import neutral_fields
 from gateway.core.readings import readings
-from gateway.core.types import Endpoint
+from gateway.core.types import Endpoint, Ineligible
 
 _NO_PROSE = frozenset({"id", "object", "model", "system_fingerprint", "service_tier"})
 """Fields of a result that hold names, which would only be mistaken for numbers of people."""
@@ -12,6 +12,9 @@ _NO_PROSE = frozenset({"id", "object", "model", "system_fingerprint", "service_t
 
 _PROSE = ("text", "refusal")
 """Types of content parts that are text."""
+
+_TOOL_ROLES = frozenset({"tool", "function"})
+_INSTRUCTING = frozenset({"system", "developer"})
 
 
 def _single_text(content: Any) -> str | None:
@@ -78,30 +81,46 @@ def system_text(body: dict[str, Any]) -> str | None:
     return "\n".join(texts) if texts else None
 
 
-def semantic_question(endpoint: Endpoint, body: dict[str, Any]) -> str | None:
-    """Return the text to look up by meaning, or None where only exact lookup is sound.
+def obstacle(endpoint: Endpoint, body: dict[str, Any]) -> Ineligible | None:
+    """Return why no text of the request can be looked up by meaning, or None where one can.
 
     That is a chat whose last message is the user's and plain text, or a response to one text. With
     tools the answer may be an action, and a completion's prompt is text to go on with, not a
     question. What tools returned, images, sounds and files hold the particulars that a question is
     about, wherever they stand.
     """
+    if endpoint not in (Endpoint.CHAT, Endpoint.RESPONSES):
+        return Ineligible.ENDPOINT
     if body.get("tools") or body.get("functions"):
-        return None
+        return Ineligible.TOOLS
     if endpoint is Endpoint.RESPONSES:
-        given = body.get("input")
-        return given if isinstance(given, str) else None
-    if endpoint is not Endpoint.CHAT:
-        return None
+        return None if isinstance(body.get("input"), str) else Ineligible.NOT_TEXT
     *earlier, last = body["messages"]
-    if last["role"] != "user" or any(map(_holds_particulars, earlier)):
-        return None
-    return _single_text(last.get("content"))
+    if last["role"] in _TOOL_ROLES or any(each["role"] in _TOOL_ROLES for each in earlier):
+        return Ineligible.TOOL_RESULTS
+    if last["role"] != "user":
+        return Ineligible.LAST_TURN
+    if any(map(_is_more_than_text, earlier)) or _single_text(last.get("content")) is None:
+        return Ineligible.NOT_TEXT
+    return None
 
 
-def _holds_particulars(message: dict[str, Any]) -> bool:
-    if message["role"] in ("tool", "function"):
-        return True
+def semantic_question(endpoint: Endpoint, body: dict[str, Any]) -> str:
+    """Return the text that is the question of a request without an obstacle."""
+    if endpoint is Endpoint.RESPONSES:
+        given: str = body["input"]
+        return given
+    return _single_text(body["messages"][-1].get("content")) or ""
+
+
+def follows_turns(endpoint: Endpoint, body: dict[str, Any]) -> bool:
+    """Tell whether anything was said before the question, instructions aside."""
+    if endpoint is not Endpoint.CHAT:
+        return False
+    return any(message["role"] not in _INSTRUCTING for message in body["messages"][:-1])
+
+
+def _is_more_than_text(message: dict[str, Any]) -> bool:
     content = message.get("content")
     return isinstance(content, list) and any(part.get("type") not in _PROSE for part in content)
 

@@ -1,10 +1,10 @@
-"""Where in a request personal data stands, and why a request is not looked up by meaning."""
+"""Where in a request personal data stands."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.conversation import is_readable, prompt_text, semantic_question
+from gateway.core.conversation import is_readable, prompt_text
 from gateway.core.fields import neutral_fields
 from gateway.core.types import Endpoint
 from policies.pii import PiiScanner
@@ -52,19 +52,3 @@ def _texts(where: str, value: Any) -> Iterator[tuple[str, str]]:
                 stack += reversed([(f"{at}.{name}", member) for name, member in each.items()])
             case list():
                 stack += reversed([(f"{at}[{index}]", item) for index, item in enumerate(each)])
-
-
-def semantic_obstacle(endpoint: Endpoint, body: dict[str, Any], *, enabled: bool) -> str | None:
-    """Return why a request is not looked up by meaning, or None where it is."""
-    if not enabled:
-        return "the policy switches semantic off"
-    if endpoint is not Endpoint.CHAT:
-        return "only chat completions are looked up by meaning"
-    if body.get("tools") or body.get("functions"):
-        return "with tools the answer may be an action"
-    question = semantic_question(endpoint, body)
-    if question is not None:
-        return None if question.strip() else "the last message is empty"
-    if body["messages"][-1]["role"] != "user":
-        return "the last message is not the user's"
-    return "the conversation holds more than plain text"

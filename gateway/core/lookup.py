@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from gateway.core.plan import Plan
 from gateway.core.status import Forwarded, ForwardStatus, HitStatus
-from gateway.core.types import Entry, Reason
+from gateway.core.types import Entry, Ineligible, Reason
 from gateway.core.verification import Verification
 from policies.freshness import Directives, Verdict
 
@@ -43,11 +43,13 @@ class Forward:
     """Ask the upstream. ``store`` is the plan under which the answer may be admitted.
 
     ``fallback`` is what is served instead when the upstream fails before its answer has begun.
+    ``ineligible`` is why nothing was looked up by meaning, where the policy would have had it.
     """
 
     status: ForwardStatus
     store: Plan | None
     fallback: Hit | None = None
+    ineligible: Ineligible | None = None
 
     def instead(self, now: float) -> Hit | None:
         """Return what is served where the upstream has failed by now, if anything still may be.
@@ -309,8 +311,10 @@ def _after_lookup(plan: Plan, otherwise: Forward, *, clean: bool) -> State:
 
 def _after_scan(plan: Plan, otherwise: Forward) -> State:
     refused = plan.directives.no_cache or otherwise.status.forwarded is Forwarded.REQUEST
-    if plan.question is None or refused:
+    if refused:
         return _forward(plan, otherwise)
+    if plan.question is None:
+        return _forward(plan, replace(otherwise, ineligible=plan.sought.ineligible))
     return SearchSemantic(plan, otherwise)
 
 

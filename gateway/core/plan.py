@@ -4,7 +4,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway.core.canonical import canonical_form
-from gateway.core.conversation import semantic_question, without_question
+from gateway.core.conversation import without_question
+from gateway.core.eligibility import NOT_SOUGHT, Sought, sought
 from gateway.core.field_digests import field_digests
 from gateway.core.fields import bypass_reason
 from gateway.core.key import Partition, Tenant, scope_id, shared_partition, variant_key
@@ -71,12 +72,16 @@ class Plan:
         return self if slot == self.slot else replace(self, slot=slot)
 
     @lazy
+    def sought(self) -> Sought:
+        """Text to look up by meaning, or why there is none though the policy would have it."""
+        if not self.decision.semantic or self.slot:
+            return NOT_SOUGHT
+        return sought(self.partition.endpoint, self.body)
+
+    @property
     def question(self) -> str | None:
         """Text to look up by meaning; None where only exact lookup is allowed."""
-        if not self.decision.semantic or self.slot:
-            return None
-        question = semantic_question(self.partition.endpoint, self.body)
-        return question if question is not None and question.strip() else None
+        return self.sought.question
 
     @lazy
     def fingerprint(self) -> bytes:

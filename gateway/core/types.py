@@ -78,6 +78,32 @@ class Reason(StrEnum):
     INTERNAL = "internal-error"
 
 
+@plain_members
+class Ineligible(StrEnum):
+    """Why a request may hit only exactly, and is not looked up or found by meaning."""
+
+    # What kind of request it is.
+    ENDPOINT = "endpoint"
+    TOOLS = "tools"
+    TOOL_RESULTS = "tool-results"
+    NOT_TEXT = "not-text"
+    LAST_TURN = "last-turn"
+    # What its question is like.
+    EMPTY = "empty-text"
+    TOO_LONG = "text-too-long"
+    UNREADABLE = "unreadable"
+    LANGUAGE = "language"
+    CODE = "code"
+    STUFFED = "stuffed"
+    INSTRUCTIONS = "instructions"
+    PAYLOAD = "payload"
+    MANY_QUESTIONS = "many-questions"
+    FOLLOW_UP = "follow-up"
+    VAGUE = "vague"
+    VARIETY = "variety"
+    TIME = "time"
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One stored answer and all that identifies the request it answers.

@@ -12,7 +12,7 @@ from backend.core.types import EngineStats
 from backend.server.metrics import Metrics as EngineMetrics
 from gateway.adapters.metrics import Metrics as GatewayMetrics
 from gateway.adapters.tracing import Tracing
-from gateway.core.types import Reason
+from gateway.core.types import Ineligible, Reason
 from gateway.observation import Observation
 from gateway.ports import StoreStats
 
@@ -65,6 +65,7 @@ def seen(**values: object) -> Observation:
         "similarity": 0.9,
         "score": 0.99,
         "threshold": 0.98,
+        "ineligible": Ineligible.TIME,
         "status": 200,
         "upstream_started": 1.0,
         "upstream_head": 2.0,

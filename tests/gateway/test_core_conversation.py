@@ -3,8 +3,10 @@ from core_requests import chat, user
 
 from gateway.core.conversation import (
     answer_text,
+    follows_turns,
     is_readable,
     last_user_text,
+    obstacle,
     prompt_text,
     semantic_question,
     system_text,
@@ -66,29 +68,64 @@ def test_system_text_is_all_system_and_developer_text_in_order():
 
 
 @pytest.mark.parametrize(
-    ("body", "expected"),
+    "body",
     [
-        (chat(user("a")), "a"),
-        (chat(user([text("a")])), "a"),
-        (chat({"role": "system", "content": "s"}, user("a")), "a"),
-        (chat(user("a"), tools=[]), "a"),
-        # Only exact lookup is sound for these.
-        (chat(user([text("a"), text("b")])), None),
-        (chat(user([text("a", cache_control={"type": "ephemeral"})])), None),
-        (chat(user([text("a"), IMAGE])), None),
-        (chat(user(None)), None),
-        (chat(user("a"), {"role": "assistant", "content": "b"}), None),
-        (chat(user("a"), {"role": "tool", "tool_call_id": "1", "content": "b"}), None),
-        (chat(user("a"), tools=[{"type": "function"}]), None),
-        (chat(user("a"), functions=[{"name": "f"}]), None),
+        chat(user("a")),
+        chat(user([text("a")])),
+        chat({"role": "system", "content": "s"}, user("a")),
+        chat(user("a"), tools=[]),
     ],
 )
-def test_the_semantic_question_is_the_last_message_if_it_is_the_users_plain_text(body, expected):
-    assert semantic_question(CHAT, body) == expected
+def test_the_semantic_question_is_the_last_message_if_it_is_the_users_plain_text(body):
+    assert obstacle(CHAT, body) is None
+    assert semantic_question(CHAT, body) == "a"
 
 
-def test_a_completion_has_no_question():
-    assert semantic_question(COMPLETIONS, {"model": "m", "prompt": "p"}) is None
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (chat(user([text("a"), text("b")])), "not-text"),
+        (chat(user([text("a", cache_control={"type": "ephemeral"})])), "not-text"),
+        (chat(user([text("a"), IMAGE])), "not-text"),
+        (chat(user(None)), "not-text"),
+        (chat(user("a"), {"role": "assistant", "content": "b"}), "last-turn"),
+        (chat(user("a"), {"role": "tool", "tool_call_id": "1", "content": "b"}), "tool-results"),
+        (chat(user("a"), tools=[{"type": "function"}]), "tools"),
+        (chat(user("a"), functions=[{"name": "f"}]), "tools"),
+    ],
+)
+def test_what_else_a_chat_holds_leaves_only_exact_lookup(body, reason):
+    assert obstacle(CHAT, body) == reason
+
+
+@pytest.mark.parametrize("endpoint", [COMPLETIONS, Endpoint.EMBEDDINGS])
+def test_a_completion_and_a_text_to_embed_are_no_questions(endpoint):
+    assert obstacle(endpoint, {"model": "m", "prompt": "p", "input": "p"}) == "endpoint"
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"input": "a"}, None),
+        ({"input": [user("a")]}, "not-text"),
+        ({"input": "a", "tools": [{"type": "function"}]}, "tools"),
+    ],
+)
+def test_a_response_to_one_text_has_a_question(body, reason):
+    assert obstacle(Endpoint.RESPONSES, body) == reason
+
+
+@pytest.mark.parametrize(
+    ("earlier", "follows"),
+    [
+        ([], False),
+        ([{"role": "system", "content": "s"}, {"role": "developer", "content": "d"}], False),
+        ([user("b")], True),
+        ([{"role": "system", "content": "s"}, {"role": "assistant", "content": "b"}], True),
+    ],
+)
+def test_instructions_are_no_earlier_turns(earlier, follows):
+    assert follows_turns(CHAT, chat(*earlier, user("a"))) is follows
 
 
 def test_without_question_leaves_out_the_last_content_and_nothing_else():
@@ -182,7 +219,7 @@ def test_the_answer_to_scan_leaves_out_ids_that_look_like_numbers_of_people():
 def test_what_holds_particulars_keeps_a_conversation_from_being_found_by_meaning(earlier):
     question = {"role": "user", "content": "What is it?"}
     body = {"model": "m", "messages": [earlier, question]}
-    assert semantic_question(Endpoint.CHAT, body) is None
+    assert obstacle(Endpoint.CHAT, body) in ("tool-results", "not-text")
 
 
 @pytest.mark.parametrize(
@@ -197,4 +234,5 @@ def test_what_holds_particulars_keeps_a_conversation_from_being_found_by_meaning
 def test_a_conversation_of_text_is_found_by_meaning(earlier):
     question = {"role": "user", "content": "What is it?"}
     body = {"model": "m", "messages": [earlier, question]}
+    assert obstacle(Endpoint.CHAT, body) is None
     assert semantic_question(Endpoint.CHAT, body) == "What is it?"

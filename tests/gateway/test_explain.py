@@ -91,7 +91,8 @@ def test_a_rule_that_matches_ends_the_list(explain):
     headers = {"Authorization": "Bearer foo", "X-Desk": "legal"}
     told = explain({"endpoint": "/v1/chat/completions", "headers": headers, "body": chat()})
     assert rules(told) == {"acme-desk": []}
-    assert told["semantic"] == {"eligible": False, "why_not": "the policy switches semantic off"}
+    why_not = {"reason": "policy", "why_not": "the policy switches semantic off"}
+    assert told["semantic"] == {"eligible": False, **why_not}
     assert "foo" not in json.dumps(told)
 
 
@@ -146,18 +147,23 @@ def test_what_is_found_in_no_single_text_is_told(explain, body, kind, where):
 
 
 @pytest.mark.parametrize(
-    ("body", "why_not"),
+    ("body", "reason", "why_not"),
     [
-        (chat(tools=[{"type": "function", "function": {"name": "f"}}]), "with tools the answer"),
-        ({"model": "m", "prompt": "a"}, "only chat completions"),
-        (chat(messages=[{"role": "assistant", "content": "a"}]), "the last message is not"),
-        (chat([{"type": "image_url", "image_url": {"url": "x"}}]), "more than plain text"),
-        (chat("  "), "the last message is empty"),
+        (
+            chat(tools=[{"type": "function", "function": {"name": "f"}}]),
+            "tools",
+            "may be an action",
+        ),
+        ({"model": "m", "prompt": "a"}, "endpoint", "only chat completions"),
+        (chat(messages=[{"role": "assistant", "content": "a"}]), "last-turn", "is not the user's"),
+        (chat([{"type": "image_url", "image_url": {"url": "x"}}]), "not-text", "than plain text"),
+        (chat("  "), "empty-text", "the last message is empty"),
+        (chat("Will it rain today?"), "time", "depends on when it is asked"),
     ],
 )
-def test_why_a_request_is_not_looked_up_by_meaning(explain, body, why_not):
+def test_why_a_request_is_not_looked_up_by_meaning(explain, body, reason, why_not):
     semantic = explain(body)["semantic"]
-    assert not semantic["eligible"]
+    assert (semantic["eligible"], semantic["reason"]) == (False, reason)
     assert why_not in semantic["why_not"]
 
 

@@ -133,11 +133,11 @@ async def test_a_store_that_fails_is_a_miss_and_loses_nothing(rig: Rig):
     status, seen = await rig.ask("one")
     assert status == "refrain; fwd=miss; detail=store-fault"
     assert seen.declined is Reason.STORE_FAULT
-    status, _ = await rig.ask("another wording of one")
+    status, _ = await rig.ask("some wording of one")
     assert "fwd=miss" in status
     rig.store.failing = False
     assert "exact" in (await rig.ask("one"))[0]
-    assert "semantic" in (await rig.ask("another wording of one"))[0]
+    assert "semantic" in (await rig.ask("some wording of one"))[0]
 
 
 async def test_a_vector_whose_entry_is_gone_is_removed(rig: Rig):
