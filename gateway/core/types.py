@@ -91,7 +91,7 @@ class Ineligible(StrEnum):
     # What its question is like.
     EMPTY = "empty-text"
     TOO_LONG = "text-too-long"
-    UNREADABLE = "unreadable"
+    UNREADABLE = "unreadable-text"
     LANGUAGE = "language"
     CODE = "code"
     STUFFED = "stuffed"

@@ -107,5 +107,5 @@ async def test_a_candidate_that_is_not_sure_enough_tells_what_the_budget_needs()
     ],
 )
 async def test_why_nothing_was_found_by_meaning(index, told):
-    outcome, steps = await explained("Something else", index)
+    outcome, steps = await explained("Something quite unlike", index)
     assert (outcome["would"], steps["meaning"]) == ("miss", told)
