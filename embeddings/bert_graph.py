@@ -102,7 +102,7 @@ def sentence_encoder(shape: BertShape, weights: Weights) -> Graph:
     graph = _Graph(weights, shape)
     tokens = graph.embedded()
     for layer in range(shape.layers):
-        tokens = graph.layer(layer, tokens, tokens)
+        tokens = graph.layer(layer, tokens)
     mask = graph.add("Cast", "mask", to=TensorProto.FLOAT)
     rows = graph.add("Unsqueeze", mask, graph.constant(1))
     # The sum has the direction of the mean, and only that is left of it.
@@ -121,12 +121,12 @@ def cross_encoder(shape: BertShape, weights: Weights) -> Graph:
     graph = _Graph(weights, shape)
     tokens = graph.embedded()
     for layer in range(shape.layers):
-        tokens = graph.layer(layer, tokens, tokens)
+        tokens = graph.layer(layer, tokens)
     differs = graph.add("Squeeze", graph.product(tokens, "classifier"), graph.constant(2))
     counts = graph.add("Cast", "mask", to=TensorProto.BOOL)
     differs = graph.add("Where", counts, differs, graph.float(_PADDING))
     total = graph.add("ReduceLogSumExp", differs, graph.constant(1), keepdims=0)
-    graph.add("Sub", graph.bias("classifier"), total, output="logits")
+    graph.add("Sub", graph.bias("classifier", ["classifier"]), total, output="logits")
     return graph.model("logits")
 
 
@@ -155,9 +155,10 @@ class _Graph:
         weight = _floats(self._weights[f"{module}.weight"])
         return self.add("MatMul", value, self._array(f"{module}.weight", weight.T))
 
-    def bias(self, module: str) -> str:
-        """Add the bias of a module."""
-        return self._bias(module, [module])
+    def bias(self, name: str, modules: Sequence[str]) -> str:
+        """Add the biases of all `modules` side by side."""
+        parts = [_floats(self._weights[f"{module}.bias"]) for module in modules]
+        return self._array(f"{name}.bias", np.concatenate(parts))
 
     def embedded(self) -> str:
         """Add the sum of token, type and position embeddings, normalised."""
@@ -169,10 +170,10 @@ class _Graph:
             total = self.add("Add", total, rows)
         return self._norm("embeddings.LayerNorm", total)
 
-    def layer(self, number: int, tokens: str, context: str) -> str:
-        """Add a layer that computes `tokens`, which attend to `context`."""
+    def layer(self, number: int, tokens: str) -> str:
+        """Add a layer."""
         name = f"encoder.layer.{number}"
-        attended = self._attention(f"{name}.attention.self", tokens, context)
+        attended = self._attention(f"{name}.attention.self", tokens)
         projected = self.linear(attended, [f"{name}.attention.output.dense"])
         tokens = self._normalised(f"{name}.attention.output.LayerNorm", projected, tokens)
         inner = self.linear(tokens, [f"{name}.intermediate.dense"], bias=False)
@@ -185,7 +186,7 @@ class _Graph:
         """Add one product with the weights of all `modules`, their outputs side by side."""
         name = "+".join(modules)
         parts = [self._weights[f"{module}.weight"] for module in modules]
-        biases = [self._bias(name, modules)] if bias else []
+        biases = [self.bias(name, modules)] if bias else []
         quantised = [part for part in parts if isinstance(part, Quantised)]
         if len(quantised) == len(parts):
             return self.add(
@@ -214,34 +215,21 @@ class _Graph:
         model = helper.make_model(graph, opset_imports=_OPERATORS, ir_version=_FORMAT)
         return Graph(bytes(model.SerializeToString()), self._constants)
 
-    def _attention(self, name: str, tokens: str, context: str) -> str:
-        query, key, value = (f"{name}.{part}" for part in ("query", "key", "value"))
-        if tokens == context:
-            parts = self._side_by_side(tokens, [query, key, value])
-        else:
-            parts = [
-                *self._side_by_side(tokens, [query]),
-                *self._side_by_side(context, [key, value]),
-            ]
+    def _attention(self, name: str, tokens: str) -> str:
+        modules = [f"{name}.{part}" for part in ("query", "key", "value")]
+        joined = self.linear(tokens, modules, bias=False)
+        parts = [f"{joined}.{place}" for place in range(len(modules))]
+        split = [
+            joined,
+            self.constant(*(len(_floats(self._weights[f"{m}.bias"])) for m in modules)),
+        ]
+        self._nodes.append(helper.make_node("Split", split, parts, axis=-1))
         return self.add(
             "MultiHeadAttention",
-            *parts,
-            self._bias(name, [query, key, value]),
-            "mask",
+            *(*parts, self.bias(name, modules), "mask"),
             domain=_FUSED,
             num_heads=self._shape.heads,
         )
-
-    def _side_by_side(self, value: str, modules: Sequence[str]) -> list[str]:
-        """Return the outputs of each of `modules`, computed by one product."""
-        joined = self.linear(value, modules, bias=False)
-        if len(modules) == 1:
-            return [joined]
-        names = [f"{joined}.{place}" for place in range(len(modules))]
-        lengths = [len(_floats(self._weights[f"{module}.bias"])) for module in modules]
-        inputs = [joined, self.constant(*lengths)]
-        self._nodes.append(helper.make_node("Split", inputs, names, axis=-1))
-        return names
 
     def _normalised(self, name: str, value: str, residual: str) -> str:
         # Not SkipLayerNormalization, which is one operator and takes three times as long.
@@ -260,18 +248,13 @@ class _Graph:
         scale = self.add("Gather", self._array(f"{name}.scale", table.scale[:, None]), indices)
         return self.add("Mul", self.add("Cast", rows, to=TensorProto.FLOAT), scale)
 
-    def _bias(self, name: str, modules: Sequence[str]) -> str:
-        parts = [_floats(self._weights[f"{module}.bias"]) for module in modules]
-        return self._array(f"{name}.bias", np.concatenate(parts))
-
     def _unsigned(self, name: str, parts: Sequence[Quantised]) -> list[str]:
         values = np.concatenate([part.values for part in parts]).T
         scale = np.concatenate([part.scale for part in parts])
-        zeros = np.full(len(scale), _ZERO_POINT, np.uint8)
         return [
             self._array(name, (values.astype(np.int16) + _ZERO_POINT).astype(np.uint8)),
             self._array(f"{name}.scale", scale),
-            self._array(f"{name}.zero", zeros),
+            self._array("zero", np.array(_ZERO_POINT, np.uint8)),
         ]
 
     def _floats(self, name: str) -> str:
