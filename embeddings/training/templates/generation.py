@@ -22,8 +22,8 @@ from embeddings.training.templates.lexicon import Word, words
 SHARE_SAME: Final = 0.45
 _NOISY: Final = 0.3
 """How often a text is written carelessly or wrapped in politeness, in both labels alike."""
-_TOGETHER: Final = 0.1
-"""How often both texts begin with the same sentence that does not matter."""
+_TOGETHER: Final = 0.15
+"""How often both texts begin with the same sentences that do not matter."""
 
 Texts = tuple[str, str]
 
@@ -203,7 +203,9 @@ def _draw(family: str, rng: Random, *, same: bool) -> Pair | None:
     if rng.random() < 0.5:
         a, b = b, a
     if rng.random() < _TOGETHER:
-        told = rng.choice(words("backgrounds")).forms[0]
+        told = " ".join(
+            word.forms[0] for word in rng.sample(words("backgrounds"), rng.choice((1, 1, 2, 3)))
+        )
         a, b = f"{told} {a}", f"{told} {b}"
     if rng.random() < _NOISY:
         a = transforms.reworded(a, rng)
