@@ -2,11 +2,14 @@
 
 Part of the composition root, which alone may know both packages. Laws: whatever fails is a refusal
 with its word, and every wait is bounded. A score and the threshold it is held against are of one
-verifier: where another has come into use between them, the candidate is refused.
+verifier: where another has come into use between them, the candidate is refused. Once a score did
+not come in time nobody waits for one during ``PAUSE_SECONDS``: a request has several candidates.
 """
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 from typing import Protocol
 
 from embeddings.verify.agreement import agree
@@ -22,6 +25,7 @@ RULES = "rules-1"
 GUARD_SECONDS = 1.0
 INLINE_CHARACTERS = 400
 """Two short questions take some 0.3 ms; longer ones leave the loop."""
+PAUSE_SECONDS = 1.0
 MOST_CHARACTERS = 20_000
 """Of a pair; no verifier reads as far."""
 
@@ -50,11 +54,18 @@ class CalibratedVerifier:
     """See the port ``Verifier``."""
 
     def __init__(
-        self, scorer: Scorer | None, calibrations: Calibrations, *, seconds: float
+        self,
+        scorer: Scorer | None,
+        calibrations: Calibrations,
+        *,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scorer = scorer
         self._calibrations = calibrations
         self._seconds = seconds
+        self._clock = clock
+        self._paused_until = float("-inf")
 
     def threshold(self, max_wrong_hits: float) -> float | None:
         """See the port."""
@@ -95,19 +106,25 @@ class CalibratedVerifier:
         return "" if self._scorer is None else self._scorer.verifier
 
     async def _scored(self, scorer: Scorer, verifier: str, asked: str, stored: str) -> Verification:
+        if self._clock() < self._paused_until:
+            return Verification(0.0, "verifier-timeout")
         try:
             async with asyncio.timeout(self._seconds):
                 score = await scorer.score(asked, stored)
         except TimeoutError:
-            return Verification(0.0, "verifier-timeout")
+            return self._refused("timeout")
         except SemanticUnavailableError as error:
-            word = error.reason
-            return Verification(0.0, word if word in _OF_THE_TEXT else f"verifier-{word}")
+            return self._refused(error.reason)
         if scorer.verifier != verifier:
             return Verification(0.0, "verifier-changed")
         if not 0 <= score <= 1:  # NaN neither
             return Verification(0.0, "not-a-number")
         return Verification(score, verifier=verifier)
+
+    def _refused(self, word: str) -> Verification:
+        if word == "timeout":
+            self._paused_until = self._clock() + PAUSE_SECONDS
+        return Verification(0.0, word if word in _OF_THE_TEXT else f"verifier-{word}")
 
 
 async def _guarded(asked: str, stored: str, *, model: bool) -> str | None:

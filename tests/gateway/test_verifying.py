@@ -115,6 +115,22 @@ async def test_a_verifier_that_does_not_answer_is_waited_for_in_bounded_time(ver
     assert scores.cancelled
 
 
+async def test_after_one_wait_in_vain_nobody_waits_for_a_second(shipped, tmp_path):
+    now, scores = [100.0], Scores()
+    scores.waits.clear()
+    verifier = CalibratedVerifier(
+        scores, Calibrations(tmp_path), seconds=0.01, clock=lambda: now[0]
+    )
+    in_vain = Verification(0.0, "verifier-timeout")
+    assert await verifier.verify(ASKED, STORED) == in_vain
+    scores.waits.set()
+    now[0] += 0.99
+    assert await verifier.verify(ASKED, STORED) == in_vain
+    assert len(scores.asked) == 1
+    now[0] += 0.02
+    assert (await verifier.verify(ASKED, STORED)).refusal is None
+
+
 async def test_whoever_gives_up_takes_the_call_along(verifier_of):
     scores = Scores()
     scores.waits.clear()
