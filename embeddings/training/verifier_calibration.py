@@ -1,0 +1,94 @@
+"""``python -m embeddings.training.verifier_calibration``: calibrate the trained verifier.
+
+The log in ``calibration/`` was written for this and is not trained on: a stored question, the same
+asked by another person, a near miss. All first lines are stored; each other line is asked, and its
+nearest four are checked as the gateway checks them. Its surest candidate is the would-be hit.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from embeddings.encoder import EncoderSettings, load_encoder
+from embeddings.messages import Reason
+from embeddings.model_files import DEFAULT_MODEL
+from embeddings.training.groups import Group, read_groups
+from embeddings.verifier import Verifier, load_verifier
+from embeddings.verify.calibration import calibrated
+from embeddings.verify.calibration_file import written_calibration
+from embeddings.verify.guards import guard
+
+NEAREST: Final = 4
+LEAST_COSINE: Final = 0.75
+"""As the gateway searches where its policy does not say otherwise."""
+_LOG: Final = Path(__file__).parent / "calibration"
+_MODEL: Final = Path(__file__).parents[1] / "verify" / "model"
+_BUDGETS: Final = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1)
+
+
+def main() -> None:
+    """Write the file beside the weights, and say what each budget keeps."""
+    groups = read_groups(_LOG)
+    verifier = load_verifier(_MODEL, threads=os.cpu_count() or 1)
+    asks = sum(len(group.same) - 1 + len(group.misses) for group in groups)
+    points = list(_would_be_hits(groups, verifier))
+    provenance = (
+        f"{asks:,} questions asked of {len(groups):,} stored, written for this and held out"
+    )
+    calibration = calibrated(points, verifier=verifier.digest, provenance=provenance)
+    (_MODEL / "calibration.json").write_bytes(written_calibration(calibration))
+    right = sum(len(group.same) - 1 for group in groups)
+    print(f"{provenance}; {len(points)} would-be hits, {sum(wrong for _, wrong in points)} wrong")
+    for budget in _BUDGETS:
+        step = calibration.step(budget)
+        kept = "none is known" if step is None else _kept(step.threshold, points, right)
+        print(f"  at most {budget:6.1%} wrong: {kept}")
+
+
+def _kept(threshold: float, points: Sequence[tuple[float, bool]], right: int) -> str:
+    hits = [wrong for score, wrong in points if score >= threshold]
+    found = len(hits) - sum(hits)
+    return (
+        f"score {threshold:.4f}, {len(hits)} hits, {sum(hits)} wrong, {found / right:.1%} of "
+        "those that could be served"
+    )
+
+
+def _would_be_hits(groups: Sequence[Group], verifier: Verifier) -> Iterator[tuple[float, bool]]:
+    """Yield score and whether it is wrong of the surest candidate that the guards let pass."""
+    stored = [group.same[0] for group in groups]
+    asked = [(text, number) for number, group in enumerate(groups) for text in group.same[1:]]
+    asked += [(text, -1) for group in groups for text in group.misses]
+    index, wanted = _vectors(stored), _vectors([text for text, _ in asked])
+    for place, (text, owner) in enumerate(asked):
+        cosine = index @ wanted[place]
+        nearest = np.argsort(-cosine)[:NEAREST]
+        candidates = [
+            other
+            for other in nearest
+            if cosine[other] >= LEAST_COSINE and guard(text, stored[other]) is None
+        ]
+        scores = verifier.score([(text, stored[other]) for other in candidates])
+        scored = [
+            (score, int(other) != owner)
+            for score, other in zip(scores, candidates, strict=True)
+            if not isinstance(score, Reason)
+        ]
+        if scored:
+            yield max(scored)
+
+
+def _vectors(texts: Sequence[str]) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    encoder = load_encoder(EncoderSettings(DEFAULT_MODEL, "cpu", threads=os.cpu_count() or 1))
+    found = encoder.encode(texts)
+    zeros = np.zeros(encoder.dimensions, dtype=np.float32)
+    return np.stack([zeros if isinstance(each, Reason) else each for each in found])
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
