@@ -49,6 +49,7 @@ def depends_on_time(question: Worded) -> bool:
     return (
         not asked.vocabulary.isdisjoint(lists.MOMENTS)
         or not asked.pairs.isdisjoint(lists.OF_ITS_TIME)
+        or _asks_the_market(asked)
         or _asks_the_clock(asked)
         or _names_period(asked)
         or _asks_how_things_stand(asked)
@@ -64,6 +65,12 @@ def _tells_story(question: Worded) -> bool:
         words[0] in ("if", "suppose", "assume")
         or any(end in question.text for end in (". ", "? ", "! ", "; ", ": "))
     )
+
+
+def _asks_the_market(asked: Worded) -> bool:
+    """Find "exchange rate of the euro", and not "which exchange rate did I pay"."""
+    of_market = not asked.pairs.isdisjoint(lists.OF_THE_MARKET)
+    return of_market and asked.vocabulary.isdisjoint(lists.OWN)
 
 
 def _asks_the_clock(asked: Worded) -> bool:
@@ -154,7 +161,9 @@ def _until(place: _Place) -> bool:
 
 
 def _weather(place: _Place) -> bool:
-    return place.asked.vocabulary.isdisjoint(lists.ABOUT_WEATHER) and not _is_dated(place)
+    if place.before in lists.SPELLS or _is_dated(place):
+        return False
+    return place.asked.vocabulary.isdisjoint(lists.ABOUT_WEATHER)
 
 
 def _news(place: _Place) -> bool:

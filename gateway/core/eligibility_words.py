@@ -121,13 +121,17 @@ CURRENT = _words(
 )
 RECENT = _words("news events event developments studies findings results elections earthquakes")
 OF_ITS_TIME = _pairs(
-    "time it, date it, day it, year it, month it, live score, live scores,"
-    " breaking news, who winning, stock price, stock prices, share price, exchange rate,"
-    " exchange rates, bitcoin price, gold price, oil price, gas price, gas prices,"
-    " ethereum price, price bitcoin, price gold, flight status, open now, it raining, it snowing,"
-    " it sunny, it outside, air quality, trending now, what happening,"
-    " how traffic, traffic like, score game"
+    "time it, date it, day it, year it, month it, live score, live scores, breaking news,"
+    " who winning, match score, game score, score game, flight status, open now, it raining,"
+    " it snowing, it sunny, it outside, air quality, trending now, what happening, how traffic,"
+    " traffic like"
 )
+OF_THE_MARKET = _pairs(
+    "stock price, stock prices, share price, exchange rate, exchange rates, bitcoin price,"
+    " gold price, oil price, gas price, gas prices, ethereum price, price bitcoin, price gold"
+)
+SPELLS = _words("cold hot wet bad dry warm winter summer severe all")
+"""Before "weather" where it is a circumstance."""
 CLOCK = _pairs("what time, what date, what day, current time, current date")
 OFFICES = _words(
     "president ceo king queen pope mayor governor chancellor champion richest leader coach"
@@ -156,7 +160,7 @@ ASKS_TIME = (
     | WEATHER
     | NEWS
     | _words("now currently current recent who until till")
-    | frozenset(word for pair in OF_ITS_TIME for word in pair)
+    | frozenset(word for pair in OF_ITS_TIME | OF_THE_MARKET | CLOCK for word in pair)
 )
 """A text without any of these does not ask for anything of its time."""
 
@@ -175,26 +179,21 @@ LEANING_OPENINGS = _words(
     "and but or so then also plus else instead yes no yep nope yeah nah ok okay sure thanks thank"
     " great cool nice perfect right wrong exactly correct again more less another continue"
     " elaborate shorter longer simpler repeat it this that these those them they he she its his"
-    " her their otherwise however because besides same similarly likewise still why next"
+    " her their otherwise however because besides same similarly likewise still next"
 )
 LEANING_PAIRS = _pairs(
     "what about, how about, what else, who else, where else, how else, when else, anything else,"
-    " anyone else, something else, go on, go ahead, keep going, tell more, same for, same with,"
-    " same thing, you said, you mentioned, you wrote, you told, you gave, you suggested,"
-    " your answer, your last, your previous, your first, your example, that one, this one,"
-    " these two, those two, first one, second one, third one, last one, other one, other ones,"
-    " which one, which ones, good one, better one, cheaper one, new one, same one, do so, like"
-    " that,"
-    " like this, do that, do this, did that, do it,"
-    " did so, as above, mentioned above, mentioned before, said before, one more, some more,"
-    " more examples, more detail, more details, in short, shorter please, even more, why not,"
-    " what if, how come, how so, what for, since when, in that, of that, of those, of these,"
-    " at that, for that, about that, about this, after that, before that, all that, explain that,"
-    " explain this, that time, then what, what then, or not, if not, if so, to both, both of"
+    " anyone else, something else, what other, which other, any other, go on, go ahead, keep going,"
+    " tell more, same for, same with, same thing, you said, you mentioned, you wrote, you told,"
+    " you gave, you suggested, your answer, your last, your previous, your first, your example,"
+    " first one, second one, third one, last one, other one, other ones, which one, which ones,"
+    " good one, better one, cheaper one, new one, same one, do so, did so, as above,"
+    " mentioned above, mentioned before, said before, one more, some more, even more,"
+    " more examples, more detail, more details, in short, shorter please, why not, then what,"
+    " if so, if not, to both, both of"
 )
-LEANING_ANYWHERE = _words(
-    "former latter aforementioned above previous previously earlier instead otherwise"
-)
+LEANING_ENDS = _words("instead otherwise then too earlier above before again though either")
+LEANING_ANYWHERE = _words("latter aforementioned")
 PRONOUNS = _words(
     "he she him her his hers they them their theirs it its this that these those himself herself"
     " itself themselves there"
@@ -202,10 +201,13 @@ PRONOUNS = _words(
 AFTER_EMPTY_IT = _words(
     "possible safe ok okay legal illegal true normal necessary worth better best bad good important"
     " easy hard difficult allowed wrong right rude healthy cheaper faster take takes cost costs"
-    " common fair free wise smart cold hot dark late raining snowing mean that"
+    " common fair wise smart smarter cold hot dark late raining snowing mean that dangerous polite"
+    " impossible unusual sensible advisable acceptable useful weird odd strange quiet"
 )
 """Close after "it" where it stands for what follows them: "is it safe to", not "is it safe"."""
 BEING = _words("is are was were be been s will would can has have isn aren there")
+INTRODUCING = _words("a an my our someone somebody people")
+"""Before a noun that the text itself brings up."""
 BEFORE_CLAUSE = _words("so know think say said mean means sure someone something everything one")
 """Before "that" where it opens a clause."""
 ASKING = _words(

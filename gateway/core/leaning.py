@@ -12,6 +12,8 @@ from gateway.core.worded import Worded
 _FRAGMENT = 2
 """Words of an answer or a hint, such as "the second" or "in Canada"."""
 _SHORT = 5
+_LONG = 10
+"""Words from which on a sentence says itself what "the other one" is."""
 _CLOSE = 3
 _ENOUGH_BEFORE = 4
 """Words of content before a pronoun, which is then taken to stand for one of them."""
@@ -30,7 +32,8 @@ def leans(turn: Worded) -> bool:
         or words[0] in lists.LEANING_OPENINGS
         or (len(words) <= _SHORT and _is_fragment(turn))
         or not vocabulary.isdisjoint(lists.LEANING_ANYWHERE)
-        or not pairs.isdisjoint(lists.LEANING_PAIRS)
+        or (len(words) <= _LONG and words[-1] in lists.LEANING_ENDS)
+        or (len(words) <= _LONG and not pairs.isdisjoint(lists.LEANING_PAIRS))
         or _refers_back(words, vocabulary)
     )
 
@@ -45,11 +48,14 @@ def _refers_back(words: Sequence[str], vocabulary: frozenset[str]) -> bool:
     if vocabulary.isdisjoint(lists.PRONOUNS):
         return False
     content = 0
+    before = ""
     for at, word in enumerate(words):
         if word not in lists.PRONOUNS:
-            content += word not in lists.ENGLISH
-        elif not _stands_for_nothing(word, words[at - 1] if at else "", words[at + 1 :]):
+            new = word not in lists.ENGLISH
+            content += _ENOUGH_BEFORE if new and before in lists.INTRODUCING else new
+        elif not _stands_for_nothing(word, before, words[at + 1 :]):
             return content < _ENOUGH_BEFORE
+        before = word
     return False
 
 
