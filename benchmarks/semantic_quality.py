@@ -9,25 +9,22 @@ import argparse
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from quality import errors, peers
-from quality.cache import default_decision, filled
+from quality import errors
 from quality.kept import Kept, default_directory
-from quality.outcomes import Outcome
-from quality.progress import told
+from quality.kept_budget import DRAWS, promises, would_be_hits
+from quality.measuring import Measured, measure
+from quality.panels import DRAWN, panel
+from quality.picture import drawn
 from quality.rows import counted
 from quality.sets import DATA, TRIALS, MissingDataError
-from quality.systems import WHOLE, System, guards, rules, whole
-from quality.table import as_json, breakdown, table
-from quality.trial import Trial
+from quality.systems import BUDGETS, WHOLE, System, guards, rules, whole
+from quality.table import as_json, breakdown, promised, table
 from quality.vectors import vectors_of
 
-from embeddings.encoder import Vector
 from embeddings.model_files import VERIFIER_DIRECTORY
-
-Outcomes = dict[str, list[Outcome]]
 
 
 def main() -> None:
@@ -39,17 +36,19 @@ def main() -> None:
             trials.append(TRIALS[name](options.data).sampled(options.sample))
         except MissingDataError as error:
             print(f"{name}: skipped, {error}")
-    results: dict[str, Outcomes] = {}
     with Kept(options.cache) as kept:
         measured = systems(options, kept)
         vectors = vectors_of({text for trial in trials for text in trial.texts}, kept)
-        for trial in trials:
-            results[trial.name] = asyncio.run(outcomes_of(trial, vectors, measured))
+        results = [asyncio.run(measure(trial, vectors, measured)) for trial in trials]
     if options.errors:
-        for name, found in results.items():
+        for each in results:
             system = options.system or measured[-1].name
-            print(f"{name}, {system}:", *errors.told(found[system], options.errors), sep="\n")
+            told = errors.told(each.outcomes[system], options.errors)
+            print(f"{each.name}, {system}:", *told, sep="\n")
         return
+    if options.picture:
+        panels = [panel(each) for each in results if each.name in DRAWN]
+        options.picture.write_text(drawn(panels), encoding="utf-8")
     report(results, time.monotonic() - began)
 
 
@@ -66,32 +65,14 @@ def systems(options: argparse.Namespace, kept: Kept) -> list[System]:
     return found
 
 
-async def outcomes_of(
-    trial: Trial, vectors: Mapping[str, Vector], measured: Sequence[System]
-) -> Outcomes:
-    """Return what each system makes of a trial."""
-    alone = peers.nearest(trial, vectors)
-    found: Outcomes = {
-        f"cosine {threshold:.2f}": [outcome.at(threshold) for outcome in alone]
-        for threshold in peers.THRESHOLDS
-    }
-    cache = await filled(trial, vectors)
-    for system in measured:
-        decision = system.decision(default_decision())
-        label = f"{trial.name}, {system.name}"
-        found[system.name] = [
-            await cache.ask(request, decision, system.verifier)
-            for request in told(label, trial.asked)
-        ]
-    return found
-
-
-def report(results: Mapping[str, Outcomes], seconds: float) -> None:
-    figures = counted(results)
+def report(results: Sequence[Measured], seconds: float) -> None:
+    figures = counted({each.name: each.outcomes for each in results})
     print(*table(figures, WHOLE), sep="\n")
-    for name, most in (("checklist", ": "), ("checklist", None), ("gsm_plus", None)):
-        if name in results:
-            print("", *breakdown(results[name], most=most), sep="\n")
+    print(*other_thresholds(results), sep="\n")
+    for each in results:
+        for most in {"checklist": (": ", None), "gsm_plus": (None,)}.get(each.name, ()):
+            print("", *breakdown(each.outcomes, most=most), sep="\n")
+    print(*kept_budgets(results), sep="\n")
     print(
         json.dumps(
             {
@@ -101,6 +82,34 @@ def report(results: Mapping[str, Outcomes], seconds: float) -> None:
             }
         )
     )
+
+
+def other_thresholds(results: Sequence[Measured]) -> list[str]:
+    """Return the whole's figures at other budgets, or at other scores."""
+    shown = {
+        each.name: {
+            name: [outcome.at(threshold) for outcome in each.candidates]
+            for name, threshold in each.thresholds.items()
+        }
+        for each in results
+        if each.candidates
+    }
+    if not shown:
+        return []
+    told = {name: at for each in results for name, at in each.thresholds.items()}
+    values = ", ".join(f"{name} {at:.4f}" for name, at in told.items())
+    return ["", f"{WHOLE}, by threshold: {values}", *table(counted(shown), "")]
+
+
+def kept_budgets(results: Sequence[Measured]) -> list[str]:
+    """Return how often calibrations drawn from a trial's own hits broke a budget."""
+    lines = []
+    for each in results:
+        points = would_be_hits(each.candidates)
+        if points:
+            lines += ["", f"{each.name}: {len(points)} would-be hits, {DRAWS} calibrations drawn"]
+            lines += promised(promises(points, len(each.candidates), BUDGETS))
+    return lines
 
 
 def arguments() -> argparse.Namespace:
@@ -115,6 +124,7 @@ def arguments() -> argparse.Namespace:
     add("--verifier", type=Path, default=VERIFIER_DIRECTORY, help="a directory of weights")
     add("--threshold", type=float, help="in place of the one that follows from the budget")
     add("--errors", nargs=2, metavar=("ROW", "N"), help="N wrong hits and N misses of a row")
+    add("--picture", type=Path, metavar="FILE", help="write the curves to an SVG file")
     add("--system", metavar="NAME", help="whose errors; the last column's unless named")
     options = parser.parse_args()
     if options.errors:

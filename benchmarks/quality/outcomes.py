@@ -45,6 +45,12 @@ class Outcome:
     def right(self) -> bool:
         return self.hit and self.served == self.request.answer
 
+    @property
+    def identical(self) -> bool:
+        """Tell whether the very same words are stored: an exact cache has those already."""
+        first = self.tries[0].stored if self.tries else None
+        return self.reason == "exact" or first == self.request.text
+
     def at(self, threshold: float) -> "Outcome":
         """Return what comes of it at another threshold, where all candidates were verified."""
         if self.reason == "exact":

@@ -49,8 +49,7 @@ def _same(outcome: Outcome) -> bool:
 
 
 def _reworded(outcome: Outcome) -> bool:
-    """Identical texts are no paraphrases: an exact cache has them already."""
-    return _same(outcome) and outcome.reason != "exact"
+    return _same(outcome) and not outcome.identical
 
 
 def _inside(outcome: Outcome) -> bool:

@@ -1,6 +1,5 @@
 """The systems measured: decision and verifier of each, behind the gateway's own port."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +22,7 @@ GUARDS = "guards, any score"
 WHOLE = "whole"
 BUDGET = 0.01
 BUDGETS = (0.002, 0.005, 0.01, 0.02, 0.05)
+_SCORES = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99)
 _SECONDS = 60.0
 
 
@@ -100,22 +100,26 @@ def whole(directory: Path, kept: Kept, nowhere: Path, fixed: float | None) -> Sy
         scores = Scores(directory, kept)
     except ModelError as error:
         return str(error)
-    calibrations = CalibrationOf(directory, nowhere)
-    verifier: Verifier = CalibratedVerifier(scores, calibrations, seconds=_SECONDS)
-    try:
-        threshold = verifier.threshold(BUDGET)
-    except CalibrationError as error:
-        return str(error)
-    if fixed is None and threshold is None:
-        return f"{directory}: no calibration of these weights keeps {BUDGET:.0%}; try --threshold"
-    verifier = Remembered(verifier, scores.verifier or "", kept)
+    calibrated = CalibratedVerifier(scores, CalibrationOf(directory, nowhere), seconds=_SECONDS)
+    verifier = Remembered(calibrated, scores.verifier or "", kept)
     return System(WHOLE, verifier if fixed is None else Held(verifier, fixed))
+
+
+def thresholds(system: System) -> dict[str, float]:
+    """Return the thresholds to show beside the default's: by budget, else some to choose from."""
+    try:
+        by_budget = {
+            f"budget {budget:.1%}": threshold
+            for budget in BUDGETS
+            if (threshold := system.verifier.threshold(budget)) is not None
+        }
+    except CalibrationError:
+        by_budget = {}
+    if len(set(by_budget.values())) > 1:
+        return by_budget
+    return {f"score {threshold}": threshold for threshold in _SCORES}
 
 
 def all_candidates(system: System) -> System:
     """Return the system with every candidate verified and none served: to sweep thresholds."""
     return System(f"{system.name}, all candidates", Held(system.verifier, None))
-
-
-def named(systems: Sequence[System]) -> str:
-    return ", ".join(system.name for system in systems)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from quality.intervals import Share
+from quality.kept_budget import Promise
 from quality.outcomes import Outcome, grouped, hits, wrong_among_hits
 from quality.rows import Row
 
@@ -48,6 +49,18 @@ def breakdown(outcomes: Mapping[str, Sequence[Outcome]], *, most: str | None = N
             cells.append(f"{hits(found).part:>9},{wrong.part:>6}")
         count = len(by_system[systems[0]][group])
         lines.append(f"{group[: _LABEL + 20]:{_LABEL + 22}}{count:>8}" + "".join(cells))
+    return lines
+
+
+def promised(promises: Sequence[Promise]) -> list[str]:
+    """Return a line for each budget."""
+    broken = "broken in (5 % at most)"
+    lines = [f"{'budget':>8}{broken:>26}{'no threshold':>14}{'wrong':>9}{'hit rate':>10}"]
+    for each in promises:
+        wrong = "-" if each.wrong is None else f"{each.wrong:.2%}"
+        rate = "-" if each.hit_rate is None else f"{each.hit_rate:.1%}"
+        none = f"{each.none} draws"
+        lines.append(f"{each.budget:>8.1%}{cell(each.broken):>26}{none:>14}{wrong:>9}{rate:>10}")
     return lines
 
 

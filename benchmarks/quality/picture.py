@@ -1,0 +1,178 @@
+"""The curves as an SVG that needs nothing but a browser. Pure.
+
+One panel a trial: along the share of requests answered by meaning, how many of these answers were
+right. Bands are the 95 % intervals.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from quality.sweeps import Point
+
+_WIDTH, _PANEL, _PLOT_WIDTH, _PLOT_HEIGHT = 960, 480, 372, 190
+_LEFT, _TOP, _STEP = 78, 136, 292
+_INK, _MUTED, _GRID = "#1f2430", "#667085", "#e6e8ee"
+_COSINE, _WHOLE = "#98a0ad", "#1d5fd1"
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
+_TICKS = 4
+_SUBTITLE = "against the share of requests answered by meaning, as the threshold loosens"
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """`marked` are points of a curve with what is written at them."""
+
+    title: str
+    asked: str
+    cosine: Sequence[Point]
+    whole: Sequence[Point]
+    cosine_marked: Mapping[str, Point]
+    whole_marked: Mapping[str, Point]
+
+
+@dataclass(frozen=True, slots=True)
+class _Axes:
+    left: float
+    top: float
+    widest: float
+    least: float
+
+    def x(self, share: float) -> float:
+        return self.left + _PLOT_WIDTH * min(1.0, share / self.widest)
+
+    def y(self, share: float) -> float:
+        height = (max(share, self.least) - self.least) / (1 - self.least)
+        return self.top + _PLOT_HEIGHT * (1 - height)
+
+
+def drawn(panels: Sequence[Panel]) -> str:
+    """Return the picture."""
+    height = _TOP + _STEP * math.ceil(len(panels) / 2) + 10
+    inside = [
+        *_heading(),
+        *(line for place, each in enumerate(panels) for line in _panel(place, each)),
+    ]
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
+        f'width="{_WIDTH}" height="{height}" font-family="{_FONT}" font-size="12" role="img" '
+        'aria-label="Right answers among semantic hits against the share of requests hit">'
+    )
+    sheet = f'<rect width="{_WIDTH}" height="{height}" rx="6" fill="#ffffff"/>'
+    return "\n".join((head, sheet, *inside, "</svg>\n"))
+
+
+def _heading() -> Iterator[str]:
+    yield _text(_LEFT, 42, "Right answers among semantic hits", size=20, weight=600)
+    yield _text(
+        _LEFT,
+        64,
+        _SUBTITLE,
+        fill=_MUTED,
+        size=13,
+    )
+    for x, colour, name in ((_LEFT, _WHOLE, "Refrain"), (_LEFT + 96, _COSINE, "plain cosine")):
+        yield f'<line x1="{x}" y1="86" x2="{x + 22}" y2="86" stroke="{colour}" stroke-width="3"/>'
+        yield _text(x + 29, 90, name)
+
+
+def _panel(place: int, panel: Panel) -> Iterator[str]:
+    points = [*panel.cosine, *panel.whole]
+    widest = _nice(max((each.hits.value or 0 for each in points), default=0.0) or 1.0)
+    axes = _Axes(_LEFT + _PANEL * (place % 2), _TOP + _STEP * (place // 2), widest, _least(points))
+    yield _text(axes.left, axes.top - 22, panel.title, size=14, weight=600)
+    yield _text(axes.left, axes.top - 7, panel.asked, fill=_MUTED)
+    yield from _grid(axes)
+    for curve, colour in ((panel.cosine, _COSINE), (panel.whole, _WHOLE)):
+        yield from _curve(axes, curve, colour)
+    for marked, colour in ((panel.cosine_marked, _COSINE), (panel.whole_marked, _WHOLE)):
+        yield from _marks(axes, marked, colour)
+
+
+def _least(points: Sequence[Point]) -> float:
+    """Return where the axis begins: below what the curves come to once they have some hits."""
+    values = [each.right.value or 0.0 for each in points if each.right.whole >= 10]
+    lowest = min(values, default=0.0)
+    for step in (0.95, 0.9, 0.8, 0.5):
+        if lowest >= step + 0.004:
+            return step
+    return 0.0
+
+
+def _nice(widest: float) -> float:
+    return next((step for step in (0.1, 0.2, 0.4, 0.6, 0.8) if widest <= step), 1.0)
+
+
+def _grid(axes: _Axes) -> Iterator[str]:
+    right, bottom = axes.left + _PLOT_WIDTH, axes.top + _PLOT_HEIGHT
+    for step in range(_TICKS + 1):
+        share = axes.least + (1 - axes.least) * step / _TICKS
+        y = axes.y(share)
+        yield _line(axes.left, y, right, y, _GRID)
+        yield _text(axes.left - 8, y + 4, _percent(share), fill=_MUTED, anchor="end")
+        share = axes.widest * step / _TICKS
+        x = axes.x(share)
+        yield _line(x, bottom, x, bottom + 4, _MUTED)
+        yield _text(x, bottom + 18, _percent(share), fill=_MUTED, anchor="middle")
+    yield _line(axes.left, bottom, right, bottom, _MUTED)
+    yield _text(
+        right, bottom + 34, "requests answered by meaning", fill=_MUTED, anchor="end", size=11
+    )
+    yield _text(axes.left + 6, axes.top + 14, "right among them", fill=_MUTED, size=11)
+
+
+def _curve(axes: _Axes, points: Sequence[Point], colour: str) -> Iterator[str]:
+    shown = [each for each in points if each.hits.part]
+    if not shown:
+        return
+    upper = [(axes.x(each.hits.value or 0), axes.y(each.right.interval[1])) for each in shown]
+    lower = [(axes.x(each.hits.value or 0), axes.y(each.right.interval[0])) for each in shown]
+    band = " ".join(f"{x:.1f},{y:.1f}" for x, y in (*upper, *reversed(lower)))
+    line = " ".join(
+        f"{axes.x(each.hits.value or 0):.1f},{axes.y(each.right.value or 0):.1f}" for each in shown
+    )
+    yield f'<polygon points="{band}" fill="{colour}" fill-opacity="0.13"/>'
+    yield (
+        f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2.5" '
+        'stroke-linejoin="round"/>'
+    )
+
+
+def _marks(axes: _Axes, marked: Mapping[str, Point], colour: str) -> Iterator[str]:
+    for name, at in marked.items():
+        if not at.hits.part:
+            continue
+        x, y = axes.x(at.hits.value or 0), axes.y(at.right.value or 0)
+        yield (
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{colour}" stroke="#ffffff" '
+            'stroke-width="1.5"/>'
+        )
+        yield _text(x, y + 19, name, fill=_INK, anchor="middle", size=11)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}".removesuffix(".0") + " %"
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
+    return (
+        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" '
+        'stroke-width="1"/>'
+    )
+
+
+def _text(
+    x: float,
+    y: float,
+    text: str,
+    *,
+    fill: str = _INK,
+    size: int = 12,
+    weight: int = 400,
+    anchor: str = "start",
+) -> str:
+    escaped = text.replace("&", "&amp;").replace("<", "&lt;")
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" fill="{fill}" font-size="{size}" font-weight="{weight}" '
+        f'text-anchor="{anchor}">{escaped}</text>'
+    )
