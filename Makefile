@@ -46,10 +46,11 @@ bench: setup ## the benchmarks that fit a laptop: a table and one line of JSON e
 	$(BIN)/python benchmarks/store_faults.py
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/pii.py
+	$(BIN)/python benchmarks/semantic_hits.py
 	$(BIN)/python benchmarks/eviction.py
 
-eval: setup ## quality of semantic hits on the evaluation data
-	$(BIN)/python benchmarks/semantic_quality.py
+eval: setup ## quality of semantic hits on the evaluation data; EVAL="--only checklist" passes options on
+	$(BIN)/python benchmarks/semantic_quality.py $(EVAL)
 
 soak: setup ## the property tests, for long
 	$(BIN)/pytest -q tests/properties --hypothesis-profile=soak

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from quality.sweeps import Point
 
 _WIDTH, _PANEL, _PLOT_WIDTH, _PLOT_HEIGHT = 960, 480, 372, 190
-_LEFT, _TOP, _STEP = 78, 136, 292
+_LEFT, _TOP, _STEP = 84, 164, 310
 _INK, _MUTED, _GRID = "#1f2430", "#667085", "#e6e8ee"
 _COSINE, _WHOLE = "#98a0ad", "#1d5fd1"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 _TICKS = 4
+_FEWEST = 20
+"""Hits below which a share of them says nothing."""
 _SUBTITLE = "against the share of requests answered by meaning, as the threshold loosens"
 
 
@@ -48,7 +50,7 @@ class _Axes:
 
 def drawn(panels: Sequence[Panel]) -> str:
     """Return the picture."""
-    height = _TOP + _STEP * math.ceil(len(panels) / 2) + 10
+    height = _TOP + _STEP * math.ceil(len(panels) / 2) - 50
     inside = [
         *_heading(),
         *(line for place, each in enumerate(panels) for line in _panel(place, each)),
@@ -71,7 +73,10 @@ def _heading() -> Iterator[str]:
         fill=_MUTED,
         size=13,
     )
-    for x, colour, name in ((_LEFT, _WHOLE, "Refrain"), (_LEFT + 96, _COSINE, "plain cosine")):
+    for x, colour, name in (
+        (_LEFT, _WHOLE, "Refrain"),
+        (_LEFT + 96, _COSINE, "plain cosine, with its thresholds"),
+    ):
         yield f'<line x1="{x}" y1="86" x2="{x + 22}" y2="86" stroke="{colour}" stroke-width="3"/>'
         yield _text(x + 29, 90, name)
 
@@ -80,18 +85,18 @@ def _panel(place: int, panel: Panel) -> Iterator[str]:
     points = [*panel.cosine, *panel.whole]
     widest = _nice(max((each.hits.value or 0 for each in points), default=0.0) or 1.0)
     axes = _Axes(_LEFT + _PANEL * (place % 2), _TOP + _STEP * (place // 2), widest, _least(points))
-    yield _text(axes.left, axes.top - 22, panel.title, size=14, weight=600)
-    yield _text(axes.left, axes.top - 7, panel.asked, fill=_MUTED)
+    yield _text(axes.left, axes.top - 42, panel.title, size=14, weight=600)
+    yield _text(axes.left, axes.top - 25, panel.asked, fill=_MUTED)
     yield from _grid(axes)
     for curve, colour in ((panel.cosine, _COSINE), (panel.whole, _WHOLE)):
         yield from _curve(axes, curve, colour)
-    for marked, colour in ((panel.cosine_marked, _COSINE), (panel.whole_marked, _WHOLE)):
-        yield from _marks(axes, marked, colour)
+    yield from _marks(axes, panel.cosine_marked, _COSINE, below=True)
+    yield from _marks(axes, panel.whole_marked, _WHOLE, below=False)
 
 
 def _least(points: Sequence[Point]) -> float:
     """Return where the axis begins: below what the curves come to once they have some hits."""
-    values = [each.right.value or 0.0 for each in points if each.right.whole >= 10]
+    values = [each.right.value or 0.0 for each in points if each.hits.part >= _FEWEST]
     lowest = min(values, default=0.0)
     for step in (0.95, 0.9, 0.8, 0.5):
         if lowest >= step + 0.004:
@@ -118,11 +123,13 @@ def _grid(axes: _Axes) -> Iterator[str]:
     yield _text(
         right, bottom + 34, "requests answered by meaning", fill=_MUTED, anchor="end", size=11
     )
-    yield _text(axes.left + 6, axes.top + 14, "right among them", fill=_MUTED, size=11)
+    turned = f"rotate(-90 {axes.left - 56:.1f} {axes.top:.1f})"
+    told = _text(axes.left - 56, axes.top, "right among them", fill=_MUTED, anchor="end", size=11)
+    yield f'<g transform="{turned}">{told}</g>'
 
 
 def _curve(axes: _Axes, points: Sequence[Point], colour: str) -> Iterator[str]:
-    shown = [each for each in points if each.hits.part]
+    shown = [each for each in points if each.hits.part >= _FEWEST]
     if not shown:
         return
     upper = [(axes.x(each.hits.value or 0), axes.y(each.right.interval[1])) for each in shown]
@@ -138,7 +145,7 @@ def _curve(axes: _Axes, points: Sequence[Point], colour: str) -> Iterator[str]:
     )
 
 
-def _marks(axes: _Axes, marked: Mapping[str, Point], colour: str) -> Iterator[str]:
+def _marks(axes: _Axes, marked: Mapping[str, Point], colour: str, *, below: bool) -> Iterator[str]:
     for name, at in marked.items():
         if not at.hits.part:
             continue
@@ -147,7 +154,7 @@ def _marks(axes: _Axes, marked: Mapping[str, Point], colour: str) -> Iterator[st
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{colour}" stroke="#ffffff" '
             'stroke-width="1.5"/>'
         )
-        yield _text(x, y + 19, name, fill=_INK, anchor="middle", size=11)
+        yield _text(x, y + (19 if below else -9), name, fill=_INK, anchor="middle", size=11)
 
 
 def _percent(share: float) -> str:
