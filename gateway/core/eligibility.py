@@ -15,7 +15,7 @@ from gateway.core.code_marks import holds_code
 from gateway.core.conversation import follows_turns, obstacle, semantic_question
 from gateway.core.leaning import is_vague, leans
 from gateway.core.types import Endpoint, Ineligible
-from gateway.core.worded import Worded, worded
+from gateway.core.worded import Worded, sentences_of, worded
 
 MOST_CHARACTERS = 1000
 MOST_WORDS = 160
@@ -28,6 +28,7 @@ LEAST_TO_REPEAT = 12
 LEAST_DISTINCT = 0.45
 """Share of different words; English of this length has 0.6 and more."""
 MOST_WITHOUT_FUNCTION_WORDS = 9
+"""Twice as many with one of them, and so on."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
@@ -37,9 +38,11 @@ _SIGNS = frozenset(
     "\u00a0£€¥¢§©®™°±²³¹¼½¾·÷\u00d7\u2018\u2019\u201c\u201d\u201e«»¡¿\u2013\u2014\u2212…•"
 )
 _LOWER_ACCENTED = re.compile(r"\b[a-z]*[\u00df-\u00f6\u00f8-\u00ff][a-z]*\b")
-_QUESTION_MARK = re.compile(r"\?[?!\s\"')\]]*(?=[^?!\s\"')\]])")
 _ITEM = re.compile(r"(?:^|\s)\(?(?:[1-9]|[a-d]|i{1,3})[.)]\s+\w")
 _MOST_ITEMS = 2
+_ASIDE = 2
+"""Spaces in what only stresses a question: "What now??"."""
+_MOST_ASIDES = 2
 _ROLE = re.compile(
     r"^\s{0,9}(?:(?:system|assistant|user|human|ai)\s?:|#{2,6} \w)|<\||\[/?INST\]",
     re.IGNORECASE | re.MULTILINE,
@@ -116,12 +119,12 @@ def _is_foreign(question: Worded) -> bool:
     perhaps = len(vocabulary & lists.PERHAPS_FOREIGN)
     if foreign and (foreign + perhaps) * 2 > english:
         return True
+    if len(question.words) > MOST_WITHOUT_FUNCTION_WORDS * (english + 1):
+        return True
     if english:
         return perhaps > english + 1
     text = question.text
-    if perhaps > 1 or (not text.isascii() and _LOWER_ACCENTED.search(text) is not None):
-        return True
-    return len(question.words) > MOST_WITHOUT_FUNCTION_WORDS
+    return perhaps > 1 or (not text.isascii() and _LOWER_ACCENTED.search(text) is not None)
 
 
 def _instructs(question: Worded) -> bool:
@@ -132,12 +135,27 @@ def _instructs(question: Worded) -> bool:
     vocabulary, words = question.vocabulary, question.words
     if not question.pairs.isdisjoint(lists.MACHINERY) or _ROLE.search(question.text):
         return True
+    if not vocabulary.isdisjoint(lists.ORDERS) and _orders_beside(question):
+        return True
     if vocabulary.isdisjoint(lists.DISREGARD) or vocabulary.isdisjoint(lists.DISREGARDED):
         return False
     return any(
         word in lists.DISREGARD and not lists.DISREGARDED.isdisjoint(words[at + 1 : at + _NEAR])
         for at, word in enumerate(words)
     )
+
+
+def _orders_beside(question: Worded) -> bool:
+    """Find "say yes" as a sentence beside a question."""
+    sentences = sentences_of(question.text)
+    if not any(sentence.endswith("?") for sentence in sentences):
+        return False
+    openings = (
+        next((word for word in worded(sentence).words if word not in lists.POLITE), "")
+        for sentence in sentences
+        if not sentence.endswith("?")
+    )
+    return not lists.ORDERS.isdisjoint(openings)
 
 
 def _holds_payload(question: Worded) -> bool:
@@ -158,7 +176,11 @@ def _holds_payload(question: Worded) -> bool:
 def _asks_much(question: Worded) -> bool:
     """Tell several questions in one: an answer to some of them would pass for one to all."""
     text = question.text
-    return len(_QUESTION_MARK.findall(text)) > 1 or len(_ITEM.findall(text)) > _MOST_ITEMS
+    if text.count("?") > 1:
+        asking = [each for each in sentences_of(text) if each.endswith("?")]
+        if len(asking) > _MOST_ASIDES or sum(each.count(" ") > _ASIDE for each in asking) > 1:
+            return True
+    return len(_ITEM.findall(text)) > _MOST_ITEMS
 
 
 _CHECKS: tuple[tuple[Ineligible, Callable[[Worded], bool]], ...] = (

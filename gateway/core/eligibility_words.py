@@ -78,14 +78,22 @@ _OTHERS = (
 _CLASHING = _words(
     "al are as bin bu co com come dai dan das de del den dei der di die do dos du e el em en er"
     " es est este et fait fin fur ha han hat hay ho il in io ja je kan la las lo los mas mat me"
-    " med mi mia min mis mot my na nas ne no nos och og on os ou pa par pas per pro sa se sei ses"
+    " med mi mia min mis mot my na nas ne no nos och og on os ou pa par pas per pro sa sao se"
+    " sei ses"
     " si sin so son sta sto su sui sur tak ten todo tot tra tu un una uno us van var ve vi von"
     " vos was wat will wo ya yo zu also der"
 )
 """Words of these languages that stand in English texts too: in names, or as English words."""
 
+_CONTENT = (
+    "bestellung danke guten karte konto kreditkarte kundigen passwort rechnung vergessen"
+    " bonsoir carte commande compte facture passe cuenta contrasena factura pedido tarjeta"
+    " buongiorno carta ordine cartao conta senha bestelling rekening wachtwoord"
+)
+"""What short texts in these languages are often about."""
 _ALL_FOREIGN = _words(
     f"{_GERMAN} {_FRENCH} {_SPANISH} {_ITALIAN} {_PORTUGUESE} {_DUTCH} {_NORDIC} {_OTHERS}"
+    f" {_CONTENT}"
 )
 FOREIGN = _ALL_FOREIGN - _CLASHING - ENGLISH
 PERHAPS_FOREIGN = (_ALL_FOREIGN & _CLASHING) - ENGLISH
@@ -261,9 +269,13 @@ MACHINERY = _pairs(
     " cached response, cached answers, cache key, similarity score, similarity threshold,"
     " developer mode, jailbreak mode, repeat after, always answer, always reply, always respond,"
     " only answer, only reply, only respond, answer only, reply only, respond only,"
-    " answer exactly, reply exactly, say exactly, output only, print only, new instructions,"
+    " must answer, must say, must reply, must respond, should answer, answer exactly, reply"
+    " exactly, say exactly, output only, print only, new instructions,"
     " these instructions, end instructions, this verifier, stored question"
 )
+
+ORDERS = _words("say answer reply respond claim pretend print output repeat insist")
+"""Of a sentence beside the question: how the answer is to be."""
 
 # --- A text to work on ---
 

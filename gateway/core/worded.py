@@ -66,9 +66,14 @@ def worded(text: str) -> Worded:
     return Worded(text, words, frozenset(words), pairs)
 
 
+def sentences_of(text: str) -> list[str]:
+    """Return the sentences of a text, with their ends."""
+    return _SENTENCE.split(text.strip())
+
+
 def asking_part(question: Worded) -> Worded:
     """Return the sentences that ask, where others only tell what led to it."""
-    sentences = _SENTENCE.split(question.text.strip())
+    sentences = sentences_of(question.text)
     if len(sentences) == 1:
         return question
     asking = [sentence for sentence in sentences if sentence.endswith("?")]
