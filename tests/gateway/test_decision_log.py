@@ -5,8 +5,11 @@ import asyncio
 import orjson
 import pytest
 
+from embeddings.verify.calibration import calibrated
+from embeddings.verify.calibration_file import written_calibration
 from gateway.adapters import decision_log
 from gateway.adapters.decision_log import DecisionLog
+from gateway.calibrations import OWN_FILE
 from gateway.cli import main
 from gateway.observation import Observation
 
@@ -95,6 +98,32 @@ async def test_replay_tells_what_would_change(record, policy, tmp_path, capsys):
     edited.write_text(POLICY.replace("chocolate", "cake"))
     code, out, _ = await asyncio.to_thread(replay, capsys, "--policy", edited, log)
     assert "6 cannot be told" in out
+
+
+async def test_replay_tells_which_hits_a_stricter_budget_would_lose(
+    record, policy, tmp_path, capsys
+):
+    """One that was sure enough for 1 % and is not for 0.5 %, by the operator's calibration."""
+    ours = calibrated(
+        [(0.99, False)] * 400 + [(0.9, False)] * 400 + [(0.9, True)] * 2, verifier="v"
+    )
+    needed = {budget: ours.threshold(budget) for budget in (0.01, 0.005)}
+    assert needed == {0.01: 0.9, 0.005: None}
+    (tmp_path / OWN_FILE).write_bytes(written_calibration(ours))
+    log = await record(lambda gateway: gateway.ask("Hello"))
+    miss = orjson.loads(log.read_bytes())
+    near = {"outcome": "hit", "reason": "semantic", "source": miss["key"], "similarity": 0.95}
+    sure = {"form": "another", "score": 0.95, "threshold": 0.9, **near}
+    log.write_bytes(orjson.dumps(miss) + b"\n" + orjson.dumps(miss | sure) + b"\n")
+    strict = tmp_path / "strict.yaml"
+    strict.write_text(POLICY.replace("semantic: on", "semantic: {max_wrong_hits: 0.5%}"))
+    for place, told in (
+        (("--data-dir", tmp_path), "hits gained: 0    hits lost: 1"),
+        ((), "1 semantic hits cannot be told: they are of another calibration"),
+    ):
+        code, out, _ = await asyncio.to_thread(replay, capsys, "--policy", strict, *place, log)
+        assert code == 0
+        assert told in out
 
 
 def test_lines_that_are_no_records_are_told_and_passed_over(policy, tmp_path, capsys):
