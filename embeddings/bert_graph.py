@@ -3,7 +3,7 @@
 Two heads: a sentence encoder (mean of the tokens that count, unit length) and a cross-encoder (one
 logit: what the tokens leave over that tell the two texts apart).
 
-Laws: float weights give the reference's figures up to rounding; eight-bit weights are multiplied in
+Laws: float weights give the reference's figures up to rounding; quantised weights are multiplied in
 integers, with activations rounded anew at every product. One scale serves all rows of a product, so
 only pairs that run alone have scores that do not depend on their company. Pure.
 """
@@ -23,9 +23,10 @@ _FORMAT: Final = 9
 INPUTS: Final = ("ids", "types", "mask")
 # The logit of a token that does not count.
 _PADDING: Final = -1e4
-# Unsigned with this as zero: where signed ones meet unsigned activations, processors with AVX2 and
-# without VNNI saturate at 16 bits, and a score would depend on the machine.
-_ZERO_POINT: Final = 128
+# Processors with AVX2 and without VNNI add two products in 16 bits. Weights of seven bits cannot
+# make them overflow, so a score does not depend on the machine.
+_MOST: Final = 63
+_LARGEST: Final = 127
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Quantised:
 def quantised(weight: NDArray[np.float32]) -> Quantised:
     """Return a matrix in eight bits. A row of zeros keeps a scale that is not zero."""
     largest = np.abs(weight).max(axis=1)
-    scale = np.where(largest > 0, largest / 127, 1).astype(np.float32)
+    scale = np.where(largest > 0, largest / _LARGEST, 1).astype(np.float32)
     return Quantised(np.round(weight / scale[:, None]).astype(np.int8), scale)
 
 
@@ -189,13 +190,9 @@ class _Graph:
         biases = [self.bias(name, modules)] if bias else []
         quantised = [part for part in parts if isinstance(part, Quantised)]
         if len(quantised) == len(parts):
-            return self.add(
-                "DynamicQuantizeMatMul",
-                value,
-                *self._unsigned(name, quantised),
-                *biases,
-                domain=_FUSED,
-            )
+            zero_point = [""] if biases else []
+            inputs = [value, *self._seven_bits(name, quantised), *zero_point, *biases]
+            return self.add("DynamicQuantizeMatMul", *inputs, domain=_FUSED)
         whole = np.concatenate([_floats(part) for part in parts])
         product = self.add("MatMul", value, self._array(name, whole.T))
         return self.add("Add", product, *biases) if bias else product
@@ -248,14 +245,12 @@ class _Graph:
         scale = self.add("Gather", self._array(f"{name}.scale", table.scale[:, None]), indices)
         return self.add("Mul", self.add("Cast", rows, to=TensorProto.FLOAT), scale)
 
-    def _unsigned(self, name: str, parts: Sequence[Quantised]) -> list[str]:
-        values = np.concatenate([part.values for part in parts]).T
+    def _seven_bits(self, name: str, parts: Sequence[Quantised]) -> list[str]:
+        values = np.concatenate([part.values for part in parts]).T.astype(np.float32)
         scale = np.concatenate([part.scale for part in parts])
-        return [
-            self._array(name, (values.astype(np.int16) + _ZERO_POINT).astype(np.uint8)),
-            self._array(f"{name}.scale", scale),
-            self._array("zero", np.array(_ZERO_POINT, np.uint8)),
-        ]
+        narrow = np.round(values * (_MOST / _LARGEST)).astype(np.int8)
+        wide = (scale * (_LARGEST / _MOST)).astype(np.float32)
+        return [self._array(name, narrow), self._array(f"{name}.scale", wide)]
 
     def _floats(self, name: str) -> str:
         return self._array(name, _floats(self._weights[name]))

@@ -1,6 +1,6 @@
 """The cross-encoder on disk: config.json, model.safetensors, tokenizer.json in one directory.
 
-Large matrices are stored in eight bits with a float scale for each output, as they are multiplied;
+Large matrices are stored in eight bits with a float scale for each output, and multiplied in seven;
 what is small is stored as it is. The digest covers all three files and how scores are made of them.
 """
 
@@ -30,7 +30,7 @@ _POSITIONS: Final = "embeddings.position_embeddings.weight"
 _KEPT_WHOLE: Final = ("classifier.weight", "embeddings.token_type_embeddings.weight", _POSITIONS)
 _UNUSED: Final = ("position_ids", "token_type_ids", "pooler.dense.weight", "pooler.dense.bias")
 # Part of the digest: raise it when scores are made differently from the same files.
-_RECIPE: Final = "sigmoid of the logit, pairs of four token types, 1"
+_RECIPE: Final = "sigmoid of the logit, pairs of four token types, 2"
 
 
 @dataclass(frozen=True, slots=True)
