@@ -313,12 +313,12 @@ async def a_frozen_redis_hangs_nobody(bench: Bench) -> None:
 
 
 def _endless_patience(bench: Bench) -> None:
-    from gateway import app
+    from gateway import semantics
 
     def patient(socket: Path, *, timeout: float) -> Any:
         return EmbeddingsClient(socket, timeout=timeout * 3600)
 
-    bench.patch(app, "EmbeddingsClient", patient)
+    bench.patch(semantics, "EmbeddingsClient", patient)
 
 
 @defect("a dead embedding endpoint costs minutes a request", "LiteLLM #37742", _endless_patience)
@@ -601,13 +601,15 @@ async def _finding_everything(bench: Bench) -> RunningGateway:
     index = _Everything()
 
     class Service(_Everything):
-        def __init__(self, client: Any) -> None:
-            self.client = client
+        @classmethod
+        def at(cls, socket: Path, *, timeout: float) -> "Service":
+            return cls()
 
         search = staticmethod(index.search)  # type: ignore[assignment]
         add = staticmethod(index.add)  # type: ignore[assignment]
         remove = staticmethod(index.remove)  # type: ignore[assignment]
         name = "none"
+        verifier = ""
 
         def details(self) -> dict[str, Any]:
             return {}
