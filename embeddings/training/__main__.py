@@ -1,7 +1,7 @@
 """`python -m embeddings.training`: train the verifier and write its files.
 
-Everything comes from this repository and the encoder's weights; nothing is downloaded. On two cores
-it takes what --minutes says, and the same again buys little.
+Everything comes from this repository and the encoder's weights; nothing is downloaded. It takes
+what --minutes says; with --checkpoint another run goes on from there.
 
 Exit codes: 0 written; 1 cannot train, one line on stderr says why; 2 bad usage.
 """
@@ -67,12 +67,10 @@ def _train(groups: list[Group], near: list[Labelled], arguments: argparse.Namesp
         port = int(free.getsockname()[1])
     task = partial(
         _process,
-        count=arguments.processes,
         port=port,
         groups=groups,
         near=near,
-        minutes=arguments.minutes,
-        out=arguments.out,
+        arguments=arguments,
     )
     spawn: Any = getattr(processes, "start_processes")  # noqa: B009 - torch does not type it
     spawn(task, nprocs=arguments.processes, start_method="fork")
@@ -81,24 +79,30 @@ def _train(groups: list[Group], near: list[Labelled], arguments: argparse.Namesp
 def _process(
     rank: int,
     *,
-    count: int,
     port: int,
     groups: list[Group],
     near: list[Labelled],
-    minutes: float,
-    out: Path,
+    arguments: argparse.Namespace,
 ) -> None:
     directory = locate(DEFAULT_MODEL).directory
-    joined(rank, count, port)
+    joined(rank, arguments.processes, port)
     torch.manual_seed(0)
     network = PairNetwork(directory, layers=LAYERS, inner=INNER)
-    torch.manual_seed(1 + rank)
+    checkpoint: Path | None = arguments.checkpoint
+    if checkpoint is not None and checkpoint.exists():
+        network.load_state_dict(torch.load(checkpoint, weights_only=True))
+    seed = arguments.seed * arguments.processes + rank
+    torch.manual_seed(seed)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    pairs = mixture(groups, near, Random(1 + rank))
-    fit(network, pairs, Reader(tokenizer, MAX_TOKENS), minutes, partial(print, flush=True))
+    pairs = mixture(groups, near, Random(seed))
+    reader = Reader(tokenizer, MAX_TOKENS)
+    fit(network, pairs, reader, arguments.minutes, partial(print, flush=True))
     if rank == 0:
+        out: Path = arguments.out
+        if checkpoint is not None:
+            torch.save(network.state_dict(), checkpoint)
         config = {**network.config, "name": "refrain-verifier", "max_tokens": MAX_TOKENS}
         save_verifier(network.state_dict(), config, directory / "tokenizer.json", out)
         print(f"written: {out}", flush=True)
@@ -111,10 +115,28 @@ def _parser() -> argparse.ArgumentParser:
         description="Train the verifier of semantic hits from the groups and templates here.",
         allow_abbrev=False,
     )
-    parser.add_argument("--out", type=Path, default=_HERE.parent / "verify" / "model")
-    parser.add_argument("--groups", type=Path, default=_HERE / "groups")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=_HERE.parent / "verify" / "model",
+        help="folder to write (default: that of the verifier)",
+    )
+    parser.add_argument(
+        "--groups", type=Path, default=_HERE / "groups", help="folder of hand-written groups"
+    )
     parser.add_argument("--minutes", type=float, default=55.0, help="(default: %(default)s)")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--processes", type=int, default=os.cpu_count() or 1, help="(default here: %(default)s)"
+    )
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="FILE",
+        help="go on from this file where it exists, and write it in the end",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="another one draws other pairs (default: %(default)s)"
+    )
     return parser
 
 
