@@ -46,6 +46,7 @@ bench: setup ## the benchmarks that fit a laptop: a table and one line of JSON e
 	$(BIN)/python benchmarks/store_faults.py
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/pii.py
+	$(BIN)/python benchmarks/eligibility.py
 	$(BIN)/python benchmarks/semantic_hits.py
 	$(BIN)/python benchmarks/eviction.py
 
