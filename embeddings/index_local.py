@@ -1,21 +1,26 @@
 """The index of one installation: FAISS in memory, vectors.sqlite3 behind it.
 
-Laws: index and store each have a thread of their own that alone touches them; what was acknowledged
+Laws: changes, building and store have a thread each, searches several; what was acknowledged
 survives kill -9; a fault of the store costs persistence and nothing else; a change is whole, even
-if nobody waits for it any more.
+if nobody waits for it any more; a partition that is slow to search or to build holds up no other.
 """
 
 import asyncio
 import logging
+import os
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 from embeddings.batching import Batcher, OverloadedError
 from embeddings.encoder import Vector
 from embeddings.index_faiss import FaissIndex, search_on_one_core
 from embeddings.messages import Match, Reason
+from embeddings.partition import Sizes
 from embeddings.vector_index import VectorIndexError
 from embeddings.vector_store import (
     CorruptStoreError,
@@ -30,6 +35,8 @@ from embeddings.vector_store import (
 MAX_WAITING: Final = 1024
 # A sweep holds up searches for a few milliseconds at a time; 2,000 took 260 ms on a busy machine.
 _SWEEP_LIMIT: Final = 100
+_MOST_SEARCH_THREADS: Final = 4
+_BUILD_S: Final = 0.02
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -51,6 +58,15 @@ class LocalIndex:
         self._index = index
         self._store = store
         self._index_thread = ThreadPoolExecutor(1, "index", initializer=search_on_one_core)
+        # At least two, so that one partition never has them all.
+        cores = len(os.sched_getaffinity(0))
+        self._search_threads = ThreadPoolExecutor(
+            max(2, min(_MOST_SEARCH_THREADS, cores)), "search", initializer=search_on_one_core
+        )
+        self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
+        self._build_thread = ThreadPoolExecutor(1, "build", initializer=search_on_one_core)
+        self._building: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
         self._store_thread = store_thread
         self._clock = clock
         self._writes: Batcher[Sequence[Write], None] = Batcher(
@@ -64,8 +80,12 @@ class LocalIndex:
         return len(self._index)
 
     async def search(self, partition: bytes, vector: Vector, k: int, now: float) -> list[Match]:
-        """See the port."""
-        return await _on(self._index_thread, lambda: self._index.search(partition, vector, k, now))
+        """See the port. Searches of one partition go one at a time."""
+        turn = self._turns.setdefault(partition, asyncio.Lock())
+        async with turn:
+            return await _on(
+                self._search_threads, lambda: self._index.search(partition, vector, k, now)
+            )
 
     async def add(
         self, partition: bytes, key: bytes, vector: Vector, expires_at: float, now: float
@@ -82,6 +102,7 @@ class LocalIndex:
         """See the port."""
         while await _on(self._index_thread, lambda: self._index.sweep(now, _SWEEP_LIMIT)):
             pass
+        self.build_if_needed()
         await self._written([Expire(now)])
 
     async def close(self) -> None:
@@ -89,8 +110,14 @@ class LocalIndex:
         if self._changes:
             await asyncio.wait(self._changes)
         await self._writes.drain()
+        self._closing.set()
+        if self._building is not None:
+            await asyncio.wait([self._building])
         await _on(self._store_thread, self._store.close)
-        for thread in (self._index_thread, self._store_thread):
+        for thread in (
+            *(self._index_thread, self._search_threads),
+            *(self._build_thread, self._store_thread),
+        ):
             thread.shutdown(wait=False)
 
     async def _add(self, put: Put) -> None:
@@ -98,11 +125,37 @@ class LocalIndex:
             self._index_thread,
             lambda: self._index.add(put.partition, put.key, put.vector, put.expires_at),
         )
+        self.build_if_needed()
         await self._written([put, *map(Delete, evicted)])
 
     async def _remove(self, keys: Sequence[bytes]) -> None:
         await _on(self._index_thread, lambda: [self._index.remove(key) for key in keys])
+        self.build_if_needed()
         await self._written([Delete(key) for key in keys])
+
+    def build_if_needed(self) -> None:
+        """Build in the background what is unbuilt."""
+        if self._building is None and self._index.unbuilt and not self._closing.is_set():
+            self._building = asyncio.create_task(self._build())
+
+    async def _build(self) -> None:
+        try:
+            while self._index.unbuilt and not self._closing.is_set():
+                rest = await _on(self._build_thread, self._build_a_little)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), rest)
+        except Exception:
+            _log.exception("building the index failed: of large partitions a part is searched")
+            raise
+        finally:
+            self._building = None
+
+    def _build_a_little(self) -> float:
+        """Return how long to rest: building takes half a core at most."""
+        began = time.perf_counter()
+        while self._index.build() and time.perf_counter() - began < _BUILD_S:
+            pass
+        return time.perf_counter() - began
 
     async def _written(self, writes: Sequence[Write]) -> None:
         try:
@@ -133,26 +186,32 @@ async def open_local_index(
     dimensions: int,
     max_vectors: int,
     clock: Callable[[], float],
+    sizes: Sizes | None = None,
 ) -> LocalIndex:
     """Read the vectors back that this encoder made. Raises StoreError."""
     thread = ThreadPoolExecutor(1, "store")
+
+    def empty() -> FaissIndex:
+        return FaissIndex(dimensions, max_vectors, sizes)
 
     def restore() -> tuple[FaissIndex, VectorStore]:
         store = VectorStore(
             data_dir, encoder_digest=encoder_digest, dimensions=dimensions, now=clock()
         )
-        return _restored(store, dimensions, max_vectors, clock()), store
+        return _restored(store, empty, clock()), store
 
     try:
         index, store = await _on(thread, restore)
     except BaseException:
         thread.shutdown(wait=False)
         raise
-    return LocalIndex(index, store, thread, clock)
+    local = LocalIndex(index, store, thread, clock)
+    local.build_if_needed()
+    return local
 
 
-def _restored(store: VectorStore, dimensions: int, max_vectors: int, now: float) -> FaissIndex:
-    index = FaissIndex(dimensions, max_vectors)
+def _restored(store: VectorStore, empty: Callable[[], FaissIndex], now: float) -> FaissIndex:
+    index = empty()
     unusable: list[Write] = []
     try:
         for put in store.load(now):
@@ -160,7 +219,7 @@ def _restored(store: VectorStore, dimensions: int, max_vectors: int, now: float)
         store.apply(unusable)
     except CorruptStoreError as error:
         store.set_aside(error, now)
-        return FaissIndex(dimensions, max_vectors)
+        return empty()
     return index
 
 

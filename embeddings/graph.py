@@ -1,0 +1,153 @@
+"""Vectors of a partition that are searched through a graph (HNSW): quick however many there are.
+
+Laws: rows are only appended, and by one thread; a removed vector keeps guiding searches to its
+neighbours and is never returned. Vectors are 16-bit floats, as in a block.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from embeddings.encoder import Vector
+from embeddings.flat_block import Found, Half, Place
+
+LINKS: Final = 16
+"""Neighbours of a node on the upper levels; twice as many on the lowest."""
+BUILD_WIDTH: Final = 64
+"""Candidates looked at to place a new node."""
+SEARCH_WIDTH: Final = 64
+"""Candidates looked at by a search: what recall depends on, see the README."""
+
+_WIDENING: Final = 4
+# A search that meets expired vectors hides them and looks again; this bounds how much work one
+# search does for the sweep. What it does not find by then is a miss.
+_MOST_ROUNDS: Final = 6
+_WIDEST: Final = 256
+
+
+class Graph:
+    """Up to `capacity` rows of one partition. Guarded by the partition's lock."""
+
+    __slots__ = (
+        "_capacity",
+        "_cursor",
+        "_fewest",
+        "_hidden",
+        "_selected",
+        "_selector",
+        "index",
+        "live",
+        "places",
+    )
+
+    def __init__(self, dimensions: int, capacity: int, fewest: int) -> None:
+        """`fewest`: removed rows that are not worth moving the others."""
+        self.index = faiss.IndexHNSWSQ(
+            dimensions, faiss.ScalarQuantizer.QT_fp16, LINKS, faiss.METRIC_INNER_PRODUCT
+        )
+        self.index.hnsw.efConstruction = BUILD_WIDTH
+        self._capacity = capacity
+        self._fewest = fewest
+        self.places: list[Place | None] = []
+        self.live = 0
+        self._cursor = 0
+        self._hidden = 0
+        # A bit for each row that may be returned. FAISS keeps its address.
+        self._selected = np.zeros((capacity + 7) // 8, dtype=np.uint8)
+        self._selector = faiss.IDSelectorBitmap(self._selected)
+
+    @property
+    def room(self) -> int:
+        """How many rows can be appended."""
+        return self._capacity - len(self.places)
+
+    @property
+    def decayed(self) -> bool:
+        """Whether so many vectors were removed that the rest should move elsewhere."""
+        return len(self.places) - self.live > max(self.live, self._fewest)
+
+    def append(self, places: Sequence[Place], vectors: NDArray[np.float32]) -> None:
+        """Take vectors in, from the rows they are in so far."""
+        first = len(self.places)
+        self.index.add(vectors)
+        for row, place in enumerate(places, first):
+            former, old_row = place.rows, place.row
+            place.rows, place.row = self, row
+            self.places.append(place)
+            self._selected[row >> 3] |= 1 << (row & 7)
+            former.clear(old_row)
+        self.live += len(places)
+
+    def clear(self, row: int) -> None:
+        """Forget the vector of a row; its node stays."""
+        self.places[row] = None
+        self.live -= 1
+        self._hide(row)
+
+    def first(self, count: int) -> list[Place]:
+        """Return up to `count` places, the oldest rows first."""
+        while self._cursor < len(self.places) and self.places[self._cursor] is None:
+            self._cursor += 1
+        taken: list[Place] = []
+        for row in range(self._cursor, len(self.places)):
+            place = self.places[row]
+            if place is not None:
+                taken.append(place)
+                if len(taken) == count:
+                    break
+        return taken
+
+    def vectors(self, rows: list[int]) -> NDArray[np.float32]:
+        """Return the vectors of some rows."""
+        return self._halves()[rows].astype(np.float32)
+
+    def nearest(self, vector: Vector, k: int, now: float) -> list[Found]:
+        """Return the `k` nearest live vectors as far as the graph finds them, nearest first."""
+        wanted = k
+        found: list[Found] = []
+        for _ in range(_MOST_ROUNDS):
+            if not (wanted := min(wanted, self.live)):
+                break
+            found, expired = self._living(vector, wanted, now)
+            if len(found) >= k or not expired:
+                break
+            for row in expired:
+                self._hide(row)
+            wanted = min(wanted * _WIDENING, max(k, _WIDEST))
+        return found[:k]
+
+    def _living(self, vector: Vector, wanted: int, now: float) -> tuple[list[Found], list[int]]:
+        similarities, rows = self.index.search(
+            vector.reshape(1, -1), wanted, params=self._parameters(wanted)
+        )
+        found: list[Found] = []
+        expired: list[int] = []
+        for similarity, row in zip(similarities[0].tolist(), rows[0].tolist(), strict=True):
+            place = self.places[row] if row >= 0 else None
+            if place is None:
+                continue
+            if now < place.expires_at:
+                found.append((similarity, place))
+            else:
+                expired.append(row)
+        return found, expired
+
+    def _parameters(self, wanted: int) -> faiss.SearchParametersHNSW:
+        width = max(SEARCH_WIDTH, wanted)
+        if not self._hidden:
+            return faiss.SearchParametersHNSW(efSearch=width)
+        return faiss.SearchParametersHNSW(efSearch=width, sel=self._selector)
+
+    def _hide(self, row: int) -> None:
+        bit = 1 << (row & 7)
+        if self._selected[row >> 3] & bit:
+            self._selected[row >> 3] &= ~bit & 0xFF
+            self._hidden += 1
+
+    def _halves(self) -> Half:
+        codes = faiss.downcast_index(self.index.storage).codes
+        octets: NDArray[np.uint8] = faiss.rev_swig_ptr(codes.data(), codes.size())
+        return octets.view(np.float16).reshape(self.index.ntotal, self.index.d)
