@@ -18,7 +18,7 @@ from pathlib import Path
 from embeddings.faiss_build import FaissBuildError, require_one_faiss
 from embeddings.model_files import DEFAULT_MODEL, VERIFIER_DIRECTORY, ModelError
 
-DEFAULT_MAX_VECTORS = 200_000
+DEFAULT_MAX_VECTORS = 1_000_000
 # A sentence is too little work for more threads. And they wait for each other: on two cores that
 # others kept busy, one sentence took 270 ms on two threads and 20 ms on one.
 _CORES_A_THREAD = 4

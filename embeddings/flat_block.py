@@ -21,10 +21,27 @@ _WIDENING = 4
 
 
 class Rows(Protocol):
-    """Where a vector can be: a block or a graph."""
+    """Where vectors are: a block or a graph."""
+
+    @property
+    def live(self) -> int:
+        """Number of vectors."""
+        ...
 
     def clear(self, row: int) -> None:
         """Forget the vector of a row."""
+        ...
+
+    def first(self, count: int) -> "list[Place]":
+        """Return up to `count` places."""
+        ...
+
+    def vectors(self, rows: list[int]) -> NDArray[np.float32]:
+        """Return the vectors of some rows."""
+        ...
+
+    def nearest(self, vector: Vector, k: int, now: float) -> "list[Found]":
+        """Return the `k` nearest live vectors, nearest first."""
         ...
 
 

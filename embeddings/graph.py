@@ -5,7 +5,7 @@ neighbours and is never returned. Vectors are 16-bit floats, as in a block.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import faiss
 import numpy as np
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 from embeddings.encoder import Vector
 from embeddings.flat_block import Found, Half, Place
+
+# What FAISS ships as its types lacks the half of it.
+_faiss: Any = faiss
 
 LINKS: Final = 16
 """Neighbours of a node on the upper levels; twice as many on the lowest."""
@@ -36,28 +39,33 @@ class Graph:
         "_cursor",
         "_fewest",
         "_hidden",
+        "_live",
         "_selected",
         "_selector",
         "index",
-        "live",
         "places",
     )
 
     def __init__(self, dimensions: int, capacity: int, fewest: int) -> None:
         """`fewest`: removed rows that are not worth moving the others."""
-        self.index = faiss.IndexHNSWSQ(
+        self.index = _faiss.IndexHNSWSQ(
             dimensions, faiss.ScalarQuantizer.QT_fp16, LINKS, faiss.METRIC_INNER_PRODUCT
         )
         self.index.hnsw.efConstruction = BUILD_WIDTH
         self._capacity = capacity
         self._fewest = fewest
         self.places: list[Place | None] = []
-        self.live = 0
+        self._live = 0
         self._cursor = 0
         self._hidden = 0
         # A bit for each row that may be returned. FAISS keeps its address.
         self._selected = np.zeros((capacity + 7) // 8, dtype=np.uint8)
-        self._selector = faiss.IDSelectorBitmap(self._selected)
+        self._selector = _faiss.IDSelectorBitmap(self._selected)
+
+    @property
+    def live(self) -> int:
+        """Number of vectors."""
+        return self._live
 
     @property
     def room(self) -> int:
@@ -67,7 +75,7 @@ class Graph:
     @property
     def decayed(self) -> bool:
         """Whether so many vectors were removed that the rest should move elsewhere."""
-        return len(self.places) - self.live > max(self.live, self._fewest)
+        return len(self.places) - self._live > max(self._live, self._fewest)
 
     def append(self, places: Sequence[Place], vectors: NDArray[np.float32]) -> None:
         """Take vectors in, from the rows they are in so far."""
@@ -79,12 +87,12 @@ class Graph:
             self.places.append(place)
             self._selected[row >> 3] |= 1 << (row & 7)
             former.clear(old_row)
-        self.live += len(places)
+        self._live += len(places)
 
     def clear(self, row: int) -> None:
         """Forget the vector of a row; its node stays."""
         self.places[row] = None
-        self.live -= 1
+        self._live -= 1
         self._hide(row)
 
     def first(self, count: int) -> list[Place]:
@@ -109,7 +117,7 @@ class Graph:
         wanted = k
         found: list[Found] = []
         for _ in range(_MOST_ROUNDS):
-            if not (wanted := min(wanted, self.live)):
+            if not (wanted := min(wanted, self._live)):
                 break
             found, expired = self._living(vector, wanted, now)
             if len(found) >= k or not expired:
@@ -135,11 +143,11 @@ class Graph:
                 expired.append(row)
         return found, expired
 
-    def _parameters(self, wanted: int) -> faiss.SearchParametersHNSW:
+    def _parameters(self, wanted: int) -> Any:
         width = max(SEARCH_WIDTH, wanted)
         if not self._hidden:
-            return faiss.SearchParametersHNSW(efSearch=width)
-        return faiss.SearchParametersHNSW(efSearch=width, sel=self._selector)
+            return _faiss.SearchParametersHNSW(efSearch=width)
+        return _faiss.SearchParametersHNSW(efSearch=width, sel=self._selector)
 
     def _hide(self, row: int) -> None:
         bit = 1 << (row & 7)
@@ -148,6 +156,6 @@ class Graph:
             self._hidden += 1
 
     def _halves(self) -> Half:
-        codes = faiss.downcast_index(self.index.storage).codes
+        codes = _faiss.downcast_index(self.index.storage).codes
         octets: NDArray[np.uint8] = faiss.rev_swig_ptr(codes.data(), codes.size())
         return octets.view(np.float16).reshape(self.index.ntotal, self.index.d)

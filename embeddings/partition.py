@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from embeddings.encoder import Vector
-from embeddings.flat_block import FlatBlock, Found, Place
+from embeddings.flat_block import FlatBlock, Found, Place, Rows
 from embeddings.graph import Graph
 from embeddings.turns import Turns
 
@@ -70,9 +70,8 @@ class Partition:
         """
         most = max(1, self._sizes.unbuilt // self._sizes.block)
         with self._lock:
-            found: list[Found] = []
-            for rows in (*self._blocks[-most:], *self._graphs):
-                found.extend(rows.nearest(vector, k, now))
+            searched: tuple[Rows, ...] = (*self._blocks[-most:], *self._graphs)
+            found = [near for rows in searched for near in rows.nearest(vector, k, now)]
         found.sort(key=_similarity, reverse=True)
         return found[:k]
 
@@ -105,12 +104,12 @@ class Partition:
         self._building = True
         return True
 
-    def _source(self) -> FlatBlock | Graph | None:
+    def _source(self) -> Rows | None:
         if len(self._blocks) > 1:
             return self._blocks[0]
         return next((graph for graph in self._graphs if graph.decayed), None)
 
-    def _move(self, source: FlatBlock | Graph) -> None:
+    def _move(self, source: Rows) -> None:
         graph = self._open_graph()
         if places := source.first(min(_STEP, graph.room)):
             graph.append(places, source.vectors([place.row for place in places]))
@@ -125,7 +124,8 @@ class Partition:
 
     def _flatten(self) -> None:
         block = FlatBlock(self._dimensions)
-        for rows in (*self._graphs, *self._blocks):
+        everything: tuple[Rows, ...] = (*self._graphs, *self._blocks)
+        for rows in everything:
             places = rows.first(rows.live)
             vectors = rows.vectors([place.row for place in places])
             for place, vector in zip(places, vectors, strict=True):
