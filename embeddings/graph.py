@@ -43,21 +43,33 @@ class Graph:
         "_selected",
         "_selector",
         "index",
+        "name",
         "places",
+        "saved",
     )
 
-    def __init__(self, dimensions: int, capacity: int, fewest: int) -> None:
-        """`fewest`: removed rows that are not worth moving the others."""
-        self.index = _faiss.IndexHNSWSQ(
-            dimensions, faiss.ScalarQuantizer.QT_fp16, LINKS, faiss.METRIC_INNER_PRODUCT
-        )
+    def __init__(self, dimensions: int, capacity: int, fewest: int, links: Any = None) -> None:
+        """`fewest`: removed rows that are not worth moving the others.
+
+        `links`: an index of FAISS whose vectors are missing and will be seated row by row.
+        """
+        if links is None:
+            links = _faiss.IndexHNSWSQ(
+                dimensions, faiss.ScalarQuantizer.QT_fp16, LINKS, faiss.METRIC_INNER_PRODUCT
+            )
+        else:
+            _make_room(links)
+        self.index = links
         self.index.hnsw.efConstruction = BUILD_WIDTH
-        self._capacity = capacity
+        self._capacity = capacity = max(capacity, self.index.ntotal)
         self._fewest = fewest
-        self.places: list[Place | None] = []
+        self.places: list[Place | None] = [None] * self.index.ntotal
         self._live = 0
         self._cursor = 0
-        self._hidden = 0
+        self._hidden = self.index.ntotal
+        self.name = ""
+        """What it is saved as, if it is, and how many of its rows."""
+        self.saved = 0
         # A bit for each row that may be returned. FAISS keeps its address.
         self._selected = np.zeros((capacity + 7) // 8, dtype=np.uint8)
         self._selector = _faiss.IDSelectorBitmap(self._selected)
@@ -89,6 +101,36 @@ class Graph:
             former.clear(old_row)
         self._live += len(places)
 
+    def seat(self, place: Place, row: int, vector: Vector) -> None:
+        """Take a vector into a row that it had before a restart."""
+        self.halves()[row] = vector
+        place.rows, place.row = self, row
+        self.places[row] = place
+        self._selected[row >> 3] |= 1 << (row & 7)
+        self._hidden -= 1
+        self._live += 1
+
+    def settle(self) -> None:
+        """Give each row that was left without a vector that of a neighbour, to guide searches.
+
+        A vector that is gone from the store cannot be had back, and links lead past its row. That
+        of its nearest neighbour is near to it, and so are its own links.
+        """
+        if self._live == len(self.places):
+            return
+        halves, links = self.halves(), self._nearest_links()
+        known = np.array([place is not None for place in self.places])
+        for _ in range(_MOST_ROUNDS):
+            (unknown,) = np.nonzero(~known)
+            near = links[unknown]
+            usable = (near >= 0) & known[near]
+            chosen = usable.argmax(axis=1)
+            found = usable.any(axis=1)
+            if not found.any():
+                break
+            halves[unknown[found]] = halves[near[found, chosen[found]]]
+            known[unknown[found]] = True
+
     def clear(self, row: int) -> None:
         """Forget the vector of a row; its node stays."""
         self.places[row] = None
@@ -110,7 +152,7 @@ class Graph:
 
     def vectors(self, rows: list[int]) -> NDArray[np.float32]:
         """Return the vectors of some rows."""
-        return self._halves()[rows].astype(np.float32)
+        return self.halves()[rows].astype(np.float32)
 
     def nearest(self, vector: Vector, k: int, now: float) -> list[Found]:
         """Return the `k` nearest live vectors as far as the graph finds them, nearest first."""
@@ -155,7 +197,25 @@ class Graph:
             self._selected[row >> 3] &= ~bit & 0xFF
             self._hidden += 1
 
-    def _halves(self) -> Half:
+    def halves(self) -> Half:
+        """Return a writable view of all vectors; valid until a row is appended."""
         codes = _faiss.downcast_index(self.index.storage).codes
         octets: NDArray[np.uint8] = faiss.rev_swig_ptr(codes.data(), codes.size())
         return octets.view(np.float16).reshape(self.index.ntotal, self.index.d)
+
+    def _nearest_links(self) -> NDArray[np.int32]:
+        """Return each row's links on the lowest level, nearest first; -1 where there is none."""
+        hnsw = self.index.hnsw
+        links: NDArray[np.int32] = faiss.rev_swig_ptr(hnsw.neighbors.data(), hnsw.neighbors.size())
+        starts = faiss.rev_swig_ptr(hnsw.offsets.data(), hnsw.offsets.size())[:-1].astype(np.int64)
+        return links[starts[:, None] + np.arange(hnsw.nb_neighbors(0))]
+
+
+def _make_room(links: Any) -> None:
+    storage = faiss.IndexScalarQuantizer(
+        links.d, faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
+    )
+    storage.codes.resize(links.ntotal * storage.code_size)
+    storage.ntotal = links.ntotal
+    storage.this.disown()
+    links.storage, links.own_fields = storage, True

@@ -15,8 +15,9 @@ import numpy as np
 
 from embeddings.encoder import Vector
 from embeddings.flat_block import Place
+from embeddings.graph import Graph
 from embeddings.messages import Match
-from embeddings.partition import Partition, Sizes
+from embeddings.partition import Partition, Seat, Sizes
 from embeddings.vector_index import require_vector
 
 # Stale pairs of the heap are cleared once they are more than the true ones, and so many.
@@ -40,7 +41,7 @@ class FaissIndex:
     """
 
     def __init__(self, dimensions: int, max_vectors: int, sizes: Sizes | None = None) -> None:
-        self._dimensions = dimensions
+        self.dimensions = dimensions
         self._max_vectors = max_vectors
         self._sizes = sizes or Sizes()
         self._partitions: dict[bytes, Partition] = {}
@@ -60,23 +61,40 @@ class FaissIndex:
         return len(self._partitions)
 
     @property
+    def sizes(self) -> Sizes:
+        """What is how large."""
+        return self._sizes
+
+    @property
     def unbuilt(self) -> bool:
         """Whether `build` has something to do."""
         return bool(self._to_build)
 
-    def add(self, partition: bytes, key: bytes, vector: Vector, expires_at: float) -> list[bytes]:
+    def add(
+        self,
+        partition: bytes,
+        key: bytes,
+        vector: Vector,
+        expires_at: float,
+        seat: Seat | None = None,
+    ) -> list[bytes]:
         """Put a vector in, in place of the key's former one. Return the keys that had to leave.
 
-        Raises ValueError for a vector of another shape or with non-finite numbers, and for an
-        expiry that is not a number.
+        `seat`: where it was before a restart, if in a graph. Raises ValueError for what is no unit
+        vector of these dimensions, and for an expiry that is not a number.
         """
-        require_vector(vector, self._dimensions, expires_at)
+        require_vector(vector, self.dimensions, expires_at)
         self.remove(key)
         rows = self._partitions.get(partition)
         if rows is None:
-            rows = self._partitions[partition] = Partition(self._dimensions, self._sizes)
+            rows = self._partitions[partition] = Partition(self.dimensions, self._sizes)
         place = self._places[key] = Place(key, partition, expires_at)
-        if rows.put(place, np.ascontiguousarray(vector, dtype=np.float32)):
+        # Rounded here and nowhere else: FAISS rounds ties another way than numpy, and a saved graph
+        # knows its vectors by their bits.
+        kept = vector.astype(np.float16).astype(np.float32)
+        if seat is not None and seat.free:
+            rows.seat(place, kept, seat)
+        elif rows.put(place, kept):
             self._to_build.append(rows)
         self._expect_expiry(expires_at, key)
         return self._evict()
@@ -114,6 +132,21 @@ class FaissIndex:
                 self.remove(key)
                 dropped.append(key)
         return dropped
+
+    @property
+    def waiting(self) -> int:
+        """About how many vectors are to be built in."""
+        return sum(rows.waiting for rows in list(self._to_build))
+
+    def settle(self) -> None:
+        """Call it once all vectors are seated that had been there before a restart."""
+        for rows in self._partitions.values():
+            if rows.settle():
+                self._to_build.append(rows)
+
+    def graphs(self) -> list[Graph]:
+        """Return all graphs; only the thread that builds may read the links."""
+        return [graph for rows in list(self._partitions.values()) for graph in rows.graphs]
 
     def build(self) -> bool:
         """Do a small piece of what there is to build, in each partition in its turn.

@@ -18,9 +18,11 @@ from weakref import WeakValueDictionary
 
 from embeddings.batching import Batcher, OverloadedError
 from embeddings.encoder import Vector
+from embeddings.graph_files import GraphFiles
 from embeddings.index_faiss import FaissIndex, search_on_one_core
 from embeddings.messages import Match, Reason
 from embeddings.partition import Sizes
+from embeddings.restoring import restore
 from embeddings.vector_index import VectorIndexError
 from embeddings.vector_store import (
     CorruptStoreError,
@@ -37,6 +39,7 @@ MAX_WAITING: Final = 1024
 _SWEEP_LIMIT: Final = 100
 _MOST_SEARCH_THREADS: Final = 4
 _BUILD_S: Final = 0.02
+_SAVE_PERIOD_S: Final = 60.0
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -53,10 +56,12 @@ class LocalIndex:
         index: FaissIndex,
         store: VectorStore,
         store_thread: ThreadPoolExecutor,
+        files: GraphFiles,
         clock: Callable[[], float],
     ) -> None:
         self._index = index
         self._store = store
+        self._files = files
         self._index_thread = ThreadPoolExecutor(1, "index", initializer=search_on_one_core)
         # At least two, so that one partition never has them all.
         cores = len(os.sched_getaffinity(0))
@@ -67,6 +72,7 @@ class LocalIndex:
         self._build_thread = ThreadPoolExecutor(1, "build", initializer=search_on_one_core)
         self._building: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
+        self._saved_at = time.monotonic()
         self._store_thread = store_thread
         self._clock = clock
         self._writes: Batcher[Sequence[Write], None] = Batcher(
@@ -78,6 +84,11 @@ class LocalIndex:
     def size(self) -> int:
         """See the port."""
         return len(self._index)
+
+    @property
+    def building(self) -> bool:
+        """Whether vectors of large partitions are still being built in."""
+        return self._building is not None
 
     async def search(self, partition: bytes, vector: Vector, k: int, now: float) -> list[Match]:
         """See the port. Searches of one partition go one at a time."""
@@ -113,6 +124,7 @@ class LocalIndex:
         self._closing.set()
         if self._building is not None:
             await asyncio.wait([self._building])
+        await _on(self._build_thread, lambda: self._save(everything=True))
         await _on(self._store_thread, self._store.close)
         for thread in (
             *(self._index_thread, self._search_threads),
@@ -144,18 +156,31 @@ class LocalIndex:
                 rest = await _on(self._build_thread, self._build_a_little)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._closing.wait(), rest)
-        except Exception:
+            await _on(self._build_thread, lambda: self._save(everything=False))
+        except Exception:  # noqa: BLE001 - searches go on with what is built
             _log.exception("building the index failed: of large partitions a part is searched")
-            raise
         finally:
             self._building = None
 
     def _build_a_little(self) -> float:
-        """Return how long to rest: building takes half a core at most."""
-        began = time.perf_counter()
-        while self._index.build() and time.perf_counter() - began < _BUILD_S:
+        """Return how long to rest: building takes half of a core at most."""
+        began = time.thread_time()
+        while self._index.build() and time.thread_time() - began < _BUILD_S:
             pass
-        return time.perf_counter() - began
+        rest = time.thread_time() - began
+        if time.monotonic() > self._saved_at + _SAVE_PERIOD_S:
+            self._save(everything=False)
+            _log.info("index: %d vectors are still to be built in", self._index.waiting)
+        return rest
+
+    def _save(self, *, everything: bool) -> None:
+        graphs = self._index.graphs()
+        for graph in graphs:
+            enough = 1 if everything else max(self._index.sizes.block, graph.saved // 4)
+            if len(graph.places) - graph.saved >= enough:
+                self._files.save(graph)
+        self._files.keep_only(graphs)
+        self._saved_at = time.monotonic()
 
     async def _written(self, writes: Sequence[Write]) -> None:
         try:
@@ -194,42 +219,34 @@ async def open_local_index(
     def empty() -> FaissIndex:
         return FaissIndex(dimensions, max_vectors, sizes)
 
-    def restore() -> tuple[FaissIndex, VectorStore]:
+    files = GraphFiles(data_dir, encoder_digest=encoder_digest, dimensions=dimensions)
+
+    def opened() -> tuple[FaissIndex, VectorStore]:
         store = VectorStore(
             data_dir, encoder_digest=encoder_digest, dimensions=dimensions, now=clock()
         )
-        return _restored(store, empty, clock()), store
+        return _restored(store, files, empty, clock()), store
 
     try:
-        index, store = await _on(thread, restore)
+        index, store = await _on(thread, opened)
     except BaseException:
         thread.shutdown(wait=False)
         raise
-    local = LocalIndex(index, store, thread, clock)
+    local = LocalIndex(index, store, thread, files, clock)
     local.build_if_needed()
     return local
 
 
-def _restored(store: VectorStore, empty: Callable[[], FaissIndex], now: float) -> FaissIndex:
+def _restored(
+    store: VectorStore, files: GraphFiles, empty: Callable[[], FaissIndex], now: float
+) -> FaissIndex:
     index = empty()
-    unusable: list[Write] = []
     try:
-        for put in store.load(now):
-            unusable.extend(map(Delete, _indexed(index, put)))
-        store.apply(unusable)
+        store.apply([Delete(key) for key in restore(index, store.load(now), files.load())])
     except CorruptStoreError as error:
         store.set_aside(error, now)
         return empty()
     return index
-
-
-def _indexed(index: FaissIndex, put: Put) -> list[bytes]:
-    """Index a stored vector; return the keys that are not to stay in the store."""
-    try:
-        return index.add(put.partition, put.key, put.vector, put.expires_at)
-    except ValueError as error:
-        _log.warning("vector store: dropped a vector: %s", error)
-        return [put.key]
 
 
 async def _on(thread: ThreadPoolExecutor, run: Callable[[], T]) -> T:

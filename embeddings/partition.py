@@ -32,6 +32,19 @@ class Sizes:
     unbuilt: int = 1 << 15
 
 
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """The row of a graph that a vector had before a restart."""
+
+    graph: Graph
+    row: int
+
+    @property
+    def free(self) -> bool:
+        """Whether nothing sits there yet: two rows of a damaged store may claim it."""
+        return self.graph.places[self.row] is None
+
+
 class Partition:
     """Any thread may call it; `build` only one at a time."""
 
@@ -54,6 +67,16 @@ class Partition:
             self._blocks[-1].put(place, vector)
             self.live += 1
             return self._asks_for_building()
+
+    def seat(self, place: Place, vector: Vector, seat: Seat) -> None:
+        """Take a vector in where it was before a restart."""
+        with self._lock:
+            if seat.graph not in self._graphs:
+                # The last is the one that grows.
+                graphs = (*self._graphs, seat.graph)
+                self._graphs = tuple(sorted(graphs, key=lambda graph: graph.room))
+            seat.graph.seat(place, seat.row, vector)
+            self.live += 1
 
     def remove(self, place: Place) -> bool:
         """Forget a vector. Return whether `build` is to be called from now on."""
@@ -85,10 +108,22 @@ class Partition:
             self._building = self._unbuilt
             return self._building
 
+    def settle(self) -> bool:
+        """Make the graphs whole once all are seated. Return whether `build` is to be called."""
+        with self._lock:
+            for graph in self._graphs:
+                graph.settle()
+            return self._asks_for_building()
+
     @property
-    def graphs(self) -> int:
-        """Number of graphs."""
-        return len(self._graphs)
+    def waiting(self) -> int:
+        """Number of vectors to be built in."""
+        return sum(block.live for block in self._blocks[:-1])
+
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """The graphs; only whoever calls `build` may read the links."""
+        return self._graphs
 
     @property
     def _shrunken(self) -> bool:

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
 from embeddings.encoder import Vector
 from embeddings.messages import Match, Reason
+
+_LARGEST: Final = 2.0
 
 
 class VectorIndexError(Exception):
@@ -78,8 +80,11 @@ class VectorIndex(Protocol):
 
 
 def require_vector(vector: Vector, dimensions: int, expires_at: float) -> None:
-    """Raise ValueError unless these are a finite vector of so many dimensions and a time."""
-    if vector.shape != (dimensions,) or not np.isfinite(vector).all():
-        raise ValueError(f"not a finite vector of {dimensions} dimensions")
+    """Raise ValueError unless these are a vector of so many dimensions, and a time.
+
+    No number of a unit vector is above 1; what is far above it, or is none, cannot be kept.
+    """
+    if vector.shape != (dimensions,) or not (np.abs(vector) < _LARGEST).all():
+        raise ValueError(f"not a finite unit vector of {dimensions} dimensions")
     if math.isnan(expires_at):
         raise ValueError("expiry is not a number")
