@@ -61,9 +61,9 @@ class Graph:
             _make_room(links)
         self.index = links
         self.index.hnsw.efConstruction = BUILD_WIDTH
-        self._capacity = capacity = max(capacity, self.index.ntotal)
+        self._capacity = capacity = max(capacity, int(self.index.ntotal))
         self._fewest = fewest
-        self.places: list[Place | None] = [None] * self.index.ntotal
+        self.places: list[Place | None] = [None] * int(self.index.ntotal)
         self._live = 0
         self._cursor = 0
         self._hidden = self.index.ntotal
@@ -212,7 +212,7 @@ class Graph:
 
 
 def _make_room(links: Any) -> None:
-    storage = faiss.IndexScalarQuantizer(
+    storage = _faiss.IndexScalarQuantizer(
         links.d, faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
     )
     storage.codes.resize(links.ntotal * storage.code_size)

@@ -124,8 +124,10 @@ class LocalIndex:
         self._closing.set()
         if self._building is not None:
             await asyncio.wait([self._building])
-        await _on(self._build_thread, lambda: self._save(everything=True))
-        await _on(self._store_thread, self._store.close)
+        try:
+            await _on(self._build_thread, lambda: self._save(everything=True))
+        finally:
+            await _on(self._store_thread, self._store.close)
         for thread in (
             *(self._index_thread, self._search_threads),
             *(self._build_thread, self._store_thread),
@@ -214,7 +216,7 @@ async def open_local_index(
     sizes: Sizes | None = None,
 ) -> LocalIndex:
     """Read the vectors back that this encoder made. Raises StoreError."""
-    thread = ThreadPoolExecutor(1, "store")
+    thread = ThreadPoolExecutor(1, "store", initializer=search_on_one_core)
 
     def empty() -> FaissIndex:
         return FaissIndex(dimensions, max_vectors, sizes)

@@ -1,12 +1,18 @@
 """The index against the plainest model there is: a dictionary searched by brute force."""
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from embeddings.graph_files import GraphFiles
 from embeddings.index_faiss import FaissIndex
 from embeddings.partition import Sizes
+from embeddings.restoring import restore
+from embeddings.vector_store import Put
 
 DIMENSIONS = 3
 MAX_VECTORS = 24
@@ -27,6 +33,10 @@ class IndexMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.index = FaissIndex(DIMENSIONS, MAX_VECTORS, self.sizes)
+        self.directory = tempfile.TemporaryDirectory()
+        self.files = GraphFiles(
+            Path(self.directory.name), encoder_digest="ab" * 32, dimensions=DIMENSIONS
+        )
         self.model: dict[bytes, tuple[bytes, np.ndarray, float]] = {}
         self.now = 0.0
 
@@ -60,6 +70,21 @@ class IndexMachine(RuleBasedStateMachine):
         for _ in range(steps):
             self.index.build()
 
+    @rule()
+    def save(self):
+        graphs = self.index.graphs()
+        for graph in graphs:
+            self.files.save(graph)
+        self.files.keep_only(graphs)
+
+    @rule()
+    def restart(self):
+        """Whatever graphs were saved, and when: what is found is what the store says."""
+        self.forget_expired_if_dropped()
+        puts = [Put(key, where, until, row) for key, (where, row, until) in self.model.items()]
+        self.index = FaissIndex(DIMENSIONS, MAX_VECTORS, self.sizes)
+        assert restore(self.index, puts, self.files.load()) == []
+
     @rule(partition=PARTITIONS, seed=st.integers(0, 10**6), k=st.integers(1, 30))
     def search(self, partition, seed, k):
         found = self.index.search(partition, unit(seed), k, self.now)
@@ -82,6 +107,9 @@ class IndexMachine(RuleBasedStateMachine):
         if self.now < expires_at:
             nearest = self.index.search(partition, vector, 1, self.now)[0]
             assert nearest.similarity > 1 - SLACK
+
+    def teardown(self):
+        self.directory.cleanup()
 
     @invariant()
     def the_bound_holds(self):
