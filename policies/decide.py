@@ -80,6 +80,12 @@ class Decision:
     """Part of every key: raised by the operator, it drops what is older."""
     max_wrong_hits: float = 0.01
     """Error budget: the share of semantic hits that may be wrong, 0 to 1."""
+    shadow: bool = False
+    """Look up by meaning and compare with the fresh answer, but serve nothing found so."""
+    sample: float = 0.0
+    """Share of semantic hits, 0 to 1, that are also asked upstream and compared."""
+    promote: bool = False
+    """Whether a near miss that was answered the same becomes an alias of its entry."""
     jitter: float = 0.0
     """Share of the lifetime, 0 to 1, by which an entry may expire sooner than others."""
     grace_revalidate: float = 0.0

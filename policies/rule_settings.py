@@ -76,6 +76,30 @@ class SemanticSpec(FilledSpec):
         ),
         examples=[0.97],
     )
+    shadow: OnOff | None = Field(
+        default=None,
+        description=(
+            "Look up, serve nothing that is found so, and compare it with the fresh answer. "
+            "Unset: as in the default settings, and off where they do not say."
+        ),
+        examples=["on"],
+    )
+    sample: Percent | None = Field(
+        default=None,
+        description=(
+            "Share of the hits that are also asked upstream, behind the client's back, and "
+            "compared. Each costs a call. Unset: likewise, and 0%."
+        ),
+        examples=["1%"],
+    )
+    promote: OnOff | None = Field(
+        default=None,
+        description=(
+            "A question that was only just refused, and then answered the same, may be answered "
+            "from that entry from then on. Unset: likewise, and off."
+        ),
+        examples=["on"],
+    )
 
 
 class GraceSpec(FilledSpec):
@@ -320,6 +344,9 @@ def _set(settings: SettingsSpec, inherited: Decision) -> dict[str, Any]:
         found["semantic"] = settings.semantic.enabled
         found["max_wrong_hits"] = settings.semantic.max_wrong_hits
         found["min_similarity"] = settings.semantic.min_similarity
+        found["shadow"] = settings.semantic.shadow
+        found["sample"] = settings.semantic.sample
+        found["promote"] = settings.semantic.promote
     if settings.grace is not None:
         found["grace_revalidate"] = _seconds(settings.grace.while_revalidate)
         found["grace_error"] = _seconds(settings.grace.if_error)

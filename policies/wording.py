@@ -11,14 +11,7 @@ def settings_of(decision: Decision) -> dict[str, Any]:
     """Return every setting with its value, in the order of the reference; switches are words."""
     return {
         "exact": _switch(decision.exact),
-        "semantic": (
-            {
-                "max_wrong_hits": percent_text(decision.max_wrong_hits),
-                "min_similarity": decision.min_similarity,
-            }
-            if decision.semantic
-            else _switch(False)
-        ),
+        "semantic": _semantic(decision) if decision.semantic else _switch(False),
         "freshness": duration_text(decision.lifetime),
         "jitter": percent_text(decision.jitter),
         "grace": _grace(decision.grace_revalidate, decision.grace_error),
@@ -55,6 +48,16 @@ def duration_text(seconds: float) -> str:
 
 def _switch(value: bool) -> str:
     return "on" if value else "off"
+
+
+def _semantic(decision: Decision) -> dict[str, Any]:
+    return {
+        "max_wrong_hits": percent_text(decision.max_wrong_hits),
+        "min_similarity": decision.min_similarity,
+        "shadow": _switch(decision.shadow),
+        "sample": percent_text(decision.sample),
+        "promote": _switch(decision.promote),
+    }
 
 
 def _grace(revalidate: float, error: float) -> Any:

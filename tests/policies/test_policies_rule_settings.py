@@ -16,7 +16,10 @@ RULE = "rules:\n  - name: a\n    match: {model: m}\n    %s\n"
 
 def decisions(in_default="", in_rule=""):
     """The decisions of a rule and of the default, each with these settings."""
-    text = "version: 1\n" + (RULE % in_rule) + DEFAULT % (in_default and ", " + in_default)
+    default = DEFAULT % (in_default and ", " + in_default)
+    if in_default.startswith("semantic:"):
+        default = default.replace("semantic: on, ", "")
+    text = "version: 1\n" + (RULE % in_rule) + default
     read = parse_policy(text, "p.yaml")
     return read.rules[0].decision, read.default
 
@@ -28,10 +31,15 @@ def test_what_nobody_sets_is_neutral():
     assert (default.max_followers, default.follow_seconds) == (10_000, 600)
     assert default.finish_reasons == CLEAN_FINISH_REASONS
     assert (default.max_temperature, default.max_prompt_tokens, default.variants) == (None, None, 1)
+    assert (default.shadow, default.sample, default.promote) == (False, 0, False)
     assert (default.priority, default.tags) == (Priority.NORMAL, ())
 
 
 SET = [
+    ("semantic: {shadow: on}", {"shadow": True}),
+    ("semantic: {shadow: off}", {"shadow": False}),
+    ("semantic: {sample: 2.5%}", {"sample": 0.025}),
+    ("semantic: {promote: on}", {"promote": True}),
     ("jitter: 10%", {"jitter": 0.1}),
     ("jitter: 0%", {"jitter": 0.0}),
     ("jitter: 100%", {"jitter": 1.0}),
