@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from gateway.adapters.admin import Admin
+from gateway.adapters.check_journal import CheckJournal
 from gateway.adapters.decision_log import DecisionLog
 from gateway.adapters.handlers import Handlers
 from gateway.adapters.journal import Journal, QuarantineFile
@@ -28,6 +29,7 @@ from gateway.adapters.upstream_http import HttpUpstream
 from gateway.adapters.upstream_local import local_model
 from gateway.admitting import Admitter
 from gateway.calibrations import Calibrations
+from gateway.checking import Checks
 from gateway.core.decision_record import Recorder
 from gateway.core.entry_codec import encoded_size
 from gateway.explaining import explain_action
@@ -96,19 +98,14 @@ def create_app(
     decision_log = _decision_log(settings)
     sinks: tuple[Sink, ...] = (metrics.observe, log_request, *_observers(decision_log))
     tracing = _tracing()
-
-    def begin(endpoint: str, request: web.BaseRequest) -> Observation:
-        seen = Observation(endpoint, time.perf_counter(), time.perf_counter, sinks)
-        if tracing is not None:
-            tracing.begin(seen, request.headers)
-        return seen
-
     verifier = CalibratedVerifier(
         semantic, Calibrations(settings.data_dir), seconds=settings.verifier_timeout
     )
     scans = Scans()
     quarantine = QuarantineFile(settings.data_dir / "quarantine.jsonl")
     admitter = Admitter(store, semantic, scans, time.time, quarantine)
+
+    journal, comparisons = _learning(settings, quarantine, semantic, metrics)
 
     def make_forwarder(to: Upstream) -> Forwarder:
         return Forwarder(
@@ -117,6 +114,7 @@ def create_app(
             max_answer_bytes=settings.max_answer_bytes,
             claims=entries.claims,
             streams=entries.streams,
+            checks=comparisons,
         )
 
     forwarder = make_forwarder(upstream)
@@ -130,6 +128,7 @@ def create_app(
         secret=secret,
         recorder=_recorder(settings, secret),
         now=time.time,
+        learned=journal,
         salts_caches=settings.upstream_cache_salt,
         local=None if semantic is None else local_model(semantic, make_forwarder),
     )
@@ -140,7 +139,7 @@ def create_app(
         PassThrough(upstream, client_seconds=client_seconds),
         Readiness(checks, partial(_details, policies, entries, semantic, verifier, access)),
         metrics.page,
-        begin,
+        _beginning(sinks, tracing),
         access=access,
         client_seconds=client_seconds,
     )
@@ -162,6 +161,8 @@ def create_app(
                 stack.push_async_callback(semantic.close)
                 learning = asyncio.create_task(semantic.learn(ENCODER_POLL_SECONDS))
                 stack.push_async_callback(_ended, learning)
+            await asyncio.to_thread(journal.read)
+            stack.push_async_callback(comparisons.close)
             stack.push_async_callback(pipeline.close)
             for watch in (
                 policies.watch(POLICY_POLL_SECONDS, metrics.policy_reloaded),
@@ -178,6 +179,36 @@ def _semantic(settings: Settings, socket: Path | None) -> SemanticService | None
     if socket is None:
         return None
     return SemanticService.at(socket, timeout=settings.semantic_timeout)
+
+
+def _beginning(
+    sinks: tuple[Sink, ...], tracing: Any
+) -> Callable[[str, web.BaseRequest], Observation]:
+    def begin(endpoint: str, request: web.BaseRequest) -> Observation:
+        seen = Observation(endpoint, time.perf_counter(), time.perf_counter, sinks)
+        if tracing is not None:
+            tracing.begin(seen, request.headers)
+        return seen
+
+    return begin
+
+
+def _learning(
+    settings: Settings,
+    quarantine: Quarantine,
+    semantic: SemanticService | None,
+    metrics: Metrics,
+) -> tuple[CheckJournal, Checks]:
+    journal = CheckJournal(settings.data_dir / "semantic-checks.jsonl", quarantine)
+    return journal, Checks(
+        journal,
+        quarantine,
+        index=semantic,
+        encoder=semantic,
+        now=time.time,
+        count=metrics.compared,
+        with_text=settings.decision_log_text,
+    )
 
 
 def _details(

@@ -5,6 +5,7 @@ reader, and at once; where none ever was (a refresh) it ends by itself or with t
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -21,8 +22,8 @@ from gateway.upstream_call import Caller
 
 LINGER_SECONDS = 2.0
 LINGER_BYTES = 16 * 2**20
-MOST_REFRESHES = 256
-"""Calls at a time for which no client waits: a flood of stale hits is none of the upstream's."""
+MOST_IN_BACKGROUND = {"refresh": 256, "sample": 16}
+"""Calls at a time for which no client waits: a flood of hits is none of the upstream's."""
 
 
 class Coalescer:
@@ -35,7 +36,7 @@ class Coalescer:
             linger=LINGER_SECONDS, linger_bytes=LINGER_BYTES
         )
         self._calls: set[asyncio.Task[None]] = set()
-        self._refreshes = 0
+        self._background: Counter[str] = Counter()
         self._forgetting: asyncio.TimerHandle | None = None
 
     async def answer(self, exchange: Exchange) -> Reply:
@@ -53,16 +54,17 @@ class Coalescer:
     def refresh(self, exchange: Exchange) -> bool:
         """Begin a call that no client waits for; see ``Forwarder.refresh``."""
         plan = exchange.plan
+        outcome = "refresh" if exchange.state.check is None else "sample"
         if (
             plan is None
-            or self._refreshes >= MOST_REFRESHES
+            or self._background[outcome] >= MOST_IN_BACKGROUND[outcome]
             or self._table.under_way(plan.coalescing_key)
         ):
             return False
-        exchange.seen.outcome = "refresh"
+        exchange.seen.outcome = outcome
         answer = self._answer(plan.coalescing_key, exchange, attended=False)
-        self._refreshes += 1
-        self._run(self._refresh(exchange, answer), answer)
+        self._background[outcome] += 1
+        self._run(self._refresh(exchange, answer, outcome), answer)
         return True
 
     def has_missed(self, plan: Plan) -> bool:
@@ -124,12 +126,12 @@ class Coalescer:
         task.add_done_callback(ended)
         return task
 
-    async def _refresh(self, exchange: Exchange, answer: LiveAnswer) -> None:
+    async def _refresh(self, exchange: Exchange, answer: LiveAnswer, outcome: str) -> None:
         seen = exchange.seen
         try:
             await self._caller.call(exchange, answer)
         finally:
-            self._refreshes -= 1
+            self._background[outcome] -= 1
             seen.upstream_started, seen.upstream_head = (
                 answer.upstream_started,
                 answer.upstream_head,

@@ -25,7 +25,7 @@ from gateway.core.lookup import (
 from gateway.core.plan import Plan
 from gateway.core.types import Entry
 from gateway.core.verification import Verification
-from gateway.ports import SemanticIndex, SemanticUnavailableError, Store, Verifier
+from gateway.ports import Learned, SemanticIndex, SemanticUnavailableError, Store, Verifier
 
 
 @dataclass(slots=True)
@@ -41,6 +41,7 @@ class Drive:
     """What to say where there is no index."""
     barred: Callable[[bytes], bool] = lambda _: False
     """Tells of an entry's key that it is in quarantine."""
+    learned: Learned | None = None
     steps: list[dict[str, Any]] = field(default_factory=list)
 
     async def run(self, state: State) -> Hit | Forward | Refused:
@@ -59,6 +60,11 @@ class Drive:
                     kind = self.found[0].kind if self.found else None
                     self._note("scan", f"{kind} found" if kind else "clean")
                     state = state.next(kind)
+                case SearchSemantic() if self._off(state.plan):
+                    self._note(
+                        "meaning", "not looked up: too many such hits of the rule were wrong"
+                    )
+                    state = state.off()
                 case SearchSemantic():
                     state = state.next(await self._search(state.plan))
                 case FetchCandidate():
@@ -104,8 +110,19 @@ class Drive:
             threshold = verifier.threshold(state.plan.decision.max_wrong_hits)
             verification = await verifier.verify(state.asked, state.stored)
         budget = state.plan.decision.max_wrong_hits
-        self._note("verification", verification.told(threshold, budget))
-        return state.next(verification, threshold)
+        learned, entry = self.learned, state.hit.entry
+        alias = learned is not None and learned.alias(state.plan, entry, self.now())
+        if alias and verification.refused(threshold) == "score":
+            self._note("verification", "fits: a fresh answer to this question was the same")
+        else:
+            self._note("verification", verification.told(threshold, budget))
+        return state.next(verification, threshold, alias=alias)
+
+    def _off(self, plan: Plan) -> bool:
+        decision, learned, verifier = plan.decision, self.learned, self.verifier
+        if learned is None or verifier is None or decision.shadow:
+            return False
+        return learned.off(decision, verifier.threshold(decision.max_wrong_hits))
 
 
 def _state(entry: Entry, now: float) -> str:

@@ -30,6 +30,7 @@ from gateway.explained_lookup import Drive
 from gateway.pipeline import Pipeline
 from gateway.ports import (
     ActivePolicy,
+    Learned,
     PolicySource,
     SemanticIndex,
     Store,
@@ -66,6 +67,7 @@ class Explainer:
     """Whose gateway key a request bears; raises RequestError where it may not ask at all."""
     barred: Callable[[bytes], bool] = lambda _: False
     """Tells of an entry's key that it is in quarantine."""
+    learned: Learned | None = None
 
     async def explain(self, inquiry: Inquiry) -> dict[str, Any]:
         """Return the explanation, a JSON object."""
@@ -148,6 +150,7 @@ class Explainer:
             self.now,
             self.without_index,
             self.barred,
+            self.learned,
         )
         try:
             ends = [(plan, await drive.run(start(plan))) for plan in plans]
@@ -238,6 +241,7 @@ def explain_action(
         salts_caches=pipeline.salts_caches,
         holder=holder,
         barred=pipeline.forwarder.admitter.quarantine.holds,
+        learned=pipeline.learned,
     )
 
     async def action(asked: dict[str, Any]) -> dict[str, Any]:

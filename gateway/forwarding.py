@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from gateway.admitting import Admitter
+from gateway.checking import Checks
 from gateway.coalescing import Coalescer
 from gateway.core.plan import Plan
 from gateway.exchange import Exchange, Reply
@@ -31,11 +32,15 @@ class Forwarder:
         clock: Callable[[], float] = time.perf_counter,
         claims: Claims | None = None,
         streams: SharedStreams | None = None,
+        checks: Checks | None = None,
     ) -> None:
-        """``claims`` and ``streams`` are those of the processes that share the store, if any."""
+        """``claims`` and ``streams`` are those of the processes that share the store, if any.
+
+        ``checks`` takes the answers that are to be compared.
+        """
         self.upstream = upstream
         self.admitter = admitter
-        own = Caller(upstream, admitter, max_answer_bytes)
+        own = Caller(upstream, admitter, max_answer_bytes, checks)
         caller: Caller | SharedCaller = own
         if claims is not None and streams is not None:
             caller = SharedCaller(own, claims, streams, admitter.entries, admitter.now)

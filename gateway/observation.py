@@ -14,7 +14,8 @@ class Observation:
 
     Times are readings of one monotonic clock in seconds. ``outcome`` is ``hit``, ``miss``,
     ``bypass``, ``refused`` (only-if-cached), ``pass`` (a path that is not cached), ``invalid``
-    (the client's fault), ``refresh`` (a call of ours for a stale entry) or ``error``; ``declined``
+    (the client's fault), ``refresh`` and ``sample`` (calls of ours, for a stale entry and to
+    compare answers) or ``error``; ``declined``
     is why an answer was not stored.
     """
 
@@ -58,7 +59,7 @@ class Observation:
     span: "Sink | None" = None
     """A sink for this request alone."""
 
-    def of_refresh(self) -> "Observation":
+    def of_background(self, outcome: str) -> "Observation":
         """Return the observation of a call of ours that this request gives rise to."""
         return Observation(
             self.endpoint,
@@ -68,7 +69,7 @@ class Observation:
             model=self.model,
             rule=self.rule,
             streamed=self.streamed,
-            outcome="refresh",
+            outcome=outcome,
         )
 
     def mark_first_token(self) -> None:

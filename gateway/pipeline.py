@@ -42,6 +42,7 @@ from gateway.core.plan import Plan, plan_request
 from gateway.core.prompt_size import refuse_long_prompt
 from gateway.core.query import METHOD
 from gateway.core.rotation import Rotation
+from gateway.core.sampling import Sampling
 from gateway.core.status import Forwarded, ForwardStatus
 from gateway.core.types import Endpoint, Entry, Reason
 from gateway.embedding_items import MissingItems, end_of, for_each, to_be_had
@@ -50,6 +51,7 @@ from gateway.forwarding import Exchange, Forwarder
 from gateway.observation import Observation
 from gateway.ports import (
     ActivePolicy,
+    Learned,
     PolicySource,
     SemanticIndex,
     SemanticUnavailableError,
@@ -61,7 +63,7 @@ from gateway.ports import (
 from gateway.rendering import refuse, render_hit, to_query
 from gateway.scanning import ScanFailedError, Scans
 from gateway.together import Together
-from policies.decide import Decision
+from policies.decide import Decision, Priority
 from policies.freshness import parse_directives
 
 log = logging.getLogger(__name__)
@@ -86,7 +88,9 @@ class Pipeline:
     salts_caches: bool = False
     """Whether the upstream knows ``cache_salt``, so that the gateway gives it one a tenant."""
     local: LocalModel | None = None
+    learned: Learned | None = None
     rotation: Rotation = field(default_factory=Rotation)
+    sampling: Sampling = field(default_factory=Sampling)
     misses: Together[Hit | Forward | Refused] = field(default_factory=Together)
 
     async def answer(self, endpoint: Endpoint, inbound: Inbound, seen: Observation) -> Reply:
@@ -105,6 +109,8 @@ class Pipeline:
             end = await self._looked_up(asked, asked.body)
         if isinstance(end, Refused):
             return refuse(seen)
+        if isinstance(end, Hit) and end.check is not None:
+            self._sample(asked, end)
         if isinstance(end, Hit) and end.revalidate is None:
             reply = render_hit(endpoint, asked.body, end, seen)
         else:
@@ -138,13 +144,23 @@ class Pipeline:
         """Forward a miss, or a hit to be revalidated; ``items`` are those of a batch."""
         exchange = self._exchange(asked, _forward(end))
         if isinstance(end, Hit):
-            asked.forwarder.refresh(replace(exchange, seen=asked.seen.of_refresh()))
+            asked.forwarder.refresh(replace(exchange, seen=asked.seen.of_background("refresh")))
             return render_hit(asked.endpoint, asked.body, end, asked.seen)
         if items:
             send = MissingItems(asked.forwarder, exchange, items).forward()
         else:
             send = asked.forwarder.forward(exchange)
         return await self._forwarded(exchange, send)
+
+    def _sample(self, asked: Asked, hit: Hit) -> None:
+        """Ask the upstream as well, for one of some hits, so that the answers can be compared."""
+        if not self.sampling.draws(hit.entry.key, asked.decision.sample):
+            return
+        state = Forward(ForwardStatus(Forwarded.MISS), hit.plan, check=hit.check)
+        decision = replace(asked.decision, priority=Priority.LOW)
+        seen = asked.seen.of_background("sample")
+        exchange = self._exchange(asked._replace(decision=decision, seen=seen), state)
+        asked.forwarder.refresh(exchange)
 
     async def _forwarded(self, exchange: Exchange, send: Awaitable[Reply]) -> Reply:
         """Return the upstream's reply, or the stale answer that stands in for its failure."""
@@ -202,6 +218,8 @@ class Pipeline:
                 return state.next(await self._get(state.personal.key), self.now())
             case ScanPrompt():
                 return await self._scan(state, asked.active)
+            case SearchSemantic() if self._off(state.plan.decision):
+                return state.off()
             case SearchSemantic():
                 return state.next(await self._search(state.plan, asked.seen))
             case FetchCandidate():
@@ -209,9 +227,13 @@ class Pipeline:
             case VerifyCandidate():
                 threshold = self.verifier.threshold(state.plan.decision.max_wrong_hits)
                 verification = await self.verifier.verify(state.asked, state.stored)
+                learned, entry = self.learned, state.hit.entry
+                alias = learned is not None and learned.alias(state.plan, entry, self.now())
                 result = verification.refused(threshold) or "hit"
+                if alias and result == "score":
+                    result = "alias"
                 asked.seen.verified.append((result, verification.measured))
-                return state.next(verification, threshold)
+                return state.next(verification, threshold, alias=alias)
             case _:
                 assert_never(state)
 
@@ -299,6 +321,12 @@ class Pipeline:
         except ScanFailedError:
             return state.failed()
         return state.next(found)
+
+    def _off(self, decision: Decision) -> bool:
+        """Tell whether the rule's semantic hits are switched off; in shadow none are served."""
+        if self.learned is None or decision.shadow:
+            return False
+        return self.learned.off(decision, self.verifier.threshold(decision.max_wrong_hits))
 
     async def _search(self, plan: Plan, seen: Observation) -> list[tuple[bytes, float]]:
         if self.semantic is None or plan.question is None:

@@ -3,11 +3,12 @@
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+from gateway.core.plan import Plan
 from gateway.core.types import Entry
 from gateway.core.verification import Verification
-from policies.decide import PiiAction, Policy
+from policies.decide import Decision, PiiAction, Policy
 from policies.recorded import RecordedPolicy
 
 
@@ -196,6 +197,30 @@ class Quarantine(Protocol):
 
     async def add(self, key: bytes) -> None:
         """Add a key for good. Raises OSError."""
+        ...
+
+
+class Learned(Protocol):
+    """What comparisons with fresh answers have taught; looks at memory and at a file's date."""
+
+    def off(self, decision: Decision, threshold: float | None) -> bool:
+        """Tell whether too many semantic hits under this decision were wrong to have any more."""
+        ...
+
+    def alias(self, plan: Plan, entry: Entry, now: float) -> bool:
+        """Tell whether the entry's answer has been found to be that of the plan's question."""
+        ...
+
+
+class Comparisons(Protocol):
+    """The journal of comparisons; every process that shares it learns from its lines."""
+
+    async def append(self, line: Mapping[str, Any]) -> None:
+        """Write a line down. Raises OSError, where this process has learnt from it all the same."""
+        ...
+
+    def to_switch_off(self, rule: str) -> dict[str, Any] | None:
+        """Return the line that switches a rule's semantic hits off, if it is to be written."""
         ...
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from gateway.admitting import Admitter
+from gateway.checking import Checks
 from gateway.core import sse
 from gateway.core.errors import UpstreamError
 from gateway.core.headers import end_to_end, request_fields, without
@@ -45,6 +46,7 @@ class Caller:
     upstream: Upstream
     admitter: Admitter
     max_answer_bytes: int
+    checks: Checks | None = None
     asks_for_usage: bool = True
 
     async def call(self, exchange: Exchange, answer: LiveAnswer) -> None:
@@ -201,6 +203,8 @@ class Caller:
             _decline(declined, answer)
             return
         answer.stored = True
+        if self.checks is not None and (check := exchange.state.check) is not None:
+            self.checks.begin(check, exchange.plan, result)
         if (payer := answer.payer) is not None:
             payer.stored = True
 

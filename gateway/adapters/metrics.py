@@ -57,6 +57,12 @@ class Metrics:
             ("rule", "reason"),
             registry=self._registry,
         )
+        self._checks = Counter(
+            "refrain_semantic_checks_total",
+            "Answers found by meaning that were compared with a fresh one.",
+            ("rule", "kind", "outcome"),
+            registry=self._registry,
+        )
         self._ttft = Histogram(
             "refrain_time_to_first_token_seconds",
             "From the request's head to the first piece of the answer.",
@@ -119,6 +125,10 @@ class Metrics:
     def policy_reloaded(self, good: bool) -> None:
         """Count an edit of the policy file."""
         self._policy_reloads.labels("taken" if good else "refused").inc()
+
+    def compared(self, rule: str, kind: str, outcome: str) -> None:
+        """Count a comparison of answers."""
+        self._checks.labels(rule, kind, outcome).inc()
 
     def page(self) -> tuple[bytes, str]:
         """Return the text format and its content type."""

@@ -13,7 +13,9 @@ this prompt is clean, and a hit pays nothing for it. An entry under the end user
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 
+from gateway.core.comparison import Check, Kind
 from gateway.core.plan import Plan
 from gateway.core.status import Forwarded, ForwardStatus, HitStatus
 from gateway.core.types import Entry, Ineligible, Reason
@@ -28,7 +30,8 @@ NEAREST = 4
 class Hit:
     """Serve this entry. ``revalidate`` is the plan under which a fresh answer is to be fetched.
 
-    ``plan`` is that under which it was found, where it may have to be judged again.
+    ``plan`` is that under which it was found, where it may have to be judged again. ``check`` is
+    what a sample of such hits is compared by, ``plan`` then that of the request.
     """
 
     entry: Entry
@@ -36,6 +39,7 @@ class Hit:
     age: int
     revalidate: Plan | None = None
     plan: Plan | None = None
+    check: Check | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +48,14 @@ class Forward:
 
     ``fallback`` is what is served instead when the upstream fails before its answer has begun.
     ``ineligible`` is why nothing was looked up by meaning, where the policy would have had it.
+    ``check`` is what was found by meaning and not served, to be compared with the answer.
     """
 
     status: ForwardStatus
     store: Plan | None
     fallback: Hit | None = None
     ineligible: Ineligible | None = None
+    check: Check | None = None
 
     def instead(self, now: float) -> Hit | None:
         """Return what is served where the upstream has failed by now, if anything still may be.
@@ -177,6 +183,11 @@ class SearchSemantic:
         )
         return _next_candidate(plan, self.otherwise, near)
 
+    def off(self) -> "State":
+        """Take it that too many hits of this rule were wrong: it has none until told otherwise."""
+        status = replace(self.otherwise.status, reason=Reason.SEMANTIC_OFF)
+        return _forward(self.plan, replace(self.otherwise, status=status))
+
 
 @dataclass(frozen=True, slots=True)
 class FetchCandidate:
@@ -222,12 +233,46 @@ class VerifyCandidate:
     hit: Hit
     rest: tuple[tuple[bytes, float], ...]
 
-    def next(self, verification: Verification, threshold: float | None) -> "State":
-        """Take how sure it is, and the least score that keeps the rule's budget."""
-        if verification.refused(threshold) is None:
-            status = self.hit.status._replace(score=verification.score, threshold=threshold)
+    def next(
+        self, verification: Verification, threshold: float | None, *, alias: bool = False
+    ) -> "State":
+        """Take how sure it is, and the least score that keeps the rule's budget.
+
+        ``alias`` says that a fresh answer to this question has once been the same as this one:
+        that makes up for a score, and for nothing else.
+        """
+        refused = verification.refused(threshold)
+        if refused is None or (refused == "score" and alias):
+            return self._found(verification.score, threshold)
+        otherwise = self.otherwise
+        if verification.refusal is None and isfinite(verification.score):
+            otherwise = self._near_miss(verification.score, threshold)
+        return _next_candidate(self.plan, otherwise, self.rest)
+
+    def _found(self, score: float, threshold: float | None) -> "State":
+        decision = self.plan.decision
+        if decision.shadow:
+            forwarded = replace(self.otherwise.status, reason=Reason.SHADOW)
+            check = self._check(Kind.SHADOW, score, threshold)
+            return _forward(self.plan, replace(self.otherwise, status=forwarded, check=check))
+        status = self.hit.status._replace(score=score, threshold=threshold)
+        if not decision.sample:
             return replace(self.hit, status=status)
-        return _next_candidate(self.plan, self.otherwise, self.rest)
+        check = self._check(Kind.SERVED, score, threshold)
+        return replace(self.hit, status=status, plan=self.plan, check=check)
+
+    def _near_miss(self, score: float, threshold: float | None) -> Forward:
+        """Return the forward with this candidate to compare, if it is the likeliest so far."""
+        decision, before = self.plan.decision, self.otherwise.check
+        if not (decision.shadow or decision.promote):
+            return self.otherwise
+        if before is not None and before.score >= score:
+            return self.otherwise
+        return replace(self.otherwise, check=self._check(Kind.NEAR_MISS, score, threshold))
+
+    def _check(self, kind: Kind, score: float, threshold: float | None) -> Check:
+        similarity = self.hit.status.similarity or 0.0
+        return Check(kind, self.hit.entry, similarity, score, threshold)
 
 
 Unended = (

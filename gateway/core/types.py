@@ -48,6 +48,9 @@ class Reason(StrEnum):
     # How a stale entry came to be served.
     STALE_WHILE_REVALIDATE = "stale-while-revalidate"
     STALE_IF_ERROR = "stale-if-error"
+    # Why what was found by meaning was not served.
+    SHADOW = "shadow"
+    SEMANTIC_OFF = "semantic-off"
     # How a miss was answered without a call of its own.
     COLLAPSED = "collapsed"
     PARTIAL = "partial"

@@ -1,0 +1,129 @@
+"""The journal of comparisons, ``semantic-checks.jsonl``, and what its lines have taught.
+
+Law: the file is the truth, and every worker that shares it reads it: whoever asks is told what all
+of them have found. It never grows without bound: at ``max_bytes`` it becomes FILE.1, in place of
+the one before, and the new one begins with what is switched off.
+"""
+
+import asyncio
+import fcntl
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gateway.core.check_ledger import CheckLedger
+from gateway.core.comparison import asked_id, basis_of
+from gateway.core.plan import Plan
+from gateway.core.types import Entry
+from gateway.ports import Quarantine
+from policies.decide import Decision
+
+MAX_BYTES = 8 * 2**20
+
+_log = logging.getLogger(__name__)
+
+
+class CheckJournal:
+    """Appends to the journal, reads what others have appended, and answers from it."""
+
+    def __init__(self, path: Path, quarantine: Quarantine, *, max_bytes: int = MAX_BYTES) -> None:
+        self.path = path
+        self.ledger = CheckLedger()
+        self._quarantine = quarantine
+        self._max_bytes = max_bytes
+        self._seen: tuple[int, int] | None = None
+        """Inode and size of the file when it was read."""
+        self._unreadable = False
+
+    def off(self, decision: Decision, threshold: float | None) -> bool:
+        """See the port ``Learned``."""
+        self.read()
+        # In doubt nothing is served by meaning.
+        return self._unreadable or self.ledger.off(decision.rule, basis_of(decision, threshold))
+
+    def alias(self, plan: Plan, entry: Entry, now: float) -> bool:
+        """See the port ``Learned``."""
+        if not self.ledger.aliases:
+            return False
+        return self.ledger.alias(asked_id(plan), entry.key.hex(), now, self._quarantine.holds)
+
+    async def append(self, line: Mapping[str, Any]) -> None:
+        """See the port ``Comparisons``."""
+        carried = [_encoded(each) for each in self.ledger.carried_over()]
+        try:
+            await asyncio.to_thread(self._append, _encoded(line), b"".join(carried))
+        except OSError:
+            self.ledger.take(line)
+            raise
+        self.read()
+
+    def to_switch_off(self, rule: str) -> dict[str, Any] | None:
+        """See the port ``Comparisons``."""
+        return self.ledger.to_switch_off(rule)
+
+    def read(self) -> None:
+        """Take what was appended since the last time, here or elsewhere."""
+        try:
+            status = self.path.stat()
+            if (status.st_ino, status.st_size) != self._seen:
+                self._take_news(status)
+            self._unreadable = False
+        except FileNotFoundError:
+            self._unreadable = False
+        except OSError as error:
+            if not self._unreadable:
+                _log.warning("%s cannot be read: %s", self.path, error.strerror or error)
+            self._unreadable = True
+
+    def _take_news(self, status: os.stat_result) -> None:
+        before = self.path.with_name(self.path.name + ".1")
+        inode, offset = self._seen or (0, 0)
+        if status.st_ino != inode or status.st_size < offset:
+            if before.exists():
+                turned_over = before.stat().st_ino == inode
+                self._take(before, offset if turned_over else 0)
+            offset = 0
+        self._seen = status.st_ino, self._take(self.path, offset)
+
+    def _take(self, path: Path, offset: int) -> int:
+        """Take the whole lines from ``offset`` on; return where they end."""
+        with path.open("rb") as file:
+            file.seek(offset)
+            whole = file.read()
+        whole = whole[: whole.rfind(b"\n") + 1]
+        for raw in whole.splitlines():
+            try:
+                line = orjson.loads(raw)
+            except orjson.JSONDecodeError:
+                continue  # the half of a line that a crash left
+            if isinstance(line, dict):
+                self.ledger.take(line)
+        return offset + len(whole)
+
+    def _append(self, data: bytes, carried: bytes) -> None:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        descriptor = os.open(self.path, flags, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # Another worker may have turned the file over while this one waited for the lock.
+            mine = os.fstat(descriptor)
+            if mine.st_size and mine.st_size + len(data) > self._max_bytes:
+                if self.path.stat().st_ino == mine.st_ino:
+                    self.path.replace(self.path.with_name(self.path.name + ".1"))
+                return self._append(data, carried)
+            if not mine.st_size:
+                data = carried + data
+            elif os.pread(descriptor, 1, mine.st_size - 1) != b"\n":
+                data = b"\n" + data
+            os.write(descriptor, data)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _encoded(line: Mapping[str, Any]) -> bytes:
+    return orjson.dumps(dict(line)) + b"\n"

@@ -1,0 +1,171 @@
+"""Compares fresh answers with those found by meaning, behind every request's back.
+
+Law: nobody waits for a comparison, and none fails a request. One is made at a time, and of those
+that wait there are few: under load comparisons are dropped, not requests held up. A hit that was
+served and is found wrong leaves the semantic index at once, whatever else fails.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import orjson
+
+from gateway.core.answer_agreement import NeedsVectors, Told, compare
+from gateway.core.answer_reading import read_answer
+from gateway.core.comparison import Check, Comparison, Kind, Outcome, compared
+from gateway.core.plan import Plan
+from gateway.ports import (
+    Comparisons,
+    LocalEncoder,
+    Quarantine,
+    SemanticIndex,
+    SemanticUnavailableError,
+)
+
+log = logging.getLogger(__name__)
+
+MOST_WAITING = 64
+MOST_TEXT = 4000
+"""Characters of an answer that are written down."""
+SECONDS = 30.0
+"""The longest that one comparison may take."""
+
+
+class Pair(NamedTuple):
+    """A check and the fresh answer to the request of this plan."""
+
+    check: Check
+    plan: Plan
+    fresh: Any
+
+
+@dataclass(slots=True)
+class Checks:
+    """The comparisons that wait, and the task that makes them.
+
+    ``count`` takes the rule, the kind, and the outcome or why there is none.
+    """
+
+    journal: Comparisons
+    quarantine: Quarantine
+    index: SemanticIndex | None
+    encoder: LocalEncoder | None
+    now: Callable[[], float]
+    count: Callable[[str, str, str], None] = lambda *_: None
+    with_text: bool = False
+    _waiting: deque[Pair] = field(default_factory=deque)
+    _task: asyncio.Task[None] | None = None
+    _closed: bool = False
+
+    def begin(self, check: Check, plan: Plan, fresh: Any) -> None:
+        """Have the fresh answer to a request compared, soon."""
+        if self._closed:
+            return
+        if len(self._waiting) >= MOST_WAITING:
+            self.count(plan.decision.rule, check.kind.value, "dropped")
+            return
+        self._waiting.append(Pair(check, plan, fresh))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+
+    async def idle(self) -> None:
+        """Wait until what waits now has been compared."""
+        while self._task is not None and not self._task.done():
+            await asyncio.wait([self._task])
+
+    async def close(self) -> None:
+        """Give up what waits."""
+        self._closed = True
+        self._waiting.clear()
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _run(self) -> None:
+        while self._waiting:
+            pair = self._waiting.popleft()
+            outcome = "fault"
+            try:
+                async with asyncio.timeout(SECONDS):
+                    outcome = await self._compare(pair)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is no request's
+                log.warning("a comparison of answers failed: %s", type(error).__name__)
+            self.count(pair.plan.decision.rule, pair.check.kind.value, outcome)
+
+    async def _compare(self, pair: Pair) -> str:
+        told = await self._told(pair)
+        check = pair.check
+        if check.kind is Kind.SERVED and told.outcome is Outcome.DIFFERENT:
+            await self._take_out(check.entry.key)
+        comparison = compared(check, pair.plan, told.outcome, told.why, self.now())
+        await self._write_down(comparison, pair)
+        return told.outcome.value
+
+    async def _told(self, pair: Pair) -> Told:
+        step = compare(orjson.loads(pair.check.entry.result), pair.fresh)
+        if isinstance(step, Told):
+            return step
+        return await asyncio.to_thread(step.next, await self._vectors(step))
+
+    async def _vectors(self, step: NeedsVectors) -> Any:
+        if self.encoder is None:
+            return None
+        try:
+            return await self.encoder.embed(step.texts)
+        except SemanticUnavailableError as error:
+            log.info("two answers could not be embedded: %s", error.reason)
+            return None
+
+    async def _take_out(self, key: bytes) -> None:
+        """Bar an entry from semantic reuse."""
+        try:
+            await self.quarantine.add(key)
+        except OSError as error:
+            log.error("a wrong hit cannot be put in quarantine: %s", error)  # noqa: TRY400 - no trace
+        if self.index is not None:
+            with contextlib.suppress(SemanticUnavailableError):
+                await self.index.remove([key])
+
+    async def _write_down(self, comparison: Comparison, pair: Pair) -> None:
+        line = comparison.line()
+        if self.with_text:
+            line |= _texts(pair)
+        await self._append(line)
+        if (switched := self.journal.to_switch_off(comparison.rule)) is not None:
+            _alert(switched)
+            await self._append({"time": self.now(), **switched})
+
+    async def _append(self, line: dict[str, Any]) -> None:
+        try:
+            await self.journal.append(line)
+        except OSError as error:
+            log.warning("a comparison cannot be written down: %s", error.strerror or error)
+
+
+def _texts(pair: Pair) -> dict[str, str | None]:
+    """Return what the operator lets be written down, so that a person may judge."""
+    stored = read_answer(orjson.loads(pair.check.entry.result))
+    fresh = read_answer(pair.fresh)
+    return {
+        "question": pair.plan.question,
+        "stored_question": pair.check.entry.question,
+        "stored_answer": None if stored is None else stored.text[:MOST_TEXT],
+        "fresh_answer": None if fresh is None else fresh.text[:MOST_TEXT],
+    }
+
+
+def _alert(line: dict[str, Any]) -> None:
+    log.warning(
+        "rule %s: semantic hits are off: %d of the latest %d compared were wrong, "
+        "more than its budget of %g %%",
+        line["rule"],
+        line["wrong"],
+        line["comparisons"],
+        line["budget"] * 100,
+    )

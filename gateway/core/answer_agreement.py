@@ -1,0 +1,221 @@
+"""Do two answers to one question say the same? Equal, different, or not to be told.
+
+Law: what is called equal may be served in the other's place, and what is called different counts
+against a rule: whatever is neither beyond doubt is unsure. Two answers that a model drew at a
+temperature differ in wording and in what they leave out; what they must not differ in are numbers,
+yes and no, tool calls, code.
+
+``compare`` decides by the texts alone where it can; else it returns what is to be embedded, whose
+``next`` takes the vectors.
+"""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from gateway.core.answer_reading import read_answer
+from gateway.core.comparison import Outcome
+
+EQUAL_COSINE = 0.9
+"""From here on two answers say the same, where nothing speaks against it."""
+DIFFERENT_COSINE = 0.6
+"""Below, they do not."""
+
+SHORT_WORDS = 40
+"""Up to here, every number counts, and so does every not."""
+
+PIECE_WORDS = 80
+PIECE_CHARACTERS = 600
+MOST_PIECES = 12
+
+Vector = Sequence[float]
+
+
+class Told(NamedTuple):
+    """An outcome, and one word for what told."""
+
+    outcome: Outcome
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class NeedsVectors:
+    """Needs the vectors of ``texts``: first the stored answer's pieces, then the fresh one's."""
+
+    texts: tuple[str, ...]
+    stored: int
+    """How many of them are the stored answer's."""
+    cut: bool
+    """Whether the end of one is not among them."""
+    objection: str | None
+    """What speaks against equal however near they are."""
+    contradiction: str | None
+    """What makes two near ones different."""
+
+    def next(self, vectors: Sequence[Vector] | None) -> Told:
+        """Take the vectors, None where there are none to be had."""
+        if vectors is None:
+            return Told(Outcome.UNSURE, "no-vectors")
+        near = _nearness(vectors[: self.stored], vectors[self.stored :])
+        if near < DIFFERENT_COSINE:
+            return Told(Outcome.DIFFERENT, "meaning")
+        if self.contradiction is not None:
+            return Told(Outcome.DIFFERENT, self.contradiction)
+        if self.objection is not None:
+            return Told(Outcome.UNSURE, self.objection)
+        # Whatever is no number is not near either.
+        if near >= EQUAL_COSINE and not self.cut:
+            return Told(Outcome.EQUAL, "meaning")
+        return Told(Outcome.UNSURE, "length" if self.cut else "meaning")
+
+
+def compare(stored: Any, fresh: Any) -> Told | NeedsVectors:
+    """Compare two complete results of the same endpoint."""
+    ours, theirs = read_answer(stored), read_answer(fresh)
+    if ours is None or theirs is None:
+        return Told(Outcome.UNSURE, "unknown-shape")
+    if ours.calls != theirs.calls:
+        return Told(Outcome.DIFFERENT, "tool-calls")
+    if ours.finish != theirs.finish:
+        return Told(Outcome.DIFFERENT, "finish-reason")
+    first, second = _plain(ours.text), _plain(theirs.text)
+    if first == second:
+        return Told(Outcome.EQUAL, "text")
+    if not first or not second:
+        return Told(Outcome.DIFFERENT, "empty")
+    if {_polarity(first), _polarity(second)} == {"yes", "no"}:
+        return Told(Outcome.DIFFERENT, "yes-no")
+    if _code(ours.text) != _code(theirs.text):
+        return Told(Outcome.UNSURE, "code")
+    return _to_embed(ours.text, theirs.text, first, second)
+
+
+_FENCE = re.compile(r"```[^\n]*\n(.*?)```", re.DOTALL)
+_INLINE = re.compile(r"`([^`\n]+)`")
+_MARKS = re.compile(r"[*_`#>|~]+")
+_BULLET = re.compile(r"(?m)^\s*(?:[-+•]|\d{1,2}[.)])\s+")
+_QUOTES = str.maketrans("\u2018\u2019\u201c\u201d\u2013\u2014", "''\"\"--")
+_ENDS = " .!,;:\n"
+
+
+def _plain(text: str) -> str:
+    """Return the words, without markdown, case, kind of quotes or of white space."""
+    text = unicodedata.normalize("NFKC", text).translate(_QUOTES)
+    text = _MARKS.sub("", _BULLET.sub("", text))
+    return " ".join(text.casefold().split()).strip(_ENDS)
+
+
+def _code(text: str) -> list[str]:
+    """Return the code of a text: every letter of it counts."""
+    blocks = [" ".join(block.split()) for block in _FENCE.findall(text)]
+    return blocks + sorted(set(_INLINE.findall(_FENCE.sub("", text))))
+
+
+_YES = {"yes", "yeah", "yep", "correct", "true", "indeed", "certainly", "absolutely"}
+_NO = {"no", "nope", "incorrect", "false"}
+_NEGATIONS = {
+    "not",
+    "no",
+    "never",
+    "none",
+    "cannot",
+    "nobody",
+    "nothing",
+    "neither",
+    "nor",
+    "without",
+}
+_NUMBER = re.compile(r"\d+(?:[.,:/-]\d+)*")
+_COUNTED = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_NUMBERS = {word: str(number) for number, word in enumerate(_COUNTED)}
+_NAMED_TIMES = {
+    *("january", "february", "march", "april", "june", "july", "august", "september"),
+    *("october", "november", "december", "monday", "tuesday", "wednesday", "thursday", "friday"),
+    *("saturday", "sunday", "today", "tomorrow", "yesterday"),
+}
+_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
+
+
+def _polarity(plain: str) -> str | None:
+    """Return whether an answer begins with a yes or a no."""
+    first = _WORD.match(plain)
+    word = first[0] if first else ""
+    return "yes" if word in _YES else "no" if word in _NO else None
+
+
+def _numbers(plain: str) -> frozenset[str]:
+    """Return numbers, days and months, in one way of writing."""
+    written = {_number(each) for each in _NUMBER.findall(plain)}
+    words = set(_WORD.findall(plain))
+    return frozenset(
+        written | {_NUMBERS[word] for word in words & _NUMBERS.keys()} | (words & _NAMED_TIMES)
+    )
+
+
+def _number(written: str) -> str:
+    bare = written.replace(",", "")
+    return bare.rstrip("0").rstrip(".") if "." in bare else bare
+
+
+def _negations(words: Sequence[str]) -> int:
+    return sum(word in _NEGATIONS or word.endswith("n't") for word in words)
+
+
+def _to_embed(ours: str, theirs: str, first: str, second: str) -> NeedsVectors:
+    """Return what to embed, and what speaks against equal meanwhile."""
+    stored, cut = _pieces(ours)
+    fresh, cut_too = _pieces(theirs)
+    words, others = _WORD.findall(first), _WORD.findall(second)
+    short = max(len(words), len(others)) <= SHORT_WORDS
+    objection = contradiction = None
+    numbers, other_numbers = _numbers(first), _numbers(second)
+    if numbers != other_numbers:
+        objection = "numbers"
+        if short and numbers - other_numbers and other_numbers - numbers:
+            contradiction = "numbers"
+    elif short and (_negations(words) % 2) != (_negations(others) % 2):
+        objection = "negation"
+        if _overlap(words, others) >= _SAME_WORDS:
+            contradiction = "negation"
+    return NeedsVectors((*stored, *fresh), len(stored), cut or cut_too, objection, contradiction)
+
+
+_SAME_WORDS = 0.6
+
+
+def _overlap(words: Sequence[str], others: Sequence[str]) -> float:
+    one, other = set(words), set(others)
+    return len(one & other) / len(one | other)
+
+
+def _pieces(text: str) -> tuple[list[str], bool]:
+    """Cut a text so that the encoder reads all of each piece; tell whether the end is left out."""
+    pieces: list[str] = []
+    piece: list[str] = []
+    size = 0
+    for word in _MARKS.sub("", text).split():
+        if piece and (len(piece) == PIECE_WORDS or size + len(word) > PIECE_CHARACTERS):
+            pieces.append(" ".join(piece))
+            piece, size = [], 0
+            if len(pieces) == MOST_PIECES:
+                return pieces, True
+        piece.append(word[:PIECE_CHARACTERS])
+        size += len(word) + 1
+    return [*pieces, " ".join(piece)] if piece else pieces, False
+
+
+def _nearness(ours: Sequence[Vector], theirs: Sequence[Vector]) -> float:
+    """Return how near the piece is that is farthest from all of the other text's."""
+    if not ours or not theirs:
+        return 0.0
+    cosines = [[_cosine(one, other) for other in theirs] for one in ours]
+    there = [max(row) for row in cosines]
+    back: list[float] = [max(column) for column in zip(*cosines, strict=True)]
+    return min(sum(there) / len(there), sum(back) / len(back))
+
+
+def _cosine(one: Vector, other: Vector) -> float:
+    total: float = sum(a * b for a, b in zip(one, other, strict=True))
+    return total

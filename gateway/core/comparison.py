@@ -1,0 +1,136 @@
+"""An answer found by meaning beside a fresh one to the same question, and the line about it.
+
+Law: a line holds digests and figures; texts only where the operator lets the decision log hold
+them. What was written is read back as it was, and a line that is none is passed over.
+"""
+
+import hmac
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from gateway.core.plan import Plan
+from gateway.core.types import Entry
+from policies.decide import Decision
+from policies.plain_enum import plain_members
+
+_ID_BYTES = 16
+
+
+@plain_members
+class Kind(StrEnum):
+    """How the answer stood that was found by meaning."""
+
+    SERVED = "served"
+    SHADOW = "shadow"
+    """It would have been served."""
+    NEAR_MISS = "near-miss"
+    """The verifier was not sure enough; nothing spoke against it."""
+
+
+@plain_members
+class Outcome(StrEnum):
+    """Whether the two answers say the same."""
+
+    EQUAL = "equal"
+    DIFFERENT = "different"
+    UNSURE = "unsure"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """An entry found by meaning, to be compared with the fresh answer; ``threshold`` was asked."""
+
+    kind: Kind
+    entry: Entry
+    similarity: float
+    score: float
+    threshold: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What came of a check. ``key`` and ``entry`` are cache keys, hex, of asked and stored."""
+
+    time: float
+    kind: Kind
+    rule: str
+    basis: str
+    budget: float
+    key: str
+    entry: str
+    similarity: float
+    score: float
+    outcome: Outcome
+    why: str
+    """One word: what told."""
+    asked: str
+    """Identity of the question, hex (see ``asked_id``)."""
+    promoted: bool
+    """Whether the entry answers it from now on, ``until`` when."""
+    until: float
+
+    def line(self) -> dict[str, Any]:
+        """Return it as it is written down."""
+        return asdict(self)
+
+
+def read_comparison(line: Mapping[str, Any]) -> Comparison | None:
+    """Return what a line tells, or None where it tells of no comparison."""
+    try:
+        return Comparison(
+            time=float(line["time"]),
+            kind=Kind(line["kind"]),
+            rule=str(line["rule"]),
+            basis=str(line["basis"]),
+            budget=float(line["budget"]),
+            key=str(line["key"]),
+            entry=str(line["entry"]),
+            similarity=float(line["similarity"]),
+            score=float(line["score"]),
+            outcome=Outcome(line["outcome"]),
+            why=str(line["why"]),
+            asked=str(line["asked"]),
+            promoted=line["promoted"] is True,
+            until=float(line["until"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def compared(check: Check, plan: Plan, outcome: Outcome, why: str, now: float) -> Comparison:
+    """Return the comparison of a check for the request of this plan."""
+    decision, entry = plan.decision, check.entry
+    promoted = check.kind is Kind.NEAR_MISS and outcome is Outcome.EQUAL and decision.promote
+    return Comparison(
+        time=now,
+        kind=check.kind,
+        rule=decision.rule,
+        basis=basis_of(decision, check.threshold),
+        budget=decision.max_wrong_hits,
+        key=plan.key.hex(),
+        entry=entry.key.hex(),
+        similarity=round(check.similarity, 6),
+        score=round(check.score, 6),
+        outcome=outcome,
+        why=why,
+        asked=asked_id(plan),
+        promoted=promoted,
+        until=entry.expires_at,
+    )
+
+
+def basis_of(decision: Decision, threshold: float | None) -> str:
+    """Return what a rate of wrong hits is a rate of: with another, counting begins anew."""
+    return f"{decision.generation}/{decision.max_wrong_hits:g}/{threshold}"
+
+
+def asked_id(plan: Plan) -> str:
+    """Return the identity of the question asked, hex: its words, whatever their case.
+
+    Within the compatibility fingerprint, so that it means nothing in another conversation or scope.
+    """
+    words = " ".join((plan.question or "").casefold().split())
+    told = b"alias" + plan.fingerprint + words.encode("utf-8", "surrogatepass")
+    return hmac.digest(plan.secret, told, "sha256")[:_ID_BYTES].hex()
