@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from gateway.adapters.admin import Admin
-from gateway.adapters.check_journal import CheckJournal
+from gateway.adapters.check_journal import CHECKS_FILE, CheckJournal
 from gateway.adapters.decision_log import DecisionLog
 from gateway.adapters.handlers import Handlers
 from gateway.adapters.journal import Journal, QuarantineFile
@@ -199,7 +199,8 @@ def _learning(
     semantic: SemanticService | None,
     metrics: Metrics,
 ) -> tuple[CheckJournal, Checks]:
-    journal = CheckJournal(settings.data_dir / "semantic-checks.jsonl", quarantine)
+    journal = CheckJournal(settings.data_dir / CHECKS_FILE, quarantine)
+    metrics.tell_rules_off(journal.rules_off)
     return journal, Checks(
         journal,
         quarantine,

@@ -22,6 +22,7 @@ from gateway.core.types import Entry
 from gateway.ports import Quarantine
 from policies.decide import Decision
 
+CHECKS_FILE = "semantic-checks.jsonl"
 MAX_BYTES = 8 * 2**20
 
 _log = logging.getLogger(__name__)
@@ -60,6 +61,16 @@ class CheckJournal:
             self.ledger.take(line)
             raise
         self.read()
+
+    def rules_off(self) -> dict[str, bool]:
+        """Return of each rule that was ever compared whether its semantic hits are off."""
+        self.read()
+        return self.ledger.rules_off()
+
+    def report(self) -> dict[str, Any]:
+        """Return the figures by rule, and how many aliases there are."""
+        self.read()
+        return {"rules": self.ledger.report(), "aliases": self.ledger.aliases}
 
     def to_switch_off(self, rule: str) -> dict[str, Any] | None:
         """See the port ``Comparisons``."""

@@ -1,12 +1,13 @@
 """Prometheus metrics of the gateway: one sink for observations, gauges read at scrape time."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
 from gateway.observation import Observation
 from gateway.ports import StoreStats
@@ -89,8 +90,8 @@ class Metrics:
             ("result",),
             registry=self._registry,
         )
-        self._store = _StoreCollector(store_stats)
-        self._registry.register(self._store)
+        self._collectors: list[Collector] = []
+        self._add(_StoreCollector(store_stats))
 
     def observe(self, seen: Observation) -> None:
         """Count one finished request."""
@@ -126,6 +127,14 @@ class Metrics:
         """Count an edit of the policy file."""
         self._policy_reloads.labels("taken" if good else "refused").inc()
 
+    def tell_rules_off(self, rules_off: Callable[[], Mapping[str, bool]]) -> None:
+        """Tell of the rules, whenever asked, whether their semantic hits are off."""
+        self._add(_RuleCollector(rules_off))
+
+    def _add(self, collector: Collector) -> None:
+        self._collectors.append(collector)
+        self._registry.register(collector)
+
     def compared(self, rule: str, kind: str, outcome: str) -> None:
         """Count a comparison of answers."""
         self._checks.labels(rule, kind, outcome).inc()
@@ -136,7 +145,8 @@ class Metrics:
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-            registry.register(self._store)
+            for collector in self._collectors:
+                registry.register(collector)
         return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
@@ -149,7 +159,25 @@ class _Children:
         self.e2e = e2e
 
 
-class _StoreCollector:
+class _RuleCollector(Collector):
+    """Reads what the journal of comparisons says."""
+
+    def __init__(self, rules_off: Callable[[], Mapping[str, bool]]) -> None:
+        self._rules_off = rules_off
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield a gauge for each rule that was compared."""
+        family = GaugeMetricFamily(
+            "refrain_semantic_rule_off",
+            "1 where too many semantic hits of the rule were wrong.",
+            labels=["rule"],
+        )
+        for rule, off in self._rules_off().items():
+            family.add_metric([rule], float(off))
+        yield family
+
+
+class _StoreCollector(Collector):
     """Reads the store's figures when asked, so that hits do not keep gauges up to date."""
 
     def __init__(self, stats: Callable[[], StoreStats]) -> None:

@@ -84,6 +84,8 @@ def gateway_page() -> str:
     observation.sinks = (metrics.observe,)
     observation.finish()
     metrics.policy_reloaded(True)
+    metrics.compared("default", "served", "equal")
+    metrics.tell_rules_off(lambda: {"default": True})
     return metrics.page()[0].decode()
 
 
