@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 _STEPS = 60
 """Halvings of the interval: more than a float can tell apart."""
+_NOTHING = 1e-18
+"""Of a sum: the smaller terms that follow do not change it."""
 
 
 def upper_bound(found: int, of: int, confidence: float) -> float:
@@ -27,27 +29,29 @@ def at_most(found: int, of: int, share: float) -> float:
     """Return how likely at most ``found`` of ``of`` are, where each is with probability share."""
     if found >= of or share <= 0:
         return 1.0
-    if share >= 1:
+    if share >= 1 or found < 0:
         return 0.0
-    # The shorter tail, in logarithms: the terms of thousands underflow.
+    # The tail away from the mean, from its greatest term on.
     if found <= of * share:
-        return min(1.0, sum(_terms(0, found, of, share)))
-    return max(0.0, 1 - sum(_terms(found + 1, of, of, share)))
+        return min(1.0, _tail(found, of, share))
+    return max(0.0, 1 - _tail(of - found - 1, of, 1 - share))
 
 
-def _terms(first: int, last: int, of: int, share: float) -> list[float]:
-    for_each, against = math.log(share), math.log1p(-share)
-    whole = math.lgamma(of + 1)
-    return [
-        math.exp(
-            whole
-            - math.lgamma(found + 1)
-            - math.lgamma(of - found + 1)
-            + found * for_each
-            + (of - found) * against
-        )
-        for found in range(first, last + 1)
-    ]
+def _tail(found: int, of: int, share: float) -> float:
+    """Return how likely ``found`` or fewer are, where the mean is not less."""
+    odds = math.log(share) - math.log1p(-share)
+    # In logarithms: the first term of thousands may underflow.
+    term = math.lgamma(of + 1) - math.lgamma(found + 1) - math.lgamma(of - found + 1)
+    term += found * odds + of * math.log1p(-share)
+    total = 0.0
+    for number in range(found, -1, -1):
+        likely = math.exp(term)
+        total += likely
+        if likely < total * _NOTHING:
+            break
+        if number:
+            term += math.log(number / (of - number + 1)) - odds
+    return total
 
 
 def _solved(too_much: Callable[[float], bool]) -> float:

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from gateway.core.comparison import Comparison, Kind, Outcome, read_comparison
-from policies.binomial import lower_bound, upper_bound
+from policies.binomial import at_most, lower_bound, upper_bound
 
 WINDOW = 500
 """The latest hits of a rule whose rate counts."""
@@ -42,7 +42,9 @@ class RuleChecks:
     def over_budget(self) -> bool:
         """Tell whether the share of wrong hits is surely over the budget."""
         wrong = self.hits.count(Outcome.DIFFERENT)
-        return wrong > 0 and lower_bound(wrong, len(self.hits), GATE_CONFIDENCE) > self.budget
+        # The lower bound is over the budget where so many wrong ones are that unlikely within it.
+        within = at_most(wrong - 1, len(self.hits), self.budget)
+        return wrong > 0 and 1 - within < 1 - GATE_CONFIDENCE
 
     def report(self) -> dict[str, Any]:
         """Return the figures; the interval has room for whatever the unsure ones are."""

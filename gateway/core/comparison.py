@@ -62,6 +62,7 @@ class Comparison:
     entry: str
     similarity: float
     score: float
+    verifier: str
     outcome: Outcome
     why: str
     """One word: what told."""
@@ -89,6 +90,7 @@ def read_comparison(line: Mapping[str, Any]) -> Comparison | None:
             entry=str(line["entry"]),
             similarity=float(line["similarity"]),
             score=float(line["score"]),
+            verifier=str(line["verifier"]),
             outcome=Outcome(line["outcome"]),
             why=str(line["why"]),
             asked=str(line["asked"]),
@@ -99,8 +101,10 @@ def read_comparison(line: Mapping[str, Any]) -> Comparison | None:
         return None
 
 
-def compared(check: Check, plan: Plan, outcome: Outcome, why: str, now: float) -> Comparison:
-    """Return the comparison of a check for the request of this plan."""
+def compared(
+    check: Check, plan: Plan, outcome: Outcome, why: str, *, verifier: str, now: float
+) -> Comparison:
+    """Return the comparison of a check for the request of this plan, scored by this verifier."""
     decision, entry = plan.decision, check.entry
     promoted = check.kind is Kind.NEAR_MISS and outcome is Outcome.EQUAL and decision.promote
     return Comparison(
@@ -113,6 +117,7 @@ def compared(check: Check, plan: Plan, outcome: Outcome, why: str, now: float) -
         entry=entry.key.hex(),
         similarity=round(check.similarity, 6),
         score=round(check.score, 6),
+        verifier=verifier,
         outcome=outcome,
         why=why,
         asked=asked_id(plan),

@@ -243,36 +243,37 @@ class VerifyCandidate:
         """
         refused = verification.refused(threshold)
         if refused is None or (refused == "score" and alias):
-            return self._found(verification.score, threshold)
+            return self._found(verification, threshold)
         otherwise = self.otherwise
         if verification.refusal is None and isfinite(verification.score):
-            otherwise = self._near_miss(verification.score, threshold)
+            otherwise = self._near_miss(verification, threshold)
         return _next_candidate(self.plan, otherwise, self.rest)
 
-    def _found(self, score: float, threshold: float | None) -> "State":
+    def _found(self, verification: Verification, threshold: float | None) -> "State":
         decision = self.plan.decision
         if decision.shadow:
-            forwarded = replace(self.otherwise.status, reason=Reason.SHADOW)
-            check = self._check(Kind.SHADOW, score, threshold)
-            return _forward(self.plan, replace(self.otherwise, status=forwarded, check=check))
-        status = self.hit.status._replace(score=score, threshold=threshold)
+            status = replace(self.otherwise.status, reason=Reason.SHADOW)
+            check = self._check(Kind.SHADOW, verification, threshold)
+            return _forward(self.plan, replace(self.otherwise, status=status, check=check))
+        shown = self.hit.status._replace(score=verification.score, threshold=threshold)
         if not decision.sample:
-            return replace(self.hit, status=status)
-        check = self._check(Kind.SERVED, score, threshold)
-        return replace(self.hit, status=status, plan=self.plan, check=check)
+            return replace(self.hit, status=shown)
+        check = self._check(Kind.SERVED, verification, threshold)
+        return replace(self.hit, status=shown, plan=self.plan, check=check)
 
-    def _near_miss(self, score: float, threshold: float | None) -> Forward:
+    def _near_miss(self, verification: Verification, threshold: float | None) -> Forward:
         """Return the forward with this candidate to compare, if it is the likeliest so far."""
         decision, before = self.plan.decision, self.otherwise.check
         if not (decision.shadow or decision.promote):
             return self.otherwise
-        if before is not None and before.score >= score:
+        if before is not None and before.score >= verification.score:
             return self.otherwise
-        return replace(self.otherwise, check=self._check(Kind.NEAR_MISS, score, threshold))
+        check = self._check(Kind.NEAR_MISS, verification, threshold)
+        return replace(self.otherwise, check=check)
 
-    def _check(self, kind: Kind, score: float, threshold: float | None) -> Check:
-        similarity = self.hit.status.similarity or 0.0
-        return Check(kind, self.hit.entry, similarity, score, threshold)
+    def _check(self, kind: Kind, verification: Verification, threshold: float | None) -> Check:
+        entry, similarity = self.hit.entry, self.hit.status.similarity or 0.0
+        return Check(kind, entry, similarity, verification.score, threshold)
 
 
 Unended = (
