@@ -155,7 +155,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0, help="of load in each round")
-    parser.add_argument("--connections", type=int, default=32, help="that ask new questions")
+    parser.add_argument("--connections", type=int, default=8, help="that ask new questions")
     parser.add_argument("--ask", type=int, metavar="PORT", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.ask is not None:

@@ -95,6 +95,7 @@ def save_verifier(
     written = {**config, "max_position_embeddings": len(packed[_POSITIONS])}
     directory.mkdir(parents=True, exist_ok=True)
     save_file(packed, directory / _WEIGHTS)
+    (directory / _WEIGHTS).chmod(0o644)  # the library makes it unreadable for others
     (directory / _CONFIG).write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
     if tokenizer != directory / _TOKENIZER:
         shutil.copyfile(tokenizer, directory / _TOKENIZER)

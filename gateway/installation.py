@@ -181,7 +181,8 @@ def _require(module: str, what: str) -> None:
 
 
 def _embeddings(settings: Settings, runtime: Path) -> Sequence[Child]:
-    missing = [m for m in ("faiss", "sentence_transformers") if not importlib.util.find_spec(m)]
+    needed = ("faiss", "onnx", "onnxruntime", "sentence_transformers")
+    missing = [name for name in needed if not importlib.util.find_spec(name)]
     if missing:
         log.warning("semantic lookup is off: %s not installed", " and ".join(missing))
         return ()

@@ -94,6 +94,7 @@ def test_what_is_large_is_stored_in_eight_bits_and_positions_as_far_as_they_are_
     assert stored["encoder.layer.0.output.dense.weight"].dtype == np.int8
     assert stored["classifier.weight"].dtype == np.float32
     assert len(stored["embeddings.position_embeddings.weight"]) == CONFIG["max_tokens"]
+    assert (directory / "model.safetensors").stat().st_mode & 0o777 == 0o644
 
 
 def test_names_with_the_prefix_of_transformers_and_unused_weights_make_no_difference(
