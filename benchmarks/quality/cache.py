@@ -140,7 +140,8 @@ class Cache:
         if isinstance(end, Hit):
             reason = end.status.reason.value
             return Outcome(request, end.entry.result.decode(), reason, tries)
-        return Outcome(request, None, "ineligible" if plan.question is None else "miss", tries)
+        ineligible = plan.sought.ineligible
+        return Outcome(request, None, "miss" if ineligible is None else ineligible.value, tries)
 
 
 async def filled(trial: Trial, vectors: Mapping[str, Vector]) -> Cache:
