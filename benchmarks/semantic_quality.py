@@ -21,7 +21,7 @@ from quality.picture import drawn
 from quality.rows import counted
 from quality.sets import DATA, TRIALS, MissingDataError
 from quality.systems import BUDGETS, WHOLE, System, guards, rules, whole
-from quality.table import as_json, breakdown, promised, table
+from quality.table import as_json, breakdown, markdown, promised, table
 from quality.vectors import vectors_of
 
 from embeddings.model_files import VERIFIER_DIRECTORY
@@ -49,7 +49,7 @@ def main() -> None:
     if options.picture:
         panels = [panel(each) for each in results if each.name in DRAWN]
         options.picture.write_text(drawn(panels), encoding="utf-8")
-    report(results, time.monotonic() - began)
+    report(results, time.monotonic() - began, as_markdown=options.markdown)
 
 
 def systems(options: argparse.Namespace, kept: Kept) -> list[System]:
@@ -65,9 +65,9 @@ def systems(options: argparse.Namespace, kept: Kept) -> list[System]:
     return found
 
 
-def report(results: Sequence[Measured], seconds: float) -> None:
+def report(results: Sequence[Measured], seconds: float, *, as_markdown: bool) -> None:
     figures = counted({each.name: each.outcomes for each in results})
-    print(*table(figures, WHOLE), sep="\n")
+    print(*(markdown(figures) if as_markdown else table(figures, WHOLE)), sep="\n")
     print(*other_thresholds(results), sep="\n")
     for each in results:
         for most in {"checklist": (": ", None), "gsm_plus": (None,)}.get(each.name, ()):
@@ -124,6 +124,7 @@ def arguments() -> argparse.Namespace:
     add("--verifier", type=Path, default=VERIFIER_DIRECTORY, help="a directory of weights")
     add("--threshold", type=float, help="in place of the one that follows from the budget")
     add("--errors", nargs=2, metavar=("ROW", "N"), help="N wrong hits and N misses of a row")
+    add("--markdown", action="store_true", help="the first table for a document")
     add("--picture", type=Path, metavar="FILE", help="write the curves to an SVG file")
     add("--system", metavar="NAME", help="whose errors; the last column's unless named")
     options = parser.parse_args()

@@ -34,6 +34,16 @@ def table(figures: Mapping[Row, Mapping[str, Share]], judged: str) -> list[str]:
     return lines
 
 
+def markdown(figures: Mapping[Row, Mapping[str, Share]]) -> list[str]:
+    """Return the table for a document."""
+    systems = list(dict.fromkeys(name for row in figures.values() for name in row))
+    lines = [f"| | {' | '.join(systems)} | goal |", "|" + "---|" * (len(systems) + 2)]
+    for row, shares in figures.items():
+        cells = [cell(shares[name]) if name in shares else "" for name in systems]
+        lines.append(f"| {' | '.join((row.name.strip(), *cells, row.goal))} |")
+    return lines
+
+
 def breakdown(outcomes: Mapping[str, Sequence[Outcome]], *, most: str | None = None) -> list[str]:
     """Return hits and wrong ones among them for each group and system."""
     systems = list(outcomes)

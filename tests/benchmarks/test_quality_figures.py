@@ -9,7 +9,7 @@ import pytest
 from quality.intervals import Share
 from quality.outcomes import Outcome, Try, right_among_hits, wrong_among_hits
 from quality.rows import ROWS, counted
-from quality.table import as_json, cell, table
+from quality.table import as_json, cell, markdown, table
 from quality.trial import Request, Trial, pairs
 
 from gateway.core.verification import Verification
@@ -124,3 +124,10 @@ def test_only_the_identical_question_leaves_the_reworded_ones():
     assert row.count([same, outcome("its"), replace(same, request=Request("a", None))]) == Share(
         1, 1
     )
+
+
+def test_the_table_of_a_document_has_a_cell_for_each_system_and_the_goal():
+    results = {"banking77": {"cosine": [outcome("its")], "whole": [outcome(None)]}}
+    head, _, *rows = markdown(counted(results))
+    assert head == "| | cosine | whole | goal |"
+    assert {row.count("|") for row in rows} == {5}
