@@ -7,11 +7,14 @@ for passive, clauses moved) is left to the verifier. All guards are symmetric.
 from collections.abc import Callable
 from typing import Final
 
+from embeddings.verify.asking import check_question
+from embeddings.verify.connectives import check_limits, check_small_words
 from embeddings.verify.counts import check_numbers
 from embeddings.verify.differences import Difference, difference
 from embeddings.verify.entities import check_kinds, check_names
 from embeddings.verify.plain_differences import check_words
 from embeddings.verify.polarity import check_polarity
+from embeddings.verify.roles import check_roles
 from embeddings.verify.statement import Statement, state
 from embeddings.verify.strings import check_strings
 
@@ -22,6 +25,10 @@ _CHECKS: Final[tuple[_Check, ...]] = (
     check_names,
     check_polarity,
     check_kinds,
+    check_limits,
+    check_question,
+    check_small_words,
+    check_roles,
     check_words,
 )
 

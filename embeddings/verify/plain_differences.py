@@ -7,6 +7,7 @@ another, that word is the difference. Where they differ more widely nothing is c
 from typing import Final
 
 from embeddings.verify.differences import Difference
+from embeddings.verify.lists.grammar import ADDABLE
 from embeddings.verify.statement import Item, Statement
 
 # Texts less close than this differ in more than a word.
@@ -23,6 +24,8 @@ def check_words(a: Statement, b: Statement, apart: Difference) -> str | None:
     if not apart.shared:
         return None
     if not left or not right:
+        if all(item.text in ADDABLE for item in (*left, *right)):
+            return None
         return "added" if apart.loose == 0 and apart.closeness >= _CLOSE else None
     if len(left) == len(right) == 1 and _same_place(left[0], right[0], a, b):
         return "replaced"

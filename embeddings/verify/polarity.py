@@ -34,20 +34,20 @@ def negations(text: Statement) -> int:
     return count - len(_IDLE.findall(text.joined)) if count else 0
 
 
+def flips(apart: Difference) -> int:
+    """Count the words of one text that are opposed to a word of the other."""
+    return sum(any(opposed(x.word, y.word) for y in apart.right) for x in apart.left)
+
+
 def check_polarity(a: Statement, b: Statement, apart: Difference) -> str | None:
     """Refuse an odd number of flips."""
-    denials = negations(a) - negations(b)
-    flips = sum(any(opposed(x.word, y.word) for y in apart.right) for x in apart.left)
-    if (denials + flips) % 2 == 0:
+    denials, turned = negations(a) - negations(b), flips(apart)
+    if (denials + turned) % 2 == 0:
         return None
     if denials % 2 == 0:
         return "antonym"
-    if flips:
-        return None
-    if apart.closeness < _CLOSE:
+    if turned or apart.closeness < _CLOSE:
         return None
     # What has fewer negations may say the same with a word like "stop" or "lack".
     alone = apart.right if denials > 0 else apart.left
-    if any(item.word.complement for item in alone):
-        return None
-    return "negation"
+    return None if any(item.word.complement for item in alone) else "negation"

@@ -21,22 +21,28 @@ from embeddings.verify.numbers import (
 
 
 class Quantity(NamedTuple):
-    """A number: its value in one form, its unit if one stands beside it, and where it stands."""
+    """A number: its value in one form, its unit if one stands beside it, and where it stands.
+
+    `measure`: the same in the smallest unit of its kind, "60 second" for a minute; "" for none.
+    """
 
     value: str
     unit: str | None
     weak: bool
     place: int = 0
+    measure: str = ""
 
 
 _WEAK: Final[Mapping[str, str]] = {
     "both": "2", "pair": "2", "pairs": "2", "couple": "2", "twins": "2", "twin": "2",
-    "double": "2", "doubled": "2", "doubles": "2", "triple": "3", "tripled": "3",
-    "triplets": "3", "trio": "3", "single": "1", "alone": "1", "sole": "1", "quadruple": "4",
-    "one": "1", "once": "1", "first": "1",
+    "double": "2", "doubled": "2", "doubles": "2", "doubling": "2", "square": "2", "squared": "2",
+    "triple": "3", "tripled": "3", "triplets": "3", "trio": "3", "cubed": "3", "single": "1",
+    "alone": "1", "sole": "1", "quadruple": "4", "quadruples": "4", "one": "1", "once": "1",
+    "noon": "12", "midday": "12", "midnight": "12",
 }  # fmt: skip
 _STRONG: Final[Mapping[str, str]] = {
-    "dozen": "12", "twice": "2", "thrice": "3", "half": "1/2", "halves": "1/2",
+    "dozen": "12", "twice": "2", "thrice": "3", "half": "1/2", "halves": "1/2", "halved": "1/2",
+    "fortnight": "14",
 }  # fmt: skip
 _PARTS: Final[Mapping[str, int]] = {
     "half": 2, "halves": 2, "third": 3, "thirds": 3, "quarter": 4, "quarters": 4, "fourth": 4,
@@ -60,19 +66,45 @@ _SYMBOLS: Final[Mapping[str, str]] = {
 }  # fmt: skip
 _OTHER_UNITS: Final[Mapping[str, str]] = {
     "bucks": "dollar", "buck": "dollar", "usd": "dollar", "quid": "sterling", "p.m": "pm",
-    "a.m": "am", "am": "am", "pm": "pm", "pct": "percent", "percent": "percent", "m": "metre",
+    "a.m": "am", "am": "am", "pm": "pm", "pct": "percent", "percent": "percent", "m": "metre", "ml": "millilitre",
+    "cents": "cent", "cent": "cent", "centimes": "cent", "pence": "cent", "millilitres": "millilitre", "milliliters": "millilitre",
+    "kilo": "kilogram", "kilos": "kilogram", "mg": "milligram", "milligrams": "milligram",
     "s": "second", "h": "hour", "g": "gram", "l": "litre", "c": "celsius", "f": "fahrenheit",
     "yo": "year", "degrees": "degree", "degree": "degree", "mph": "mph", "kmh": "kmh",
     "yen": "yen", "rupees": "rupee", "rupee": "rupee", "rs": "rupee", "mb": "megabyte",
     "gb": "gigabyte", "tb": "terabyte", "kb": "kilobyte",
 }  # fmt: skip
+# What a unit is worth in the smallest of its kind. Months and days are not made one: 30 is no month.
+_WORTH: Final[Mapping[str, tuple[str, Fraction]]] = {
+    unit: (least, Fraction(worth))
+    for least, units in {
+        "second": {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800},
+        "month": {"month": 1, "year": 12},
+        "millimetre": {"millimetre": 1, "centimetre": 10, "metre": 1000, "kilometre": 10**6},
+        "gram": {"gram": 1, "kilogram": 1000},
+        "millilitre": {"millilitre": 1, "litre": 1000},
+        "cent": {"cent": 1, "dollar": 100, "euro": 100, "sterling": 100},
+        "kilobyte": {"kilobyte": 1, "megabyte": 1000, "gigabyte": 10**6, "terabyte": 10**9},
+        "part": {"percent": Fraction(1, 100), "": 1},
+    }.items()
+    for unit, worth in units.items()
+}
 _LOOK_AHEAD: Final = 12
 _OPENERS: Final = NUMBER_WORDS | _WEAK.keys() | _STRONG.keys() | _PARTS.keys() | ORDINAL_WORDS
+_CLOCK: Final = re.compile(r"(\d{1,2}):(\d\d)")
 
 
 def symbol_unit(symbol: str) -> str | None:
     """Return the unit a symbol stands for."""
     return _SYMBOLS.get(symbol)
+
+
+def measured(value: str, unit: str | None) -> str:
+    """Return a value in the smallest unit of its kind, "" if there is none."""
+    worth = _WORTH.get(unit or "")
+    if worth is None or not (_PLAIN.fullmatch(value) or _FRACTION.fullmatch(value)):
+        return ""
+    return f"{Fraction(value) * worth[1]} {worth[0]}"
 
 
 def quantity(lexemes: Sequence[Lexeme], place: int) -> tuple[Quantity, int] | None:
@@ -82,48 +114,83 @@ def quantity(lexemes: Sequence[Lexeme], place: int) -> tuple[Quantity, int] | No
     """
     lexeme = lexemes[place]
     if lexeme.piece is Piece.NUMBER:
-        return _written(lexemes, place)
-    text = lexeme.text
-    if text.casefold() not in _OPENERS and text not in _ROMAN:
+        found: tuple[Quantity, int] | None = _written(lexemes, place)
+    elif lexeme.text in _ROMAN and lexeme.named:
+        found = Quantity(_ROMAN[lexeme.text], None, weak=False), 1
+    else:
+        lower = lexeme.text.casefold()
+        if lower not in _OPENERS:
+            return None
+        found = _worded(lexemes, place, lower)
+    if found is None:
         return None
-    if lexeme.named and text in _ROMAN:
-        return Quantity(_ROMAN[text], None, weak=False), 1
-    return _worded(lexemes, place, text.casefold())
+    read, taken = found
+    weak = read.weak or read.value == "1" or (read.value == "2" and _known(lexemes, place))
+    return read._replace(weak=weak, measure=measured(read.value, read.unit)), taken
+
+
+def _known(lexemes: Sequence[Lexeme], place: int) -> bool:
+    """Tell whether it is "the two": that may be left out."""
+    return place > 0 and lexemes[place - 1].text in _POINTING
+
+
+_POINTING: Final = frozenset({"the", "these", "those", "which", "my", "our", "between", "of"})
 
 
 def _worded(lexemes: Sequence[Lexeme], place: int, lower: str) -> tuple[Quantity, int] | None:
-    following = lexemes[place + 1].text if place + 1 < len(lexemes) else ""
+    ahead = [x.text.casefold() for x in lexemes[place + 1 : place + 4]]
+    following = ahead[0] if ahead else ""
+    if lower in {"half", "quarter"} and ahead[1:2] and following in {"past", "to"}:
+        return _clock(lower, ahead)
+    if lower in {"half", "quarter"} and following in {"of", "a", "an"}:
+        unit, taken = _unit(lexemes, place + 3 if following == "of" else place + 2)
+        if unit:
+            return Quantity(f"1/{_PARTS[lower]}", unit, weak=False), 2 + (following == "of") + taken
     if lower == "one" and following not in NUMBER_WORDS and following not in _PARTS:
         return Quantity("1", None, weak=True), 1
     if lower in NUMBER_WORDS:
         return _spelled(lexemes, place)
+    if lower in _PARTS and place and lexemes[place - 1].text in {"a", "an"}:
+        if following == "of" or lower == "quarter":
+            return Quantity(f"1/{_PARTS[lower]}", None, weak=False), 1
     if lower in _WEAK:
         return Quantity(_WEAK[lower], None, weak=True), 1
     if lower in _STRONG:
         return Quantity(_STRONG[lower], None, weak=False), 1
-    if lower in {"quarter", "third"} and place and lexemes[place - 1].text == "a":
-        return Quantity(f"1/{_PARTS[lower]}", None, weak=False), 1
-    ordinal = ordinal_word(lower)
+    ordinal = None if lower == "first" else ordinal_word(lower)
     return None if ordinal is None else (Quantity(ordinal[:-2], None, weak=False), 1)
 
 
+def _clock(part: str, ahead: Sequence[str]) -> tuple[Quantity, int] | None:
+    """Read "half past eight"."""
+    found = number_words(ahead[1:]) if ahead[1] in NUMBER_WORDS else (ahead[1], 1)
+    if found is None or not found[0].isdecimal() or not 0 < int(found[0]) < 25:
+        return None
+    hour, minute = int(found[0]), 30 if part == "half" else 15
+    if ahead[0] == "to":
+        hour, minute = hour - 1, 60 - minute
+    return Quantity(f"{hour % 12 or 12}:{minute}", None, weak=False), 2 + found[1]
+
+
 def _written(lexemes: Sequence[Lexeme], place: int) -> tuple[Quantity, int]:
-    text = lexemes[place].text.removeprefix("+")
-    form, taken = digits(text), 1
-    ordinal = _ORDINAL.fullmatch(form)
+    form, taken = digits(lexemes[place].text.removeprefix("+")), 1
+    ordinal, clock = _ORDINAL.fullmatch(form), _CLOCK.fullmatch(form)
+    fraction = _FRACTION.fullmatch(form)
     if ordinal:
         form = ordinal[1]
-    fraction = _FRACTION.fullmatch(form)
-    if fraction and int(fraction[2]):
+    elif clock:
+        hour = str(int(clock[1]) % 12 or 12)
+        form = hour if clock[2] == "00" else f"{hour}:{clock[2]}"
+    elif fraction and int(fraction[2]):
         form = str(Fraction(int(fraction[1]), int(fraction[2])))
     elif place + 1 < len(lexemes) and _PLAIN.fullmatch(form):
         form, more = _scaled(form, lexemes, place + 1)
         taken += more
     unit = _SYMBOLS.get(lexemes[place - 1].text) if place else None
-    if unit == "degree":
-        unit = None
     following, more = _unit(lexemes, place + taken)
-    return Quantity(_canonical(form), unit or following, weak=False), taken + more
+    if unit in {None, "degree"}:
+        unit = following
+    return Quantity(_canonical(form, unit), unit, weak=False), taken + more
 
 
 def _scaled(form: str, lexemes: Sequence[Lexeme], place: int) -> tuple[str, int]:
@@ -155,7 +222,7 @@ def _spelled(lexemes: Sequence[Lexeme], place: int) -> tuple[Quantity, int] | No
     if ahead[taken : taken + 3] == ["and", "a", "half"]:
         form, taken = str(Fraction(form) + Fraction(1, 2)), taken + 3
     unit, more = _unit(lexemes, place + taken)
-    return Quantity(_canonical(form), unit, weak=False), taken + more
+    return Quantity(_canonical(form, unit), unit, weak=False), taken + more
 
 
 def _unit(lexemes: Sequence[Lexeme], place: int) -> tuple[str | None, int]:
@@ -168,11 +235,11 @@ def _unit(lexemes: Sequence[Lexeme], place: int) -> tuple[str | None, int]:
     return (unit, 1) if unit else (None, 0)
 
 
-def _canonical(form: str) -> str:
+def _canonical(form: str, unit: str | None) -> str:
     if not _PLAIN.fullmatch(form) or (form.startswith("0") and not form.startswith("0.")):
         return form
+    if unit is not None:
+        return str(Fraction(form))
     whole, dot, part = form.partition(".")
-    # 2.0 is 2 and 2.50 is 2.5, but 3.10 is a version.
-    if dot and not part.strip("0"):
-        return whole
-    return form
+    # 2.0 is 2, but without a unit 3.10 may be a version.
+    return whole if dot and not part.strip("0") else form

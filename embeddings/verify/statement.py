@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from embeddings.verify.lexing import Lexeme, Piece, lex
-from embeddings.verify.lists.grammar import FUNCTION
+from embeddings.verify.lists.grammar import FUNCTION, MEASURES
 from embeddings.verify.quantities import Quantity, quantity, symbol_unit
 from embeddings.verify.vocabulary import PHRASES, Word, word
 
@@ -63,7 +63,7 @@ def state(text: str) -> Statement:
         place += 1
         if piece is Piece.WORD:
             lower = written.casefold() if named else written
-            if lower in FUNCTION and not named:
+            if (lower in FUNCTION and not named) or (lower in MEASURES and words[-1:] == ["how"]):
                 words.append(lower)
                 continue
         elif piece is not Piece.NUMBER:

@@ -36,23 +36,39 @@ HARMLESS: Final = words(
     """
     please kindly thanks thank hi hello hey hiya greetings sorry excuse dear cheers pls plz thx
     really actually currently just exactly truly indeed basically simply literally honestly
-    possible possibly best good proper right correct properly correctly right rightly easily
-    quickly easy quick simple simply successfully effectively generally usually normally
-    typically specifically particularly certain particular own again still already even ever now
-    today nowadays anyway perhaps maybe well okay ok yes yeah want wish like need try trying
-    attempt help hope look looking know tell explain describe show give say see find let ask
-    question wonder wondering advise guide recommend suggest inform idea clue understand learn
-    figure curious interested way ways method methods step steps process procedure instruction
-    instructions manner guide tutorial tip tips means approach technique option options go going
-    come able manage supposed happen thing things stuff something anything someone anyone
-    somebody anybody people person use using make do kind sort type bit lot answer information
-    info details detail matter case overall altogether total entire whole full new quite rather
-    very pretty fairly somewhat name number amount time date day place location actual exact
-    mate guys folks everyone everybody man dude bro sir madam team would could sure got gotten
+    possible possibly best good proper right properly correctly rightly easily quickly easy
+    quick simple simply successfully effectively generally usually normally typically
+    specifically particularly certain particular own again still already even ever now today
+    nowadays anyway perhaps maybe well okay ok yes yeah want wish like need try trying attempt
+    help hope look looking know tell explain describe show give say see find let ask question
+    wonder wondering advise guide recommend suggest inform idea clue understand learn figure
+    curious interested going go goes gone able manage supposed happen thing things stuff
+    something anything someone anyone somebody anybody do make makes kind sort bit lot answer
+    information info details detail matter case overall altogether quite rather very pretty
+    fairly somewhat actual mate guys folks everyone everybody man dude bro sir madam team sure
+    exact would could got gotten meant
     """
 )
-"""A text may have one of these more without asking for something else."""
+"""A text may have one of these more, or instead of another, without asking for something else."""
+
+ADDABLE: Final = words(
+    """
+    way ways method methods step steps process procedure instruction instructions manner
+    tutorial tip tips means approach technique option options people person using use come type
+    entire whole full total new name number amount time date day place location difference
+    differ differs distinguish distinct distinction contrast cause causes count mean meaning
+    meanings definition exist exists belong put set setting moment current presently list
+    purpose called considered considering deal regarding concerning word words phrase term
+    concept explanation summary provide fact obtain offer offered attention ahead aside mention
+    city country human animal language button correct
+    """
+)
+"""Where the other text has nothing that it lacks, a text may have one of these more."""
+
+MEASURES: Final = words(
+    "much many long far old often tall big high deep heavy wide fast hot cold soon late early large"
+)
+"""After "how" they belong to the question."""
 
 HE: Final = words("he him his himself")
 SHE: Final = words("she her hers herself")
-SELF: Final = words("i me my mine myself we us our ours ourselves")

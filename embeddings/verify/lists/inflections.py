@@ -12,7 +12,7 @@ burnt; buy bought; catch caught; choose chose chosen; come came; cost costed; cr
 dealt; dig dug; draw drew drawn; dream dreamt; drink drank drunk; drive drove driven; eat ate
 eaten; fall fell fallen; feed fed; feel felt; fight fought; find found; flee fled; fly flew flown;
 forbid forbade forbidden; forget forgot forgotten; forgive forgave forgiven; freeze froze frozen;
-get got gotten; give gave given; go went gone; grind ground; grow grew grown; hang hung; hear
+get got gotten; give gave given; go went gone goes; do does did done; grind ground; grow grew grown; hang hung; hear
 heard; hide hid hidden; hold held; keep kept; kneel knelt; know knew known; lay laid; lead led;
 learn learnt; leave left; lend lent; lie lying lain; light lit; lose lost; make made; mean meant;
 meet met; overcome overcame; pay paid; prove proven; ride rode ridden; ring rang rung; rise rose

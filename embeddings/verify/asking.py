@@ -1,0 +1,122 @@
+"""What kind of answer a text asks for, and whether two texts ask for different kinds. Pure.
+
+Only what is sure is said: a request ("explain ..."), an open "what" and a choice fit everything.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from embeddings.verify.differences import Difference
+from embeddings.verify.lists import words
+from embeddings.verify.lists.grammar import AUXILIARIES
+from embeddings.verify.statement import Statement
+
+_WH: Final = words("who whom whose what which when where why how")
+_LEAD: Final = words(
+    """
+    so and but well ok okay hi hello hey please by at in on for from since until till to then also
+    now or sorry quick question the of just dear thanks actually if
+    """
+)
+_TELLS: Final = words(
+    """
+    tell know wondering wonder explain show see find out figure understand ask asking remember say
+    curious sure idea clue check describe advise inform clarify learn hear me us about wonders
+    """
+)
+_HOW: Final = {
+    "much": "amount", "many": "amount", "long": "duration", "old": "age", "far": "distance",
+    "often": "frequency", "frequently": "frequency", "come": "why", "soon": "when", "late": "when",
+    "early": "when", "tall": "size", "big": "size", "high": "size", "deep": "size", "wide": "size",
+    "heavy": "weight", "fast": "speed", "hot": "temperature", "cold": "temperature", "large": "size",
+}  # fmt: skip
+_NOUNS: Final = {
+    **dict.fromkeys(["time", "date", "day", "year", "month", "hour", "week", "deadline"], "when"),
+    **dict.fromkeys(["place", "location", "address", "city", "country", "spot", "where"], "where"),
+    **dict.fromkeys(["price", "cost", "amount", "number", "fee", "sum", "total", "percentage", "count", "rate"], "amount"),
+    **dict.fromkeys(["reason", "reasons", "cause", "causes", "makes", "made", "caused", "purpose", "explains", "point"], "why"),
+    **dict.fromkeys(["way", "ways", "method", "steps", "process", "procedure", "do", "best"], "how"),
+    **dict.fromkeys(["person", "name", "inventor", "author", "founder"], "who"),
+    **dict.fromkeys(["duration", "length"], "duration"),
+    "age": "age", "distance": "distance", "frequency": "frequency", "speed": "speed",
+    "height": "size", "size": "size", "weight": "weight", "temperature": "temperature",
+}  # fmt: skip
+# Kinds of which one answer may do for the other.
+_AKIN: Final = frozenset(
+    frozenset(pair)
+    for pair in (
+        ("when", "duration"), ("amount", "duration"), ("where", "how"), ("age", "duration"),
+        ("age", "when"), ("age", "amount"), ("distance", "amount"), ("distance", "duration"),
+        ("size", "amount"), ("weight", "amount"), ("speed", "amount"), ("temperature", "amount"),
+        ("size", "distance"), ("frequency", "amount"), ("frequency", "when"), ("speed", "duration"),
+        ("where", "who"), ("how", "duration"), ("amount", "when"),
+    )
+)  # fmt: skip
+_CLOSE: Final = 0.75
+_LEAD_LENGTH: Final = 12
+
+
+def check_question(a: Statement, b: Statement, apart: Difference) -> str | None:
+    """Refuse texts that ask for answers of different kinds."""
+    if apart.closeness < _CLOSE:
+        return None
+    left, right = asked(a), asked(b)
+    if not left or not right or left & right:
+        return None
+    if any(frozenset((x, y)) in _AKIN for x in left for y in right):
+        return None
+    return "question"
+
+
+def asked(text: Statement) -> frozenset[str]:
+    """Return the kinds of answer that may be asked for; none when that is open."""
+    bounds = [*text.starts, len(text.words)]
+    for start, end in reversed(list(zip(bounds, bounds[1:], strict=False))):
+        kinds = _asked_by(text.words[start:end])
+        if kinds is not None:
+            return kinds
+    return frozenset()
+
+
+def _asked_by(sentence: Sequence[str]) -> frozenset[str] | None:
+    """Return what a sentence asks for, None when it asks nothing."""
+    start = 0
+    while start < len(sentence) and sentence[start] in _LEAD:
+        start += 1
+    if start == len(sentence):
+        return None
+    first = sentence[start]
+    if first in _WH:
+        return _wh(sentence, start)
+    for place in range(start + 1, min(start + _LEAD_LENGTH, len(sentence))):
+        if sentence[place] in _WH and sentence[place - 1] in _TELLS:
+            return _wh(sentence, place)
+    if sentence[-1] in {"how", "why", "when", "where"}:
+        return _wh(sentence, len(sentence) - 1)
+    if first in AUXILIARIES and len(sentence) > start + 1:
+        return _yes_no(sentence, start)
+    return None
+
+
+def _yes_no(sentence: Sequence[str], start: int) -> frozenset[str]:
+    second = sentence[start + 1]
+    if second == "you" or "or" in sentence:
+        return frozenset()
+    if second == "there" and "way" in sentence[start : start + 6]:
+        return frozenset()
+    return frozenset({"yes-no"})
+
+
+def _wh(sentence: Sequence[str], place: int) -> frozenset[str]:
+    word = sentence[place]
+    following = sentence[place + 1] if place + 1 < len(sentence) else ""
+    if word == "how":
+        return frozenset({_HOW.get(following, "how")})
+    if word in {"who", "whom", "whose"}:
+        return frozenset({"who"})
+    if word in {"what", "which"}:
+        near = sentence[place + 1 : place + 6]
+        return (
+            frozenset({"what", *(_NOUNS[x] for x in near if x in _NOUNS)}) if near else frozenset()
+        )
+    return frozenset({word})

@@ -1,0 +1,119 @@
+"""Who does what to whom, from where to where, what before what. Pure.
+
+Nothing is parsed. Where all words around a shared word changed sides ("did the dog bite John", "did
+John bite the dog"), roles were exchanged, unless something else turned the sentence round as well:
+passive for active, an opposed word ("before", "after"), or a relation that holds both ways.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from embeddings.verify.differences import Difference
+from embeddings.verify.lists import words
+from embeddings.verify.polarity import flips
+from embeddings.verify.statement import Item, Statement
+
+_CLOSE: Final = 0.75
+_BE: Final = words("is are was were be been being am get gets got getting")
+# Relations that hold both ways, and pivots that say nothing of who is who.
+_MUTUAL: Final = words(
+    """
+    and or versus vs between with same equal similar different difference differ distance marry
+    married friend related relate relation compare comparison both together near twin sibling
+    neighbor neighbour cousin partner spouse meet met plus times equal equivalent synonym border
+    """
+)
+_AWAY: Final = words("from off out")
+_TOWARDS: Final = words("to into onto toward towards")
+_BEFORE: Final = words("before until till")
+_AFTER: Final = words("after since")
+_SIDES: Final = ((_AWAY, _TOWARDS), (_BEFORE, _AFTER))
+_SKIPPED: Final = words("the a an my your his her their our its this that any some")
+_PIVOTS: Final = words(
+    "than to from by for with without of in on after before over into at about against"
+)
+
+
+def check_roles(a: Statement, b: Statement, apart: Difference) -> str | None:
+    """Refuse exchanged roles."""
+    if apart.closeness < _CLOSE:
+        return None
+    if _turned(a, b) % 2:
+        return None if flips(apart) % 2 else "roles"
+    if not _exchanged(a, b, apart):
+        return None
+    return None if flips(apart) % 2 or _mutual(a) or _mutual(b) else "roles"
+
+
+def _mutual(text: Statement) -> bool:
+    return any(item.word.key in _MUTUAL or item.text in _MUTUAL for item in text.items) or (
+        not _MUTUAL.isdisjoint(text.words)
+    )
+
+
+def _turned(a: Statement, b: Statement) -> int:
+    """Count the things that one text goes from and the other goes to."""
+    left, right = _directions(a), _directions(b)
+    return sum(
+        any(
+            (left[key] in x and right[key] in y) or (left[key] in y and right[key] in x)
+            for x, y in _SIDES
+        )
+        for key in left.keys() & right.keys()
+    )
+
+
+def _directions(text: Statement) -> dict[str, str]:
+    """Return the preposition before each meaningful word."""
+    found = {}
+    for item in text.items:
+        place = item.place - 1
+        while place >= 0 and text.words[place] in _SKIPPED:
+            place -= 1
+        if place >= 0:
+            found[item.word.key] = text.words[place]
+    return found
+
+
+def _exchanged(a: Statement, b: Statement, apart: Difference) -> bool:
+    """Tell whether around some shared word all that stood left now stands right."""
+    order_a = [item for item in a.items if item.word.key in apart.shared]
+    order_b = [item for item in b.items if item.word.key in apart.shared]
+    if not 2 <= len(order_a) == len(order_b) <= 12:
+        return False
+    keys_a, keys_b = [x.word.key for x in order_a], [x.word.key for x in order_b]
+    if keys_a == keys_b:
+        return any(
+            _passive(a, x) != _passive(b, y)
+            for x, y in zip(order_a[1:-1], order_b[1:-1], strict=True)
+        ) and "by" in (*a.words, *b.words)
+    if len(set(keys_a)) < len(keys_a) or len(set(keys_b)) < len(keys_b):
+        return False
+    for x in order_a[1:-1]:
+        y = order_b[keys_b.index(x.word.key)]
+        if _sides(keys_a, x.word.key) == _sides(keys_b, y.word.key)[::-1]:
+            return _passive(a, x) == _passive(b, y)
+    if len(keys_a) == 2 and keys_a == keys_b[::-1]:
+        return _linked(a, order_a) is not None and _linked(a, order_a) == _linked(b, order_b)
+    return False
+
+
+def _sides(keys: Sequence[str], pivot: str) -> tuple[frozenset[str], frozenset[str]]:
+    place = keys.index(pivot)
+    return frozenset(keys[:place]), frozenset(keys[place + 1 :])
+
+
+def _linked(text: Statement, order: Sequence[Item]) -> str | None:
+    """Return the one word between two meaningful words that says how they hang together."""
+    between = text.words[order[0].place + 1 : order[-1].place]
+    links = [word for word in between if word in _PIVOTS]
+    return links[0] if len(links) == 1 else None
+
+
+def _passive(text: Statement, item: Item) -> bool:
+    """Tell whether the word is a participle after a form of to be, with "by" behind it."""
+    before, behind = (
+        text.words[max(item.place - 3, 0) : item.place],
+        text.words[item.place + 1 : item.place + 3],
+    )
+    return not _BE.isdisjoint(before) and "by" in behind
