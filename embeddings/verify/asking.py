@@ -52,6 +52,11 @@ _AKIN: Final = frozenset(
         ("where", "who"), ("how", "duration"), ("amount", "when"),
     )
 )  # fmt: skip
+_ASKED_IN_OTHER_WORDS: Final = words(
+    "differ differs different difference distinguish say translate called spell pronounce written"
+)
+# An open question that may have any of the others for its meaning.
+_OPEN: Final = words("amount duration age distance frequency size weight speed temperature how")
 _CLOSE: Final = 0.75
 _LEAD_LENGTH: Final = 12
 
@@ -62,6 +67,8 @@ def check_question(a: Statement, b: Statement, apart: Difference) -> str | None:
         return None
     left, right = asked(a), asked(b)
     if not left or not right or left & right:
+        return None
+    if any("what" in x and y & _OPEN for x, y in ((left, right), (right, left))):
         return None
     if any(frozenset((x, y)) in _AKIN for x in left for y in right):
         return None
@@ -100,9 +107,7 @@ def _asked_by(sentence: Sequence[str]) -> frozenset[str] | None:
 
 def _yes_no(sentence: Sequence[str], start: int) -> frozenset[str]:
     second = sentence[start + 1]
-    if second == "you" or "or" in sentence:
-        return frozenset()
-    if second == "there" and "way" in sentence[start : start + 6]:
+    if second in {"you", "there"} or "or" in sentence:
         return frozenset()
     return frozenset({"yes-no"})
 
@@ -110,6 +115,8 @@ def _yes_no(sentence: Sequence[str], start: int) -> frozenset[str]:
 def _wh(sentence: Sequence[str], place: int) -> frozenset[str]:
     word = sentence[place]
     following = sentence[place + 1] if place + 1 < len(sentence) else ""
+    if not _ASKED_IN_OTHER_WORDS.isdisjoint(sentence):
+        return frozenset()
     if word == "how":
         return frozenset({_HOW.get(following, "how")})
     if word in {"who", "whom", "whose"}:
@@ -119,4 +126,7 @@ def _wh(sentence: Sequence[str], place: int) -> frozenset[str]:
         return (
             frozenset({"what", *(_NOUNS[x] for x in near if x in _NOUNS)}) if near else frozenset()
         )
+    # "When I move, will ..." asks something else.
+    if word in {"when", "where"} and place + 1 < len(sentence) and following not in AUXILIARIES:
+        return frozenset()
     return frozenset({word})

@@ -11,6 +11,7 @@ from embeddings.verify.lists.grammar import HE, SHE
 from embeddings.verify.statement import Statement
 
 _CLOSE: Final = 0.6
+_NEAR: Final = 0.75
 _EQUAL: Final = 0.99
 # A limit, and all that may say it.
 _LIMITS: Final = (
@@ -57,7 +58,7 @@ _MODALS: Final = (
 
 def check_limits(a: Statement, b: Statement, apart: Difference) -> str | None:
     """Refuse an "only", "except", "at least" that the other text has not."""
-    if apart.closeness < _CLOSE:
+    if apart.closeness < _NEAR:
         return None
     for says, accounts in _LIMITS:
         if says.search(a.joined):

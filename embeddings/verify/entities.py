@@ -13,6 +13,8 @@ from embeddings.verify.statement import Item, Statement
 
 # Texts less close than this may mention a name by the way.
 _CLOSE: Final = 0.6
+# Less close than this they may mention two things of a kind for two reasons.
+_NEAR: Final = 0.4
 
 
 def check_names(a: Statement, b: Statement, apart: Difference) -> str | None:
@@ -35,7 +37,8 @@ def check_names(a: Statement, b: Statement, apart: Difference) -> str | None:
 
 
 def _is_name(item: Item) -> bool:
-    return item.word.name or (item.named and not item.word.ordinary)
+    # An acronym may stand for plain words.
+    return item.word.name or (item.named and not item.word.ordinary and not item.acronym)
 
 
 def _is_part(item: Item, mine: Statement, apart: Difference, others: tuple[Item, ...]) -> bool:
@@ -60,6 +63,8 @@ def _initials(item: Item, mine: Statement, theirs: Statement) -> bool:
 def check_kinds(a: Statement, b: Statement, apart: Difference) -> str | None:
     """Refuse two things of one kind, one in each text."""
     del a, b
+    if apart.closeness < _NEAR:
+        return None
     for x in apart.left:
         if not x.word.kinds:
             continue

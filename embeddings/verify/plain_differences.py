@@ -4,14 +4,20 @@ Where two texts say the same but for a word that one has more, or for a word in 
 another, that word is the difference. Where they differ more widely nothing is concluded.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 from embeddings.verify.differences import Difference
-from embeddings.verify.lists.grammar import ADDABLE
+from embeddings.verify.lists import words
+from embeddings.verify.lists.grammar import ADDABLE, AUXILIARIES, HARMLESS
 from embeddings.verify.statement import Item, Statement
 
-# Texts less close than this differ in more than a word.
-_CLOSE: Final = 0.75
+# Words that a rewording changes freely.
+_FREE: Final = (
+    AUXILIARIES
+    | HARMLESS
+    | words("the a an i my me we our us you your it its this that there to of")
+)
 
 
 def check_words(a: Statement, b: Statement, apart: Difference) -> str | None:
@@ -19,17 +25,26 @@ def check_words(a: Statement, b: Statement, apart: Difference) -> str | None:
     left, right = (
         [item for item in items if not item.word.harmless] for items in (apart.left, apart.right)
     )
-    if not left and not right:
+    if not (left or right) or not apart.shared:
         return None
-    if not apart.shared:
+    if left and right:
+        alone = len(left) == len(right) == 1
+        return "replaced" if alone and _same_place(left[0], right[0], a, b) else None
+    if all(item.text in ADDABLE for item in (*left, *right)):
         return None
-    if not left or not right:
-        if all(item.text in ADDABLE for item in (*left, *right)):
-            return None
-        return "added" if apart.loose == 0 and apart.closeness >= _CLOSE else None
-    if len(left) == len(right) == 1 and _same_place(left[0], right[0], a, b):
-        return "replaced"
-    return None
+    long, short = (_skeleton(a), _skeleton(b)) if left else (_skeleton(b), _skeleton(a))
+    return "added" if _is_within(short, long) else None
+
+
+def _skeleton(text: Statement) -> list[str]:
+    keys = {item.place: item.word.key for item in text.items}
+    return [keys.get(place, word) for place, word in enumerate(text.words) if word not in _FREE]
+
+
+def _is_within(short: Iterable[str], long: Iterable[str]) -> bool:
+    """Tell whether all of `short` occurs in `long`, in order."""
+    rest = iter(long)
+    return all(word in rest for word in short)
 
 
 def _same_place(x: Item, y: Item, a: Statement, b: Statement) -> bool:

@@ -14,9 +14,11 @@ from embeddings.verify.vocabulary import opposed
 
 # Texts less close than this may say the same with other words and a negation.
 _CLOSE: Final = 0.6
+_NEAR: Final = 0.4
+_LESS: Final = frozenset({"less", "least", "fewer", "fewest"})
 # A negation in these says nothing about the matter asked.
 _IDLE: Final = re.compile(
-    r" (?:(?:whether )?or not"
+    r" (?:(?:whether )?or no(?:t|)"
     r"|not (?:only|just|sure|certain|clear|enough|to mention)"
     r"|if not|never mind"
     r"|why not $|no (?:idea|clue|matter|problem)|no(?:t|)"
@@ -45,7 +47,9 @@ def check_polarity(a: Statement, b: Statement, apart: Difference) -> str | None:
     if (denials + turned) % 2 == 0:
         return None
     if denials % 2 == 0:
-        return "antonym"
+        # "Least difficult" is "easiest".
+        lessened = _LESS.isdisjoint(a.words) != _LESS.isdisjoint(b.words)
+        return None if lessened or apart.closeness < _NEAR else "antonym"
     if turned or apart.closeness < _CLOSE:
         return None
     # What has fewer negations may say the same with a word like "stop" or "lack".

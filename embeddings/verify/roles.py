@@ -10,10 +10,12 @@ from typing import Final
 
 from embeddings.verify.differences import Difference
 from embeddings.verify.lists import words
+from embeddings.verify.lists.grammar import FUNCTION
 from embeddings.verify.polarity import flips
 from embeddings.verify.statement import Item, Statement
 
 _CLOSE: Final = 0.75
+_EQUAL: Final = 0.99
 _BE: Final = words("is are was were be been being am get gets got getting")
 # Relations that hold both ways, and pivots that say nothing of who is who.
 _MUTUAL: Final = words(
@@ -29,6 +31,7 @@ _BEFORE: Final = words("before until till")
 _AFTER: Final = words("after since")
 _SIDES: Final = ((_AWAY, _TOWARDS), (_BEFORE, _AFTER))
 _SKIPPED: Final = words("the a an my your his her their our its this that any some")
+_FREE: Final = _SKIPPED | words("i you it is are was were do does did")
 _PIVOTS: Final = words(
     "than to from by for with without of in on after before over into at about against"
 )
@@ -82,11 +85,18 @@ def _exchanged(a: Statement, b: Statement, apart: Difference) -> bool:
     if not 2 <= len(order_a) == len(order_b) <= 12:
         return False
     keys_a, keys_b = [x.word.key for x in order_a], [x.word.key for x in order_b]
+    if apart.closeness < _EQUAL:
+        return False
     if keys_a == keys_b:
         return any(
             _passive(a, x) != _passive(b, y)
             for x, y in zip(order_a[1:-1], order_b[1:-1], strict=True)
         ) and "by" in (*a.words, *b.words)
+    if _frame(a) != _frame(b):
+        return False
+    apart_at = [place for place, (x, y) in enumerate(zip(keys_a, keys_b, strict=True)) if x != y]
+    if len(apart_at) == 2 and sorted(keys_a) == sorted(keys_b):
+        return not _listed(a, order_a[apart_at[0]], order_a[apart_at[1]])
     if len(set(keys_a)) < len(keys_a) or len(set(keys_b)) < len(keys_b):
         return False
     for x in order_a[1:-1]:
@@ -96,6 +106,17 @@ def _exchanged(a: Statement, b: Statement, apart: Difference) -> bool:
     if len(keys_a) == 2 and keys_a == keys_b[::-1]:
         return _linked(a, order_a) is not None and _linked(a, order_a) == _linked(b, order_b)
     return False
+
+
+def _listed(text: Statement, first: Item, second: Item) -> bool:
+    """Tell whether the two stand in a list, where order says nothing."""
+    between = text.words[first.place + 1 : second.place]
+    return len(between) < 4 and not {"and", "or", "vs", "versus"}.isdisjoint(between)
+
+
+def _frame(text: Statement) -> list[str]:
+    """Return the words that hold the sentence together: the same where only roles differ."""
+    return sorted(word for word in text.words if word in FUNCTION and word not in _FREE)
 
 
 def _sides(keys: Sequence[str], pivot: str) -> tuple[frozenset[str], frozenset[str]]:
@@ -111,9 +132,8 @@ def _linked(text: Statement, order: Sequence[Item]) -> str | None:
 
 
 def _passive(text: Statement, item: Item) -> bool:
-    """Tell whether the word is a participle after a form of to be, with "by" behind it."""
-    before, behind = (
-        text.words[max(item.place - 3, 0) : item.place],
-        text.words[item.place + 1 : item.place + 3],
-    )
-    return not _BE.isdisjoint(before) and "by" in behind
+    """Tell whether the word is a participle: "by" behind it, or a form of to be before it."""
+    before = text.words[max(item.place - 2, 0) : item.place]
+    if "by" in text.words[item.place + 1 : item.place + 3]:
+        return True
+    return not _BE.isdisjoint(before) and not item.text.endswith("ing")

@@ -13,12 +13,16 @@ from embeddings.verify.vocabulary import PHRASES, Word, word
 
 
 class Item(NamedTuple):
-    """A meaningful word: `text` in lower case, `place` among all words, `named`: with a capital."""
+    """A meaningful word: `text` in lower case, `place` among all words.
+
+    `named`: with a capital that is no matter of grammar; `acronym`: in capitals only.
+    """
 
     text: str
     word: Word
     place: int
     named: bool
+    acronym: bool
 
 
 class Statement(NamedTuple):
@@ -41,6 +45,7 @@ class Statement(NamedTuple):
 
 
 _DECORATION: Final = frozenset("()[]{},;:-\u2013\u2014'\"\u2026\u201c\u201d\u2022*&/~")
+_NOTHING: Final[frozenset[str]] = frozenset()
 _LONGEST_PHRASE: Final = max(len(phrase) for phrases in PHRASES.values() for phrase in phrases)
 NUMBER: Final = "#"
 STRING: Final = '"'
@@ -63,7 +68,9 @@ def state(text: str) -> Statement:
         place += 1
         if piece is Piece.WORD:
             lower = written.casefold() if named else written
-            if (lower in FUNCTION and not named) or (lower in MEASURES and words[-1:] == ["how"]):
+            if (lower in FUNCTION and not named) or (
+                words and lower in MEASURES.get(words[-1], _NOTHING)
+            ):
                 words.append(lower)
                 continue
         elif piece is not Piece.NUMBER:
@@ -80,7 +87,10 @@ def state(text: str) -> Statement:
         if lower in PHRASES and (phrase := _phrase(lexemes, place - 1)):
             lower = "-".join(phrase)
             place += len(phrase) - 1
-        items.append(Item(lower, word(lower), len(words), named))
+        elif named and lower == "us":
+            lower = "usa"
+        acronym = named and len(lower) > 1 and written.isupper()
+        items.append(Item(lower, word(lower), len(words), named, acronym))
         words.append(lower)
     return Statement(
         tuple(words),

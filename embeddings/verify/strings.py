@@ -8,11 +8,15 @@ from embeddings.verify.statement import Statement
 
 # Texts less close than this may write out in words what the other has in signs.
 _CLOSE: Final = 0.6
+_OPERATORS: Final = frozenset("+*^=<>|\u00d7\u00f7\u2264\u2265\u2260\u221a%")
 
 
 def check_strings(a: Statement, b: Statement, apart: Difference) -> str | None:
     """Refuse a string or symbol that only one text has."""
-    if a.symbols != b.symbols and Counter(a.symbols) != Counter(b.symbols):
+    left, right = (
+        Counter(x for x in text.symbols if x in _OPERATORS or x.isalnum()) for text in (a, b)
+    )
+    if left != right:
         return "symbol" if apart.closeness >= _CLOSE else None
     if a.strings == b.strings:
         return None

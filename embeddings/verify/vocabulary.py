@@ -97,7 +97,7 @@ def _looked_up(text: str) -> Word:
         _CONVERSE.get(key, _NONE),
         kinds,
         name=text in MALE or text in FEMALE,
-        ordinary=bool(synonyms or against or kinds) or text in HARMLESS or text in _ACRONYMS,
+        ordinary=bool(synonyms or against or kinds) or text in HARMLESS or key in _ACRONYMS,
         harmless=text in HARMLESS,
         complement=text in COMPLEMENTS or key in COMPLEMENTS,
     )

@@ -1,5 +1,6 @@
 """Words that hold a sentence together, and words that may be added without another answer."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from embeddings.verify.lists import words
@@ -60,15 +61,24 @@ ADDABLE: Final = words(
     meanings definition exist exists belong put set setting moment current presently list
     purpose called considered considering deal regarding concerning word words phrase term
     concept explanation summary provide fact obtain offer offered attention ahead aside mention
-    city country human animal language button correct
+    city country human animal language button correct distance mileage expect order press local
+    check
     """
 )
 """Where the other text has nothing that it lacks, a text may have one of these more."""
 
-MEASURES: Final = words(
-    "much many long far old often tall big high deep heavy wide fast hot cold soon late early large"
-)
-"""After "how" they belong to the question."""
+MEASURES: Final[Mapping[str, frozenset[str]]] = {
+    "how": words(
+        """
+    much many long far old often tall big high deep heavy wide fast hot cold soon late early
+    large
+    """
+    ),
+    "many": words("seconds minutes hours days weeks months years miles kilometers kilometres km"),
+    "what": words("time day date year month hour"),
+    "which": words("day year month"),
+}
+"""Behind the first word these belong to the question."""
 
 HE: Final = words("he him his himself")
 SHE: Final = words("she her hers herself")

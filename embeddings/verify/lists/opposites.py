@@ -67,7 +67,7 @@ surplus | deficit shortage; win winner victory | lose loser defeat loss; succeed
 successful pass | fail failure unsuccessful; accept approve | reject decline refuse deny; agree |
 disagree refuse; allow permit let enable legal legalize permitted | forbid prohibit ban prevent
 deny block disallow illegal forbidden banned; enable activate | disable deactivate; turn-on
-switch-on | turn-off switch-off; on | off; in inside into indoors indoor | out outside outdoors
+switch-on | turn-off switch-off; in inside into indoors indoor | out outside outdoors
 outdoor; within inside | outside beyond; internal inner interior | external outer exterior; up
 upward upwards upstairs above | down downward downwards downstairs below; ascend ascending climb |
 descend descending; above over | below under beneath underneath; top upper uppermost | bottom
