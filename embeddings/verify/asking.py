@@ -45,7 +45,7 @@ _NOUNS: Final = {
 _AKIN: Final = frozenset(
     frozenset(pair)
     for pair in (
-        ("when", "duration"), ("amount", "duration"), ("where", "how"), ("age", "duration"),
+        ("when", "duration"), ("amount", "duration"), ("where", "how"),
         ("age", "when"), ("age", "amount"), ("distance", "amount"), ("distance", "duration"),
         ("size", "amount"), ("weight", "amount"), ("speed", "amount"), ("temperature", "amount"),
         ("size", "distance"), ("frequency", "amount"), ("frequency", "when"), ("speed", "duration"),
@@ -115,7 +115,7 @@ def _yes_no(sentence: Sequence[str], start: int) -> frozenset[str]:
 def _wh(sentence: Sequence[str], place: int) -> frozenset[str]:
     word = sentence[place]
     following = sentence[place + 1] if place + 1 < len(sentence) else ""
-    if not _ASKED_IN_OTHER_WORDS.isdisjoint(sentence):
+    if word in {"how", "what", "which"} and not _ASKED_IN_OTHER_WORDS.isdisjoint(sentence):
         return frozenset()
     if word == "how":
         return frozenset({_HOW.get(following, "how")})

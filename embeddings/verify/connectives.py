@@ -6,7 +6,8 @@ Pure. Most of them count only between texts that are otherwise the same.
 import re
 from typing import Final
 
-from embeddings.verify.differences import Difference
+from embeddings.verify.differences import Difference, reverses
+from embeddings.verify.lists import words
 from embeddings.verify.lists.grammar import HE, SHE
 from embeddings.verify.statement import Statement
 
@@ -45,9 +46,11 @@ _LIMITS: Final = (
         re.compile(r" (?:unless|not|without|except\w*|otherwise|only|no|never|until) "),
     ),
 )
-_PAST: Final = frozenset({"was", "were", "did", "had"})
-_PRESENT: Final = frozenset({"is", "are", "am", "do", "does"})
-_FUTURE: Final = frozenset({"will", "shall"})
+_TENSES: Final = (
+    ("past", frozenset({"was", "were", "did", "had"})),
+    ("present", frozenset({"is", "are", "am", "do", "does"})),
+    ("future", frozenset({"will", "shall"})),
+)
 _PERFECT: Final = frozenset({"have", "has", "been", "would", "could", "being"})
 _MODALS: Final = (
     (frozenset({"should", "ought"}), "should"),
@@ -56,51 +59,82 @@ _MODALS: Final = (
 )
 
 
+_LIMITING: Final = words(
+    """
+    only solely merely exclusively least most no except excluding apart aside unless some several
+    few all every each both either neither
+    """
+)
+_HAS_SOME: Final = (
+    (frozenset({"some", "several", "few"}), frozenset({"all", "every", "each"})),
+    (frozenset({"both"}), frozenset({"either", "neither"})),
+    (frozenset({"either"}), frozenset({"neither"})),
+)
+_TIMES: Final = (
+    frozenset({"before", "until", "till", "prior"}),
+    frozenset({"after", "since", "following"}),
+    frozenset({"during", "while"}),
+)
+
+
 def check_limits(a: Statement, b: Statement, apart: Difference) -> str | None:
-    """Refuse an "only", "except", "at least" that the other text has not."""
-    if apart.closeness < _NEAR:
+    """Refuse an "only", "except", "at least", "all" that the other text has not."""
+    if apart.closeness < _CLOSE:
         return None
-    for says, accounts in _LIMITS:
+    if a.vocabulary.isdisjoint(_LIMITING) and b.vocabulary.isdisjoint(_LIMITING):
+        return None
+    for says, accounts in _LIMITS if apart.closeness >= _NEAR else _LIMITS[1:]:
         if says.search(a.joined):
             if not accounts.search(b.joined):
                 return "quantifier"
         elif says.search(b.joined) and not accounts.search(a.joined):
             return "quantifier"
+    if apart.closeness >= _NEAR:
+        left, right = a.vocabulary, b.vocabulary
+        if any(_against(left, right, x, y) for x, y in _HAS_SOME):
+            return "quantifier"
     return None
+
+
+def _against(
+    left: frozenset[str], right: frozenset[str], some: frozenset[str], others: frozenset[str]
+) -> bool:
+    """Tell whether one text has only the one sort of word, and the other text only the other."""
+    has = [(bool(text & some), bool(text & others)) for text in (left, right)]
+    return has in ([(True, False), (False, True)], [(False, True), (True, False)])
 
 
 def check_small_words(a: Statement, b: Statement, apart: Difference) -> str | None:
     """Refuse another person; between texts that are otherwise equal, another tense or link."""
     if apart.closeness < _CLOSE:
         return None
-    left, right = frozenset(a.words), frozenset(b.words)
-    if (left & HE and right & SHE and not left & SHE and not right & HE) or (
-        left & SHE and right & HE and not left & HE and not right & SHE
-    ):
+    left, right = a.vocabulary, b.vocabulary
+    if _against(left, right, HE, SHE):
         return "person"
     if apart.closeness < _EQUAL:
         return None
-    if (
-        ("or" in left) != ("or" in right)
-        and ("and" in left) != ("and" in right)
-        and ("or" in left) != ("and" in left)
-    ):
+    genders = [[word in HE for word in text.words if word in HE | SHE] for text in (a, b)]
+    if genders[0] == [not he for he in genders[1]] and genders[0]:
+        return "person"
+    if _against(left, right, frozenset({"and"}), frozenset({"or"})):
         return "relation"
-    if _tense(left) * _tense(right) < 0:
+    times = [{place for place, x in enumerate(_TIMES) if text & x} for text in (left, right)]
+    if times[0] and times[1] and not times[0] & times[1] and not reverses(a, b, apart):
+        return "relation"
+    tenses = {_tense(left), _tense(right)}
+    if len(tenses - {None}) > 1 and (None not in tenses):
         return "tense"
     modals = {_modal(left), _modal(right)}
-    if None not in modals and len(modals) > 1:
-        return "modality"
-    return None
+    return "modality" if None not in modals and len(modals) > 1 else None
 
 
-def _tense(words: frozenset[str]) -> int:
-    """Return -1 for past, 1 for present or future, 0 where that is not plain."""
-    past, present = not words.isdisjoint(_PAST), not words.isdisjoint(_PRESENT | _FUTURE)
-    if past == present or not words.isdisjoint(_PERFECT):
-        return 0
-    return -1 if past else 1
+def _tense(text: frozenset[str]) -> str | None:
+    """Return past, present or future, None where that is not plain."""
+    if not text.isdisjoint(_PERFECT):
+        return None
+    found = [name for name, marks in _TENSES if not text.isdisjoint(marks)]
+    return found[0] if len(found) == 1 else None
 
 
-def _modal(words: frozenset[str]) -> str | None:
-    return next((name for found, name in _MODALS if not words.isdisjoint(found)), None)
+def _modal(text: frozenset[str]) -> str | None:
+    return next((name for found, name in _MODALS if not text.isdisjoint(found)), None)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from embeddings.verify.differences import Difference
+from embeddings.verify.entities import is_name
 from embeddings.verify.lexicon import UNITS
 from embeddings.verify.quantities import Quantity, measured
 from embeddings.verify.statement import Statement
@@ -19,6 +20,11 @@ _A_UNIT: Final = re.compile(
 )
 
 
+_SUM: Final = re.compile(
+    r" # (?:minus|divided by|subtracted from|to the power of|over|mod|of|less) # "
+)
+
+
 def check_numbers(a: Statement, b: Statement, apart: Difference) -> str | None:
     """Refuse a number or a unit that the other text has not."""
     if not a.numbers and not b.numbers:
@@ -28,6 +34,8 @@ def check_numbers(a: Statement, b: Statement, apart: Difference) -> str | None:
         # Stories reworded at length have numbers worked out; a short question has not.
         conflict = left and right and len(a.words) + len(b.words) < 2 * _LONG
         return "number" if conflict or apart.closeness >= _CLOSE else None
+    if _exchanged(a, b):
+        return "number"
     if _recounted(a.numbers, b.numbers, short=len(a.words) + len(b.words) < 2 * _LONG):
         return "number"
     if any(
@@ -65,3 +73,42 @@ def _recounted(a: Iterable[Quantity], b: Iterable[Quantity], *, short: bool) -> 
 def _other_unit(x: Quantity, others: Iterable[Quantity]) -> bool:
     units = {y.unit for y in others if y.value == x.value}
     return bool(x.unit and units) and x.unit not in units and None not in units
+
+
+def _exchanged(a: Statement, b: Statement) -> bool:
+    """Tell whether two numbers changed places: in a sum, or between what they count."""
+    left, right = [x.value for x in a.numbers], [x.value for x in b.numbers]
+    if left == right and len(left) < 2:
+        return False
+    if left != right and sorted(left) == sorted(right):
+        signed = a.signs or b.signs or _SUM.search(a.joined) or _SUM.search(b.joined)
+        if signed and len(left) == 2:
+            return True
+    return any(_contradict(read(a), read(b)) for read in (_counted, _owned) if len(set(left)) > 1)
+
+
+def _contradict(left: dict[str, str], right: dict[str, str]) -> bool:
+    """Tell whether two things have each other's number."""
+    return any(
+        left[x] != right[x] and any(left[y] == right[x] and right[y] == left[x] for y in both)
+        for both in (left.keys() & right.keys(),)
+        for x in both
+    )
+
+
+def _counted(text: Statement) -> dict[str, str]:
+    """Return the number before each meaningful word that has one."""
+    at = {item.place: item.word.key for item in text.items}
+    return {at[x.place + 1]: x.value for x in text.numbers if x.place + 1 in at}
+
+
+def _owned(text: Statement) -> dict[str, str]:
+    """Return the number after each name."""
+    found: dict[str, str] = {}
+    names = [item for item in text.items if is_name(item)]
+    for name, following in zip(names, [*names[1:], None], strict=False):
+        end = following.place if following else len(text.words)
+        own = [x.value for x in text.numbers if name.place < x.place < end]
+        if len(own) == 1:
+            found[name.word.key] = own[0]
+    return found

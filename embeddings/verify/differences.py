@@ -1,8 +1,10 @@
 """Which words of two texts stand against each other, and which a text has alone. Pure."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from operator import ne
+from typing import Final, NamedTuple
 
+from embeddings.verify.lists.grammar import ADDABLE
 from embeddings.verify.statement import Item, Statement
 from embeddings.verify.vocabulary import related
 
@@ -12,6 +14,7 @@ class Difference(NamedTuple):
 
     `loose`: how many words found a related one, not an equal one. `shared`: keys in both.
     `closeness`: the share of meaningful words that are accounted for, 1 when all are.
+    `framed`: they are the same word for word but for one place.
     """
 
     left: tuple[Item, ...]
@@ -19,6 +22,7 @@ class Difference(NamedTuple):
     shared: frozenset[str]
     loose: int
     closeness: float
+    framed: bool
 
 
 def difference(a: Statement, b: Statement) -> Difference:
@@ -26,35 +30,64 @@ def difference(a: Statement, b: Statement) -> Difference:
     left = [item for item in a.items if item.word.key not in b.keys]
     right = [item for item in b.items if item.word.key not in a.keys]
     if not left and not right:
-        return Difference((), (), a.keys & b.keys, 0, 1.0)
+        return Difference((), (), a.keys & b.keys, 0, 1.0, framed=_framed(a, b))
     only_left = _unaccounted(left, b, right)
     only_right = _unaccounted(right, a, left)
     loose = len(left) + len(right) - len(only_left) - len(only_right)
-    total = sum(not item.word.harmless for item in (*a.items, *b.items))
-    apart = sum(not item.word.harmless for item in (*only_left, *only_right))
+    framed = _framed(a, b)
+    total, apart = _weight(a.items) + _weight(b.items), _weight(only_left) + _weight(only_right)
     closeness = 1 - apart / total if total else 1.0
-    return Difference(tuple(only_left), tuple(only_right), a.keys & b.keys, loose, closeness)
+    return Difference(
+        tuple(only_left),
+        tuple(only_right),
+        a.keys & b.keys,
+        loose,
+        max(closeness, _FRAMED) if framed else closeness,
+        framed,
+    )
+
+
+# Texts that are the same but for one word are close, however short they are.
+_FRAMED: Final = 0.9
+
+
+def _framed(a: Statement, b: Statement) -> bool:
+    return len(a.words) == len(b.words) > 1 and sum(map(ne, a.words, b.words)) < 2
+
+
+def _weight(items: Iterable[Item]) -> int:
+    return sum(not item.word.harmless and item.text not in ADDABLE for item in items)
+
+
+def reverses(a: Statement, b: Statement, apart: Difference) -> bool:
+    """Tell whether what both texts name stands in one of them the other way round."""
+    left = [item.word.key for item in a.items if item.word.key in apart.shared]
+    right = [item.word.key for item in b.items if item.word.key in apart.shared]
+    return len(left) > 1 and left != right and left[0] == right[-1] and left[-1] == right[0]
 
 
 def _unaccounted(items: Sequence[Item], other: Statement, alone: Sequence[Item]) -> list[Item]:
+    if not items:
+        return []
+    groups = frozenset().union(*[x.word.synonyms for x in other.items])
+    prefixes: dict[str, list[Item]] = {}
+    for x in other.items:
+        prefixes.setdefault(x.text[:3], []).append(x)
+    written = other.joined.replace(" ", "").replace("-", "")
     return [
         item
         for item in items
-        if not any(related(item.word, x.word) for x in alone)
-        and not any(related(item.word, x.word) for x in other.items)
-        and not _joined(item, other)
+        if item.word.synonyms.isdisjoint(groups)
+        and not any(related(item.word, x.word) for x in prefixes.get(item.text[:3], ()))
+        # The other text may write it in two words, or as a part of one.
+        and not (len(item.text) > 5 and item.text in written)
         and not any(_misspelt(item.text, x.text) for x in alone)
     ]
 
 
-def _joined(item: Item, other: Statement) -> bool:
-    """Tell whether the other text writes this word in two, or as a part of one."""
-    return len(item.text) > 5 and item.text in other.joined.replace(" ", "").replace("-", "")
-
-
 def _misspelt(a: str, b: str) -> bool:
     """Tell whether one letter more, less, other or two exchanged make one word of the other."""
-    if min(len(a), len(b)) < 5 or abs(len(a) - len(b)) > 1 or a[0] != b[0]:
+    if a[0] != b[0] or min(len(a), len(b)) < 5 or abs(len(a) - len(b)) > 1:
         return False
     start = 0
     while start < min(len(a), len(b)) and a[start] == b[start]:

@@ -21,7 +21,7 @@ def check_names(a: Statement, b: Statement, apart: Difference) -> str | None:
     """Refuse a name that only one text has."""
     left, right = (
         any(
-            _is_name(item)
+            is_name(item)
             and not _is_part(item, mine, apart, others)
             and not _initials(item, mine, theirs)
             for item in alone
@@ -36,15 +36,16 @@ def check_names(a: Statement, b: Statement, apart: Difference) -> str | None:
     return None
 
 
-def _is_name(item: Item) -> bool:
+def is_name(item: Item) -> bool:
+    """Tell whether a word is the name of someone or something."""
     # An acronym may stand for plain words.
     return item.word.name or (item.named and not item.word.ordinary and not item.acronym)
 
 
 def _is_part(item: Item, mine: Statement, apart: Difference, others: tuple[Item, ...]) -> bool:
     """Tell whether the name stands beside one that both texts have, and nothing stands for it."""
-    return not any(_is_name(x) for x in others) and any(
-        x.word.key in apart.shared and _is_name(x) for x in _beside(item, mine)
+    return not any(is_name(x) for x in others) and any(
+        x.word.key in apart.shared and is_name(x) for x in _beside(item, mine)
     )
 
 

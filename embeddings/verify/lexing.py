@@ -86,7 +86,11 @@ def lex(text: str) -> list[Lexeme]:
         cuts: Iterable[_Cut] = _cut(text, formula=formula)
     else:
         cuts = [cut for chunk in text.split() for cut in _chunk(chunk)]
-    return _marked(cuts) if text.islower() else _named(list(cuts))
+    if text.islower():
+        return _marked(cuts)
+    cuts = list(cuts)
+    words = [cut.word for cut in cuts if cut.word]
+    return _named(cuts, shouted=len(words) > 1 and "".join(words).isupper())
 
 
 def _chunk(chunk: str) -> Sequence[_Cut]:
@@ -145,9 +149,9 @@ def _marked(cuts: Iterable[_Cut]) -> list[Lexeme]:
     return marked
 
 
-def _named(cuts: Sequence[_Cut]) -> list[Lexeme]:
+def _named(cuts: Sequence[_Cut], *, shouted: bool) -> list[Lexeme]:
     """Mark where sentences start, and the words whose capitals are no matter of grammar."""
-    shouted, titled = _indistinct(cuts)
+    titled = not shouted and _is_titled(cuts)
     marked: list[Lexeme] = []
     starts, after_name = True, False
     for lexemes, word, ends in cuts:
@@ -155,31 +159,34 @@ def _named(cuts: Sequence[_Cut]) -> list[Lexeme]:
             starts = True
             continue
         first = lexemes[0]
-        named = _is_named(word, starts=starts or titled, after_name=after_name) and not shouted
+        named = (
+            not (shouted or word.islower())
+            and word != ""
+            and _is_named(word, starts=starts or titled, after_name=after_name)
+        )
         if named:
             text = word[: len(first.text)]
             marked.append(Lexeme(text, Piece.WORD, starts, named=True))
         else:
             marked.append(first._replace(starts=True) if starts else first)
-        marked.extend(lexemes[1:])
+        if len(lexemes) > 1:
+            marked.extend(lexemes[1:])
         after_name = named
         starts = ends
     return marked
 
 
-def _indistinct(cuts: Sequence[_Cut]) -> tuple[bool, bool]:
-    """Tell whether all is in capitals, and whether most words have one."""
-    words, inner, capitals, small = 0, 0, 0, False
-    starts = True
+def _is_titled(cuts: Sequence[_Cut]) -> bool:
+    """Tell whether most words have a capital, beside those that start a sentence."""
+    if sum(not cut.word.islower() for cut in cuts if cut.word) < 4:
+        return False
+    inner, capitals, starts = 0, 0, True
     for lexemes, word, ends in cuts:
-        if word:
-            words += 1
-            small = small or not word.isupper()
-            if not starts and word != "I":
-                inner += 1
-                capitals += word[0].isupper()
+        if word and not starts and word != "I":
+            inner += 1
+            capitals += word[0].isupper()
         starts = ends or not lexemes
-    return words > 1 and not small, capitals > 3 and capitals > _INDISTINCT_CASE * inner
+    return capitals > 3 and capitals > _INDISTINCT_CASE * inner
 
 
 def _is_named(word: str, *, starts: bool, after_name: bool) -> bool:

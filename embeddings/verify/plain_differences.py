@@ -8,8 +8,10 @@ from collections.abc import Iterable
 from typing import Final
 
 from embeddings.verify.differences import Difference
+from embeddings.verify.entities import is_name
 from embeddings.verify.lists import words
 from embeddings.verify.lists.grammar import ADDABLE, AUXILIARIES, HARMLESS
+from embeddings.verify.polarity import flips
 from embeddings.verify.statement import Item, Statement
 
 # Words that a rewording changes freely.
@@ -23,9 +25,10 @@ _FREE: Final = (
 def check_words(a: Statement, b: Statement, apart: Difference) -> str | None:
     """Refuse a word added or replaced."""
     left, right = (
-        [item for item in items if not item.word.harmless] for items in (apart.left, apart.right)
+        [item for item in items if not item.word.harmless and not is_name(item)]
+        for items in (apart.left, apart.right)
     )
-    if not (left or right) or not apart.shared:
+    if not (left or right) or not (apart.shared or apart.framed) or flips(apart):
         return None
     if left and right:
         alone = len(left) == len(right) == 1

@@ -7,7 +7,7 @@ round; an even number ("not pessimistic", "optimistic") is left to the verifier.
 import re
 from typing import Final
 
-from embeddings.verify.differences import Difference
+from embeddings.verify.differences import Difference, reverses
 from embeddings.verify.lists.grammar import NEGATIONS
 from embeddings.verify.statement import Statement
 from embeddings.verify.vocabulary import opposed
@@ -15,7 +15,10 @@ from embeddings.verify.vocabulary import opposed
 # Texts less close than this may say the same with other words and a negation.
 _CLOSE: Final = 0.6
 _NEAR: Final = 0.4
+# Closer than this, "buy" for "sell" is no change of standpoint.
+_ALIKE: Final = 0.75
 _LESS: Final = frozenset({"less", "least", "fewer", "fewest"})
+_DEGREE: Final = _LESS | {"more", "most", "many"}
 # A negation in these says nothing about the matter asked.
 _IDLE: Final = re.compile(
     r" (?:(?:whether )?or no(?:t|)"
@@ -32,25 +35,42 @@ _IDLE: Final = re.compile(
 
 def negations(text: Statement) -> int:
     """Count the negations that say something."""
+    if text.vocabulary.isdisjoint(NEGATIONS):
+        return 0
     count = sum(word in NEGATIONS for word in text.words)
-    return count - len(_IDLE.findall(text.joined)) if count else 0
+    return count - len(_IDLE.findall(text.joined))
 
 
 def flips(apart: Difference) -> int:
     """Count the words of one text that are opposed to a word of the other."""
-    return sum(any(opposed(x.word, y.word) for y in apart.right) for x in apart.left)
+    return len(_flipped(apart))
+
+
+def _flipped(apart: Difference) -> list[str]:
+    close = apart.closeness >= _ALIKE
+    return [
+        x.text
+        for x in apart.left
+        if any(
+            opposed(x.word, y.word)
+            or (close and (y.word.key in x.word.converse or x.word.key in y.word.converse))
+            for y in apart.right
+        )
+    ]
 
 
 def check_polarity(a: Statement, b: Statement, apart: Difference) -> str | None:
     """Refuse an odd number of flips."""
-    denials, turned = negations(a) - negations(b), flips(apart)
-    if (denials + turned) % 2 == 0:
+    denials, flipped = negations(a) - negations(b), _flipped(apart)
+    if (denials + len(flipped)) % 2 == 0:
         return None
     if denials % 2 == 0:
-        # "Least difficult" is "easiest".
+        # "Least difficult" is "easiest", and "A is taller than B" is "B is shorter than A".
         lessened = _LESS.isdisjoint(a.words) != _LESS.isdisjoint(b.words)
-        return None if lessened or apart.closeness < _NEAR else "antonym"
-    if turned or apart.closeness < _CLOSE:
+        if (lessened and _DEGREE.isdisjoint(flipped)) or reverses(a, b, apart):
+            return None
+        return "antonym" if apart.closeness >= _NEAR else None
+    if flipped or apart.closeness < _CLOSE:
         return None
     # What has fewer negations may say the same with a word like "stop" or "lack".
     alone = apart.right if denials > 0 else apart.left

@@ -7,6 +7,7 @@ Digits, number words, ordinals, fractions and dozens are brought to one value. "
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from embeddings.verify.lexicon import UNITS
@@ -90,7 +91,9 @@ _WORTH: Final[Mapping[str, tuple[str, Fraction]]] = {
     for unit, worth in units.items()
 }
 _LOOK_AHEAD: Final = 12
-_OPENERS: Final = NUMBER_WORDS | _WEAK.keys() | _STRONG.keys() | _PARTS.keys() | ORDINAL_WORDS
+_REMEMBERED: Final = 1024
+OPENERS: Final = NUMBER_WORDS | _WEAK.keys() | _STRONG.keys() | _PARTS.keys() | ORDINAL_WORDS
+"""Words that a quantity may start with."""
 _CLOCK: Final = re.compile(r"(\d{1,2}):(\d\d)")
 
 
@@ -99,9 +102,12 @@ def symbol_unit(symbol: str) -> str | None:
     return _SYMBOLS.get(symbol)
 
 
+@lru_cache(_REMEMBERED)
 def measured(value: str, unit: str | None) -> str:
     """Return a value in the smallest unit of its kind, "" if there is none."""
     worth = _WORTH.get(unit or "")
+    if unit is None and "/" not in value:
+        return ""
     if worth is None or not (_PLAIN.fullmatch(value) or _FRACTION.fullmatch(value)):
         return ""
     return f"{Fraction(value) * worth[1]} {worth[0]}"
@@ -110,7 +116,8 @@ def measured(value: str, unit: str | None) -> str:
 def quantity(lexemes: Sequence[Lexeme], place: int) -> tuple[Quantity, int] | None:
     """Read the quantity that starts at `place`; return it and how many lexemes it took.
 
-    Every number in digits is one; a word may be none.
+    Every number in digits is one. A word may be none, and is not if it is neither in `OPENERS` nor
+    a name.
     """
     lexeme = lexemes[place]
     if lexeme.piece is Piece.NUMBER:
@@ -118,10 +125,7 @@ def quantity(lexemes: Sequence[Lexeme], place: int) -> tuple[Quantity, int] | No
     elif lexeme.text in _ROMAN and lexeme.named:
         found = Quantity(_ROMAN[lexeme.text], None, weak=False), 1
     else:
-        lower = lexeme.text.casefold()
-        if lower not in _OPENERS:
-            return None
-        found = _worded(lexemes, place, lower)
+        found = _worded(lexemes, place, lexeme.text.casefold())
     if found is None:
         return None
     read, taken = found
@@ -131,7 +135,9 @@ def quantity(lexemes: Sequence[Lexeme], place: int) -> tuple[Quantity, int] | No
 
 def _known(lexemes: Sequence[Lexeme], place: int) -> bool:
     """Tell whether it is "the two": that may be left out."""
-    return place > 0 and lexemes[place - 1].text in _POINTING
+    return (
+        place > 0 and lexemes[place].text in {"two", "2"} and lexemes[place - 1].text in _POINTING
+    )
 
 
 _POINTING: Final = frozenset({"the", "these", "those", "which", "my", "our", "between", "of"})
@@ -147,7 +153,8 @@ def _worded(lexemes: Sequence[Lexeme], place: int, lower: str) -> tuple[Quantity
         if unit:
             return Quantity(f"1/{_PARTS[lower]}", unit, weak=False), 2 + (following == "of") + taken
     if lower == "one" and following not in NUMBER_WORDS and following not in _PARTS:
-        return Quantity("1", None, weak=True), 1
+        unit, taken = _unit(lexemes, place + 1)
+        return Quantity("1", unit, weak=True), 1 + taken
     if lower in NUMBER_WORDS:
         return _spelled(lexemes, place)
     if lower in _PARTS and place and lexemes[place - 1].text in {"a", "an"}:
@@ -235,6 +242,7 @@ def _unit(lexemes: Sequence[Lexeme], place: int) -> tuple[str | None, int]:
     return (unit, 1) if unit else (None, 0)
 
 
+@lru_cache(_REMEMBERED)
 def _canonical(form: str, unit: str | None) -> str:
     if not _PLAIN.fullmatch(form) or (form.startswith("0") and not form.startswith("0.")):
         return form

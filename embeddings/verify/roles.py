@@ -8,7 +8,7 @@ passive for active, an opposed word ("before", "after"), or a relation that hold
 from collections.abc import Sequence
 from typing import Final
 
-from embeddings.verify.differences import Difference
+from embeddings.verify.differences import Difference, reverses
 from embeddings.verify.lists import words
 from embeddings.verify.lists.grammar import FUNCTION
 from embeddings.verify.polarity import flips
@@ -30,6 +30,7 @@ _TOWARDS: Final = words("to into onto toward towards")
 _BEFORE: Final = words("before until till")
 _AFTER: Final = words("after since")
 _SIDES: Final = ((_AWAY, _TOWARDS), (_BEFORE, _AFTER))
+_SIDED: Final = _AWAY | _TOWARDS | _BEFORE | _AFTER
 _SKIPPED: Final = words("the a an my your his her their our its this that any some")
 _FREE: Final = _SKIPPED | words("i you it is are was were do does did")
 _PIVOTS: Final = words(
@@ -42,7 +43,7 @@ def check_roles(a: Statement, b: Statement, apart: Difference) -> str | None:
     if apart.closeness < _CLOSE:
         return None
     if _turned(a, b) % 2:
-        return None if flips(apart) % 2 else "roles"
+        return None if flips(apart) % 2 or reverses(a, b, apart) else "relation"
     if not _exchanged(a, b, apart):
         return None
     return None if flips(apart) % 2 or _mutual(a) or _mutual(b) else "roles"
@@ -50,12 +51,14 @@ def check_roles(a: Statement, b: Statement, apart: Difference) -> str | None:
 
 def _mutual(text: Statement) -> bool:
     return any(item.word.key in _MUTUAL or item.text in _MUTUAL for item in text.items) or (
-        not _MUTUAL.isdisjoint(text.words)
+        not _MUTUAL.isdisjoint(text.vocabulary)
     )
 
 
 def _turned(a: Statement, b: Statement) -> int:
     """Count the things that one text goes from and the other goes to."""
+    if a.vocabulary.isdisjoint(_SIDED) or b.vocabulary.isdisjoint(_SIDED):
+        return 0
     left, right = _directions(a), _directions(b)
     return sum(
         any(

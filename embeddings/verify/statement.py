@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from embeddings.verify.lexing import Lexeme, Piece, lex
 from embeddings.verify.lists.grammar import FUNCTION, MEASURES
-from embeddings.verify.quantities import Quantity, quantity, symbol_unit
+from embeddings.verify.quantities import OPENERS, Quantity, quantity, symbol_unit
 from embeddings.verify.vocabulary import PHRASES, Word, word
 
 
@@ -28,23 +28,25 @@ class Item(NamedTuple):
 class Statement(NamedTuple):
     """A text, read.
 
-    `words`: all words in lower case, `#` for a number and `"` for a string; `joined`: the same
-    between single spaces. `items`: the meaningful ones; `keys`: theirs. `strings`: code,
-    quotations, addresses. `symbols`: what is neither word nor number. `starts`: where sentences
-    begin in `words`.
+    `words`: all words in lower case, `#` for a number and `"` for a string; `vocabulary`: the same as a set; `joined`: between single spaces. `items`: the meaningful ones; `keys`: theirs. `strings`: code,
+    quotations, addresses. `symbols`: what is neither word nor number. `signs`: a minus or a slash
+    is among them. `starts`: where sentences begin in `words`.
     """
 
     words: tuple[str, ...]
+    vocabulary: frozenset[str]
     joined: str
     items: tuple[Item, ...]
     keys: frozenset[str]
     numbers: tuple[Quantity, ...]
     strings: tuple[str, ...]
     symbols: tuple[str, ...]
+    signs: bool
     starts: tuple[int, ...]
 
 
 _DECORATION: Final = frozenset("()[]{},;:-\u2013\u2014'\"\u2026\u201c\u201d\u2022*&/~")
+_SIGNS: Final = frozenset("-\u2013\u2212/\u00f7^")
 _NOTHING: Final[frozenset[str]] = frozenset()
 _LONGEST_PHRASE: Final = max(len(phrase) for phrases in PHRASES.values() for phrase in phrases)
 NUMBER: Final = "#"
@@ -78,7 +80,10 @@ def state(text: str) -> Statement:
             if piece is not Piece.SYMBOL:
                 words.append(STRING)
             continue
-        found = quantity(lexemes, place - 1)
+        if piece is Piece.NUMBER or lower in OPENERS or named:
+            found = quantity(lexemes, place - 1)
+        else:
+            found = None
         if found is not None:
             numbers.append(found[0]._replace(place=len(words)))
             words.append(NUMBER)
@@ -94,12 +99,14 @@ def state(text: str) -> Statement:
         words.append(lower)
     return Statement(
         tuple(words),
+        frozenset(words),
         f" {' '.join(words)} ",
         tuple(items),
         frozenset([item.word.key for item in items]),
         tuple(numbers),
         tuple([x.text for x in others if x.piece is not Piece.SYMBOL]),
         tuple([x.text for x in others if x.piece is Piece.SYMBOL and _tells(x.text)]),
+        any(x.text in _SIGNS for x in others),
         tuple(starts),
     )
 

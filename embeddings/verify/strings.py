@@ -13,6 +13,8 @@ _OPERATORS: Final = frozenset("+*^=<>|\u00d7\u00f7\u2264\u2265\u2260\u221a%")
 
 def check_strings(a: Statement, b: Statement, apart: Difference) -> str | None:
     """Refuse a string or symbol that only one text has."""
+    if not (a.symbols or b.symbols or a.strings or b.strings):
+        return None
     left, right = (
         Counter(x for x in text.symbols if x in _OPERATORS or x.isalnum()) for text in (a, b)
     )

@@ -22,7 +22,7 @@ FUNCTION: Final = (
         """
     a an the this that these those there here it its itself i me my mine myself we us our ours
     ourselves you your yours yourself yourselves he him his himself she her hers herself they
-    them their theirs themselves one ones one's oneself who whom whose which what when where why
+    them their theirs themselves ones one's oneself who whom whose which what when where why
     how whatever whichever whoever of to in on at by for from with within into onto upon about
     across against along among around as between beyond but despite during except if in like
     near off or out over per since so than then though through throughout till toward towards
