@@ -4,6 +4,7 @@ Only what is sure is said: a request ("explain ..."), an open "what" and a choic
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 
 from embeddings.verify.differences import Difference
@@ -28,19 +29,29 @@ _HOW: Final = {
     "much": "amount", "many": "amount", "long": "duration", "old": "age", "far": "distance",
     "often": "frequency", "frequently": "frequency", "come": "why", "soon": "when", "late": "when",
     "early": "when", "tall": "size", "big": "size", "high": "size", "deep": "size", "wide": "size",
-    "heavy": "weight", "fast": "speed", "hot": "temperature", "cold": "temperature", "large": "size",
+    "large": "size", "heavy": "weight", "fast": "speed", "hot": "temperature",
+    "cold": "temperature",
 }  # fmt: skip
 _NOUNS: Final = {
-    **dict.fromkeys(["time", "date", "day", "year", "month", "hour", "week", "deadline"], "when"),
-    **dict.fromkeys(["place", "location", "address", "city", "country", "spot", "where"], "where"),
-    **dict.fromkeys(["price", "cost", "amount", "number", "fee", "sum", "total", "percentage", "count", "rate"], "amount"),
-    **dict.fromkeys(["reason", "reasons", "cause", "causes", "makes", "made", "caused", "purpose", "explains", "point"], "why"),
-    **dict.fromkeys(["way", "ways", "method", "steps", "process", "procedure", "do", "best"], "how"),
-    **dict.fromkeys(["person", "name", "inventor", "author", "founder"], "who"),
-    **dict.fromkeys(["duration", "length"], "duration"),
-    "age": "age", "distance": "distance", "frequency": "frequency", "speed": "speed",
-    "height": "size", "size": "size", "weight": "weight", "temperature": "temperature",
-}  # fmt: skip
+    noun: kind
+    for kind, nouns in {
+        "when": "time date day year month hour week deadline",
+        "where": "place location address city country spot",
+        "amount": "price cost amount number fee sum total percentage count rate",
+        "why": "reason reasons cause causes makes made caused purpose explains point",
+        "how": "way ways method steps process procedure do best",
+        "who": "person name inventor author founder",
+        "duration": "duration length",
+        "size": "height size",
+        "age": "age",
+        "distance": "distance",
+        "frequency": "frequency",
+        "speed": "speed",
+        "weight": "weight",
+        "temperature": "temperature",
+    }.items()
+    for noun in words(nouns)
+}
 # Kinds of which one answer may do for the other.
 _AKIN: Final = frozenset(
     frozenset(pair)
@@ -78,7 +89,7 @@ def check_question(a: Statement, b: Statement, apart: Difference) -> str | None:
 def asked(text: Statement) -> frozenset[str]:
     """Return the kinds of answer that may be asked for; none when that is open."""
     bounds = [*text.starts, len(text.words)]
-    for start, end in reversed(list(zip(bounds, bounds[1:], strict=False))):
+    for start, end in reversed(list(pairwise(bounds))):
         kinds = _asked_by(text.words[start:end])
         if kinds is not None:
             return kinds

@@ -14,51 +14,43 @@ from embeddings.verify.statement import Statement
 _CLOSE: Final = 0.6
 _NEAR: Final = 0.75
 _EQUAL: Final = 0.99
-# A limit, and all that may say it.
-_LIMITS: Final = (
-    (
-        re.compile(r" (?:only|solely|merely|exclusively) "),
-        re.compile(
-            r" (?:only|just|solely|merely|exclusively|alone|sole|single|nothing (?:but|else)|no other|nobody else"
-            r"|limit\w*|restrict\w*|other than|unless|until|but|pure\w*|one|exclusive) "
-        ),
-    ),
-    (
-        re.compile(r" (?:at least|no (?:less|fewer) than) "),
-        re.compile(
-            r" (?:at least|min\w*|no (?:less|fewer) than|or more|not (?:less|fewer)|least|lowest|smallest|if|enough) "
-        ),
-    ),
-    (
-        re.compile(r" (?:at most|no more than) "),
-        re.compile(
-            r" (?:at most|max\w*|no more|not more|up to|or less|or fewer|limit\w*|most|within|more than|highest|top) "
-        ),
-    ),
-    (
-        re.compile(r" (?:except|excluding|apart from|aside from) "),
-        re.compile(
-            r" (?:except\w*|exclud\w*|apart|aside|besides|other|others|but|without|not|unless|ignor\w*|leav\w*|minus|skip\w*) "
-        ),
-    ),
-    (
-        re.compile(r" unless "),
-        re.compile(r" (?:unless|not|without|except\w*|otherwise|only|no|never|until) "),
-    ),
+# A limit, and by what else a text may account for it.
+_ONLY: Final = """
+just|alone|sole|single|nothing (?:but|else)|no other|nobody else|limit\\w*|restrict\\w*|other than
+|unless|until|but|pure\\w*|one|exclusive
+"""
+_LEAST: Final = "min\\w*|or more|not (?:less|fewer)|least|lowest|smallest|if|enough"
+_MOST: Final = """
+max\\w*|no more|not more|up to|or less|or fewer|limit\\w*|most|within|more than|highest|top
+"""
+_BUT: Final = """
+except\\w*|exclud\\w*|apart|aside|besides|others?|but|without|not|unless|ignor\\w*|leav\\w*|minus
+|skip\\w*
+"""
+_UNLESS: Final = "not|without|except\\w*|otherwise|only|no|never|until"
+_LIMITS: Final = tuple(
+    (re.compile(f" (?:{says}) "), re.compile(f" (?:{says}|{accounts.strip()}) ".replace("\n", "")))
+    for says, accounts in (
+        ("only|solely|merely|exclusively", _ONLY),
+        ("at least|no (?:less|fewer) than", _LEAST),
+        ("at most|no more than", _MOST),
+        ("except|excluding|apart from|aside from", _BUT),
+        ("unless", _UNLESS),
+    )
 )
+# Only what differs in nothing but time: "does it end" and "will it end" may ask the same.
 _TENSES: Final = (
-    ("past", frozenset({"was", "were", "did", "had"})),
-    ("present", frozenset({"is", "are", "am", "do", "does"})),
-    ("future", frozenset({"will", "shall"})),
+    (frozenset({"is", "are", "am"}), frozenset({"was", "were"})),
+    (frozenset({"do", "does"}), frozenset({"did", "had"})),
+    (frozenset({"is", "are", "am"}), frozenset({"will", "shall"})),
+    (frozenset({"was", "were", "did"}), frozenset({"will", "shall"})),
 )
-_PERFECT: Final = frozenset({"have", "has", "been", "would", "could", "being"})
+_PERFECT: Final = frozenset({"have", "has", "been", "would", "could", "being", "going"})
 _MODALS: Final = (
     (frozenset({"should", "ought"}), "should"),
     (frozenset({"must"}), "must"),
     (frozenset({"can", "could", "may"}), "can"),
 )
-
-
 _LIMITING: Final = words(
     """
     only solely merely exclusively least most no except excluding apart aside unless some several
@@ -121,19 +113,10 @@ def check_small_words(a: Statement, b: Statement, apart: Difference) -> str | No
     times = [{place for place, x in enumerate(_TIMES) if text & x} for text in (left, right)]
     if times[0] and times[1] and not times[0] & times[1] and not reverses(a, b, apart):
         return "relation"
-    tenses = {_tense(left), _tense(right)}
-    if len(tenses - {None}) > 1 and (None not in tenses):
+    if _PERFECT.isdisjoint(left | right) and any(_against(left, right, x, y) for x, y in _TENSES):
         return "tense"
     modals = {_modal(left), _modal(right)}
     return "modality" if None not in modals and len(modals) > 1 else None
-
-
-def _tense(text: frozenset[str]) -> str | None:
-    """Return past, present or future, None where that is not plain."""
-    if not text.isdisjoint(_PERFECT):
-        return None
-    found = [name for name, marks in _TENSES if not text.isdisjoint(marks)]
-    return found[0] if len(found) == 1 else None
 
 
 def _modal(text: frozenset[str]) -> str | None:

@@ -14,9 +14,11 @@ from embeddings.verify.statement import Statement
 # Texts less close than this may mention a number by the way.
 _CLOSE: Final = 0.6
 _LONG: Final = 25
+_MOST_NAMES: Final = 20
 _A_UNIT: Final = re.compile(
-    r" (?:an?|per|each|every|this|that) ((?:kilo|centi|milli)?(?:second|minute|hour|day|week|month|year|met(?:re|er)"
-    r"|gram|lit(?:re|er)|kilo)) "
+    r" (?:an?|per|each|every|this|that) "
+    r"((?:kilo|centi|milli)?(?:met(?:re|er)|gram|lit(?:re|er))|kilo"
+    r"|second|minute|hour|day|week|month|year) "
 )
 
 
@@ -38,9 +40,7 @@ def check_numbers(a: Statement, b: Statement, apart: Difference) -> str | None:
         return "number"
     if _recounted(a.numbers, b.numbers, short=len(a.words) + len(b.words) < 2 * _LONG):
         return "number"
-    if any(
-        _other_unit(x, b.numbers) or _other_unit(y, a.numbers) for x in a.numbers for y in b.numbers
-    ):
+    if _otherwise_measured(a.numbers, b.numbers):
         return "unit"
     return None
 
@@ -52,13 +52,7 @@ def _alone(numbers: Iterable[Quantity], other: Statement) -> bool:
         return False
     measures = {x.measure for x in other.numbers}
     measures.update(measured("1", UNITS.get(unit, unit)) for unit in _A_UNIT.findall(other.joined))
-    years = {x.value[2:] for x in other.numbers if len(x.value) == 4}
-    return any(
-        not (x.measure and x.measure in measures)
-        and x.value not in years
-        and x.value[2:] not in values
-        for x in missing
-    )
+    return any(not (x.measure and x.measure in measures) for x in missing)
 
 
 def _recounted(a: Iterable[Quantity], b: Iterable[Quantity], *, short: bool) -> bool:
@@ -70,9 +64,20 @@ def _recounted(a: Iterable[Quantity], b: Iterable[Quantity], *, short: bool) -> 
     return left.total() == right.total() and left.keys() == right.keys()
 
 
-def _other_unit(x: Quantity, others: Iterable[Quantity]) -> bool:
-    units = {y.unit for y in others if y.value == x.value}
-    return bool(x.unit and units) and x.unit not in units and None not in units
+def _otherwise_measured(a: Iterable[Quantity], b: Iterable[Quantity]) -> bool:
+    """Tell whether a number has a unit in both texts, and not the same."""
+    left, right = _units(a), _units(b)
+    return any(
+        None not in left[value] | right[value] and left[value] != right[value]
+        for value in left.keys() & right.keys()
+    )
+
+
+def _units(numbers: Iterable[Quantity]) -> dict[str, set[str | None]]:
+    units: dict[str, set[str | None]] = {}
+    for x in numbers:
+        units.setdefault(x.value, set()).add(x.unit)
+    return units
 
 
 def _exchanged(a: Statement, b: Statement) -> bool:
@@ -89,11 +94,8 @@ def _exchanged(a: Statement, b: Statement) -> bool:
 
 def _contradict(left: dict[str, str], right: dict[str, str]) -> bool:
     """Tell whether two things have each other's number."""
-    return any(
-        left[x] != right[x] and any(left[y] == right[x] and right[y] == left[x] for y in both)
-        for both in (left.keys() & right.keys(),)
-        for x in both
-    )
+    numbers = {(left[x], right[x]) for x in left.keys() & right.keys() if left[x] != right[x]}
+    return any((y, x) in numbers for x, y in numbers)
 
 
 def _counted(text: Statement) -> dict[str, str]:
@@ -105,7 +107,7 @@ def _counted(text: Statement) -> dict[str, str]:
 def _owned(text: Statement) -> dict[str, str]:
     """Return the number after each name."""
     found: dict[str, str] = {}
-    names = [item for item in text.items if is_name(item)]
+    names = [item for item in text.items if is_name(item)][:_MOST_NAMES]
     for name, following in zip(names, [*names[1:], None], strict=False):
         end = following.place if following else len(text.words)
         own = [x.value for x in text.numbers if name.place < x.place < end]

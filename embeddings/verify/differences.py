@@ -49,6 +49,7 @@ def difference(a: Statement, b: Statement) -> Difference:
 
 # Texts that are the same but for one word are close, however short they are.
 _FRAMED: Final = 0.9
+_MOST: Final = 40
 
 
 def _framed(a: Statement, b: Statement) -> bool:
@@ -73,15 +74,17 @@ def _unaccounted(items: Sequence[Item], other: Statement, alone: Sequence[Item])
     prefixes: dict[str, list[Item]] = {}
     for x in other.items:
         prefixes.setdefault(x.text[:3], []).append(x)
-    written = other.joined.replace(" ", "").replace("-", "")
+    # What costs a look at every word of the other text is done for some words only.
+    few, some = alone[:_MOST], len(items) <= _MOST
+    written = other.joined.replace(" ", "").replace("-", "") if some else ""
     return [
         item
         for item in items
         if item.word.synonyms.isdisjoint(groups)
-        and not any(related(item.word, x.word) for x in prefixes.get(item.text[:3], ()))
+        and not any(related(item.word, x.word) for x in prefixes.get(item.text[:3], ())[:_MOST])
         # The other text may write it in two words, or as a part of one.
         and not (len(item.text) > 5 and item.text in written)
-        and not any(_misspelt(item.text, x.text) for x in alone)
+        and not any(_misspelt(item.text, x.text) for x in few)
     ]
 
 

@@ -13,6 +13,8 @@ from embeddings.verify.statement import Item, Statement
 
 # Texts less close than this may mention a name by the way.
 _CLOSE: Final = 0.6
+_MOST: Final = 20
+_NO_MEMBERS: Final[frozenset[str]] = frozenset()
 # Less close than this they may mention two things of a kind for two reasons.
 _NEAR: Final = 0.4
 
@@ -24,7 +26,7 @@ def check_names(a: Statement, b: Statement, apart: Difference) -> str | None:
             is_name(item)
             and not _is_part(item, mine, apart, others)
             and not _initials(item, mine, theirs)
-            for item in alone
+            for item in alone[:_MOST]
         )
         for mine, theirs, alone, others in (
             (a, b, apart.left, apart.right),
@@ -66,11 +68,12 @@ def check_kinds(a: Statement, b: Statement, apart: Difference) -> str | None:
     del a, b
     if apart.closeness < _NEAR:
         return None
+    members: dict[str, set[str]] = {}
+    for y in apart.right:
+        for kind in y.word.kinds:
+            members.setdefault(kind.partition(":")[0], set()).add(kind)
     for x in apart.left:
-        if not x.word.kinds:
-            continue
-        mine = {kind.partition(":")[0] for kind in x.word.kinds}
-        for y in apart.right:
-            if any(kind.partition(":")[0] in mine for kind in y.word.kinds - x.word.kinds):
+        for kind in x.word.kinds:
+            if members.get(kind.partition(":")[0], _NO_MEMBERS) - x.word.kinds:
                 return "kind"
     return None

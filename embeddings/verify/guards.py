@@ -1,7 +1,9 @@
 """Stands before the trained verifier: refuses what is certainly or probably another question. Pure.
 
 Law: a guard refuses only for a difference that it can name; ordinary rewording (other words, active
-for passive, clauses moved) is left to the verifier. All guards are symmetric.
+for passive, clauses moved) is left to the verifier. Every guard is symmetric. How much a difference
+proves depends on how close two texts are otherwise: one word more in an equal sentence is another
+question, in a sentence of other words it is a rewording.
 """
 
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from embeddings.verify.statement import Statement, state
 from embeddings.verify.strings import check_strings
 
 _Check = Callable[[Statement, Statement, Difference], str | None]
+# What is surest comes first: the first to refuse gives the reason.
 _CHECKS: Final[tuple[_Check, ...]] = (
     check_strings,
     check_numbers,
@@ -31,14 +34,26 @@ _CHECKS: Final[tuple[_Check, ...]] = (
     check_roles,
     check_words,
 )
+REASONS: Final = frozenset(
+    {"symbol", "quoted", "number", "unit", "name", "negation", "antonym", "kind", "quantifier"}
+    | {"question", "person", "relation", "tense", "modality", "roles", "added", "replaced", "words"}
+)
+"""All that `guard` may say; embeddings/README.md tells what each means."""
 
 
 def guard(asked: str, stored: str) -> str | None:
-    """Return why an answer to `stored` may not be served to `asked`, None to leave it open."""
+    """Return why an answer to `stored` may not be served to `asked`, None to leave it open.
+
+    Symmetric: the reason is the same the other way round.
+    """
     if asked.strip() == stored.strip():
         return None
     a, b = state(asked), state(stored)
-    if not (a.words or a.symbols or a.strings) or not (b.words or b.symbols or b.strings):
+    if _is_empty(a) or _is_empty(b):
         return "words"
     apart = difference(a, b)
     return next((reason for check in _CHECKS if (reason := check(a, b, apart))), None)
+
+
+def _is_empty(text: Statement) -> bool:
+    return not text.words

@@ -14,6 +14,7 @@ from embeddings.verify.lists.grammar import ADDABLE, AUXILIARIES, HARMLESS
 from embeddings.verify.polarity import flips
 from embeddings.verify.statement import Item, Statement
 
+_LATIN: Final = "\u024f"
 # Words that a rewording changes freely.
 _FREE: Final = (
     AUXILIARIES
@@ -24,6 +25,8 @@ _FREE: Final = (
 
 def check_words(a: Statement, b: Statement, apart: Difference) -> str | None:
     """Refuse a word added or replaced."""
+    if any(_is_foreign(item.text) for item in (*apart.left, *apart.right)):
+        return "words"
     left, right = (
         [item for item in items if not item.word.harmless and not is_name(item)]
         for items in (apart.left, apart.right)
@@ -37,6 +40,11 @@ def check_words(a: Statement, b: Statement, apart: Difference) -> str | None:
         return None
     long, short = (_skeleton(a), _skeleton(b)) if left else (_skeleton(b), _skeleton(a))
     return "added" if _is_within(short, long) else None
+
+
+def _is_foreign(text: str) -> bool:
+    """Tell whether a word is of a script that neither lists nor verifier know."""
+    return not text.isascii() and any(char > _LATIN and char.isalpha() for char in text)
 
 
 def _skeleton(text: Statement) -> list[str]:

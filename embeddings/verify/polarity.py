@@ -10,7 +10,7 @@ from typing import Final
 from embeddings.verify.differences import Difference, reverses
 from embeddings.verify.lists.grammar import NEGATIONS
 from embeddings.verify.statement import Statement
-from embeddings.verify.vocabulary import opposed
+from embeddings.verify.vocabulary import opposed_to_any
 
 # Texts less close than this may say the same with other words and a negation.
 _CLOSE: Final = 0.6
@@ -47,15 +47,12 @@ def flips(apart: Difference) -> int:
 
 
 def _flipped(apart: Difference) -> list[str]:
+    keys = frozenset([item.word.key for item in apart.right])
     close = apart.closeness >= _ALIKE
     return [
         x.text
         for x in apart.left
-        if any(
-            opposed(x.word, y.word)
-            or (close and (y.word.key in x.word.converse or x.word.key in y.word.converse))
-            for y in apart.right
-        )
+        if opposed_to_any(x.word, keys) or (close and not x.word.converse.isdisjoint(keys))
     ]
 
 

@@ -54,7 +54,7 @@ _ROMAN: Final[Mapping[str, str]] = {
     "II": "2", "III": "3", "IV": "4", "VI": "6", "VII": "7", "VIII": "8", "IX": "9", "XI": "11",
 }  # fmt: skip
 _PLAIN: Final = re.compile(r"[-+]?\d{1,15}(?:\.\d{1,9})?")
-_FRACTION: Final = re.compile(r"(\d{1,6})/(\d{1,6})")
+_FRACTION: Final = re.compile(r"(\d{1,6})/([1-9]\d{0,5})")
 _ISO_DATE: Final = re.compile(r"(\d{4})-(\d{2})-(\d{2})")
 _ORDINAL: Final = re.compile(r"(\d+)th")
 _SCALES: Final[Mapping[str, int]] = {
@@ -67,27 +67,29 @@ _SYMBOLS: Final[Mapping[str, str]] = {
 }  # fmt: skip
 _OTHER_UNITS: Final[Mapping[str, str]] = {
     "bucks": "dollar", "buck": "dollar", "usd": "dollar", "quid": "sterling", "p.m": "pm",
-    "a.m": "am", "am": "am", "pm": "pm", "pct": "percent", "percent": "percent", "m": "metre", "ml": "millilitre",
-    "cents": "cent", "cent": "cent", "centimes": "cent", "pence": "cent", "millilitres": "millilitre", "milliliters": "millilitre",
-    "kilo": "kilogram", "kilos": "kilogram", "mg": "milligram", "milligrams": "milligram",
-    "s": "second", "h": "hour", "g": "gram", "l": "litre", "c": "celsius", "f": "fahrenheit",
-    "yo": "year", "degrees": "degree", "degree": "degree", "mph": "mph", "kmh": "kmh",
-    "yen": "yen", "rupees": "rupee", "rupee": "rupee", "rs": "rupee", "mb": "megabyte",
-    "gb": "gigabyte", "tb": "terabyte", "kb": "kilobyte",
+    "a.m": "am", "am": "am", "pm": "pm", "pct": "percent", "percent": "percent", "m": "metre",
+    "ml": "millilitre", "millilitres": "millilitre", "milliliters": "millilitre",
+    "cents": "cent", "cent": "cent", "centimes": "cent", "pence": "cent", "kilo": "kilogram",
+    "kilos": "kilogram", "mg": "milligram", "milligrams": "milligram", "s": "second", "h": "hour",
+    "g": "gram", "l": "litre", "c": "celsius", "f": "fahrenheit", "yo": "year",
+    "degrees": "degree", "degree": "degree", "mph": "mph", "kmh": "kmh", "yen": "yen",
+    "rupees": "rupee", "rupee": "rupee", "rs": "rupee", "mb": "megabyte", "gb": "gigabyte",
+    "tb": "terabyte", "kb": "kilobyte",
 }  # fmt: skip
-# What a unit is worth in the smallest of its kind. Months and days are not made one: 30 is no month.
-_WORTH: Final[Mapping[str, tuple[str, Fraction]]] = {
+# What a unit is worth in the smallest of its kind. Days are not made months.
+_SIZES: Final[Mapping[str, Mapping[str, int | str]]] = {
+    "second": {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800},
+    "month": {"month": 1, "year": 12},
+    "millimetre": {"millimetre": 1, "centimetre": 10, "metre": 1000, "kilometre": 10**6},
+    "gram": {"gram": 1, "kilogram": 1000},
+    "millilitre": {"millilitre": 1, "litre": 1000},
+    "cent": {"cent": 1, "dollar": 100, "euro": 100, "sterling": 100},
+    "kilobyte": {"kilobyte": 1, "megabyte": 1000, "gigabyte": 10**6, "terabyte": 10**9},
+    "part": {"percent": "1/100", "": 1},
+}
+_WORTH: Final = {
     unit: (least, Fraction(worth))
-    for least, units in {
-        "second": {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800},
-        "month": {"month": 1, "year": 12},
-        "millimetre": {"millimetre": 1, "centimetre": 10, "metre": 1000, "kilometre": 10**6},
-        "gram": {"gram": 1, "kilogram": 1000},
-        "millilitre": {"millilitre": 1, "litre": 1000},
-        "cent": {"cent": 1, "dollar": 100, "euro": 100, "sterling": 100},
-        "kilobyte": {"kilobyte": 1, "megabyte": 1000, "gigabyte": 10**6, "terabyte": 10**9},
-        "part": {"percent": Fraction(1, 100), "": 1},
-    }.items()
+    for least, units in _SIZES.items()
     for unit, worth in units.items()
 }
 _LOOK_AHEAD: Final = 12
@@ -157,9 +159,13 @@ def _worded(lexemes: Sequence[Lexeme], place: int, lower: str) -> tuple[Quantity
         return Quantity("1", unit, weak=True), 1 + taken
     if lower in NUMBER_WORDS:
         return _spelled(lexemes, place)
-    if lower in _PARTS and place and lexemes[place - 1].text in {"a", "an"}:
-        if following == "of" or lower == "quarter":
-            return Quantity(f"1/{_PARTS[lower]}", None, weak=False), 1
+    if (
+        lower in _PARTS
+        and place
+        and lexemes[place - 1].text in {"a", "an"}
+        and (following == "of" or lower == "quarter")
+    ):
+        return Quantity(f"1/{_PARTS[lower]}", None, weak=False), 1
     if lower in _WEAK:
         return Quantity(_WEAK[lower], None, weak=True), 1
     if lower in _STRONG:
@@ -188,7 +194,7 @@ def _written(lexemes: Sequence[Lexeme], place: int) -> tuple[Quantity, int]:
     elif clock:
         hour = str(int(clock[1]) % 12 or 12)
         form = hour if clock[2] == "00" else f"{hour}:{clock[2]}"
-    elif fraction and int(fraction[2]):
+    elif fraction:
         form = str(Fraction(int(fraction[1]), int(fraction[2])))
     elif place + 1 < len(lexemes) and _PLAIN.fullmatch(form):
         form, more = _scaled(form, lexemes, place + 1)

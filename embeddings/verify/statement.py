@@ -28,9 +28,10 @@ class Item(NamedTuple):
 class Statement(NamedTuple):
     """A text, read.
 
-    `words`: all words in lower case, `#` for a number and `"` for a string; `vocabulary`: the same as a set; `joined`: between single spaces. `items`: the meaningful ones; `keys`: theirs. `strings`: code,
-    quotations, addresses. `symbols`: what is neither word nor number. `signs`: a minus or a slash
-    is among them. `starts`: where sentences begin in `words`.
+    `words`: all words in lower case, `#` for a number and `"` for a string; `vocabulary`: the same
+    as a set; `joined`: between single spaces. `items`: the meaningful ones; `keys`: theirs.
+    `strings`: code, quotations, addresses. `symbols`: what is neither word nor number. `signs`: a
+    minus or a slash is among them. `starts`: where sentences begin in `words`.
     """
 
     words: tuple[str, ...]
@@ -45,7 +46,7 @@ class Statement(NamedTuple):
     starts: tuple[int, ...]
 
 
-_DECORATION: Final = frozenset("()[]{},;:-\u2013\u2014'\"\u2026\u201c\u201d\u2022*&/~")
+_DECORATION: Final = frozenset("()[]{},;:-'*&/~\"\u2013\u2014\u2026\u201c\u201d\u2022")
 _SIGNS: Final = frozenset("-\u2013\u2212/\u00f7^")
 _NOTHING: Final[frozenset[str]] = frozenset()
 _LONGEST_PHRASE: Final = max(len(phrase) for phrases in PHRASES.values() for phrase in phrases)
@@ -80,11 +81,8 @@ def state(text: str) -> Statement:
             if piece is not Piece.SYMBOL:
                 words.append(STRING)
             continue
-        if piece is Piece.NUMBER or lower in OPENERS or named:
-            found = quantity(lexemes, place - 1)
-        else:
-            found = None
-        if found is not None:
+        counts = piece is Piece.NUMBER or lower in OPENERS or named
+        if counts and (found := quantity(lexemes, place - 1)):
             numbers.append(found[0]._replace(place=len(words)))
             words.append(NUMBER)
             place += found[1] - 1

@@ -13,6 +13,7 @@ from embeddings.verify.lists.opposites import COMPLEMENTS, CONVERSE, OPPOSED
 from embeddings.verify.lists.people import FEMALE, MALE
 from embeddings.verify.lists.places import COUNTRIES, PLACES
 from embeddings.verify.lists.synonyms import SYNONYMS
+from embeddings.verify.lists.wordnet import WORDNET
 from embeddings.verify.stems import derived, stem
 
 _Index = Mapping[str, frozenset[str]]
@@ -56,24 +57,40 @@ def related(a: Word, b: Word) -> bool:
 
 def opposed(a: Word, b: Word) -> bool:
     """Tell whether one word says the opposite of the other."""
-    return (
-        b.key in a.opposed
-        or a.key in b.opposed
-        or (a.key != b.key and _opposed_by_form(*sorted((a.key, b.key), key=len)))
-    )
+    return opposed_to_any(a, frozenset({b.key}))
+
+
+def opposed_to_any(word: Word, keys: frozenset[str]) -> bool:
+    """Tell whether a word says the opposite of one of those with these keys."""
+    return not (word.opposed.isdisjoint(keys) and _opposed_by_form(word.key).isdisjoint(keys))
 
 
 _PREFIXES: Final = ("un", "dis", "in", "im", "il", "ir", "non", "mis", "anti", "de", "counter")
 
 
-def _opposed_by_form(short: str, long: str) -> bool:
-    if len(short) > 2 and long.endswith(short):
-        return long[: -len(short)] in _PREFIXES
-    if long.endswith("less") and len(long) > 6:
-        base = long[:-4]
-        return short in (base, base + "ful", base + "y")
+def _opposed_by_form(key: str) -> frozenset[str]:
+    return _remembered_forms(key) if len(key) <= _LONGEST_REMEMBERED else _NONE
+
+
+@lru_cache(8192)
+def _remembered_forms(key: str) -> frozenset[str]:
+    """Return what a prefix or suffix would make the opposite of a word: "unhappy" for "happy"."""
+    forms = set()
+    if len(key) > 2:
+        forms.update(prefix + key for prefix in _PREFIXES)
+        base = key.removesuffix("ful").removesuffix("y")
+        forms.update((base + "less", key + "less"))
+    forms.update(
+        key.removeprefix(x) for x in _PREFIXES if key.startswith(x) and len(key) > len(x) + 2
+    )
+    if key.endswith("less") and len(key) > 6:
+        forms.update(key[:-4] + end for end in ("", "ful", "y"))
     # enable and disable, encourage and discourage
-    return long.startswith("dis") and short.startswith("en") and long[3:] == short[2:]
+    if key.startswith("dis"):
+        forms.add("en" + key[3:])
+    if key.startswith("en"):
+        forms.add("dis" + key[2:])
+    return frozenset(forms - {key})
 
 
 @lru_cache(8192)
@@ -108,7 +125,7 @@ def _entities(*texts: str) -> dict[str, str]:
 
 
 def _synonyms() -> Iterator[tuple[str, str]]:
-    for place, group in enumerate(entries(SYNONYMS)):
+    for place, group in enumerate((*entries(SYNONYMS), *entries(WORDNET))):
         for text in group.split():
             yield stem(text), str(place)
     for entry in entries(ACRONYMS):

@@ -10,6 +10,7 @@ from embeddings.verify.guards import REASONS, guard
 def both_ways(asked, stored):
     one, other = guard(asked, stored), guard(stored, asked)
     assert one == other
+    assert one is None or one in REASONS
     return one
 
 
@@ -174,3 +175,48 @@ def test_what_changes_the_answer_is_refused(asked, stored, reason):
 )
 def test_rewording_is_left_to_the_verifier(asked, stored):
     assert both_ways(asked, stored) is None
+
+
+@pytest.mark.parametrize("text", ["", " ", "?!", "\x00", "\U0001f389", "\u4f60\u597d", "''", "```"])
+def test_what_says_nothing_fits_only_itself(text):
+    assert guard(text, text) is None
+    assert both_ways(text, "How do I reset my password?") is not None
+
+
+def test_texts_of_other_scripts_differ():
+    assert both_ways("\u4f60\u597d\u5417", "\u4f60\u597d") is not None
+    assert (
+        both_ways("\u043f\u0430\u0440\u043e\u043b\u044c", "\u043b\u043e\u0433\u0438\u043d")
+        is not None
+    )
+
+
+HOSTILE = (
+    "a", "a-", "a.", "1 ", "1/", "not ", "'a ", "\u201c", "a@", "a_", "please ", "Word ",
+    "if only at least ", "what ", "from a to b ", "$1 ", "half past ", "Ann has 3 ",
+)  # fmt: skip
+WHOLE = 12_000
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
+def test_a_hostile_text_takes_time_in_proportion_to_its_length(piece):
+    text = piece * (WHOLE // len(piece))
+    tenth = piece * (WHOLE // 10 // len(piece))
+    # Ten times the length takes some ten times as long; squared it would be a hundred times.
+    assert spent(text) < 40 * max(spent(tenth), 0.001)
+
+
+def test_very_many_different_words_take_time_in_proportion_to_their_number():
+    whole, tenth = (" ".join(f"w{n}x" for n in range(count)) for count in (3_000, 300))
+    assert spent(whole) < 40 * max(spent(tenth), 0.001)
+
+
+def test_a_hundred_thousand_characters_are_judged():
+    text = "How do I reset my password? " * 3_600
+    assert guard(f"{text} 7", f"{text} 8") == "number"
+
+
+def spent(text):
+    started = time.process_time()
+    guard(text + " x", text[::-1] + " y")
+    return time.process_time() - started

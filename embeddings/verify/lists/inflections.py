@@ -12,28 +12,28 @@ burnt; buy bought; catch caught; choose chose chosen; come came; cost costed; cr
 dealt; dig dug; draw drew drawn; dream dreamt; drink drank drunk; drive drove driven; eat ate
 eaten; fall fell fallen; feed fed; feel felt; fight fought; find found; flee fled; fly flew flown;
 forbid forbade forbidden; forget forgot forgotten; forgive forgave forgiven; freeze froze frozen;
-get got gotten; give gave given; go went gone goes; do does did done; grind ground; grow grew grown; hang hung; hear
-heard; hide hid hidden; hold held; keep kept; kneel knelt; know knew known; lay laid; lead led;
-learn learnt; leave left; lend lent; lie lying lain; light lit; lose lost; make made; mean meant;
-meet met; overcome overcame; pay paid; prove proven; ride rode ridden; ring rang rung; rise rose
-risen; run ran; say said; see saw seen; seek sought; sell sold; send sent; sew sewn; shake shook
-shaken; shine shone; shoot shot; show shown; shrink shrank shrunk; sing sang sung; sink sank sunk;
-sit sat; sleep slept; slide slid; smell smelt; speak spoke spoken; spell spelt; spend spent; spill
-spilt; spin spun; spoil spoilt; stand stood; steal stole stolen; stick stuck; sting stung; strike
-struck; swear swore sworn; sweep swept; swim swam swum; swing swung; take took taken; teach
-taught; tear tore torn; tell told; think thought; throw threw thrown; understand understood; undo
-undid undone; wake woke woken; wear wore worn; weave wove woven; weep wept; win won; withdraw
-withdrew withdrawn; write wrote written; die dying; child children kid kids; person people
-persons; man men; woman women; tooth teeth; foot feet; goose geese; mouse mice; ox oxen; knife
-knives; life lives; wife wives; half halves; shelf shelves; self selves; thief thieves; wolf
-wolves; loaf loaves; leaf leaves; index indices; criterion criteria; datum data; medium media;
-analysis analyses; crisis crises; good better best; bad worse worst; far farther farthest further
-furthest; change changing changed changes; charge charging charged charges; age aging ageing aged
-ages; singe singeing; hinge hinging; tie tying; use using used uses; due dues; dye dyeing; travel
-travelling travelled traveller; create creating created; install installing installed; fulfil
-fulfill fulfilled fulfilling; cancel cancelling cancelled cancellation; bus buses busses; gas
-gases; lens lenses; quiz quizzes; canvas canvases; alias aliases; virus viruses; series; species;
-always; news; perhaps
+get got gotten; give gave given; go went gone goes; do does did done; grind ground; grow grew
+grown; hang hung; hear heard; hide hid hidden; hold held; keep kept; kneel knelt; know knew known;
+lay laid; lead led; learn learnt; leave left; lend lent; lie lying lain; light lit; lose lost;
+make made; mean meant; meet met; overcome overcame; pay paid; prove proven; ride rode ridden; ring
+rang rung; rise rose risen; run ran; say said; see saw seen; seek sought; sell sold; send sent;
+sew sewn; shake shook shaken; shine shone; shoot shot; show shown; shrink shrank shrunk; sing sang
+sung; sink sank sunk; sit sat; sleep slept; slide slid; smell smelt; speak spoke spoken; spell
+spelt; spend spent; spill spilt; spin spun; spoil spoilt; stand stood; steal stole stolen; stick
+stuck; sting stung; strike struck; swear swore sworn; sweep swept; swim swam swum; swing swung;
+take took taken; teach taught; tear tore torn; tell told; think thought; throw threw thrown;
+understand understood; undo undid undone; wake woke woken; wear wore worn; weave wove woven; weep
+wept; win won; withdraw withdrew withdrawn; write wrote written; die dying; child children kid
+kids; person people persons; man men; woman women; tooth teeth; foot feet; goose geese; mouse
+mice; ox oxen; knife knives; life lives; wife wives; half halves; shelf shelves; self selves;
+thief thieves; wolf wolves; loaf loaves; leaf leaves; index indices; criterion criteria; datum
+data; medium media; analysis analyses; crisis crises; good better best; bad worse worst; far
+farther farthest further furthest; change changing changed changes; charge charging charged
+charges; age aging ageing aged ages; singe singeing; hinge hinging; tie tying; use using used
+uses; due dues; dye dyeing; travel travelling travelled traveller; create creating created;
+install installing installed; fulfil fulfill fulfilled fulfilling; cancel cancelling cancelled
+cancellation; bus buses busses; gas gases; lens lenses; quiz quizzes; canvas canvases; alias
+aliases; virus viruses; series; species; always; news; perhaps
 """
 
 IRREGULAR: Final[Mapping[str, str]] = {
