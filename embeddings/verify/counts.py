@@ -15,6 +15,8 @@ from embeddings.verify.statement import Statement
 _CLOSE: Final = 0.6
 _LONG: Final = 25
 _MOST_NAMES: Final = 20
+# "A second card" is "another card".
+_ONE_MORE: Final = frozenset({"another", "additional", "extra", "other"})
 _A_UNIT: Final = re.compile(
     r" (?:an?|per|each|every|this|that) "
     r"((?:kilo|centi|milli)?(?:met(?:re|er)|gram|lit(?:re|er))|kilo"
@@ -47,6 +49,8 @@ def check_numbers(a: Statement, b: Statement, apart: Difference) -> str | None:
 
 def _alone(numbers: Iterable[Quantity], other: Statement) -> bool:
     values = {x.value for x in other.numbers}
+    if not other.vocabulary.isdisjoint(_ONE_MORE):
+        values.add("2")
     missing = [x for x in numbers if not x.weak and x.value not in values]
     if not missing:
         return False

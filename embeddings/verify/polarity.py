@@ -23,7 +23,7 @@ _DEGREE: Final = _LESS | {"more", "most", "many"}
 _IDLE: Final = re.compile(
     r" (?:(?:whether )?or no(?:t|)"
     r"|not (?:only|just|sure|certain|clear|enough|to mention)"
-    r"|if not|never mind"
+    r"|if not|yes no|never mind"
     r"|why not $|no (?:idea|clue|matter|problem)|no(?:t|)"
     r" (?:more|less|fewer|later|earlier|longer) than"
     r"|(?:do|does|did|can|could) not (?:really )?"

@@ -150,10 +150,11 @@ def _worded(lexemes: Sequence[Lexeme], place: int, lower: str) -> tuple[Quantity
     following = ahead[0] if ahead else ""
     if lower in {"half", "quarter"} and ahead[1:2] and following in {"past", "to"}:
         return _clock(lower, ahead)
-    if lower in {"half", "quarter"} and following in {"of", "a", "an"}:
-        unit, taken = _unit(lexemes, place + 3 if following == "of" else place + 2)
+    if lower in {"half", "quarter"}:
+        skipped = 2 if following == "of" else int(following in {"a", "an"})
+        unit, taken = _unit(lexemes, place + 1 + skipped)
         if unit:
-            return Quantity(f"1/{_PARTS[lower]}", unit, weak=False), 2 + (following == "of") + taken
+            return Quantity(f"1/{_PARTS[lower]}", unit, weak=False), 1 + skipped + taken
     if lower == "one" and following not in NUMBER_WORDS and following not in _PARTS:
         unit, taken = _unit(lexemes, place + 1)
         return Quantity("1", unit, weak=True), 1 + taken

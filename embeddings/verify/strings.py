@@ -8,6 +8,7 @@ from embeddings.verify.statement import Statement
 
 # Texts less close than this may write out in words what the other has in signs.
 _CLOSE: Final = 0.6
+_EQUAL: Final = 0.99
 _OPERATORS: Final = frozenset("+*^=<>|\u00d7\u00f7\u2264\u2265\u2260\u221a%")
 
 
@@ -19,7 +20,7 @@ def check_strings(a: Statement, b: Statement, apart: Difference) -> str | None:
         Counter(x for x in text.symbols if x in _OPERATORS or x.isalnum()) for text in (a, b)
     )
     if left != right:
-        return "symbol" if apart.closeness >= _CLOSE else None
+        return "symbol" if (left and right) or apart.closeness >= _EQUAL else None
     if a.strings == b.strings:
         return None
     for mine, theirs in ((a, b), (b, a)):

@@ -75,7 +75,7 @@ def _opposed_by_form(key: str) -> frozenset[str]:
 @lru_cache(8192)
 def _remembered_forms(key: str) -> frozenset[str]:
     """Return what a prefix or suffix would make the opposite of a word: "unhappy" for "happy"."""
-    forms = set()
+    forms: set[str] = set()
     if len(key) > 2:
         forms.update(prefix + key for prefix in _PREFIXES)
         base = key.removesuffix("ful").removesuffix("y")
