@@ -26,6 +26,8 @@ class Pair(NamedTuple):
     a: str
     b: str
     same: bool
+    seed: bool
+    """Is one of them the group's own question, from which the other was written?"""
 
 
 def main() -> int:
@@ -41,12 +43,21 @@ def main() -> int:
     reasons = [guard(pair.a, pair.b) for pair in pairs]
     per_pair = (time.process_time() - started) / max(len(pairs), 1) * 1e6
     result: dict[str, object] = {"benchmark": "guards", "half": arguments.half}
-    for name, same in (("same", True), ("different", False)):
-        of = [reason for pair, reason in zip(pairs, reasons, strict=True) if pair.same is same]
+    for name, same, seeds in (
+        ("same, with the seed", True, {True}),
+        ("different, with the seed", False, {True}),
+        ("same", True, {True, False}),
+        ("different", False, {True, False}),
+    ):
+        of = [
+            reason
+            for pair, reason in zip(pairs, reasons, strict=True)
+            if pair.same is same and pair.seed in seeds
+        ]
         refused = Counter(reason for reason in of if reason)
         total = sum(refused.values())
         print(f"{name}: {total} of {len(of)} refused, {total / max(len(of), 1):.1%}")
-        for reason, count in refused.most_common():
+        for reason, count in refused.most_common() if False in seeds else ():
             print(f"    {reason:12}{count:7} {count / len(of):7.2%}")
         result[name] = {"pairs": len(of), "refused": round(total / max(len(of), 1), 4)}
     for pair, reason in zip(pairs, reasons, strict=True):
@@ -72,8 +83,9 @@ def read(path: Path, half: str, every: int = 1) -> Iterator[Pair]:
                 continue
             same = [lines[0], *(line[2:] for line in lines if line.startswith("= "))]
             other = [line[2:] for line in lines if line.startswith("! ")]
-            yield from (Pair(a, b, same=True) for a, b in combinations(same, 2))
-            yield from (Pair(a, b, same=False) for a in same for b in other)
+            seed = same[0]
+            yield from (Pair(a, b, True, a is seed) for a, b in combinations(same, 2))
+            yield from (Pair(a, b, False, a is seed) for a in same for b in other)
 
 
 if __name__ == "__main__":
