@@ -52,15 +52,20 @@ _NOUNS: Final = {
     }.items()
     for noun in words(nouns)
 }
+_COUNTED: Final = {
+    **dict.fromkeys(words("time seconds minutes hours days weeks months years"), "duration"),
+    **dict.fromkeys(words("miles kilometers kilometres km"), "distance"),
+    **dict.fromkeys(words("times"), "frequency"),
+}
 # Kinds of which one answer may do for the other.
 _AKIN: Final = frozenset(
     frozenset(pair)
     for pair in (
-        ("when", "duration"), ("amount", "duration"), ("where", "how"),
+        ("when", "duration"), ("where", "how"),
         ("age", "when"), ("age", "amount"), ("distance", "amount"), ("distance", "duration"),
         ("size", "amount"), ("weight", "amount"), ("speed", "amount"), ("temperature", "amount"),
         ("size", "distance"), ("frequency", "amount"), ("frequency", "when"), ("speed", "duration"),
-        ("where", "who"), ("how", "duration"), ("amount", "when"),
+        ("where", "who"), ("how", "duration"),
     )
 )  # fmt: skip
 _ASKED_IN_OTHER_WORDS: Final = words(
@@ -118,8 +123,10 @@ def _asked_by(sentence: Sequence[str]) -> frozenset[str] | None:
 
 def _yes_no(sentence: Sequence[str], start: int) -> frozenset[str]:
     second = sentence[start + 1]
-    if second in {"you", "there"} or "or" in sentence:
+    if second == "you" or "or" in sentence:
         return frozenset()
+    if second == "there":
+        return frozenset({"yes-no", "how"})
     return frozenset({"yes-no"})
 
 
@@ -129,6 +136,8 @@ def _wh(sentence: Sequence[str], place: int) -> frozenset[str]:
     if word in {"how", "what", "which"} and not _ASKED_IN_OTHER_WORDS.isdisjoint(sentence):
         return frozenset()
     if word == "how":
+        if following in {"many", "much"} and place + 2 < len(sentence):
+            return frozenset({_COUNTED.get(sentence[place + 2], "amount")})
         return frozenset({_HOW.get(following, "how")})
     if word in {"who", "whom", "whose"}:
         return frozenset({"who"})

@@ -45,6 +45,26 @@ _TENSES: Final = (
     (frozenset({"is", "are", "am"}), frozenset({"will", "shall"})),
     (frozenset({"was", "were", "did"}), frozenset({"will", "shall"})),
 )
+_PLACED: Final = (
+    (frozenset({"on", "turn-on", "switch-on"}), frozenset({"off", "turn-off", "switch-off"})),
+    (frozenset({"near", "nearby"}), frozenset({"far"})),
+)
+# Between texts that are the same but for this word.
+_LINKS: Final = frozenset(
+    frozenset(pair.split("-"))
+    for pair in words(
+        """
+        near-at near-in from-to from-until from-by from-for to-by until-by for-against with-without
+        for-by under-over above-below since-until before-after at-from at-after at-before in-near
+        in-under behind-before inside-outside with-for with-against on-under on-off in-out
+        """
+    )
+)
+_AUXILIARY: Final = {
+    **dict.fromkeys(("did", "was", "were"), "past"),
+    **dict.fromkeys(("can", "could", "should", "must", "may"), "modal"),
+}
+_HEADS: Final = ({"past", "modal"},)
 _PERFECT: Final = frozenset({"have", "has", "been", "would", "could", "being", "going"})
 _MODALS: Final = (
     (frozenset({"should", "ought"}), "should"),
@@ -103,8 +123,17 @@ def check_small_words(a: Statement, b: Statement, apart: Difference) -> str | No
     left, right = a.vocabulary, b.vocabulary
     if _against(left, right, HE, SHE):
         return "person"
-    if apart.closeness < _EQUAL:
-        return None
+    if apart.closeness >= _NEAR and any(_against(left, right, x, y) for x, y in _PLACED):
+        return "antonym"
+    if apart.framed and _link(a, b) in _LINKS:
+        return "relation"
+    return _otherwise_equal(a, b, apart) if apart.closeness >= _EQUAL else None
+
+
+def _otherwise_equal(a: Statement, b: Statement, apart: Difference) -> str | None:
+    left, right = a.vocabulary, b.vocabulary
+    if {_head(a), _head(b)} in _HEADS:
+        return "tense"
     genders = [[word in HE for word in text.words if word in HE | SHE] for text in (a, b)]
     if genders[0] == [not he for he in genders[1]] and genders[0]:
         return "person"
@@ -117,6 +146,17 @@ def check_small_words(a: Statement, b: Statement, apart: Difference) -> str | No
         return "tense"
     modals = {_modal(left), _modal(right)}
     return "modality" if None not in modals and len(modals) > 1 else None
+
+
+def _link(a: Statement, b: Statement) -> frozenset[str]:
+    return frozenset(
+        x for pair in zip(a.words, b.words, strict=True) for x in pair if pair[0] != pair[1]
+    )
+
+
+def _head(text: Statement) -> str | None:
+    """Return the sort of the auxiliary that the question starts with."""
+    return next((_AUXILIARY[x] for x in text.words[:3] if x in _AUXILIARY), None)
 
 
 def _modal(text: frozenset[str]) -> str | None:

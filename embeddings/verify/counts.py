@@ -13,6 +13,7 @@ from embeddings.verify.statement import Statement
 
 # Texts less close than this may mention a number by the way.
 _CLOSE: Final = 0.6
+_EQUAL: Final = 0.99
 _LONG: Final = 25
 _MOST_NAMES: Final = 20
 # "A second card" is "another card".
@@ -38,7 +39,7 @@ def check_numbers(a: Statement, b: Statement, apart: Difference) -> str | None:
         # Stories reworded at length have numbers worked out; a short question has not.
         conflict = left and right and len(a.words) + len(b.words) < 2 * _LONG
         return "number" if conflict or apart.closeness >= _CLOSE else None
-    if _exchanged(a, b):
+    if _exchanged(a, b) or (apart.closeness >= _EQUAL and _weakly_apart(a.numbers, b.numbers)):
         return "number"
     if _recounted(a.numbers, b.numbers, short=len(a.words) + len(b.words) < 2 * _LONG):
         return "number"
@@ -90,10 +91,18 @@ def _exchanged(a: Statement, b: Statement) -> bool:
     if left == right and len(left) < 2:
         return False
     if left != right and sorted(left) == sorted(right):
+        if a.words == b.words:
+            return True
         signed = a.signs or b.signs or _SUM.search(a.joined) or _SUM.search(b.joined)
         if signed and len(left) == 2:
             return True
     return any(_contradict(read(a), read(b)) for read in (_counted, _owned) if len(set(left)) > 1)
+
+
+def _weakly_apart(a: Iterable[Quantity], b: Iterable[Quantity]) -> bool:
+    """Tell whether "squared" stands against "cubed"."""
+    left, right = ({x.value for x in numbers if x.weak and x.value != "1"} for numbers in (a, b))
+    return bool(left - {y.value for y in b} and right - {x.value for x in a})
 
 
 def _contradict(left: dict[str, str], right: dict[str, str]) -> bool:

@@ -1,6 +1,7 @@
 """Which words of two texts stand against each other, and which a text has alone. Pure."""
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from operator import ne
 from typing import Final, NamedTuple
 
@@ -76,21 +77,25 @@ def _unaccounted(items: Sequence[Item], other: Statement, alone: Sequence[Item])
         prefixes.setdefault(x.text[:3], []).append(x)
     # What costs a look at every word of the other text is done for some words only.
     few, some = alone[:_MOST], len(items) <= _MOST
-    written = other.joined.replace(" ", "").replace("-", "") if some else ""
+    joined = {x + y for x, y in pairwise(other.words)} if some else frozenset()
     return [
         item
         for item in items
         if item.word.synonyms.isdisjoint(groups)
         and not any(related(item.word, x.word) for x in prefixes.get(item.text[:3], ())[:_MOST])
-        # The other text may write it in two words, or as a part of one.
-        and not (len(item.text) > 5 and item.text in written)
-        and not any(_misspelt(item.text, x.text) for x in few)
+        # The other text may write it in two words.
+        and item.text.replace("-", "") not in joined
+        and not any(_misspelt(item, x) for x in few)
     ]
 
 
-def _misspelt(a: str, b: str) -> bool:
+def _misspelt(x: Item, y: Item) -> bool:
     """Tell whether one letter more, less, other or two exchanged make one word of the other."""
+    a, b = x.text, y.text
     if a[0] != b[0] or min(len(a), len(b)) < 5 or abs(len(a) - len(b)) > 1:
+        return False
+    # Two words that are both known, or both acronyms, are two words.
+    if (x.word.ordinary and y.word.ordinary) or x.acronym or y.acronym:
         return False
     start = 0
     while start < min(len(a), len(b)) and a[start] == b[start]:

@@ -20,7 +20,7 @@ _BE: Final = words("is are was were be been being am get gets got getting")
 # Relations that hold both ways, and pivots that say nothing of who is who.
 _MUTUAL: Final = words(
     """
-    and or versus vs between with same equal similar different difference differ distance marry
+    and or versus vs between same equal similar different difference differ distance marry
     married friend related relate relation compare comparison both together near twin sibling
     neighbor neighbour cousin partner spouse meet met plus times equal equivalent synonym border
     """
@@ -32,7 +32,9 @@ _AFTER: Final = words("after since")
 _SIDES: Final = ((_AWAY, _TOWARDS), (_BEFORE, _AFTER))
 _SIDED: Final = _AWAY | _TOWARDS | _BEFORE | _AFTER
 _SKIPPED: Final = words("the a an my your his her their our its this that any some")
-_FREE: Final = _SKIPPED | words("i you it is are was were do does did")
+_FREE: Final = _SKIPPED | words("i me we us you it is are was were do does did")
+_PERSON: Final = {"i": "i", "me": "i", "we": "i", "us": "i", "you": "you"}
+_PEOPLE: Final = frozenset(_PERSON.values())
 _PIVOTS: Final = words(
     "than to from by for with without of in on after before over into at about against"
 )
@@ -44,7 +46,7 @@ def check_roles(a: Statement, b: Statement, apart: Difference) -> str | None:
         return None
     if _turned(a, b) % 2:
         return None if flips(apart) % 2 or reverses(a, b, apart) else "relation"
-    if not _exchanged(a, b, apart):
+    if not (_exchanged(a, b, apart) or _people_exchanged(a, b, apart)):
         return None
     return None if flips(apart) % 2 or _mutual(a) or _mutual(b) else "roles"
 
@@ -109,6 +111,23 @@ def _exchanged(a: Statement, b: Statement, apart: Difference) -> bool:
     if len(keys_a) == 2 and keys_a == keys_b[::-1]:
         return _linked(a, order_a) is not None and _linked(a, order_a) == _linked(b, order_b)
     return False
+
+
+def _people_exchanged(a: Statement, b: Statement, apart: Difference) -> bool:
+    """Tell whether "I" or "you" changed places with another: "can my ex stop me"."""
+    if apart.closeness < _EQUAL or "by" in a.vocabulary or "by" in b.vocabulary:
+        return False
+    left, right = _with_people(a, apart), _with_people(b, apart)
+    if len(left) != len(right) or sorted(left) != sorted(right):
+        return False
+    other = [(x, y) for x, y in zip(left, right, strict=True) if x != y]
+    return len(other) == 2 and not _PEOPLE.isdisjoint(other[0]) and _frame(a) == _frame(b)
+
+
+def _with_people(text: Statement, apart: Difference) -> list[str]:
+    at = {item.place: item.word.key for item in text.items if item.word.key in apart.shared}
+    people = ((place, _PERSON.get(word)) for place, word in enumerate(text.words))
+    return [key for place, person in people if (key := person or at.get(place))]
 
 
 def _listed(text: Statement, first: Item, second: Item) -> bool:

@@ -51,7 +51,11 @@ def related(a: Word, b: Word) -> bool:
     return (
         a.key == b.key
         or not a.synonyms.isdisjoint(b.synonyms)
-        or (not opposed(a, b) and not a.name and not b.name and derived(a.key, b.key))
+        or (
+            not (a.name or b.name or {a.key, b.key} & _ACRONYMS)
+            and derived(a.key, b.key)
+            and not opposed(a, b)
+        )
     )
 
 

@@ -57,7 +57,7 @@ ADDABLE: Final = words(
     way ways method methods step steps process procedure instruction instructions manner
     tutorial tip tips means approach technique option options people person using use come type
     entire whole full total new name number amount time date day place location difference
-    differ differs distinguish distinct distinction contrast cause causes count mean meaning
+    differ differs distinguish distinct distinction contrast  count mean meaning
     meanings definition exist exists belong put set setting moment current presently list
     purpose called considered considering deal regarding concerning word words phrase term
     concept explanation summary provide fact obtain offer offered attention ahead aside mention

@@ -34,9 +34,9 @@ guatemala; honduras; costa-rica costa-rican; panama panamanian; puerto-rico puer
 dominican-republic dominican; australia australian australians aussie; new-zealand kiwi
 new-zealander; fiji fijian; afghanistan afghan; kazakhstan kazakh; uzbekistan uzbek; armenia
 armenian; azerbaijan azerbaijani; georgia georgian; myanmar burma burmese; cambodia cambodian;
-laos; hong-kong; tibet tibetan; eu european-union; english; arabic; hebrew; hindi; urdu; bengali;
-latin; mandarin; cantonese; tamil; swahili; sanskrit; esperanto; catalan; basque; gaelic; yiddish;
-punjabi; farsi
+laos; hong-kong; tibet tibetan; eu european-union europe european europeans; english; arabic;
+hebrew; hindi; urdu; bengali; latin; mandarin; cantonese; tamil; swahili; sanskrit; esperanto;
+catalan; basque; gaelic; yiddish; punjabi; farsi
 """
 
 PLACES: Final = """

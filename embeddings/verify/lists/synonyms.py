@@ -87,86 +87,85 @@ beautiful pretty lovely attractive; ugly unattractive; funny hilarious amusing; 
 tale; book novel; song track tune; music song; singer vocalist; actor star; author writer; wrote
 write author; invent create discover; inventor creator; founder creator; win victory; war conflict
 battle; fight battle combat; kill murder slay; murder kill homicide; die death pass-away; dead
-deceased; born birth; birthplace born; marry wed married; spouse wife husband partner; parents
-mother father; kids children; baby infant newborn; rule law regulation; law legislation statute;
-legal lawful allowed permitted; illegal unlawful prohibited; allowed permitted acceptable ok okay
-legal possible; crime offence offense; prison jail; police cop; government state; vote ballot;
-election vote; have possess own got; contain include have hold; consist made composed; part
-portion piece section component; type kind sort category; example instance sample; list enumerate;
-way method approach manner technique means; step stage; process procedure; plan strategy scheme;
-goal aim objective target purpose; purpose reason point use; idea suggestion tip thought;
-suggestion recommendation advice tip; advice tip recommendation guidance; recommend suggest
-advise; benefit advantage pro upside perk; disadvantage drawback con downside; feature
-characteristic property trait; quality trait; role function part; name title call named; called
-named known; language tongue; word term; phrase expression; sentence phrase; text passage; letter
-character; character personality; article piece; summary overview summarize summarise; short
-brief; long lengthy; near close nearby; far distant; place location spot site; location place
-position address where; area region zone; street road; route way path; direction way; car-park
-parking; petrol gas gasoline fuel; drive ride; train railway rail; bus coach; stop station; subway
-metro underground; bicycle bike cycle; clothes clothing garment outfit; wear put-on; shoes
-footwear sneakers; present gift; party celebration; marriage wedding; game match; team squad;
-coach trainer; exercise workout train training; dog puppy; cat kitten; animal creature; garden
-yard; weather forecast; alarm wake-up; reminder remind; light lamp; bulb light; switch turn
-change; heat warm; cool chill; volume loudness; loud noisy; quiet silent; quietly silently; mute
-silence; play start; pause stop; limit cap maximum; maximum max most highest upper; minimum min
-least lowest; highest top maximum most; biggest largest greatest; smallest littlest; oldest
-earliest; balance amount; deposit put; withdraw withdrawal take-out; withdrawal cash-out; exchange
-swap trade switch; exchange conversion; currency money; loan borrow credit; mortgage loan;
-insurance cover coverage policy; policy rule; free gratis complimentary; fraud scam; fraudulent
-suspicious; suspicious strange; stolen theft steal taken; lost missing misplaced lose; missing
-lost absent; expire expiry expiration lapse; renew extend renewal; replace substitute swap
-exchange; replacement new; replacement substitute; update upgrade refresh; track trace follow;
-tracking status; status state; pending processing; declined rejected refused; decline reject
-refuse deny; accept take approve; agree accept; support accept; support back; available
-accessible; access reach open; enter input type key; submit hand-in send; apply application;
-application request; form document; licence license; id identification identity; prove proof;
-proof evidence; security safety; private confidential; secret hidden; hide conceal; code program;
-coding programming; programmer developer coder; developer programmer engineer; bug error defect;
-debug fix; exception error; array list; string text; integer number; loop iterate; sort order
-arrange; order sort sequence; reverse invert; combine merge join mix; split divide separate;
-duplicate copy repeated; copy duplicate replicate; unique distinct; empty blank; null none; check
-test; compile build; server host; database db; column field; row record; record entry; library
-package module; version release; repository repo; undo revert roll-back; clone copy; memory ram;
-storage space; space room; disk drive; hard-disk hard-drive; charge power; power electricity
-electric electrical; solar sun; moon lunar; sea ocean; mountain mount; forest woods; brain mind;
-heart cardiac; tooth teeth dental; dentist dental; vision sight; sleep rest asleep; tired
-exhausted fatigued; angry mad furious upset annoyed; calm relaxed; relax unwind calm; nervous
-anxious worried; worried concerned; worry concern; stress pressure; brave courageous fearless;
-confident sure; sure certain; shy timid; kind nice caring; mean cruel; rude impolite; polite
-courteous; lazy idle; hardworking diligent; honest truthful; humble modest; generous giving;
-stingy cheap; stupid dumb; foolish silly; crazy mad insane; strong powerful; religious devout;
-spiritual religious; moral ethical; fair just; correct right accurate; wrong incorrect; true
-correct real; false untrue; real actual true genuine; fake false counterfeit; problem trouble
-difficulty; solution fix answer; succeed success; fail failure; achieve accomplish reach attain;
-hope wish; love like adore enjoy; hate dislike; prefer favor favour; favorite favourite preferred;
-boring dull; exciting thrilling; surprised shocked; alone lonely; separate apart; deal handle
-cope; handle deal manage; control manage; prevent avoid stop; protect guard secure; attack
-assault; defend protect; hurt injure harm; injury wound; emergency urgent; urgent immediate;
-immediately instantly straight-away right-away; ready prepared; prepare ready; hurry rush; late
-delayed overdue; rent lease hire; rental rent; hire employ recruit rent; fire dismiss sack; quit
-resign leave; leave exit quit depart; remain stay left; continue keep go-on carry-on; discuss
-talk; opinion view thought; argue debate; debate discussion; discussion talk; decide determine;
-decision choice; option choice alternative; alternative substitute option; ability able capable;
-able capable can; possible can feasible; chance probability likelihood odds; likely probable;
-danger risk hazard; limit restrict; break violate; investment invest; invest put; stock share;
-economy economic; profit gain earnings; debt owe; owe due; expense spending cost; spend use; earn
-make; discount reduction deal; voucher coupon code promo; offer deal; postcode zip zipcode; spam
-junk; url link address web-address; click press tap; press push tap hit; settings preferences
-options setting; preference setting; font typeface; color colour; video clip footage; sound noise
-audio; headphones earphones headset; tv television telly; series show; artist painter; painting
-picture; draw sketch; sculpture statue; poem verse; history past; modern contemporary; era period
-age; period time; disaster catastrophe; earthquake quake; fire blaze; explode burst; weapon gun;
-army military; king monarch ruler; immigrate move emigrate relocate; citizen national; citizenship
-nationality; tradition custom; religion faith; prayer pray; holy sacred; hospital clinic; surgery
-operation; vaccine jab shot vaccination; fever temperature; cold flu; allergy allergic; pregnant
-pregnancy expecting; mum mom mother mommy; dad father; granny grandmother grandma; grandpa
-grandfather granddad; sibling brother sister; relative family; couple pair; several some few; many
-much lots numerous plenty; enough sufficient; enough adequate; only just solely merely; mainly
-mostly; completely totally entirely fully; exactly precisely; per each; every each all; anyone
-anybody; everyone everybody all; above over; below under beneath; inside in within into; near by;
-between among; during while; until till; via through using; owner proprietor; tenant renter;
-neighbor neighbour; manual guide handbook instructions; guide tutorial instructions; guarantee
-warranty; quote estimate; estimate approximate guess; calendar schedule agenda; schedule timetable
-calendar plan; deadline due; opening hours; tip gratuity; restaurant diner eatery place; drink
-beverage; smoke smoking
+deceased; born birth; birthplace born; marry wed married; spouse wife partner; spouse husband
+partner; kids children; baby infant newborn; rule law regulation; law legislation statute; legal
+lawful allowed permitted; illegal unlawful prohibited; allowed permitted acceptable ok okay legal
+possible; crime offence offense; prison jail; police cop; government state; vote ballot; election
+vote; have possess own got; contain include have hold; consist made composed; part portion piece
+section component; type kind sort category; example instance sample; list enumerate; way method
+approach manner technique means; step stage; process procedure; plan strategy scheme; goal aim
+objective target purpose; purpose reason point use; idea suggestion tip thought; suggestion
+recommendation advice tip; advice tip recommendation guidance; recommend suggest advise; benefit
+advantage pro upside perk; disadvantage drawback con downside; feature characteristic property
+trait; quality trait; role function part; name title call named; called named known; language
+tongue; word term; phrase expression; sentence phrase; text passage; letter character; character
+personality; article piece; summary overview summarize summarise; short brief; long lengthy; near
+close nearby; far distant; place location spot site; location place position address where; area
+region zone; street road; route way path; direction way; car-park parking; petrol gas gasoline
+fuel; drive ride; train railway rail; bus coach; stop station; subway metro underground; bicycle
+bike cycle; clothes clothing garment outfit; wear put-on; shoes footwear sneakers; present gift;
+party celebration; marriage wedding; game match; team squad; coach trainer; exercise workout train
+training; dog puppy; cat kitten; animal creature; garden yard; weather forecast; alarm wake-up;
+reminder remind; light lamp; bulb light; switch turn change; heat warm; cool chill; volume
+loudness; loud noisy; quiet silent; quietly silently; mute silence; play start; pause stop; limit
+cap maximum; maximum max most highest upper; minimum min least lowest; highest top maximum most;
+biggest largest greatest; smallest littlest; oldest earliest; balance amount; deposit put;
+withdraw withdrawal take-out; withdrawal cash-out; exchange swap trade switch; exchange
+conversion; currency money; loan borrow credit; mortgage loan; insurance cover coverage policy;
+policy rule; free gratis complimentary; fraud scam; fraudulent suspicious; suspicious strange;
+stolen theft steal taken; lost missing misplaced lose; missing lost absent; expire expiry
+expiration lapse; renew extend renewal; replace substitute swap exchange; replacement new;
+replacement substitute; update upgrade refresh; track trace follow; tracking status; status state;
+pending processing; declined rejected refused; decline reject refuse deny; accept take approve;
+agree accept; support accept; support back; available accessible; access reach open; enter input
+type key; submit hand-in send; apply application; application request; form document; licence
+license; id identification identity; prove proof; proof evidence; security safety; private
+confidential; secret hidden; hide conceal; code program; coding programming; programmer developer
+coder; developer programmer engineer; bug error defect; debug fix; exception error; string text;
+integer number; loop iterate; sort order arrange; order sort sequence; reverse invert; combine
+merge join mix; split divide separate; duplicate copy repeated; copy duplicate replicate; unique
+distinct; empty blank; null none; check test; compile build; server host; database db; column
+field; row record; record entry; library package module; version release; repository repo; undo
+revert roll-back; clone copy; memory ram; storage space; space room; disk drive; hard-disk
+hard-drive; charge power; power electricity electric electrical; solar sun; moon lunar; sea ocean;
+mountain mount; forest woods; brain mind; heart cardiac; tooth teeth dental; dentist dental;
+vision sight; sleep rest asleep; tired exhausted fatigued; angry mad furious upset annoyed; calm
+relaxed; relax unwind calm; nervous anxious worried; worried concerned; worry concern; stress
+pressure; brave courageous fearless; confident sure; sure certain; shy timid; kind nice caring;
+mean cruel; rude impolite; polite courteous; lazy idle; hardworking diligent; honest truthful;
+humble modest; generous giving; stingy cheap; stupid dumb; foolish silly; crazy mad insane; strong
+powerful; religious devout; spiritual religious; moral ethical; fair just; correct right accurate;
+wrong incorrect; true correct real; false untrue; real actual true genuine; fake false
+counterfeit; problem trouble difficulty; solution fix answer; succeed success; fail failure;
+achieve accomplish reach attain; hope wish; love like adore enjoy; hate dislike; prefer favor
+favour; favorite favourite preferred; boring dull; exciting thrilling; surprised shocked; alone
+lonely; separate apart; deal handle cope; handle deal manage; control manage; prevent avoid stop;
+protect guard secure; attack assault; defend protect; hurt injure harm; injury wound; emergency
+urgent; urgent immediate; immediately instantly straight-away right-away; ready prepared; prepare
+ready; hurry rush; late delayed overdue; rent lease hire; rental rent; hire employ recruit rent;
+fire dismiss sack; quit resign leave; leave exit quit depart; remain stay left; continue keep
+go-on carry-on; discuss talk; opinion view thought; argue debate; debate discussion; discussion
+talk; decide determine; decision choice; option choice alternative; alternative substitute option;
+ability able capable; able capable can; possible can feasible; chance probability likelihood odds;
+likely probable; danger risk hazard; limit restrict; break violate; investment invest; invest put;
+stock share; economy economic; profit gain earnings; debt owe; owe due; expense spending cost;
+spend use; earn make; discount reduction deal; voucher coupon code promo; offer deal; postcode zip
+zipcode; spam junk; url link web-address; click press tap; press push tap hit; settings
+preferences options setting; preference setting; font typeface; color colour; video clip footage;
+sound noise audio; headphones earphones headset; tv television telly; series show; artist painter;
+painting picture; draw sketch; sculpture statue; poem verse; history past; modern contemporary;
+era period age; period time; disaster catastrophe; earthquake quake; fire blaze; explode burst;
+weapon gun; army military; king monarch ruler; immigrate move emigrate relocate; citizen national;
+citizenship nationality; tradition custom; religion faith; prayer pray; holy sacred; hospital
+clinic; surgery operation; vaccine jab shot vaccination; fever temperature; allergy allergic;
+pregnant pregnancy expecting; mum mom mother mommy; dad father; granny grandmother grandma;
+grandpa grandfather granddad; sibling brother; sibling sister; relative family; couple pair;
+several some few; many much lots numerous plenty; enough sufficient; enough adequate; only just
+solely merely; mainly mostly; completely totally entirely fully; exactly precisely; per each;
+every each all; anyone anybody; everyone everybody all; above over; below under beneath; inside in
+within into; near by; between among; during while; until till; via through using; owner
+proprietor; tenant renter; neighbor neighbour; manual guide handbook instructions; guide tutorial
+instructions; guarantee warranty; quote estimate; estimate approximate guess; calendar schedule
+agenda; schedule timetable calendar plan; deadline due; opening hours; tip gratuity; restaurant
+diner eatery place; drink beverage; smoke smoking
 """
