@@ -17,18 +17,19 @@ from embeddings.flat_block import Found, Half, Place
 # What FAISS ships as its types lacks the half of it.
 _faiss: Any = faiss
 
-LINKS: Final = 16
+# See the README for what these were chosen by.
+LINKS: Final = 32
 """Neighbours of a node on the upper levels; twice as many on the lowest."""
-BUILD_WIDTH: Final = 64
+BUILD_WIDTH: Final = 160
 """Candidates looked at to place a new node."""
-SEARCH_WIDTH: Final = 64
-"""Candidates looked at by a search: what recall depends on, see the README."""
+NARROWEST, WIDEST, ROWS_A_CANDIDATE = 128, 256, 1024
+"""Candidates looked at by a search: one for so many rows, within bounds."""
 
 _WIDENING: Final = 4
 # A search that meets expired vectors hides them and looks again; this bounds how much work one
 # search does for the sweep. What it does not find by then is a miss.
 _MOST_ROUNDS: Final = 6
-_WIDEST: Final = 256
+_MOST_WANTED: Final = 256
 
 
 class Graph:
@@ -42,6 +43,7 @@ class Graph:
         "_live",
         "_selected",
         "_selector",
+        "_view",
         "index",
         "name",
         "places",
@@ -66,6 +68,7 @@ class Graph:
         self.places: list[Place | None] = [None] * int(self.index.ntotal)
         self._live = 0
         self._cursor = 0
+        self._view: Half | None = None
         self._hidden = self.index.ntotal
         self.name = ""
         """What it is saved as, if it is, and how many of its rows."""
@@ -92,6 +95,7 @@ class Graph:
     def append(self, places: Sequence[Place], vectors: NDArray[np.float32]) -> None:
         """Take vectors in, from the rows they are in so far."""
         first = len(self.places)
+        self._view = None
         self.index.add(vectors)
         for row, place in enumerate(places, first):
             former, old_row = place.rows, place.row
@@ -166,7 +170,7 @@ class Graph:
                 break
             for row in expired:
                 self._hide(row)
-            wanted = min(wanted * _WIDENING, max(k, _WIDEST))
+            wanted = min(wanted * _WIDENING, max(k, _MOST_WANTED))
         return found[:k]
 
     def _living(self, vector: Vector, wanted: int, now: float) -> tuple[list[Found], list[int]]:
@@ -186,7 +190,8 @@ class Graph:
         return found, expired
 
     def _parameters(self, wanted: int) -> Any:
-        width = max(SEARCH_WIDTH, wanted)
+        width = min(WIDEST, max(NARROWEST, len(self.places) // ROWS_A_CANDIDATE))
+        width = max(width, wanted)
         if not self._hidden:
             return _faiss.SearchParametersHNSW(efSearch=width)
         return _faiss.SearchParametersHNSW(efSearch=width, sel=self._selector)
@@ -199,9 +204,11 @@ class Graph:
 
     def halves(self) -> Half:
         """Return a writable view of all vectors; valid until a row is appended."""
-        codes = _faiss.downcast_index(self.index.storage).codes
-        octets: NDArray[np.uint8] = faiss.rev_swig_ptr(codes.data(), codes.size())
-        return octets.view(np.float16).reshape(self.index.ntotal, self.index.d)
+        if self._view is None:
+            codes = _faiss.downcast_index(self.index.storage).codes
+            octets: NDArray[np.uint8] = faiss.rev_swig_ptr(codes.data(), codes.size())
+            self._view = octets.view(np.float16).reshape(self.index.ntotal, self.index.d)
+        return self._view
 
     def _nearest_links(self) -> NDArray[np.int32]:
         """Return each row's links on the lowest level, nearest first; -1 where there is none."""

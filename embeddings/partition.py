@@ -15,7 +15,7 @@ from embeddings.flat_block import FlatBlock, Found, Place, Rows
 from embeddings.graph import Graph
 from embeddings.turns import Turns
 
-# Placing a vector takes a millisecond in a large graph; a search may come meanwhile.
+# Placing a vector takes half a millisecond to one in a large graph; a search may come meanwhile.
 _STEP: Final = 4
 
 
@@ -28,7 +28,7 @@ class Sizes:
     """
 
     block: int = 4096
-    graph: int = 1 << 18
+    graph: int = 1 << 20
     unbuilt: int = 1 << 15
 
 

@@ -82,10 +82,10 @@ class _SavedRows:
         )
         found = np.searchsorted(self._digests, wanted).clip(max=len(self._digests) - 1)
         rows = np.where(self._digests[found] == wanted, self._order[found], -1)
-        return [self._seat(row) for row in rows.tolist()]
-
-    def _seat(self, row: int) -> Seat | None:
-        if row < 0:
-            return None
-        graph = int(np.searchsorted(self._starts, row, side="right")) - 1
-        return Seat(self._graphs[graph], row - int(self._starts[graph]))
+        graphs = np.searchsorted(self._starts, rows, side="right") - 1
+        return [
+            Seat(self._graphs[graph], row) if graph >= 0 else None
+            for graph, row in zip(
+                graphs.tolist(), (rows - self._starts[graphs]).tolist(), strict=True
+            )
+        ]
