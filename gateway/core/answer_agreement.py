@@ -100,7 +100,8 @@ def compare(stored: Any, fresh: Any) -> Told | NeedsVectors:
 _FENCE = re.compile(r"```[^\n]*\n(.*?)```", re.DOTALL)
 _INLINE = re.compile(r"`([^`\n]+)`")
 _MARKS = re.compile(r"[*_`#>|~]+")
-_BULLET = re.compile(r"(?m)^\s*(?:[-+•]|\d{1,2}[.)])\s+")
+_BULLET = re.compile(r"(?m)^[^\S\n]*(?:[-+•]|\d{1,2}[.)])\s+")
+"""Within its line: over many empty ones the time would be quadratic."""
 _QUOTES = str.maketrans("\u2018\u2019\u201c\u201d\u2013\u2014", "''\"\"--")
 _ENDS = " .!,;:\n"
 

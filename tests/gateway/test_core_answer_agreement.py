@@ -38,7 +38,10 @@ def said(stored: str, fresh: str, near: float = 0.95) -> Told:
         ("1. Open it.\n2. Close it.", "Open it. Close it."),
         ("# Title\n\nText", "Title text"),
         ("\ufb01ne", "fine"),
+        ("Fine." + "\n" * 19_000, "Fine."),
+        (" \n" * 9_000 + "Fine.", "Fine."),
     ],
+    ids=range(9),
 )
 def test_what_differs_in_form_only_is_equal(stored, fresh):
     assert said(stored, fresh) == (EQUAL, "text")
