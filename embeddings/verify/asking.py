@@ -37,7 +37,7 @@ _NOUNS: Final = {
     for kind, nouns in {
         "when": "time date day year month hour week deadline",
         "where": "place location address city country spot",
-        "amount": "price cost amount number fee sum total percentage count rate",
+        "amount": "price cost amount number fee sum total percentage percent count rate",
         "why": "reason reasons cause causes makes made caused purpose explains point",
         "how": "way ways method steps process procedure do best",
         "who": "person name inventor author founder",
@@ -61,11 +61,11 @@ _COUNTED: Final = {
 _AKIN: Final = frozenset(
     frozenset(pair)
     for pair in (
-        ("when", "duration"), ("where", "how"),
+        ("when", "duration"), ("where", "how"), ("count", "amount"),
         ("age", "when"), ("age", "amount"), ("distance", "amount"), ("distance", "duration"),
         ("size", "amount"), ("weight", "amount"), ("speed", "amount"), ("temperature", "amount"),
         ("size", "distance"), ("frequency", "amount"), ("frequency", "when"), ("speed", "duration"),
-        ("where", "who"), ("how", "duration"),
+        ("where", "who"),
     )
 )  # fmt: skip
 _ASKED_IN_OTHER_WORDS: Final = words(
@@ -137,7 +137,8 @@ def _wh(sentence: Sequence[str], place: int) -> frozenset[str]:
         return frozenset()
     if word == "how":
         if following in {"many", "much"} and place + 2 < len(sentence):
-            return frozenset({_COUNTED.get(sentence[place + 2], "amount")})
+            kind = "count" if following == "many" else "amount"
+            return frozenset({_COUNTED.get(sentence[place + 2], kind)})
         return frozenset({_HOW.get(following, "how")})
     if word in {"who", "whom", "whose"}:
         return frozenset({"who"})

@@ -60,6 +60,7 @@ _LINKS: Final = frozenset(
         """
     )
 )
+_MINE: Final = frozenset({"my", "your"})
 _AUXILIARY: Final = {
     **dict.fromkeys(("did", "was", "were"), "past"),
     **dict.fromkeys(("can", "could", "should", "must", "may"), "modal"),
@@ -125,13 +126,18 @@ def check_small_words(a: Statement, b: Statement, apart: Difference) -> str | No
         return "person"
     if apart.closeness >= _NEAR and any(_against(left, right, x, y) for x, y in _PLACED):
         return "antonym"
-    if apart.framed and _link(a, b) in _LINKS:
-        return "relation"
+    if apart.framed and (link := _link(a, b)):
+        if link in _LINKS:
+            return "relation"
+        if link == _MINE:
+            return "person"
     return _otherwise_equal(a, b, apart) if apart.closeness >= _EQUAL else None
 
 
 def _otherwise_equal(a: Statement, b: Statement, apart: Difference) -> str | None:
     left, right = a.vocabulary, b.vocabulary
+    if _against(left, right, frozenset({"i"}), frozenset({"he", "she"})):
+        return "person"
     if {_head(a), _head(b)} in _HEADS:
         return "tense"
     genders = [[word in HE for word in text.words if word in HE | SHE] for text in (a, b)]

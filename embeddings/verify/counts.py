@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from embeddings.verify.differences import Difference
@@ -16,6 +16,8 @@ _CLOSE: Final = 0.6
 _EQUAL: Final = 0.99
 _LONG: Final = 25
 _MOST_NAMES: Final = 20
+# Written alike, or one for the other.
+_ALIKE: Final[Mapping[str, str | None]] = {"pound": "sterling", "mph": "mile", "degree": None}
 # "A second card" is "another card".
 _ONE_MORE: Final = frozenset({"another", "additional", "extra", "other"})
 _A_UNIT: Final = re.compile(
@@ -81,7 +83,7 @@ def _otherwise_measured(a: Iterable[Quantity], b: Iterable[Quantity]) -> bool:
 def _units(numbers: Iterable[Quantity]) -> dict[str, set[str | None]]:
     units: dict[str, set[str | None]] = {}
     for x in numbers:
-        units.setdefault(x.value, set()).add(x.unit)
+        units.setdefault(x.value, set()).add(_ALIKE.get(x.unit or "", x.unit))
     return units
 
 

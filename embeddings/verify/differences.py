@@ -71,7 +71,7 @@ def reverses(a: Statement, b: Statement, apart: Difference) -> bool:
 def _unaccounted(items: Sequence[Item], other: Statement, alone: Sequence[Item]) -> list[Item]:
     if not items:
         return []
-    groups = frozenset().union(*[x.word.synonyms for x in other.items])
+    groups = frozenset().union(*[x.word.synonyms for x in alone])
     prefixes: dict[str, list[Item]] = {}
     for x in other.items:
         prefixes.setdefault(x.text[:3], []).append(x)

@@ -92,6 +92,11 @@ _WORTH: Final = {
     for least, units in _SIZES.items()
     for unit, worth in units.items()
 }
+_DEGREES: Final = frozenset({"degree", "degrees", "\u00b0"})
+_SCALE_NAMES: Final[Mapping[str, str]] = {
+    "c": "celsius", "celsius": "celsius", "centigrade": "celsius", "f": "fahrenheit",
+    "fahrenheit": "fahrenheit",
+}  # fmt: skip
 _LOOK_AHEAD: Final = 12
 _REMEMBERED: Final = 1024
 OPENERS: Final = NUMBER_WORDS | _WEAK.keys() | _STRONG.keys() | _PARTS.keys() | ORDINAL_WORDS
@@ -243,8 +248,10 @@ def _unit(lexemes: Sequence[Lexeme], place: int) -> tuple[str | None, int]:
     if place >= len(lexemes):
         return None, 0
     text = lexemes[place].text.casefold()
-    if text == "\u00b0" and place + 1 < len(lexemes):
-        return _OTHER_UNITS.get(lexemes[place + 1].text.casefold(), "degree"), 2
+    if text in _DEGREES:
+        scale = lexemes[place + 1].text.casefold() if place + 1 < len(lexemes) else ""
+        named = _SCALE_NAMES.get(scale)
+        return (named, 2) if named else ("degree", 1)
     unit = _OTHER_UNITS.get(text) or _SYMBOLS.get(text) or UNITS.get(text)
     return (unit, 1) if unit else (None, 0)
 

@@ -11,6 +11,7 @@ from typing import Final
 from embeddings.verify.differences import Difference, reverses
 from embeddings.verify.lists import words
 from embeddings.verify.lists.grammar import FUNCTION
+from embeddings.verify.lists.inflections import IRREGULAR
 from embeddings.verify.polarity import flips
 from embeddings.verify.statement import Item, Statement
 
@@ -93,10 +94,7 @@ def _exchanged(a: Statement, b: Statement, apart: Difference) -> bool:
     if apart.closeness < _EQUAL:
         return False
     if keys_a == keys_b:
-        return any(
-            _passive(a, x) != _passive(b, y)
-            for x, y in zip(order_a[1:-1], order_b[1:-1], strict=True)
-        ) and "by" in (*a.words, *b.words)
+        return _other_voice(a, b, order_a, order_b)
     if _frame(a) != _frame(b):
         return False
     apart_at = [place for place, (x, y) in enumerate(zip(keys_a, keys_b, strict=True)) if x != y]
@@ -111,6 +109,17 @@ def _exchanged(a: Statement, b: Statement, apart: Difference) -> bool:
     if len(keys_a) == 2 and keys_a == keys_b[::-1]:
         return _linked(a, order_a) is not None and _linked(a, order_a) == _linked(b, order_b)
     return False
+
+
+def _other_voice(
+    a: Statement, b: Statement, order_a: Sequence[Item], order_b: Sequence[Item]
+) -> bool:
+    """Tell whether what one text does is done to it in the other, in the same order of words."""
+    turned = [_passive(a, x) != _passive(b, y) for x, y in zip(order_a, order_b, strict=True)]
+    if "by" in a.vocabulary or "by" in b.vocabulary:
+        return any(turned[1:-1])
+    people = [[_PERSON[word] for word in text.words if word in _PERSON] for text in (a, b)]
+    return people[0] == people[1] != [] and any(turned)
 
 
 def _people_exchanged(a: Statement, b: Statement, apart: Difference) -> bool:
@@ -158,4 +167,10 @@ def _passive(text: Statement, item: Item) -> bool:
     before = text.words[max(item.place - 2, 0) : item.place]
     if "by" in text.words[item.place + 1 : item.place + 3]:
         return True
-    return not _BE.isdisjoint(before) and not item.text.endswith("ing")
+    return not _BE.isdisjoint(before) and _is_participle(item)
+
+
+def _is_participle(item: Item) -> bool:
+    return item.text.endswith(("ed", "en")) or (
+        item.text in IRREGULAR and item.text != IRREGULAR[item.text]
+    )

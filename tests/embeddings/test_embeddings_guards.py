@@ -138,6 +138,12 @@ def both_ways(asked, stored):
             "Can I drive in the US with a European licence?",
             "roles",
         ),
+        ("How do planes stay in the air?", "How long can planes stay in the air?", "question"),
+        ("What is your name?", "What is my name?", "person"),
+        ("Will I be charged a fee?", "Will he be charged a fee?", "person"),
+        ("Can I pay in dollars?", "Can I be paid in dollars?", "roles"),
+        ("Is 30 Celsius hot?", "Is 30 Fahrenheit hot?", "unit"),
+        ("Is it a republic or a democracy?", "Is it a republic or a monarchy?", "replaced"),
         # limits and links
         ("Can I eat meat?", "Can I eat only meat?", "quantifier"),
         ("Do I need 5 points?", "Do I need at least 5 points?", "quantifier"),
@@ -194,6 +200,8 @@ def test_what_changes_the_answer_is_refused(asked, stored, reason):
         ("How do I get the invoice I was sent?", "How do I get the invoice you sent me?"),
         ("Can I eat just meat?", "Can I eat only meat?"),
         ("Are at least 5 points needed?", "Is the minimum 5 points?"),
+        ("Is it a \u00a31 charge?", "Is it a charge of 1 pound?"),
+        ("Is 180 degrees Celsius hot?", "Is 180\u00b0C hot?"),
         ("my flight got cancelled, refund?", "How do I get a refund for a cancelled flight?"),
     ],
 )
