@@ -71,7 +71,7 @@ class LocalIndex:
         self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         self._build_thread = ThreadPoolExecutor(1, "build", initializer=search_on_one_core)
         self._building: asyncio.Task[None] | None = None
-        self._closing = asyncio.Event()
+        self._stop_building = asyncio.Event()
         self._saved_at = time.monotonic()
         self._store_thread = store_thread
         self._clock = clock
@@ -121,7 +121,7 @@ class LocalIndex:
         if self._changes:
             await asyncio.wait(self._changes)
         await self._writes.drain()
-        self._closing.set()
+        self._stop_building.set()
         if self._building is not None:
             await asyncio.wait([self._building])
         try:
@@ -149,18 +149,19 @@ class LocalIndex:
 
     def build_if_needed(self) -> None:
         """Build in the background what is unbuilt."""
-        if self._building is None and self._index.unbuilt and not self._closing.is_set():
+        if self._building is None and self._index.unbuilt and not self._stop_building.is_set():
             self._building = asyncio.create_task(self._build())
 
     async def _build(self) -> None:
         try:
-            while self._index.unbuilt and not self._closing.is_set():
+            while self._index.unbuilt and not self._stop_building.is_set():
                 rest = await _on(self._build_thread, self._build_a_little)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._closing.wait(), rest)
+                    await asyncio.wait_for(self._stop_building.wait(), rest)
             await _on(self._build_thread, lambda: self._save(everything=False))
         except Exception:  # noqa: BLE001 - searches go on with what is built
             _log.exception("building the index failed: of large partitions a part is searched")
+            self._stop_building.set()
         finally:
             self._building = None
 
