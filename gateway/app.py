@@ -105,7 +105,7 @@ def create_app(
     quarantine = QuarantineFile(settings.data_dir / "quarantine.jsonl")
     admitter = Admitter(store, semantic, scans, time.time, quarantine)
 
-    journal, comparisons = _learning(settings, quarantine, semantic, verifier, metrics)
+    journal, comparisons = _learning(settings, quarantine, semantic, metrics)
 
     def make_forwarder(to: Upstream) -> Forwarder:
         return Forwarder(
@@ -197,7 +197,6 @@ def _learning(
     settings: Settings,
     quarantine: Quarantine,
     semantic: SemanticService | None,
-    verifier: CalibratedVerifier,
     metrics: Metrics,
 ) -> tuple[CheckJournal, Checks]:
     journal = CheckJournal(settings.data_dir / CHECKS_FILE, quarantine)
@@ -208,7 +207,6 @@ def _learning(
         index=semantic,
         encoder=semantic,
         now=time.time,
-        verifier=lambda: verifier.name,
         count=metrics.compared,
         with_text=settings.decision_log_text,
     )

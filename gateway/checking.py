@@ -56,8 +56,6 @@ class Checks:
     index: SemanticIndex | None
     encoder: LocalEncoder | None
     now: Callable[[], float]
-    verifier: Callable[[], str] = str
-    """Whose scores the checks have."""
     count: Callable[[str, str, str], None] = lambda *_: None
     with_text: bool = False
     _waiting: deque[Pair] = field(default_factory=deque)
@@ -105,11 +103,7 @@ class Checks:
         check = pair.check
         if check.kind is Kind.SERVED and told.outcome is Outcome.DIFFERENT:
             await self._take_out(check.entry.key)
-        comparison = compared(
-            *(check, pair.plan, told.outcome, told.why),
-            verifier=self.verifier(),
-            now=self.now(),
-        )
+        comparison = compared(check, pair.plan, told.outcome, told.why, now=self.now())
         await self._write_down(comparison, pair)
         return told.outcome.value
 

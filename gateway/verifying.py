@@ -91,12 +91,6 @@ class CalibratedVerifier:
             return Verification(1.0, verifier=RULES)
         return await self._scored(self._scorer, verifier, asked, stored)
 
-    @property
-    def name(self) -> str:
-        """Whose scores these are, as calibrations name it; empty until that is known."""
-        verifier = self._verifier()
-        return RULES if verifier == "" else verifier or ""
-
     def details(self) -> dict[str, str | int]:
         """Return which verifier and which calibration are in use."""
         verifier = self._verifier()

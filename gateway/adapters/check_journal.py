@@ -50,7 +50,8 @@ class CheckJournal:
         """See the port ``Learned``."""
         if not self.ledger.aliases:
             return False
-        return self.ledger.alias(asked_id(plan), entry.key.hex(), now, self._quarantine.holds)
+        asked, key, until = asked_id(plan), entry.key.hex(), entry.expires_at
+        return self.ledger.alias(asked, key, until, now=now, barred=self._quarantine.holds)
 
     async def append(self, line: Mapping[str, Any]) -> None:
         """See the port ``Comparisons``."""

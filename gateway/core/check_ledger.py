@@ -109,17 +109,20 @@ class CheckLedger:
         """Return the lines without which a journal begun anew would not say what is off."""
         return [_off_line(rule, checks) for rule, checks in self._rules.items() if checks.off]
 
-    def alias(self, asked: str, entry: str, now: float, barred: Callable[[bytes], bool]) -> bool:
-        """Tell whether the entry is known to answer the question.
+    def alias(
+        self, asked: str, entry: str, until: float, *, now: float, barred: Callable[[bytes], bool]
+    ) -> bool:
+        """Tell whether the entry that ends at ``until`` is known to answer the question.
 
-        ``barred`` tells of a key that it was called wrong; where the fresh answer that was the
-        same has been, the alias goes as well.
+        One that ends at another time holds another answer under the same key. ``barred`` tells of
+        a key that it was called wrong; where the fresh answer that was the same has been, the alias
+        goes as well.
         """
         found = self._aliases.get((asked, entry))
         if found is None:
             return False
-        key, until = found
-        if now < until and not barred(bytes.fromhex(key)):
+        key, its_end = found
+        if now < until == its_end and not barred(bytes.fromhex(key)):
             return True
         del self._aliases[asked, entry]
         return False

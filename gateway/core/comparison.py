@@ -40,13 +40,17 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """An entry found by meaning, to be compared with the fresh answer; ``threshold`` was asked."""
+    """An entry found by meaning, to be compared with the fresh answer; ``threshold`` was asked.
+
+    ``verifier`` is the digest of the one whose score it is, which another may have followed since.
+    """
 
     kind: Kind
     entry: Entry
     similarity: float
     score: float
     threshold: float | None
+    verifier: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +105,8 @@ def read_comparison(line: Mapping[str, Any]) -> Comparison | None:
         return None
 
 
-def compared(
-    check: Check, plan: Plan, outcome: Outcome, why: str, *, verifier: str, now: float
-) -> Comparison:
-    """Return the comparison of a check for the request of this plan, scored by this verifier."""
+def compared(check: Check, plan: Plan, outcome: Outcome, why: str, *, now: float) -> Comparison:
+    """Return the comparison of a check for the request of this plan."""
     decision, entry = plan.decision, check.entry
     promoted = check.kind is Kind.NEAR_MISS and outcome is Outcome.EQUAL and decision.promote
     return Comparison(
@@ -117,7 +119,7 @@ def compared(
         entry=entry.key.hex(),
         similarity=round(check.similarity, 6),
         score=round(check.score, 6),
-        verifier=verifier,
+        verifier=check.verifier,
         outcome=outcome,
         why=why,
         asked=asked_id(plan),

@@ -242,11 +242,10 @@ class VerifyCandidate:
         that makes up for a score, and for nothing else.
         """
         refused = verification.refused(threshold)
-        if refused is None or (refused == "score" and alias):
+        scored = verification.refusal is None and isfinite(verification.score)
+        if refused is None or (refused == "score" and alias and scored):
             return self._found(verification, threshold)
-        otherwise = self.otherwise
-        if verification.refusal is None and isfinite(verification.score):
-            otherwise = self._near_miss(verification, threshold)
+        otherwise = self._near_miss(verification, threshold) if scored else self.otherwise
         return _next_candidate(self.plan, otherwise, self.rest)
 
     def _found(self, verification: Verification, threshold: float | None) -> "State":
@@ -256,7 +255,8 @@ class VerifyCandidate:
             check = self._check(Kind.SHADOW, verification, threshold)
             return _forward(self.plan, replace(self.otherwise, status=status, check=check))
         shown = self.hit.status._replace(score=verification.score, threshold=threshold)
-        if not decision.sample:
+        # Who wants a stored answer only wants no call of ours either.
+        if not decision.sample or self.plan.directives.only_if_cached:
             return replace(self.hit, status=shown)
         check = self._check(Kind.SERVED, verification, threshold)
         return replace(self.hit, status=shown, plan=self.plan, check=check)
@@ -273,7 +273,8 @@ class VerifyCandidate:
 
     def _check(self, kind: Kind, verification: Verification, threshold: float | None) -> Check:
         entry, similarity = self.hit.entry, self.hit.status.similarity or 0.0
-        return Check(kind, entry, similarity, verification.score, threshold)
+        score, verifier = verification.score, verification.verifier
+        return Check(kind, entry, similarity, score, threshold, verifier)
 
 
 Unended = (

@@ -8,7 +8,6 @@ from gateway.core.check_ledger import MOST_ALIASES, WINDOW, CheckLedger
 from gateway.core.comparison import Kind, Outcome, read_comparison
 
 KEY, ENTRY = "aa" * 32, "bb" * 32
-NEVER = {False: lambda _: False, True: lambda _: True}
 
 
 def line(outcome="equal", kind="served", **changes):
@@ -135,18 +134,28 @@ def test_a_rule_at_its_budget_is_seldom_switched_off():
     assert stopped <= 2
 
 
+def is_alias(ledger, asked="q", entry=ENTRY, *, until=100.0, now=1.0, barred=frozenset()):
+    return ledger.alias(asked, entry, until, now=now, barred=barred.__contains__)
+
+
 def test_an_alias_holds_until_its_entry_ends():
     ledger = ledger_of(line(kind="near-miss", promoted=True))
-    assert ledger.alias("q", ENTRY, 99.9, NEVER[False])
-    assert not ledger.alias("q", KEY, 99.9, NEVER[False])
-    assert not ledger.alias("r", ENTRY, 99.9, NEVER[False])
-    assert not ledger.alias("q", ENTRY, 100.0, NEVER[False])
+    assert is_alias(ledger, now=99.9)
+    assert not is_alias(ledger, entry=KEY)
+    assert not is_alias(ledger, "r")
+    assert not is_alias(ledger, now=100.0)
+    assert ledger.aliases == 0
+
+
+def test_an_alias_ends_when_another_answer_takes_the_entrys_place():
+    ledger = ledger_of(line(kind="near-miss", promoted=True))
+    assert not is_alias(ledger, until=200.0)
     assert ledger.aliases == 0
 
 
 def test_an_alias_ends_when_its_fresh_answer_is_called_wrong():
     ledger = ledger_of(line(kind="near-miss", promoted=True))
-    assert not ledger.alias("q", ENTRY, 1.0, lambda key: key == bytes.fromhex(KEY))
+    assert not is_alias(ledger, barred={bytes.fromhex(KEY)})
 
 
 def test_an_alias_that_is_found_different_ends():
@@ -163,8 +172,8 @@ def test_aliases_are_bounded_and_the_oldest_goes():
     for number in range(MOST_ALIASES + 5):
         ledger.take(line(kind="near-miss", promoted=True, asked=str(number)))
     assert ledger.aliases == MOST_ALIASES
-    assert not ledger.alias("4", ENTRY, 1.0, NEVER[False])
-    assert ledger.alias("5", ENTRY, 1.0, NEVER[False])
+    assert not is_alias(ledger, "4")
+    assert is_alias(ledger, "5")
 
 
 def test_what_to_do_next_is_told():

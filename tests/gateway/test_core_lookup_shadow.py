@@ -19,7 +19,8 @@ from gateway.core.lookup import (
 from gateway.core.types import Reason
 from gateway.core.verification import Verification
 
-SURE, UNSURE, GUARDED = Verification(0.9), Verification(0.4), Verification(0.9, "number")
+SURE, UNSURE = Verification(0.9, verifier="v"), Verification(0.4, verifier="v")
+GUARDED = Verification(0.9, "number")
 
 
 def searching(plan, entry=None, now=FRESH):
@@ -50,7 +51,7 @@ def test_in_shadow_a_hit_is_forwarded_and_carried_along():
     assert isinstance(end, Forward)
     assert header_of(end) == "refrain; fwd=miss; detail=shadow"
     assert (end.check.kind, end.check.entry, end.check.score) == (Kind.SHADOW, stored, 0.9)
-    assert (end.check.similarity, end.check.threshold) == (0.99, 0.5)
+    assert (end.check.similarity, end.check.threshold, end.check.verifier) == (0.99, 0.5, "v")
 
 
 def test_in_shadow_a_stale_entry_of_the_request_stays_what_stands_in_for_a_failure():
@@ -71,6 +72,12 @@ def test_a_hit_that_may_be_sampled_carries_what_it_is_compared_by():
     end, [stored] = ended(plan, SURE)
     assert isinstance(end, Hit)
     assert (end.entry, end.plan, end.check.kind) == (stored, plan, Kind.SERVED)
+
+
+def test_who_wants_a_stored_answer_only_is_not_sampled():
+    end, _ = ended(directed("only-if-cached", sample=1.0), SURE)
+    assert isinstance(end, Hit)
+    assert end.check is None
 
 
 def test_a_hit_of_a_rule_that_samples_nothing_carries_nothing():
@@ -115,7 +122,12 @@ def test_an_alias_makes_up_for_the_score():
 
 @pytest.mark.parametrize(
     ("verification", "threshold"),
-    [(GUARDED, 0.5), (Verification(0.4, "fault"), 0.5), (UNSURE, None)],
+    [
+        (GUARDED, 0.5),
+        (Verification(0.4, "fault"), 0.5),
+        (Verification(float("nan")), 0.5),
+        (UNSURE, None),
+    ],
 )
 def test_an_alias_makes_up_for_nothing_else(verification, threshold):
     end, _ = ended(plan_of(), verification, threshold=threshold, alias=True)

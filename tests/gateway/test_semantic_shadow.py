@@ -121,3 +121,35 @@ async def test_a_guard_still_refuses_an_alias(upstream, tmp_path):
         assert rig.verifier.threshold(0.01) is not None
         assert Verification(0.3, "number").refused(0.5) == "number"
         assert "fwd=miss" in (await rig.ask("how many please"))[0]
+
+
+async def test_a_comparison_names_the_verifier_whose_score_it_is(upstream, tmp_path):
+    async with learning(tmp_path, upstream.url, "shadow: on") as rig:
+        await rig.ask("how many")
+        rig.verifier.name = "then"
+
+        async def later(_request, _body):
+            rig.verifier.name = "now"
+            return web.json_response(completion("It is 3."))
+
+        upstream.answer = later
+        await rig.ask("how many please")
+        await rig.checks.idle()
+        [line] = rig.lines()
+    assert line["verifier"] == "then"
+
+
+async def test_an_alias_ends_when_the_entry_is_answered_anew(upstream, tmp_path):
+    upstream.answer = says("It is 3.")
+    async with learning(tmp_path, upstream.url, "promote: on") as rig:
+        await rig.ask("how many")
+        [first] = rig.index.keys
+        rig.verifier.score = 0.3
+        await rig.ask("how many please")
+        await rig.checks.idle()
+        [line] = rig.lines()
+        await rig.store.delete(bytes.fromhex(line["key"]))
+        await rig.store.delete(first)
+        upstream.answer = says("It is 4.")
+        await rig.ask("how many")
+        assert "fwd=miss" in (await rig.ask("how many please"))[0]

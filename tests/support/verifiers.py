@@ -11,10 +11,11 @@ class SaidVerifier:
 
     said: str | None = None
     score: float = 1.0
+    name: str = ""
 
     async def verify(self, asked: str, stored: str) -> Verification:
         """See the port."""
-        return Verification(self.score, self.said)
+        return Verification(self.score, self.said, self.name)
 
     def threshold(self, max_wrong_hits: float) -> float | None:
         """See the port."""
