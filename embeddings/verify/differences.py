@@ -13,7 +13,7 @@ from embeddings.verify.vocabulary import related
 class Difference(NamedTuple):
     """What is left of two texts when equal and related words are taken away.
 
-    `loose`: how many words found a related one, not an equal one. `shared`: keys in both.
+    `shared`: keys in both.
     `closeness`: the share of meaningful words that are accounted for, 1 when all are.
     `framed`: they are the same word for word but for one place.
     """
@@ -21,7 +21,6 @@ class Difference(NamedTuple):
     left: tuple[Item, ...]
     right: tuple[Item, ...]
     shared: frozenset[str]
-    loose: int
     closeness: float
     framed: bool
 
@@ -31,10 +30,9 @@ def difference(a: Statement, b: Statement) -> Difference:
     left = [item for item in a.items if item.word.key not in b.keys]
     right = [item for item in b.items if item.word.key not in a.keys]
     if not left and not right:
-        return Difference((), (), a.keys & b.keys, 0, 1.0, framed=_framed(a, b))
+        return Difference((), (), a.keys & b.keys, 1.0, framed=_framed(a, b))
     only_left = _unaccounted(left, b, right)
     only_right = _unaccounted(right, a, left)
-    loose = len(left) + len(right) - len(only_left) - len(only_right)
     framed = _framed(a, b)
     total, apart = _weight(a.items) + _weight(b.items), _weight(only_left) + _weight(only_right)
     closeness = 1 - apart / total if total else 1.0
@@ -42,7 +40,6 @@ def difference(a: Statement, b: Statement) -> Difference:
         tuple(only_left),
         tuple(only_right),
         a.keys & b.keys,
-        loose,
         max(closeness, _FRAMED) if framed else closeness,
         framed,
     )
