@@ -41,6 +41,7 @@ from gateway.operations import Operations
 from gateway.pipeline import Pipeline
 from gateway.ports import Quarantine, Upstream
 from gateway.scanning import Scans
+from gateway.semantic_report import SemanticOperations
 from gateway.semantics import SemanticService
 from gateway.settings import Settings
 from gateway.stores import Entries, open_store
@@ -137,15 +138,23 @@ def create_app(
     handlers = Handlers(
         pipeline,
         PassThrough(upstream, client_seconds=client_seconds),
-        Readiness(checks, partial(_details, policies, entries, semantic, verifier, access)),
+        Readiness(
+            checks,
+            partial(_details, policies, entries, semantic, verifier, access, journal=journal),
+        ),
         metrics.page,
         _beginning(sinks, tracing),
         access=access,
         client_seconds=client_seconds,
     )
     loader = Loader(pipeline, make_forwarder, time.perf_counter, access.holder)
+    more = {"load": loader.load, "explain": explain_action(pipeline, access.holder)}
     admin = _admin(pipeline, entries.vault, quarantine, access, settings.data_dir)
-    admin.add_routes(app, load=loader.load, explain=explain_action(pipeline, access.holder))
+    admin.add_routes(
+        app,
+        {**more, "semantic/reset": SemanticOperations(journal, time.time).reset},
+        {"semantic": journal.report},
+    )
     handlers.add_routes(app)
 
     async def lifespan(_app: web.Application) -> AsyncIterator[None]:
@@ -218,6 +227,8 @@ def _details(
     semantic: SemanticService | None,
     verifier: CalibratedVerifier,
     access: Access,
+    *,
+    journal: CheckJournal,
 ) -> dict[str, Any]:
     policy = policies.active.policy
     return {
@@ -230,6 +241,7 @@ def _details(
         "semantic": "on" if semantic is not None else "off",
         "vectors": semantic.details() if semantic is not None else {},
         "verifier": verifier.details() if semantic is not None else {},
+        "rules_off": sorted(rule for rule, off in journal.rules_off().items() if off),
         "keys": access.details(),
     }
 

@@ -1,4 +1,4 @@
-"""``refrain warm`` and ``refrain audit``: what an operator asks of a running gateway.
+"""``refrain warm``, ``audit`` and ``semantic report``: what an operator asks of a running gateway.
 
 Law: secrets come from the environment; a command line is public. Progress goes to standard error,
 results to standard output, and the exit code says whether all went well.
@@ -15,8 +15,11 @@ from typing import Any
 import orjson
 from aiohttp import ClientSession, ClientTimeout
 
+from gateway.adapters.check_journal import CHECKS_FILE, CheckJournal
+from gateway.adapters.journal import QuarantineFile
 from gateway.adapters.operator_client import CallError, Gateway
 from gateway.core.known import Known, KnownError, parse_known
+from gateway.semantic_report import report_text
 
 _REPLY_SECONDS = 600.0
 _PROGRESS_EVERY = 1.0
@@ -115,6 +118,33 @@ def audit(*, url: str, purge: bool, as_json: bool) -> int:
 async def _audit(url: str, *, purge: bool) -> dict[str, Any]:
     async with ClientSession(timeout=ClientTimeout(total=_REPLY_SECONDS)) as session:
         return await Gateway(session, url, os.environ).admin("audit", {"purge": purge})
+
+
+def semantic_report(*, data_dir: Path, url: str | None, as_json: bool) -> int:
+    """Print what comparisons have shown; return the exit code."""
+    if url is None:
+        path = data_dir / CHECKS_FILE
+        if not path.is_file():
+            return _fail(f"{path}: not there: nothing has been compared yet", 1)
+        journal = CheckJournal(path, QuarantineFile(data_dir / "quarantine.jsonl"))
+        if not journal.read():
+            return _fail(f"{path}: cannot be read", 1)
+        report = journal.report()
+    else:
+        try:
+            report = asyncio.run(_semantic_report(url))
+        except CallError as error:
+            return _fail(str(error), 1)
+    if as_json:
+        print(orjson.dumps(report).decode())  # noqa: T201
+    else:
+        print("\n".join(report_text(report)))  # noqa: T201
+    return 0
+
+
+async def _semantic_report(url: str) -> dict[str, Any]:
+    async with ClientSession(timeout=ClientTimeout(total=_REPLY_SECONDS)) as session:
+        return await Gateway(session, url, os.environ).look("semantic")
 
 
 def _fail(message: str, code: int) -> int:

@@ -223,6 +223,10 @@ class Comparisons(Protocol):
         """Return the line that switches a rule's semantic hits off, if it is to be written."""
         ...
 
+    def report(self) -> dict[str, Any]:
+        """Return the figures by rule, and how many aliases there are."""
+        ...
+
 
 class LocalEncoder(Protocol):
     """The sentence encoder of this installation, as a server of embeddings."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic_core import PydanticCustomError
 
+from gateway.arguments import gateway_url
 from policies.fields import error_budget
 
 BUDGETS = ("0.1%", "0.5%", "1%", "2%", "5%")
@@ -18,6 +19,11 @@ sampling (semantic-checks.jsonl in the data directory), or pairs labelled by han
 here:
   {"asked": "how can I reset my password", "stored": "How do I reset my password?", "same": true}
 What is unsure counts as wrong.
+"""
+_REPORT = """\
+Print what the comparisons of shadow mode and sampling have shown, rule by rule: how many answers
+found by meaning were those of the upstream, how many were wrong, with an interval of 95 % that has
+room for the unsure ones, and the budget that this rate would meet.
 """
 _CALIBRATE_EPILOG = """\
 examples:
@@ -33,10 +39,12 @@ exit codes: 0 done, 1 no budget is kept or no scores are to be had, 2 bad usage 
 def main(argv: Sequence[str]) -> int:
     """Run ``refrain semantic`` with the arguments behind these words; return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="refrain semantic", description="Calibrate answers by meaning."
+        prog="refrain semantic",
+        description="Calibrate answers by meaning, and see how often they were wrong.",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_calibrate(commands)
+    _add_report(commands)
     options = parser.parse_args(argv)
     code: int = options.run(options)
     return code
@@ -89,6 +97,39 @@ def _add_calibrate(commands: "argparse._SubParsersAction[argparse.ArgumentParser
         "--write", action="store_true", help="write semantic-calibration.json in the data directory"
     )
     parser.set_defaults(run=_calibrate)
+
+
+def _add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "report",
+        help="how often answers by meaning were wrong, by rule",
+        description=_REPORT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--data-dir",
+        type=Path,
+        default=Path(os.environ.get("REFRAIN_DATA_DIR") or ".refrain"),
+        metavar="D",
+        help="the gateway's (default: %(default)s)",
+    )
+    where.add_argument(
+        "--gateway",
+        "--url",
+        dest="url",
+        type=gateway_url,
+        metavar="URL",
+        help="ask a running gateway instead; its token comes from REFRAIN_ADMIN_TOKEN",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_report)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from gateway.operator_commands import semantic_report  # noqa: PLC0415 - so that --help is quick
+
+    return semantic_report(data_dir=options.data_dir, url=options.url, as_json=options.json)
 
 
 def _calibrate(options: argparse.Namespace) -> int:

@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 Action = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 """One operation: the request's JSON to the reply's. Raises SelectionError."""
 
+Page = Callable[[], dict[str, Any]]
+"""Something to look at."""
+
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 1000
 _LISTED = ("key", "scope", "model", "tag", "rule")
@@ -58,8 +61,10 @@ class Admin:
         self._audit_log = audit_log
         self._token = token
 
-    def add_routes(self, app: web.Application, **more: Action) -> None:
-        """Register the API; ``more`` are further actions by the last part of their path."""
+    def add_routes(
+        self, app: web.Application, more: Mapping[str, Action], pages: Mapping[str, Page]
+    ) -> None:
+        """Register the API; ``more`` actions and ``pages`` are by the last part of their path."""
         actions: dict[str, Action] = {
             "purge": self._purge,
             "wrong": self._wrong,
@@ -68,6 +73,8 @@ class Admin:
             "scope": self._scope,
             **more,
         }
+        for name, page in pages.items():
+            app.router.add_get(f"/admin/{name}", self._guarded(_shown(page)))
         app.router.add_get("/admin/entries", self._guarded(self._list))
         app.router.add_get("/admin/entries/{key}", self._guarded(self._show))
         for name, action in actions.items():
@@ -203,6 +210,13 @@ class Admin:
         tenant = identify(lowered, read_holder(given, lowered, self._holder_of))
         ids = scope_ids(self._secret, tenant, () if user is None else (user,))
         return {scope.value: digest.hex() for scope, digest in ids.items()}
+
+
+def _shown(page: Page) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handle(_request: web.Request) -> web.Response:
+        return _reply(200, page())
+
+    return handle
 
 
 async def _unknown(request: web.Request) -> web.Response:

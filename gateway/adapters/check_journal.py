@@ -77,8 +77,8 @@ class CheckJournal:
         """See the port ``Comparisons``."""
         return self.ledger.to_switch_off(rule)
 
-    def read(self) -> None:
-        """Take what was appended since the last time, here or elsewhere."""
+    def read(self) -> bool:
+        """Take what was appended since the last time; tell whether the file could be read."""
         try:
             status = self.path.stat()
             if (status.st_ino, status.st_size) != self._seen:
@@ -90,6 +90,7 @@ class CheckJournal:
             if not self._unreadable:
                 _log.warning("%s cannot be read: %s", self.path, error.strerror or error)
             self._unreadable = True
+        return not self._unreadable
 
     def _take_news(self, status: os.stat_result) -> None:
         before = self.path.with_name(self.path.name + ".1")

@@ -26,16 +26,24 @@ class Gateway:
 
     async def admin(self, action: str, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Ask for an operator's action. Raises CallError."""
+        return await self._admin("POST", action, orjson.dumps(asked))
+
+    async def look(self, page: str) -> dict[str, Any]:
+        """Ask for something to look at. Raises CallError."""
+        return await self._admin("GET", page, None)
+
+    async def _admin(self, method: str, name: str, raw: bytes | None) -> dict[str, Any]:
         headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
-        status, _, reply = await self._post(f"/admin/{action}", asked, headers)
+        status, _, reply = await self._sent(method, f"/admin/{name}", raw, headers)
         if status != HTTPStatus.OK or not reply:
             raise CallError(self._told(status, reply))
         return reply
 
     async def ask(self, known: Known) -> str:
         """Send a request as its client would; return what Cache-Status says. Raises CallError."""
-        status, cache, reply = await self._post(
-            known.endpoint.value, known.request, self.tenant_headers
+        raw = orjson.dumps(known.request)
+        status, cache, reply = await self._sent(
+            "POST", known.endpoint.value, raw, self.tenant_headers
         )
         if status != HTTPStatus.OK:
             raise CallError(self._told(status, reply))
@@ -46,18 +54,18 @@ class Gateway:
         """Headers of the tenant whose entries these are."""
         return {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
 
-    async def _post(
-        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
+    async def _sent(
+        self, method: str, path: str, raw: bytes | None, headers: Mapping[str, str]
     ) -> tuple[int, str, dict[str, Any]]:
         sent = {"Content-Type": "application/json", **headers}
         url = self._url + path
         try:
-            async with self._session.post(url, data=orjson.dumps(body), headers=sent) as reply:
-                raw = await reply.read()
+            async with self._session.request(method, url, data=raw, headers=sent) as reply:
+                read = await reply.read()
         except (ClientError, TimeoutError, OSError) as error:
             raise CallError(f"{self._url} cannot be asked: {_why(error)}") from None
         try:
-            parsed = orjson.loads(raw)
+            parsed = orjson.loads(read)
         except orjson.JSONDecodeError:
             parsed = {}
         told = parsed if isinstance(parsed, dict) else {}

@@ -1,0 +1,65 @@
+"""What comparisons have shown, rule by rule, for the operator: as JSON, and for a terminal."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.core.selection import SelectionError
+from gateway.ports import Comparisons
+
+
+@dataclass(frozen=True, slots=True)
+class SemanticOperations:
+    """The operator's view of the journal of comparisons."""
+
+    journal: Comparisons
+    now: Callable[[], float]
+
+    async def reset(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Give a rule, or ``all``, its semantic hits back and count anew.
+
+        Raises SelectionError and OSError.
+        """
+        rule, everything = asked.pop("rule", None), asked.pop("all", False)
+        for field in asked:
+            raise SelectionError(field, "one of the fields rule, all")
+        known = self.journal.report()["rules"]
+        if not isinstance(everything, bool) or (everything and rule is not None):
+            raise SelectionError("all", "true, and no rule beside it")
+        if not everything and (not isinstance(rule, str) or rule not in known):
+            raise SelectionError("rule", "a rule that has been compared, or all: true")
+        were_off = [name for name in known if known[name]["off"] and rule in (None, name)]
+        await self.journal.append({"time": self.now(), "kind": "reset", "rule": rule})
+        return {"reset": [rule] if rule is not None else list(known), "were_off": were_off}
+
+
+def report_text(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of a report for a terminal."""
+    rules = report["rules"]
+    if not rules:
+        yield "nothing has been compared: set shadow: on or sample: 1% under semantic in the policy"
+        return
+    head = ("rule", "compared", "equal", "different", "unsure", "wrong hits", "95 % interval")
+    yield (
+        f"{head[0]:<20}{head[1]:>9}{head[2]:>8}{head[3]:>11}{head[4]:>8}{head[5]:>12}"
+        f"{head[6]:>20}{'budget':>9}{'would meet':>12}"
+    )
+    for name, figures in rules.items():
+        low, high = figures["interval"]
+        yield (
+            f"{name:<20}{figures['comparisons']:>9,}{figures['equal']:>8,}"
+            f"{figures['different']:>11,}{figures['unsure']:>8,}{_share(figures['wrong_hits']):>12}"
+            f"{f'{_share(low)} to {_share(high)}':>20}{_share(figures['budget']):>9}"
+            f"{_share(figures['budget_met']):>12}"
+        )
+    yield ""
+    for name, figures in rules.items():
+        near = figures["near_misses"]
+        tried = sum(near.values())
+        told = f"; of {tried:,} near misses {near['equal']:,} were the same" if tried else ""
+        yield f"{name}: {figures['next']}{told}"
+    yield f"aliases: {report['aliases']:,}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value * 100:.2g} %"
