@@ -26,6 +26,7 @@ from pathlib import Path
 import faiss
 import numpy as np
 
+from embeddings.allocation import give_large_blocks_back
 from embeddings.encoder import EncoderSettings, load_encoder
 from embeddings.index_local import LocalIndex, open_local_index
 from embeddings.model_files import DEFAULT_MODEL
@@ -211,6 +212,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=2_000)
     parser.add_argument("--data", type=Path, default=DATA)
     options = parser.parse_args()
+    give_large_blocks_back()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     vectors = sentence_vectors(options.data, options.texts)
     if vectors is None:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from embeddings.allocation import give_large_blocks_back
 from embeddings.faiss_build import FaissBuildError, require_one_faiss
 from embeddings.model_files import DEFAULT_MODEL, VERIFIER_DIRECTORY, ModelError
 
@@ -44,6 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    give_large_blocks_back()
     # numpy and faiss come with these: `--help` and bad usage need not wait for them.
     import asyncio
 
