@@ -26,6 +26,8 @@ from gateway.verifying import RULES, CalibratedVerifier
 from policies.wording import percent_text
 
 CHECKS_FILE = "semantic-checks.jsonl"
+BEFORE = ".1"
+"""What the journal was before it grew too large; see ``gateway.adapters.check_journal``."""
 _TOLD = 10
 _AT_A_TIME = 8
 _SCORE_SECONDS = 30.0
@@ -52,7 +54,7 @@ def calibrate(
     write: bool,
 ) -> int:
     """Print thresholds, and write them if so asked; return the exit code."""
-    logs = logs or [data_dir / CHECKS_FILE]
+    logs = logs or _journal(data_dir)
     try:
         compared, pairs, broken = _read(logs)
     except OSError as error:
@@ -85,6 +87,12 @@ def calibrate(
         return _fail(f"{file}: cannot be written: {error.strerror or error}", 1)
     print(f"\nwritten to {file}; a running gateway takes it at its next lookup")  # noqa: T201
     return 0
+
+
+def _journal(data_dir: Path) -> list[Path]:
+    latest = data_dir / CHECKS_FILE
+    before = latest.with_name(CHECKS_FILE + BEFORE)
+    return [before, latest] if before.exists() else [latest]
 
 
 def _read(logs: Iterable[Path]) -> tuple[list[Compared], list[LabelledPair], int]:

@@ -43,6 +43,8 @@ class Check:
     """An entry found by meaning, to be compared with the fresh answer; ``threshold`` was asked.
 
     ``verifier`` is the digest of the one whose score it is, which another may have followed since.
+    ``alias`` says that the score alone would not have done: such an entry was chosen because its
+    answer had been the same, so that it tells nothing of others with that score.
     """
 
     kind: Kind
@@ -51,6 +53,7 @@ class Check:
     score: float
     threshold: float | None
     verifier: str
+    alias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class Comparison:
     similarity: float
     score: float
     verifier: str
+    alias: bool
     outcome: Outcome
     why: str
     """One word: what told."""
@@ -95,6 +99,7 @@ def read_comparison(line: Mapping[str, Any]) -> Comparison | None:
             similarity=float(line["similarity"]),
             score=float(line["score"]),
             verifier=str(line["verifier"]),
+            alias=line["alias"] is True,
             outcome=Outcome(line["outcome"]),
             why=str(line["why"]),
             asked=str(line["asked"]),
@@ -120,6 +125,7 @@ def compared(check: Check, plan: Plan, outcome: Outcome, why: str, *, now: float
         similarity=round(check.similarity, 6),
         score=round(check.score, 6),
         verifier=check.verifier,
+        alias=check.alias,
         outcome=outcome,
         why=why,
         asked=asked_id(plan),

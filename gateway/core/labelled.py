@@ -33,12 +33,17 @@ class LabelledPair:
 
 
 def parse_line(line: Any) -> Compared | LabelledPair | None:
-    """Read a line's JSON; None is another line of the gateway's journal. Raises LineError."""
+    """Read a line's JSON; None is another line of the gateway's journal. Raises LineError.
+
+    Another is that of an alias, too: it came to be a hit because it was right.
+    """
     match line:
         case {"asked": str(asked), "stored": str(stored), "same": bool(same)}:
             return LabelledPair(asked, stored, same)
         case {"asked": _, "stored": _}:
             raise LineError("expected asked and stored as text, and same: true or false")
+        case {"kind": str(), "alias": True}:
+            return None
         case {"kind": str(), "outcome": "equal" | "different" | "unsure" as outcome}:
             return _compared(line, outcome)
         case {"kind": str()} if "outcome" not in line:

@@ -22,6 +22,7 @@ def line(outcome="equal", kind="served", **changes):
         "similarity": 0.9,
         "score": 0.8,
         "verifier": "v",
+        "alias": False,
         "outcome": outcome,
         "why": "text",
         "asked": "q",

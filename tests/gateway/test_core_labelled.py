@@ -26,6 +26,8 @@ PAIR = {"asked": "a", "stored": "b", "same": True}
         (PAIR, LabelledPair("a", "b", same=True)),
         (PAIR | {"same": False, "note": "by Kim"}, LabelledPair("a", "b", same=False)),
         ({"kind": "reset", "rule": "default"}, None),
+        (CHECK | {"kind": "served", "alias": True}, None),
+        (CHECK | {"alias": False}, Compared(0.75, wrong=False, verifier="ab")),
     ],
 )
 def test_what_a_line_means(line, meant):

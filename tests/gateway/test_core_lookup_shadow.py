@@ -120,6 +120,12 @@ def test_an_alias_makes_up_for_the_score():
     assert end.entry == stored
 
 
+@pytest.mark.parametrize("decided", [{"shadow": True}, {"sample": 1.0}])
+def test_the_check_of_an_alias_says_so(decided):
+    assert ended(plan_of(**decided), UNSURE, alias=True)[0].check.alias
+    assert not ended(plan_of(**decided), SURE, alias=True)[0].check.alias
+
+
 @pytest.mark.parametrize(
     ("verification", "threshold"),
     [

@@ -84,6 +84,14 @@ def test_what_is_written_is_what_the_gateway_takes(run, tmp_path):
     assert Calibrations(data).of("ab" * 32).confidence == 0.95
 
 
+def test_the_journal_is_read_with_what_it_was_before_it_grew_too_large(run, tmp_path):
+    log_of(tmp_path / ".refrain" / "semantic-checks.jsonl.1", clean(300))
+    log_of(tmp_path / ".refrain" / "semantic-checks.jsonl", [check(0.1)])
+    code, out, _ = run("--budget", "1%")
+    assert code == 0
+    assert out.startswith("301 would-be hits")
+
+
 def test_a_set_that_keeps_no_budget_is_not_written(run, tmp_path):
     file = log_of(tmp_path / "few.jsonl", clean(298))
     code, out, err = run(file, "--budget", "1%", "--data-dir", tmp_path / "d", "--write")
@@ -163,9 +171,10 @@ class Scores:
     """The fake at the scorer's port: sure of what ends alike."""
 
     verifier, verifier_fault = "cd" * 32, ""
+    failing = False
 
     async def score(self, asked, stored):
-        if "fault" in asked:
+        if self.failing:
             raise SemanticUnavailableError("unavailable")
         return 0.9 if asked.endswith(stored[-5:]) else 0.2
 
@@ -207,8 +216,8 @@ def test_without_a_model_the_rules_are_calibrated(run, tmp_path, scored):
 
 
 def test_a_service_that_fails_ends_the_command(run, tmp_path, scored):
-    lines = pairs(20, asked="fault: how do I reset it, step {}?")
-    code, out, err = run(log_of(tmp_path / "pairs.jsonl", lines))
+    scored.failing = True
+    code, out, err = run(log_of(tmp_path / "pairs.jsonl", pairs(20)))
     assert (code, out) == (1, "")
     assert "a pair could not be scored: verifier-unavailable" in err
 
