@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 
 from embeddings.encoder import EncoderSettings, load_encoder
 from embeddings.model_files import DEFAULT_MODEL, ModelError, locate
-from embeddings.training.fitting import Reader, fit, joined
+from embeddings.training.fitting import RATE, Reader, fit, joined
 from embeddings.training.groups import Group, GroupError, read_groups
 from embeddings.training.mixture import Labelled, mixture, neighbours
 from embeddings.training.network import PairNetwork
@@ -98,11 +98,16 @@ def _process(
     tokenizer.no_truncation()
     pairs = mixture(groups, near, Random(seed))
     reader = Reader(tokenizer, MAX_TOKENS)
-    fit(network, pairs, reader, arguments.minutes, partial(print, flush=True))
-    if rank == 0:
-        out: Path = arguments.out
+
+    def report(line: str) -> None:
+        print(line, flush=True)
         if checkpoint is not None:
             torch.save(network.state_dict(), checkpoint)
+
+    fit(network, pairs, reader, arguments.minutes, report, arguments.rate)
+    if rank == 0:
+        out: Path = arguments.out
+        report("done")
         config = {**network.config, "name": "refrain-verifier", "max_tokens": MAX_TOKENS}
         save_verifier(network.state_dict(), config, directory / "tokenizer.json", out)
         print(f"written: {out}", flush=True)
@@ -132,7 +137,10 @@ def _parser() -> argparse.ArgumentParser:
         "--checkpoint",
         type=Path,
         metavar="FILE",
-        help="go on from this file where it exists, and write it in the end",
+        help="go on from this file where it exists, and write it every minute",
+    )
+    parser.add_argument(
+        "--rate", type=float, default=RATE, help="learning rate (default: %(default)s)"
     )
     parser.add_argument(
         "--seed", type=int, default=0, help="another one draws other pairs (default: %(default)s)"

@@ -80,12 +80,13 @@ def fit(
     reader: Reader,
     minutes: float,
     report: Callable[[str], None],
+    rate: float = RATE,
 ) -> None:
     """Train for so long. All processes of the group call it; the first one reports."""
     rank = dist.get_rank()
     torch.set_num_threads(1)
     trained = [each for each in network.parameters() if each.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=RATE, weight_decay=0.01, betas=(0.9, 0.98))
+    optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=0.01, betas=(0.9, 0.98))
     losses, rng = Losses(), Random(rank)
     began, reported, seen = time.monotonic(), 0.0, 0
     network.train()
@@ -95,7 +96,7 @@ def fit(
             return
         done = spent / (minutes * 60)
         for group in optimizer.param_groups:
-            group["lr"] = RATE * min(1.0, done / _WARMING) * (1 - done) + RATE / 1000
+            group["lr"] = rate * min(1.0, done / _WARMING) * (1 - done) + rate / 1000
         losses.take(*_step(network, trained, optimizer, batch))
         seen += len(batch) * dist.get_world_size()
         if rank == 0 and spent - reported > _REPORT_SECONDS:
