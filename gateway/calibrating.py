@@ -123,8 +123,12 @@ async def _points(
     data_dir: Path,
     socket: Path | None,
 ) -> Points:
-    """Return the points of one verifier: of the one that scores the pairs, else of the latest."""
-    points = Points(compared[-1].verifier if compared else "")
+    """Return the points of one verifier: of the one that scores the pairs, else of the latest.
+
+    What the rules passed counts among a model's surest hits: it is served beside them.
+    """
+    models = [each.verifier for each in compared if each.verifier != RULES]
+    points = Points(models[-1] if models else RULES)
     if pairs:
         async with scoring_service(socket) as service:
             points.verifier = service.verifier or RULES
@@ -133,7 +137,7 @@ async def _points(
                 _say(f"no trained verifier is loaded{fault}: the rules are calibrated")
             await _score(pairs, service, points, data_dir)
     for each in compared:
-        if each.verifier != points.verifier:
+        if each.verifier not in (points.verifier, RULES):
             points.passed_over["of another verifier"] += 1
             continue
         points.scored.append((each.score, each.wrong))

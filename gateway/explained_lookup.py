@@ -106,10 +106,10 @@ class Drive:
     async def _verified(self, state: VerifyCandidate) -> State:
         verifier = self.verifier
         verification, threshold = Verification(0.0, "no verifier"), None
-        if verifier is not None:
-            threshold = verifier.threshold(state.plan.decision.max_wrong_hits)
-            verification = await verifier.verify(state.asked, state.stored)
         budget = state.plan.decision.max_wrong_hits
+        if verifier is not None:
+            verification = await verifier.verify(state.asked, state.stored)
+            threshold = verifier.threshold(budget, verification.verifier)
         learned, entry = self.learned, state.hit.entry
         alias = learned is not None and learned.alias(state.plan, entry, self.now())
         if alias and verification.refused(threshold) == "score":

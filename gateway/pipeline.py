@@ -225,8 +225,9 @@ class Pipeline:
             case FetchCandidate():
                 return state.next(await self._get(state.key, indexed=True), self.now())
             case VerifyCandidate():
-                threshold = self.verifier.threshold(state.plan.decision.max_wrong_hits)
                 verification = await self.verifier.verify(state.asked, state.stored)
+                budget = state.plan.decision.max_wrong_hits
+                threshold = self.verifier.threshold(budget, verification.verifier)
                 learned, entry = self.learned, state.hit.entry
                 alias = learned is not None and learned.alias(state.plan, entry, self.now())
                 result = verification.refused(threshold) or "hit"

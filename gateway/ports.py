@@ -256,10 +256,11 @@ class Verifier(Protocol):
         """Return how surely one answer fits both questions. Raises nothing; waits are bounded."""
         ...
 
-    def threshold(self, max_wrong_hits: float) -> float | None:
+    def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
         """Return the least score at which at most this share of hits is wrong, None if none is.
 
-        The share is bounded with the confidence, and on the traffic, of the verifier's calibration.
+        The share is bounded with the confidence, and on the traffic, of a calibration: that of the
+        verifier named (``Verification.verifier``), else of the one in use.
         """
         ...
 

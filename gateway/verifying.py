@@ -32,6 +32,9 @@ MOST_CHARACTERS = 20_000
 _OF_THE_TEXT = frozenset({"text-too-long", "empty-text", "unreadable-text"})
 
 
+Check = Callable[[str, str], str | None]
+
+
 class Scorer(Protocol):
     """The trained verifier, in a process of its own."""
 
@@ -67,12 +70,22 @@ class CalibratedVerifier:
         self._clock = clock
         self._paused_until = float("-inf")
 
-    def threshold(self, max_wrong_hits: float) -> float | None:
-        """See the port."""
-        verifier = self._verifier()
-        if verifier is None:
+    def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
+        """See the port.
+
+        What the rules pass counts among the model's surest hits, too, so that its calibration
+        speaks for them where theirs keeps no such budget.
+        """
+        in_use = self._verifier()
+        if in_use is None:
             return None
-        calibration = self._calibrations.of(verifier or RULES)
+        found = self._threshold(max_wrong_hits, verifier or in_use or RULES)
+        if found is None and verifier == RULES and in_use:
+            return self._threshold(max_wrong_hits, in_use)
+        return found
+
+    def _threshold(self, max_wrong_hits: float, verifier: str) -> float | None:
+        calibration = self._calibrations.of(verifier)
         return None if calibration is None else calibration.threshold(max_wrong_hits)
 
     async def verify(self, asked: str, stored: str) -> Verification:
@@ -83,12 +96,15 @@ class CalibratedVerifier:
         if len(asked) + len(stored) > MOST_CHARACTERS:
             return Verification(0.0, "text-too-long")
         if asked.strip() == stored.strip():
-            return Verification(1.0, verifier=verifier or RULES)
-        refusal = await _guarded(asked, stored, model=bool(verifier))
+            return Verification(1.0, verifier=RULES)
+        refusal = await _checked(guard, asked, stored) if verifier else None
         if refusal is not None:
             return Verification(0.0, refusal)
-        if self._scorer is None or not verifier:
+        refusal = await _checked(agree, asked, stored)
+        if refusal is None:
             return Verification(1.0, verifier=RULES)
+        if self._scorer is None or not verifier:
+            return Verification(0.0, refusal)
         return await self._scored(self._scorer, verifier, asked, stored)
 
     def details(self) -> dict[str, str | int]:
@@ -127,9 +143,8 @@ class CalibratedVerifier:
         return Verification(0.0, word if word in _OF_THE_TEXT else f"verifier-{word}")
 
 
-async def _guarded(asked: str, stored: str, *, model: bool) -> str | None:
-    """Return the difference that a guard finds; without a model they are stricter."""
-    check = guard if model else agree
+async def _checked(check: Check, asked: str, stored: str) -> str | None:
+    """Return the difference that a check finds."""
     try:
         if len(asked) + len(stored) <= INLINE_CHARACTERS:
             return check(asked, stored)

@@ -104,7 +104,7 @@ def _process(
         if checkpoint is not None:
             torch.save(network.state_dict(), checkpoint)
 
-    fit(network, pairs, reader, arguments.minutes, report, arguments.rate)
+    fit(network, pairs, reader, arguments.minutes, report=report, rate=arguments.rate)
     if rank == 0:
         out: Path = arguments.out
         report("done")

@@ -79,6 +79,7 @@ def fit(
     pairs: Iterator[Labelled],
     reader: Reader,
     minutes: float,
+    *,
     report: Callable[[str], None],
     rate: float = RATE,
 ) -> None:

@@ -14,10 +14,11 @@ from typing import Final
 import numpy as np
 
 from embeddings.encoder import EncoderSettings, load_encoder
-from embeddings.messages import Reason
+from embeddings.messages import Reason, Scored
 from embeddings.model_files import DEFAULT_MODEL
 from embeddings.training.groups import Group, read_groups
 from embeddings.verifier import Verifier, load_verifier
+from embeddings.verify.agreement import agree
 from embeddings.verify.calibration import calibrated
 from embeddings.verify.calibration_file import written_calibration
 from embeddings.verify.guards import guard
@@ -72,7 +73,7 @@ def _would_be_hits(groups: Sequence[Group], verifier: Verifier) -> Iterator[tupl
             for other in nearest
             if cosine[other] >= LEAST_COSINE and guard(text, stored[other]) is None
         ]
-        scores = verifier.score([(text, stored[other]) for other in candidates])
+        scores = [_score(verifier, text, stored[other]) for other in candidates]
         scored = [
             (score, int(other) != owner)
             for score, other in zip(scores, candidates, strict=True)
@@ -80,6 +81,11 @@ def _would_be_hits(groups: Sequence[Group], verifier: Verifier) -> Iterator[tupl
         ]
         if scored:
             yield max(scored)
+
+
+def _score(verifier: Verifier, asked: str, stored: str) -> Scored:
+    # What the rules without a model pass is not scored, as in the gateway.
+    return 1.0 if agree(asked, stored) is None else verifier.score([(asked, stored)])[0]
 
 
 def _vectors(texts: Sequence[str]) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:

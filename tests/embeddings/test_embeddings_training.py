@@ -160,7 +160,7 @@ def test_training_learns_what_the_pairs_say(encoder, reader):
         network = PairNetwork(encoder, layers=1, inner=32)
         words = network.bert.embeddings.word_embeddings.weight.clone()
         said = []
-        fit(network, pairs(), reader, 0.1, said.append)
+        fit(network, pairs(), reader, 0.1, report=said.append)
     finally:
         torch.distributed.destroy_process_group()
     assert torch.equal(words, network.bert.embeddings.word_embeddings.weight)

@@ -14,7 +14,7 @@ from embeddings.verify.calibration import calibrated
 from embeddings.verify.calibration_file import written_calibration
 from gateway.calibrations import OWN_FILE
 
-STORED, ASKED = "How do I reset my password?", "How can I reset my password?"
+STORED, ASKED = "How do I reset my password?", "I want to reset my password, how?"
 POLICY = """
 version: 1
 rules:

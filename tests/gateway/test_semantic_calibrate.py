@@ -217,7 +217,9 @@ def test_without_a_model_the_rules_are_calibrated(run, tmp_path, scored):
 
 def test_a_service_that_fails_ends_the_command(run, tmp_path, scored):
     scored.failing = True
-    code, out, err = run(log_of(tmp_path / "pairs.jsonl", pairs(20)))
+    code, out, err = run(
+        log_of(tmp_path / "pairs.jsonl", pairs(20, asked="I want to reset it, how, at step {}?"))
+    )
     assert (code, out) == (1, "")
     assert "a pair could not be scored: verifier-unavailable" in err
 

@@ -7,8 +7,10 @@ import math
 
 import pytest
 
+from embeddings.verify.agreement import agree
 from embeddings.verify.calibration import calibrated
 from embeddings.verify.calibration_file import written_calibration
+from embeddings.verify.guards import guard
 from gateway import calibrations as calibrations_module
 from gateway import verifying
 from gateway.calibrations import OWN_FILE, Calibrations, known_calibrations
@@ -16,7 +18,9 @@ from gateway.core.verification import Verification
 from gateway.ports import SemanticUnavailableError
 from gateway.verifying import MOST_CHARACTERS, RULES, CalibratedVerifier
 
-ASKED, STORED = "How do I reset my password?", "How can I reset my password?"
+ASKED, STORED = "I want to reset my password, how?", "How can I reset my password?"
+PLAIN = "How do I reset my password?"
+"""Reads as STORED does, even to the rules without a model."""
 CLEAN = [(1 - place / 1000, False) for place in range(400)]
 
 
@@ -62,6 +66,22 @@ def verifier_of(shipped, tmp_path):
     )
 
 
+async def test_what_the_rules_pass_is_not_scored(verifier_of):
+    scores = Scores(0.75)
+    verifier = verifier_of(scores)
+    assert await verifier.verify(PLAIN, STORED) == (1.0, None, RULES)
+    assert not scores.asked
+    assert verifier.threshold(0.01, RULES) == 1.0
+
+
+async def test_the_models_calibration_speaks_for_the_rules_where_theirs_does_not(
+    shipped, verifier_of
+):
+    shipped[:] = [calibrated(CLEAN, verifier="model")]
+    assert verifier_of(Scores()).threshold(0.01, RULES) == CLEAN[-1][0]
+    assert verifier_of(None).threshold(0.01, RULES) is None
+
+
 async def test_the_score_is_the_models(verifier_of):
     scores = Scores(0.75)
     assert await verifier_of(scores).verify(ASKED, STORED) == (0.75, None, "model")
@@ -79,7 +99,7 @@ async def test_what_a_guard_refuses_is_not_scored(verifier_of):
 async def test_the_same_words_need_no_verifier(verifier_of, verifier):
     scores = Scores(verifier=verifier)
     said = await verifier_of(scores).verify(f" {ASKED}\n", ASKED)
-    assert said == (1.0, None, verifier or RULES)
+    assert said == (1.0, None, RULES)
     assert scores.asked == []
 
 
@@ -162,11 +182,12 @@ async def test_until_the_verifier_is_known_nothing_is_verified(verifier_of):
 async def test_without_a_model_the_rules_decide_by_their_own_calibration(verifier_of):
     scores = Scores(verifier="")
     verifier = verifier_of(scores)
-    assert await verifier.verify(ASKED, STORED) == (1.0, None, RULES)
+    assert await verifier.verify(PLAIN, STORED) == (1.0, None, RULES)
+    assert (await verifier.verify(ASKED, STORED)).refusal is not None
     assert (await verifier.verify(ASKED, "How do I reset a router?")).refusal is not None
     assert scores.asked == []
     assert (verifier.threshold(0.01), verifier.threshold(0.001)) == (1.0, None)
-    assert await verifier_of(None).verify(ASKED, STORED) == (1.0, None, RULES)
+    assert await verifier_of(None).verify(PLAIN, STORED) == (1.0, None, RULES)
 
 
 @pytest.mark.parametrize("length", [MOST_CHARACTERS, 100_000])
@@ -186,13 +207,12 @@ async def test_texts_of_some_length_are_guarded_off_the_loop(verifier_of, monkey
     monkeypatch.setattr(verifying.asyncio, "to_thread", noted)
     long = "Please tell me in plain words: how do I reset the password of my account? " * 4
     verifier = verifier_of(Scores(0.5))
-    assert await verifier.verify(long, long + "thanks") in (
-        Verification(0.5, verifier="model"),
-        Verification(0.0, "words"),
-    )
-    assert len(threads) == 1
+    other = long + "I have lost it and want another."
+    refused = (await verifier.verify(long, other)).refusal is not None
+    assert threads == [guard] if refused else [guard, agree]
+    threads.clear()
     await verifier.verify(ASKED, STORED)
-    assert len(threads) == 1
+    assert not threads
 
 
 @pytest.mark.parametrize("text", ["", " \n", "\x00\x1b[2J", "🙂🙃", "如何重置密码", "\ud800 a"])

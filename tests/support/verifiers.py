@@ -17,6 +17,6 @@ class SaidVerifier:
         """See the port."""
         return Verification(self.score, self.said, self.name)
 
-    def threshold(self, max_wrong_hits: float) -> float | None:
+    def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
         """See the port."""
         return 0.5 if max_wrong_hits > 0 else None
