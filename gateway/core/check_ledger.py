@@ -186,7 +186,7 @@ def _advice(checks: RuleChecks, *, wrong: int, unsure: int, of: int, met: float)
     if met <= checks.budget:
         return "the budget is kept"
     if upper_bound(wrong, of, 0.95) <= checks.budget:
-        return f"{unsure} comparisons are unsure: a judge model may tell, or labels by hand"
+        return f"{unsure} comparisons are unsure: look at them, and label pairs by hand"
     if lower_bound(wrong, of, 0.95) > checks.budget:
-        return "over the budget: calibrate on this traffic, or lower the budget's threshold"
+        return "over the budget: calibrate on this traffic, or switch semantic off"
     return "not told yet: more comparisons are needed"

@@ -167,7 +167,7 @@ class Cache:
         place = (scope, record.form, decision.generation)
         if decision.exact and self._fresh(place, record.time, decision):
             return True
-        if decision.semantic and self._near(record, decision, scope):
+        if decision.semantic and not decision.shadow and self._near(record, decision, scope):
             return True
         if _admitted(record, decision):
             self._fresh_until[place] = record.time + decision.lifetime

@@ -157,3 +157,12 @@ def test_a_line_from_before_there_were_budgets_is_kept_and_counted():
 def test_what_is_not_a_record_is_told(line):
     with pytest.raises(RecordError):
         parse_record(line)
+
+
+def test_a_rule_in_shadow_has_no_semantic_hits():
+    records = [
+        record(0),
+        record(1, "b", outcome="hit", reason="semantic", source="key-a", similarity=0.95),
+    ]
+    assert hits(replayed(records))[1] == 1
+    assert hits(replayed(records, shadow=True))[1] == 0

@@ -107,13 +107,14 @@ async def test_answers_without_vectors_are_unsure(upstream, tmp_path):
 
 
 async def test_a_comparison_that_fails_is_counted_and_the_next_is_made(upstream, tmp_path):
-    upstream.answer = says("It is 3.")
     async with learning(tmp_path, upstream.url, "sample: 100%") as rig:
+        upstream.answer = says("It is so.")
         await rig.ask("how many")
-        rig.checks.verifier = lambda: 1 / 0
+        upstream.answer = says("So it is.")
+        rig.encoder.broken = True
         await rig.ask("how many please")
         await background_done(rig)
-        rig.checks.verifier = str
+        rig.encoder.broken = False
         await rig.ask("how many thanks")
         await background_done(rig)
         assert [outcome for _, _, outcome in rig.counted] == ["fault", "equal"]

@@ -64,18 +64,20 @@ class WordEncoder:
     digest = "words"
 
     def __init__(self) -> None:
-        self.failing = False
+        self.failing = self.broken = False
         self._words: dict[str, int] = {}
 
     async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
         """See the port."""
         if self.failing:
             raise SemanticUnavailableError("timeout")
+        if self.broken:
+            raise ZeroDivisionError
         return [self._vector(text) for text in texts]
 
     def _vector(self, text: str) -> list[float]:
         vector = [0.0] * 256
-        words = set(text.casefold().split())
+        words = set(text.casefold().replace(".", "").split())
         for word in words:
             vector[self._words.setdefault(word, len(self._words))] = len(words) ** -0.5
         return vector
