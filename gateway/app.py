@@ -35,6 +35,7 @@ from gateway.core.entry_codec import encoded_size
 from gateway.explaining import explain_action
 from gateway.forgetting import Vault
 from gateway.forwarding import Forwarder
+from gateway.judging import Judge
 from gateway.loading import Loader
 from gateway.observation import Observation, Sink
 from gateway.operations import Operations
@@ -106,7 +107,7 @@ def create_app(
     quarantine = QuarantineFile(settings.data_dir / "quarantine.jsonl")
     admitter = Admitter(store, semantic, scans, time.time, quarantine)
 
-    journal, comparisons = _learning(settings, quarantine, semantic, metrics)
+    journal, comparisons = _learning(settings, quarantine, semantic, metrics, upstream)
 
     def make_forwarder(to: Upstream) -> Forwarder:
         return Forwarder(
@@ -207,8 +208,10 @@ def _learning(
     quarantine: Quarantine,
     semantic: SemanticService | None,
     metrics: Metrics,
+    upstream: HttpUpstream,
 ) -> tuple[CheckJournal, Checks]:
     journal = CheckJournal(settings.data_dir / CHECKS_FILE, quarantine)
+    model = settings.semantic_judge_model
     metrics.tell_rules_off(journal.rules_off)
     return journal, Checks(
         journal,
@@ -218,6 +221,7 @@ def _learning(
         now=time.time,
         count=metrics.compared,
         with_text=settings.decision_log_text,
+        judge=None if model is None else Judge(upstream, model),
     )
 
 

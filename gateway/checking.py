@@ -9,16 +9,18 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import orjson
 
 from gateway.core.answer_agreement import NeedsVectors, Told, compare
-from gateway.core.answer_reading import read_answer
+from gateway.core.answer_reading import Answer, read_answer
 from gateway.core.comparison import Check, Comparison, Kind, Outcome, compared
+from gateway.core.headers import Fields
 from gateway.core.plan import Plan
+from gateway.judging import Judge
 from gateway.ports import (
     Comparisons,
     LocalEncoder,
@@ -42,6 +44,7 @@ class Pair(NamedTuple):
     check: Check
     plan: Plan
     fresh: Any
+    fields: Fields
 
 
 @dataclass(slots=True)
@@ -58,18 +61,21 @@ class Checks:
     now: Callable[[], float]
     count: Callable[[str, str, str], None] = lambda *_: None
     with_text: bool = False
+    judge: Judge | None = None
     _waiting: deque[Pair] = field(default_factory=deque)
     _task: asyncio.Task[None] | None = None
     _closed: bool = False
 
-    def begin(self, check: Check, plan: Plan, fresh: Any) -> None:
-        """Have the fresh answer to a request compared, soon."""
+    def begin(
+        self, check: Check, plan: Plan, fresh: Any, fields: Iterable[tuple[str, str]] = ()
+    ) -> None:
+        """Have the fresh answer to a request compared, soon; ``fields`` are its headers."""
         if self._closed:
             return
         if len(self._waiting) >= MOST_WAITING:
             self.count(plan.decision.rule, check.kind.value, "dropped")
             return
-        self._waiting.append(Pair(check, plan, fresh))
+        self._waiting.append(Pair(check, plan, fresh, tuple(fields)))
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
 
@@ -112,7 +118,16 @@ class Checks:
         step = await asyncio.to_thread(_read_beside, pair)
         if isinstance(step, Told):
             return step
-        return await asyncio.to_thread(step.next, await self._vectors(step))
+        told = await asyncio.to_thread(step.next, await self._vectors(step))
+        if told.outcome is Outcome.UNSURE and self.judge is not None:
+            return await self._judged(self.judge, pair) or told
+        return told
+
+    async def _judged(self, judge: Judge, pair: Pair) -> Told | None:
+        stored, fresh = _answers(pair)
+        if pair.plan.question is None or stored is None or fresh is None:
+            return None
+        return await judge.judged(pair.plan.question, stored.text, fresh.text, pair.fields)
 
     async def _vectors(self, step: NeedsVectors) -> Any:
         if self.encoder is None:
@@ -153,10 +168,13 @@ def _read_beside(pair: Pair) -> Told | NeedsVectors:
     return compare(orjson.loads(pair.check.entry.result), pair.fresh)
 
 
+def _answers(pair: Pair) -> tuple[Answer | None, Answer | None]:
+    return read_answer(orjson.loads(pair.check.entry.result)), read_answer(pair.fresh)
+
+
 def _texts(pair: Pair) -> dict[str, str | None]:
     """Return what the operator lets be written down, so that a person may judge."""
-    stored = read_answer(orjson.loads(pair.check.entry.result))
-    fresh = read_answer(pair.fresh)
+    stored, fresh = _answers(pair)
     return {
         "question": pair.plan.question,
         "stored_question": pair.check.entry.question,

@@ -70,6 +70,7 @@ class Settings(BaseModel):
     embeddings_device: str = Field(default="auto", pattern="^(auto|cpu|cuda)$")
     semantic_timeout: float = Field(default=1.0, gt=0)
     verifier_timeout: float = Field(default=0.5, gt=0)
+    semantic_judge_model: str | None = None
     vectors: str = Field(default="faiss", description="faiss, or the URL of a Qdrant server")
     vectors_timeout: float = Field(default=0.05, gt=0)
     connect_timeout: float = Field(default=10.0, gt=0)

@@ -19,6 +19,7 @@ from gateway.checking import Checks
 from gateway.core.types import Endpoint
 from gateway.exchange import Inbound
 from gateway.forwarding import Forwarder
+from gateway.judging import Judge
 from gateway.observation import Observation
 from gateway.pipeline import Pipeline
 from gateway.ports import Candidate, SemanticUnavailableError
@@ -86,7 +87,7 @@ class WordEncoder:
 class LearningRig:
     """What a test asks, and what came of it."""
 
-    def __init__(self, data_dir: Path, url: str, semantic: str) -> None:
+    def __init__(self, data_dir: Path, url: str, semantic: str, judge: str = "") -> None:
         policy = data_dir / "policy.yaml"
         policy.write_text(POLICY % semantic)
         self.index, self.encoder, self.verifier = NearIndex(), WordEncoder(), SaidVerifier()
@@ -104,6 +105,7 @@ class LearningRig:
             count=lambda *counted: self.counted.append(counted),
         )
         self.upstream = HttpUpstream(f"{url}/v1")
+        self.checks.judge = Judge(self.upstream, judge) if judge else None
         scans = Scans()
         admitter = Admitter(self.store, self.index, scans, time.time, self.quarantine)
         self.pipeline = Pipeline(
@@ -141,9 +143,11 @@ class LearningRig:
 
 
 @contextlib.asynccontextmanager
-async def learning(data_dir: Path, url: str, semantic: str) -> AsyncIterator[LearningRig]:
+async def learning(
+    data_dir: Path, url: str, semantic: str, judge: str = ""
+) -> AsyncIterator[LearningRig]:
     """Open a rig whose default rule has these keys of ``semantic``."""
-    rig = LearningRig(data_dir, url, semantic)
+    rig = LearningRig(data_dir, url, semantic, judge)
     await rig.upstream.open()
     try:
         yield rig
