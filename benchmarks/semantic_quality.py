@@ -10,6 +10,7 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from quality import errors
@@ -62,7 +63,7 @@ def systems(options: argparse.Namespace, kept: Kept) -> list[System]:
         print(f"{WHOLE}: left out, {all_of_it}")
     else:
         found.append(all_of_it)
-    return found
+    return [replace(system, min_similarity=options.min_similarity) for system in found]
 
 
 def report(results: Sequence[Measured], seconds: float, *, as_markdown: bool) -> None:
@@ -123,6 +124,7 @@ def arguments() -> argparse.Namespace:
     add("--guards", action="store_true", help="also what the guards leave to the model")
     add("--verifier", type=Path, default=VERIFIER_DIRECTORY, help="a directory of weights")
     add("--threshold", type=float, help="in place of the one that follows from the budget")
+    add("--min-similarity", type=float, help="the floor, in place of the default policy's")
     add("--errors", nargs=2, metavar=("ROW", "N"), help="N wrong hits and N misses of a row")
     add("--markdown", action="store_true", help="the first table for a document")
     add("--picture", type=Path, metavar="FILE", help="write the curves to an SVG file")

@@ -27,6 +27,7 @@ class Kept:
     def __init__(self, directory: Path) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._file = sqlite3.connect(directory / "kept.sqlite", timeout=30)
+        self._new: dict[bytes, bytes] = {}
         self._written = time.monotonic()
         self._file.execute("PRAGMA journal_mode = WAL")
         self._file.execute(
@@ -42,14 +43,14 @@ class Kept:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.commit()
+        self._write()
         self._file.close()
 
     def find(self, maker: str, texts: Iterable[str]) -> dict[str, bytes]:
         """Return what is known of these texts."""
         names = {_name(maker, text): text for text in texts}
-        found: dict[str, bytes] = {}
-        listed = list(names)
+        found = {text: self._new[name] for name, text in names.items() if name in self._new}
+        listed = [name for name in names if name not in self._new]
         for start in range(0, len(listed), _AT_A_TIME):
             some = listed[start : start + _AT_A_TIME]
             marks = ",".join("?" * len(some))
@@ -58,12 +59,16 @@ class Kept:
         return found
 
     def keep(self, maker: str, values: Mapping[str, bytes]) -> None:
-        rows = [(_name(maker, text), value) for text, value in values.items()]
-        self._file.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?)", rows)
-        now = time.monotonic()
-        if now - self._written >= _PERIOD:
-            self._file.commit()
-            self._written = now
+        self._new |= {_name(maker, text): value for text, value in values.items()}
+        if time.monotonic() - self._written >= _PERIOD:
+            self._write()
+
+    def _write(self) -> None:
+        # One short transaction: another run may be writing, too.
+        with self._file:
+            self._file.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?)", self._new.items())
+        self._new.clear()
+        self._written = time.monotonic()
 
 
 def _name(maker: str, text: str) -> bytes:

@@ -22,7 +22,7 @@ GUARDS = "guards, any score"
 WHOLE = "whole"
 BUDGET = 0.01
 BUDGETS = (0.002, 0.005, 0.01, 0.02, 0.05)
-_SCORES = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99)
+_SCORES = (0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 0.99)
 _SECONDS = 60.0
 
 
@@ -33,9 +33,12 @@ class System:
     name: str
     verifier: Verifier
     max_wrong_hits: float = BUDGET
+    min_similarity: float | None = None
+    """The floor, where it is not the default policy's."""
 
     def decision(self, default: Decision) -> Decision:
-        return replace(default, max_wrong_hits=self.max_wrong_hits)
+        floor = default.min_similarity if self.min_similarity is None else self.min_similarity
+        return replace(default, max_wrong_hits=self.max_wrong_hits, min_similarity=floor)
 
 
 class Guards:
@@ -122,4 +125,5 @@ def thresholds(system: System) -> dict[str, float]:
 
 def all_candidates(system: System) -> System:
     """Return the system with every candidate verified and none served: to sweep thresholds."""
-    return System(f"{system.name}, all candidates", Held(system.verifier, None))
+    held = Held(system.verifier, None)
+    return replace(system, name=f"{system.name}, all candidates", verifier=held)
