@@ -135,7 +135,8 @@ _NEGATIONS = {
 }
 _NUMBER = re.compile(r"\d+(?:[.,:/-]\d+)*")
 _COUNTED = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-_NUMBERS = {word: str(number) for number, word in enumerate(_COUNTED)}
+# "A new one" counts nothing.
+_NUMBERS = {word: str(number) for number, word in enumerate(_COUNTED) if word != "one"}
 _NAMED_TIMES = {
     *("january", "february", "march", "april", "june", "july", "august", "september"),
     *("october", "november", "december", "monday", "tuesday", "wednesday", "thursday", "friday"),

@@ -86,6 +86,7 @@ def test_what_only_one_of_them_says_is_not_told(stored, fresh, why):
     [
         ("It costs 1,000.50 euros.", "The price: 1000.5 euros."),
         ("Two days.", "2 days, more or less."),
+        ("A new one is sent.", "We send you another."),
         ("Yes, of course.", "Yes, you can do that."),
     ],
 )
