@@ -23,6 +23,9 @@ EQUAL_COSINE = 0.9
 DIFFERENT_COSINE = 0.6
 """Below, they do not."""
 
+_MOST_COSINE = 1.01
+"""Of unit vectors, with what rounding adds."""
+
 SHORT_WORDS = 40
 """Up to here, every number counts, and so does every not."""
 
@@ -61,6 +64,8 @@ class NeedsVectors:
         if vectors is None:
             return Told(Outcome.UNSURE, "no-vectors")
         near = _nearness(vectors[: self.stored], vectors[self.stored :])
+        if not abs(near) <= _MOST_COSINE:  # NaN neither
+            return Told(Outcome.UNSURE, "no-vectors")
         if near < DIFFERENT_COSINE:
             return Told(Outcome.DIFFERENT, "meaning")
         if self.contradiction is not None:
