@@ -17,7 +17,7 @@ LINE = {
     "entry": "bb" * 32,
     "similarity": 0.9,
     "score": 0.8,
-    "threshold": 0.5,
+    "alias": False,
     "verifier": "v",
     "outcome": "equal",
     "why": "text",
