@@ -117,9 +117,9 @@ class Watched:
         self.tries.append(Try(stored, entry.result.decode(), near, verification))
         return verification
 
-    def threshold(self, max_wrong_hits: float) -> float | None:
+    def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
         """See the port ``Verifier``."""
-        return self.verifier.threshold(max_wrong_hits)
+        return self.verifier.threshold(max_wrong_hits, verifier)
 
 
 @dataclass(slots=True)

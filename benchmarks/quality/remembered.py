@@ -44,13 +44,12 @@ class Remembered:
         maker, pair = f"verdict {source_digest()} {self.weights}", f"{asked}\0{stored}"
         known = self.kept.find(maker, [pair]).get(pair)
         if known is not None:
-            score, refusal = json.loads(known)
-            return Verification(score, refusal)
+            return Verification(*json.loads(known))
         made = await self.verifier.verify(asked, stored)
         if made.refusal not in _FAULTS:
-            self.kept.keep(maker, {pair: json.dumps([made.score, made.refusal]).encode()})
+            self.kept.keep(maker, {pair: json.dumps(made).encode()})
         return made
 
-    def threshold(self, max_wrong_hits: float) -> float | None:
+    def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
         """See the port."""
-        return self.verifier.threshold(max_wrong_hits)
+        return self.verifier.threshold(max_wrong_hits, verifier)
