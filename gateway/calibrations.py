@@ -36,7 +36,7 @@ class Calibrations:
         if own is not None and own.verifier != verifier:
             problem = _of_another(self._path, own.verifier, verifier)
             own = None
-        found = own or self._shipped_of(verifier)
+        found = own or self.shipped(verifier)
         if found is None:
             problem = f"{problem or 'no calibration'}: nothing is answered by meaning"
         self._tell(problem)
@@ -46,7 +46,7 @@ class Calibrations:
         """Return what an operator wants to know of the calibration in force."""
         found = self.of(verifier)
         told: dict[str, str | int] = {
-            "calibration": "none" if found is None else "own" if found is self._own else "shipped",
+            "calibration": "none" if found is None else "own" if self.is_own(found) else "shipped",
             "calibration_hits": 0 if found is None else found.hits,
         }
         return told | {"problem": self._told} if self._told else told
@@ -68,7 +68,12 @@ class Calibrations:
             self._problem = str(error)
         return self._own
 
-    def _shipped_of(self, verifier: str) -> Calibration | None:
+    def is_own(self, calibration: Calibration | None) -> bool:
+        """Tell whether a calibration in force is the operator's."""
+        return calibration is not None and calibration is self._own
+
+    def shipped(self, verifier: str) -> Calibration | None:
+        """Return the calibration that is installed for a verifier, None where there is none."""
         if self._shipped is None:
             self._shipped = list(shipped_calibrations())
         return next((each for each in self._shipped if each.verifier == verifier), None)

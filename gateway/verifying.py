@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from embeddings.verify.agreement import agree
+from embeddings.verify.calibration import Calibration
 from embeddings.verify.guards import guard
 from gateway.calibrations import Calibrations
 from gateway.core.verification import Verification
@@ -74,19 +75,18 @@ class CalibratedVerifier:
         """See the port.
 
         What the rules pass counts among the model's surest hits, too, so that its calibration
-        speaks for them where theirs keeps no such budget.
+        speaks for them where theirs keeps no such budget; and an operator's own speaks alone,
+        because it knows of their traffic, and ours does not.
         """
         in_use = self._verifier()
-        if in_use is None:
+        if in_use is None or verifier not in ("", RULES, in_use):
             return None
-        found = self._threshold(max_wrong_hits, verifier or in_use or RULES)
-        if found is None and verifier == RULES and in_use:
-            return self._threshold(max_wrong_hits, in_use)
-        return found
-
-    def _threshold(self, max_wrong_hits: float, verifier: str) -> float | None:
-        calibration = self._calibrations.of(verifier)
-        return None if calibration is None else calibration.threshold(max_wrong_hits)
+        in_force = self._calibrations.of(in_use or RULES)
+        if verifier == RULES and in_use and not self._calibrations.is_own(in_force):
+            ours = _threshold(self._calibrations.shipped(RULES), max_wrong_hits)
+            if ours is not None:
+                return ours
+        return _threshold(in_force, max_wrong_hits)
 
     async def verify(self, asked: str, stored: str) -> Verification:
         """See the port."""
@@ -141,6 +141,10 @@ class CalibratedVerifier:
         if word == "timeout":
             self._paused_until = self._clock() + PAUSE_SECONDS
         return Verification(0.0, word if word in _OF_THE_TEXT else f"verifier-{word}")
+
+
+def _threshold(calibration: Calibration | None, max_wrong_hits: float) -> float | None:
+    return None if calibration is None else calibration.threshold(max_wrong_hits)
 
 
 async def _checked(check: Check, asked: str, stored: str) -> str | None:

@@ -82,6 +82,20 @@ async def test_the_models_calibration_speaks_for_the_rules_where_theirs_does_not
     assert verifier_of(None).threshold(0.01, RULES) is None
 
 
+def test_an_operators_own_calibration_speaks_for_the_rules_alone(verifier_of, tmp_path, caplog):
+    wrong = [(1.0, True), (1.0, True), *CLEAN]
+    own_file(tmp_path, points=wrong)
+    verifier = verifier_of(Scores())
+    assert verifier.threshold(0.01, RULES) is None
+    assert verifier.threshold(0.1, RULES) == verifier.threshold(0.1, "model") == CLEAN[-1][0]
+    assert not caplog.records
+
+
+def test_there_is_no_threshold_for_a_verifier_that_is_not_in_use(verifier_of):
+    assert verifier_of(Scores()).threshold(0.01, "former") is None
+    assert verifier_of(Scores(verifier="")).threshold(0.01, "model") is None
+
+
 async def test_the_score_is_the_models(verifier_of):
     scores = Scores(0.75)
     assert await verifier_of(scores).verify(ASKED, STORED) == (0.75, None, "model")
