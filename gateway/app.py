@@ -107,7 +107,9 @@ def create_app(
     quarantine = QuarantineFile(settings.data_dir / "quarantine.jsonl")
     admitter = Admitter(store, semantic, scans, time.time, quarantine)
 
-    journal, comparisons = _learning(settings, quarantine, semantic, metrics, upstream)
+    journal, comparisons = _learning(
+        settings, quarantine, semantic, verifier, metrics=metrics, upstream=upstream
+    )
 
     def make_forwarder(to: Upstream) -> Forwarder:
         return Forwarder(
@@ -207,6 +209,8 @@ def _learning(
     settings: Settings,
     quarantine: Quarantine,
     semantic: SemanticService | None,
+    verifier: CalibratedVerifier,
+    *,
     metrics: Metrics,
     upstream: HttpUpstream,
 ) -> tuple[CheckJournal, Checks]:
@@ -219,6 +223,7 @@ def _learning(
         index=semantic,
         encoder=semantic,
         now=time.time,
+        threshold=verifier.threshold,
         count=metrics.compared,
         with_text=settings.decision_log_text,
         judge=None if model is None else Judge(upstream, model),

@@ -51,7 +51,8 @@ class Pair(NamedTuple):
 class Checks:
     """The comparisons that wait, and the task that makes them.
 
-    ``count`` takes the rule, the kind, and the outcome or why there is none.
+    ``threshold`` is the verifier's for a budget. ``count`` takes the rule, the kind, and the
+    outcome or why there is none.
     """
 
     journal: Comparisons
@@ -59,6 +60,7 @@ class Checks:
     index: SemanticIndex | None
     encoder: LocalEncoder | None
     now: Callable[[], float]
+    threshold: Callable[[float], float | None]
     count: Callable[[str, str, str], None] = lambda *_: None
     with_text: bool = False
     judge: Judge | None = None
@@ -109,7 +111,11 @@ class Checks:
         check = pair.check
         if check.kind is Kind.SERVED and told.outcome is Outcome.DIFFERENT:
             await self._take_out(check.entry.key)
-        comparison = compared(check, pair.plan, told.outcome, told.why, now=self.now())
+        comparison = compared(
+            *(check, pair.plan, told.outcome, told.why),
+            threshold=self.threshold(pair.plan.decision.max_wrong_hits),
+            now=self.now(),
+        )
         await self._write_down(comparison, pair)
         return told.outcome.value
 

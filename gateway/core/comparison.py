@@ -40,7 +40,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """An entry found by meaning, to be compared with the fresh answer; ``threshold`` was asked.
+    """An entry found by meaning, to be compared with the fresh answer.
 
     ``verifier`` is the digest of the one whose score it is, which another may have followed since.
     ``alias`` says that the score alone would not have done: such an entry was chosen because its
@@ -51,7 +51,6 @@ class Check:
     entry: Entry
     similarity: float
     score: float
-    threshold: float | None
     verifier: str
     alias: bool = False
 
@@ -110,15 +109,20 @@ def read_comparison(line: Mapping[str, Any]) -> Comparison | None:
         return None
 
 
-def compared(check: Check, plan: Plan, outcome: Outcome, why: str, *, now: float) -> Comparison:
-    """Return the comparison of a check for the request of this plan."""
+def compared(
+    check: Check, plan: Plan, outcome: Outcome, why: str, *, threshold: float | None, now: float
+) -> Comparison:
+    """Return the comparison of a check for the request of this plan.
+
+    ``threshold`` is the rule's, whichever verifier's score this one is.
+    """
     decision, entry = plan.decision, check.entry
     promoted = check.kind is Kind.NEAR_MISS and outcome is Outcome.EQUAL and decision.promote
     return Comparison(
         time=now,
         kind=check.kind,
         rule=decision.rule,
-        basis=basis_of(decision, check.threshold),
+        basis=basis_of(decision, threshold),
         budget=decision.max_wrong_hits,
         key=plan.key.hex(),
         entry=entry.key.hex(),

@@ -245,7 +245,7 @@ class VerifyCandidate:
         scored = verification.refusal is None and isfinite(verification.score)
         if refused is None or (refused == "score" and alias and scored):
             return self._found(verification, threshold, alias=refused is not None)
-        otherwise = self._near_miss(verification, threshold) if scored else self.otherwise
+        otherwise = self._near_miss(verification) if scored else self.otherwise
         return _next_candidate(self.plan, otherwise, self.rest)
 
     def _found(
@@ -254,36 +254,29 @@ class VerifyCandidate:
         decision = self.plan.decision
         if decision.shadow:
             status = replace(self.otherwise.status, reason=Reason.SHADOW)
-            check = self._check(Kind.SHADOW, verification, threshold, alias=alias)
+            check = self._check(Kind.SHADOW, verification, alias=alias)
             return _forward(self.plan, replace(self.otherwise, status=status, check=check))
         shown = self.hit.status._replace(score=verification.score, threshold=threshold)
         # Who wants a stored answer only wants no call of ours either.
         if not decision.sample or self.plan.directives.only_if_cached:
             return replace(self.hit, status=shown)
-        check = self._check(Kind.SERVED, verification, threshold, alias=alias)
+        check = self._check(Kind.SERVED, verification, alias=alias)
         return replace(self.hit, status=shown, plan=self.plan, check=check)
 
-    def _near_miss(self, verification: Verification, threshold: float | None) -> Forward:
+    def _near_miss(self, verification: Verification) -> Forward:
         """Return the forward with this candidate to compare, if it is the likeliest so far."""
         decision, before = self.plan.decision, self.otherwise.check
         if not (decision.shadow or decision.promote):
             return self.otherwise
         if before is not None and before.score >= verification.score:
             return self.otherwise
-        check = self._check(Kind.NEAR_MISS, verification, threshold)
+        check = self._check(Kind.NEAR_MISS, verification)
         return replace(self.otherwise, check=check)
 
-    def _check(
-        self,
-        kind: Kind,
-        verification: Verification,
-        threshold: float | None,
-        *,
-        alias: bool = False,
-    ) -> Check:
+    def _check(self, kind: Kind, verification: Verification, *, alias: bool = False) -> Check:
         entry, similarity = self.hit.entry, self.hit.status.similarity or 0.0
         score, verifier = verification.score, verification.verifier
-        return Check(kind, entry, similarity, score, threshold, verifier, alias)
+        return Check(kind, entry, similarity, score, verifier, alias)
 
 
 Unended = (

@@ -153,3 +153,16 @@ async def test_an_alias_ends_when_the_entry_is_answered_anew(upstream, tmp_path)
         upstream.answer = says("It is 4.")
         await rig.ask("how many")
         assert "fwd=miss" in (await rig.ask("how many please"))[0]
+
+
+async def test_hits_of_all_verifiers_count_towards_the_rate_of_their_rule(upstream, tmp_path):
+    upstream.answer = says("It is 3.")
+    async with learning(tmp_path, upstream.url, "shadow: on") as rig:
+        await rig.ask("how many")
+        rig.verifier.needed = {"rules": 1.0, "model": 0.7}
+        for number, name in enumerate(["rules", "model", "rules", "model"]):
+            rig.verifier.name = name
+            await rig.ask(f"how many please {'x' * number}")
+            await rig.checks.idle()
+        assert len(rig.lines()) == 4
+        assert rig.journal.report()["rules"]["default"]["comparisons"] == 4

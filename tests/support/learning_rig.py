@@ -102,6 +102,7 @@ class LearningRig:
             index=self.index,
             encoder=self.encoder,
             now=time.time,
+            threshold=self.verifier.threshold,
             count=lambda *counted: self.counted.append(counted),
         )
         self.upstream = HttpUpstream(f"{url}/v1")

@@ -1,6 +1,6 @@
 """The fake at the verifier's port."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.core.verification import Verification
 
@@ -12,6 +12,8 @@ class SaidVerifier:
     said: str | None = None
     score: float = 1.0
     name: str = ""
+    needed: dict[str, float] = field(default_factory=dict)
+    """The thresholds of some verifiers, by their names."""
 
     async def verify(self, asked: str, stored: str) -> Verification:
         """See the port."""
@@ -19,4 +21,4 @@ class SaidVerifier:
 
     def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
         """See the port."""
-        return 0.5 if max_wrong_hits > 0 else None
+        return self.needed.get(verifier, 0.5) if max_wrong_hits > 0 else None
