@@ -32,6 +32,8 @@ from gateway.ports import (
 log = logging.getLogger(__name__)
 
 MOST_WAITING = 64
+MOST_BYTES = 32 * 2**20
+"""Of the answers that wait."""
 MOST_TEXT = 4000
 """Characters of an answer that are written down."""
 SECONDS = 30.0
@@ -39,12 +41,17 @@ SECONDS = 30.0
 
 
 class Pair(NamedTuple):
-    """A check and the fresh answer to the request of this plan."""
+    """A check and the fresh answer, JSON, to the request of this plan."""
 
     check: Check
     plan: Plan
-    fresh: Any
+    fresh: bytes
     fields: Fields
+
+    @property
+    def size(self) -> int:
+        """Bytes of both answers."""
+        return len(self.check.entry.result) + len(self.fresh)
 
 
 @dataclass(slots=True)
@@ -69,15 +76,17 @@ class Checks:
     _closed: bool = False
 
     def begin(
-        self, check: Check, plan: Plan, fresh: Any, fields: Iterable[tuple[str, str]] = ()
+        self, check: Check, plan: Plan, fresh: bytes, fields: Iterable[tuple[str, str]] = ()
     ) -> None:
         """Have the fresh answer to a request compared, soon; ``fields`` are its headers."""
         if self._closed:
             return
-        if len(self._waiting) >= MOST_WAITING:
+        pair = Pair(check, plan, fresh, tuple(fields))
+        held = sum(each.size for each in self._waiting)
+        if len(self._waiting) >= MOST_WAITING or held + pair.size > MOST_BYTES:
             self.count(plan.decision.rule, check.kind.value, "dropped")
             return
-        self._waiting.append(Pair(check, plan, fresh, tuple(fields)))
+        self._waiting.append(pair)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
 
@@ -171,11 +180,12 @@ class Checks:
 
 
 def _read_beside(pair: Pair) -> Told | NeedsVectors:
-    return compare(orjson.loads(pair.check.entry.result), pair.fresh)
+    return compare(orjson.loads(pair.check.entry.result), orjson.loads(pair.fresh))
 
 
 def _answers(pair: Pair) -> tuple[Answer | None, Answer | None]:
-    return read_answer(orjson.loads(pair.check.entry.result)), read_answer(pair.fresh)
+    stored, fresh = orjson.loads(pair.check.entry.result), orjson.loads(pair.fresh)
+    return read_answer(stored), read_answer(fresh)
 
 
 def _texts(pair: Pair) -> dict[str, str | None]:

@@ -204,7 +204,7 @@ class Caller:
             return
         answer.stored = True
         if self.checks is not None and (check := exchange.state.check) is not None:
-            self.checks.begin(check, exchange.plan, result, exchange.inbound.fields)
+            self.checks.begin(check, exchange.plan, plain, exchange.inbound.fields)
         if (payer := answer.payer) is not None:
             payer.stored = True
 

@@ -90,8 +90,10 @@ async def test_a_hit_waits_for_no_sample_and_closing_ends_it(upstream, tmp_path)
         assert "semantic" in (await rig.ask("how many please"))[0]
         async with asyncio.timeout(10):
             await upstream.arrived.wait()
+        await rig.pipeline.close()
+        async with asyncio.timeout(10):
+            await upstream.cancelled.wait()
     assert rig.counted == []
-    assert upstream.cancelled.is_set() or upstream.calls == 2
 
 
 async def test_answers_without_vectors_are_unsure(upstream, tmp_path):

@@ -5,6 +5,7 @@ import asyncio
 from aiohttp import web
 from learning_rig import learning
 
+from gateway import checking
 from gateway.core.verification import Verification
 from scripted_upstream import completion
 
@@ -166,3 +167,13 @@ async def test_hits_of_all_verifiers_count_towards_the_rate_of_their_rule(upstre
             await rig.checks.idle()
         assert len(rig.lines()) == 4
         assert rig.journal.report()["rules"]["default"]["comparisons"] == 4
+
+
+async def test_answers_that_are_too_large_to_wait_are_not_compared(upstream, tmp_path, monkeypatch):
+    monkeypatch.setattr(checking, "MOST_BYTES", 1000)
+    upstream.answer = says("x" * 1000)
+    async with learning(tmp_path, upstream.url, "shadow: on") as rig:
+        await rig.ask("how many")
+        await rig.ask("how many please")
+        await rig.checks.idle()
+        assert rig.counted == [("default", "shadow", "dropped")]
