@@ -48,6 +48,7 @@ _TENSES: Final = (
 _PLACED: Final = (
     (frozenset({"on", "turn-on", "switch-on"}), frozenset({"off", "turn-off", "switch-off"})),
     (frozenset({"near", "nearby"}), frozenset({"far"})),
+    (frozenset({"up"}), frozenset({"down"})),
 )
 # Between texts that are the same but for this word.
 _LINKS: Final = frozenset(

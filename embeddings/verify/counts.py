@@ -13,6 +13,7 @@ from embeddings.verify.statement import Statement
 
 # Texts less close than this may mention a number by the way.
 _CLOSE: Final = 0.6
+_ALMOST: Final = 0.85
 _EQUAL: Final = 0.99
 _LONG: Final = 25
 _MOST_NAMES: Final = 20
@@ -38,9 +39,12 @@ def check_numbers(a: Statement, b: Statement, apart: Difference) -> str | None:
         return None
     left, right = _alone(a.numbers, b), _alone(b.numbers, a)
     if left or right:
-        # Stories reworded at length have numbers worked out; a short question has not.
-        conflict = left and right and len(a.words) + len(b.words) < 2 * _LONG
-        return "number" if conflict or apart.closeness >= _CLOSE else None
+        # Stories reworded at length have numbers worked out, or more of them than are needed; a
+        # short question has not.
+        short = len(a.words) + len(b.words) < 2 * _LONG
+        if left and right:
+            return "number" if short or apart.closeness >= _CLOSE else None
+        return "number" if apart.closeness >= (_CLOSE if short else _ALMOST) else None
     if _exchanged(a, b) or (apart.closeness >= _EQUAL and _weakly_apart(a.numbers, b.numbers)):
         return "number"
     if _recounted(a.numbers, b.numbers, short=len(a.words) + len(b.words) < 2 * _LONG):
@@ -89,7 +93,10 @@ def _units(numbers: Iterable[Quantity]) -> dict[str, set[str | None]]:
 
 def _exchanged(a: Statement, b: Statement) -> bool:
     """Tell whether two numbers changed places: in a sum, or between what they count."""
-    left, right = [x.value for x in a.numbers], [x.value for x in b.numbers]
+    # "Squared" may stand on either side of what is squared.
+    left, right = (
+        [x.value for x in text.numbers if not x.weak or x.value == "1"] for text in (a, b)
+    )
     if left == right and len(left) < 2:
         return False
     if left != right and sorted(left) == sorted(right):

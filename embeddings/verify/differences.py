@@ -47,6 +47,8 @@ def difference(a: Statement, b: Statement) -> Difference:
 
 # Texts that are the same but for one word are close, however short they are.
 _FRAMED: Final = 0.9
+# As long as this, words that differ in a letter are rather one word than two.
+_LONG_WORD: Final = 8
 _MOST: Final = 40
 
 
@@ -62,7 +64,14 @@ def reverses(a: Statement, b: Statement, apart: Difference) -> bool:
     """Tell whether what both texts name stands in one of them the other way round."""
     left = [item.word.key for item in a.items if item.word.key in apart.shared]
     right = [item.word.key for item in b.items if item.word.key in apart.shared]
-    return len(left) > 1 and left != right and left[0] == right[-1] and left[-1] == right[0]
+    if len(left) < 2 or left == right:
+        return False
+    return (left[0] == right[-1] and left[-1] == right[0]) or _names_reversed(a, b, apart)
+
+
+def _names_reversed(a: Statement, b: Statement, apart: Difference) -> bool:
+    left, right = ([x.word.key for x in text.items if x.named or x.word.name] for text in (a, b))
+    return len(left) == 2 and left == right[::-1] and apart.shared.issuperset(left)
 
 
 def _unaccounted(items: Sequence[Item], other: Statement, alone: Sequence[Item]) -> list[Item]:
@@ -91,16 +100,17 @@ def _misspelt(x: Item, y: Item) -> bool:
     a, b = x.text, y.text
     if a[0] != b[0] or min(len(a), len(b)) < 5 or abs(len(a) - len(b)) > 1:
         return False
-    # Two words that are both known, or both acronyms, are two words.
+    # Two words that are both known, or both acronyms, are two words; so are Manet and Monet.
     if (x.word.ordinary and y.word.ordinary) or x.acronym or y.acronym:
         return False
     start = 0
     while start < min(len(a), len(b)) and a[start] == b[start]:
         start += 1
     rest_a, rest_b = a[start:], b[start:]
-    return (
-        rest_a[1:] == rest_b[1:]
-        or rest_a[1:] == rest_b
-        or rest_a == rest_b[1:]
-        or (rest_a[:2] == rest_b[1::-1] and rest_a[2:] == rest_b[2:])
-    )
+    known = x.word.ordinary or y.word.ordinary or len(a) >= _LONG_WORD
+    if rest_a[1:] == rest_b[1:]:
+        return known
+    if rest_a[1:] == rest_b or rest_a == rest_b[1:]:
+        long = max(a, b, key=len)
+        return known or long[start] == long[start - 1]
+    return rest_a[:2] == rest_b[1::-1] and rest_a[2:] == rest_b[2:]

@@ -17,6 +17,7 @@ _MOST: Final = 20
 _NO_MEMBERS: Final[frozenset[str]] = frozenset()
 # Less close than this they may mention two things of a kind for two reasons.
 _NEAR: Final = 0.4
+_LONG: Final = 50
 
 
 def check_names(a: Statement, b: Statement, apart: Difference) -> str | None:
@@ -65,8 +66,8 @@ def _initials(item: Item, mine: Statement, theirs: Statement) -> bool:
 
 def check_kinds(a: Statement, b: Statement, apart: Difference) -> str | None:
     """Refuse two things of one kind, one in each text."""
-    del a, b
-    if apart.closeness < _NEAR:
+    long = len(a.words) + len(b.words) > _LONG
+    if apart.closeness < (_CLOSE if long else _NEAR):
         return None
     members: dict[str, set[str]] = {}
     for y in apart.right:

@@ -12,6 +12,7 @@ from typing import Final
 from embeddings.verify.asking import check_question
 from embeddings.verify.connectives import check_limits, check_small_words
 from embeddings.verify.counts import check_numbers
+from embeddings.verify.demands import check_demands
 from embeddings.verify.differences import Difference, difference
 from embeddings.verify.entities import check_kinds, check_names
 from embeddings.verify.plain_differences import check_words
@@ -30,6 +31,7 @@ _CHECKS: Final[tuple[_Check, ...]] = (
     check_kinds,
     check_limits,
     check_question,
+    check_demands,
     check_small_words,
     check_roles,
     check_words,

@@ -32,6 +32,7 @@ _BEFORE: Final = words("before until till")
 _AFTER: Final = words("after since")
 _SIDES: Final = ((_AWAY, _TOWARDS), (_BEFORE, _AFTER))
 _SIDED: Final = _AWAY | _TOWARDS | _BEFORE | _AFTER
+_OWNERS: Final = words("my your his her our their")
 _SKIPPED: Final = words("the a an my your his her their our its this that any some")
 _FREE: Final = _SKIPPED | words("i me we us you it is are was were do does did")
 _PERSON: Final = {"i": "i", "me": "i", "we": "i", "us": "i", "you": "you"}
@@ -47,9 +48,30 @@ def check_roles(a: Statement, b: Statement, apart: Difference) -> str | None:
         return None
     if _turned(a, b) % 2:
         return None if flips(apart) % 2 or reverses(a, b, apart) else "relation"
+    if _owners_exchanged(a, b):
+        return "roles"
     if not (_exchanged(a, b, apart) or _people_exchanged(a, b, apart)):
         return None
     return None if flips(apart) % 2 or _mutual(a) or _mutual(b) else "roles"
+
+
+def _owners_exchanged(a: Statement, b: Statement) -> bool:
+    """Tell whether "my" and "my neighbour's" changed places: "my tree, my neighbour's fence"."""
+    if a.vocabulary.isdisjoint(_OWNERS) or b.vocabulary.isdisjoint(_OWNERS):
+        return False
+    left, right = _owners(a), _owners(b)
+    exchanged = {(left[x], right[x]) for x in left.keys() & right.keys() if left[x] != right[x]}
+    return any((y, x) in exchanged and x in _OWNERS and y in a.keys for x, y in exchanged)
+
+
+def _owners(text: Statement) -> dict[str, str]:
+    """Return what stands before each meaningful word: a pronoun, or another such word."""
+    keys = {item.place: item.word.key for item in text.items}
+    return {
+        key: before
+        for place, key in keys.items()
+        if place and (before := keys.get(place - 1, text.words[place - 1]))
+    }
 
 
 def _mutual(text: Statement) -> bool:

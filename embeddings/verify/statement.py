@@ -31,7 +31,8 @@ class Statement(NamedTuple):
     `words`: all words in lower case, `#` for a number and `"` for a string; `vocabulary`: the same
     as a set; `joined`: between single spaces. `items`: the meaningful ones; `keys`: theirs.
     `strings`: code, quotations, addresses. `symbols`: what is neither word nor number. `signs`: a
-    minus or a slash is among them. `starts`: where sentences begin in `words`.
+    minus or a slash is among them. `starts`: where sentences begin in `words`. `payload`: the text
+    that is given to be worked on, quoted or behind a colon; "" for none.
     """
 
     words: tuple[str, ...]
@@ -44,6 +45,7 @@ class Statement(NamedTuple):
     symbols: tuple[str, ...]
     signs: bool
     starts: tuple[int, ...]
+    payload: str
 
 
 _DECORATION: Final = frozenset("()[]{},;:-'*&/~\"\u2013\u2014\u2026\u201c\u201d\u2022")
@@ -106,6 +108,7 @@ def state(text: str) -> Statement:
         tuple([x.text for x in others if x.piece is Piece.SYMBOL and _tells(x.text)]),
         any(x.text in _SIGNS for x in others),
         tuple(starts),
+        _payload(text, others),
     )
 
 
@@ -113,6 +116,14 @@ def _phrase(lexemes: Sequence[Lexeme], place: int) -> tuple[str, ...] | None:
     near = lexemes[place : place + _LONGEST_PHRASE]
     ahead = tuple([x.text.casefold() for x in near if x.piece is Piece.WORD])
     return next((x for x in PHRASES[ahead[0]] if x == ahead[: len(x)]), None)
+
+
+def _payload(text: str, others: Sequence[Lexeme]) -> str:
+    if not others and ": " not in text:
+        return ""
+    quoted = [x.text for x in others if x.piece is Piece.QUOTED]
+    given = " ".join(quoted) if quoted else text.partition(": ")[2]
+    return " ".join("".join(x if x.isalnum() else " " for x in given.casefold()).split())
 
 
 def _tells(symbol: str) -> bool:

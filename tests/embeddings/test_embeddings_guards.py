@@ -1,6 +1,6 @@
 """The guards before the verifier: what they refuse, and for which reason; what they leave to it."""
 
-import time
+import sys
 
 import pytest
 
@@ -144,6 +144,48 @@ def both_ways(asked, stored):
         ("Can I pay in dollars?", "Can I be paid in dollars?", "roles"),
         ("Is 30 Celsius hot?", "Is 30 Fahrenheit hot?", "unit"),
         ("Is it a republic or a democracy?", "Is it a republic or a monarchy?", "replaced"),
+        # names and counted things that look alike
+        ("Name three paintings by Manet.", "Name three paintings by Monet.", "name"),
+        ("is manet dead", "is monet dead", "replaced"),
+        ("How many seconds are in a day?", "How many minutes are in a day?", "unit"),
+        ("How many cups are in a litre?", "How many spoons are in a litre?", "replaced"),
+        ("How long should I cook rice?", "What is the cooking time of quinoa?", "kind"),
+        # another thing is wanted of the same matter
+        ("How does salt get into the sea?", "What happens to salt in the sea?", "question"),
+        (
+            "How do I resolve a merge conflict?",
+            'What does "merge conflict" mean?',
+            "question",
+        ),
+        ("Why do shares split?", "What is the meaning of a share split?", "question"),
+        (
+            "What should I do if I break a leg?",
+            'What is the meaning of the idiom "break a leg"?',
+            "question",
+        ),
+        ("How do I reheat cold soup?", "What can I do with cold soup?", "question"),
+        ("What types of clouds are there?", "How do clouds form?", "question"),
+        (
+            "How do I check the tyre pressure of my car?",
+            "What tyre pressure should my car have?",
+            "question",
+        ),
+        ("How long is a visa valid?", "How long does it take to get a visa?", "question"),
+        ("When does the concert end tonight?", "When do the doors open tonight?", "question"),
+        ("Translate this: cats sleep.", "Summarise this: cats sleep.", "question"),
+        (
+            'Put into the past tense: "He runs."',
+            'Correct the grammar: "He run."',
+            "question",
+        ),
+        ("Translate: the cat sleeps", "Translate: the cat sleeps well", "quoted"),
+        ("Do I have to register a boat?", "Am I allowed to register a boat?", "modality"),
+        ("Why was the Berlin Wall put up?", "Why did the Berlin Wall come down?", "antonym"),
+        (
+            "My tree hangs over my neighbour's fence.",
+            "My neighbour's tree hangs over my fence.",
+            "roles",
+        ),
         # limits and links
         ("Can I eat meat?", "Can I eat only meat?", "quantifier"),
         ("Do I need 5 points?", "Do I need at least 5 points?", "quantifier"),
@@ -202,6 +244,22 @@ def test_what_changes_the_answer_is_refused(asked, stored, reason):
         ("Are at least 5 points needed?", "Is the minimum 5 points?"),
         ("Is it a \u00a31 charge?", "Is it a charge of 1 pound?"),
         ("Is 180 degrees Celsius hot?", "Is 180\u00b0C hot?"),
+        ("Who was Kierkegaard?", "Who was Kirkegaard?"),
+        ("How do I reset my password?", "How do I reset my pasword?"),
+        ("What is the square of 196?", "What is 196 squared?"),
+        ("How many children live there?", "How many kids live there?"),
+        ("How many minutes does it take?", "How long does it take?"),
+        ("What does HTTP 404 mean?", "How would you explain HTTP 404?"),
+        ("What can I do with cold soup?", "How do I use up cold soup?"),
+        ("What types of clouds are there?", "How are clouds classified?"),
+        ("What size should my bike have?", "How big should my bike be?"),
+        ("Rewrite without mistakes: he run", "Correct: he run"),
+        ("Translate: good day", 'Please translate "good day".'),
+        ("Must I register a boat?", "Do I have to register a boat?"),
+        (
+            "How do I change my email address on the account?",
+            "How do I change the email address on my account?",
+        ),
         ("my flight got cancelled, refund?", "How do I get a refund for a cancelled flight?"),
     ],
 )
@@ -227,20 +285,20 @@ HOSTILE = (
     "a", "a-", "a.", "1 ", "1/", "not ", "'a ", "\u201c", "a@", "a_", "please ", "Word ",
     "if only at least ", "what ", "from a to b ", "$1 ", "half past ", "Ann has 3 ",
 )  # fmt: skip
-WHOLE = 12_000
+WHOLE = 6_000
 
 
 @pytest.mark.parametrize("piece", HOSTILE)
-def test_a_hostile_text_takes_time_in_proportion_to_its_length(piece):
+def test_a_hostile_text_takes_steps_in_proportion_to_its_length(piece):
     text = piece * (WHOLE // len(piece))
     tenth = piece * (WHOLE // 10 // len(piece))
-    # Ten times the length takes some ten times as long; squared it would be a hundred times.
-    assert spent(text) < 40 * max(spent(tenth), 0.001)
+    # Ten times the length takes some ten times as many steps; squared it would be a hundred times.
+    assert steps(text) < 20 * (steps(tenth) + 200)
 
 
-def test_very_many_different_words_take_time_in_proportion_to_their_number():
-    whole, tenth = (" ".join(f"w{n}x" for n in range(count)) for count in (3_000, 300))
-    assert spent(whole) < 40 * max(spent(tenth), 0.001)
+def test_very_many_different_words_take_steps_in_proportion_to_their_number():
+    whole, tenth = (" ".join(f"w{n}x" for n in range(count)) for count in (1_000, 100))
+    assert steps(whole) < 20 * steps(tenth)
 
 
 def test_a_hundred_thousand_characters_are_judged():
@@ -248,7 +306,20 @@ def test_a_hundred_thousand_characters_are_judged():
     assert guard(f"{text} 7", f"{text} 8") == "number"
 
 
-def spent(text):
-    started = time.process_time()
+def steps(text):
+    """Count the lines that are run to judge a text."""
+    lines = 0
+
+    def count(_frame, event, _argument):
+        nonlocal lines
+        lines += event == "line"
+        return count
+
     guard(text + " x", text[::-1] + " y")
-    return time.process_time() - started
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        guard(text + " x", text[::-1] + " y")
+    finally:
+        sys.settrace(before)
+    return lines
