@@ -30,6 +30,7 @@ BEFORE = ".1"
 """What the journal was before it grew too large; see ``gateway.adapters.check_journal``."""
 _TOLD = 10
 _AT_A_TIME = 8
+_NOTHING_COMPARED = "set shadow: on in the policy, or give a file of labelled pairs"
 _SCORE_SECONDS = 30.0
 _PROGRESS_EVERY = 1.0
 
@@ -54,6 +55,8 @@ def calibrate(
     write: bool,
 ) -> int:
     """Print thresholds, and write them if so asked; return the exit code."""
+    if not logs and not (data_dir / CHECKS_FILE).exists():
+        return _fail(f"{data_dir / CHECKS_FILE}: not there: {_NOTHING_COMPARED}", 2)
     logs = logs or _journal(data_dir)
     try:
         compared, pairs, broken = _read(logs)

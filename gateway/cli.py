@@ -101,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Run the whole product on this machine: gateway, encoder, bundled engine and "
         "its small demo model. Ctrl-C stops everything.",
     )
+    demo.add_argument("--policy", type=Path, metavar="FILE", help="policy (default: built in)")
     _add_shared(demo)
     demo.set_defaults(run=_demo)
 
@@ -137,7 +138,9 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "policy", help="check a policy, explain a request, replay a log (refrain policy --help)"
     )
-    commands.add_parser("semantic", help="calibrate answers by meaning (refrain semantic --help)")
+    commands.add_parser(
+        "semantic", help="calibrate and watch answers by meaning (refrain semantic --help)"
+    )
     return parser
 
 

@@ -124,6 +124,8 @@ def semantic_report(*, data_dir: Path, url: str | None, as_json: bool) -> int:
     """Print what comparisons have shown; return the exit code."""
     if url is None:
         path = data_dir / CHECKS_FILE
+        if not data_dir.is_dir():
+            return _fail(f"{data_dir}: there is no data directory; --data-dir names another", 2)
         if not path.is_file():
             return _fail(f"{path}: not there: nothing has been compared yet", 1)
         journal = CheckJournal(path, QuarantineFile(data_dir / "quarantine.jsonl"))

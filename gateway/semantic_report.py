@@ -46,10 +46,11 @@ def report_text(report: Mapping[str, Any]) -> Iterator[str]:
     )
     for name, figures in rules.items():
         low, high = figures["interval"]
+        interval = f"{_share(low)} to {_share(high)}" if figures["comparisons"] else "-"
         yield (
             f"{name:<20}{figures['comparisons']:>9,}{figures['equal']:>8,}"
             f"{figures['different']:>11,}{figures['unsure']:>8,}{_share(figures['wrong_hits']):>12}"
-            f"{f'{_share(low)} to {_share(high)}':>20}{_share(figures['budget']):>9}"
+            f"{interval:>20}{_share(figures['budget']):>9}"
             f"{_share(figures['budget_met']):>12}"
         )
     yield ""
@@ -62,4 +63,7 @@ def report_text(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value * 100:.2g} %"
+    """Write a share as a policy has it; of two digits, but whole from 10 % on."""
+    if value is None:
+        return "-"
+    return f"{value:.0%}" if value >= 0.1 else f"{value * 100:.2g}%"

@@ -138,7 +138,7 @@ def test_a_log_without_a_hit_is_an_error(run, tmp_path, lines):
 def test_a_log_that_is_not_there_is_an_error(run):
     code, _, err = run()
     assert code == 2
-    assert ".refrain/semantic-checks.jsonl: cannot be read: No such file" in err
+    assert ".refrain/semantic-checks.jsonl: not there: set shadow: on" in err
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import orjson
 import pytest
 
 from gateway.cli import main
+from gateway.semantic_report import report_text
 
 LINE = {
     "time": 1.0,
@@ -108,5 +109,26 @@ async def test_where_nothing_was_compared_that_is_said(gateway, command, tmp_pat
     assert (code, "nothing has been compared" in out) == (0, True)
     code, _, err = await command("semantic", "report", "--data-dir", tmp_path)
     assert (code, "nothing has been compared" in err) == (1, True)
+    code, _, err = await command("semantic", "report", "--data-dir", tmp_path / "none")
+    assert (code, "none: there is no data directory" in err) == (2, True)
     code, _, err = await command("semantic", "report", "--gateway", "http://127.0.0.1:9")
     assert (code, "cannot be asked" in err) == (1, True)
+
+
+def test_a_table_writes_shares_as_a_policy_does_and_no_interval_of_nothing():
+    figures = {
+        "comparisons": 59,
+        "equal": 58,
+        "different": 1,
+        "unsure": 0,
+        "wrong_hits": 1 / 59,
+        "interval": (0.0, 1.0),
+        "budget": 0.005,
+        "budget_met": 0.079,
+        "near_misses": {"equal": 1, "different": 0, "unsure": 0},
+        "next": "let it run",
+    }
+    none = figures | {"comparisons": 0, "wrong_hits": None, "budget_met": None}
+    _, some, nothing, *_ = report_text({"rules": {"a": figures, "b": none}, "aliases": 0})
+    assert some.split()[5:] == ["1.7%", "0%", "to", "100%", "0.5%", "7.9%"]
+    assert nothing.split()[5:] == ["-", "-", "0.5%", "-"]
