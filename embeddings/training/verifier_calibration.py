@@ -1,8 +1,10 @@
 """``python -m embeddings.training.verifier_calibration``: calibrate the trained verifier.
 
 The log in ``calibration/`` was written for this and is not trained on: a stored question, the same
-asked by another person, a near miss. All first lines are stored; each other line is asked, and its
-nearest four are checked as the gateway checks them. Its surest candidate is the would-be hit.
+asked by another person, a near miss. All first lines of a folder are stored; each other line is
+asked, and its nearest four are checked as the gateway checks them. Its surest candidate is the
+would-be hit. A folder has one writer, since two write the same question without knowing of it.
+Questions that the gateway would not look up by meaning were taken out of the log.
 """
 
 import os
@@ -33,10 +35,11 @@ _BUDGETS: Final = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1)
 
 def main() -> None:
     """Write the file beside the weights, and say what each budget keeps."""
-    groups = read_groups(_LOG)
+    pools = [read_groups(folder) for folder in sorted(_LOG.iterdir())]
+    groups = [group for pool in pools for group in pool]
     verifier = load_verifier(_MODEL, threads=os.cpu_count() or 1)
     asks = sum(len(group.same) - 1 + len(group.misses) for group in groups)
-    points = list(_would_be_hits(groups, verifier))
+    points = [point for pool in pools for point in _would_be_hits(pool, verifier)]
     provenance = (
         f"{asks:,} questions asked of {len(groups):,} stored, written for this and held out"
     )
