@@ -77,4 +77,6 @@ def asking_part(question: Worded) -> Worded:
     if len(sentences) == 1:
         return question
     asking = [sentence for sentence in sentences if sentence.endswith("?")]
-    return worded(" ".join(asking)) if asking else question
+    asked = worded(" ".join(asking))
+    # A lone "?" is a sentence without a word: "What is 1.5! ?"
+    return asked if asked.words else question

@@ -268,3 +268,10 @@ def test_each_reason_has_a_sentence_and_examples():
     of_text = set(INELIGIBLE) | {Ineligible.FOLLOW_UP}
     of_request = {"endpoint", "tools", "tool-results", "not-text", "last-turn"}
     assert of_text == {reason for reason in Ineligible if reason.value not in of_request}
+
+
+@pytest.mark.parametrize(
+    "text", ["What is the value of 1.5! ?", "What time is it. ?", "the day! ? ?"]
+)
+def test_a_sentence_of_marks_alone_is_no_question(text):
+    assert ineligible(text) in (None, *Ineligible)
