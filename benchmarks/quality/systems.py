@@ -20,7 +20,7 @@ from quality.scores import Scores
 RULES = "rules, no model"
 GUARDS = "guards, any score"
 WHOLE = "whole"
-BUDGET = 0.01
+BUDGET = 0.02
 BUDGETS = (0.002, 0.005, 0.01, 0.02, 0.05)
 _SCORES = (0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 0.99)
 _SECONDS = 60.0

@@ -1,6 +1,7 @@
 """The journal of comparisons: shared, bounded, and what it says of rules that are off."""
 
 import stat
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -9,7 +10,9 @@ from gateway.adapters.check_journal import CheckJournal
 from gateway.adapters.journal import QuarantineFile
 from policies.decide import Decision, PiiAction, Scope
 
-DECISION = Decision("a", True, True, 0.75, 60.0, Scope.TENANT, PiiAction.BYPASS, 0)
+DECISION = replace(
+    Decision("a", True, True, 0.75, 60.0, Scope.TENANT, PiiAction.BYPASS, 0), max_wrong_hits=0.01
+)
 OFF = {"kind": "off", "rule": "a", "basis": "0/0.01/0.5", "budget": 0.01}
 
 
