@@ -16,19 +16,17 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from embeddings.encoder import EncoderSettings, load_encoder
 from embeddings.model_files import DEFAULT_MODEL, ModelError, locate
 from embeddings.training.fitting import RATE, Reader, fit, joined
 from embeddings.training.groups import Group, GroupError, read_groups
 from embeddings.training.mixture import Labelled, mixture, neighbours
 from embeddings.training.network import PairNetwork
+from embeddings.training.vectors import sentence_vectors
 from embeddings.verifier_files import save_verifier
 
 LAYERS, INNER, MAX_TOKENS = 3, 1024, 256
@@ -40,25 +38,13 @@ def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
     try:
         groups = read_groups(arguments.groups)
-        near = neighbours(groups, _encode)
+        near = neighbours(groups, sentence_vectors)
         print(f"{len(groups)} groups, {len(near)} neighbours", flush=True)
         _train(groups, near, arguments)
     except (GroupError, ModelError, OSError) as error:
         print(f"training: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def _encode(texts: Sequence[str]) -> NDArray[np.float32]:
-    encoder = load_encoder(EncoderSettings(DEFAULT_MODEL, "cpu", threads=os.cpu_count() or 1))
-    order = sorted(range(len(texts)), key=lambda at: len(texts[at]))
-    vectors = np.zeros((len(texts), encoder.dimensions), dtype=np.float32)
-    for start in range(0, len(order), 64):
-        places = order[start : start + 64]
-        for place, vector in zip(places, encoder.encode([texts[x] for x in places]), strict=True):
-            if not isinstance(vector, str):
-                vectors[place] = vector
-    return vectors
 
 
 def _train(groups: list[Group], near: list[Labelled], arguments: argparse.Namespace) -> None:

@@ -8,17 +8,15 @@ Questions that the gateway would not look up by meaning were taken out of the lo
 """
 
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from embeddings.encoder import EncoderSettings, load_encoder
 from embeddings.messages import Reason, Scored
-from embeddings.model_files import DEFAULT_MODEL
 from embeddings.training.groups import Group, read_groups
+from embeddings.training.vectors import sentence_vectors
 from embeddings.verifier import Verifier, load_verifier
 from embeddings.verify.agreement import agree
 from embeddings.verify.calibration import calibrated
@@ -67,7 +65,7 @@ def _would_be_hits(groups: Sequence[Group], verifier: Verifier) -> Iterator[tupl
     stored = [group.same[0] for group in groups]
     asked = [(text, number) for number, group in enumerate(groups) for text in group.same[1:]]
     asked += [(text, -1) for group in groups for text in group.misses]
-    index, wanted = _vectors(stored), _vectors([text for text, _ in asked])
+    index, wanted = sentence_vectors(stored), sentence_vectors([text for text, _ in asked])
     for place, (text, owner) in enumerate(asked):
         cosine = index @ wanted[place]
         nearest = np.argsort(-cosine)[:NEAREST]
@@ -91,13 +89,5 @@ def _score(verifier: Verifier, asked: str, stored: str) -> Scored:
     return 1.0 if agree(asked, stored) is None else verifier.score([(asked, stored)])[0]
 
 
-def _vectors(texts: Sequence[str]) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-    encoder = load_encoder(EncoderSettings(DEFAULT_MODEL, "cpu", threads=os.cpu_count() or 1))
-    found = encoder.encode(texts)
-    zeros = np.zeros(encoder.dimensions, dtype=np.float32)
-    return np.stack([zeros if isinstance(each, Reason) else each for each in found])
-
-
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
