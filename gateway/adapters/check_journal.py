@@ -6,7 +6,6 @@ the one before, and the new one begins with what is switched off.
 """
 
 import asyncio
-import fcntl
 import logging
 import os
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from gateway.adapters.turned_file import before, turned
 from gateway.core.check_ledger import CheckLedger
 from gateway.core.comparison import asked_id, basis_of
 from gateway.core.plan import Plan
@@ -93,12 +93,12 @@ class CheckJournal:
         return not self._unreadable
 
     def _take_news(self, status: os.stat_result) -> None:
-        before = self.path.with_name(self.path.name + ".1")
+        former = before(self.path)
         inode, offset = self._seen or (0, 0)
         if status.st_ino != inode or status.st_size < offset:
-            if before.exists():
-                turned_over = before.stat().st_ino == inode
-                self._take(before, offset if turned_over else 0)
+            if former.exists():
+                turned_over = former.stat().st_ino == inode
+                self._take(former, offset if turned_over else 0)
             offset = 0
         self._seen = status.st_ino, self._take(self.path, offset)
 
@@ -118,24 +118,14 @@ class CheckJournal:
         return offset + len(whole)
 
     def _append(self, data: bytes, carried: bytes) -> None:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(self.path, flags, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # Another worker may have turned the file over while this one waited for the lock.
-            mine = os.fstat(descriptor)
-            if mine.st_size and mine.st_size + len(data) > self._max_bytes:
-                if self.path.stat().st_ino == mine.st_ino:
-                    self.path.replace(self.path.with_name(self.path.name + ".1"))
-                return self._append(data, carried)
-            if not mine.st_size:
+        most = self._max_bytes
+        with turned(self.path, len(data), max_bytes=most, access=os.O_RDWR) as (descriptor, size):
+            if not size:
                 data = carried + data
-            elif os.pread(descriptor, 1, mine.st_size - 1) != b"\n":
+            elif os.pread(descriptor, 1, size - 1) != b"\n":
                 data = b"\n" + data
             os.write(descriptor, data)
             os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _encoded(line: Mapping[str, Any]) -> bytes:

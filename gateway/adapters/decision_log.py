@@ -4,7 +4,6 @@ Law: the log never holds up a request and never grows without bound. Lines that 
 are counted and dropped; at ``max_bytes`` the file becomes FILE.1, in place of the one before.
 """
 
-import fcntl
 import logging
 import os
 import queue
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import orjson
 
+from gateway.adapters.turned_file import turned
 from gateway.observation import Observation
 
 MAX_WAITING = 10_000
@@ -80,19 +80,8 @@ class DecisionLog:
                 return
 
     def _write(self, data: bytes) -> None:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(self._path, flags, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # Another worker may have turned the file over while this one waited for the lock.
-            mine = os.fstat(descriptor)
-            if mine.st_size and mine.st_size + len(data) > self._max_bytes:
-                if self._path.stat().st_ino == mine.st_ino:
-                    self._path.replace(self._path.with_name(self._path.name + ".1"))
-                return self._write(data)
+        with turned(self._path, len(data), max_bytes=self._max_bytes) as (descriptor, _):
             os.write(descriptor, data)
-        finally:
-            os.close(descriptor)
 
 
 def _outcome(seen: Observation) -> dict[str, object]:

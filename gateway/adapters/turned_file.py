@@ -1,0 +1,44 @@
+"""A file that several processes append to, and that is turned over before it grows too large.
+
+Law: only who holds the lock of the file that is at the path now writes to it. What would take it
+beyond ``max_bytes`` goes into a new one; the full one becomes FILE.1, in place of the one before.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def before(path: Path) -> Path:
+    """Return where a file is once it is turned over."""
+    return path.with_name(path.name + ".1")
+
+
+@contextmanager
+def turned(
+    path: Path, more: int, *, max_bytes: int, access: int = os.O_WRONLY
+) -> Iterator[tuple[int, int]]:
+    """Give a descriptor to append ``more`` bytes to, and the file's size. Raises OSError."""
+    while True:
+        descriptor = os.open(path, access | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            mine = os.fstat(descriptor)
+            # Another worker may have turned it over while this one waited for the lock.
+            if not _is_at(path, mine):
+                continue
+            if not mine.st_size or mine.st_size + more <= max_bytes:
+                yield descriptor, mine.st_size
+                return
+            path.replace(before(path))
+        finally:
+            os.close(descriptor)
+
+
+def _is_at(path: Path, mine: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(path.stat(), mine)
+    except FileNotFoundError:
+        return False
