@@ -18,6 +18,8 @@ import orjson
 
 from embeddings.verify.calibration import Calibration, calibrated, least_hits, upper_bound
 from embeddings.verify.calibration_file import written_calibration
+from gateway.adapters.check_journal import CHECKS_FILE
+from gateway.adapters.turned_file import before
 from gateway.calibrations import OWN_FILE, Calibrations
 from gateway.core.labelled import Compared, LabelledPair, LineError, parse_line
 from gateway.scoring_service import ScoringError, scoring_service
@@ -25,9 +27,6 @@ from gateway.semantics import SemanticService
 from gateway.verifying import RULES, CalibratedVerifier
 from policies.wording import percent_text
 
-CHECKS_FILE = "semantic-checks.jsonl"
-BEFORE = ".1"
-"""What the journal was before it grew too large; see ``gateway.adapters.check_journal``."""
 _TOLD = 10
 _AT_A_TIME = 8
 _NOTHING_COMPARED = "set shadow: on in the policy, or give a file of labelled pairs"
@@ -94,8 +93,8 @@ def calibrate(
 
 def _journal(data_dir: Path) -> list[Path]:
     latest = data_dir / CHECKS_FILE
-    before = latest.with_name(CHECKS_FILE + BEFORE)
-    return [before, latest] if before.exists() else [latest]
+    former = before(latest)
+    return [former, latest] if former.exists() else [latest]
 
 
 def _read(logs: Iterable[Path]) -> tuple[list[Compared], list[LabelledPair], int]:

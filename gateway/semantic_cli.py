@@ -65,13 +65,7 @@ def _add_calibrate(commands: "argparse._SubParsersAction[argparse.ArgumentParser
         metavar="LOG",
         help="comparisons or labelled pairs (default: semantic-checks.jsonl in the data directory)",
     )
-    parser.add_argument(
-        "--data-dir",
-        type=Path,
-        default=Path(os.environ.get("REFRAIN_DATA_DIR") or ".refrain"),
-        metavar="D",
-        help="the gateway's (default: %(default)s)",
-    )
+    _add_data_dir(parser)
     parser.add_argument(
         "--confidence",
         type=_confidence,
@@ -107,13 +101,7 @@ def _add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "--data-dir",
-        type=Path,
-        default=Path(os.environ.get("REFRAIN_DATA_DIR") or ".refrain"),
-        metavar="D",
-        help="the gateway's (default: %(default)s)",
-    )
+    _add_data_dir(where)
     where.add_argument(
         "--gateway",
         "--url",
@@ -124,6 +112,16 @@ def _add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_report)
+
+
+def _add_data_dir(parser: "argparse._ActionsContainer") -> None:
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        default=Path(os.environ.get("REFRAIN_DATA_DIR") or ".refrain"),
+        metavar="D",
+        help="the gateway's (default: %(default)s)",
+    )
 
 
 def _report(options: argparse.Namespace) -> int:

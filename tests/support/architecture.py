@@ -25,6 +25,7 @@ COMMANDS = frozenset({"policies.cli"})
 ROOTS = frozenset(
     {
         "gateway.app",
+        "gateway.calibrating",
         "gateway.stores",
         "gateway.worker",
         "gateway.operator_commands",
