@@ -10,13 +10,13 @@ yes and no, tool calls, code.
 """
 
 import re
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gateway.core.answer_reading import read_answer
 from gateway.core.comparison import Outcome
+from gateway.core.markdown import Unmarked, unmarked
 
 EQUAL_COSINE = 0.9
 """From here on two answers say the same, where nothing speaks against it."""
@@ -90,38 +90,25 @@ def compare(stored: Any, fresh: Any) -> Told | NeedsVectors:
     if max(len(ours.text), len(theirs.text)) > MOST_CHARACTERS:
         same = ours.text == theirs.text
         return Told(Outcome.EQUAL, "text") if same else Told(Outcome.UNSURE, "length")
-    first, second = _plain(ours.text), _plain(theirs.text)
-    if first == second:
+    one, other = unmarked(ours.text), unmarked(theirs.text)
+    first, second = _plain(one.folded), _plain(other.folded)
+    if first == second and one.blocks == other.blocks:
         return Told(Outcome.EQUAL, "text")
     if not first or not second:
         return Told(Outcome.DIFFERENT, "empty")
-    if {_polarity(first), _polarity(second)} == {"yes", "no"}:
+    if {_polarity(first.casefold()), _polarity(second.casefold())} == {"yes", "no"}:
         return Told(Outcome.DIFFERENT, "yes-no")
-    if _code(ours.text) != _code(theirs.text):
+    if one.blocks != other.blocks or one.inline != other.inline:
         return Told(Outcome.UNSURE, "code")
-    return _to_embed(ours.text, theirs.text, first, second)
+    return _to_embed(one, other)
 
 
-_FENCE = re.compile(r"```[^\n]*\n(.*?)```", re.DOTALL)
-_INLINE = re.compile(r"`([^`\n]+)`")
-_MARKS = re.compile(r"[*_`#>|~]+")
-_BULLET = re.compile(r"(?m)^[^\S\n]*(?:[-+•]|\d{1,2}[.)])\s+")
-"""Within its line: over many empty ones the time would be quadratic."""
-_QUOTES = str.maketrans("\u2018\u2019\u201c\u201d\u2013\u2014", "''\"\"--")
 _ENDS = " .!,;:\n"
 
 
 def _plain(text: str) -> str:
-    """Return the words, without markdown, case, kind of quotes or of white space."""
-    text = unicodedata.normalize("NFKC", text).translate(_QUOTES)
-    text = _MARKS.sub("", _BULLET.sub("", text))
-    return " ".join(text.casefold().split()).strip(_ENDS)
-
-
-def _code(text: str) -> list[str]:
-    """Return the code of a text: every letter of it counts."""
-    blocks = [" ".join(block.split()) for block in _FENCE.findall(text)]
-    return blocks + sorted(set(_INLINE.findall(_FENCE.sub("", text))))
+    """Return the words, without kinds of white space."""
+    return " ".join(text.split()).strip(_ENDS)
 
 
 _YES = {"yes", "yeah", "yep", "correct", "true", "indeed", "certainly", "absolutely"}
@@ -175,10 +162,11 @@ def _negations(words: Sequence[str]) -> int:
     return sum(word in _NEGATIONS or word.endswith("n't") for word in words)
 
 
-def _to_embed(ours: str, theirs: str, first: str, second: str) -> NeedsVectors:
+def _to_embed(one: Unmarked, other: Unmarked) -> NeedsVectors:
     """Return what to embed, and what speaks against equal meanwhile."""
-    stored, cut = _pieces(ours)
-    fresh, cut_too = _pieces(theirs)
+    stored, cut = _pieces(one.text)
+    fresh, cut_too = _pieces(other.text)
+    first, second = _plain(one.text.casefold()), _plain(other.text.casefold())
     words, others = _WORD.findall(first), _WORD.findall(second)
     short = max(len(words), len(others)) <= SHORT_WORDS
     objection = contradiction = None
@@ -191,7 +179,17 @@ def _to_embed(ours: str, theirs: str, first: str, second: str) -> NeedsVectors:
         objection = "negation"
         if _overlap(words, others) >= _SAME_WORDS:
             contradiction = "negation"
+    elif _marked(first) != _marked(second):
+        objection = "marks"
     return NeedsVectors((*stored, *fresh), len(stored), cut or cut_too, objection, contradiction)
+
+
+_MARKS = frozenset("*_#<>|~")
+
+
+def _marked(plain: str) -> set[str]:
+    """Return the words with marks that are no markdown's: names in code, operators."""
+    return {word.strip(".,;:!?()\"'") for word in plain.split() if not _MARKS.isdisjoint(word)}
 
 
 _SAME_WORDS = 0.6
@@ -207,7 +205,7 @@ def _pieces(text: str) -> tuple[list[str], bool]:
     pieces: list[str] = []
     piece: list[str] = []
     size = 0
-    for word in _MARKS.sub("", text).split():
+    for word in text.split():
         if piece and (len(piece) == PIECE_WORDS or size + len(word) > PIECE_CHARACTERS):
             pieces.append(" ".join(piece))
             piece, size = [], 0

@@ -40,8 +40,10 @@ def said(stored: str, fresh: str, near: float = 0.95) -> Told:
         ("\ufb01ne", "fine"),
         ("Fine." + "\n" * 19_000, "Fine."),
         (" \n" * 9_000 + "Fine.", "Fine."),
+        ("> It is **so**:\n* `x_y`", "it is so: x_y"),
+        ("| It | is |\n|---|---|\n| so | . |", "It is so"),
     ],
-    ids=range(9),
+    ids=range(11),
 )
 def test_what_differs_in_form_only_is_equal(stored, fresh):
     assert said(stored, fresh) == (EQUAL, "text")
@@ -54,6 +56,7 @@ def test_what_differs_in_form_only_is_equal(stored, fresh):
         ("No.", "Yep!", "yes-no"),
         ("It takes 3 days.", "It takes 5 days.", "numbers"),
         ("Three of them.", "4 of them.", "numbers"),
+        ("It is 2*3.", "It is 23.", "numbers"),
         ("We open on Monday.", "We open on Tuesday.", "numbers"),
         ("It was in 1999.", "It was in 2001.", "numbers"),
         ("Version 1.2.3 has it.", "Version 1.2.4 has it.", "numbers"),
@@ -74,6 +77,17 @@ def test_a_contradiction_is_different_however_near(stored, fresh, why):
         ("It costs 5 euros, in 3 parts.", "It costs 5 euros.", "numbers"),
         ("Use `a` for it.", "Use `b` for it.", "code"),
         ("So:\n```sh\nls -l\n```", "So:\n```sh\nls -a\n```", "code"),
+        ("It is `A`.", "It is `a`.", "code"),
+        (
+            "So:\n```py\nif x:\n    a()\n    b()\n```",
+            "So:\n```py\nif x:\n    a()\nb()\n```",
+            "code",
+        ),
+        ("Set a_b for it.", "Set ab for it.", "marks"),
+        ("It is x~y.", "It is xy.", "marks"),
+        ("Written in C#.", "Written in C.", "marks"),
+        ("About ~5 days.", "About 5 days.", "marks"),
+        ("It must be > 5.", "It must be < 5.", "marks"),
         ("Nobody knows it yet.", "That is a wholly open question.", "negation"),
     ],
 )

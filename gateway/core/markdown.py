@@ -1,0 +1,120 @@
+"""A text without the marks of markdown, and its code, of which every letter counts.
+
+Law: a mark vanishes only where markdown gives it a meaning: emphasis that is opened and closed
+around words, a heading, a bullet, a quoted line, a table's frame, a rule across the page. Anywhere
+else, above all inside a word (``2*3``, ``a_b``), it is a letter like others. Time is linear in the
+text, whatever is in it.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+_FENCE = re.compile(r"(\s*)(```+|~~~+)[^`]*")
+_FENCE_BEHIND = re.compile(r"([^`]+)(```+)[\w+#.-]*\s*")
+"""Models begin a block behind the words that announce it, too."""
+_INLINE = re.compile(r"(?<!`)(`{1,3})(?!`)([^`\n]+)\1(?!`)")
+_CODE = "\x00"
+"""Stands for a piece of code while marks are removed."""
+
+_RULE = re.compile(r"(?m)^[^\S\n]*([-*_=])(?:[^\S\n]*\1){2,}[^\S\n]*$")
+_FRAME = re.compile(r"(?m)^[^\S\n]*\|(?:[^\S\n]*:?-+:?[^\S\n]*\|)+[^\S\n]*$")
+_ROW = re.compile(r"(?m)^[^\S\n]*\|([^\S\n][^\n]*[^\S\n])\|[^\S\n]*$")
+"""``|x|`` may be an absolute value."""
+_QUOTE = re.compile(r"(?m)^[^\S\n]*(?:>[^\S\n]?)++(?![^\S\n]*\d)")
+"""``> 5`` may be more than five."""
+_HEADING = re.compile(r"(?m)^[^\S\n]*#{1,6}[^\S\n]+")
+_BULLET = re.compile(r"(?m)^[^\S\n]*(?:[-+*•]|\d{1,2}[.)])[^\S\n]+")
+
+_RUN = re.compile(r"\*+|_+|~+")
+_EMPHASIS = {"*", "**", "***", "_", "~~"}
+"""``__init__`` is a name more often than it is bold."""
+
+_QUOTES = str.maketrans("\u2018\u2019\u201c\u201d\u2013\u2014", "''\"\"--")
+
+
+@dataclass(frozen=True, slots=True)
+class Unmarked:
+    """A text as it reads; ``folded`` is without case, but for its code."""
+
+    text: str
+    folded: str
+    blocks: tuple[str, ...]
+    inline: frozenset[str]
+
+
+def unmarked(text: str) -> Unmarked:
+    """Take the marks out of a text, and tell what of it is code."""
+    code: list[str] = []
+    blocks: list[str] = []
+    inline: set[str] = set()
+
+    def held(found: re.Match[str]) -> str:
+        code.append(found[2])
+        inline.add(found[2])
+        return _CODE
+
+    prose: list[str] = []
+    for part, is_code in _parts(text.replace(_CODE, " ")):
+        if is_code:
+            code.append(part)
+            blocks.append(part)
+            prose.append(_CODE)
+        else:
+            prose.append(_without_marks(_INLINE.sub(held, part)))
+    words = "\n".join(prose)
+    return Unmarked(
+        _with_code(words, code),
+        _with_code(words.casefold(), code),
+        tuple(blocks),
+        frozenset(inline),
+    )
+
+
+def _parts(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield prose and blocks of code in turn; a block that is never closed goes to the end."""
+    part: list[str] = []
+    fence = ""
+    for line in text.split("\n"):
+        if fence and fence in line:
+            before, _, after = line.partition(fence)
+            yield "\n".join([*part, *([before.rstrip()] if before.strip() else [])]), True
+            part, fence = [after.lstrip("`~")], ""
+        elif not fence and (opening := _FENCE.fullmatch(line) or _FENCE_BEHIND.fullmatch(line)):
+            yield "\n".join([*part, opening[1]]), False
+            part, fence = [], opening[2]
+        else:
+            part.append(line.rstrip() if fence else line)
+    yield "\n".join(part), bool(fence)
+
+
+def _without_marks(prose: str) -> str:
+    """Return prose, its code held back, without what markdown lays around it."""
+    text = unicodedata.normalize("NFKC", prose).translate(_QUOTES)
+    for mark in (_RULE, _FRAME, _QUOTE, _HEADING, _BULLET):
+        text = mark.sub("", text)
+    text = _ROW.sub(lambda row: row[1].replace("|", " "), text)
+    return "\n".join(map(_without_emphasis, text.split("\n")))
+
+
+def _without_emphasis(line: str) -> str:
+    """Return a line without the marks that open and close around words."""
+    opened: dict[str, int] = {}
+    gone: set[int] = set()
+    runs = [run for run in _RUN.finditer(line) if run[0] in _EMPHASIS]
+    for run in runs:
+        before = line[run.start() - 1] if run.start() else " "
+        after = line[run.end()] if run.end() < len(line) else " "
+        start = opened.get(run[0])
+        if start is not None and not before.isspace() and not after.isalnum():
+            gone |= {start, run.start()}
+            del opened[run[0]]
+        elif not after.isspace() and not before.isalnum():
+            opened[run[0]] = run.start()
+    return _RUN.sub(lambda run: "" if run.start() in gone else run[0], line)
+
+
+def _with_code(words: str, code: Sequence[str]) -> str:
+    first, *rest = words.split(_CODE)
+    return first + "".join(map("".join, zip(code, rest, strict=True)))

@@ -1,0 +1,43 @@
+"""Whatever the words: a mark inside one counts, and marks around words do not."""
+
+import string
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.answer_agreement import Told, compare
+from gateway.core.comparison import Outcome
+from gateway.core.markdown import unmarked
+from scripted_upstream import completion
+
+WORD = st.text(string.ascii_letters + string.digits, min_size=1, max_size=6)
+MARK = st.sampled_from(["*", "**", "_", "__", "~", "~~", "#", ">", "|"])
+MARKS = st.text("*_~#>|`-+ \nab1", max_size=60)
+
+
+@given(WORD, MARK, WORD)
+def test_words_are_never_run_together(one, mark, other):
+    marked = compare(completion(f"so {one}{mark}{other} is"), completion(f"so {one}{other} is"))
+    assert not isinstance(marked, Told)
+    assert marked.next([(1.0,)] * len(marked.texts)).outcome is not Outcome.EQUAL
+
+
+@given(st.lists(WORD, min_size=1, max_size=5), st.sampled_from(["*", "**", "***", "_", "~~"]))
+def test_emphasis_around_words_tells_nothing(words, mark):
+    plain = " ".join(words)
+    assert unmarked(f"so {mark}{plain}{mark} is").text == f"so {plain} is"
+
+
+@given(st.text("*_~#>|-+ \nab", max_size=60).filter(lambda text: "~~~" not in text))
+def test_no_letter_is_lost_and_none_is_added(text):
+    letters = [letter for letter in text if letter in "ab"]
+    assert [letter for letter in unmarked(text).text if letter in "ab"] == letters
+
+
+@given(MARKS, MARKS)
+def test_it_does_not_matter_which_answer_was_first(one, other):
+    there = compare(completion(one), completion(other))
+    back = compare(completion(other), completion(one))
+    assert isinstance(there, Told) == isinstance(back, Told)
+    if isinstance(there, Told):
+        assert there == back
