@@ -5,7 +5,9 @@ cosine (each number within 1/2048 of what it was). A removed vector's row is zer
 because closing the gap would move every row after it.
 """
 
-from typing import Protocol
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, Protocol
 
 import faiss
 import numpy as np
@@ -62,6 +64,17 @@ Found = tuple[float, Place]
 """Similarity and place."""
 
 
+def first_places(places: Sequence[Place | None], count: int, start: int = 0) -> list[Place]:
+    """Return up to `count` of them, from row `start` on."""
+    return list(islice(filter(None, map(places.__getitem__, range(start, len(places)))), count))
+
+
+def halves_of(index: Any) -> Half:
+    """Return a writable view, shape (rows, dimensions); valid until a row is appended."""
+    octets: NDArray[np.uint8] = faiss.rev_swig_ptr(index.codes.data(), index.codes.size())
+    return octets.view(np.float16).reshape(index.ntotal, index.d)
+
+
 class FlatBlock:
     """Rows of one partition; `places[row]` is None where the row is free. Not thread-safe."""
 
@@ -83,7 +96,7 @@ class FlatBlock:
         """Take a vector in."""
         if self.free:
             place.row = self.free.pop()
-            self._halves()[place.row] = vector
+            halves_of(self.index)[place.row] = vector
             self.places[place.row] = place
         else:
             place.row = len(self.places)
@@ -93,7 +106,7 @@ class FlatBlock:
 
     def clear(self, row: int) -> None:
         """Forget the vector of a row. Rows may move."""
-        self._halves()[row] = 0.0
+        halves_of(self.index)[row] = 0.0
         self.places[row] = None
         self.free.append(row)
         if len(self.free) > max(self.live, _FEWEST_ROWS_TO_REBUILD):
@@ -101,17 +114,11 @@ class FlatBlock:
 
     def first(self, count: int) -> list[Place]:
         """Return up to `count` places."""
-        taken: list[Place] = []
-        for place in self.places:
-            if place is not None:
-                taken.append(place)
-                if len(taken) == count:
-                    break
-        return taken
+        return first_places(self.places, count)
 
     def vectors(self, rows: list[int]) -> NDArray[np.float32]:
         """Return the vectors of some rows."""
-        return self._halves()[rows].astype(np.float32)
+        return halves_of(self.index)[rows].astype(np.float32)
 
     def nearest(self, vector: Vector, k: int, now: float) -> list[Found]:
         """Return the `k` nearest live vectors, nearest first."""
@@ -129,12 +136,6 @@ class FlatBlock:
                 return found[:k]
             wanted *= _WIDENING
         return []
-
-    def _halves(self) -> Half:
-        """Return a writable view, shape (rows, dimensions); valid until a row is appended."""
-        codes = self.index.codes
-        octets: NDArray[np.uint8] = faiss.rev_swig_ptr(codes.data(), codes.size())
-        return octets.view(np.float16).reshape(self.index.ntotal, self.index.d)
 
     def _close_gaps(self) -> None:
         places = [place for place in self.places if place is not None]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embeddings.encoder import Vector
-from embeddings.flat_block import Found, Half, Place
+from embeddings.flat_block import Found, Half, Place, first_places, halves_of
 
 # What FAISS ships as its types lacks the half of it.
 _faiss: Any = faiss
@@ -145,14 +145,7 @@ class Graph:
         """Return up to `count` places, the oldest rows first."""
         while self._cursor < len(self.places) and self.places[self._cursor] is None:
             self._cursor += 1
-        taken: list[Place] = []
-        for row in range(self._cursor, len(self.places)):
-            place = self.places[row]
-            if place is not None:
-                taken.append(place)
-                if len(taken) == count:
-                    break
-        return taken
+        return first_places(self.places, count, self._cursor)
 
     def vectors(self, rows: list[int]) -> NDArray[np.float32]:
         """Return the vectors of some rows."""
@@ -205,9 +198,7 @@ class Graph:
     def halves(self) -> Half:
         """Return a writable view of all vectors; valid until a row is appended."""
         if self._view is None:
-            codes = _faiss.downcast_index(self.index.storage).codes
-            octets: NDArray[np.uint8] = faiss.rev_swig_ptr(codes.data(), codes.size())
-            self._view = octets.view(np.float16).reshape(self.index.ntotal, self.index.d)
+            self._view = halves_of(_faiss.downcast_index(self.index.storage))
         return self._view
 
     def _nearest_links(self) -> NDArray[np.int32]:
