@@ -3,7 +3,7 @@
 Law: what is called equal may be served in the other's place, and what is called different counts
 against a rule: whatever is neither beyond doubt is unsure. Two answers that a model drew at a
 temperature differ in wording and in what they leave out; what they must not differ in are numbers,
-yes and no, tool calls, code.
+names, yes and no, tool calls, code.
 
 ``compare`` decides by the texts alone where it can; else it returns what is to be embedded, whose
 ``next`` takes the vectors.
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from gateway.core.answer_reading import read_answer
 from gateway.core.comparison import Outcome
 from gateway.core.markdown import Unmarked, unmarked
+from gateway.core.proper_names import name_others, named
 
 EQUAL_COSINE = 0.9
 """From here on two answers say the same, where nothing speaks against it."""
@@ -27,7 +28,7 @@ _MOST_COSINE = 1.01
 """Of unit vectors, with what rounding adds."""
 
 SHORT_WORDS = 40
-"""Up to here, every number counts, and so does every not."""
+"""Up to here, every number counts, and so does every not and every name."""
 
 PIECE_WORDS = 80
 PIECE_CHARACTERS = 600
@@ -179,6 +180,10 @@ def _to_embed(one: Unmarked, other: Unmarked) -> NeedsVectors:
         objection = "negation"
         if _overlap(words, others) >= _SAME_WORDS:
             contradiction = "negation"
+    elif short and (others_named := name_others(named(one.text), named(other.text))) is not None:
+        objection = "names"
+        if others_named:
+            contradiction = "names"
     elif _marked(first) != _marked(second):
         objection = "marks"
     return NeedsVectors((*stored, *fresh), len(stored), cut or cut_too, objection, contradiction)

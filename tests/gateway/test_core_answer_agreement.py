@@ -62,6 +62,7 @@ def test_what_differs_in_form_only_is_equal(stored, fresh):
         ("Version 1.2.3 has it.", "Version 1.2.4 has it.", "numbers"),
         ("You can return it.", "You can't return it.", "negation"),
         ("It is never sold here.", "It is sold here.", "negation"),
+        ("The author is Anna Karlsson.", "The author is **Berta Holm**.", "names"),
         ("Fine.", "", "empty"),
     ],
 )
@@ -88,6 +89,9 @@ def test_a_contradiction_is_different_however_near(stored, fresh, why):
         ("Written in C#.", "Written in C.", "marks"),
         ("About ~5 days.", "About 5 days.", "marks"),
         ("It must be > 5.", "It must be < 5.", "marks"),
+        ("The author is Anna Karlsson.", "The author is not known to us.", "negation"),
+        ("The author is Anna Karlsson.", "The author is a woman.", "names"),
+        ("Das ist ein Hund.", "Das ist ein Tier.", "names"),
         ("Nobody knows it yet.", "That is a wholly open question.", "negation"),
     ],
 )
@@ -119,6 +123,11 @@ def test_wording_is_left_to_the_vectors():
 def test_long_answers_may_differ_in_a_number_among_many():
     first = "so it is and so it was " * 10
     assert said(f"{first} 3 4", f"{first} 3 5") == (UNSURE, "numbers")
+
+
+def test_long_answers_may_name_others():
+    first = "so it is and so it was " * 10
+    assert said(f"{first} by Anna", f"{first} by Berta") == (EQUAL, "meaning")
 
 
 def test_without_vectors_nothing_is_told():
