@@ -7,6 +7,7 @@ store, no parsing of the stream, no bound of any wait.
 import asyncio
 import hashlib
 import sys
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import orjson
@@ -62,7 +63,7 @@ def application(upstream: str) -> web.Application:
             else:
                 await flight.news.wait()
 
-    async def session(app: web.Application):  # noqa: ANN202 - aiohttp's own protocol
+    async def session(app: web.Application) -> AsyncIterator[None]:
         async with ClientSession() as session:
             app[_SESSION] = session
             yield

@@ -119,8 +119,8 @@ def shares(file: Path) -> dict[str, Any]:
     lines = [line for line in file.read_text().splitlines() if line.strip()]
     found = Counter(reason.value for line in lines if (reason := ineligible(line)) is not None)
     print(f"\n{file}: {len(lines)} lines, {found.total() / len(lines):.2%} ineligible")
-    for reason, count in found.most_common():
-        print(f"  {reason:18}{count:8}{count / len(lines):8.2%}")
+    for name, count in found.most_common():
+        print(f"  {name:18}{count:8}{count / len(lines):8.2%}")
     return {"lines": len(lines), "ineligible": found.total()}
 
 

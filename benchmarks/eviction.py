@@ -8,7 +8,7 @@ optimum. Prints a table and one line of JSON.
 import argparse
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -74,7 +74,7 @@ def main() -> None:
     for share in (0.0, 0.5):
         title = f"zipf 0.9{', scans' if share else ''}"
         traces[title] = zipf(options.requests, keys=50_000, alpha=0.9, scan_share=share, seed=1)
-    policies = {
+    policies: dict[str, Callable[[int], Access]] = {
         "LRU (floor)": lru,
         "S3-FIFO": partial(s3_fifo, cost_aware=False),
         "S3-FIFO, dear (shipped)": s3_fifo,

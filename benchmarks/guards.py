@@ -57,8 +57,8 @@ def main() -> int:
         refused = Counter(reason for reason in of if reason)
         total = sum(refused.values())
         print(f"{name}: {total} of {len(of)} refused, {total / max(len(of), 1):.1%}")
-        for reason, count in refused.most_common() if False in seeds else ():
-            print(f"    {reason:12}{count:7} {count / len(of):7.2%}")
+        for why, count in refused.most_common() if False in seeds else ():
+            print(f"    {why:12}{count:7} {count / len(of):7.2%}")
         result[name] = {"pairs": len(of), "refused": round(total / max(len(of), 1), 4)}
     for pair, reason in zip(pairs, reasons, strict=True):
         if pair.same and reason and arguments.show in {reason, "all"}:

@@ -106,7 +106,7 @@ def bank_account(draw: Random, countries: dict[str, str]) -> str:
     ):
         bban += draw_text(draw, alphabets[part[-1]], int(part[:-1]))
     compact = country + iban.calc_check_digits(country + "00" + bban) + bban
-    written = draw.choice((compact, iban.format(compact), iban.format(compact, "-")))
+    written: str = draw.choice((compact, iban.format(compact), iban.format(compact, "-")))
     return draw.choice((written, written, written.lower()))
 
 

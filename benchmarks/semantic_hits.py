@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import orjson
@@ -105,8 +106,8 @@ def measure(count: int) -> tuple[dict[str, list[float]], str]:
         for stored, _ in pairs:
             client.ask(stored)
         for stored, asked in pairs:
-            took["encoder"].append(timed(lambda asked=asked: encoder.encode([asked])))
-            took["verifier"].append(timed(lambda pair=(asked, stored): verify(pair)))
+            took["encoder"].append(timed(partial(encoder.encode, [asked])))
+            took["verifier"].append(timed(partial(verify, (asked, stored))))
             seconds, head = client.ask(asked)
             if b"semantic" in head:
                 took["hit"].append(seconds)
@@ -162,7 +163,7 @@ def main() -> None:
     took, name = measure(options.hits)
     print(f"{len(took['hit'])} semantic hits; verifier: {name}; load {os.getloadavg()[0]:.1f}")
     print(f"{'':34}{'p50 ms':>10}{'p95 ms':>10}")
-    figures = {}
+    figures: dict[str, float] = {}
     for kind, label, p50, p95 in rows(took):
         print(f"{label:34}{p50:>10.2f}{p95:>10.2f}")
         figures |= {f"{kind}_p50_ms": round(p50, 3), f"{kind}_p95_ms": round(p95, 3)}

@@ -36,7 +36,8 @@ QUESTION = "How do I reset the password of my account?"
 
 def unit_vectors(count: int) -> np.ndarray:
     rows = np.random.default_rng(1).standard_normal((count, DIMENSIONS)).astype(np.float32)
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    directions: np.ndarray = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return directions
 
 
 async def timed(run: Callable[[int], Awaitable[object]], count: int) -> list[float]:

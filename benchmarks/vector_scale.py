@@ -22,6 +22,7 @@ import time
 from collections.abc import Awaitable, Iterator
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
@@ -54,7 +55,8 @@ def sentence_vectors(data: Path, count: int) -> np.ndarray | None:
     name = sha256("\n".join(texts).encode()).hexdigest()[:16]
     cached = Path(tempfile.gettempdir()) / f"refrain-sentences-{name}.npy"
     if cached.exists():
-        return np.load(cached)
+        kept: np.ndarray = np.load(cached)
+        return kept
     encoder = load_encoder(EncoderSettings(DEFAULT_MODEL, "cpu", threads=1))
     texts.sort(key=len)
     vectors = [encoder.encode(texts[start : start + 32]) for start in range(0, len(texts), 32)]
@@ -64,7 +66,8 @@ def sentence_vectors(data: Path, count: int) -> np.ndarray | None:
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    directions: np.ndarray = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return directions.astype(np.float32)
 
 
 def noised(rows: np.ndarray, noise: float, random: np.random.Generator) -> np.ndarray:
@@ -169,11 +172,11 @@ async def built(index: LocalIndex, queries: np.ndarray) -> list[float]:
     return took
 
 
-async def run(directory: Path, vectors: np.ndarray, count: int) -> dict[str, object]:
+async def run(directory: Path, vectors: np.ndarray, count: int) -> dict[str, Any]:
     held_out, sentences = vectors[:HELD_OUT], vectors[HELD_OUT:]
     queries = asked(held_out, sentences, count)
     fill(directory, sentences, count)
-    figures: dict[str, object] = {}
+    figures: dict[str, Any] = {}
     before, began, cpu = resident(), time.perf_counter(), time.process_time()
     index = await opening(directory, count)
     figures["first_start_s"] = time.perf_counter() - began

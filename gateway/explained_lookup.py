@@ -5,7 +5,7 @@ Law: nothing is changed and nothing is forwarded; what is noted holds no text.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, assert_never
+from typing import Any, Protocol, assert_never
 
 from gateway.core.findings import Finding
 from gateway.core.lookup import (
@@ -25,14 +25,22 @@ from gateway.core.lookup import (
 from gateway.core.plan import Plan
 from gateway.core.types import Entry
 from gateway.core.verification import Verification
-from gateway.ports import Learned, SemanticIndex, SemanticUnavailableError, Store, Verifier
+from gateway.ports import Learned, SemanticIndex, SemanticUnavailableError, Verifier
+
+
+class Entries(Protocol):
+    """A store that is only read."""
+
+    async def get(self, key: bytes) -> Entry | None:
+        """See the port ``Store``."""
+        ...
 
 
 @dataclass(slots=True)
 class Drive:
     """Drives the lookup machine and notes what each step came to."""
 
-    store: Store
+    store: Entries
     index: SemanticIndex | None
     verifier: Verifier | None
     found: Sequence[Finding]
