@@ -16,11 +16,12 @@ from gateway.adapters.admin import Admin
 from gateway.adapters.check_journal import CHECKS_FILE, CheckJournal
 from gateway.adapters.decision_log import DecisionLog
 from gateway.adapters.handlers import Handlers
-from gateway.adapters.journal import Journal, QuarantineFile
+from gateway.adapters.journal import Journal
 from gateway.adapters.key_file import Access
 from gateway.adapters.metrics import Metrics
 from gateway.adapters.pass_through import PassThrough
 from gateway.adapters.policy_file import PolicyFile
+from gateway.adapters.quarantine_file import QuarantineFile
 from gateway.adapters.readiness import Readiness, engine_ready
 from gateway.adapters.request_log import log_request
 from gateway.adapters.secret import load_or_create_secret
@@ -173,7 +174,8 @@ def create_app(
                 stack.push_async_callback(semantic.close)
                 learning = asyncio.create_task(semantic.learn(ENCODER_POLL_SECONDS))
                 stack.push_async_callback(_ended, learning)
-            await asyncio.to_thread(journal.read)
+            for load in (quarantine.compact, journal.read):
+                await asyncio.to_thread(load)
             stack.push_async_callback(comparisons.close)
             stack.push_async_callback(pipeline.close)
             for watch in (

@@ -1,8 +1,8 @@
 """What the operator does to the cache: look, purge, call a hit wrong, scan what is stored again.
 
 Law: purging finds out before it acts (a dry run tells the same figures), and what is purged is
-gone from store and index alike. A hit called wrong is evicted, and its entry never again answers
-for a question of the same meaning.
+gone from store and index alike. A hit called wrong is evicted, and its entry does not answer again
+for a question of the same meaning, as long as its key is in quarantine.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence

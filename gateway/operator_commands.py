@@ -16,8 +16,8 @@ import orjson
 from aiohttp import ClientSession, ClientTimeout
 
 from gateway.adapters.check_journal import CHECKS_FILE, CheckJournal
-from gateway.adapters.journal import QuarantineFile
 from gateway.adapters.operator_client import CallError, Gateway
+from gateway.adapters.quarantine_file import QuarantineFile
 from gateway.core.known import Known, KnownError, parse_known
 from gateway.semantic_report import report_text
 

@@ -17,24 +17,35 @@ def before(path: Path) -> Path:
 
 
 @contextmanager
-def turned(
-    path: Path, more: int, *, max_bytes: int, access: int = os.O_WRONLY
-) -> Iterator[tuple[int, int]]:
-    """Give a descriptor to append ``more`` bytes to, and the file's size. Raises OSError."""
+def held(path: Path, access: int = os.O_WRONLY) -> Iterator[tuple[int, int]]:
+    """Lock the file that is at the path; give a descriptor that appends, and its size.
+
+    Raises OSError.
+    """
     while True:
         descriptor = os.open(path, access | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             mine = os.fstat(descriptor)
-            # Another worker may have turned it over while this one waited for the lock.
-            if not _is_at(path, mine):
-                continue
-            if not mine.st_size or mine.st_size + more <= max_bytes:
+            # Another worker may have put another in its place while this one waited for the lock.
+            if _is_at(path, mine):
                 yield descriptor, mine.st_size
                 return
-            path.replace(before(path))
         finally:
             os.close(descriptor)
+
+
+@contextmanager
+def turned(
+    path: Path, more: int, *, max_bytes: int, access: int = os.O_WRONLY
+) -> Iterator[tuple[int, int]]:
+    """Give a descriptor to append ``more`` bytes to, and the file's size. Raises OSError."""
+    while True:
+        with held(path, access) as (descriptor, size):
+            if not size or size + more <= max_bytes:
+                yield descriptor, size
+                return
+            path.replace(before(path))
 
 
 def _is_at(path: Path, mine: os.stat_result) -> bool:

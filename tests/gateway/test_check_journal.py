@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from gateway.adapters.check_journal import CheckJournal
-from gateway.adapters.journal import QuarantineFile
+from gateway.adapters.quarantine_file import QuarantineFile
 from policies.decide import Decision, PiiAction, Scope
 
 DECISION = replace(

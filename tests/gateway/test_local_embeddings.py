@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.adapters.journal import QuarantineFile
 from gateway.adapters.policy_file import PolicyFile
+from gateway.adapters.quarantine_file import QuarantineFile
 from gateway.adapters.store_memory import MemoryStore
 from gateway.adapters.upstream_local import local_model
 from gateway.admitting import Admitter

@@ -8,8 +8,8 @@ import orjson
 import pytest
 from verifiers import SaidVerifier
 
-from gateway.adapters.journal import QuarantineFile
 from gateway.adapters.policy_file import PolicyFile
+from gateway.adapters.quarantine_file import QuarantineFile
 from gateway.adapters.store_memory import MemoryStore
 from gateway.admitting import Admitter
 from gateway.app import default_policy

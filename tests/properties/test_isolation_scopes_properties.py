@@ -17,8 +17,8 @@ from verifiers import SaidVerifier
 from who_asked import BODIES as ASKED
 from who_asked import HEADERS, NAMES, PATHS, Asker, NamingUpstream, made_for
 
-from gateway.adapters.journal import QuarantineFile
 from gateway.adapters.policy_file import PolicyFile
+from gateway.adapters.quarantine_file import QuarantineFile
 from gateway.adapters.store_memory import MemoryStore
 from gateway.admitting import Admitter
 from gateway.core.types import Endpoint

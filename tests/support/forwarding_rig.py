@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 from gated_upstream import GatedUpstream
 
-from gateway.adapters.journal import QuarantineFile
 from gateway.adapters.policy_file import PolicyFile
+from gateway.adapters.quarantine_file import QuarantineFile
 from gateway.adapters.store_memory import MemoryStore
 from gateway.admitting import Admitter
 from gateway.app import default_policy

@@ -10,8 +10,8 @@ import orjson
 from verifiers import SaidVerifier
 
 from gateway.adapters.check_journal import CheckJournal
-from gateway.adapters.journal import QuarantineFile
 from gateway.adapters.policy_file import PolicyFile
+from gateway.adapters.quarantine_file import QuarantineFile
 from gateway.adapters.store_memory import MemoryStore
 from gateway.adapters.upstream_http import HttpUpstream
 from gateway.admitting import Admitter
