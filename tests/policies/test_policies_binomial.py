@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from embeddings.verify import calibration
 from policies.binomial import at_most, lower_bound, upper_bound
 
 
@@ -28,6 +29,14 @@ def test_the_tail_is_the_sum_of_its_terms():
     exact = sum(math.comb(20, k) * 0.3**k * 0.7 ** (20 - k) for k in range(8))
     assert at_most(7, 20, 0.3) == pytest.approx(exact)
     assert (at_most(20, 20, 0.3), at_most(3, 20, 0.0), at_most(3, 20, 1.0)) == (1.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(("found", "of"), [(0, 299), (3, 400), (399, 400), (7, 10**6)])
+def test_a_calibration_keeps_to_the_same_bound(found, of):
+    """It computes its own: neither of the two pure packages may import the other."""
+    for confidence in (0.5, 0.95, 0.999):
+        ours = upper_bound(found, of, confidence)
+        assert calibration.upper_bound(found, of, confidence) == pytest.approx(ours, rel=1e-6)
 
 
 def test_millions_do_not_underflow():
