@@ -120,10 +120,7 @@ class Drive:
             threshold = verifier.threshold(budget, verification.verifier)
         learned, entry = self.learned, state.hit.entry
         alias = learned is not None and learned.alias(state.plan, entry, self.now())
-        if alias and verification.refused(threshold) == "score":
-            self._note("verification", "fits: a fresh answer to this question was the same")
-        else:
-            self._note("verification", verification.told(threshold, budget))
+        self._note("verification", verification.told(threshold, budget, alias=alias))
         return state.next(verification, threshold, alias=alias)
 
     def _off(self, plan: Plan) -> bool:

@@ -230,9 +230,7 @@ class Pipeline:
                 threshold = self.verifier.threshold(budget, verification.verifier)
                 learned, entry = self.learned, state.hit.entry
                 alias = learned is not None and learned.alias(state.plan, entry, self.now())
-                result = verification.refused(threshold) or "hit"
-                if alias and result == "score":
-                    result = "alias"
+                result = verification.result(threshold, alias=alias)
                 asked.seen.verified.append((result, verification.measured))
                 return state.next(verification, threshold, alias=alias)
             case _:

@@ -236,15 +236,14 @@ class VerifyCandidate:
     def next(
         self, verification: Verification, threshold: float | None, *, alias: bool = False
     ) -> "State":
-        """Take how sure it is, and the least score that keeps the rule's budget.
+        """Take how sure it is, the least score that keeps the rule's budget, and what was learnt.
 
-        ``alias`` says that a fresh answer to this question has once been the same as this one:
-        that makes up for a score, and for nothing else.
+        For ``alias`` see ``Verification.refused``.
         """
-        refused = verification.refused(threshold)
+        if verification.refused(threshold, alias=alias) is None:
+            by_alias = verification.refused(threshold) is not None
+            return self._found(verification, threshold, alias=by_alias)
         scored = verification.refusal is None and isfinite(verification.score)
-        if refused is None or (refused == "score" and alias and scored):
-            return self._found(verification, threshold, alias=refused is not None)
         otherwise = self._near_miss(verification) if scored else self.otherwise
         return _next_candidate(self.plan, otherwise, self.rest)
 

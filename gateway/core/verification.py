@@ -15,25 +15,37 @@ class Verification(NamedTuple):
     verifier: str = ""
     """Digest of the verifier whose score it is."""
 
-    def refused(self, threshold: float | None) -> str | None:
+    def refused(self, threshold: float | None, *, alias: bool = False) -> str | None:
         """Return why this is no hit, None where it is one.
 
-        ``threshold`` is the least score that keeps the budget, None where none does.
+        ``threshold`` is the least score that keeps the budget, None where none does. ``alias`` says
+        that a fresh answer to this question has once been the same as this one: that makes up for a
+        score, and for nothing else.
         """
         if self.refusal is not None:
             return self.refusal
         if threshold is None:
             return "budget"
         # Whatever cannot be compared is no hit either.
-        return None if self.score >= threshold else "score"
+        fits = self.score >= threshold or (alias and math.isfinite(self.score))
+        return None if fits else "score"
+
+    def result(self, threshold: float | None, *, alias: bool) -> str:
+        """Return why this is no hit, else ``hit``, or ``alias`` where the score is too low."""
+        by_score = self.refused(threshold)
+        if by_score is None:
+            return "hit"
+        return self.refused(threshold, alias=alias) or "alias"
 
     @property
     def measured(self) -> float | None:
         """The score, None where the verifier was not asked."""
         return self.score if self.refusal is None else None
 
-    def told(self, threshold: float | None, max_wrong_hits: float) -> str:
+    def told(self, threshold: float | None, max_wrong_hits: float, *, alias: bool = False) -> str:
         """Say what it comes to, and what the budget would have needed."""
+        if self.result(threshold, alias=alias) == "alias":
+            return "fits: a fresh answer to this question was the same"
         budget = f"at most {max_wrong_hits * 100:g} % wrong hits"
         match self.refused(threshold):
             case "budget":

@@ -352,3 +352,23 @@ def test_what_is_known_to_a_command(shipped, tmp_path):
 )
 def test_a_verification_in_words(said, threshold, told):
     assert said.told(threshold, 0.01) == told
+
+
+ALIAS = "fits: a fresh answer to this question was the same"
+NO_BUDGET = "refused: budget (no score is known to keep at most 1 % wrong hits)"
+
+
+@pytest.mark.parametrize(
+    ("said", "threshold", "result", "told"),
+    [
+        (Verification(0.3), 0.9, "alias", ALIAS),
+        (Verification(0.9), 0.9, "hit", "fits: score 0.9, needs 0.9 for at most 1 % wrong hits"),
+        (Verification(math.nan), 0.9, "score", "refused: score"),
+        (Verification(0.3), None, "budget", NO_BUDGET),
+        (Verification(0.3, "number"), 0.9, "number", "refused: number"),
+    ],
+)
+def test_what_comes_of_an_alias_is_told_as_the_lookup_decides(said, threshold, result, told):
+    assert said.result(threshold, alias=True) == result
+    assert said.told(threshold, 0.01, alias=True) == told
+    assert (said.refused(threshold, alias=True) is None) == (result in {"hit", "alias"})
