@@ -3,7 +3,8 @@
 Each state that needs I/O names it by its type; the driver performs it and hands the result to
 ``next``, which returns the following state. Terminal states are ``Hit``, ``Forward`` and
 ``Refused``. No state performs I/O or reads a clock. ``otherwise`` is how the request goes on to the
-upstream if nothing more is found.
+upstream if nothing more is found. How it ends is in ``lookup_ends``, the states of the lookup by
+meaning are in ``semantic_lookup``.
 
 The prompt is scanned only after the exact lookup missed: a key is bound to the scan that its
 prompt passed (``core.key.Partition``), so an entry under that key, stale or not, is the proof that
@@ -11,67 +12,35 @@ this prompt is clean, and a hit pays nothing for it. An entry under the end user
 (``Plan.personal``) proves nothing of the kind.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from math import isfinite
 
-from gateway.core.comparison import Check, Kind
+from gateway.core.lookup_ends import End, Forward, Hit, Refused, forward, judged
 from gateway.core.plan import Plan
-from gateway.core.status import Forwarded, ForwardStatus, HitStatus
-from gateway.core.types import Entry, Ineligible, Reason
-from gateway.core.verification import Verification
-from policies.freshness import Directives, Verdict
+from gateway.core.semantic_lookup import NEAREST, FetchCandidate, SearchSemantic, VerifyCandidate
+from gateway.core.status import Forwarded, ForwardStatus
+from gateway.core.types import Entry, Reason
+from policies.freshness import Directives
 
-NEAREST = 4
-"""Candidates to search for: a near miss may stand nearer than the question that fits."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """Serve this entry. ``revalidate`` is the plan under which a fresh answer is to be fetched.
-
-    ``plan`` is that under which it was found, where it may have to be judged again. ``check`` is
-    what a sample of such hits is compared by, ``plan`` then that of the request.
-    """
-
-    entry: Entry
-    status: HitStatus
-    age: int
-    revalidate: Plan | None = None
-    plan: Plan | None = None
-    check: Check | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """Ask the upstream. ``store`` is the plan under which the answer may be admitted.
-
-    ``fallback`` is what is served instead when the upstream fails before its answer has begun.
-    ``ineligible`` is why nothing was looked up by meaning, where the policy would have had it.
-    ``check`` is what was found by meaning and not served, to be compared with the answer.
-    """
-
-    status: ForwardStatus
-    store: Plan | None
-    fallback: Hit | None = None
-    ineligible: Ineligible | None = None
-    check: Check | None = None
-
-    def instead(self, now: float) -> Hit | None:
-        """Return what is served where the upstream has failed by now, if anything still may be.
-
-        It may have taken its time to fail: the fallback's age and its grace are those of now.
-        """
-        fallback = self.fallback
-        if fallback is None or fallback.plan is None:
-            return fallback
-        found = _judged(fallback.plan, fallback.entry, now)
-        return replace(found, revalidate=None) if isinstance(found, Hit) else found.fallback
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Answer 504: the request wants a stored answer only, and there is none (RFC 9111 5.2.1.7)."""
+__all__ = [
+    "NEAREST",
+    "FetchCandidate",
+    "Forward",
+    "Hit",
+    "LookUpExact",
+    "LookUpPersonal",
+    "LookUpVariant",
+    "Refused",
+    "ScanPrompt",
+    "SearchSemantic",
+    "State",
+    "Unended",
+    "VerifyCandidate",
+    "as_own",
+    "bypass",
+    "common",
+    "start",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +51,7 @@ class LookUpVariant:
 
     def next(self, entry: Entry | None, now: float) -> "State":
         """Take the entry found; without one, the plain one says whether there is room for it."""
-        found = _judged(self.plan, entry, now)
+        found = judged(self.plan, entry, now)
         if isinstance(found, Hit):
             return found
         return LookUpExact(self.plan.variant(0), wanted=found)
@@ -105,11 +74,11 @@ class LookUpExact:
 
     def missed(self) -> "State":
         """Take it that another request has just looked for the same, and asks the upstream."""
-        return _forward(self.plan, Forward(ForwardStatus(Forwarded.MISS), self.plan))
+        return forward(self.plan, Forward(ForwardStatus(Forwarded.MISS), self.plan))
 
     def next(self, entry: Entry | None, now: float) -> "State":
         """Take the entry found."""
-        found = _judged(self.plan, entry, now)
+        found = judged(self.plan, entry, now)
         wanted = self.wanted
         if isinstance(found, Hit):
             if wanted is None or self.plan.directives.only_if_cached:
@@ -135,7 +104,7 @@ class LookUpPersonal:
 
     def next(self, entry: Entry | None, now: float) -> "State":
         """Take the entry found."""
-        found = _judged(self.personal, entry, now)
+        found = judged(self.personal, entry, now)
         if isinstance(found, Hit):
             return found
         otherwise = self.otherwise
@@ -160,122 +129,12 @@ class ScanPrompt:
         if personal is not None:
             return _after_scan(personal, replace(self.otherwise, store=personal))
         status = ForwardStatus(Forwarded.BYPASS, Reason.PII)
-        return _forward(self.plan, Forward(status, store=None))
+        return forward(self.plan, Forward(status, store=None))
 
     def failed(self) -> "State":
         """Fail closed: what could not be scanned is neither looked up nor stored."""
         status = ForwardStatus(Forwarded.BYPASS, Reason.SCAN_FAULT)
-        return _forward(self.plan, Forward(status, None, self.otherwise.fallback))
-
-
-@dataclass(frozen=True, slots=True)
-class SearchSemantic:
-    """Needs the (key, similarity) pairs nearest to ``plan.question``, nearest first."""
-
-    plan: Plan
-    otherwise: Forward
-
-    def next(self, nearest: Sequence[tuple[bytes, float]]) -> "State":
-        """Take what the index found; nothing is what an index that failed has found."""
-        plan = self.plan
-        near = tuple(
-            (key, cosine) for key, cosine in nearest if cosine >= plan.decision.min_similarity
-        )
-        return _next_candidate(plan, self.otherwise, near)
-
-    def off(self) -> "State":
-        """Take it that too many hits of this rule were wrong: it has none until told otherwise."""
-        status = replace(self.otherwise.status, reason=Reason.SEMANTIC_OFF)
-        return _forward(self.plan, replace(self.otherwise, status=status))
-
-
-@dataclass(frozen=True, slots=True)
-class FetchCandidate:
-    """Needs the store's entry for ``key``, or None."""
-
-    plan: Plan
-    otherwise: Forward
-    key: bytes
-    similarity: float
-    rest: tuple[tuple[bytes, float], ...]
-
-    def next(self, entry: Entry | None, now: float) -> "State":
-        """Take the candidate's entry; whatever the index said, it must be of this partition.
-
-        A stale one is passed over: revalidating it would ask another question than this one.
-        """
-        plan = self.plan
-        if (
-            entry is not None
-            and entry.key == self.key
-            and plan.belongs(entry)
-            and entry.fingerprint == plan.fingerprint
-            and entry.question is not None
-            and plan.question is not None
-        ):
-            fresh = plan.freshness_of(entry, now, graceful=False)
-            if fresh.verdict is Verdict.FRESH:
-                status = HitStatus(Reason.SEMANTIC, fresh.ttl, self.similarity)
-                hit = Hit(entry, status, fresh.age)
-                pair = (plan.question, entry.question)
-                return VerifyCandidate(plan, self.otherwise, *pair, hit, self.rest)
-        return _next_candidate(plan, self.otherwise, self.rest)
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyCandidate:
-    """Needs to know how surely one answer fits ``asked`` and ``stored``, and the threshold."""
-
-    plan: Plan
-    otherwise: Forward
-    asked: str
-    stored: str
-    hit: Hit
-    rest: tuple[tuple[bytes, float], ...]
-
-    def next(
-        self, verification: Verification, threshold: float | None, *, alias: bool = False
-    ) -> "State":
-        """Take how sure it is, the least score that keeps the rule's budget, and what was learnt.
-
-        For ``alias`` see ``Verification.refused``.
-        """
-        if verification.refused(threshold, alias=alias) is None:
-            by_alias = verification.refused(threshold) is not None
-            return self._found(verification, threshold, alias=by_alias)
-        scored = verification.refusal is None and isfinite(verification.score)
-        otherwise = self._near_miss(verification) if scored else self.otherwise
-        return _next_candidate(self.plan, otherwise, self.rest)
-
-    def _found(
-        self, verification: Verification, threshold: float | None, *, alias: bool
-    ) -> "State":
-        decision = self.plan.decision
-        if decision.shadow:
-            status = replace(self.otherwise.status, reason=Reason.SHADOW)
-            check = self._check(Kind.SHADOW, verification, alias=alias)
-            return _forward(self.plan, replace(self.otherwise, status=status, check=check))
-        shown = self.hit.status._replace(score=verification.score, threshold=threshold)
-        # Who wants a stored answer only wants no call of ours either.
-        if not decision.sample or self.plan.directives.only_if_cached:
-            return replace(self.hit, status=shown)
-        check = self._check(Kind.SERVED, verification, alias=alias)
-        return replace(self.hit, status=shown, plan=self.plan, check=check)
-
-    def _near_miss(self, verification: Verification) -> Forward:
-        """Return the forward with this candidate to compare, if it is the likeliest so far."""
-        decision, before = self.plan.decision, self.otherwise.check
-        if not (decision.shadow or decision.promote):
-            return self.otherwise
-        if before is not None and before.score >= verification.score:
-            return self.otherwise
-        check = self._check(Kind.NEAR_MISS, verification)
-        return replace(self.otherwise, check=check)
-
-    def _check(self, kind: Kind, verification: Verification, *, alias: bool = False) -> Check:
-        entry, similarity = self.hit.entry, self.hit.status.similarity or 0.0
-        score, verifier = verification.score, verification.verifier
-        return Check(kind, entry, similarity, score, verifier, alias)
+        return forward(self.plan, Forward(status, None, self.otherwise.fallback))
 
 
 Unended = (
@@ -287,7 +146,7 @@ Unended = (
     | FetchCandidate
     | VerifyCandidate
 )
-State = Unended | Hit | Forward | Refused
+State = Unended | End
 
 
 def start(plan: Plan, draw: int = 0) -> State:
@@ -312,7 +171,7 @@ def common(state: ScanPrompt | SearchSemantic) -> Hashable | None:
     return type(state), plan.key, plan.coalescing_key, plan.decision, plan.directives
 
 
-def as_own(end: Hit | Forward | Refused, plan: Plan) -> Hit | Forward | Refused:
+def as_own(end: End, plan: Plan) -> End:
     """Return the end that another request came to, as that of one with ``plan``."""
     if not isinstance(end, Forward) or end.store is None:
         return end
@@ -327,30 +186,6 @@ def bypass(reason: Reason, directives: Directives) -> State:
     return Forward(ForwardStatus(Forwarded.BYPASS, reason), store=None)
 
 
-def _judged(plan: Plan, entry: Entry | None, now: float) -> Hit | Forward:
-    """Return the hit that an entry under ``plan.key`` is, or the forward that it leads to."""
-    if entry is None or entry.key != plan.key or not plan.belongs(entry):
-        return Forward(ForwardStatus(Forwarded.MISS), plan)
-    fresh = plan.freshness_of(entry, now)
-    match fresh.verdict:
-        case Verdict.FRESH:
-            return Hit(entry, HitStatus(Reason.EXACT, fresh.ttl), fresh.age, plan=plan)
-        case Verdict.REVALIDATE:
-            status = HitStatus(Reason.EXACT, fresh.ttl, stale=Reason.STALE_WHILE_REVALIDATE)
-            return Hit(entry, status, fresh.age, None if plan.directives.only_if_cached else plan)
-        case Verdict.STALE:
-            forwarded = ForwardStatus(Forwarded.STALE)
-        case Verdict.REFUSED:
-            no_cache = plan.directives.no_cache
-            reason = Reason.NO_CACHE if no_cache else Reason.FRESHNESS
-            forwarded = ForwardStatus(Forwarded.REQUEST, reason)
-    fallback = None
-    if fresh.if_error:
-        status = HitStatus(Reason.EXACT, fresh.ttl, stale=Reason.STALE_IF_ERROR)
-        fallback = Hit(entry, status, fresh.age, plan=plan)
-    return Forward(forwarded, plan, fallback)
-
-
 def _after_lookup(plan: Plan, otherwise: Forward, *, clean: bool) -> State:
     if plan.scans and not clean:
         return ScanPrompt(plan, otherwise)
@@ -360,18 +195,7 @@ def _after_lookup(plan: Plan, otherwise: Forward, *, clean: bool) -> State:
 def _after_scan(plan: Plan, otherwise: Forward) -> State:
     refused = plan.directives.no_cache or otherwise.status.forwarded is Forwarded.REQUEST
     if refused:
-        return _forward(plan, otherwise)
+        return forward(plan, otherwise)
     if plan.question is None:
-        return _forward(plan, replace(otherwise, ineligible=plan.sought.ineligible))
+        return forward(plan, replace(otherwise, ineligible=plan.sought.ineligible))
     return SearchSemantic(plan, otherwise)
-
-
-def _next_candidate(plan: Plan, otherwise: Forward, near: tuple[tuple[bytes, float], ...]) -> State:
-    if not near:
-        return _forward(plan, otherwise)
-    (key, similarity), *rest = near
-    return FetchCandidate(plan, otherwise, key, similarity, tuple(rest))
-
-
-def _forward(plan: Plan, otherwise: Forward) -> State:
-    return Refused() if plan.directives.only_if_cached else otherwise
