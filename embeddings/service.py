@@ -152,8 +152,20 @@ async def _load(settings: TextIndexSettings, verifier: Path) -> tuple[TextIndex,
         open_text_index(settings, time.time),
         open_pair_scores(verifier, settings.encoder.threads),
     )
-    _log.info("verifier: %s", pairs.name or f"none, {pairs.fault}")
+    tell_verifier(pairs)
     return texts, pairs
+
+
+def tell_verifier(pairs: PairScores) -> None:
+    """Write down which verifier is in use; that there is none is nobody's wish."""
+    if pairs.name:
+        _log.info("verifier: %s", pairs.name)
+        return
+    _log.warning(
+        "verifier: none, %s: rules without a model stand in and pass few questions that are "
+        "worded otherwise; install Refrain anew, with its verifier",
+        pairs.fault,
+    )
 
 
 async def _sweep_for_ever(texts: TextIndex) -> None:

@@ -29,6 +29,7 @@ from gateway.adapters.secret_setting import SecretSettingError, secret_setting, 
 from gateway.adapters.upstream_http import HttpUpstream
 from gateway.adapters.upstream_local import local_model
 from gateway.admitting import Admitter
+from gateway.budgets import Budgets
 from gateway.calibrations import Calibrations
 from gateway.checking import Checks
 from gateway.core.decision_record import Recorder
@@ -137,27 +138,35 @@ def create_app(
         salts_caches=settings.upstream_cache_salt,
         local=None if semantic is None else local_model(semantic, make_forwarder),
     )
+    budgets = Budgets(policies, lambda: _verifier_known(semantic), verifier.threshold)
     app = web.Application(client_max_size=settings.max_body_bytes)
-    client_seconds = settings.client_timeout
     handlers = Handlers(
         pipeline,
-        PassThrough(upstream, client_seconds=client_seconds),
+        PassThrough(upstream, client_seconds=settings.client_timeout),
         Readiness(
             checks,
-            partial(_details, policies, entries, semantic, verifier, access, journal=journal),
+            lambda: {
+                **_details(policies, entries, semantic, verifier, access),
+                "rules_off": sorted(rule for rule, off in journal.rules_off().items() if off),
+                "budgets_not_kept": budgets.not_kept(),
+            },
         ),
         metrics.page,
         _beginning(sinks, tracing),
         access=access,
-        client_seconds=client_seconds,
+        client_seconds=settings.client_timeout,
     )
     loader = Loader(pipeline, make_forwarder, time.perf_counter, access.holder)
-    more = {"load": loader.load, "explain": explain_action(pipeline, access.holder)}
+    told = SemanticOperations(journal, time.time, budgets)
     admin = _admin(pipeline, entries.vault, quarantine, access, settings.data_dir)
     admin.add_routes(
         app,
-        {**more, "semantic/reset": SemanticOperations(journal, time.time).reset},
-        {"semantic": journal.report},
+        {
+            "load": loader.load,
+            "explain": explain_action(pipeline, access.holder),
+            "semantic/reset": told.reset,
+        },
+        {"semantic": told.report},
     )
     handlers.add_routes(app)
 
@@ -172,14 +181,14 @@ def create_app(
             stack.push_async_callback(upstream.close)
             if semantic is not None:
                 stack.push_async_callback(semantic.close)
-                learning = asyncio.create_task(semantic.learn(ENCODER_POLL_SECONDS))
+                learning = asyncio.create_task(_learnt(semantic, budgets))
                 stack.push_async_callback(_ended, learning)
             for load in (quarantine.compact, journal.read):
                 await asyncio.to_thread(load)
             stack.push_async_callback(comparisons.close)
             stack.push_async_callback(pipeline.close)
             for watch in (
-                policies.watch(POLICY_POLL_SECONDS, metrics.policy_reloaded),
+                policies.watch(POLICY_POLL_SECONDS, partial(_reloaded, metrics, budgets)),
                 access.watch(),
             ):
                 stack.push_async_callback(_ended, asyncio.create_task(watch))
@@ -238,8 +247,6 @@ def _details(
     semantic: SemanticService | None,
     verifier: CalibratedVerifier,
     access: Access,
-    *,
-    journal: CheckJournal,
 ) -> dict[str, Any]:
     policy = policies.active.policy
     return {
@@ -252,9 +259,23 @@ def _details(
         "semantic": "on" if semantic is not None else "off",
         "vectors": semantic.details() if semantic is not None else {},
         "verifier": verifier.details() if semantic is not None else {},
-        "rules_off": sorted(rule for rule, off in journal.rules_off().items() if off),
         "keys": access.details(),
     }
+
+
+def _verifier_known(semantic: SemanticService | None) -> bool:
+    return semantic is not None and semantic.verifier is not None
+
+
+async def _learnt(semantic: SemanticService, budgets: Budgets) -> None:
+    await semantic.learn(ENCODER_POLL_SECONDS)
+    budgets.tell()
+
+
+def _reloaded(metrics: Metrics, budgets: Budgets, taken: bool) -> None:
+    metrics.policy_reloaded(taken)
+    if taken:
+        budgets.tell()
 
 
 def _decision_log(settings: Settings) -> DecisionLog | None:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.budgets import NEXT, Budgets
+from gateway.core.check_ledger import RuleChecks
 from gateway.core.selection import SelectionError
 from gateway.ports import Comparisons
 
@@ -14,6 +16,24 @@ class SemanticOperations:
 
     journal: Comparisons
     now: Callable[[], float]
+    budgets: Budgets
+
+    def report(self) -> dict[str, Any]:
+        """Return the figures of each rule that was compared, or whose budget nothing keeps.
+
+        ``budget_kept`` is None where it is not known, or of a rule that is no more.
+        """
+        report = self.journal.report()
+        kept, not_kept = self.budgets.kept(), self.budgets.not_kept()
+        empty = {rule: RuleChecks("", budget).report() for rule, budget in not_kept.items()}
+        rows = {
+            name: {**figures, "budget_kept": kept.get(name)}
+            for name, figures in sorted((empty | report["rules"]).items())
+        }
+        for figures in rows.values():
+            if figures["budget_kept"] is False and not figures["off"]:
+                figures["next"] = NEXT
+        return {**report, "rules": rows}
 
     async def reset(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Give a rule, or ``all``, its semantic hits back and count anew.

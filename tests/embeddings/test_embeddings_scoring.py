@@ -12,6 +12,7 @@ from embeddings.batching import OverloadedError
 from embeddings.client import EmbeddingsClient, EmbeddingsUnavailable
 from embeddings.messages import Reason
 from embeddings.scoring import MAX_BATCH, MAX_WAITING, PairScores, open_pair_scores
+from embeddings.service import tell_verifier
 from embeddings.verifier import load_verifier
 
 RESET = "How do I reset my password?"
@@ -104,6 +105,16 @@ async def test_a_directory_without_a_verifier_is_a_fault_and_no_failure(tmp_path
     assert await pairs.score([(RESET, PHONE)]) is Reason.UNAVAILABLE
     assert (pairs.name, pairs.digest) == ("", "")
     assert "holds no config.json" in pairs.fault
+
+
+async def test_that_there_is_no_verifier_is_a_warning_with_what_to_do(tmp_path, caplog):
+    pairs = await open_pair_scores(tmp_path, 1)
+    tell_verifier(pairs)
+    (line,) = caplog.records
+    assert line.levelname == "WARNING"
+    assert "verifier: none, " in line.getMessage()
+    assert "holds no config.json" in line.getMessage()
+    assert "install Refrain anew" in line.getMessage()
 
 
 async def test_any_failure_to_load_is_a_fault(monkeypatch, tmp_path):

@@ -88,3 +88,33 @@ async def test_a_budget_decides_and_is_seen_everywhere(gateway, tmp_path, servic
     assert 0 <= found["score"] <= 1
     assert found["threshold"] == 0.0
     assert found["decision"]["max_wrong_hits"] == 0.2
+
+
+def warned(caplog):
+    """Lines about budgets; the gateway has started while the test was set up."""
+    records = [*caplog.get_records("setup"), *caplog.get_records("call")]
+    told = [line for line in records if "no threshold keeps the budget" in line.getMessage()]
+    return [(line.levelname, "of strict 0.1%:" in line.getMessage()) for line in told]
+
+
+async def test_a_budget_that_nothing_keeps_is_told(gateway, caplog, tmp_path):
+    reply = await gateway.get("/readyz")
+    assert reply.status == 200
+    assert reply.json["budgets_not_kept"] == {"strict": 0.001}
+    while not warned(caplog):
+        await gateway.get("/readyz")
+    rules = (await gateway.get("/admin/semantic")).json["rules"]
+    assert list(rules) == ["strict"]
+    assert rules["strict"]["budget_kept"] is False
+    assert rules["strict"]["comparisons"] == 0
+    assert rules["strict"]["next"].startswith("no threshold keeps the budget")
+
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY.replace("0.1%", "10%"))
+    while (await gateway.get("/readyz")).json["budgets_not_kept"]:
+        pass
+    assert (await gateway.get("/admin/semantic")).json["rules"] == {}
+    policy.write_text(POLICY)
+    while len(warned(caplog)) < 2:
+        await gateway.get("/readyz")
+    assert warned(caplog) == [("WARNING", True)] * 2
