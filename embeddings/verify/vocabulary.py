@@ -7,12 +7,13 @@ from typing import Final, NamedTuple
 
 from embeddings.verify.lists import entries, words
 from embeddings.verify.lists.brands import ACRONYMS, BRANDS
-from embeddings.verify.lists.grammar import FUNCTION, HARMLESS
+from embeddings.verify.lists.grammar import ADDABLE, FUNCTION, HARMLESS
 from embeddings.verify.lists.kinds import KINDS
 from embeddings.verify.lists.opposites import COMPLEMENTS, CONVERSE, OPPOSED
 from embeddings.verify.lists.people import FEMALE, MALE
 from embeddings.verify.lists.places import COUNTRIES, PLACES
 from embeddings.verify.lists.synonyms import SYNONYMS
+from embeddings.verify.lists.variants import VARIANTS, american
 from embeddings.verify.lists.wordnet import WORDNET
 from embeddings.verify.stems import derived, stem
 
@@ -102,12 +103,18 @@ def _remembered(text: str) -> Word:
     return _looked_up(text)
 
 
+def _key(text: str) -> str:
+    """Return the key of a word: the same for its forms, its spellings and short forms."""
+    base = stem(american(text))
+    return _VARIANTS.get(base, base)
+
+
 def _looked_up(text: str) -> Word:
     if text in _ENTITIES:
         key = _ENTITIES[text]
-        kinds = _KINDS.get(stem(text), _NONE) | _KINDS.get(key, _NONE)
+        kinds = _KINDS.get(_key(text), _NONE) | _KINDS.get(key, _NONE)
         return Word(key, _NONE, _NONE, _NONE, kinds, text not in _PLAIN, False, False, False)
-    key = stem(text)
+    key = _key(text)
     synonyms = _SYNONYMS.get(key, _NONE)
     against = _OPPOSED.get(key, _NONE)
     kinds = _KINDS.get(key, _NONE)
@@ -131,12 +138,12 @@ def _entities(*texts: str) -> dict[str, str]:
 def _synonyms() -> Iterator[tuple[str, str]]:
     for place, group in enumerate((*entries(SYNONYMS), *entries(WORDNET))):
         for text in group.split():
-            yield stem(text), str(place)
+            yield _key(text), str(place)
     for entry in entries(ACRONYMS):
         names = entry.split("=")
         for name in names[1:]:
-            yield stem(name), names[0]
-            yield stem(names[0]), names[0]
+            yield _key(name), names[0]
+            yield _key(names[0]), names[0]
 
 
 def _opposites(text: str) -> Iterator[tuple[str, str]]:
@@ -144,8 +151,8 @@ def _opposites(text: str) -> Iterator[tuple[str, str]]:
         left, right = (side.split() for side in entry.split("|"))
         for a in left:
             for b in right:
-                yield stem(a), stem(b)
-                yield stem(b), stem(a)
+                yield _key(a), _key(b)
+                yield _key(b), _key(a)
 
 
 def _kinds() -> Iterator[tuple[str, str]]:
@@ -154,7 +161,7 @@ def _kinds() -> Iterator[tuple[str, str]]:
         for member in members.split(","):
             names = member.strip().split("=")
             for name in names:
-                yield stem(name), f"{kind}:{names[0]}"
+                yield _key(name), f"{kind}:{names[0]}"
 
 
 def _index(pairs: Iterable[tuple[str, str]]) -> _Index:
@@ -164,6 +171,7 @@ def _index(pairs: Iterable[tuple[str, str]]) -> _Index:
     return {key: frozenset(values) for key, values in index.items()}
 
 
+_VARIANTS: Final = {stem(american(x)): stem(american(base)) for x, base in VARIANTS.items()}
 _ENTITIES: Final = _entities(COUNTRIES, PLACES, BRANDS)
 _SYNONYMS: Final = _index(_synonyms())
 _OPPOSED: Final = _index(_opposites(OPPOSED))
@@ -176,7 +184,8 @@ _PLAIN: Final = words("turkey china jordan chile who sat steam notion la mit un 
 
 def _phrases() -> Iterator[tuple[str, tuple[str, ...]]]:
     listed = f"{SYNONYMS} {OPPOSED} {KINDS} {ACRONYMS}"
-    for text in (*_ENTITIES, *listed.replace("=", " ").replace(";", " ").replace(",", " ").split()):
+    listed = listed.replace("=", " ").replace(";", " ").replace(",", " ")
+    for text in (*_ENTITIES, *VARIANTS, *HARMLESS, *ADDABLE, *listed.split()):
         first, *rest = text.split("-")
         if rest and first not in FUNCTION:
             yield first, (first, *rest)

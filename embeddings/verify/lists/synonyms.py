@@ -167,5 +167,62 @@ within into; near by; between among; during while; until till; via through using
 proprietor; tenant renter; neighbor neighbour; manual guide handbook instructions; guide tutorial
 instructions; guarantee warranty; quote estimate; estimate approximate guess; calendar schedule
 agenda; schedule timetable calendar plan; deadline due; opening hours; tip gratuity; restaurant
-diner eatery place; drink beverage; smoke smoking
+diner eatery place; drink beverage; smoke smoking;
+document doc docs; physician doc; break-up broke-up broken-up breaking-up split-up splits-up
+splitting-up breaks-up separate split; snap picture photo; temperature temp; taxi cab minicab;
+elevator lift; torch flashlight; tap faucet; autumn fall; pants trousers slacks; parenthesis bracket
+parentheses; pavement sidewalk footpath; roundabout traffic-circle rotary; current-account
+checking-account; railway railroad; round-trip return-ticket return; emergency-room er casualty;
+vacuum hoover vacuum-cleaner; sneakers trainers; sweater pullover jumper jersey; cv resume
+curriculum-vitae; full-stop period; highway motorway freeway expressway; cooker stove; hob stovetop;
+bathroom restroom toilet loo washroom lavatory wc; closet wardrobe cupboard; rabbit bunny; cat
+kitty; aunt auntie; rooster cockerel; pig hog; sailor seaman; disassemble dismantle take-apart;
+assemble put-together; unclog unblock; collect pick-up picking-up picked-up; drop-off dropping-off;
+look-after take-care care; give-up quit stop; turn-down reject refuse; fill-in fill-out fill-up
+complete filling-in filling-out filled-in filled-out; shut-down power-off turn-off switch-off;
+throw-away throw-out discard dispose bin toss; throw-up vomit puke; smelly stinky; scary frightening
+spooky creepy; gorgeous beautiful; yearly annually annual; roughly approximately about around; post
+article; rocket arugula; soda pop soft-drink; mince ground-beef ground-meat minced-meat; dish-soap
+washing-up-liquid dishwashing-liquid; foil tinfoil tin-foil aluminum-foil aluminium-foil;
+sticky-tape sellotape scotch-tape; postal-code zip-code zip postcode; mobile-phone cell-phone
+cellphone mobile smartphone phone; drugstore pharmacy chemist; trash-can bin garbage-can dustbin
+wastebasket; pence penny; recieve receive; known famous well-known renowned noted; due owed owe
+outstanding; veterinarian vet; veteran vet; professor prof; public-transport public-transportation
+public-transit; movie-theater movie-theatre cinema; grocery-store supermarket; gas-station
+petrol-station filling-station; driving-licence driving-license drivers-license driver-license;
+hairdryer hair-dryer blow-dryer blow-drier; washing-machine washer; dryer tumble-dryer drier;
+freezer deep-freeze; nightgown nightdress nightie; eyeglasses spectacles glasses specs; sunglasses
+shades; raincoat mackintosh; undershirt vest; vest waistcoat; suspenders braces; tights pantyhose;
+purse handbag; backpack rucksack knapsack; duvet comforter quilt; cot crib; pacifier dummy; pram
+stroller pushchair buggy; timber lumber wood; spanner wrench; plasterboard drywall; drawing-pin
+thumbtack; eraser rubber; headteacher principal headmaster; holiday vacation; bank-holiday
+public-holiday; christmas xmas; barrister lawyer attorney; redundant laid-off; payslip paystub
+pay-stub pay-slip; cheerful upbeat; lookup look-up; login log-on; reboot restart; freeze hang;
+laptop notebook; usb-stick flash-drive thumb-drive usb-drive memory-stick; hash-sign hashtag
+pound-sign; dictionary dict; integer int; boolean bool; string str; param parameter; arg argument;
+func function; var variable; dev developer; admin administrator; spec specification; calc calculate
+calculation; approx approximate; est estimate; incl including include; excl excluding exclude; attn
+attention; misc miscellaneous; orig original; prev previous; dob birthdate date-of-birth birth; ssn
+social-security-number; pic photo; insta instagram; fb facebook; yt youtube; convo conversation;
+mins minutes; hrs hours; probs probably; def definitely; obv obviously; prob probably problem; abt
+about; tho though; bc because; cuz because; coz because; asap immediately; fave favorite favourite;
+info information; deets details; grandkids grandchildren grandchild; granny nan nana; bro brother;
+sis sister; hubby husband; missus wife; parents mom-and-dad; newborn baby; youngster youth; elderly
+aged seniors; cop police-officer policeman; car-crash car-accident accident crash; stomach tummy
+belly abdomen; bum bottom buttocks; bruise contusion; itch itchy; high-blood-pressure hypertension;
+low-blood-pressure hypotension; heart-attack myocardial-infarction; flu influenza; painkiller
+analgesic pain-reliever; paracetamol acetaminophen tylenol; adrenaline epinephrine; period
+menstruation; belly-button navel; collarbone clavicle; kneecap patella; shin shinbone; skull
+cranium; windpipe trachea; voice-box larynx; gullet esophagus; womb uterus; salt sodium-chloride;
+aspirin acetylsalicylic-acid; co2 carbon-dioxide; h2o water; killer-whale orca; mountain-lion puma
+cougar; guinea-pig cavy; groundhog woodchuck; firefly lightning-bug; shrimp prawn; maize corn;
+peanut groundnut; capsicum bell-pepper; soybean soya soy; oatmeal porridge; treacle molasses; candy
+sweets sweet; lollipop lolly; ice-lolly popsicle; cookie biscuit; crisps chips potato-chips; fries
+chips french-fries; takeaway takeout take-out carryout; starter appetizer appetiser; main-course
+entree; dessert pudding; jug pitcher; tea-towel dish-towel; frying-pan skillet; baking-tray
+baking-sheet; grill broil; ping-pong table-tennis; jogging running run; hike trek; hiking trekking;
+push-up press-up; merry-go-round carousel; fancy-dress costume; funfair amusement-park; caravan
+trailer camper; flyover overpass; gearbox transmission; gear-stick gearshift; boot trunk; bonnet
+hood; aerial antenna; exhaust tailpipe; flat-tire flat-tyre puncture; cinema movies; noon midday;
+dusk sunset twilight; dawn sunrise
 """
