@@ -58,7 +58,8 @@ _PATTERN: Final = re.compile(
               | \w+(?:_\w+)+ | \w+\(\) | (?<![\w.])\.[A-Za-z]\w* | \w+(?:(?:::|->)\w+)+ )
     | (?P<quoted> "[^"\n]+" | \u201c[^\u201c\u201d\n]+\u201d | \u00ab[^\u00ab\u00bb\n]+\u00bb
               | (?<![\w'])'[^'\n]+'(?![\w']) )
-    | (?P<number> (?:(?<![\w.)\]])[-+])?\d+(?:[.,:/-]\d+)*(?:(?:st|nd|rd|th)\b)? )
+    | (?P<number> (?:(?<![\w.)\]])[-+])?(?:\d+(?:[.,:/-]\d+)*(?:(?:st|nd|rd|th)\b)?
+              | (?<![\w.])\.\d+) )
     | (?P<word> [^\W\d_]\w*(?:'\w+)*(?:\.[^\W\d_]\w*)*(?:\+\+|\#)? )
     | (?P<end> [.?!]+(?=\s|$) | \n+ )
     | (?P<dropped> [\s,.;:?!()"'\u2026\u2013\u2014-] )
@@ -71,6 +72,24 @@ _FORMULA: Final = re.compile(r"[=<>*^+|{}\[\]\\~]|\d\s*[-/\u2013]\s*\d")
 _FORMULA_PUNCTUATION: Final = frozenset("()-\u2013\u2014,;:")
 # What may reach beyond white space; a text without it is the sum of its chunks.
 _SPANNING: Final = re.compile(r"""[`"\u201c\u00ab\n]|(?<![\w'])'""")
+# "Gate no. 5": no negation, and no end of a sentence. "Is it legal or no. I ..." is another matter.
+_NO: Final = re.compile(
+    r"(?<![.,;:!?\u2013-] )(?<!\bor )(?<!\band )\bnos?\.(?=\s?[\d#?]|\s+(?:of|for|on|to|is|in)\b)",
+    re.IGNORECASE,
+)
+_EXACT: Final = re.compile('[`"\u201c\u00ab]')
+_REWRITTEN: Final = re.compile("[\u00b0\u00b2\u00b3^([]|\\s:\\s")
+_PLAIN: Final = (
+    (re.compile("(?<=\\d) ?\u00b0 ?C\\b"), " celsius"),
+    (re.compile("(?<=\\d) ?\u00b0 ?F\\b"), " fahrenheit"),
+    (re.compile("\u00b0 ?C\\b"), "Celsius"),
+    (re.compile("\u00b0 ?F\\b"), "Fahrenheit"),
+    (re.compile("(?<=[\\w)])(?:\\^2(?![\\w.])|\u00b2)"), " squared"),
+    (re.compile("(?<=[\\w)])(?:\\^3(?![\\w.])|\u00b3)"), " cubed"),
+    (re.compile("(?<=\\d) : (?=\\d)"), ":"),
+)
+_LISTED: Final = re.compile(r"(?<=[(\[])[-+]?\d+(?:\.\d+)?(?:,[-+]?\d+(?:\.\d+)?)+(?=[)\]])")
+_THOUSANDS: Final = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _INDISTINCT_CASE: Final = 0.6
 # Chunks recur, and to cut one costs more than the rest. Longer ones would cost memory.
 _REMEMBERED: Final = 4096
@@ -81,6 +100,7 @@ def lex(text: str) -> list[Lexeme]:
     """Return the pieces of `text` in order."""
     if not text.isascii():
         text = unicodedata.normalize("NFC", text).translate(_STRAIGHTENED)
+    text = _rewritten(text)
     formula = _FORMULA.search(text) is not None
     if formula or _SPANNING.search(text):
         cuts: Iterable[_Cut] = _cut(text, formula=formula)
@@ -91,6 +111,22 @@ def lex(text: str) -> list[Lexeme]:
     cuts = list(cuts)
     words = [cut.word for cut in cuts if cut.word]
     return _named(cuts, shouted=len(words) > 1 and "".join(words).isupper())
+
+
+def _rewritten(text: str) -> str:
+    """Return the text with one way of writing for what has several; code and quotations stay."""
+    if _NO.search(text):
+        text = _NO.sub("number", text)
+    if _EXACT.search(text) or not _REWRITTEN.search(text):
+        return text
+    for pattern, plain in _PLAIN:
+        text = pattern.sub(plain, text)
+    return _LISTED.sub(_spaced, text)
+
+
+def _spaced(found: re.Match[str]) -> str:
+    listed = found[0]
+    return listed if _THOUSANDS.fullmatch(listed) else listed.replace(",", ", ")
 
 
 def _chunk(chunk: str) -> Sequence[_Cut]:

@@ -27,7 +27,8 @@ _IDLE: Final = re.compile(
     r"|why not $|no (?:idea|clue|matter|problem)|no(?:t|)"
     r" (?:more|less|fewer|later|earlier|longer) than"
     r"|(?:do|does|did|can|could) not (?:really )?"
-    r"(?:know|understand|figure|remember|see|get|seem|tell|find)"
+    r"(?:know|understand|figure|remember|see|seem|tell|find"
+    r"|get(?= (?:how|why|what|where|when|if|it|this|that) ))"
     r"|nothing (?:but|more)"
     r"|(?:is|does|are|do|was|did|could|would) not (?:it|they|you|there|that)) "
 )

@@ -36,14 +36,14 @@ class Quantity(NamedTuple):
 
 _WEAK: Final[Mapping[str, str]] = {
     "both": "2", "pair": "2", "pairs": "2", "couple": "2", "twins": "2", "twin": "2",
-    "double": "2", "doubled": "2", "doubles": "2", "doubling": "2", "square": "2", "squared": "2",
-    "triple": "3", "tripled": "3", "triplets": "3", "trio": "3", "cubed": "3", "single": "1",
+    "double": "2", "doubled": "2", "doubles": "2", "doubling": "2", "square": "2",
+    "triple": "3", "tripled": "3", "triplets": "3", "trio": "3", "single": "1",
     "alone": "1", "sole": "1", "quadruple": "4", "quadruples": "4", "one": "1", "once": "1",
     "noon": "12", "midday": "12", "midnight": "12",
 }  # fmt: skip
 _STRONG: Final[Mapping[str, str]] = {
     "dozen": "12", "twice": "2", "thrice": "3", "half": "1/2", "halves": "1/2", "halved": "1/2",
-    "fortnight": "14",
+    "fortnight": "14", "squared": "2", "cubed": "3",
 }  # fmt: skip
 _PARTS: Final[Mapping[str, int]] = {
     "half": 2, "halves": 2, "third": 3, "thirds": 3, "quarter": 4, "quarters": 4, "fourth": 4,
@@ -102,6 +102,13 @@ _REMEMBERED: Final = 1024
 OPENERS: Final = NUMBER_WORDS | _WEAK.keys() | _STRONG.keys() | _PARTS.keys() | ORDINAL_WORDS
 """Words that a quantity may start with."""
 _CLOCK: Final = re.compile(r"(\d{1,2}):(\d\d)")
+_POINTED_CLOCK: Final = re.compile(r"(\d{1,2})\.([0-5]\d)")
+_HALVES: Final = frozenset({"am", "pm", "a.m", "p.m"})
+_COUNT: Final = re.compile(r"\d{1,4}")
+_LESSER: Final[Mapping[str, frozenset[str]]] = {
+    "hour": frozenset({"minute", "second"}),
+    "minute": frozenset({"second"}),
+}
 
 
 def symbol_unit(symbol: str) -> str | None:
@@ -137,7 +144,29 @@ def quantity(lexemes: Sequence[Lexeme], place: int) -> tuple[Quantity, int] | No
         return None
     read, taken = found
     weak = read.weak or read.value == "1" or (read.value == "2" and _known(lexemes, place))
-    return read._replace(weak=weak, measure=measured(read.value, read.unit)), taken
+    if not read.measure:
+        read = read._replace(measure=measured(read.value, read.unit))
+    return _lasting(lexemes, place, read._replace(weak=weak), taken)
+
+
+def _lasting(
+    lexemes: Sequence[Lexeme], place: int, read: Quantity, taken: int
+) -> tuple[Quantity, int]:
+    """Read on where minutes follow hours, or seconds minutes: "1 hour and 30 minutes"."""
+    less = _LESSER.get(read.unit or "")
+    following = place + taken
+    if less is None or following >= len(lexemes) or not read.measure:
+        return read, taken
+    following += lexemes[following].text == "and"
+    if following + 1 >= len(lexemes) or not _COUNT.fullmatch(lexemes[following].text):
+        return read, taken
+    unit, more = _unit(lexemes, following + 1)
+    if unit not in less:
+        return read, taken
+    rest = measured(lexemes[following].text, unit)
+    total = Fraction(read.measure.split()[0]) + Fraction(rest.split()[0])
+    whole = Quantity(str(total), "second", weak=False, measure=f"{total} second")
+    return whole, following + 1 + more - place
 
 
 def _known(lexemes: Sequence[Lexeme], place: int) -> bool:
@@ -194,9 +223,16 @@ def _clock(part: str, ahead: Sequence[str]) -> tuple[Quantity, int] | None:
 def _written(lexemes: Sequence[Lexeme], place: int) -> tuple[Quantity, int]:
     form, taken = digits(lexemes[place].text.removeprefix("+")), 1
     ordinal, clock = _ORDINAL.fullmatch(form), _CLOCK.fullmatch(form)
+    if place + 1 < len(lexemes) and lexemes[place + 1].text.casefold() in _HALVES:
+        clock = clock or _POINTED_CLOCK.fullmatch(form)
     fraction = _FRACTION.fullmatch(form)
     if ordinal:
         form = ordinal[1]
+    elif clock and (unit := _run(clock, lexemes, place + 1)):
+        lasting = int(clock[1]) * (3600 if unit == "hour" else 60)
+        lasting += int(clock[2]) * (60 if unit == "hour" else 1)
+        spoken = _unit(lexemes, place + 1)[1]
+        return Quantity(str(lasting), "second", weak=False), 1 + spoken
     elif clock:
         hour = str(int(clock[1]) % 12 or 12)
         form = hour if clock[2] == "00" else f"{hour}:{clock[2]}"
@@ -209,7 +245,18 @@ def _written(lexemes: Sequence[Lexeme], place: int) -> tuple[Quantity, int]:
     following, more = _unit(lexemes, place + taken)
     if unit in {None, "degree"}:
         unit = following
-    return Quantity(_canonical(form, unit), unit, weak=False), taken + more
+    run = unit is None and place + 1 < len(lexemes) and lexemes[place + 1].text in {"k", "K"}
+    # A 5k is a run of 5 km as well.
+    measure = measured(str(Fraction(form) / 1000), "kilometre") if run and taken > 1 else ""
+    return Quantity(_canonical(form, unit), unit, weak=False, measure=measure), taken + more
+
+
+def _run(clock: re.Match[str], lexemes: Sequence[Lexeme], place: int) -> str | None:
+    """Return of what 27:30 counts the 27 if it is a duration, None for a time of day."""
+    unit, _ = _unit(lexemes, place)
+    if unit in _LESSER:
+        return unit
+    return "minute" if int(clock[1]) > 24 and int(clock[2]) < 60 else None
 
 
 def _scaled(form: str, lexemes: Sequence[Lexeme], place: int) -> tuple[str, int]:

@@ -55,3 +55,55 @@ def test_spellings_and_short_forms_of_one_word_are_no_difference(asked, stored):
 )
 def test_words_that_look_like_other_spellings_stay_apart(asked, stored):
     assert both_ways(asked, stored) is not None
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored"),
+    [
+        ("What is the gate no. for flight LH456?", "What is the gate number for flight LH456?"),
+        ("Where is room No. 5?", "Where is room number 5?"),
+        ("I did not receive the confirmation email.", "I didn't get the confirmation email."),
+        ("What is 0.375 as a fraction?", "what's .375 as a fraction"),
+        ("Slope through (1, 2) and (3, 8)?", "slope through (1,2) and (3,8)"),
+        ("cats to dogs is 3:2, how many dogs?", "cats to dogs is 3 : 2, how many dogs?"),
+        ("Pace for 5 km in 27 minutes and 30 seconds?", "Pace for 5 km in 27:30 minutes?"),
+        ("Pace for 5 km in 27 minutes and 30 seconds?", "Pace for 5 km in 27:30?"),
+        ("Are 90 minutes enough?", "Are 1 hour and 30 minutes enough?"),
+        ("Can I run a 5k in half an hour?", "Can I run 5 km in half an hour?"),
+        ("Convert 2:45 pm to French", "Convert 2.45 p.m. to French"),
+        ("Convert 100 degrees Fahrenheit to Celsius.", "convert 100 \u00b0F to \u00b0C"),
+        ("What is the derivative of x squared?", "What's the derivative of x^2?"),
+        ("How big is 15 m\u00b2?", "How big is 15 square meters?"),
+        ("What is the square of 12?", "What is 12^2?"),
+    ],
+)
+def test_one_number_may_be_written_in_several_ways(asked, stored):
+    assert both_ways(asked, stored) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored", "reason"),
+    [
+        ("Where is room no. 5?", "Where is room no. 6?", "number"),
+        ("Is no pet allowed?", "Is a pet allowed?", "negation"),
+        ("Why is there no 5G here?", "Why is there 5G here?", "negation"),
+        ("I got the confirmation email.", "I didn't get the confirmation email.", "negation"),
+        ("Is 0.375 a lot?", "Is .475 a lot?", "number"),
+        ("Is 375 a lot?", "Is .375 a lot?", "number"),
+        ("Slope through (1, 2)?", "Slope through (1,3)?", "number"),
+        ("Is (1,000) a lot?", "Is (1, 0) a lot?", "number"),
+        ("Are the dogs 3:2?", "Are the dogs 2 : 3?", "number"),
+        ("Pace for 5 km in 27:30?", "Pace for 5 km in 3:30?", "number"),
+        ("Run 27 minutes and 30 seconds", "Run 27 minutes and 20 seconds", "number"),
+        ("Run 27 minutes and 30 seconds", "Run 27 hours and 30 minutes", "number"),
+        ("Can I run a 5k today?", "Can I run 10 km today?", "number"),
+        ("Convert 2.45 p.m. to French", "Convert 2:54 pm to French", "number"),
+        ("Is 100 \u00b0F hot?", "Is 100 \u00b0C hot?", "unit"),
+        ("What is the derivative of x^2?", "What is the derivative of x cubed?", "number"),
+        ("What is the derivative of x^2?", "What is the derivative of x?", "number"),
+        ("What is 2^10?", "What is 10^2?", "symbol"),
+        ("What does `x^2` do?", "What does `x squared` do?", "quoted"),
+    ],
+)
+def test_another_number_is_refused_however_it_is_written(asked, stored, reason):
+    assert both_ways(asked, stored) == reason
