@@ -17,6 +17,8 @@ from gateway.semantics import SemanticService
 
 READY_SECONDS = 120.0
 _CALL_SECONDS = 30.0
+TELL_SECONDS = 1.0
+"""From here on it is said what is waited for."""
 _POLL_SECONDS = 0.1
 
 
@@ -68,6 +70,7 @@ async def _ready(
     socket: Path, process: asyncio.subprocess.Process | None
 ) -> AsyncIterator[SemanticService]:
     service = SemanticService.at(socket, timeout=_CALL_SECONDS)
+    telling = asyncio.get_running_loop().call_later(TELL_SECONDS, _tell, process)
     try:
         async with asyncio.timeout(READY_SECONDS):
             while (reason := await service.not_ready()) is not None:
@@ -79,10 +82,17 @@ async def _ready(
     except ScoringError:
         await service.close()
         raise
+    finally:
+        telling.cancel()
     try:
         yield service
     finally:
         await service.close()
+
+
+def _tell(process: asyncio.subprocess.Process | None) -> None:
+    what = "starting an embeddings service" if process is not None else "the service is loading"
+    print(f"refrain: {what}, to score the pairs", file=sys.stderr)  # noqa: T201
 
 
 def _still_hopeful(reason: str, socket: Path, process: asyncio.subprocess.Process | None) -> None:
