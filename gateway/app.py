@@ -134,6 +134,7 @@ def create_app(
         secret=secret,
         recorder=_recorder(settings, secret),
         now=time.time,
+        semantic_seconds=settings.semantic_timeout,
         learned=journal,
         salts_caches=settings.upstream_cache_salt,
         local=None if semantic is None else local_model(semantic, make_forwarder),

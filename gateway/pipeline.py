@@ -7,6 +7,7 @@ bypass, never as an error to the client.
 
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,6 +38,7 @@ from gateway.core.lookup import (
     common,
     start,
 )
+from gateway.core.lookup_ends import forward
 from gateway.core.outbound import with_priority, with_salt, without_salt
 from gateway.core.plan import Plan, plan_request
 from gateway.core.prompt_size import refuse_long_prompt
@@ -85,6 +87,9 @@ class Pipeline:
     secret: bytes = field(repr=False)
     recorder: Recorder | None
     now: Callable[[], float]
+    clock: Callable[[], float] = time.monotonic
+    semantic_seconds: float = 1.0
+    """From here on a lookup by meaning begins nothing more and is a miss."""
     salts_caches: bool = False
     """Whether the upstream knows ``cache_salt``, so that the gateway gives it one a tenant."""
     local: LocalModel | None = None
@@ -221,7 +226,7 @@ class Pipeline:
             case SearchSemantic() if self._off(state.plan.decision):
                 return state.off()
             case SearchSemantic():
-                return state.next(await self._search(state.plan, asked.seen))
+                return await self._by_meaning(state, asked)
             case FetchCandidate():
                 return state.next(await self._get(state.key, indexed=True), self.now())
             case VerifyCandidate():
@@ -235,6 +240,20 @@ class Pipeline:
                 return state.next(verification, threshold, alias=alias)
             case _:
                 assert_never(state)
+
+    async def _by_meaning(self, state: SearchSemantic, asked: Asked) -> State:
+        """Drive the lookup by meaning to its end, in bounded time altogether.
+
+        Each wait has its own bound, and slow parts would add them up, candidate by candidate.
+        """
+        until = self.clock() + self.semantic_seconds
+        after: State = state.next(await self._search(state.plan, asked.seen))
+        while isinstance(after, FetchCandidate | VerifyCandidate):
+            if self.clock() >= until:
+                asked.seen.semantic_fault = "timeout"
+                return forward(after.plan, after.otherwise)
+            after = await self._next(after, asked)
+        return after
 
     def _recorded(
         self,

@@ -96,6 +96,7 @@ class LearningRig:
         self.journal = CheckJournal(data_dir / "semantic-checks.jsonl", self.quarantine)
         self.counted: list[tuple[str, str, str]] = []
         self.finished: list[Observation] = []
+        self.latest: Observation | None = None
         self.checks = Checks(
             self.journal,
             self.quarantine,
@@ -130,6 +131,7 @@ class LearningRig:
         seen = Observation(
             Endpoint.CHAT.value, time.perf_counter(), time.perf_counter, (self.finished.append,)
         )
+        self.latest = seen
         reply = await self.pipeline.answer(Endpoint.CHAT, inbound, seen)
         cache = dict(reply.headers)["Cache-Status"]
         async with reply.resources or contextlib.AsyncExitStack():
