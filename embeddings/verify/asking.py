@@ -35,9 +35,10 @@ _HOW: Final = {
 _NOUNS: Final = {
     noun: kind
     for kind, nouns in {
-        "when": "time date day year month hour week deadline",
-        "where": "place location address city country spot",
+        "when": "time date day year month hour week deadline hours",
+        "where": "place location address city country spot birthplace",
         "amount": "price cost amount number fee sum total percentage percent count rate",
+        "population": "population",
         "why": "reason reasons cause causes makes made caused purpose explains point",
         "how": "way ways method steps process procedure do best",
         "who": "person name inventor author founder",
@@ -73,6 +74,7 @@ _ASKED_IN_OTHER_WORDS: Final = words(
 )
 # An open question that may have any of the others for its meaning.
 _OPEN: Final = words("amount duration age distance frequency size weight speed temperature how")
+_LIVING: Final = words("live lives lived living inhabitants residents")
 _CLOSE: Final = 0.75
 _LEAD_LENGTH: Final = 12
 
@@ -138,7 +140,8 @@ def _wh(sentence: Sequence[str], place: int) -> frozenset[str]:
     if word == "how":
         if following in {"many", "much"} and place + 2 < len(sentence):
             kind = "count" if following == "many" else "amount"
-            return frozenset({_COUNTED.get(sentence[place + 2], kind)})
+            kinds = frozenset({_COUNTED.get(sentence[place + 2], kind)})
+            return kinds if _LIVING.isdisjoint(sentence) else kinds | {"population"}
         return frozenset({_HOW.get(following, "how")})
     if word in {"who", "whom", "whose"}:
         return frozenset({"who"})

@@ -7,6 +7,7 @@ import re
 from typing import Final
 
 from embeddings.verify.differences import Difference, reverses
+from embeddings.verify.entities import is_name
 from embeddings.verify.lists import words
 from embeddings.verify.lists.grammar import HE, SHE
 from embeddings.verify.statement import Statement
@@ -66,6 +67,18 @@ _AUXILIARY: Final = {
     **dict.fromkeys(("did", "was", "were"), "past"),
     **dict.fromkeys(("can", "could", "should", "must", "may"), "modal"),
 }
+_WHO_IS: Final = re.compile(
+    " (?:explain |tell |me |please )*(?:who (?:is|was)|what (?:is|was)(?: the)?) "
+    "|(?: explain| tell me) what the(?: \\S+){1,4} (?:is|was) $"
+)
+# Whoever holds an office today did not always.
+_TITLES: Final = words(
+    """
+    president minister prime chancellor mayor governor pope king queen emperor ceo head chief
+    director senator speaker secretary captain coach champion world capital
+    """
+)
+_NAMES: Final = 8
 _HEADS: Final = ({"past", "modal"},)
 _PERFECT: Final = frozenset({"have", "has", "been", "would", "could", "being", "going"})
 _MODALS: Final = (
@@ -149,10 +162,28 @@ def _otherwise_equal(a: Statement, b: Statement, apart: Difference) -> str | Non
     times = [{place for place, x in enumerate(_TIMES) if text & x} for text in (left, right)]
     if times[0] and times[1] and not times[0] & times[1] and not reverses(a, b, apart):
         return "relation"
+    if _known(a, b):
+        return None
     if _PERFECT.isdisjoint(left | right) and any(_against(left, right, x, y) for x, y in _TENSES):
         return "tense"
     modals = {_modal(left), _modal(right)}
     return "modality" if None not in modals and len(modals) > 1 else None
+
+
+def _known(a: Statement, b: Statement) -> bool:
+    """Tell whether both ask who or what a name is or was: the same, living or dead."""
+    if ("born" in a.vocabulary) != ("born" in b.vocabulary):
+        return "birthplace" in a.vocabulary | b.vocabulary
+    if not (_WHO_IS.match(a.joined) and _WHO_IS.match(b.joined)):
+        return False
+    named = {x.word.key for text in (a, b) for x in text.items if x.named}
+    names = [x for text in (a, b) for x in text.items if not x.word.harmless]
+    return (
+        2 <= len(names) <= _NAMES
+        and all(x.word.key in named and not x.acronym for x in names)
+        and any(x.text == names[0].text and is_name(x) for x in names)
+        and _TITLES.isdisjoint([x.text for x in names])
+    )
 
 
 def _link(a: Statement, b: Statement) -> frozenset[str]:

@@ -1,5 +1,6 @@
 """Which words of two texts stand against each other, and which a text has alone. Pure."""
 
+import unicodedata
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from operator import ne
@@ -95,9 +96,17 @@ def _unaccounted(items: Sequence[Item], other: Statement, alone: Sequence[Item])
     ]
 
 
+def _unaccented(text: str) -> str:
+    if text.isascii():
+        return text
+    return "".join(x for x in unicodedata.normalize("NFD", text) if not unicodedata.combining(x))
+
+
 def _misspelt(x: Item, y: Item) -> bool:
     """Tell whether one letter more, less, other or two exchanged make one word of the other."""
     a, b = x.text, y.text
+    if x.named and y.named and _unaccented(a) == _unaccented(b):
+        return min(len(a), len(b)) >= 5
     if a[0] != b[0] or min(len(a), len(b)) < 5 or abs(len(a) - len(b)) > 1:
         return False
     # Two words that are both known, or both acronyms, are two words; so are Manet and Monet.

@@ -4,7 +4,8 @@ Where two texts say the same but for a word that one has more, or for a word in 
 another, that word is the difference. Where they differ more widely nothing is concluded.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from embeddings.verify.differences import Difference
@@ -22,6 +23,12 @@ _FREE: Final = (
     | words("the a an i my me we our us you your it its this that there to of")
 )
 
+_ASKED_BY: Final[Mapping[str, re.Pattern[str]]] = {
+    **dict.fromkeys(("cost", "costs"), re.compile(" how much ")),
+    **dict.fromkeys(("take", "takes"), re.compile(" how long ")),
+    **dict.fromkeys(("allowed", "permitted"), re.compile(" (?:can|may|allowed|permitted) ")),
+}
+
 
 def check_words(a: Statement, b: Statement, apart: Difference) -> str | None:
     """Refuse a word added or replaced."""
@@ -36,10 +43,16 @@ def check_words(a: Statement, b: Statement, apart: Difference) -> str | None:
     if left and right:
         alone = len(left) == len(right) == 1
         return "replaced" if alone and _same_place(left[0], right[0], a, b) else None
-    if all(item.text in ADDABLE for item in (*left, *right)):
+    if all(item.text in ADDABLE or _said_anyway(item.text, a, b) for item in (*left, *right)):
         return None
     long, short = (_skeleton(a), _skeleton(b)) if left else (_skeleton(b), _skeleton(a))
     return "added" if _is_within(short, long) else None
+
+
+def _said_anyway(text: str, a: Statement, b: Statement) -> bool:
+    """Tell whether both texts ask what the word says: "how much is it", "what does it cost"."""
+    asks = _ASKED_BY.get(text)
+    return asks is not None and asks.search(a.joined) is not None and bool(asks.search(b.joined))
 
 
 def _is_foreign(text: str) -> bool:

@@ -51,6 +51,8 @@ class Statement(NamedTuple):
 _DECORATION: Final = frozenset("()[]{},;:-'*&/~\"\u2013\u2014\u2026\u201c\u201d\u2022")
 _SIGNS: Final = frozenset("-\u2013\u2212/\u00f7^")
 _NOTHING: Final[frozenset[str]] = frozenset()
+# What goes by a letter: "vitamin d".
+_LETTERED: Final = frozenset({"vitamin", "hepatitis"})
 _LONGEST_PHRASE: Final = max(len(phrase) for phrases in PHRASES.values() for phrase in phrases)
 NUMBER: Final = "#"
 STRING: Final = '"'
@@ -73,11 +75,13 @@ def state(text: str) -> Statement:
         place += 1
         if piece is Piece.WORD:
             lower = written.casefold() if named else written
-            if (lower in FUNCTION and not named) or (
-                words and lower in MEASURES.get(words[-1], _NOTHING)
+            lettered = len(lower) == 1 and bool(words) and words[-1] in _LETTERED
+            if (lower in FUNCTION and not (named or lettered)) or (
+                lower == "the" or (words and lower in MEASURES.get(words[-1], _NOTHING))
             ):
                 words.append(lower)
                 continue
+            named = named or lettered
         elif piece is not Piece.NUMBER:
             others.append(lexeme)
             if piece is not Piece.SYMBOL:

@@ -107,3 +107,51 @@ def test_one_number_may_be_written_in_several_ways(asked, stored):
 )
 def test_another_number_is_refused_however_it_is_written(asked, stored, reason):
     assert both_ways(asked, stored) == reason
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored"),
+    [
+        ("Who followed Margaret Thatcher?", "Who followed Thatcher?"),
+        ("Where did Vincent van Gogh die?", "Where did van Gogh die?"),
+        ("Where did Leonardo da Vinci die?", "where did Da Vinci die"),
+        ("Who wrote The Old Man and the Sea?", "who wrote Old Man and the Sea"),
+        ("Who built the Sagrada Fam\u00edlia?", "Who built the Sagrada Familia?"),
+        ("How much vitamin D is enough?", "how much vitamin d is enough"),
+        ("Where was Marie Curie born?", "What is Marie Curie's birthplace?"),
+        ("What is the population of Iceland?", "How many people live in Iceland?"),
+        ("When is the zoo open?", "What are the opening hours of the zoo?"),
+        ("Who is Rosa Parks?", "who was rosa parks"),
+        ("Who was Joan of Arc?", "Who is Joan of Arc?"),
+        ("What is the Gettysburg Address?", "explain what the gettysburg address was"),
+        ("How much is it to ship a box?", "How much does it cost to ship a box?"),
+        ("How long does the trip take?", "How long is the trip?"),
+        ("How often can I donate blood?", "How often am I allowed to donate blood?"),
+        ("Is the trial free?", "Is the trial free of charge?"),
+        ("How far is Bern?", "How far is Bern roughly?"),
+    ],
+)
+def test_names_and_questions_may_be_put_in_other_words(asked, stored):
+    assert both_ways(asked, stored) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored", "reason"),
+    [
+        ("Who followed Margaret Thatcher?", "Who followed Denis Thatcher?", "name"),
+        ("Where did Vincent van Gogh die?", "Where did Theo van Gogh die?", "name"),
+        ("Is Paris Airport big?", "Is the Airport big?", "name"),
+        ("How much vitamin d is enough", "how much vitamin c is enough", "name"),
+        ("What is the population of Iceland?", "When was Iceland populated?", "question"),
+        ("What is the population of Iceland?", "How many people visit Iceland?", "question"),
+        ("What is Marie Curie's birthplace?", "When was Marie Curie born?", "question"),
+        ("What are the opening hours of the zoo?", "Why is the zoo open?", "question"),
+        ("Who is the president of France?", "Who was the president of France?", "tense"),
+        ("Who is Prime Minister?", "Who was Prime Minister?", "tense"),
+        ("Who is the CEO of Tesla?", "Who was the CEO of Tesla?", "tense"),
+        ("What is the price of gold?", "What was the price of gold?", "tense"),
+        ("What is a dog?", "What does a dog cost?", "added"),
+    ],
+)
+def test_another_name_or_question_is_refused(asked, stored, reason):
+    assert both_ways(asked, stored) == reason

@@ -47,7 +47,7 @@ HARMLESS: Final = words(
     something anything someone anyone somebody anybody do make makes kind sort bit lot answer
     information info details detail matter case overall altogether quite rather very pretty
     fairly somewhat actual mate guys folks everyone everybody man dude bro sir madam team sure
-    exact would could got gotten meant
+    exact would could got gotten meant roughly approximately approx
     """
 )
 """A text may have one of these more, or instead of another, without asking for something else."""
@@ -62,7 +62,7 @@ ADDABLE: Final = words(
     purpose called considered considering deal regarding concerning word words phrase term
     concept explanation summary provide fact obtain offer offered attention ahead aside mention
     city country human animal language button correct distance mileage expect order press local
-    check
+    check located situated widely commonly
     """
 )
 """Where the other text has nothing that it lacks, a text may have one of these more."""

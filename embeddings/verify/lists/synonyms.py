@@ -152,53 +152,52 @@ stock share; economy economic; profit gain earnings; debt owe; owe due; expense 
 spend use; earn make; discount reduction deal; voucher coupon code promo; offer deal; postcode zip
 zipcode; spam junk; url link web-address; click press tap; press push tap hit; settings
 preferences options setting; preference setting; font typeface; color colour; video clip footage;
-sound noise audio; headphones earphones headset; tv television telly; series show; artist painter;
-painting picture; draw sketch; sculpture statue; poem verse; history past; modern contemporary;
-era period age; period time; disaster catastrophe; earthquake quake; fire blaze; explode burst;
-weapon gun; army military; king monarch ruler; immigrate move emigrate relocate; citizen national;
-citizenship nationality; tradition custom; religion faith; prayer pray; holy sacred; hospital
-clinic; surgery operation; vaccine jab shot vaccination; fever temperature; allergy allergic;
-pregnant pregnancy expecting; mum mom mother mommy; dad father; granny grandmother grandma;
-grandpa grandfather granddad; sibling brother; sibling sister; relative family; couple pair;
-several some few; many much lots numerous plenty; enough sufficient; enough adequate; only just
-solely merely; mainly mostly; completely totally entirely fully; exactly precisely; per each;
+sound noise audio; headphones earphones headset; tv television telly; series show; artist painter
+paint; painting picture; draw sketch; sculpture statue; poem verse; history past; modern
+contemporary; era period age; period time; disaster catastrophe; earthquake quake; fire blaze;
+explode burst; weapon gun; army military; king monarch ruler; immigrate move emigrate relocate;
+citizen national; citizenship nationality; tradition custom; religion faith; prayer pray; holy
+sacred; hospital clinic; surgery operation; vaccine jab shot vaccination; fever temperature; allergy
+allergic; pregnant pregnancy expecting; mum mom mother mommy; dad father; granny grandmother
+grandma; grandpa grandfather granddad; sibling brother; sibling sister; relative family; couple
+pair; several some few; many much lots numerous plenty; enough sufficient; enough adequate; only
+just solely merely; mainly mostly; completely totally entirely fully; exactly precisely; per each;
 every each all; anyone anybody; everyone everybody all; above over; below under beneath; inside in
-within into; near by; between among; during while; until till; via through using; owner
-proprietor; tenant renter; neighbor neighbour; manual guide handbook instructions; guide tutorial
-instructions; guarantee warranty; quote estimate; estimate approximate guess; calendar schedule
-agenda; schedule timetable calendar plan; deadline due; opening hours; tip gratuity; restaurant
-diner eatery place; drink beverage; smoke smoking;
-document doc docs; physician doc; break-up broke-up broken-up breaking-up split-up splits-up
-splitting-up breaks-up separate split; snap picture photo; temperature temp; taxi cab minicab;
-elevator lift; torch flashlight; tap faucet; autumn fall; pants trousers slacks; parenthesis bracket
-parentheses; pavement sidewalk footpath; roundabout traffic-circle rotary; current-account
-checking-account; railway railroad; round-trip return-ticket return; emergency-room er casualty;
-vacuum hoover vacuum-cleaner; sneakers trainers; sweater pullover jumper jersey; cv resume
-curriculum-vitae; full-stop period; highway motorway freeway expressway; cooker stove; hob stovetop;
-bathroom restroom toilet loo washroom lavatory wc; closet wardrobe cupboard; rabbit bunny; cat
-kitty; aunt auntie; rooster cockerel; pig hog; sailor seaman; disassemble dismantle take-apart;
-assemble put-together; unclog unblock; collect pick-up picking-up picked-up; drop-off dropping-off;
-look-after take-care care; give-up quit stop; turn-down reject refuse; fill-in fill-out fill-up
-complete filling-in filling-out filled-in filled-out; shut-down power-off turn-off switch-off;
-throw-away throw-out discard dispose bin toss; throw-up vomit puke; smelly stinky; scary frightening
-spooky creepy; gorgeous beautiful; yearly annually annual; roughly approximately about around; post
-article; rocket arugula; soda pop soft-drink; mince ground-beef ground-meat minced-meat; dish-soap
-washing-up-liquid dishwashing-liquid; foil tinfoil tin-foil aluminum-foil aluminium-foil;
-sticky-tape sellotape scotch-tape; postal-code zip-code zip postcode; mobile-phone cell-phone
-cellphone mobile smartphone phone; drugstore pharmacy chemist; trash-can bin garbage-can dustbin
-wastebasket; pence penny; recieve receive; known famous well-known renowned noted; due owed owe
-outstanding; veterinarian vet; veteran vet; professor prof; public-transport public-transportation
-public-transit; movie-theater movie-theatre cinema; grocery-store supermarket; gas-station
-petrol-station filling-station; driving-licence driving-license drivers-license driver-license;
-hairdryer hair-dryer blow-dryer blow-drier; washing-machine washer; dryer tumble-dryer drier;
-freezer deep-freeze; nightgown nightdress nightie; eyeglasses spectacles glasses specs; sunglasses
-shades; raincoat mackintosh; undershirt vest; vest waistcoat; suspenders braces; tights pantyhose;
-purse handbag; backpack rucksack knapsack; duvet comforter quilt; cot crib; pacifier dummy; pram
-stroller pushchair buggy; timber lumber wood; spanner wrench; plasterboard drywall; drawing-pin
-thumbtack; eraser rubber; headteacher principal headmaster; holiday vacation; bank-holiday
-public-holiday; christmas xmas; barrister lawyer attorney; redundant laid-off; payslip paystub
-pay-stub pay-slip; cheerful upbeat; lookup look-up; login log-on; reboot restart; freeze hang;
-laptop notebook; usb-stick flash-drive thumb-drive usb-drive memory-stick; hash-sign hashtag
+within into; near by; between among; during while; until till; via through using; owner proprietor;
+tenant renter; neighbor neighbour; manual guide handbook instructions; guide tutorial instructions;
+guarantee warranty; quote estimate; estimate approximate guess; calendar schedule agenda; schedule
+timetable calendar plan; deadline due; opening hours; tip gratuity; restaurant diner eatery place;
+drink beverage; smoke smoking; document doc docs; physician doc; break-up broke-up broken-up
+breaking-up split-up splits-up splitting-up breaks-up separate split; snap picture photo;
+temperature temp; taxi cab minicab; elevator lift; torch flashlight; tap faucet; autumn fall; pants
+trousers slacks; parenthesis bracket parentheses; pavement sidewalk footpath; roundabout
+traffic-circle rotary; current-account checking-account; railway railroad; round-trip return-ticket
+return; emergency-room er casualty; vacuum hoover vacuum-cleaner; sneakers trainers; sweater
+pullover jumper jersey; cv resume curriculum-vitae; full-stop period; highway motorway freeway
+expressway; cooker stove; hob stovetop; bathroom restroom toilet loo washroom lavatory wc; closet
+wardrobe cupboard; rabbit bunny; cat kitty; aunt auntie; rooster cockerel; pig hog; sailor seaman;
+disassemble dismantle take-apart; assemble put-together; unclog unblock; collect pick-up picking-up
+picked-up; drop-off dropping-off; look-after take-care care; give-up quit stop; turn-down reject
+refuse; fill-in fill-out fill-up complete filling-in filling-out filled-in filled-out; shut-down
+power-off turn-off switch-off; throw-away throw-out discard dispose bin toss; throw-up vomit puke;
+smelly stinky; scary frightening spooky creepy; gorgeous beautiful; yearly annually annual; roughly
+approximately about around; post article; rocket arugula; soda pop soft-drink; mince ground-beef
+ground-meat minced-meat; dish-soap washing-up-liquid dishwashing-liquid; foil tinfoil tin-foil
+aluminum-foil aluminium-foil; sticky-tape sellotape scotch-tape; postal-code zip-code zip postcode;
+mobile-phone cell-phone cellphone mobile smartphone phone; drugstore pharmacy chemist; trash-can bin
+garbage-can dustbin wastebasket; pence penny; recieve receive; known famous well-known renowned
+noted; due owed owe outstanding; veterinarian vet; veteran vet; professor prof; public-transport
+public-transportation public-transit; movie-theater movie-theatre cinema; grocery-store supermarket;
+gas-station petrol-station filling-station; driving-licence driving-license drivers-license
+driver-license; hairdryer hair-dryer blow-dryer blow-drier; washing-machine washer; dryer
+tumble-dryer drier; freezer deep-freeze; nightgown nightdress nightie; eyeglasses spectacles glasses
+specs; sunglasses shades; raincoat mackintosh; undershirt vest; vest waistcoat; suspenders braces;
+tights pantyhose; purse handbag; backpack rucksack knapsack; duvet comforter quilt; cot crib;
+pacifier dummy; pram stroller pushchair buggy; timber lumber wood; spanner wrench; plasterboard
+drywall; drawing-pin thumbtack; eraser rubber; headteacher principal headmaster; holiday vacation;
+bank-holiday public-holiday; christmas xmas; barrister lawyer attorney; redundant laid-off; payslip
+paystub pay-stub pay-slip; cheerful upbeat; lookup look-up; login log-on; reboot restart; freeze
+hang; laptop notebook; usb-stick flash-drive thumb-drive usb-drive memory-stick; hash-sign hashtag
 pound-sign; dictionary dict; integer int; boolean bool; string str; param parameter; arg argument;
 func function; var variable; dev developer; admin administrator; spec specification; calc calculate
 calculation; approx approximate; est estimate; incl including include; excl excluding exclude; attn

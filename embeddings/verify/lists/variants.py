@@ -31,30 +31,30 @@ dormitory dorm; eggplant aubergine; elementary-school primary-school; email e-ma
 encyclopedia encyclopaedia; environment env; esophagus oesophagus; esthetic aesthetic; estrogen
 oestrogen; examination exam; faucet water-tap; feces faeces; fetus foetus; fiber fibre; file-name
 filename; firefighter fireman fire-fighter; flight-attendant stewardess cabin-attendant; follow-up
-followup; forward forwards; fridge refrigerator; fulfillment fulfilment; girlfriend gf; government
-govt gov; gram gramme; gray grey; gymnasium gym; gynecologist gynaecologist; hair-cut haircut;
-health-care healthcare; hemorrhage haemorrhage; hemorrhoid haemorrhoid; hiccup hiccough;
-hippopotamus hippo; home-page homepage; husband hubby; ice-cream icecream; inches inch; influenza
-flu; information info; inquiry enquiry; installment instalment; introduction intro; jewelry
-jewellery; judgment judgement; ketchup catsup; kilogram kilogramme kg kgs kilo; kilometer kilometre
-km kms; kindergarten kindergarden; laboratory lab; ladybug ladybird; legitimate legit; leukemia
-leukaemia; license licence; license-plate number-plate numberplate; likable likeable; limousine
-limo; liter litre; living-room livingroom; luster lustre; mailman postman mail-carrier
-letter-carrier; management mgmt; maneuver manoeuvre; marvelous marvellous; mathematics math maths;
-mayonnaise mayo; meager meagre; medieval mediaeval; memorandum memo; message msg; microphone mic;
-milligram mg; milliliter millilitre ml; millimeter millimetre mm; mold mould; molt moult; mom mum;
-monolog monologue; motorcycle motorbike; mustache moustache; news-paper newspaper; offense offence;
-olympics olympic-games; omelet omelette; orthopedic orthopaedic; ounce oz; pajamas pyjamas;
-parking-lot car-park carpark; pass-word password; pediatric paediatric; pediatrician paediatrician;
-people ppl; plastic-wrap cling-film clingfilm; pliers plyers; plow plough; pop-corn popcorn; pound
-lb lbs; powdered-sugar icing-sugar confectioners-sugar; practice practise; pretense pretence;
-program programme; raccoon racoon; real-estate-agent estate-agent realtor; repository repo;
-rhinoceros rhino; saber sabre; saxophone sax; scallion spring-onion green-onion; scepter sceptre;
-screen-shot screenshot; skeptic sceptic; skeptical sceptical; skillful skilful; smart-phone
-smartphone; smolder smoulder; somber sombre; specter spectre; spread-sheet spreadsheet; statistics
-stats; stopwatch stop-watch; stroller pushchair; sulfur sulphur; swimsuit bathing-suit
-swimming-costume; synchronize synchronise sync; tablespoon tbsp tablespoonful; teaspoon tsp;
-technology tech; teenager teen; television tv t.v telly; theater theatre; tic-tac-toe
+followup; forward forwards; free free-of-charge; fridge refrigerator; fulfillment fulfilment;
+girlfriend gf; government govt gov; gram gramme; gray grey; gymnasium gym; gynecologist
+gynaecologist; hair-cut haircut; health-care healthcare; hemorrhage haemorrhage; hemorrhoid
+haemorrhoid; hiccup hiccough; hippopotamus hippo; home-page homepage; husband hubby; ice-cream
+icecream; inches inch; influenza flu; information info; inquiry enquiry; installment instalment;
+introduction intro; jewelry jewellery; judgment judgement; ketchup catsup; kilogram kilogramme kg
+kgs kilo; kilometer kilometre km kms; kindergarten kindergarden; laboratory lab; ladybug ladybird;
+legitimate legit; leukemia leukaemia; license licence; license-plate number-plate numberplate;
+likable likeable; limousine limo; liter litre; living-room livingroom; luster lustre; mailman
+postman mail-carrier letter-carrier; management mgmt; maneuver manoeuvre; marvelous marvellous;
+mathematics math maths; mayonnaise mayo; meager meagre; medieval mediaeval; memorandum memo; message
+msg; microphone mic; milligram mg; milliliter millilitre ml; millimeter millimetre mm; mold mould;
+molt moult; mom mum; monolog monologue; motorcycle motorbike; mustache moustache; news-paper
+newspaper; offense offence; olympics olympic-games; omelet omelette; orthopedic orthopaedic; ounce
+oz; pajamas pyjamas; parking-lot car-park carpark; pass-word password; pediatric paediatric;
+pediatrician paediatrician; people ppl; plastic-wrap cling-film clingfilm; pliers plyers; plow
+plough; pop-corn popcorn; pound lb lbs; powdered-sugar icing-sugar confectioners-sugar; practice
+practise; pretense pretence; program programme; raccoon racoon; real-estate-agent estate-agent
+realtor; repository repo; rhinoceros rhino; saber sabre; saxophone sax; scallion spring-onion
+green-onion; scepter sceptre; screen-shot screenshot; skeptic sceptic; skeptical sceptical; skillful
+skilful; smart-phone smartphone; smolder smoulder; somber sombre; specter spectre; spread-sheet
+spreadsheet; statistics stats; stopwatch stop-watch; stroller pushchair; sulfur sulphur; swimsuit
+bathing-suit swimming-costume; synchronize synchronise sync; tablespoon tbsp tablespoonful; teaspoon
+tsp; technology tech; teenager teen; television tv t.v telly; theater theatre; tic-tac-toe
 noughts-and-crosses; tire tyre; tomorrow tmrw tmr; tonight tonite; tooth-brush toothbrush;
 tooth-paste toothpaste; truck lorry; tuxedo tux; university uni univ; urinate pee; user-name
 username; vaporize vaporise; vegetable veg veggie; video vid vids; vocabulary vocab; vomit puke;
