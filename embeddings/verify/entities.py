@@ -61,7 +61,7 @@ def _is_last(x: Item, first: Item, text: Statement) -> bool:
         return False
     if x.text in _PARTICLES:
         return any(is_name(y) for y in text.items if y.place == x.place + 1)
-    return first.word.name and x.named and not x.word.kinds
+    return first.word.name and (x.named or not x.word.ordinary) and not x.word.kinds
 
 
 def _beside(item: Item, text: Statement) -> Iterator[Item]:
