@@ -1,13 +1,16 @@
 """Keys in quarantine: for every worker, after every restart, and not without bound."""
 
 import asyncio
+import errno
+import fcntl
+import os
 import stat
 from pathlib import Path
 
 import orjson
 import pytest
 
-from gateway.adapters.quarantine_file import KEEP_SECONDS, QuarantineFile
+from gateway.adapters.quarantine_file import KEEP_SECONDS, RENEW_SECONDS, QuarantineFile
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 LINE = 100
@@ -28,7 +31,8 @@ def path(tmp_path):
 
 
 def lines(path):
-    return [orjson.loads(line) for line in path.read_bytes().splitlines()]
+    read = [orjson.loads(line) for line in path.read_bytes().splitlines()]
+    return [line for line in read if "key" in line]
 
 
 def key_of(number):
@@ -172,3 +176,119 @@ async def test_the_half_of_a_new_list_is_no_list(path):
     assert quarantine.holds(key_of(2))
     assert not QuarantineFile(path).holds(OTHER)
     assert [line["key"] for line in lines(path)] == [key_of(2).hex()]
+
+
+async def test_what_cannot_be_written_down_is_said_and_not_taken_for_done(path):
+    path.mkdir()
+    quarantine = QuarantineFile(path)
+    for _ in range(2):
+        with pytest.raises(IsADirectoryError):
+            await quarantine.add(KEY)
+    path.rmdir()
+    await quarantine.add(KEY)
+    assert [line["key"] for line in lines(path)] == [KEY.hex()]
+
+
+async def test_a_full_disk_is_said(path):
+    path.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left") as raised:
+        await QuarantineFile(path).add(KEY)
+    assert raised.value.errno == errno.ENOSPC
+
+
+@pytest.mark.parametrize("failing", ["fsync", "write"])
+async def test_a_key_that_may_not_have_reached_the_disk_is_written_again(
+    path, monkeypatch, failing
+):
+    quarantine = QuarantineFile(path)
+    await quarantine.add(OTHER)
+    write = os.write
+
+    def fail(descriptor, data=b""):
+        if failing == "write":
+            return write(descriptor, data[:50])
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"os.{failing}", fail)
+        with pytest.raises(OSError, match=r"No space left|Input/output"):
+            await quarantine.add(KEY)
+    before = path.stat().st_size
+    await quarantine.add(KEY)
+    assert path.stat().st_size > before
+    await quarantine.add(KEY)
+    assert path.read_bytes().count(b'"%s","time"' % KEY.hex().encode()) <= 2
+    assert QuarantineFile(path).holds(KEY)
+    assert QuarantineFile(path).holds(OTHER)
+
+
+async def test_a_key_called_wrong_again_late_stays_for_another_term(path):
+    clock = Clock()
+    quarantine = QuarantineFile(path, now=clock)
+    await quarantine.add(KEY)
+    clock.now += RENEW_SECONDS - 1
+    await quarantine.add(KEY)
+    assert len(lines(path)) == 1
+    clock.now = 1_000.0 + KEEP_SECONDS - 1
+    await quarantine.add(KEY)
+    clock.now += KEEP_SECONDS - 1
+    assert quarantine.holds(KEY)
+    assert QuarantineFile(path, now=clock).holds(KEY)
+
+
+async def test_another_list_under_the_same_number_of_a_file_is_read_from_its_beginning(path):
+    """A file system gives the number of a file that is gone to the next one."""
+    quarantine, writer = QuarantineFile(path), QuarantineFile(path)
+    for number in range(5):
+        await writer.add(key_of(number))
+    assert quarantine.holds(key_of(0))
+    inode = path.stat().st_ino
+    beside = path.with_name("beside")
+    other = QuarantineFile(beside)
+    for number in range(100, 110):
+        await other.add(key_of(number))
+    path.write_bytes(beside.read_bytes())
+    assert path.stat().st_ino == inode
+    assert all(quarantine.holds(key_of(number)) for number in range(100, 110))
+    assert not quarantine.holds(key_of(0))
+
+
+async def test_a_list_written_anew_never_begins_as_the_one_before(path):
+    clock = Clock()
+    quarantine = QuarantineFile(path, now=clock)
+    await quarantine.add(KEY)
+    beginnings = set()
+    for _ in range(3):
+        await quarantine.add(OTHER)
+        clock.now += KEEP_SECONDS - 1
+        await quarantine.add(KEY)
+        clock.now += 1
+        quarantine.compact()
+        beginnings.add(path.read_bytes().splitlines()[0])
+        assert [line["key"] for line in lines(path)] == [KEY.hex()]
+    assert len(beginnings) == 3
+    former = path.stat()
+    quarantine.compact()
+    assert path.stat() == former
+
+
+@pytest.fixture
+def stopped(path):
+    """Another process that has the lock and does not give it back."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    yield
+    os.close(descriptor)
+
+
+async def test_who_stopped_with_the_lock_keeps_nobody_from_starting(path, stopped):
+    path.write_bytes(b"no key\n")
+    QuarantineFile(path).compact()
+    assert path.read_bytes() == b"no key\n"
+
+
+async def test_who_stopped_with_the_lock_keeps_nobody_waiting_without_end(path, stopped):
+    quarantine = QuarantineFile(path, lock_seconds=0.0)
+    with pytest.raises(TimeoutError):
+        await quarantine.add(KEY)
+    assert not quarantine.holds(KEY)
