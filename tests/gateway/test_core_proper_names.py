@@ -1,8 +1,10 @@
 """Two texts that name others: a contradiction, a doubt, or neither."""
 
+from difflib import SequenceMatcher
+
 import pytest
 
-from gateway.core.proper_names import name_others, named
+from gateway.core.proper_names import MOST_LETTERS, MOST_PAIRS, name_others, named
 
 
 def told(one, other):
@@ -67,3 +69,37 @@ def test_capitals_that_prove_no_name_are_a_doubt_at_most(one, other):
 )
 def test_the_same_names_and_the_capitals_of_sentences_tell_nothing(one, other):
     assert told(one, other) is None
+
+
+class Compared:
+    """Counts the letters that are looked at to find out how near two spellings are."""
+
+    def __init__(self, monkeypatch):
+        self.letters = 0
+        monkeypatch.setattr(f"{name_others.__module__}.SequenceMatcher", self._matcher)
+
+    def _matcher(self, _junk, one, other, *, autojunk):
+        self.letters += len(one) + len(other)
+        return SequenceMatcher(None, one, other, autojunk=autojunk)
+
+
+@pytest.mark.parametrize("length", [MOST_LETTERS + 1, 1_000, 9_000])
+def test_words_without_end_are_no_names_to_compare(monkeypatch, length):
+    compared = Compared(monkeypatch)
+    one, other = "A" + "ba" * (length // 2), "B" + "cb" * (length // 2)
+    assert told(f"The author is {one}.", f"The author is {other}.") is False
+    assert compared.letters == 0
+
+
+def test_the_longest_names_that_are_compared_contradict_still():
+    one, other = "A" * 1 + "b" * (MOST_LETTERS - 1), "C" + "d" * (MOST_LETTERS - 1)
+    assert told(f"The author is {one}.", f"The author is {other}.") is True
+
+
+def test_many_names_are_not_compared_each_with_each(monkeypatch):
+    compared = Compared(monkeypatch)
+    count = int(MOST_PAIRS**0.5) + 1
+    one, other = (" ".join(first + "abcdefghij"[n] for n in range(count)) for first in "XY")
+    rest = "is that which has all of them from the one who wrote it by the sea to this"
+    assert told(f"It {rest} {one}", f"It {rest} {other}") is False
+    assert compared.letters == 0
