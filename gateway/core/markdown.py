@@ -11,8 +11,8 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-_FENCE = re.compile(r"(\s*)(```+|~~~+)[^`]*")
-_FENCE_BEHIND = re.compile(r"([^`]+)(```+)[\w+#.-]*\s*")
+_FENCE = re.compile(r"(\s*+)(```++|~~~++)[^`]*+")
+_FENCE_BEHIND = re.compile(r"([^`]++)(```++)[\w+#.-]*+\s*+")
 """Models begin a block behind the words that announce it, too."""
 _INLINE = re.compile(r"(?<!`)(`{1,3})(?!`)([^`\n]+)\1(?!`)")
 _CODE = "\x00"
