@@ -3,13 +3,14 @@
 Only what is sure is said: a request ("explain ..."), an open "what" and a choice fit everything.
 """
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
 from embeddings.verify.differences import Difference
 from embeddings.verify.lists import words
-from embeddings.verify.lists.grammar import AUXILIARIES
+from embeddings.verify.lists.grammar import AUXILIARIES, FUNCTION
 from embeddings.verify.statement import Statement
 
 _WH: Final = words("who whom whose what which when where why how")
@@ -74,7 +75,7 @@ _ASKED_IN_OTHER_WORDS: Final = words(
 )
 # An open question that may have any of the others for its meaning.
 _OPEN: Final = words("amount duration age distance frequency size weight speed temperature how")
-_LIVING: Final = words("live lives lived living inhabitants residents")
+_INHABITED: Final = re.compile("how many people live in (?:the )?(\\S+)(?: (\\S+))?")
 _CLOSE: Final = 0.75
 _LEAD_LENGTH: Final = 12
 
@@ -141,7 +142,7 @@ def _wh(sentence: Sequence[str], place: int) -> frozenset[str]:
         if following in {"many", "much"} and place + 2 < len(sentence):
             kind = "count" if following == "many" else "amount"
             kinds = frozenset({_COUNTED.get(sentence[place + 2], kind)})
-            return kinds if _LIVING.isdisjoint(sentence) else kinds | {"population"}
+            return kinds | {"population"} if _is_population(sentence[place:]) else kinds
         return frozenset({_HOW.get(following, "how")})
     if word in {"who", "whom", "whose"}:
         return frozenset({"who"})
@@ -154,3 +155,9 @@ def _wh(sentence: Sequence[str], place: int) -> frozenset[str]:
     if word in {"when", "where"} and place + 1 < len(sentence) and following not in AUXILIARIES:
         return frozenset()
     return frozenset({word})
+
+
+def _is_population(sentence: Sequence[str]) -> bool:
+    """Tell whether a sentence asks how many people live in a place, and no more."""
+    found = _INHABITED.fullmatch(" ".join(sentence))
+    return found is not None and FUNCTION.isdisjoint(found.groups())

@@ -9,12 +9,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from embeddings.verify.differences import Difference
-from embeddings.verify.lists import words
 from embeddings.verify.statement import Item, Statement
 
 # Texts less close than this may mention a name by the way.
 _CLOSE: Final = 0.6
-_PARTICLES: Final = words("van von de da di del della der den du la le el al bin ibn")
 _MOST: Final = 20
 _NO_MEMBERS: Final[frozenset[str]] = frozenset()
 # Less close than this they may mention two things of a kind for two reasons.
@@ -50,18 +48,8 @@ def is_name(item: Item) -> bool:
 def _is_part(item: Item, mine: Statement, apart: Difference, others: tuple[Item, ...]) -> bool:
     """Tell whether the name stands beside one that both texts have, and nothing stands for it."""
     return not any(is_name(x) for x in others) and any(
-        x.word.key in apart.shared and (is_name(x) or _is_last(x, item, mine))
-        for x in _beside(item, mine)
+        x.word.key in apart.shared and is_name(x) for x in _beside(item, mine)
     )
-
-
-def _is_last(x: Item, first: Item, text: Statement) -> bool:
-    """Tell whether a word that may be no name is one behind a first name."""
-    if x.place < first.place:
-        return False
-    if x.text in _PARTICLES:
-        return any(is_name(y) for y in text.items if y.place == x.place + 1)
-    return first.word.name and (x.named or not x.word.ordinary) and not x.word.kinds
 
 
 def _beside(item: Item, text: Statement) -> Iterator[Item]:

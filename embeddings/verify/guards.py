@@ -19,13 +19,14 @@ from embeddings.verify.plain_differences import check_words
 from embeddings.verify.polarity import check_polarity
 from embeddings.verify.roles import check_roles
 from embeddings.verify.statement import Statement, state
-from embeddings.verify.strings import check_strings
+from embeddings.verify.strings import check_formulas, check_strings
 
 _Check = Callable[[Statement, Statement, Difference], str | None]
 # What is surest comes first: the first to refuse gives the reason.
 _CHECKS: Final[tuple[_Check, ...]] = (
     check_strings,
     check_numbers,
+    check_formulas,
     check_names,
     check_polarity,
     check_kinds,

@@ -68,40 +68,34 @@ _PATTERN: Final = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 # In a text with any of these brackets and dashes mean something.
-_FORMULA: Final = re.compile(r"[=<>*^+|{}\[\]\\~]|\d\s*[-/\u2013]\s*\d")
+_FORMULA: Final = re.compile(
+    r"[=<>*^+|{}\[\]\\~\u00b2\u00b3\u00b9\u2070-\u207f\u00d7\u00f7\u2212\u221a]"
+    r"|\d\s*[-/\u2013]\s*\d|\([^()]*\d,\d|\b(?:squared|cubed|plus|minus|multiplied|divided)\b",
+    re.IGNORECASE,
+)
+_OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
 _FORMULA_PUNCTUATION: Final = frozenset("()-\u2013\u2014,;:")
 # What may reach beyond white space; a text without it is the sum of its chunks.
 _SPANNING: Final = re.compile(r"""[`"\u201c\u00ab\n]|(?<![\w'])'""")
-# "Gate no. 5": no negation, and no end of a sentence. "Is it legal or no. I ..." is another matter.
-_NO: Final = re.compile(
-    r"(?<![.,;:!?\u2013-] )(?<!\bor )(?<!\band )\bnos?\.(?=\s?[\d#?]|\s+(?:of|for|on|to|is|in)\b)",
-    re.IGNORECASE,
-)
-_EXACT: Final = re.compile('[`"\u201c\u00ab]')
-_REWRITTEN: Final = re.compile("[\u00b0\u00b2\u00b3^([]|\\s:\\s")
-_PLAIN: Final = (
-    (re.compile("(?<=\\d) ?\u00b0 ?C\\b"), " celsius"),
-    (re.compile("(?<=\\d) ?\u00b0 ?F\\b"), " fahrenheit"),
-    (re.compile("\u00b0 ?C\\b"), "Celsius"),
-    (re.compile("\u00b0 ?F\\b"), "Fahrenheit"),
-    (re.compile("(?<=[\\w)])(?:\\^2(?![\\w.])|\u00b2)"), " squared"),
-    (re.compile("(?<=[\\w)])(?:\\^3(?![\\w.])|\u00b3)"), " cubed"),
-    (re.compile("(?<=\\d) : (?=\\d)"), ":"),
-)
-_LISTED: Final = re.compile(r"(?<=[(\[])[-+]?\d+(?:\.\d+)?(?:,[-+]?\d+(?:\.\d+)?)+(?=[)\]])")
-_THOUSANDS: Final = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _INDISTINCT_CASE: Final = 0.6
 # Chunks recur, and to cut one costs more than the rest. Longer ones would cost memory.
 _REMEMBERED: Final = 4096
 _LONGEST_REMEMBERED: Final = 24
 
 
-def lex(text: str) -> list[Lexeme]:
-    """Return the pieces of `text` in order."""
+def is_formula(text: str) -> bool:
+    """Tell whether brackets and dashes mean something in a text."""
+    return _FORMULA.search(text) is not None
+
+
+def lex(text: str, *, formula: bool = False) -> list[Lexeme]:
+    """Return the pieces of `text` in order, its brackets and dashes if it is or is said a formula.
+
+    Nothing is rewritten: what has two ways of writing has two here, in code and names, too.
+    """
     if not text.isascii():
         text = unicodedata.normalize("NFC", text).translate(_STRAIGHTENED)
-    text = _rewritten(text)
-    formula = _FORMULA.search(text) is not None
+    formula = formula or is_formula(text)
     if formula or _SPANNING.search(text):
         cuts: Iterable[_Cut] = _cut(text, formula=formula)
     else:
@@ -111,22 +105,6 @@ def lex(text: str) -> list[Lexeme]:
     cuts = list(cuts)
     words = [cut.word for cut in cuts if cut.word]
     return _named(cuts, shouted=len(words) > 1 and "".join(words).isupper())
-
-
-def _rewritten(text: str) -> str:
-    """Return the text with one way of writing for what has several; code and quotations stay."""
-    if _NO.search(text):
-        text = _NO.sub("number", text)
-    if _EXACT.search(text) or not _REWRITTEN.search(text):
-        return text
-    for pattern, plain in _PLAIN:
-        text = pattern.sub(plain, text)
-    return _LISTED.sub(_spaced, text)
-
-
-def _spaced(found: re.Match[str]) -> str:
-    listed = found[0]
-    return listed if _THOUSANDS.fullmatch(listed) else listed.replace(",", ", ")
 
 
 def _chunk(chunk: str) -> Sequence[_Cut]:
@@ -157,12 +135,18 @@ def _cut(text: str, *, formula: bool) -> Sequence[_Cut]:
 
 
 def _pieces(text: str, *, formula: bool) -> Iterator[tuple[str, str]]:
+    depth = 0
     for found in _PATTERN.finditer(text):
         group, piece = found.lastgroup or "symbol", found[0]
+        if formula:
+            depth = max(depth + (piece in _OPENING) - (piece in _CLOSING), 0)
         if group == "dropped":
             if not formula or piece not in _FORMULA_PUNCTUATION:
                 continue
             group = "symbol"
+        elif group == "number" and depth:
+            # "gcd(100,200)": no thousands.
+            piece = piece.replace(",", ", ")
         elif group == "quoted":
             piece = " ".join(piece[1:-1].split())
         elif group == "code":

@@ -29,7 +29,6 @@ _ORDINALS: Final = _counted(
 NUMBER_WORDS: Final = frozenset({*_UNITS, *_TENS, *_SCALES, "hundred"})
 ORDINAL_WORDS: Final = frozenset(_ORDINALS)
 _THOUSANDS: Final = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-_BARE_POINT: Final = re.compile(r"[-+]?\.\d")
 _ORDINAL_DIGITS: Final = re.compile(r"(\d+)(?:st|nd|rd|th)", re.IGNORECASE)
 
 
@@ -38,8 +37,6 @@ def digits(written: str) -> str:
     ordinal = _ORDINAL_DIGITS.fullmatch(written)
     if ordinal:
         return f"{ordinal[1]}th"
-    if _BARE_POINT.match(written):
-        return written.replace(".", "0.", 1)
     return written.replace(",", "") if _THOUSANDS.fullmatch(written) else written
 
 

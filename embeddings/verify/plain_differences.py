@@ -24,10 +24,15 @@ _FREE: Final = (
 )
 
 _ASKED_BY: Final[Mapping[str, re.Pattern[str]]] = {
-    **dict.fromkeys(("cost", "costs"), re.compile(" how much ")),
-    **dict.fromkeys(("take", "takes"), re.compile(" how long ")),
-    **dict.fromkeys(("allowed", "permitted"), re.compile(" (?:can|may|allowed|permitted) ")),
+    **dict.fromkeys(("cost", "costs"), re.compile(" how much (?:is|are|do|does) ")),
 }
+# "Is DDT still used?" may have another answer than "Is DDT used?".
+_DEGREES: Final = words(
+    "still usually normally typically generally widely commonly mostly mainly often already ever "
+    "again always sometimes rarely frequently largely partly primarily"
+)
+_ASKS_WHETHER: Final = words("is are was were do does did has have")
+_EQUAL: Final = 0.99
 
 
 def check_words(a: Statement, b: Statement, apart: Difference) -> str | None:
@@ -38,6 +43,8 @@ def check_words(a: Statement, b: Statement, apart: Difference) -> str | None:
         [item for item in items if not item.word.harmless and not is_name(item)]
         for items in (apart.left, apart.right)
     )
+    if apart.closeness >= _EQUAL and _otherwise_often(a, b):
+        return "added"
     if not (left or right) or not (apart.shared or apart.framed) or flips(apart):
         return None
     if left and right:
@@ -47,6 +54,13 @@ def check_words(a: Statement, b: Statement, apart: Difference) -> str | None:
         return None
     long, short = (_skeleton(a), _skeleton(b)) if left else (_skeleton(b), _skeleton(a))
     return "added" if _is_within(short, long) else None
+
+
+def _otherwise_often(a: Statement, b: Statement) -> bool:
+    """Tell whether both ask for yes or no, and only one of them for "still" or "often"."""
+    return all(text.words[0] in _ASKS_WHETHER for text in (a, b)) and (
+        a.vocabulary & _DEGREES != b.vocabulary & _DEGREES
+    )
 
 
 def _said_anyway(text: str, a: Statement, b: Statement) -> bool:

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from embeddings.verify.lexicon import UNITS
 from embeddings.verify.lexing import Lexeme, Piece
+from embeddings.verify.lists import words
 from embeddings.verify.numbers import (
     NUMBER_WORDS,
     ORDINAL_WORDS,
@@ -101,9 +102,14 @@ _LOOK_AHEAD: Final = 12
 _REMEMBERED: Final = 1024
 OPENERS: Final = NUMBER_WORDS | _WEAK.keys() | _STRONG.keys() | _PARTS.keys() | ORDINAL_WORDS
 """Words that a quantity may start with."""
+_BARE_POINT: Final = re.compile(r"-?\.\d")
 _CLOCK: Final = re.compile(r"(\d{1,2}):(\d\d)")
 _POINTED_CLOCK: Final = re.compile(r"(\d{1,2})\.([0-5]\d)")
 _HALVES: Final = frozenset({"am", "pm", "a.m", "p.m"})
+_TIME_WORDS: Final = _HALVES | words(
+    "at by until till before after around since o'clock oclock time clock h hours"
+)
+_RUNNING: Final = words("run runs ran running runner race races pace marathon jog jogging sprint")
 _COUNT: Final = re.compile(r"\d{1,4}")
 _LESSER: Final[Mapping[str, frozenset[str]]] = {
     "hour": frozenset({"minute", "second"}),
@@ -157,11 +163,14 @@ def _lasting(
     following = place + taken
     if less is None or following >= len(lexemes) or not read.measure:
         return read, taken
-    following += lexemes[following].text == "and"
+    if lexemes[following].text != "and" or lexemes[following].starts:
+        return read, taken
+    following += 1
     if following + 1 >= len(lexemes) or not _COUNT.fullmatch(lexemes[following].text):
         return read, taken
     unit, more = _unit(lexemes, following + 1)
-    if unit not in less:
+    # "... and 30 minutes of it".
+    if unit not in less or [x.text for x in lexemes[following + 1 + more :][:1]] == ["of"]:
         return read, taken
     rest = measured(lexemes[following].text, unit)
     total = Fraction(read.measure.split()[0]) + Fraction(rest.split()[0])
@@ -222,6 +231,8 @@ def _clock(part: str, ahead: Sequence[str]) -> tuple[Quantity, int] | None:
 
 def _written(lexemes: Sequence[Lexeme], place: int) -> tuple[Quantity, int]:
     form, taken = digits(lexemes[place].text.removeprefix("+")), 1
+    if _BARE_POINT.match(form):
+        form = form.replace(".", "0.", 1)
     ordinal, clock = _ORDINAL.fullmatch(form), _CLOCK.fullmatch(form)
     if place + 1 < len(lexemes) and lexemes[place + 1].text.casefold() in _HALVES:
         clock = clock or _POINTED_CLOCK.fullmatch(form)
@@ -233,7 +244,7 @@ def _written(lexemes: Sequence[Lexeme], place: int) -> tuple[Quantity, int]:
         lasting += int(clock[2]) * (60 if unit == "hour" else 1)
         spoken = _unit(lexemes, place + 1)[1]
         return Quantity(str(lasting), "second", weak=False), 1 + spoken
-    elif clock:
+    elif clock and _is_time(lexemes, place):
         hour = str(int(clock[1]) % 12 or 12)
         form = hour if clock[2] == "00" else f"{hour}:{clock[2]}"
     elif fraction:
@@ -245,10 +256,21 @@ def _written(lexemes: Sequence[Lexeme], place: int) -> tuple[Quantity, int]:
     following, more = _unit(lexemes, place + taken)
     if unit in {None, "degree"}:
         unit = following
-    run = unit is None and place + 1 < len(lexemes) and lexemes[place + 1].text in {"k", "K"}
+    run = unit is None and place + 1 < len(lexemes) and lexemes[place + 1].text == "k"
     # A 5k is a run of 5 km as well.
+    run = run and _is_run(lexemes)
     measure = measured(str(Fraction(form) / 1000), "kilometre") if run and taken > 1 else ""
     return Quantity(_canonical(form, unit), unit, weak=False, measure=measure), taken + more
+
+
+def _is_time(lexemes: Sequence[Lexeme], place: int) -> bool:
+    """Tell whether a word of time stands beside 15:20, which may be a ratio or a verse."""
+    beside = lexemes[max(place - 1, 0) : place + 2]
+    return any(x.text.casefold() in _TIME_WORDS for x in beside)
+
+
+def _is_run(lexemes: Sequence[Lexeme]) -> bool:
+    return any(x.text.casefold() in _RUNNING for x in lexemes)
 
 
 def _run(clock: re.Match[str], lexemes: Sequence[Lexeme], place: int) -> str | None:
@@ -256,7 +278,8 @@ def _run(clock: re.Match[str], lexemes: Sequence[Lexeme], place: int) -> str | N
     unit, _ = _unit(lexemes, place)
     if unit in _LESSER:
         return unit
-    return "minute" if int(clock[1]) > 24 and int(clock[2]) < 60 else None
+    minutes = int(clock[1]) > 24 and int(clock[2]) < 60 and _is_run(lexemes)
+    return "minute" if minutes else None
 
 
 def _scaled(form: str, lexemes: Sequence[Lexeme], place: int) -> tuple[str, int]:

@@ -6,8 +6,9 @@ Nothing is judged here. Whatever does not belong to a word list stays what it is
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from embeddings.verify.lexing import Lexeme, Piece, lex
+from embeddings.verify.lexing import Lexeme, Piece, is_formula, lex
 from embeddings.verify.lists.grammar import FUNCTION, MEASURES
+from embeddings.verify.notation import plain
 from embeddings.verify.quantities import OPENERS, Quantity, quantity, symbol_unit
 from embeddings.verify.vocabulary import PHRASES, Word, word
 
@@ -31,7 +32,8 @@ class Statement(NamedTuple):
     `words`: all words in lower case, `#` for a number and `"` for a string; `vocabulary`: the same
     as a set; `joined`: between single spaces. `items`: the meaningful ones; `keys`: theirs.
     `strings`: code, quotations, addresses. `symbols`: what is neither word nor number. `signs`: a
-    minus or a slash is among them. `starts`: where sentences begin in `words`. `payload`: the text
+    minus or a slash is among them. `formula`: if it is one, its brackets, signs and powers.
+    `starts`: where sentences begin in `words`. `payload`: the text
     that is given to be worked on, quoted or behind a colon; "" for none.
     """
 
@@ -44,12 +46,15 @@ class Statement(NamedTuple):
     strings: tuple[str, ...]
     symbols: tuple[str, ...]
     signs: bool
+    formula: tuple[str, ...]
     starts: tuple[int, ...]
     payload: str
 
 
 _DECORATION: Final = frozenset("()[]{},;:-'*&/~\"\u2013\u2014\u2026\u201c\u201d\u2022")
 _SIGNS: Final = frozenset("-\u2013\u2212/\u00f7^")
+_SHAPES: Final = frozenset("()[]{}-\u2013\u2212/\u00f7^")
+_POWERS: Final = frozenset({"squared", "cubed"})
 _NOTHING: Final[frozenset[str]] = frozenset()
 # What goes by a letter: "vitamin d".
 _LETTERED: Final = frozenset({"vitamin", "hepatitis"})
@@ -60,7 +65,8 @@ STRING: Final = '"'
 
 def state(text: str) -> Statement:
     """Read a text."""
-    lexemes = lex(text)
+    formula = is_formula(text)
+    lexemes = lex(plain(text), formula=formula)
     words: list[str] = []
     items: list[Item] = []
     numbers: list[Quantity] = []
@@ -111,6 +117,7 @@ def state(text: str) -> Statement:
         tuple([x.text for x in others if x.piece is not Piece.SYMBOL]),
         tuple([x.text for x in others if x.piece is Piece.SYMBOL and _tells(x.text)]),
         any(x.text in _SIGNS for x in others),
+        tuple([_shape(x) for x in lexemes if _shape(x)]) if formula else (),
         tuple(starts),
         _payload(text, others),
     )
@@ -132,3 +139,13 @@ def _payload(text: str, others: Sequence[Lexeme]) -> str:
 
 def _tells(symbol: str) -> bool:
     return symbol not in _DECORATION and symbol_unit(symbol) is None
+
+
+def _shape(lexeme: Lexeme) -> str:
+    """Return a bracket, a sign, a letter, a power, or that there is a number; "" for a word."""
+    text, piece = lexeme.text, lexeme.piece
+    if piece is Piece.NUMBER:
+        return NUMBER
+    if piece is Piece.WORD:
+        return text if text in _POWERS or (len(text) == 1 and text not in FUNCTION) else ""
+    return text if text in _SHAPES else ""

@@ -33,3 +33,9 @@ def check_strings(a: Statement, b: Statement, apart: Difference) -> str | None:
 def _written_plainly(text: str, other: Statement) -> bool:
     plain = " ".join("".join(x if x.isalnum() else " " for x in text.casefold()).split())
     return bool(plain) and f" {plain} " in other.joined.replace("-", " ")
+
+
+def check_formulas(a: Statement, b: Statement, apart: Difference) -> str | None:
+    """Refuse formulas in which brackets, signs or powers stand in other places."""
+    other_shape = a.formula and b.formula and a.formula != b.formula
+    return "symbol" if other_shape and apart.closeness >= _EQUAL else None

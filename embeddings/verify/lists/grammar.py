@@ -62,7 +62,7 @@ ADDABLE: Final = words(
     purpose called considered considering deal regarding concerning word words phrase term
     concept explanation summary provide fact obtain offer offered attention ahead aside mention
     city country human animal language button correct distance mileage expect order press local
-    check located situated widely commonly
+    check located situated
     """
 )
 """Where the other text has nothing that it lacks, a text may have one of these more."""
