@@ -82,6 +82,8 @@ _LEAD_LENGTH: Final = 12
 
 def check_question(a: Statement, b: Statement, apart: Difference) -> str | None:
     """Refuse texts that ask for answers of different kinds."""
+    if "population" in a.vocabulary ^ b.vocabulary and _other_people(a, b):
+        return "question"
     if apart.closeness < _CLOSE:
         return None
     left, right = asked(a), asked(b)
@@ -161,3 +163,11 @@ def _is_population(sentence: Sequence[str]) -> bool:
     """Tell whether a sentence asks how many people live in a place, and no more."""
     found = _INHABITED.fullmatch(" ".join(sentence))
     return found is not None and FUNCTION.isdisjoint(found.groups())
+
+
+def _other_people(a: Statement, b: Statement) -> bool:
+    """Tell whether one asks how many people live somewhere in some way, so not for all of them."""
+    return any(
+        " how many people live " in text.joined and "population" not in asked(text)
+        for text in (a, b)
+    )

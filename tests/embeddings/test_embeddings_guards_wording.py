@@ -173,6 +173,7 @@ def test_another_name_or_question_is_refused(asked, stored, reason):
         ("Who is the Sheriff of Nottingham?", "Who was the Sheriff of Nottingham?"),
         ("What is the Google Doodle?", "What was the Google Doodle?"),
         ("What is the Wordle?", "What was the Wordle?"),
+        ("How many people live in poverty in India?", "What is the population of India?"),
         ("How many people live alone in Tokyo?", "What is the population of Tokyo?"),
         (
             "A train takes 2 hours, 30 minutes of which it stops.",
