@@ -1,5 +1,6 @@
 """The operator's API on the running gateway."""
 
+import fcntl
 import logging
 
 import orjson
@@ -165,6 +166,35 @@ async def test_calling_an_unknown_entry_wrong_bars_its_key_all_the_same(gateway)
     told = await admin(gateway, "wrong", entry="ab" * 32)
     assert told["evicted"] is False
     assert "ab" * 32 in (gateway.data_dir / "quarantine.jsonl").read_text()
+
+
+async def test_a_quarantine_that_cannot_be_written_is_said_and_nothing_is_done(gateway):
+    await gateway.ask("How do I pay?")
+    (entry,) = await entries(gateway)
+    quarantine = gateway.data_dir / "quarantine.jsonl"
+    quarantine.mkdir()
+    status, error = await admin(gateway, "wrong", entry=entry["key"])
+    assert (status, error["type"]) == (500, "server_error")
+    assert "cannot be written; nothing was done" in error["message"]
+    assert "hit" in (await gateway.ask("How do I pay?")).cache
+    quarantine.rmdir()
+    assert (await admin(gateway, "wrong", entry=entry["key"]))["evicted"] is True
+    assert entry["key"] in quarantine.read_text()
+
+
+async def test_a_worker_that_stopped_with_the_quarantines_lock_keeps_no_other_from_starting(
+    start_gateway, gateway
+):
+    quarantine = gateway.data_dir / "quarantine.jsonl"
+    await admin(gateway, "wrong", entry="ab" * 32)
+    await gateway.stop()
+    with quarantine.open("a") as stopped:
+        stopped.write("no key\n")
+        stopped.flush()
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+        started = await start_gateway()
+        assert (await started.ask("How do I pay?")).status == 200
+    assert "no key" in quarantine.read_text()
 
 
 async def test_a_scope_is_told_by_who_asks_and_forgotten_alone(gateway):
