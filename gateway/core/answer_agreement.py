@@ -126,7 +126,8 @@ _NEGATIONS = {
     "nor",
     "without",
 }
-_NUMBER = re.compile(r"\d+(?:[.,:/-]\d+)*")
+_NUMBER = re.compile(r"\d+(?:(?:[.,:/-]|\^[+\u2212-]?)\d+)*")
+_BELOW_ZERO = re.compile(r"(?m)(?:^[^\S\n]*[-\u2212][^\S\n]*|(?<=[\s(])[-\u2212])(\d+)")
 _COUNTED = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 # "A new one" counts nothing.
 _NUMBERS = {word: str(number) for number, word in enumerate(_COUNTED) if word != "one"}
@@ -156,7 +157,7 @@ def _numbers(plain: str) -> frozenset[str]:
 
 def _number(written: str) -> str:
     bare = written.replace(",", "")
-    return bare.rstrip("0").rstrip(".") if "." in bare else bare
+    return bare.rstrip("0").rstrip(".") if bare.count(".") == 1 and "^" not in bare else bare
 
 
 def _negations(words: Sequence[str]) -> int:
@@ -184,9 +185,13 @@ def _to_embed(one: Unmarked, other: Unmarked) -> NeedsVectors:
         objection = "names"
         if others_named:
             contradiction = "names"
-    elif _marked(first) != _marked(second):
+    elif _marked(first) != _marked(second) or _below_zero(one.text) != _below_zero(other.text):
         objection = "marks"
     return NeedsVectors((*stored, *fresh), len(stored), cut or cut_too, objection, contradiction)
+
+
+def _below_zero(text: str) -> set[str]:
+    return set(_BELOW_ZERO.findall(text))
 
 
 _MARKS = frozenset("*_#<>|~")

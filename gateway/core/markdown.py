@@ -1,15 +1,18 @@
 """A text without the marks of markdown, and its code, of which every letter counts.
 
 Law: a mark vanishes only where markdown gives it a meaning: emphasis that is opened and closed
-around words, a heading, a bullet, a quoted line, a table's frame, a rule across the page. Anywhere
-else, above all inside a word (``2*3``, ``a_b``), it is a letter like others. Time is linear in the
-text, whatever is in it.
+around words, a heading, a bullet, a number that counts a list's items, a quoted line, a table's
+frame, a rule across the page. Anywhere else, above all inside a word (``2*3``, ``a_b``) and before
+a number (``- 5``), it is a letter like others; and so is what strikes words out. Time is linear in
+the text, whatever is in it.
 """
 
 import re
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from gateway.core.compatible_text import compatible
+from gateway.core.list_marks import without_list_marks
 
 _FENCE = re.compile(r"(\s*+)(```++|~~~++)[^`]*+")
 _FENCE_BEHIND = re.compile(r"([^`]++)(```++)[\w+#.-]*+\s*+")
@@ -25,11 +28,10 @@ _ROW = re.compile(r"(?m)^[^\S\n]*\|([^\S\n][^\n]*[^\S\n])\|[^\S\n]*$")
 _QUOTE = re.compile(r"(?m)^[^\S\n]*(?:>[^\S\n]?)++(?![^\S\n]*\d)")
 """``> 5`` may be more than five."""
 _HEADING = re.compile(r"(?m)^[^\S\n]*#{1,6}[^\S\n]+")
-_BULLET = re.compile(r"(?m)^[^\S\n]*(?:[-+*•]|\d{1,2}[.)])[^\S\n]+")
 
-_RUN = re.compile(r"\*+|_+|~+")
-_EMPHASIS = {"*", "**", "***", "_", "~~"}
-"""``__init__`` is a name more often than it is bold."""
+_RUN = re.compile(r"\*+|_+")
+_EMPHASIS = {"*", "**", "***", "_"}
+"""``__init__`` is a name more often than it is bold; what ``~~`` is around is taken back."""
 
 _QUOTES = str.maketrans("\u2018\u2019\u201c\u201d\u2013\u2014", "''\"\"--")
 
@@ -62,8 +64,8 @@ def unmarked(text: str) -> Unmarked:
             blocks.append(part)
             prose.append(_CODE)
         else:
-            prose.append(_without_marks(_INLINE.sub(held, part)))
-    words = "\n".join(prose)
+            prose.append(_INLINE.sub(held, part))
+    words = _without_marks("\n".join(prose))
     return Unmarked(
         _with_code(words, code),
         _with_code(words.casefold(), code),
@@ -91,9 +93,10 @@ def _parts(text: str) -> Iterator[tuple[str, bool]]:
 
 def _without_marks(prose: str) -> str:
     """Return prose, its code held back, without what markdown lays around it."""
-    text = unicodedata.normalize("NFKC", prose).translate(_QUOTES)
-    for mark in (_RULE, _FRAME, _QUOTE, _HEADING, _BULLET):
+    text = compatible(prose).translate(_QUOTES)
+    for mark in (_RULE, _FRAME, _QUOTE, _HEADING):
         text = mark.sub("", text)
+    text = without_list_marks(text)
     text = _ROW.sub(lambda row: row[1].replace("|", " "), text)
     return "\n".join(map(_without_emphasis, text.split("\n")))
 
