@@ -115,9 +115,9 @@ def sentence_encoder(shape: BertShape, weights: Weights) -> Graph:
 def cross_encoder(shape: BertShape, weights: Weights) -> Graph:
     """Return the model `ids, types, mask -> logits`: one for each pair.
 
-    The logit is `bias - logsumexp(tokens @ weight)` over the tokens that count, with the head
-    `classifier.weight`, shape (1, hidden), and `classifier.bias`, shape (1,). Raises KeyError for a
-    weight that is missing.
+    The logit is `bias - logsumexp(tokens @ weight) + log(tokens)` over the tokens that count, with
+    the head `classifier.weight`, shape (1, hidden), and `classifier.bias`, shape (1,). Raises
+    KeyError for a weight that is missing.
     """
     graph = _Graph(weights, shape)
     tokens = graph.embedded()
@@ -127,7 +127,10 @@ def cross_encoder(shape: BertShape, weights: Weights) -> Graph:
     counts = graph.add("Cast", "mask", to=TensorProto.BOOL)
     differs = graph.add("Where", counts, differs, graph.float(_PADDING))
     total = graph.add("ReduceLogSumExp", differs, graph.constant(1), keepdims=0)
-    graph.add("Sub", graph.bias("classifier", ["classifier"]), total, output="logits")
+    mask = graph.add("Cast", "mask", to=TensorProto.FLOAT)
+    many = graph.add("Log", graph.add("ReduceSum", mask, graph.constant(1), keepdims=0))
+    mean = graph.add("Sub", total, many)
+    graph.add("Sub", graph.bias("classifier", ["classifier"]), mean, output="logits")
     return graph.model("logits")
 
 

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 from pathlib import Path
 
 import orjson
@@ -22,9 +23,10 @@ from gateway.adapters.check_journal import CHECKS_FILE
 from gateway.adapters.turned_file import before
 from gateway.calibrations import OWN_FILE, Calibrations
 from gateway.core.labelled import Compared, LabelledPair, LineError, parse_line
+from gateway.ports import SemanticUnavailableError
 from gateway.scoring_service import ScoringError, scoring_service
 from gateway.semantics import SemanticService
-from gateway.verifying import RULES, CalibratedVerifier
+from gateway.verifying import OF_THE_TEXT, RULES, CalibratedVerifier
 from policies.wording import percent_text
 
 _TOLD = 10
@@ -158,7 +160,7 @@ async def _score(
     async def work() -> None:
         nonlocal done, last
         for pair in queue:
-            said = await verifier.verify(pair.asked, pair.stored)
+            said = await verifier.verify(pair.asked, pair.stored, await _cosine(service, pair))
             refusal = said.refusal
             if refusal is None:
                 points.scored.append((said.score, not pair.same))
@@ -177,6 +179,17 @@ async def _score(
                 workers.create_task(work())
     except* ScoringError as errors:
         raise errors.exceptions[0] from None
+
+
+async def _cosine(service: SemanticService, pair: LabelledPair) -> float:
+    """Return how near the two are, as the search of a gateway would; 0 where one has no vector."""
+    try:
+        asked, stored = await service.embed((pair.asked, pair.stored))
+    except SemanticUnavailableError as error:
+        if error.reason in OF_THE_TEXT:
+            return 0.0
+        raise ScoringError(f"a pair could not be scored: encoder-{error.reason}") from None
+    return float(sum(map(mul, asked, stored)))
 
 
 def _told(calibration: Calibration, points: Points, budgets: Sequence[float]) -> Iterator[str]:

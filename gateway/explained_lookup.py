@@ -116,7 +116,7 @@ class Drive:
         verification, threshold = Verification(0.0, "no verifier"), None
         budget = state.plan.decision.max_wrong_hits
         if verifier is not None:
-            verification = await verifier.verify(state.asked, state.stored)
+            verification = await verifier.verify(*state.pair)
             threshold = verifier.threshold(budget, verification.verifier)
         learned, entry = self.learned, state.hit.entry
         alias = learned is not None and learned.alias(state.plan, entry, self.now())

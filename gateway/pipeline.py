@@ -230,7 +230,7 @@ class Pipeline:
             case FetchCandidate():
                 return state.next(await self._get(state.key, indexed=True), self.now())
             case VerifyCandidate():
-                verification = await self.verifier.verify(state.asked, state.stored)
+                verification = await self.verifier.verify(*state.pair)
                 budget = state.plan.decision.max_wrong_hits
                 threshold = self.verifier.threshold(budget, verification.verifier)
                 learned, entry = self.learned, state.hit.entry

@@ -252,8 +252,11 @@ class LocalEncoder(Protocol):
 class Verifier(Protocol):
     """Checks that a stored answer fits the question asked."""
 
-    async def verify(self, asked: str, stored: str) -> Verification:
-        """Return how surely one answer fits both questions. Raises nothing; waits are bounded."""
+    async def verify(self, asked: str, stored: str, similarity: float) -> Verification:
+        """Return how surely one answer fits both questions, whose cosine is ``similarity``.
+
+        Raises nothing; waits are bounded.
+        """
         ...
 
     def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:

@@ -15,6 +15,7 @@ from typing import Protocol
 from embeddings.verify.agreement import agree
 from embeddings.verify.calibration import Calibration
 from embeddings.verify.guards import guard
+from embeddings.verify.nearness import weighed
 from gateway.calibrations import Calibrations
 from gateway.core.verification import Verification
 from gateway.ports import SemanticUnavailableError
@@ -30,7 +31,7 @@ PAUSE_SECONDS = 1.0
 MOST_CHARACTERS = 20_000
 """Of a pair; no verifier reads as far."""
 
-_OF_THE_TEXT = frozenset({"text-too-long", "empty-text", "unreadable-text"})
+OF_THE_TEXT = frozenset({"text-too-long", "empty-text", "unreadable-text"})
 
 
 Check = Callable[[str, str], str | None]
@@ -88,7 +89,7 @@ class CalibratedVerifier:
                 return ours
         return _threshold(in_force, max_wrong_hits)
 
-    async def verify(self, asked: str, stored: str) -> Verification:
+    async def verify(self, asked: str, stored: str, similarity: float) -> Verification:
         """See the port."""
         verifier = self._verifier()
         if verifier is None:
@@ -105,7 +106,8 @@ class CalibratedVerifier:
             return Verification(1.0, verifier=RULES)
         if self._scorer is None or not verifier:
             return Verification(0.0, refusal)
-        return await self._scored(self._scorer, verifier, asked, stored)
+        said = await self._scored(self._scorer, verifier, asked, stored)
+        return said if said.refusal else _weighed(said, similarity)
 
     def details(self) -> dict[str, str | int]:
         """Return which verifier and which calibration are in use."""
@@ -133,14 +135,19 @@ class CalibratedVerifier:
             return self._refused(error.reason)
         if scorer.verifier != verifier:
             return Verification(0.0, "verifier-changed")
-        if not 0 <= score <= 1:  # NaN neither
-            return Verification(0.0, "not-a-number")
         return Verification(score, verifier=verifier)
 
     def _refused(self, word: str) -> Verification:
         if word == "timeout":
             self._paused_until = self._clock() + PAUSE_SECONDS
-        return Verification(0.0, word if word in _OF_THE_TEXT else f"verifier-{word}")
+        return Verification(0.0, word if word in OF_THE_TEXT else f"verifier-{word}")
+
+
+def _weighed(said: Verification, similarity: float) -> Verification:
+    score = weighed(said.score, similarity)
+    if not 0 <= score <= 1:  # NaN neither
+        return Verification(0.0, "not-a-number")
+    return said._replace(score=score)
 
 
 def _threshold(calibration: Calibration | None, max_wrong_hits: float) -> float | None:

@@ -98,7 +98,6 @@ class Watched:
     """Store and verifier of one lookup, which note the candidates that came to be verified."""
 
     store: MemoryStore
-    index: Index
     verifier: Verifier
     tries: list[Try] = field(default_factory=list)
     _fetched: Entry | None = None
@@ -108,13 +107,12 @@ class Watched:
         self._fetched = await self.store.get(key)
         return self._fetched
 
-    async def verify(self, asked: str, stored: str) -> Verification:
+    async def verify(self, asked: str, stored: str, similarity: float) -> Verification:
         """See the port ``Verifier``."""
-        verification = await self.verifier.verify(asked, stored)
+        verification = await self.verifier.verify(asked, stored, similarity)
         entry = self._fetched
         assert entry is not None
-        near = self.index.similarity(asked, stored)
-        self.tries.append(Try(stored, entry.result.decode(), near, verification))
+        self.tries.append(Try(stored, entry.result.decode(), similarity, verification))
         return verification
 
     def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
@@ -133,7 +131,7 @@ class Cache:
     async def ask(self, request: Request, decision: Decision, verifier: Verifier) -> Outcome:
         """Return what the gateway would do with a request; nothing is changed."""
         plan = plan_of(request, decision)
-        watched = Watched(self.store, self.index, verifier)
+        watched = Watched(self.store, verifier)
         drive = Drive(watched, self.index, watched, (), lambda: STORED_AT, "")
         end = await drive.run(start(plan))
         tries = tuple(watched.tries)

@@ -39,13 +39,13 @@ class Remembered:
     """What tells this verifier from others that run the same code."""
     kept: Kept
 
-    async def verify(self, asked: str, stored: str) -> Verification:
+    async def verify(self, asked: str, stored: str, similarity: float) -> Verification:
         """See the port."""
         maker, pair = f"verdict {source_digest()} {self.weights}", f"{asked}\0{stored}"
         known = self.kept.find(maker, [pair]).get(pair)
         if known is not None:
             return Verification(*json.loads(known))
-        made = await self.verifier.verify(asked, stored)
+        made = await self.verifier.verify(asked, stored, similarity)
         if made.refusal not in _FAULTS:
             self.kept.keep(maker, {pair: json.dumps(made).encode()})
         return made

@@ -44,8 +44,9 @@ class System:
 class Guards:
     """See the port ``Verifier``: what the guards leave to the model, all of it taken."""
 
-    async def verify(self, asked: str, stored: str) -> Verification:
+    async def verify(self, asked: str, stored: str, similarity: float) -> Verification:
         """See the port."""
+        del similarity
         refusal = guard(asked, stored)
         return Verification(1.0 if refusal is None else 0.0, refusal)
 
@@ -62,9 +63,9 @@ class Held:
     verifier: Verifier
     fixed: float | None
 
-    async def verify(self, asked: str, stored: str) -> Verification:
+    async def verify(self, asked: str, stored: str, similarity: float) -> Verification:
         """See the port."""
-        return await self.verifier.verify(asked, stored)
+        return await self.verifier.verify(asked, stored, similarity)
 
     def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
         """See the port."""

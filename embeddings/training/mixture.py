@@ -15,13 +15,20 @@ from numpy.typing import NDArray
 
 from embeddings.training.groups import Group
 from embeddings.training.templates import generate
+from embeddings.training.templates.transforms import altered, reworded
 
 TEMPLATES: Final = 0.5
-_MISSES_TO_SAME: Final = 1.4
-_NEIGHBOURS_TO_SAME: Final = 0.2
+_MISSES_TO_SAME: Final = 1.2
+_NEIGHBOURS_TO_SAME: Final = 0.35
+_EDITS_TO_SAME: Final = 0.3
+"""Of these half are harmless. Written rewordings are mostly free and written misses mostly copies:
+by themselves they would teach that alike wording asks something else."""
 _NEIGHBOURS: Final = 3
 _LEAST_COSINE, _MOST_COSINE = 0.45, 0.9
 """Nearer ones of two groups may well be the same question; farther ones teach nothing."""
+_CARELESS: Final = 0.3
+_SURE: Final = frozenset({"number", "numbers swapped", "unit", "negation", "name", "opposite"})
+"""Kinds of alteration that always ask something else."""
 _MANY: Final = 10**12
 
 Encode = Callable[[Sequence[str]], NDArray[np.float32]]
@@ -69,6 +76,17 @@ def mixture(groups: Sequence[Group], near: Sequence[Labelled], rng: Random) -> I
             yield Labelled(careless(pair.a, rng), careless(pair.b, rng), pair.same)
 
 
+def _edited(groups: Sequence[Group], count: int, rng: Random) -> Iterator[Labelled]:
+    """Yield written questions beside edits of them, harmless ones and others in turn."""
+    for number in range(count):
+        group = rng.choice(groups)
+        text = rng.choice(group.same)
+        if number % 2:
+            yield Labelled(text, reworded(text, rng), same=True)
+        elif (other := altered(text, rng)) is not None and other.kind in _SURE:
+            yield Labelled(text, other.text, same=False)
+
+
 def _round(groups: Sequence[Group], near: Sequence[Labelled], rng: Random) -> list[Labelled]:
     same = [Labelled(a, b, same=True) for group in groups for a, b in combinations(group.same, 2)]
     misses = [
@@ -79,20 +97,12 @@ def _round(groups: Sequence[Group], near: Sequence[Labelled], rng: Random) -> li
         *same,
         *rng.sample(misses, min(len(misses), int(share * _MISSES_TO_SAME))),
         *rng.sample(near, min(len(near), int(share * _NEIGHBOURS_TO_SAME))),
+        *_edited(groups, int(share * _EDITS_TO_SAME), rng),
     ]
     rng.shuffle(pairs)
     return pairs
 
 
 def careless(text: str, rng: Random) -> str:
-    """Write a question now and then without capitals or its question mark, or politely."""
-    drawn = rng.random()
-    if drawn < 0.12:
-        return text.lower()
-    if drawn < 0.2:
-        return text.rstrip("?.!")
-    if drawn < 0.25:
-        return f"please {text[0].lower()}{text[1:]}"
-    if drawn < 0.28:
-        return f"Hi, {text}"
-    return text
+    """Write a question now and then in another of the ways that people have."""
+    return reworded(text, rng) if rng.random() < _CARELESS else text

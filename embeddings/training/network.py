@@ -1,9 +1,10 @@
 """The cross-encoder as a torch module: MiniLM's first layers, slimmed, and a head over all tokens.
 
 Each token says how surely it tells the two texts apart; the pair's logit is what the most certain
-of them leave over: ``bias - logsumexp(tokens @ weight)``. That one word makes two questions
-different is thus built in and need not be learned: beside a head on the first token alone it learns
-in far fewer steps (benchmarks/LOG.md).
+of them leave over: ``bias - logsumexp(tokens @ weight) + log(tokens)``. That one word makes two
+questions different is thus built in and need not be learned: beside a head on the first token alone
+it learns in far fewer steps (benchmarks/LOG.md). Without the last term long texts would score less
+for their length alone.
 """
 
 import json
@@ -18,8 +19,6 @@ from transformers import BertConfig, BertModel
 from embeddings.verify.pair_features import TOKEN_TYPES
 
 _PADDING: Final = -1e4
-_FIRST_BIAS: Final = 3.5
-"""Near the logarithm of a pair's number of tokens, so that training starts from even odds."""
 
 
 class PairNetwork(nn.Module):
@@ -34,7 +33,10 @@ class PairNetwork(nn.Module):
             "num_hidden_layers": layers,
             "intermediate_size": inner,
             "type_vocab_size": TOKEN_TYPES,
+            # There is more to learn than time to learn it: nothing is seen often enough to be
+            # learned by heart.
             "attention_probs_dropout_prob": 0.0,
+            "hidden_dropout_prob": 0.0,
         }
         self.config: dict[str, Any] = kept
         self.bert = BertModel(BertConfig(**kept), add_pooling_layer=False)
@@ -46,14 +48,14 @@ class PairNetwork(nn.Module):
         self.bert.embeddings.word_embeddings.weight.requires_grad_(False)
         self.classifier = nn.Linear(int(kept["hidden_size"]), 1)
         nn.init.normal_(self.classifier.weight, std=0.02)
-        nn.init.constant_(self.classifier.bias, _FIRST_BIAS)
+        nn.init.zeros_(self.classifier.bias)
 
     def forward(self, ids: Tensor, types: Tensor, mask: Tensor) -> Tensor:
         """Return the logits."""
         tokens = self.bert(input_ids=ids, token_type_ids=types, attention_mask=mask)
         differs = (tokens.last_hidden_state @ self.classifier.weight.T)[:, :, 0]
         total = torch.logsumexp(differs.masked_fill(mask == 0, _PADDING), 1)
-        logits: Tensor = self.classifier.bias - total
+        logits: Tensor = self.classifier.bias - total + mask.sum(1).log()
         return logits
 
 

@@ -86,6 +86,11 @@ class VerifyCandidate:
     hit: Hit
     rest: tuple[tuple[bytes, float], ...]
 
+    @property
+    def pair(self) -> tuple[str, str, float]:
+        """Both questions and their cosine."""
+        return self.asked, self.stored, self.hit.status.similarity or 0.0
+
     def next(
         self, verification: Verification, threshold: float | None, *, alias: bool = False
     ) -> "AfterSearch":

@@ -40,7 +40,7 @@ class ByTable:
     least: float | None = 0.5
     asked: int = 0
 
-    async def verify(self, asked, stored):
+    async def verify(self, asked, stored, similarity):
         self.asked += 1
         return self.verdicts.get((asked, stored), Verification(0.0, "words"))
 
@@ -120,10 +120,10 @@ async def test_verdicts_are_kept_but_never_those_of_a_busy_machine(tmp_path):
     with Kept(tmp_path) as kept:
         for _ in range(2):
             verifier = Remembered(table, "weights", kept)
-            assert await verifier.verify("a", "b") == Verification(0.5)
-            assert await verifier.verify("a", "c") == Verification(0.0, "fault")
+            assert await verifier.verify("a", "b", 0.9) == Verification(0.5)
+            assert await verifier.verify("a", "c", 0.9) == Verification(0.0, "fault")
         assert table.asked == 3
-        await Remembered(table, "other weights", kept).verify("a", "b")
+        await Remembered(table, "other weights", kept).verify("a", "b", 0.9)
         assert table.asked == 4
 
 

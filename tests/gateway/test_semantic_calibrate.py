@@ -168,10 +168,16 @@ def test_a_full_disk_leaves_the_former_file(run, tmp_path, monkeypatch):
 
 
 class Scores:
-    """The fake at the scorer's port: sure of what ends alike."""
+    """The fake at the service's port: sure of what ends alike, and all are as near."""
 
     verifier, verifier_fault = "cd" * 32, ""
     failing = False
+    without_vectors = ""
+
+    async def embed(self, texts):
+        if self.without_vectors:
+            raise SemanticUnavailableError(self.without_vectors)
+        return [(1.0, 0.0), (0.95, 0.3122)]
 
     async def score(self, asked, stored):
         if self.failing:
@@ -222,6 +228,22 @@ def test_a_service_that_fails_ends_the_command(run, tmp_path, scored):
     )
     assert (code, out) == (1, "")
     assert "a pair could not be scored: verifier-unavailable" in err
+
+
+def test_an_encoder_that_fails_ends_the_command(run, tmp_path, scored):
+    scored.without_vectors = "timeout"
+    code, out, err = run(log_of(tmp_path / "pairs.jsonl", pairs(20)))
+    assert (code, out) == (1, "")
+    assert "a pair could not be scored: encoder-timeout" in err
+
+
+def test_a_text_without_a_vector_is_far_from_all(run, tmp_path, scored):
+    scored.without_vectors = "text-too-long"
+    lines = pairs(300, asked="I want to reset it, how, at step {}?")
+    code, out, _ = run(log_of(tmp_path / "pairs.jsonl", lines), "--budget", "1%")
+    assert code == 0
+    # 0.9, and 12 times 0.85 less.
+    assert "0.000334" in out
 
 
 def test_a_socket_where_nobody_answers_is_told(run, tmp_path):

@@ -11,6 +11,7 @@ from embeddings.verify.agreement import agree
 from embeddings.verify.calibration import calibrated
 from embeddings.verify.calibration_file import written_calibration
 from embeddings.verify.guards import guard
+from embeddings.verify.nearness import MIDDLE, WEIGHT, weighed
 from gateway import calibrations as calibrations_module
 from gateway import verifying
 from gateway.calibrations import OWN_FILE, Calibrations, known_calibrations
@@ -69,7 +70,7 @@ def verifier_of(shipped, tmp_path):
 async def test_what_the_rules_pass_is_not_scored(verifier_of):
     scores = Scores(0.75)
     verifier = verifier_of(scores)
-    assert await verifier.verify(PLAIN, STORED) == (1.0, None, RULES)
+    assert await verifier.verify(PLAIN, STORED, MIDDLE) == (1.0, None, RULES)
     assert not scores.asked
     assert verifier.threshold(0.01, RULES) == 1.0
 
@@ -96,15 +97,32 @@ def test_there_is_no_threshold_for_a_verifier_that_is_not_in_use(verifier_of):
     assert verifier_of(Scores(verifier="")).threshold(0.01, "model") is None
 
 
+async def test_the_score_grows_with_the_similarity_of_the_questions(verifier_of):
+    verifier = verifier_of(Scores(0.75))
+    near, far = [
+        (await verifier.verify(ASKED, STORED, similarity)).score for similarity in (0.95, 0.75)
+    ]
+    odds = near / (1 - near) / (far / (1 - far))
+    assert math.log(odds) == pytest.approx(0.2 * WEIGHT)
+    assert near == weighed(0.75, 0.95)
+
+
+@pytest.mark.parametrize("similarity", [math.nan, -math.inf])
+async def test_a_similarity_that_is_no_number_is_no_hit(verifier_of, similarity):
+    said = await verifier_of(Scores(0.75)).verify(ASKED, STORED, similarity)
+    assert said.refused(0.5) is not None
+
+
 async def test_the_score_is_the_models(verifier_of):
     scores = Scores(0.75)
-    assert await verifier_of(scores).verify(ASKED, STORED) == (0.75, None, "model")
+    said = await verifier_of(scores).verify(ASKED, STORED, MIDDLE)
+    assert said == (pytest.approx(0.75), None, "model")
     assert scores.asked == [(ASKED, STORED)]
 
 
 async def test_what_a_guard_refuses_is_not_scored(verifier_of):
     scores = Scores()
-    refused = await verifier_of(scores).verify("Is 2 more than 3?", "Is 2 more than 4?")
+    refused = await verifier_of(scores).verify("Is 2 more than 3?", "Is 2 more than 4?", MIDDLE)
     assert (refused.score, refused.refusal) == (0.0, "number")
     assert scores.asked == []
 
@@ -112,7 +130,7 @@ async def test_what_a_guard_refuses_is_not_scored(verifier_of):
 @pytest.mark.parametrize("verifier", ["model", ""])
 async def test_the_same_words_need_no_verifier(verifier_of, verifier):
     scores = Scores(verifier=verifier)
-    said = await verifier_of(scores).verify(f" {ASKED}\n", ASKED)
+    said = await verifier_of(scores).verify(f" {ASKED}\n", ASKED, MIDDLE)
     assert said == (1.0, None, RULES)
     assert scores.asked == []
 
@@ -131,12 +149,12 @@ async def test_the_same_words_need_no_verifier(verifier_of, verifier):
 )
 async def test_a_fault_of_the_service_is_a_refusal_with_its_word(verifier_of, reason, word):
     scores = Scores(SemanticUnavailableError(reason))
-    assert await verifier_of(scores).verify(ASKED, STORED) == Verification(0.0, word)
+    assert await verifier_of(scores).verify(ASKED, STORED, MIDDLE) == Verification(0.0, word)
 
 
 @pytest.mark.parametrize("said", [math.nan, math.inf, -math.inf, -0.1, 1.1])
 async def test_what_is_no_score_is_a_refusal(verifier_of, said):
-    assert await verifier_of(Scores(said)).verify(ASKED, STORED) == Verification(
+    assert await verifier_of(Scores(said)).verify(ASKED, STORED, MIDDLE) == Verification(
         0.0, "not-a-number"
     )
 
@@ -144,7 +162,7 @@ async def test_what_is_no_score_is_a_refusal(verifier_of, said):
 async def test_a_verifier_that_does_not_answer_is_waited_for_in_bounded_time(verifier_of):
     scores = Scores()
     scores.waits.clear()
-    refused = await verifier_of(scores, seconds=0.01).verify(ASKED, STORED)
+    refused = await verifier_of(scores, seconds=0.01).verify(ASKED, STORED, MIDDLE)
     assert refused == Verification(0.0, "verifier-timeout")
     assert scores.cancelled
 
@@ -156,19 +174,19 @@ async def test_after_one_wait_in_vain_nobody_waits_for_a_second(shipped, tmp_pat
         scores, Calibrations(tmp_path), seconds=0.01, clock=lambda: now[0]
     )
     in_vain = Verification(0.0, "verifier-timeout")
-    assert await verifier.verify(ASKED, STORED) == in_vain
+    assert await verifier.verify(ASKED, STORED, MIDDLE) == in_vain
     scores.waits.set()
     now[0] += 0.99
-    assert await verifier.verify(ASKED, STORED) == in_vain
+    assert await verifier.verify(ASKED, STORED, MIDDLE) == in_vain
     assert len(scores.asked) == 1
     now[0] += 0.02
-    assert (await verifier.verify(ASKED, STORED)).refusal is None
+    assert (await verifier.verify(ASKED, STORED, MIDDLE)).refusal is None
 
 
 async def test_whoever_gives_up_takes_the_call_along(verifier_of):
     scores = Scores()
     scores.waits.clear()
-    call = asyncio.create_task(verifier_of(scores).verify(ASKED, STORED))
+    call = asyncio.create_task(verifier_of(scores).verify(ASKED, STORED, MIDDLE))
     await scores.called.wait()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -179,7 +197,7 @@ async def test_whoever_gives_up_takes_the_call_along(verifier_of):
 async def test_a_score_of_another_verifier_than_the_thresholds_is_refused(verifier_of):
     scores = Scores()
     scores.waits.clear()
-    call = asyncio.create_task(verifier_of(scores).verify(ASKED, STORED))
+    call = asyncio.create_task(verifier_of(scores).verify(ASKED, STORED, MIDDLE))
     await scores.called.wait()
     scores.verifier = "another"
     scores.waits.set()
@@ -188,7 +206,7 @@ async def test_a_score_of_another_verifier_than_the_thresholds_is_refused(verifi
 
 async def test_until_the_verifier_is_known_nothing_is_verified(verifier_of):
     verifier = verifier_of(Scores(verifier=None))
-    assert await verifier.verify(ASKED, STORED) == Verification(0.0, "verifier-unavailable")
+    assert await verifier.verify(ASKED, STORED, MIDDLE) == Verification(0.0, "verifier-unavailable")
     assert verifier.threshold(0.01) is None
     assert verifier.details() == {"kind": "unknown"}
 
@@ -196,18 +214,18 @@ async def test_until_the_verifier_is_known_nothing_is_verified(verifier_of):
 async def test_without_a_model_the_rules_decide_by_their_own_calibration(verifier_of):
     scores = Scores(verifier="")
     verifier = verifier_of(scores)
-    assert await verifier.verify(PLAIN, STORED) == (1.0, None, RULES)
-    assert (await verifier.verify(ASKED, STORED)).refusal is not None
-    assert (await verifier.verify(ASKED, "How do I reset a router?")).refusal is not None
+    assert await verifier.verify(PLAIN, STORED, MIDDLE) == (1.0, None, RULES)
+    assert (await verifier.verify(ASKED, STORED, MIDDLE)).refusal is not None
+    assert (await verifier.verify(ASKED, "How do I reset a router?", MIDDLE)).refusal is not None
     assert scores.asked == []
     assert (verifier.threshold(0.01), verifier.threshold(0.001)) == (1.0, None)
-    assert await verifier_of(None).verify(PLAIN, STORED) == (1.0, None, RULES)
+    assert await verifier_of(None).verify(PLAIN, STORED, MIDDLE) == (1.0, None, RULES)
 
 
 @pytest.mark.parametrize("length", [MOST_CHARACTERS, 100_000])
 async def test_very_long_texts_are_refused_unread(verifier_of, length):
     long = "How do I reset it? " * (length // 10)
-    refused = await verifier_of(Scores()).verify(long, STORED)
+    refused = await verifier_of(Scores()).verify(long, STORED, MIDDLE)
     assert refused == Verification(0.0, "text-too-long")
 
 
@@ -222,16 +240,16 @@ async def test_texts_of_some_length_are_guarded_off_the_loop(verifier_of, monkey
     long = "Please tell me in plain words: how do I reset the password of my account? " * 4
     verifier = verifier_of(Scores(0.5))
     other = long + "I have lost it and want another."
-    refused = (await verifier.verify(long, other)).refusal is not None
+    refused = (await verifier.verify(long, other, MIDDLE)).refusal is not None
     assert threads == [guard] if refused else [guard, agree]
     threads.clear()
-    await verifier.verify(ASKED, STORED)
+    await verifier.verify(ASKED, STORED, MIDDLE)
     assert not threads
 
 
 @pytest.mark.parametrize("text", ["", " \n", "\x00\x1b[2J", "🙂🙃", "如何重置密码", "\ud800 a"])
 async def test_odd_texts_never_raise(verifier_of, text):
-    said = await verifier_of(Scores(0.5)).verify(text, STORED)
+    said = await verifier_of(Scores(0.5)).verify(text, STORED, MIDDLE)
     assert said.refusal is not None or said.score == 0.5
 
 
@@ -242,7 +260,7 @@ async def test_a_guard_that_breaks_is_a_refusal_and_told_without_the_text(
         raise ValueError(asked)
 
     monkeypatch.setattr(verifying, "guard", broken)
-    assert await verifier_of(Scores()).verify(ASKED, STORED) == Verification(0.0, "fault")
+    assert await verifier_of(Scores()).verify(ASKED, STORED, MIDDLE) == Verification(0.0, "fault")
     assert "ValueError" in caplog.text
     assert ASKED not in caplog.text
 

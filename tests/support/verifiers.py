@@ -15,7 +15,7 @@ class SaidVerifier:
     needed: dict[str, float] = field(default_factory=dict)
     """The thresholds of some verifiers, by their names."""
 
-    async def verify(self, asked: str, stored: str) -> Verification:
+    async def verify(self, asked: str, stored: str, similarity: float) -> Verification:
         """See the port."""
         return Verification(self.score, self.said, self.name)
 
