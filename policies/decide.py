@@ -78,7 +78,7 @@ class Decision:
     pii: PiiAction
     generation: int
     """Part of every key: raised by the operator, it drops what is older."""
-    max_wrong_hits: float = 0.02
+    max_wrong_hits: float = 0.01
     """Error budget: the share of semantic hits that may be wrong, 0 to 1."""
     shadow: bool = False
     """Look up by meaning and compare with the fresh answer, but serve nothing found so."""

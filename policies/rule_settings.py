@@ -31,7 +31,7 @@ from policies.fields import (
 )
 from policies.shapes import OFF, AnyNumber, Described, OneOrMany, OrShort, expected, or_on_off
 
-DEFAULT_MAX_WRONG_HITS = 0.02
+DEFAULT_MAX_WRONG_HITS = 0.01
 DEFAULT_MIN_SIMILARITY = 0.75
 DEFAULT_FOLLOWERS = 10_000
 

@@ -13,6 +13,7 @@ from gateway.ports import Verifier
 from gateway.verifying import RULES as RULES_DIGEST
 from gateway.verifying import CalibratedVerifier
 from policies.decide import Decision
+from policies.rule_settings import DEFAULT_MAX_WRONG_HITS
 from quality.kept import Kept
 from quality.remembered import Remembered
 from quality.scores import Scores
@@ -20,7 +21,6 @@ from quality.scores import Scores
 RULES = "rules, no model"
 GUARDS = "guards, any score"
 WHOLE = "whole"
-BUDGET = 0.02
 BUDGETS = (0.002, 0.005, 0.01, 0.02, 0.05)
 _SCORES = (0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 0.99)
 _SECONDS = 60.0
@@ -32,7 +32,7 @@ class System:
 
     name: str
     verifier: Verifier
-    max_wrong_hits: float = BUDGET
+    max_wrong_hits: float = DEFAULT_MAX_WRONG_HITS
     min_similarity: float | None = None
     """The floor, where it is not the default policy's."""
 

@@ -102,14 +102,14 @@ def test_a_recorded_semantic_hit_stays_while_its_source_is_near_and_fresh():
 
 NEAR = {"outcome": "hit", "reason": "semantic", "source": "key-a", "similarity": 0.95}
 SURE = {**NEAR, "score": 0.95, "threshold": 0.9}
-OURS = {0.02: 0.9, 0.005: 0.94, 0.002: 0.96, 0.001: None}.get
-ANOTHERS = {0.02: 0.7, 0.005: 0.999}.get
+OURS = {0.01: 0.9, 0.005: 0.94, 0.002: 0.96, 0.001: None}.get
+ANOTHERS = {0.01: 0.7, 0.005: 0.999}.get
 
 
 @pytest.mark.parametrize(
     ("budget", "calibrations", "stays", "unjudged"),
     [
-        (0.02, (), True, 0),
+        (0.01, (), True, 0),
         (0.05, (), True, 0),
         (0.005, (ANOTHERS, OURS), True, 0),
         (0.002, (ANOTHERS, OURS), False, 0),
