@@ -21,6 +21,8 @@ from embeddings.verify.pair_features import SPECIAL_TOKENS, pair_features
 
 # No natural text has tokens this long on average.
 _MOST_CHARACTERS_A_TOKEN: Final = 64
+# Of a model's score: 1 is for what the rules pass, whatever the cosine says.
+_MOST: Final = 1.0 - 2.0**-20
 _WARMING: Final = ("How do I reset my password?", "How can I reset my password?")
 
 _log = logging.getLogger(__name__)
@@ -67,7 +69,9 @@ class Verifier:
         except Exception:  # noqa: BLE001 - this one pair has no score, the next may have
             _log.exception("a pair could not be scored")
             return Reason.ERROR
-        return _sigmoid(logit) if math.isfinite(logit) else Reason.ERROR
+        if not math.isfinite(logit):
+            return Reason.ERROR
+        return min(_sigmoid(logit), _MOST)
 
     def _tokens(self, text: str) -> list[int] | Reason:
         if len(text) > self.max_tokens * _MOST_CHARACTERS_A_TOKEN:

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from embeddings.bert_graph import Quantised, Weight, quantised
 from embeddings.model_files import ModelError
+from embeddings.verify.guards import VERSION
 from embeddings.verify.nearness import MIDDLE, WEIGHT
 
 MOST_BYTES: Final = 24_000_000
@@ -30,10 +31,10 @@ _POSITIONS: Final = "embeddings.position_embeddings.weight"
 # The head and the few token types are small, and the score hangs on them.
 _KEPT_WHOLE: Final = ("classifier.weight", "embeddings.token_type_embeddings.weight", _POSITIONS)
 _UNUSED: Final = ("position_ids", "token_type_ids", "pooler.dense.weight", "pooler.dense.bias")
-# Part of the digest: raise it when scores are made differently from the same files.
+# Part of the digest: what else a calibration of these files' scores depends on.
 _RECIPE: Final = (
     "sigmoid of the logit, logsumexp over tokens less the logarithm of their number, pairs of four "
-    f"token types; plus {WEIGHT:g} times the cosine over {MIDDLE:g}"
+    f"token types; plus {WEIGHT:g} times the cosine over {MIDDLE:g}; guards {VERSION}"
 )
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import orjson
 
+from embeddings.verify.agreement import RULES
 from embeddings.verify.calibration import Calibration, calibrated, least_hits, upper_bound
 from embeddings.verify.calibration_file import written_calibration
 from gateway.adapters.check_journal import CHECKS_FILE
@@ -26,7 +27,7 @@ from gateway.core.labelled import Compared, LabelledPair, LineError, parse_line
 from gateway.ports import SemanticUnavailableError
 from gateway.scoring_service import ScoringError, scoring_service
 from gateway.semantics import SemanticService
-from gateway.verifying import OF_THE_TEXT, RULES, CalibratedVerifier
+from gateway.verifying import OF_THE_TEXT, CalibratedVerifier
 from policies.wording import percent_text
 
 _TOLD = 10

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from embeddings.verify.agreement import agree
+from embeddings.verify.agreement import RULES, agree
 from embeddings.verify.calibration import Calibration
 from embeddings.verify.guards import guard
 from embeddings.verify.nearness import weighed
@@ -22,8 +22,6 @@ from gateway.ports import SemanticUnavailableError
 
 log = logging.getLogger(__name__)
 
-RULES = "rules-1"
-"""What the rules without a model are called in calibrations; raise it when they change."""
 GUARD_SECONDS = 1.0
 INLINE_CHARACTERS = 400
 """Two short questions take some 0.3 ms; longer ones leave the loop."""

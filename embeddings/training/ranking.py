@@ -19,7 +19,7 @@ from embeddings.verifier import load_verifier
 from embeddings.verify.nearness import WEIGHT
 
 _HERE: Final = Path(__file__).parent
-_WEIGHTS: Final = (0.0, 4.0, 8.0, WEIGHT, 16.0, 24.0)
+_WEIGHTS: Final = (0.0, 6.0, WEIGHT, 18.0, 24.0, 32.0, 48.0)
 _EVERY: Final = 100
 
 

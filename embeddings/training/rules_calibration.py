@@ -9,11 +9,10 @@ from pathlib import Path
 from random import Random
 
 from embeddings.training.templates import generate
-from embeddings.verify.agreement import agree
+from embeddings.verify.agreement import RULES, agree
 from embeddings.verify.calibration import calibrated
 from embeddings.verify.calibration_file import written_calibration
 
-RULES = "rules-1"
 SEED = 20261121
 PAIRS = 38_000
 

@@ -12,6 +12,9 @@ from collections.abc import Iterable, Sequence
 from embeddings.verify.lexicon import ANTONYMS, OPPOSING_ENDS, OPPOSING_PREFIXES
 from embeddings.verify.reading import Kind, Token, read
 
+RULES = "rules-2"
+"""What these rules are called in calibrations; raise it when they change."""
+
 _ORDER = "order"
 _ANTONYM = "antonym"
 # What stands before an antonym in importance; the other kinds come after it.

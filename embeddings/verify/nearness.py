@@ -7,7 +7,7 @@ whole the encoder knows better. Their sum ranks at least as well as either: benc
 import math
 from typing import Final
 
-WEIGHT: Final = 12.0
+WEIGHT: Final = 24.0
 """In units of the logit, for a whole unit of cosine."""
 MIDDLE: Final = 0.85
 """The cosine at which a score stays as it is."""

@@ -14,6 +14,7 @@ from embeddings.messages import Reason
 from embeddings.model_files import DEFAULT_MODEL, ModelError, locate
 from embeddings.verifier import load_verifier
 from embeddings.verifier_files import read_verifier, save_verifier
+from embeddings.verify.nearness import weighed
 
 RESET = "How do I reset my password?"
 PHONE = "How do I reset my phone?"
@@ -182,7 +183,15 @@ def test_what_is_no_number_is_no_score(directory, logit):
 def test_extreme_logits_are_scores(directory, logit, score):
     verifier = load_verifier(directory, threads=1)
     verifier._session = BrokenSession(logit)
-    assert verifier.score([(RESET, PHONE)]) == [pytest.approx(score, abs=1e-9)]
+    assert verifier.score([(RESET, PHONE)]) == [pytest.approx(score, abs=1e-6)]
+
+
+def test_however_sure_it_is_the_cosine_still_counts(directory):
+    verifier = load_verifier(directory, threads=1)
+    verifier._session = BrokenSession(1e30)
+    (score,) = verifier.score([(RESET, PHONE)])
+    assert score < 1.0
+    assert weighed(score, 0.2) < 0.5
 
 
 def test_more_bytes_than_are_to_be_shipped_are_refused(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 from tiny_verifier import write_tiny_verifier
 
 from embeddings.verify.calibration_file import parse_calibration
+from embeddings.verify.nearness import weighed
 from gateway import calibrating
 from gateway.calibrations import OWN_FILE, Calibrations
 from gateway.cli import main
@@ -217,7 +218,7 @@ def test_without_a_model_the_rules_are_calibrated(run, tmp_path, scored):
     scored.verifier, scored.verifier_fault = "", "no model.safetensors"
     code, out, err = run(log_of(tmp_path / "pairs.jsonl", pairs(300)), "--budget", "1%")
     assert code == 0
-    assert out.startswith("300 would-be hits of verifier rules-1, 0 wrong")
+    assert out.startswith("300 would-be hits of verifier rules-2, 0 wrong")
     assert "no trained verifier is loaded (no model.safetensors): the rules are calibrated" in err
 
 
@@ -240,10 +241,13 @@ def test_an_encoder_that_fails_ends_the_command(run, tmp_path, scored):
 def test_a_text_without_a_vector_is_far_from_all(run, tmp_path, scored):
     scored.without_vectors = "text-too-long"
     lines = pairs(300, asked="I want to reset it, how, at step {}?")
-    code, out, _ = run(log_of(tmp_path / "pairs.jsonl", lines), "--budget", "1%")
+    log = log_of(tmp_path / "pairs.jsonl", lines)
+    code, out, _ = run(log, "--budget", "1%")
     assert code == 0
-    # 0.9, and 12 times 0.85 less.
-    assert "0.000334" in out
+    assert f"{weighed(0.9, 0.0):.6f}" in out
+    scored.without_vectors = ""
+    _, near, _ = run(log, "--budget", "1%")
+    assert f"{weighed(0.9, 0.95):.6f}" in near
 
 
 def test_a_socket_where_nobody_answers_is_told(run, tmp_path):

@@ -7,7 +7,9 @@ import math
 
 import pytest
 
-from embeddings.verify.agreement import agree
+from embeddings.model_files import VERIFIER_DIRECTORY
+from embeddings.verifier_files import read_verifier
+from embeddings.verify.agreement import RULES, agree
 from embeddings.verify.calibration import calibrated
 from embeddings.verify.calibration_file import written_calibration
 from embeddings.verify.guards import guard
@@ -17,7 +19,8 @@ from gateway import verifying
 from gateway.calibrations import OWN_FILE, Calibrations, known_calibrations
 from gateway.core.verification import Verification
 from gateway.ports import SemanticUnavailableError
-from gateway.verifying import MOST_CHARACTERS, RULES, CalibratedVerifier
+from gateway.verifying import MOST_CHARACTERS, CalibratedVerifier
+from policies.rule_settings import DEFAULT_MAX_WRONG_HITS
 
 ASKED, STORED = "I want to reset my password, how?", "How can I reset my password?"
 PLAIN = "How do I reset my password?"
@@ -309,6 +312,13 @@ def test_an_own_file_that_is_no_use_is_told_once_and_the_shipped_one_holds(
     details = verifier.details()
     assert details["calibration"] == "shipped"
     assert told in details["problem"]
+
+
+def test_the_verifier_has_a_calibration_that_is_shipped_and_keeps_the_default_budget(tmp_path):
+    digest = read_verifier(VERIFIER_DIRECTORY).digest
+    verifier = CalibratedVerifier(Scores(verifier=digest), Calibrations(tmp_path), seconds=5.0)
+    assert 0.5 < verifier.threshold(DEFAULT_MAX_WRONG_HITS) < 1.0
+    assert verifier.details()["calibration"] == "shipped"
 
 
 def test_the_rules_have_a_calibration_that_is_shipped(tmp_path):
