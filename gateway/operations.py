@@ -15,7 +15,7 @@ from gateway.core.conversation import answer_text
 from gateway.core.selection import Selection
 from gateway.core.types import Entry
 from gateway.forgetting import PAGE, Vault, forget_scope, remove
-from gateway.ports import PolicySource, Quarantine, SemanticIndex, Store
+from gateway.ports import PolicySource, Quarantine, SemanticIndex, Store, UnfinishedError
 from gateway.scanning import ScanFailedError, Scans
 from policies.decide import PiiAction
 
@@ -108,21 +108,12 @@ class Operations:
         """Evict an entry that was served where it did not fit; return it, None if it was not there.
 
         ``asked`` is the question it was served for. The key is barred from semantic reuse either
-        way. Raises StoreError and OSError.
+        way. Raises StoreError, OSError where nothing was done, and UnfinishedError.
         """
         await self.quarantine.add(key)
         entry = await self.store.get(key)
         if entry is not None:
-            await self.cases.append(
-                {
-                    "time": self.now(),
-                    "entry": key.hex(),
-                    "model": entry.model,
-                    "rule": entry.rule,
-                    "asked": asked,
-                    "stored": entry.question,
-                }
-            )
+            await self._keep_case(entry, asked)
         await self._remove([key])
         return entry
 
@@ -183,6 +174,22 @@ class Operations:
             after = page.after
             if after is None:
                 return
+
+    async def _keep_case(self, entry: Entry, asked: str | None) -> None:
+        case = {
+            "time": self.now(),
+            "entry": entry.key.hex(),
+            "model": entry.model,
+            "rule": entry.rule,
+            "asked": asked,
+            "stored": entry.question,
+        }
+        try:
+            await self.cases.append(case)
+        except OSError as error:
+            # The entry stays: calling it wrong again can still keep the case.
+            told = "The key is barred from semantic reuse, but the case cannot be written down: "
+            raise UnfinishedError(told + "the entry was not evicted.") from error
 
     async def _remove(self, keys: Sequence[bytes]) -> None:
         await remove(keys, store=self.store, semantic=self.semantic)

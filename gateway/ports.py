@@ -28,6 +28,10 @@ class EntryTooLargeError(StoreError):
     """The entry takes more than one entry's share of the store. Nothing was stored or replaced."""
 
 
+class UnfinishedError(Exception):
+    """An operator's action stopped half-way; the text says what was done and what was not."""
+
+
 class SemanticUnavailableError(Exception):
     """The semantic index cannot answer this; ``reason`` is one word."""
 

@@ -7,7 +7,7 @@ from typing import Any
 from gateway.budgets import NEXT, Budgets
 from gateway.core.check_ledger import RuleChecks
 from gateway.core.selection import SelectionError
-from gateway.ports import Comparisons
+from gateway.ports import Comparisons, UnfinishedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class SemanticOperations:
     async def reset(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Give a rule, or ``all``, its semantic hits back and count anew.
 
-        Raises SelectionError and OSError.
+        Raises SelectionError and UnfinishedError.
         """
         rule, everything = asked.pop("rule", None), asked.pop("all", False)
         for field in asked:
@@ -49,7 +49,11 @@ class SemanticOperations:
         if not everything and (not isinstance(rule, str) or rule not in known):
             raise SelectionError("rule", "a rule that has been compared, or all: true")
         were_off = [name for name in known if known[name]["off"] and rule in (None, name)]
-        await self.journal.append({"time": self.now(), "kind": "reset", "rule": rule})
+        try:
+            await self.journal.append({"time": self.now(), "kind": "reset", "rule": rule})
+        except OSError as error:
+            told = "The journal cannot be written: only the worker that answers has done it, and "
+            raise UnfinishedError(told + "only until it restarts.") from error
         return {"reset": [rule] if rule is not None else list(known), "were_off": were_off}
 
 

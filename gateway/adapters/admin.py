@@ -1,7 +1,8 @@
 """The operator's API below /admin: JSON in, JSON out, every action in the audit log.
 
-Law: an action that cannot be written down is not done. The audit log names what was asked and
-what came of it, never a token, a prompt or an answer.
+Law: an action that cannot be written down is not done, and what was done of one that stopped
+half-way is said. The audit log names what was asked and what came of it, never a token, a prompt or
+an answer.
 """
 
 import logging
@@ -27,7 +28,7 @@ from gateway.core.selection import (
 )
 from gateway.core.types import Entry
 from gateway.operations import Operations
-from gateway.ports import PositionError, StoreError
+from gateway.ports import PositionError, StoreError, UnfinishedError
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +100,9 @@ class Admin:
                 return _error(400, told, "invalid_request_error", "after")
             except StoreError as error:
                 return _error(503, f"The store failed: {error}.", "store_error", None)
+            except UnfinishedError as error:
+                log.error("admin: %s (%s)", error, error.__cause__)  # noqa: TRY400 - no trace
+                return _error(500, str(error), "server_error", None)
             except OSError as error:
                 log.error("admin: a file cannot be written: %s", error)  # noqa: TRY400 - no trace
                 told = "A file in the data directory cannot be written; nothing was done."
@@ -114,7 +118,12 @@ class Admin:
             line = {"action": name, "peer": _peer(request), "asked": _named(asked)}
             await self._audit_log.append({"time": time.time(), **line})
             result = await action(asked)
-            await self._audit_log.append({"time": time.time(), **line, "result": _figures(result)})
+            figures = {"time": time.time(), **line, "result": _figures(result)}
+            try:
+                await self._audit_log.append(figures)
+            except OSError as error:
+                told = "The action was done, but its figures are not in the audit log."
+                raise UnfinishedError(told) from error
             return _reply(200, result)
 
         return handler

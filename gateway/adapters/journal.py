@@ -1,17 +1,19 @@
 """Files that only grow, a JSON object a line: audit log, wrong hits.
 
 Law: a line is on the disk before the call returns, and no line is ever mixed with another: several
-workers append under a lock, and what a crash left half-written is closed off by the next line.
+workers append under a lock, which nobody waits for without a bound, and what a crash left
+half-written is closed off by the next line.
 """
 
 import asyncio
-import fcntl
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import orjson
+
+from gateway.adapters.file_lock import held
 
 
 class Journal:
@@ -25,14 +27,8 @@ class Journal:
         await asyncio.to_thread(self._append, orjson.dumps(dict(line)) + b"\n")
 
     def _append(self, line: bytes) -> None:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(self.path, flags, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            size = os.fstat(descriptor).st_size
+        with held(self.path, os.O_RDWR) as (descriptor, size):
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
                 line = b"\n" + line
             os.write(descriptor, line)
             os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -11,25 +11,23 @@ all.
 
 import asyncio
 import errno
-import fcntl
 import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import orjson
 
+from gateway.adapters.file_lock import LockedError, Wait, held
+
 KEEP_SECONDS = 365 * 86_400.0
 RENEW_SECONDS = 86_400.0
 """A key that is added again before has no second line."""
-LOCK_SECONDS = 5.0
 MOST_KEYS = 20_000
 MAX_BYTES = 4 * 2**20
 """Twice what the most keys take."""
 
-_POLL_SECONDS = 0.01
 _HEAD_BYTES = 128
 """More than the first line has."""
 _GENERATION = b'{"generation":'
@@ -46,13 +44,11 @@ class QuarantineFile:
         *,
         most: int = MOST_KEYS,
         max_bytes: int = MAX_BYTES,
-        lock_seconds: float = LOCK_SECONDS,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._path = path
         self._most = most
         self._max_bytes = max_bytes
-        self._lock_seconds = lock_seconds
         self._now = now
         self._added: dict[bytes, float | None] = {}
         """When; None where the line does not tell."""
@@ -78,12 +74,12 @@ class QuarantineFile:
         """Write the file anew if there is something in it to leave out; for when it is loaded."""
         try:
             if self._path.exists():
-                with _locked(self._path, 0.0) as (descriptor, size):
+                with held(self._path, os.O_RDWR, Wait(0.0)) as (descriptor, size):
                     data = _read(descriptor, size)
                     kept = self._kept(data)
                     if kept != _without_generation(data):
                         self._replace(kept)
-        except TimeoutError:
+        except LockedError:
             return  # another worker is at it, or is stopped: the next start does it
         except OSError as error:
             _log.warning("%s cannot be written anew: %s", self._path, error.strerror or error)
@@ -91,7 +87,7 @@ class QuarantineFile:
     def _append(self, key: bytes) -> None:
         self._failed.add(key)
         line = _line(key, self._now())
-        with _locked(self._path, self._lock_seconds) as (descriptor, size):
+        with held(self._path, os.O_RDWR) as (descriptor, size):
             if size + len(line) > self._max_bytes:
                 self._replace(self._kept(_read(descriptor, size) + b"\n" + line))
             else:
@@ -169,45 +165,6 @@ class QuarantineFile:
 
     def _forget(self) -> None:
         self._added, self._read_at, self._head, self._end = {}, None, b"", 0
-
-
-@contextmanager
-def _locked(path: Path, seconds: float) -> Iterator[tuple[int, int]]:
-    """Lock the file that is at the path; give a descriptor that appends, and its size.
-
-    Raises OSError, TimeoutError where another has the lock for longer.
-    """
-    until = time.monotonic() + seconds
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            _lock(descriptor, until)
-            mine = os.fstat(descriptor)
-            # Another worker may have put another in its place while this one waited for the lock.
-            if _is_at(path, mine):
-                yield descriptor, mine.st_size
-                return
-        finally:
-            os.close(descriptor)
-
-
-def _is_at(path: Path, mine: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(path.stat(), mine)
-    except FileNotFoundError:
-        return False
-
-
-def _lock(descriptor: int, until: float) -> None:
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                raise TimeoutError(errno.ETIMEDOUT, "another process has its lock") from None
-            time.sleep(_POLL_SECONDS)
-        else:
-            return
 
 
 def _read(descriptor: int, size: int) -> bytes:

@@ -1,10 +1,13 @@
 """The operator's API on the running gateway."""
 
-import fcntl
 import logging
 
 import orjson
 import pytest
+from stopped_worker import lock_held
+
+from gateway.adapters import file_lock
+from gateway.adapters.journal import Journal
 
 POLICY = """
 version: 1
@@ -182,16 +185,74 @@ async def test_a_quarantine_that_cannot_be_written_is_said_and_nothing_is_done(g
     assert entry["key"] in quarantine.read_text()
 
 
+async def test_a_case_that_cannot_be_written_down_is_said_and_so_is_what_was_done(gateway, caplog):
+    await gateway.ask("How do I pay?")
+    (entry,) = await entries(gateway)
+    cases = gateway.data_dir / "wrong-hits.jsonl"
+    cases.mkdir()
+    asked = {"entry": entry["key"], "question": "The chocolate question?"}
+    status, error = await admin(gateway, "wrong", **asked)
+    assert (status, error["type"]) == (500, "server_error")
+    assert "barred from semantic reuse" in error["message"]
+    assert "the entry was not evicted" in error["message"]
+    assert "nothing was done" not in error["message"]
+    assert "wrong-hits.jsonl" in caplog.text
+    assert "hocolate" not in caplog.text
+    (kept,) = await entries(gateway)
+    assert (kept["key"], kept["semantic"]) == (entry["key"], False)
+    assert entry["key"] in (gateway.data_dir / "quarantine.jsonl").read_text()
+    cases.rmdir()
+    assert (await admin(gateway, "wrong", **asked))["evicted"] is True
+    assert orjson.loads(cases.read_bytes())["stored"] == "How do I pay?"
+    assert await entries(gateway) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "told", "semantic"),
+    [
+        ("admin-audit.jsonl", "nothing was done", True),
+        ("quarantine.jsonl", "nothing was done", True),
+        ("wrong-hits.jsonl", "the entry was not evicted", False),
+    ],
+)
+async def test_a_worker_that_stopped_with_a_lock_holds_up_no_action_without_end(
+    gateway, monkeypatch, file, told, semantic
+):
+    monkeypatch.setattr(file_lock, "LOCK_SECONDS", 0.0)
+    await gateway.ask("How do I pay?")
+    (entry,) = await entries(gateway)
+    with lock_held(gateway.data_dir / file):
+        status, error = await admin(gateway, "wrong", entry=entry["key"])
+    assert (status, told in error["message"]) == (500, True)
+    (kept,) = await entries(gateway)
+    assert kept["semantic"] is semantic
+    assert (await admin(gateway, "wrong", entry=entry["key"]))["evicted"] is True
+
+
+async def test_figures_that_cannot_be_written_down_do_not_hide_what_was_done(gateway, monkeypatch):
+    await fill(gateway)
+    append = Journal.append
+
+    async def only_asked(journal, line):
+        if "result" in line:
+            raise OSError(28, "No space left on device")
+        await append(journal, line)
+
+    monkeypatch.setattr(Journal, "append", only_asked)
+    status, error = await admin(gateway, "purge", all=True, dry_run=False)
+    assert (status, "The action was done" in error["message"]) == (500, True)
+    assert await entries(gateway) == []
+
+
 async def test_a_worker_that_stopped_with_the_quarantines_lock_keeps_no_other_from_starting(
     start_gateway, gateway
 ):
     quarantine = gateway.data_dir / "quarantine.jsonl"
     await admin(gateway, "wrong", entry="ab" * 32)
     await gateway.stop()
-    with quarantine.open("a") as stopped:
-        stopped.write("no key\n")
-        stopped.flush()
-        fcntl.flock(stopped, fcntl.LOCK_EX)
+    with quarantine.open("a") as file:
+        file.write("no key\n")
+    with lock_held(quarantine):
         started = await start_gateway()
         assert (await started.ask("How do I pay?")).status == 200
     assert "no key" in quarantine.read_text()

@@ -5,8 +5,11 @@ from dataclasses import replace
 
 import orjson
 import pytest
+from stopped_worker import lock_held
 
+from gateway.adapters import file_lock
 from gateway.adapters.check_journal import CheckJournal
+from gateway.adapters.file_lock import LockedError
 from gateway.adapters.quarantine_file import QuarantineFile
 from policies.decide import Decision, PiiAction, Scope
 
@@ -83,3 +86,15 @@ async def test_a_line_that_could_not_be_written_is_learnt_from(open_journal):
         await one.append(OFF)
     assert one.ledger.rules_off() == {"a": True}
     one.path.rmdir()
+
+
+async def test_who_stopped_with_the_lock_keeps_nobody_from_learning(open_journal, monkeypatch):
+    monkeypatch.setattr(file_lock, "LOCK_SECONDS", 0.0)
+    one, other = open_journal(), open_journal()
+    with lock_held(one.path):
+        with pytest.raises(LockedError, match=one.path.name):
+            await one.append(OFF)
+        assert one.off(DECISION, 0.5)
+        assert not other.off(DECISION, 0.5)
+    await one.append(OFF)
+    assert other.off(DECISION, 0.5)

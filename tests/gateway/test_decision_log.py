@@ -1,13 +1,16 @@
 """The decision log as the running gateway writes it, and replay as the operator runs it."""
 
 import asyncio
+import logging
+import threading
 
 import orjson
 import pytest
+from stopped_worker import lock_held
 
 from embeddings.verify.calibration import calibrated
 from embeddings.verify.calibration_file import written_calibration
-from gateway.adapters import decision_log
+from gateway.adapters import decision_log, file_lock
 from gateway.adapters.decision_log import DecisionLog
 from gateway.calibrations import OWN_FILE
 from gateway.cli import main
@@ -173,3 +176,41 @@ def test_lines_that_cannot_be_queued_or_written_are_counted(tmp_path, monkeypatc
     log.close()
     assert "folder cannot be written: Is a directory" in caplog.text
     assert "lines were dropped" in caplog.text
+
+
+class Dropping(logging.Handler):
+    """Tells when the log has dropped lines."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = threading.Event()
+
+    def emit(self, record):
+        if "were dropped" in record.getMessage():
+            self.told.set()
+
+
+@pytest.fixture
+def dropping():
+    handler = Dropping()
+    logger = logging.getLogger(decision_log.__name__)
+    logger.addHandler(handler)
+    yield handler.told
+    logger.removeHandler(handler)
+
+
+def test_a_worker_that_stopped_with_the_lock_costs_lines_and_not_the_log(
+    tmp_path, monkeypatch, caplog, dropping
+):
+    monkeypatch.setattr(file_lock, "LOCK_SECONDS", 0.0)
+    path = tmp_path / "log.jsonl"
+    log = DecisionLog(path, max_bytes=20_000, clock=lambda: 1.0)
+    with lock_held(path):
+        log.observe(seen())
+        assert dropping.wait(10)
+    assert f"{path} cannot be written: another process has its lock" in caplog.text
+    assert "1 lines were dropped" in caplog.text
+    assert "xxx" not in caplog.text
+    log.observe(seen())
+    log.close()
+    assert len(path.read_bytes().splitlines()) == 1

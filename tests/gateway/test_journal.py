@@ -5,7 +5,10 @@ import stat
 
 import orjson
 import pytest
+from stopped_worker import lock_held
 
+from gateway.adapters import file_lock
+from gateway.adapters.file_lock import LockedError
 from gateway.adapters.journal import Journal
 
 
@@ -34,3 +37,15 @@ async def test_a_journal_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "journal.jsonl").mkdir()
     with pytest.raises(OSError, match="directory"):
         await Journal(tmp_path / "journal.jsonl").append({})
+
+
+async def test_a_worker_that_stopped_with_the_lock_holds_up_no_other_without_end(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(file_lock, "LOCK_SECONDS", 0.0)
+    path = tmp_path / "journal.jsonl"
+    with lock_held(path), pytest.raises(LockedError, match=r"journal\.jsonl") as told:
+        await Journal(path).append({"asked": "the chocolate question"})
+    assert "chocolate" not in str(told.value)
+    await Journal(path).append({"n": 1})
+    assert lines(path) == [{"n": 1}]

@@ -2,14 +2,16 @@
 
 import asyncio
 import errno
-import fcntl
 import os
 import stat
 from pathlib import Path
 
 import orjson
 import pytest
+from stopped_worker import lock_held
 
+from gateway.adapters import file_lock
+from gateway.adapters.file_lock import LockedError
 from gateway.adapters.quarantine_file import KEEP_SECONDS, RENEW_SECONDS, QuarantineFile
 
 KEY, OTHER = b"k" * 32, b"o" * 32
@@ -272,23 +274,18 @@ async def test_a_list_written_anew_never_begins_as_the_one_before(path):
     assert path.stat() == former
 
 
-@pytest.fixture
-def stopped(path):
-    """Another process that has the lock and does not give it back."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    yield
-    os.close(descriptor)
-
-
-async def test_who_stopped_with_the_lock_keeps_nobody_from_starting(path, stopped):
+async def test_who_stopped_with_the_lock_keeps_nobody_from_starting(path):
     path.write_bytes(b"no key\n")
-    QuarantineFile(path).compact()
+    with lock_held(path):
+        QuarantineFile(path).compact()
     assert path.read_bytes() == b"no key\n"
 
 
-async def test_who_stopped_with_the_lock_keeps_nobody_waiting_without_end(path, stopped):
-    quarantine = QuarantineFile(path, lock_seconds=0.0)
-    with pytest.raises(TimeoutError):
+async def test_who_stopped_with_the_lock_keeps_nobody_waiting_without_end(path, monkeypatch):
+    monkeypatch.setattr(file_lock, "LOCK_SECONDS", 0.0)
+    quarantine = QuarantineFile(path)
+    with lock_held(path), pytest.raises(LockedError, match=path.name):
         await quarantine.add(KEY)
     assert not quarantine.holds(KEY)
+    await quarantine.add(KEY)
+    assert quarantine.holds(KEY)

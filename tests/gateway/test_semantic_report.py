@@ -4,7 +4,9 @@ import asyncio
 
 import orjson
 import pytest
+from stopped_worker import lock_held
 
+from gateway.adapters import file_lock
 from gateway.cli import main
 from gateway.semantic_report import report_text
 
@@ -69,6 +71,15 @@ async def test_a_reset_is_written_down_and_counting_begins_anew(compared):
     assert (await compared.get("/admin/semantic")).json["rules"] == {}
     audit = (compared.data_dir / "admin-audit.jsonl").read_text()
     assert audit.count('"semantic/reset"') == 2
+
+
+async def test_a_reset_that_cannot_be_written_down_says_who_has_done_it(compared, monkeypatch):
+    monkeypatch.setattr(file_lock, "LOCK_SECONDS", 0.0)
+    with lock_held(compared.data_dir / "semantic-checks.jsonl"):
+        reply = await compared.post("/admin/semantic/reset", orjson.dumps({"rule": "faq"}))
+    assert reply.status == 500
+    assert "only the worker that answers has done it" in reply.json["error"]["message"]
+    assert (await compared.get("/admin/semantic")).json["rules"] == {}
 
 
 @pytest.mark.parametrize(

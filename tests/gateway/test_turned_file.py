@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from gateway.adapters import turned_file
+from gateway.adapters import file_lock
 from gateway.adapters.turned_file import before, turned
 
 MOST = 1000
@@ -88,7 +88,7 @@ def test_who_waited_while_it_was_turned_over_writes_to_the_new_one(path, monkeyp
             path.replace(before(path))
         lock(descriptor, operation)
 
-    monkeypatch.setattr(turned_file.fcntl, "flock", flock)
+    monkeypatch.setattr(file_lock.fcntl, "flock", flock)
     append(path, b"late\n")
     assert (before(path).read_bytes(), path.read_bytes()) == (b"full\n", b"late\n")
     assert len(waits) == 2
