@@ -424,12 +424,12 @@ async def a_client_that_leaves_ends_the_call(bench: Bench) -> None:
 
 
 def _sliding_life(bench: Bench) -> None:
-    judged = lookup._judged
+    judged = lookup.judged
 
     def sliding(plan: Any, entry: Any, now: float) -> Any:
         return judged(plan, entry and replace(entry, stored_at=now, expires_at=now + 60), now)
 
-    bench.patch(lookup, "_judged", sliding)
+    bench.patch(lookup, "judged", sliding)
 
 
 @defect("a hit extends an entry's life", "RedisVL #603", _sliding_life)
