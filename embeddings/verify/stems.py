@@ -12,7 +12,9 @@ from embeddings.verify.lists.inflections import IRREGULAR, UNINFLECTED
 
 _VOWELS: Final = "aeiouy"
 # One vowel sound and one consonant: the e that -ing and -ed took away is put back ("hop", "hope").
-_LOST_E: Final = re.compile(r"[^aeiou]*(?:[aeiouy][^aeiouywx]|.*(?:[cvzu]|[^aeious]s|dg|rg))")
+_LOST_E: Final = re.compile(
+    r"[^aeiou]*(?:[aeiouy][^aeiouywx]|.*(?:[cvzu]|[^aeious]s|[aeiou]{2}s|dg|rg))"
+)
 _ONE_SOUND: Final = re.compile(r"[^aeiouy]*[aeiouy]+[^aeiouy]*")
 _SUFFIXES: Final = words(
     """
@@ -85,6 +87,23 @@ def derived(a: str, b: str) -> bool:
     # The shared part may go on for a letter or two after a suffix begins.
     return any(
         _is_suffix(a[end:]) and _is_suffix(b[end:]) for end in range(shared, max(shared - 3, 3), -1)
+    )
+
+
+_GIVING: Final = ("or", "er")
+_GETTING: Final = "ee"
+_SALTS: Final = ("ate", "ite", "ide", "ine", "ane", "ene")
+
+
+def told_apart(a: str, b: str) -> bool:
+    """Tell whether an ending makes two words: "lessor" and "lessee", "sulphite" and "sulphate"."""
+    a, b = a.removesuffix("s"), b.removesuffix("s")
+    if a == b:
+        return False
+    if a[:-3] == b[:-3] and a.endswith(_SALTS) and b.endswith(_SALTS):
+        return True
+    return a[:-2] == b[:-2] and any(
+        x.endswith(_GETTING) and y.endswith(_GIVING) for x, y in ((a, b), (b, a))
     )
 
 

@@ -33,7 +33,8 @@ charges; age aging ageing aged ages; singe singeing; hinge hinging; tie tying; u
 uses; due dues; dye dyeing; travel travelling travelled traveller; create creating created;
 install installing installed; fulfil fulfill fulfilled fulfilling; cancel cancelling cancelled
 cancellation; bus buses busses; gas gases; lens lenses; quiz quizzes; canvas canvases; alias
-aliases; virus viruses; series; species; always; news; perhaps
+aliases; virus viruses; series; species; always; news; perhaps; sue sued suing sues; owe owed
+owing owes; add added adding adds
 """
 
 IRREGULAR: Final[Mapping[str, str]] = {
