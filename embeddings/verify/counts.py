@@ -93,6 +93,8 @@ def _units(numbers: Iterable[Quantity]) -> dict[str, set[str | None]]:
 
 def _exchanged(a: Statement, b: Statement) -> bool:
     """Tell whether two numbers changed places: in a sum, or between what they count."""
+    if a.words == b.words and _reordered(a.numbers, b.numbers):
+        return True
     # "Squared" may stand on either side of what is squared.
     left, right = (
         [x.value for x in text.numbers if not x.weak or x.value == "1"] for text in (a, b)
@@ -100,12 +102,16 @@ def _exchanged(a: Statement, b: Statement) -> bool:
     if left == right and len(left) < 2:
         return False
     if left != right and sorted(left) == sorted(right):
-        if a.words == b.words:
-            return True
         signed = a.signs or b.signs or _SUM.search(a.joined) or _SUM.search(b.joined)
         if signed and len(left) == 2:
             return True
     return any(_contradict(read(a), read(b)) for read in (_counted, _owned) if len(set(left)) > 1)
+
+
+def _reordered(a: Iterable[Quantity], b: Iterable[Quantity]) -> bool:
+    """Tell whether all the numbers, weak ones too, are the same in another order."""
+    left, right = [x.value for x in a], [x.value for x in b]
+    return left != right and sorted(left) == sorted(right)
 
 
 def _weakly_apart(a: Iterable[Quantity], b: Iterable[Quantity]) -> bool:

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from embeddings.verify.lists.grammar import ADDABLE
 from embeddings.verify.statement import Item, Statement
+from embeddings.verify.stems import told_apart
 from embeddings.verify.vocabulary import related
 
 
@@ -89,7 +90,7 @@ def _unaccounted(items: Sequence[Item], other: Statement, alone: Sequence[Item])
         item
         for item in items
         if item.word.synonyms.isdisjoint(groups)
-        and not any(related(item.word, x.word) for x in prefixes.get(item.text[:3], ())[:_MOST])
+        and not any(_kin(item, x) for x in prefixes.get(item.text[:3], ())[:_MOST])
         # The other text may write it in two words.
         and item.text.replace("-", "") not in joined
         and not any(_misspelt(item, x) for x in few)
@@ -102,6 +103,12 @@ def _unaccented(text: str) -> str:
     return "".join(x for x in unicodedata.normalize("NFD", text) if not unicodedata.combining(x))
 
 
+def _kin(x: Item, y: Item) -> bool:
+    return related(x.word, y.word) and (
+        not told_apart(x.text, y.text) or not x.word.synonyms.isdisjoint(y.word.synonyms)
+    )
+
+
 def _misspelt(x: Item, y: Item) -> bool:
     """Tell whether one letter more, less, other or two exchanged make one word of the other."""
     a, b = x.text, y.text
@@ -112,14 +119,17 @@ def _misspelt(x: Item, y: Item) -> bool:
     # Two words that are both known, or both acronyms, are two words; so are Manet and Monet.
     if (x.word.ordinary and y.word.ordinary) or x.acronym or y.acronym:
         return False
+    if told_apart(a, b):
+        return False
     start = 0
     while start < min(len(a), len(b)) and a[start] == b[start]:
         start += 1
     rest_a, rest_b = a[start:], b[start:]
-    known = x.word.ordinary or y.word.ordinary or len(a) >= _LONG_WORD
+    known = x.word.ordinary or y.word.ordinary
     if rest_a[1:] == rest_b[1:]:
+        # "Dysphagia", "dysphasia": terms of art are long, and a letter apart.
         return known
     if rest_a[1:] == rest_b or rest_a == rest_b[1:]:
         long = max(a, b, key=len)
-        return known or long[start] == long[start - 1]
+        return known or len(a) >= _LONG_WORD or long[start] == long[start - 1]
     return rest_a[:2] == rest_b[1::-1] and rest_a[2:] == rest_b[2:]

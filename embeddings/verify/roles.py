@@ -46,8 +46,12 @@ def check_roles(a: Statement, b: Statement, apart: Difference) -> str | None:
     """Refuse exchanged roles."""
     if apart.closeness < _CLOSE:
         return None
-    if _turned(a, b) % 2:
-        return None if flips(apart) % 2 or reverses(a, b, apart) else "relation"
+    turned = _turned(a, b)
+    if turned % 2:
+        passes = flips(apart) % 2 or (turned == 1 and reverses(a, b, apart))
+        return None if passes else "relation"
+    if turned and flips(apart) % 2 == 0 and not _both_far(a, b):
+        return "roles"
     if _owners_exchanged(a, b):
         return "roles"
     if not (_exchanged(a, b, apart) or _people_exchanged(a, b, apart)):
@@ -78,6 +82,11 @@ def _mutual(text: Statement) -> bool:
     return any(item.word.key in _MUTUAL or item.text in _MUTUAL for item in text.items) or (
         not _MUTUAL.isdisjoint(text.vocabulary)
     )
+
+
+def _both_far(a: Statement, b: Statement) -> bool:
+    """Tell whether both ask for a distance, which is the same both ways."""
+    return "distance" in a.vocabulary and "distance" in b.vocabulary
 
 
 def _turned(a: Statement, b: Statement) -> int:
