@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from embeddings.verify.lexicon import ANTONYMS, OPPOSING_ENDS, OPPOSING_PREFIXES
 from embeddings.verify.reading import Kind, Token, read
 
-RULES = "rules-2"
+RULES = "rules-3"
 """What these rules are called in calibrations; raise it when they change."""
 
 _ORDER = "order"
@@ -40,8 +40,21 @@ def agree(asked: str, stored: str) -> str | None:
 
 def _same(a: Token, b: Token) -> bool:
     if a.form == b.form:
-        return True
+        return _otherwise_meant(a, b) is None
     return (a.gerund and b.form in _bases(a.form)) or (b.gerund and a.form in _bases(b.form))
+
+
+def _otherwise_meant(a: Token, b: Token) -> Kind | None:
+    """Return why equal words differ: "my account", "an account"; "Python", "a python"."""
+    before = {a.before, b.before}
+    if "my" in before and not before <= {"my", "the"}:
+        return Kind.PERSON
+    names = {a.kind is Kind.NAME, b.kind is Kind.NAME}
+    named = a if a.kind is Kind.NAME else b
+    common = b if named is a else a
+    if len(names) == 2 and common.cased and common.before == "a" != named.before:
+        return Kind.NAME
+    return None
 
 
 def _bases(gerund: str) -> set[str]:
@@ -58,7 +71,11 @@ def _bases(gerund: str) -> set[str]:
 def _reason(left: Sequence[Token], right: Sequence[Token]) -> str:
     only_left, only_right = _beyond(left, right), _beyond(right, left)
     if not only_left and not only_right:
-        return _ORDER
+        meant = [
+            kind for pair in zip(left, right, strict=True) if (kind := _otherwise_meant(*pair))
+        ]
+        in_order = all(a.form == b.form for a, b in zip(left, right, strict=True))
+        return meant[0].value if in_order and meant else _ORDER
     kinds = {token.kind for token in (*only_left, *only_right)}
     for kind in _PLAIN_KINDS:
         if kind in kinds:

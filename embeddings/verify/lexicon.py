@@ -348,4 +348,7 @@ IRREGULAR_PLURALS: Final[Mapping[str, str]] = {
 NO_PLURALS: Final = _words(
     "news always species series means goods savings customs glasses lens bus gas plus canvas alias",
     "status virus bonus campus census texas paris james windows aws ios sms gps dns tls https",
+    # Not several of what the singular names: securities, damages, bonds, terms of a contract.
+    "securities futures damages premises dues earnings minutes proceeds contents terms arms",
+    "spirits bonds",
 )

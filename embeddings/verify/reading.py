@@ -6,7 +6,7 @@ Everything else stays, so that it has to be matched.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise, takewhile
 from typing import Final, assert_never
@@ -26,6 +26,7 @@ from embeddings.verify.lexicon import (
     UNITS,
 )
 from embeddings.verify.lexing import Lexeme, Piece, lex
+from embeddings.verify.lists import words
 from embeddings.verify.numbers import NUMBER_WORDS, digits, number_words, ordinal_word
 
 
@@ -49,11 +50,16 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A meaningful word in its one form. `gerund`: may be the -ing form of what it stands for."""
+    """A meaningful word in its one form. `gerund`: may be the -ing form of what it stands for.
+
+    `before`: "a", "the" or "my" if that was left out before it. `cased`: its text has capitals.
+    """
 
     form: str
     kind: Kind
     gerund: bool = False
+    before: str = ""
+    cased: bool = False
 
 
 _LONGEST_PHRASE: Final = max(map(len, PHRASES))
@@ -69,6 +75,11 @@ _KINDS: Final = (
     (Kind.PERSON, PERSONS.keys()),
     (Kind.QUESTION, frozenset({"how", "what", "which", "who", "whose", "where", "why"})),
 )
+_BEFORE: Final = {"a": "a", "an": "a", "the": "the", "my": "my", "our": "my"}
+# What "to" belongs with the word before it for, if it stands in front of it: "talk to about".
+_AFTER_TO: Final = RELATIONS | words(
+    "today now tomorrow yesterday here there first directly anymore again instead tonight"
+)
 _FUNCTION_WORDS: Final = (
     DROPPED | NEGATIONS | RELATIONS | COMPARISONS | PAST | PERSONS.keys() | {"will", "can", "may"}
 )
@@ -76,7 +87,12 @@ _FUNCTION_WORDS: Final = (
 
 def read(text: str) -> tuple[Token, ...]:
     """Return the tokens of a text in order."""
-    return tuple(token for sentence in _sentences(lex(text)) for token in _read(sentence))
+    cased = text != text.lower()
+    return tuple(
+        replace(token, cased=True) if cased else token
+        for sentence in _sentences(lex(text))
+        for token in _read(sentence)
+    )
 
 
 def _sentences(lexemes: Sequence[Lexeme]) -> Iterator[Sequence[Lexeme]]:
@@ -89,14 +105,24 @@ def _read(sentence: Sequence[Lexeme]) -> Iterator[Token]:
     asked = frame(" ".join(x.text if x.piece is Piece.WORD else "#" for x in sentence))
     if asked.question is not None:
         yield Token(f"{asked.question}?", Kind.QUESTION)
-    place, after_number, gerund = asked.words, False, asked.gerund
+    place, after_number, gerund, before = asked.words, False, asked.gerund, ""
     while place < len(sentence):
+        lexeme = sentence[place]
         token, taken = _next(sentence, place, after_number=after_number)
         place += taken
         after_number = token is not None and token.kind is Kind.NUMBER
-        if token is not None and not (asked.mine and token.form in {"my", "our"}):
-            yield Token(token.form, token.kind, gerund)
-            gerund = False
+        if _is_left_out(lexeme, token, mine=asked.mine and place < len(sentence)):
+            before = _BEFORE[lexeme.text]
+        elif token is not None:
+            yield Token(token.form, token.kind, gerund, before)
+            gerund, before = False, ""
+
+
+def _is_left_out(lexeme: Lexeme, token: Token | None, *, mine: bool) -> bool:
+    """Tell whether a word only says which one the next word means."""
+    if lexeme.piece is not Piece.WORD or lexeme.named or lexeme.text not in _BEFORE:
+        return False
+    return token is None or (mine and token.kind is Kind.PERSON)
 
 
 def _next(
@@ -116,6 +142,8 @@ def _next(
             return (Token(form, Kind.UNIT) if form else Token(lexeme.text, Kind.SYMBOL)), 1
         case Piece.WORD if lexeme.named:
             return _name(lexeme.text), 1
+        case Piece.WORD if lexeme.text == "to" and _ends_verb(sentence, place):
+            return Token("to", Kind.RELATION), 1
         case Piece.WORD if lexeme.text not in _OPENERS and not after_number:
             return _word(lexeme.text), 1
         case Piece.WORD:
@@ -123,6 +151,14 @@ def _next(
             return _words([x.text for x in ahead], after_number=after_number)
         case _:
             assert_never(lexeme.piece)
+
+
+def _ends_verb(sentence: Sequence[Lexeme], place: int) -> bool:
+    """Tell whether nothing follows that "to" could go with: "who do I report to at work"."""
+    if place + 1 == len(sentence):
+        return True
+    following = sentence[place + 1]
+    return _is_plain(following) and following.text in _AFTER_TO
 
 
 def _is_plain(lexeme: Lexeme) -> bool:
@@ -156,8 +192,8 @@ def _word(word: str) -> Token | None:
     ordinal = ordinal_word(word)
     if ordinal is not None:
         return Token(ordinal, Kind.NUMBER)
-    for kind, words in _KINDS:
-        if word in words:
+    for kind, listed in _KINDS:
+        if word in listed:
             return Token(PERSONS.get(word, word), kind)
     return Token(_one_form(word), Kind.WORD)
 
