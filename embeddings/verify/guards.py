@@ -15,6 +15,7 @@ from embeddings.verify.counts import check_numbers
 from embeddings.verify.demands import check_demands
 from embeddings.verify.differences import Difference, difference
 from embeddings.verify.entities import check_kinds, check_names
+from embeddings.verify.exchanges import check_exchanges
 from embeddings.verify.focus import check_focus
 from embeddings.verify.plain_differences import check_words
 from embeddings.verify.polarity import check_polarity
@@ -39,6 +40,7 @@ _CHECKS: Final[tuple[_Check, ...]] = (
     check_focus,
     check_demands,
     check_small_words,
+    check_exchanges,
     check_roles,
     check_words,
 )
