@@ -98,6 +98,12 @@ _MADE: Final = {
         " (?:language|\\w+ese|\\w+ish|french|german|italian|russian|hindi|arabic) "
     ),
 }
+_AUXILIARY: Final = "(?:is|are|am|was|were|do|does|did|will|would|should|can|could)"
+# Who the money goes to: "lawyers charge" and "lawyers pay", "lawyers are paid".
+_TAKEN: Final = re.compile(
+    rf" how much {_AUXILIARY} ((?:\S+ ){{1,4}}?)(?:charge|cost|pay) (?!off|back|attention)"
+)
+_PAID: Final = re.compile(rf" how much {_AUXILIARY} ((?:\S+ ){{1,4}}?)(?:(?:be |get )?paid|earn) ")
 _LEAD: Final = words("please can could would you kindly hey hi hello just now i want need to")
 _LEAD_LENGTH: Final = 6
 
@@ -113,6 +119,8 @@ def check_demands(a: Statement, b: Statement, apart: Difference) -> str | None:
     if apart.closeness < _NEAR and not (_quotes(a, b) or _quotes(b, a)):
         return None
     if _wants_other(a, b) or _wants_other(b, a) or _lasts_or_takes(a, b) or _other_end(a, b):
+        return "question"
+    if _taken_or_paid(a, b) or _taken_or_paid(b, a):
         return "question"
     return "modality" if apart.closeness >= _EQUAL and _must_or_may(a, b) else None
 
@@ -166,6 +174,12 @@ def _other_end(a: Statement, b: Statement) -> bool:
         and "when" in asked(x) & asked(y)
         for x, y in ((a, b), (b, a))
     )
+
+
+def _taken_or_paid(a: Statement, b: Statement) -> bool:
+    """Tell whether one text asks what somebody charges, and the other what the same are paid."""
+    taken, paid = _TAKEN.search(a.joined), _PAID.search(b.joined)
+    return taken is not None and paid is not None and taken[1] == paid[1]
 
 
 def _must_or_may(a: Statement, b: Statement) -> bool:
