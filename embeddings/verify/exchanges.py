@@ -17,6 +17,8 @@ from embeddings.verify.statement import NUMBER, Item, Statement
 
 _CLOSE: Final = 0.9
 _EQUAL: Final = 0.99
+# The sides of longer questions are not compared: it costs the square of their length.
+_MOST: Final = 12
 _LEADS: Final = {
     "to": "to", "into": "to", "onto": "to", "from": "from", "off": "from", "after": "after",
     "before": "before", "for": "for", "on": "on", "of": "of", "by": "by", "base": "base",
@@ -229,7 +231,7 @@ def _sides_exchanged(a: Statement, b: Statement, apart: Difference) -> bool:
     if len({any(_passive(text, item) for item in text.items) for text in (a, b)}) > 1:
         return False
     left, right = ([x.word.key for x in _shared(text, apart)] for text in (a, b))
-    if left == right or sorted(left) != sorted(right):
+    if len(left) > _MOST or left == right or sorted(left) != sorted(right):
         return False
     while left[0] == right[0]:
         left, right = left[1:], right[1:]
