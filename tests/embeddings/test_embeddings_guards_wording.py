@@ -1,6 +1,7 @@
 """The guards and wording: what may be written in two ways, and what only looks like it."""
 
 import pytest
+from notation_pairs import WRITTEN_OTHERWISE
 
 from embeddings.verify.guards import REASONS, guard
 
@@ -197,38 +198,7 @@ def test_another_name_or_question_is_refused(asked, stored, reason):
         ("Is the ratio 15:20 good?", "Is the ratio 3:20 good?"),
         ("How much gold is there in Ghana?", "How much does gold cost in Ghana?"),
         ("Is 5 lbs a lot?", "Is \u00a35 a lot?"),
-        ("Expand (x - y)^2", "Expand x - y^2"),
-        ("Expand (x - y)^2", "Expand (x y)^2"),
-        ("What is (-3)^2?", "What is -3^2?"),
-        ("What is ln(x)^2?", "What is ln(x^2)?"),
-        ("sin(x)^2", "sin(x^2)"),
-        ("What is (a/b)^2?", "What is a/b^2?"),
-        ("What is 1/(x^2)?", "What is (1/x)^2?"),
-        ("What is x^2 - y?", "What is x^2 y?"),
-        ("What is (mean - median)^2?", "What is mean - median^2?"),
-        ("What is 12 - (4)^2?", "What is (12 4)^2?"),
-        ("How big is (5 m)\u00b2?", "How big is 5 m\u00b2?"),
-        ("Expand (a - b)\u00b3", "Expand a - b\u00b3"),
-        ("What is sin(x)\u00b2?", "What is sin(x\u00b2)?"),
-        ("What is 10\u00b2\u00b3?", "What is (10\u00b2)\u00b3?"),
-        ("Factor (x - 2)\u00b2", "Factor x - 2\u00b2"),
-        ("Expand (x - y) squared", "Expand x - y squared"),
-        ("What does print `no. of items: 5` do?", "What does print `number of items: 5` do?"),
-        ('grep for "no. 5"', 'grep for "number 5"'),
-        ('x = "yes" if a else "no. 1"', 'x = "yes" if a else "number 1"'),
-        ("What is 5^2 in Python?", "What is 5 squared in Python?"),
-        ("What does x^2 return in C?", "What does x squared return in C?"),
-        ("What is HEAD^2 in git?", "What is HEAD squared in git?"),
-        ("How do I write 'x^2' in LaTeX?", "How do I write 'x squared' in LaTeX?"),
-        ("How do I type x\u00b2 in Word?", "How do I type x^2 in Word?"),
-        ("What is the code point of x\u00b2?", "What is the code point of x^2?"),
-        ("How do I split f(1,2)?", "How do I split f(1, 2)?"),
-        ("What is gcd(100,200)?", "What is gcd(100200)?"),
-        ("What is the mean of (100,200,300)?", "What is the mean of (100200300)?"),
-        ("Give me a random number in (1,100)", "Give me a random number in (1100)"),
-        ("Slope of (100,200) to (300,400)?", "Slope of (100200) to (300400)?"),
-        ("I said no. Is that rude?", "I said yes. Is that rude?"),
-        ("My cat is named No. Is it rude?", "My cat is named number Is it rude?"),
+        *WRITTEN_OTHERWISE,
     ],
 )
 def test_what_is_the_same_in_other_questions_is_refused(asked, stored):
