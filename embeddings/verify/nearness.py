@@ -1,7 +1,7 @@
 """The verifier's score and the cosine of the two questions, weighed against each other.
 
 The network reads words and tells what is different; how near two questions are in meaning as a
-whole the encoder knows better. Their sum ranks at least as well as either: benchmarks/LOG.md.
+whole the encoder knows better. How the weight was found: benchmarks/LOG.md.
 """
 
 import math

@@ -5,7 +5,7 @@ another, that word is the difference. Where they differ more widely nothing is c
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 from embeddings.verify.differences import Difference
@@ -23,9 +23,8 @@ _FREE: Final = (
     | words("the a an i my me we our us you your it its this that there to of")
 )
 
-_ASKED_BY: Final[Mapping[str, re.Pattern[str]]] = {
-    **dict.fromkeys(("cost", "costs"), re.compile(" how much (?:is|are|do|does) ")),
-}
+_COSTS: Final = words("cost costs")
+_HOW_MUCH: Final = re.compile(" how much (?:is|are|do|does) ")
 # "Is DDT still used?" may have another answer than "Is DDT used?".
 _DEGREES: Final = words(
     "still usually normally typically generally widely commonly mostly mainly often already ever "
@@ -65,8 +64,7 @@ def _otherwise_often(a: Statement, b: Statement) -> bool:
 
 def _said_anyway(text: str, a: Statement, b: Statement) -> bool:
     """Tell whether both texts ask what the word says: "how much is it", "what does it cost"."""
-    asks = _ASKED_BY.get(text)
-    return asks is not None and asks.search(a.joined) is not None and bool(asks.search(b.joined))
+    return text in _COSTS and all(_HOW_MUCH.search(each.joined) for each in (a, b))
 
 
 def _is_foreign(text: str) -> bool:
