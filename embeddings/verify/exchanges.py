@@ -12,7 +12,7 @@ from embeddings.verify.differences import Difference
 from embeddings.verify.lists import words
 from embeddings.verify.lists.grammar import FUNCTION
 from embeddings.verify.polarity import flips
-from embeddings.verify.roles import _MUTUAL, _mutual, _passive
+from embeddings.verify.roles import MUTUAL, mutual, passive
 from embeddings.verify.statement import NUMBER, Item, Statement
 
 _CLOSE: Final = 0.9
@@ -63,7 +63,7 @@ def check_exchanges(a: Statement, b: Statement, apart: Difference) -> str | None
         return None
     if apart.closeness >= _EQUAL and _either(lambda x, y: _subject_exchanged(x, y, apart), a, b):
         return "roles"
-    if _mutual(a) or _mutual(b):
+    if mutual(a) or mutual(b):
         return None
     if _objects_exchanged(a, b) or _sides_exchanged(a, b, apart):
         return "roles"
@@ -197,7 +197,7 @@ def _wh_exchanged(subject: Statement, other: Statement, apart: Difference) -> bo
         verb.place <= 2
         and second[0].word.key != verb.word.key
         and bool(done)
-        and not any(_passive(other, item) for item in done)
+        and not any(passive(other, item) for item in done)
     )
 
 
@@ -212,10 +212,10 @@ def _subject_exchanged(mine: Statement, theirs: Statement, apart: Difference) ->
     others = (item for text in both for item in text.items if item.word.key != subject)
     return (
         subject in apart.shared
-        and _MUTUAL.isdisjoint(word for item in others for word in (item.text, item.word.key))
-        and _MUTUAL.isdisjoint(word for word in mine.vocabulary if word in FUNCTION)
+        and MUTUAL.isdisjoint(word for item in others for word in (item.text, item.word.key))
+        and MUTUAL.isdisjoint(word for word in mine.vocabulary if word in FUNCTION)
         and not {"i", "me", "my"}.isdisjoint(theirs.words[1:])
-        and not any(_passive(text, item) for text in both for item in text.items)
+        and not any(passive(text, item) for text in both for item in text.items)
         and mine.words[2] not in {"be", "get"}
     )
 
@@ -228,7 +228,7 @@ def _sides_exchanged(a: Statement, b: Statement, apart: Difference) -> bool:
         return False
     if not _same_prepositions(a, b):
         return False
-    if len({any(_passive(text, item) for item in text.items) for text in (a, b)}) > 1:
+    if len({any(passive(text, item) for item in text.items) for text in (a, b)}) > 1:
         return False
     left, right = ([x.word.key for x in _shared(text, apart)] for text in (a, b))
     if len(left) > _MOST or left == right or sorted(left) != sorted(right):

@@ -19,7 +19,7 @@ _CLOSE: Final = 0.75
 _EQUAL: Final = 0.99
 _BE: Final = words("is are was were be been being am get gets got getting")
 # Relations that hold both ways, and pivots that say nothing of who is who.
-_MUTUAL: Final = words(
+MUTUAL: Final = words(
     """
     and or versus vs between same equal similar different difference differ distance marry
     married friend related relate relation compare comparison both together near twin sibling
@@ -56,7 +56,7 @@ def check_roles(a: Statement, b: Statement, apart: Difference) -> str | None:
         return "roles"
     if not (_exchanged(a, b, apart) or _people_exchanged(a, b, apart)):
         return None
-    return None if flips(apart) % 2 or _mutual(a) or _mutual(b) else "roles"
+    return None if flips(apart) % 2 or mutual(a) or mutual(b) else "roles"
 
 
 def _owners_exchanged(a: Statement, b: Statement) -> bool:
@@ -78,9 +78,10 @@ def _owners(text: Statement) -> dict[str, str]:
     }
 
 
-def _mutual(text: Statement) -> bool:
-    return any(item.word.key in _MUTUAL or item.text in _MUTUAL for item in text.items) or (
-        not _MUTUAL.isdisjoint(text.vocabulary)
+def mutual(text: Statement) -> bool:
+    """Tell whether a relation that holds both ways is spoken of."""
+    return any(item.word.key in MUTUAL or item.text in MUTUAL for item in text.items) or (
+        not MUTUAL.isdisjoint(text.vocabulary)
     )
 
 
@@ -136,7 +137,7 @@ def _exchanged(a: Statement, b: Statement, apart: Difference) -> bool:
     for x in order_a[1:-1]:
         y = order_b[keys_b.index(x.word.key)]
         if _sides(keys_a, x.word.key) == _sides(keys_b, y.word.key)[::-1]:
-            return _passive(a, x) == _passive(b, y)
+            return passive(a, x) == passive(b, y)
     if len(keys_a) == 2 and keys_a == keys_b[::-1]:
         return _linked(a, order_a) is not None and _linked(a, order_a) == _linked(b, order_b)
     return False
@@ -146,7 +147,7 @@ def _other_voice(
     a: Statement, b: Statement, order_a: Sequence[Item], order_b: Sequence[Item]
 ) -> bool:
     """Tell whether what one text does is done to it in the other, in the same order of words."""
-    turned = [_passive(a, x) != _passive(b, y) for x, y in zip(order_a, order_b, strict=True)]
+    turned = [passive(a, x) != passive(b, y) for x, y in zip(order_a, order_b, strict=True)]
     if "by" in a.vocabulary or "by" in b.vocabulary:
         return any(turned[1:-1])
     people = [[_PERSON[word] for word in text.words if word in _PERSON] for text in (a, b)]
@@ -193,7 +194,7 @@ def _linked(text: Statement, order: Sequence[Item]) -> str | None:
     return links[0] if len(links) == 1 else None
 
 
-def _passive(text: Statement, item: Item) -> bool:
+def passive(text: Statement, item: Item) -> bool:
     """Tell whether the word is a participle: "by" behind it, or a form of to be before it."""
     before = text.words[max(item.place - 2, 0) : item.place]
     if "by" in text.words[item.place + 1 : item.place + 3]:
