@@ -18,31 +18,41 @@ NEW = replace(OLD, result=b"new")
 SECONDS = 20
 
 
+class ToldNews:
+    """A store's news, which also tells the test what the store in front was told."""
+
+    def __init__(self, news):
+        self.news = news
+        self.current = news.current
+        self.told = asyncio.Queue()
+
+    def listen(self, changed, lost):
+        def changed_and_told(key):
+            changed(key)
+            self.told.put_nowait(key)
+
+        def lost_and_told():
+            lost()
+            self.told.put_nowait(None)
+
+        self.news.listen(changed_and_told, lost_and_told)
+
+
 class Gateway:
-    """One gateway's store; events tell what became of its hot tier."""
+    """One gateway's store; events tell what it has heard of the others."""
 
     def __init__(self, url, *, patience=10.0, **options):
         self.cold = RedisStore(url, max_bytes=1 << 20, seconds=patience, **options)
         self.hot = MemoryStore(max_bytes=1 << 20)
-        self.store = TieredStore(self.hot, self.cold, self.cold.news)
-        self.told = asyncio.Queue()
-        forget, clear = self.hot.forget, self.hot.clear
-
-        def forgotten(key):
-            forget(key)
-            self.told.put_nowait(key)
-
-        def cleared():
-            clear()
-            self.told.put_nowait(None)
-
-        self.hot.forget, self.hot.clear = forgotten, cleared
+        news = ToldNews(self.cold.news)
+        self.told = news.told
+        self.store = TieredStore(self.hot, self.cold, news)
 
     async def proven(self):
         await asyncio.wait_for(self.cold.news.proven.wait(), SECONDS)
 
     async def until(self, what):
-        """Wait until the hot tier has forgotten a key, or everything (None)."""
+        """Wait until the store has been told of a changed key, or to forget everything (None)."""
         async with asyncio.timeout(SECONDS):
             while await self.told.get() != what:
                 pass
@@ -135,7 +145,6 @@ async def test_a_put_that_was_given_up_and_is_made_after_all_leaves_no_old_copy(
             await putting
         # Nobody waits for the put any more, so a read may come before it and keep the old.
         await a.hot.put(OLD)
-        a.told = asyncio.Queue()
         await a.until(OLD.key)
         assert a.serves_hot() is None
         assert await a.store.get(OLD.key) == NEW
