@@ -34,15 +34,18 @@ class NeverFitsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSequence:
-    """``num_tokens`` pending tokens of ``sequence`` are computed in this step."""
+    """The ``num_tokens`` tokens of ``sequence`` from ``start`` on are computed in this step.
+
+    ``samples``: they reach the last known token, so that a next one is chosen.
+    """
 
     sequence: Sequence
+    start: int
     num_tokens: int
+    samples: bool
 
-    @property
-    def samples(self) -> bool:
-        """Whether the step reaches the last known token, so that a next one can be chosen."""
-        return self.num_tokens == self.sequence.num_pending_tokens
+
+Step = tuple[ScheduledSequence, ...]
 
 
 class Scheduler:
@@ -88,7 +91,7 @@ class Scheduler:
             )
         insort(self._waiting, sequence, key=_rank)
 
-    def schedule(self) -> tuple[ScheduledSequence, ...]:
+    def schedule(self) -> Step:
         """Decide the next step and give its sequences the blocks they need.
 
         Returns decoding sequences first. Empty only when there is no work. Every step that is
@@ -114,7 +117,15 @@ class Scheduler:
             self._admit(sequence)
             planned[sequence] = min(sequence.num_pending_tokens, budget)
             budget -= planned[sequence]
-        return tuple(ScheduledSequence(sequence, count) for sequence, count in planned.items())
+        return tuple(
+            ScheduledSequence(
+                sequence,
+                sequence.num_computed_tokens,
+                count,
+                samples=count == sequence.num_pending_tokens,
+            )
+            for sequence, count in planned.items()
+        )
 
     def complete(self, step: Iterable[ScheduledSequence]) -> None:
         """Record that the KV of a step's tokens is written."""

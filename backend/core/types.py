@@ -23,45 +23,119 @@ class Priority(IntEnum):
     LOW = 2
 
 
+class GrammarKind(StrEnum):
+    """How a grammar is written."""
+
+    JSON_OBJECT = "json_object"
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    EBNF = "ebnf"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a text must conform to; ``source`` is empty for any JSON object."""
+
+    kind: GrammarKind
+    source: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are chosen and when generation ends.
 
     ``temperature`` 0 is greedy. ``top_k`` 0 means no limit. ``max_tokens`` None means up to the
-    context. ``stop`` strings end the text before themselves and are not part of it.
+    context. ``stop`` strings end the text before themselves and are not part of it; a token of
+    ``stop_token_ids`` ends it like the model's end token. Presence and frequency penalties look at
+    the continuation, the repetition penalty at the prompt too. ``logprobs`` None reports none, else
+    those of the chosen token and of as many of the likeliest.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     seed: int | None = None
     max_tokens: int | None = None
+    min_tokens: int = 0
     stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    grammar: Grammar | None = None
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether a token can be chosen only once the host knows the one before."""
+        return (
+            self.grammar is not None
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt and the ``n`` continuations wanted for it."""
+    """One prompt and the ``n`` continuations wanted for it.
+
+    KV is shared between prompts of one ``cache_salt`` alone. Without ``stream`` the text is wanted
+    at the end only. ``queue_seconds`` bounds the wait before the first step, None leaves it to the
+    engine.
+    """
 
     request_id: str
     prompt_tokens: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     n: int = 1
     priority: Priority = Priority.NORMAL
+    cache_salt: str = ""
+    stream: bool = True
+    queue_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms: of the chosen token, and of the likeliest ``(token, logprob)``."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """New tokens of one choice, as the engine's loop sends them.
+
+    ``logprobs`` is empty or as long as ``tokens``. ``cached_tokens`` of the prompt were found in
+    the prefix cache. An end token is among the tokens.
+    """
+
+    index: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
     """New text of one choice; the last delta of a choice carries ``finish_reason``.
 
-    ``completion_tokens`` counts the tokens generated so far for this choice.
+    ``completion_tokens`` counts the tokens generated so far for this choice. ``logprobs`` are those
+    of the tokens that ``text`` came from, where they were asked for.
     """
 
     index: int
     text: str
     completion_tokens: int
     finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

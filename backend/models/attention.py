@@ -6,11 +6,28 @@ keys and values that batched products read without another copy. A kernel that r
 place can replace ``paged_attention`` alone.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+
+class Attention(Protocol):
+    """Attention of one step, for every layer: it knows whose token is whose."""
+
+    def __call__(
+        self, layer: int, queries: Tensor, keys_values: Tensor, window: int | None
+    ) -> Tensor:
+        """Cache the new keys and values, then attend.
+
+        ``queries`` is [tokens, heads, head_dim], ``keys_values`` [tokens, 2 * kv_heads, head_dim].
+        With a ``window`` a token attends to itself and the ``window - 1`` tokens before it. Returns
+        [tokens, heads * head_dim].
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +70,22 @@ class AttentionPlan:
     write_rows: Tensor
     decode: tuple[DecodeGroup, ...]
     prefill: tuple[PrefillSpan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PagedAttention:
+    """``Attention`` by gathering: a step's plan and the caches of all layers."""
+
+    plan: AttentionPlan
+    caches: Sequence[Tensor]
+
+    def __call__(
+        self, layer: int, queries: Tensor, keys_values: Tensor, window: int | None
+    ) -> Tensor:
+        """See Attention. Raises NotImplementedError for a window."""
+        if window is not None:
+            raise NotImplementedError("sliding windows")
+        return paged_attention(queries, keys_values, self.caches[layer], self.plan)
 
 
 def paged_attention(

@@ -5,14 +5,13 @@ dozen tensor operations and nothing else. Tokens of all sequences of a step lie 
 only attention knows whose they are.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from backend.models.attention import AttentionPlan, paged_attention
+from backend.models.attention import Attention
 from backend.models.config import DecoderConfig
 from backend.models.layers import Linear, RMSNorm
 from backend.models.rotary import rotate_
@@ -69,40 +68,39 @@ class Decoder:
         self,
         tokens: Tensor,
         positions: Tensor,
-        caches: Sequence[Tensor],
-        plan: AttentionPlan,
+        attention: Attention,
         logit_rows: Tensor | None,
     ) -> Tensor:
-        """Return logits [len(logit_rows), vocab] and leave the new KV in ``caches``.
+        """Return hidden states [len(logit_rows), hidden], from which ``logits`` goes on.
 
         ``tokens`` and ``positions`` are [tokens]. ``logit_rows`` are the tokens whose successor
         is wanted, all when None.
         """
         rotations = self._rotations.index_select(0, positions).unsqueeze(1)
         hidden = functional.embedding(tokens, self._weights.embedding)
-        last = self._weights.layers[-1]
-        for layer, cache in zip(self._weights.layers, caches, strict=True):
-            attended = self._attend(layer, layer.input_norm(hidden), rotations, cache, plan)
-            if layer is last and logit_rows is not None:
+        last = len(self._weights.layers) - 1
+        for index, layer in enumerate(self._weights.layers):
+            queries, keys_values = self._project(layer, layer.input_norm(hidden), rotations)
+            attended = attention(index, queries, keys_values, None)
+            if index == last and logit_rows is not None:
                 # Nothing after this reads other tokens' activations: only their KV was needed.
                 attended = attended.index_select(0, logit_rows)
                 hidden = hidden.index_select(0, logit_rows)
             hidden = hidden + layer.output(attended)
             gate, up = layer.gate_up(layer.mlp_norm(hidden)).chunk(2, -1)
             hidden = hidden + layer.down(functional.silu(gate) * up)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return [rows, vocab] for hidden states [rows, hidden]."""
         return self._weights.head(self._weights.final_norm(hidden))
 
-    def _attend(
-        self,
-        layer: DecoderLayer,
-        normed: Tensor,
-        rotations: Tensor,
-        cache: Tensor,
-        plan: AttentionPlan,
-    ) -> Tensor:
+    def _project(
+        self, layer: DecoderLayer, normed: Tensor, rotations: Tensor
+    ) -> tuple[Tensor, Tensor]:
         qkv = layer.qkv(normed).contiguous().view(len(normed), -1, self._head_dim)
         queries_keys = qkv[:, : self._num_rotated]
         if layer.head_norm is not None:
             queries_keys.copy_(layer.head_norm(queries_keys))
         rotate_(queries_keys, rotations)
-        return paged_attention(qkv[:, : self._num_heads], qkv[:, self._num_heads :], cache, plan)
+        return qkv[:, : self._num_heads], qkv[:, self._num_heads :]

@@ -130,7 +130,7 @@ class EngineCore:
         """Advance every scheduled sequence; a crash of the model ends the step's requests."""
         step = self.scheduler.schedule()
         try:
-            sampled = self._runner.run(step, self._sampler_of)
+            sampled = self._runner.collect(self._runner.launch(step, self._sampler_of))
         except Exception:
             logger.exception("a step of %d sequences failed", len(step))
             self._fail_step(step)

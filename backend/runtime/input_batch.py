@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from backend.core.block_pool import BLOCK_SIZE, PADDING_BLOCK, blocks_for
-from backend.core.scheduler import ScheduledSequence
+from backend.core.scheduler import ScheduledSequence, Step
 from backend.core.sequence import Sequence
 from backend.models.attention import AttentionPlan, DecodeGroup, PrefillSpan
 
@@ -49,7 +49,7 @@ class InputBatchBuilder:
         self._last_tables: list[list[list[int]]] = []
         self._last_rows: list[Tensor] = []
 
-    def build(self, step: SequenceOf[ScheduledSequence]) -> InputBatch:
+    def build(self, step: Step) -> InputBatch:
         """Put sequences with one token first, by length, then the longer spans."""
         singles = sorted(
             (scheduled for scheduled in step if scheduled.num_tokens == 1),
@@ -71,7 +71,7 @@ class InputBatchBuilder:
                 table[at // BLOCK_SIZE] * BLOCK_SIZE * self._rows_per_block + at % BLOCK_SIZE
                 for at in range(start, stop)
             ]
-            if stop == len(sequence.tokens):
+            if scheduled.samples:
                 logit_rows.append(len(tokens) - 1)
                 sampling.append(sequence)
         plan = AttentionPlan(

@@ -1,18 +1,27 @@
 """Runs one scheduled step on the device: tensors in, one token for each caught-up sequence out."""
 
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 
 import torch
 
 from backend.core.block_pool import PADDING_BLOCK
-from backend.core.scheduler import ScheduledSequence
+from backend.core.scheduler import ScheduledSequence, Step
 from backend.core.sequence import Sequence
 from backend.core.types import SamplingParams
+from backend.models.attention import PagedAttention
 from backend.models.decoder import Decoder
 from backend.runtime.input_batch import InputBatchBuilder
 from backend.runtime.kv_cache import KVCache
 from backend.runtime.sampler import SequenceSampler, sample
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A step that was launched: whose next tokens it brings, and those tokens."""
+
+    sequences: tuple[Sequence, ...]
+    tokens: list[int | None]
 
 
 class ModelRunner:
@@ -25,28 +34,25 @@ class ModelRunner:
         self._inputs = inputs
 
     @torch.inference_mode()
-    def run(
-        self,
-        step: SequenceOf[ScheduledSequence],
-        sampler_of: Callable[[Sequence], SequenceSampler],
-    ) -> list[tuple[Sequence, int | None]]:
-        """Compute the step's tokens, then choose a token for each sequence that caught up.
-
-        None instead of a token: the model's output for this sequence is not finite.
-        """
+    def launch(self, step: Step, sampler_of: Callable[[Sequence], SequenceSampler]) -> InFlight:
+        """Compute the step's tokens and choose the next of each sequence that samples."""
         batch = self._inputs.build(step)
-        logits = self._model.forward(
-            batch.tokens, batch.positions, self._cache.layers, batch.plan, batch.logit_rows
-        )
-        tokens = sample(logits, [sampler_of(sequence) for sequence in batch.sampling])
-        return list(zip(batch.sampling, tokens, strict=True))
+        attention = PagedAttention(batch.plan, self._cache.layers)
+        hidden = self._model.forward(batch.tokens, batch.positions, attention, batch.logit_rows)
+        samplers = [sampler_of(sequence) for sequence in batch.sampling]
+        return InFlight(batch.sampling, sample(self._model.logits(hidden), samplers))
+
+    def collect(self, in_flight: InFlight) -> list[tuple[Sequence, int | None]]:
+        """Return the chosen tokens; None: the model's output for this sequence is not finite."""
+        return list(zip(in_flight.sequences, in_flight.tokens, strict=True))
 
     def warm_up(self) -> None:
         """Run one step in the padding block: libraries start their threads, errors show now."""
         warm = Sequence(0, [0, 0], max_length=2)
         warm.block_table = [PADDING_BLOCK]
         sampler = SequenceSampler(SamplingParams(temperature=0.0), 0)
-        self.run((ScheduledSequence(warm, 2),), lambda _: sampler)
+        step = (ScheduledSequence(warm, 0, 2, samples=True),)
+        self.collect(self.launch(step, lambda _: sampler))
         self.discard([PADDING_BLOCK])
 
     @torch.inference_mode()

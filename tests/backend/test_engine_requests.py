@@ -149,14 +149,14 @@ async def test_an_abort_takes_effect_within_one_step(engine):
     """Steps are held until the abort is queued: exactly one may follow it."""
     await collect(engine, request(max_tokens=1))
     steps, go = [], threading.Semaphore(0)
-    run = engine._runner.run
+    launch = engine._runner.launch
 
     def counted(step, sampler_of):
         assert go.acquire(timeout=LIMIT)
         steps.append(len(step))
-        return run(step, sampler_of)
+        return launch(step, sampler_of)
 
-    engine._runner.run = counted
+    engine._runner.launch = counted
     task = asyncio.create_task(collect(engine, request(max_tokens=200)))
     go.release(3)
     await until(engine, lambda stats: stats.generated_tokens == 1 + 3)
@@ -197,15 +197,15 @@ async def test_requests_that_cannot_run_are_rejected_at_once(engine, wanted, mes
 
 
 async def test_a_crashing_step_fails_its_requests_and_the_loop_goes_on(engine):
-    run = engine._runner.run
+    launch = engine._runner.launch
 
     def crash(step, sampler_of):
         if any(319 in scheduled.sequence.tokens for scheduled in step):
             raise RuntimeError("kernel launch failed")
-        return run(step, sampler_of)
+        return launch(step, sampler_of)
 
     expected = await collect(engine, request())
-    engine._runner.run = crash
+    engine._runner.launch = crash
     with pytest.raises(EngineError, match="failed while it computed"):
         async with asyncio.timeout(LIMIT):
             await collect(engine, request([3, 319, 4], n=3))
