@@ -7,7 +7,7 @@ pending. Only the scheduler changes ``status``, ``num_computed_tokens`` and ``bl
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from backend.core.types import Priority
+from backend.core.types import Priority, SamplingParams
 
 
 class SequenceStatus(Enum):
@@ -27,6 +27,11 @@ class Sequence:
     max_length: int
     """Prompt and continuation together, in tokens."""
     priority: Priority = Priority.NORMAL
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    seed: int = 0
+    """Of this choice's random numbers, below 2**64."""
+    end_token_ids: frozenset[int] = frozenset()
+    """Tokens that end it."""
     num_prompt_tokens: int = field(init=False)
     num_computed_tokens: int = field(init=False, default=0)
     block_table: list[int] = field(init=False, default_factory=list)

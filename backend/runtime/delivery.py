@@ -7,6 +7,7 @@ than the engine gets what has gathered as one delta, so falling behind makes its
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable
+from itertools import chain
 
 from backend.core.types import TextDelta
 
@@ -82,6 +83,8 @@ def _merge(deltas: Iterable[TextDelta]) -> list[TextDelta]:
             "".join(delta.text for delta in each),
             each[-1].completion_tokens,
             each[-1].finish_reason,
+            tuple(chain.from_iterable(delta.logprobs for delta in each)),
+            each[-1].cached_tokens,
         )
         for index, each in of_choice.items()
     ]

@@ -5,6 +5,7 @@ and no others; requests end in ``_end`` alone, which frees what they hold.
 """
 
 import logging
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
@@ -13,13 +14,14 @@ from typing import Protocol
 from backend.core.block_pool import BlockPool
 from backend.core.detokenizer import IncrementalDetokenizer
 from backend.core.scheduler import NeverFitsError, ScheduledSequence, Scheduler
+from backend.core.seeding import choice_seed
 from backend.core.sequence import Sequence
 from backend.core.stopping import Choice
 from backend.core.types import EngineStats, GenerationRequest
 from backend.ports import EngineError, RequestRejectedError
 from backend.runtime.delivery import Outbox, Stream
 from backend.runtime.model_runner import ModelRunner
-from backend.runtime.sampler import SequenceSampler
+from backend.runtime.sampled import SampledToken
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +62,6 @@ class Job:
 class _Continuation:
     job: Job
     choice: Choice
-    sampler: SequenceSampler
 
 
 class EngineCore:
@@ -92,14 +93,19 @@ class EngineCore:
         sampling = request.sampling
         room = self.limits.max_model_len - len(request.prompt_tokens)
         max_new_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
+        seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
+        eos_token_ids = frozenset() if sampling.ignore_eos else self._tokenizer.eos_token_ids
         sequences = [
             Sequence(
                 next(self._sequence_ids),
                 list(request.prompt_tokens),
                 len(request.prompt_tokens) + max_new_tokens,
                 request.priority,
+                sampling,
+                choice_seed(seed, index),
+                sampling.stop_token_ids | eos_token_ids,
             )
-            for _ in range(request.n)
+            for index in range(request.n)
         ]
         for index, sequence in enumerate(sequences):
             try:
@@ -116,9 +122,7 @@ class EngineCore:
                 detokenizer=self._tokenizer.detokenizer(),
             )
             job.open_sequences.append(sequence)
-            self._continuations[sequence] = _Continuation(
-                job, choice, SequenceSampler(sampling, index)
-            )
+            self._continuations[sequence] = _Continuation(job, choice)
         self._prompt_tokens += len(request.prompt_tokens)
 
     def abort(self, job: Job) -> None:
@@ -130,7 +134,7 @@ class EngineCore:
         """Advance every scheduled sequence; a crash of the model ends the step's requests."""
         step = self.scheduler.schedule()
         try:
-            sampled = self._runner.collect(self._runner.launch(step, self._sampler_of))
+            sampled = self._runner.collect(self._runner.launch(step))
         except Exception:
             logger.exception("a step of %d sequences failed", len(step))
             self._fail_step(step)
@@ -168,20 +172,17 @@ class EngineCore:
             max_tokens_per_step=self.limits.max_tokens_per_step,
         )
 
-    def _sampler_of(self, sequence: Sequence) -> SequenceSampler:
-        return self._continuations[sequence].sampler
-
-    def _advance(self, sequence: Sequence, token: int | None) -> None:
+    def _advance(self, sequence: Sequence, sampled: SampledToken | None) -> None:
         continuation = self._continuations.get(sequence)
         if continuation is None:
             return  # another choice of its request failed in this very step
-        if token is None:
+        if sampled is None:
             self._runner.discard(sequence.block_table)
             self._fail([continuation.job], "the model's output is not finite for this request")
             return
-        sequence.tokens.append(token)
+        sequence.tokens.append(sampled.token)
         self._generated_tokens += 1
-        delta = continuation.choice.push(token)
+        delta = continuation.choice.push(sampled.token, sampled.logprobs)
         if delta is None:
             return
         self._outbox.put(continuation.job.stream, delta)

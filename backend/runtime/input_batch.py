@@ -28,7 +28,7 @@ class InputBatch:
     positions: Tensor
     plan: AttentionPlan
     logit_rows: Tensor | None
-    sampling: tuple[Sequence, ...]
+    sampling: tuple[ScheduledSequence, ...]
 
 
 class InputBatchBuilder:
@@ -60,7 +60,7 @@ class InputBatchBuilder:
         positions: list[int] = []
         slots: list[int] = []
         logit_rows: list[int] = []
-        sampling: list[Sequence] = []
+        sampling: list[ScheduledSequence] = []
         for scheduled in (*singles, *spans):
             sequence, start = scheduled.sequence, scheduled.sequence.num_computed_tokens
             stop = start + scheduled.num_tokens
@@ -73,7 +73,7 @@ class InputBatchBuilder:
             ]
             if scheduled.samples:
                 logit_rows.append(len(tokens) - 1)
-                sampling.append(sequence)
+                sampling.append(scheduled)
         plan = AttentionPlan(
             write_rows=self._write_rows(slots),
             decode=self._decode_groups([scheduled.sequence for scheduled in singles]),

@@ -1,6 +1,6 @@
 """Runs one scheduled step on the device: tensors in, one token for each caught-up sequence out."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,8 @@ from backend.models.attention import PagedAttention
 from backend.models.decoder import Decoder
 from backend.runtime.input_batch import InputBatchBuilder
 from backend.runtime.kv_cache import KVCache
-from backend.runtime.sampler import SequenceSampler, sample
+from backend.runtime.sampled import SampledToken, SampledTokens
+from backend.runtime.sampler import Sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class InFlight:
     """A step that was launched: whose next tokens it brings, and those tokens."""
 
     sequences: tuple[Sequence, ...]
-    tokens: list[int | None]
+    sampled: SampledTokens
 
 
 class ModelRunner:
@@ -32,27 +33,27 @@ class ModelRunner:
         self._model = model
         self._cache = cache
         self._inputs = inputs
+        self._sampler = Sampler()
 
     @torch.inference_mode()
-    def launch(self, step: Step, sampler_of: Callable[[Sequence], SequenceSampler]) -> InFlight:
+    def launch(self, step: Step) -> InFlight:
         """Compute the step's tokens and choose the next of each sequence that samples."""
         batch = self._inputs.build(step)
         attention = PagedAttention(batch.plan, self._cache.layers)
         hidden = self._model.forward(batch.tokens, batch.positions, attention, batch.logit_rows)
-        samplers = [sampler_of(sequence) for sequence in batch.sampling]
-        return InFlight(batch.sampling, sample(self._model.logits(hidden), samplers))
+        sampled = self._sampler.sample(self._model.logits(hidden), batch.sampling)
+        return InFlight(tuple(scheduled.sequence for scheduled in batch.sampling), sampled)
 
-    def collect(self, in_flight: InFlight) -> list[tuple[Sequence, int | None]]:
+    def collect(self, in_flight: InFlight) -> list[tuple[Sequence, SampledToken | None]]:
         """Return the chosen tokens; None: the model's output for this sequence is not finite."""
-        return list(zip(in_flight.sequences, in_flight.tokens, strict=True))
+        return list(zip(in_flight.sequences, in_flight.sampled.fetch(), strict=True))
 
     def warm_up(self) -> None:
         """Run one step in the padding block: libraries start their threads, errors show now."""
-        warm = Sequence(0, [0, 0], max_length=2)
+        warm = Sequence(0, [0, 0], max_length=2, sampling=SamplingParams(temperature=0.0))
         warm.block_table = [PADDING_BLOCK]
-        sampler = SequenceSampler(SamplingParams(temperature=0.0), 0)
         step = (ScheduledSequence(warm, 0, 2, samples=True),)
-        self.collect(self.launch(step, lambda _: sampler))
+        self.collect(self.launch(step))
         self.discard([PADDING_BLOCK])
 
     @torch.inference_mode()

@@ -1,94 +1,148 @@
-"""From logits to tokens.
+"""From logits to tokens, on the device and without waiting for it.
 
-A sequence's random numbers come from a generator of its own, one number for each token, so the
-same seed gives the same text whatever else is in the batch. Filters apply in the usual order:
-temperature, then top_k, then top_p.
+In vLLM's order: end tokens that come too early, bias, penalties, temperature, min_p, top_k, top_p.
+Each row is drawn from its own logits, its seed and its token's number alone (``gumbel``), so what
+else is in the batch changes nothing.
 """
 
-import random
-from collections.abc import Sequence
+from collections.abc import Sequence as SequenceOf
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from backend.core.types import SamplingParams
+from backend.core.scheduler import ScheduledSequence
+from backend.runtime.gumbel import Uint64s, log_exponential, vocabulary
+from backend.runtime.sampled import SampledTokens, raw_logprobs
+from backend.runtime.sampling_batch import DrawGroup, SamplingBatch, build_batch
+from backend.runtime.token_counts import penalise_
 
-# Below this, logits divided by the temperature leave the range of float32; it is greedy anyway.
-_MIN_TEMPERATURE = 1e-5
-
-
-class SequenceSampler:
-    """How one choice samples, and its generator."""
-
-    def __init__(self, params: SamplingParams, index: int) -> None:
-        """Choices of one request (``index``) draw different numbers from the same ``seed``."""
-        self.params = params
-        self._random = random.Random(None if params.seed is None else f"{params.seed}/{index}")
-
-    def draw(self) -> float:
-        """Return the next number in [0, 1)."""
-        return self._random.random()
+# Nearly all of the probability is in as many tokens; where it is not, all are sorted.
+_NUCLEUS = 512
 
 
-def sample(logits: Tensor, samplers: Sequence[SequenceSampler]) -> list[int | None]:
-    """Choose one token for each row of ``logits`` [rows, vocab].
+class Sampler:
+    """Chooses tokens; remembers the last batch, because most are like the one before."""
 
-    None marks a row whose logits are not finite. A number is drawn for each row that is not
-    greedy, and only for those.
-    """
-    top, tokens = logits.max(dim=-1)
-    # Two ways, chosen row by row: a neighbour in the batch must not change how a row is drawn.
-    for filtered in (False, True):
-        drawn_rows = [
-            row
-            for row, sampler in enumerate(samplers)
-            if sampler.params.temperature >= _MIN_TEMPERATURE
-            and _is_filtered(sampler.params) is filtered
-        ]
-        if drawn_rows:
-            rows = torch.tensor(drawn_rows, device=logits.device)
-            draw = _draw_filtered if filtered else _draw
-            drawn = draw(logits.index_select(0, rows), [samplers[row] for row in drawn_rows])
-            tokens.index_copy_(0, rows, drawn)
+    def __init__(self) -> None:
+        self._batch: SamplingBatch | None = None
+
+    def sample(self, logits: Tensor, step: SequenceOf[ScheduledSequence]) -> SampledTokens:
+        """Choose the next token of each of ``step``, whose rows ``logits`` [rows, vocab] are.
+
+        Sequences that need history must have all their tokens known.
+        """
+        sequences = tuple(scheduled.sequence for scheduled in step)
+        if self._batch is None or self._batch.sequences != sequences:
+            self._batch = build_batch(sequences, self._batch, logits)
+        return _sample(logits, self._batch, step)
+
+
+def _sample(
+    logits: Tensor, batch: SamplingBatch, step: SequenceOf[ScheduledSequence]
+) -> SampledTokens:
     # max propagates NaN, and an overflow shows as inf. -inf elsewhere in a row is legitimate.
-    finite = torch.isfinite(top).tolist()
-    return [token if valid else None for token, valid in zip(tokens.tolist(), finite, strict=True)]
+    top, tokens = logits.max(dim=-1)
+    finite = torch.isfinite(top)
+    lengths = _lengths(step) if batch.bounded or batch.groups else np.zeros(0, np.uint64)
+    adjusted = _adjust(logits, batch, lengths)
+    if adjusted is not logits:
+        tokens = adjusted.argmax(dim=-1)
+    for group in batch.groups:
+        own = adjusted if group.index is None else adjusted.index_select(0, group.index)
+        keys = group.keys(lengths, logits)
+        drawn = _draw(own, group, keys) if group is batch.wide else _draw_best(own, group, keys)
+        tokens = drawn if group.index is None else tokens.index_copy_(0, group.index, drawn)
+    logprobs = None
+    if batch.reported:
+        logprobs = raw_logprobs(logits, batch.reported_index, batch.reported, tokens)
+    return SampledTokens(tokens, finite, logprobs)
 
 
-def _is_filtered(params: SamplingParams) -> bool:
-    return params.top_k > 0 or params.top_p < 1.0
+def _lengths(step: SequenceOf[ScheduledSequence]) -> Uint64s:
+    """Return how many tokens each sequence has generated: the number of the one to come."""
+    return np.array(
+        [each.start + each.num_tokens - each.sequence.num_prompt_tokens for each in step],
+        np.uint64,
+    )
 
 
-def _column(values: list[float], like: Tensor) -> Tensor:
-    return torch.tensor(values, device=like.device, dtype=torch.float32).unsqueeze(1)
+def _adjust(logits: Tensor, batch: SamplingBatch, lengths: Uint64s) -> Tensor:
+    """Return what tokens are chosen from: ``logits`` itself when nothing changes them."""
+    early = [(row, ids) for row, least, ids in batch.bounded if lengths[row] < least]
+    if not (early or batch.biased or batch.penalised):
+        return logits
+    adjusted = logits.to(torch.float32, copy=True)
+    for row, ids in early:
+        adjusted[row].index_fill_(0, ids, -torch.inf)
+    if batch.biased is not None:
+        places, bias = batch.biased
+        adjusted.view(-1).index_add_(0, places, bias)
+    if batch.penalised:
+        for row, counts in batch.penalised:
+            counts.follow(batch.sequences[row].tokens)
+        penalise_(adjusted, batch.penalised)
+    return adjusted
 
 
-def _draw(logits: Tensor, samplers: Sequence[SequenceSampler]) -> Tensor:
-    scaled = logits.float() / _column([each.params.temperature for each in samplers], logits)
-    draws = _column([each.draw() for each in samplers], logits)
-    return _pick(torch.softmax(scaled, dim=-1), draws)
+def _scaled(logits: Tensor, group: DrawGroup) -> Tensor:
+    """Apply temperature and min_p."""
+    scaled = logits.float() / group.temperature
+    if group.log_min_p is not None:
+        least = scaled.amax(dim=-1, keepdim=True) + group.log_min_p
+        scaled.masked_fill_(scaled < least, -torch.inf)
+    return scaled
 
 
-def _draw_filtered(logits: Tensor, samplers: Sequence[SequenceSampler]) -> Tensor:
-    vocab = logits.shape[-1]
-    scaled = logits.float() / _column([each.params.temperature for each in samplers], logits)
-    ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
-    limits = _column([each.params.top_k or vocab for each in samplers], logits)
-    ordered = ordered.masked_fill(torch.arange(vocab, device=logits.device) >= limits, -torch.inf)
-    probabilities = torch.softmax(ordered, dim=-1)
-    # A token stays while those before it have not reached top_p; the first always stays.
-    before = probabilities.cumsum(dim=-1) - probabilities
-    dropped = before >= _column([each.params.top_p for each in samplers], logits)
+def _draw(logits: Tensor, group: DrawGroup, keys: Tensor) -> Tensor:
+    noise = log_exponential(keys, vocabulary(logits.shape[-1], logits.device))
+    return (_scaled(logits, group) - noise).argmax(dim=-1)
+
+
+def _draw_best(logits: Tensor, group: DrawGroup, keys: Tensor) -> Tensor:
+    """Draw where only the best tokens count, by number (top_k) or by probability (top_p)."""
+    scaled = _scaled(logits, group)
+    if group.most:
+        best, ids = _best(scaled, group.most)
+        ranks = torch.arange(group.most, device=logits.device)
+        best = best.masked_fill(ranks >= group.top_k, -torch.inf)
+        normaliser = best.logsumexp(dim=-1, keepdim=True)
+    else:
+        normaliser = scaled.logsumexp(dim=-1, keepdim=True)
+        best, ids = _likely(scaled, group, normaliser)
+    before = _mass_before(best, normaliser)
+    dropped = before >= group.top_p
     dropped[:, 0] = False
-    draws = _column([each.draw() for each in samplers], logits)
-    ranks = _pick(probabilities.masked_fill(dropped, 0.0), draws)
-    return order.gather(1, ranks.unsqueeze(1)).squeeze(1)
+    noise = log_exponential(keys, ids.int())
+    place = (best.masked_fill(dropped, -torch.inf) - noise).argmax(dim=-1, keepdim=True)
+    return ids.gather(1, place).squeeze(1)
 
 
-def _pick(weights: Tensor, draws: Tensor) -> Tensor:
-    """Return for each row the index at which the share ``draws`` [rows, 1] of its sum lies."""
+def _mass_before(best: Tensor, normaliser: Tensor) -> Tensor:
+    """Return the probability of all that are better; a token stays while that is below top_p."""
     # float64: with a large vocabulary a float32 running sum loses the small probabilities.
-    cumulative = weights.double().cumsum(dim=-1)
-    target = draws.double() * cumulative[:, -1:]
-    index = torch.searchsorted(cumulative, target, right=True).squeeze(1)
-    return index.clamp_(max=weights.shape[-1] - 1)
+    probabilities = (best - normaliser).double().exp()
+    return probabilities.cumsum(dim=-1) - probabilities
+
+
+def _likely(scaled: Tensor, group: DrawGroup, normaliser: Tensor) -> tuple[Tensor, Tensor]:
+    """Return enough of the best tokens to hold top_p of every row's probability."""
+    vocab = scaled.shape[-1]
+    # Looking whether few are enough is free on CPU alone: elsewhere it would wait for the device.
+    if scaled.device.type == "cpu" and vocab > _NUCLEUS:
+        best, ids = _best(scaled, _NUCLEUS)
+        if bool((_mass_before(best, normaliser)[:, -1:] >= group.top_p).all()):
+            return best, ids
+    return scaled.sort(dim=-1, descending=True, stable=True)
+
+
+def _best(scaled: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the ``count`` largest of each row, in order; of equal ones the lower ids."""
+    vocab = scaled.shape[-1]
+    # Integers in the order of the floats, the ids in their lower halves: no two are equal. Adding
+    # 0 makes one of the two zeros.
+    bits = (scaled + 0.0).view(torch.int32)
+    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    order = (bits.long() << 32) | (vocab - 1 - torch.arange(vocab, device=scaled.device))
+    ids = vocab - 1 - (order.topk(count, dim=-1).values & 0xFFFFFFFF)
+    return scaled.gather(1, ids), ids

@@ -151,10 +151,10 @@ async def test_an_abort_takes_effect_within_one_step(engine):
     steps, go = [], threading.Semaphore(0)
     launch = engine._runner.launch
 
-    def counted(step, sampler_of):
+    def counted(step):
         assert go.acquire(timeout=LIMIT)
         steps.append(len(step))
-        return launch(step, sampler_of)
+        return launch(step)
 
     engine._runner.launch = counted
     task = asyncio.create_task(collect(engine, request(max_tokens=200)))
@@ -199,10 +199,10 @@ async def test_requests_that_cannot_run_are_rejected_at_once(engine, wanted, mes
 async def test_a_crashing_step_fails_its_requests_and_the_loop_goes_on(engine):
     launch = engine._runner.launch
 
-    def crash(step, sampler_of):
+    def crash(step):
         if any(319 in scheduled.sequence.tokens for scheduled in step):
             raise RuntimeError("kernel launch failed")
-        return launch(step, sampler_of)
+        return launch(step)
 
     expected = await collect(engine, request())
     engine._runner.launch = crash
