@@ -1,6 +1,7 @@
 """What the HTTP server needs from an engine and from its model's tokenizer."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from backend.core.types import EngineStats, GenerationRequest, TextDelta
@@ -12,6 +13,15 @@ class EngineError(Exception):
 
 class RequestRejectedError(Exception):
     """The request can never run here, for example for a prompt longer than the context."""
+
+
+class OverloadedError(Exception):
+    """So much waits that the request was not taken; ``retry_after`` seconds later it may be."""
+
+    def __init__(self, reason: str, retry_after: float) -> None:
+        """``reason`` is for people."""
+        super().__init__(reason)
+        self.retry_after = retry_after
 
 
 class Generator(Protocol):
@@ -53,8 +63,52 @@ class PromptEncoder(Protocol):
         """Return the tokens of ``text``, with a beginning token if the model wants one."""
         ...
 
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of ``tokens``; ids without a token have none."""
+        ...
+
+    def token_strings(self, tokens: Sequence[int]) -> list[str]:
+        """Return each token as the vocabulary writes it, empty for ids without a token."""
+        ...
+
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
     ) -> str:
         """Return the prompt for ``messages``. Raises ValueError when they cannot be templated."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingShape:
+    """The longest input in tokens, the length of a vector, and shorter ones it may be cut to."""
+
+    max_tokens: int
+    dimensions: int
+    shorter: frozenset[int] = frozenset()
+
+
+class Embedder(Protocol):
+    """Turns token sequences into vectors; many requests share its passes."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it computes."""
+        ...
+
+    @property
+    def shape(self) -> EmbeddingShape:
+        """What it takes and makes."""
+        ...
+
+    @property
+    def num_waiting(self) -> int:
+        """Inputs that wait for a pass."""
+        ...
+
+    async def embed(self, inputs: Sequence[tuple[int, ...]]) -> list[bytes]:
+        """Return each input's vector as packed little-endian float32.
+
+        Cancelling gives up what has not been computed. Raises OverloadedError at once when too much
+        waits, and EngineError.
+        """
         ...

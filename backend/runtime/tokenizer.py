@@ -90,10 +90,14 @@ class Tokenizer:
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of ``tokens``, special tokens left out."""
-        text: str = self._backend.decode(list(tokens), skip_special_tokens=True)
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of ``tokens``; ids without a token have none."""
+        text: str = self._backend.decode(list(tokens), skip_special_tokens=skip_special_tokens)
         return text
+
+    def token_strings(self, tokens: Sequence[int]) -> list[str]:
+        """Return each token as the vocabulary writes it, empty for ids without a token."""
+        return [self._backend.id_to_token(token) or "" for token in tokens]
 
     def apply_chat_template(
         self,

@@ -4,10 +4,12 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
+from backend.server.embeddings import EmbeddingHandlers
 from backend.server.handlers import Handlers
 from backend.server.metrics import Metrics
 from backend.server.middleware import InFlight, RequestObserver
 from backend.server.served_model import ServedModel
+from backend.server.tokenizing import TokenHandlers
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 """Several times what the text of the longest context in use today takes."""
@@ -28,9 +30,10 @@ def build_application(
     On shutdown open requests have ``drain_seconds`` to end, then they are cancelled and the engine
     is stopped. Run it with ``handler_cancellation=True``, or nobody notices that a client left.
     """
-    metrics = Metrics(model.stats)
+    metrics = Metrics(model.stats, model.embeddings_waiting)
     in_flight = InFlight()
     handlers = Handlers(model, metrics)
+    tokens = TokenHandlers(model)
     app = web.Application(
         client_max_size=max_body_bytes,
         middlewares=[RequestObserver(metrics, in_flight).middleware()],
@@ -38,6 +41,9 @@ def build_application(
     app[served_model_key] = model
     app.router.add_post("/v1/chat/completions", handlers.chat_completions)
     app.router.add_post("/v1/completions", handlers.completions)
+    app.router.add_post("/v1/embeddings", EmbeddingHandlers(model, metrics).embeddings)
+    app.router.add_post("/tokenize", tokens.tokenize)
+    app.router.add_post("/detokenize", tokens.detokenize)
     app.router.add_get("/v1/models", handlers.list_models)
     app.router.add_get("/v1/models/{model:.+}", handlers.get_model)
     app.router.add_get("/healthz", handlers.healthz)

@@ -1,5 +1,6 @@
 """What a client is told when a request cannot be answered: OpenAI's error object, all four keys."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,6 +62,38 @@ def unknown_model(name: str) -> ApiError:
         f"The model '{name}' does not exist or you do not have access to it.",
         param="model",
         code="model_not_found",
+    )
+
+
+def cannot_generate(name: str) -> ApiError:
+    """Return the error for text wanted of a model that makes embeddings."""
+    return ApiError(
+        404,
+        f"The model '{name}' makes embeddings. This is not a chat model and thus not supported in "
+        "the v1/chat/completions and v1/completions endpoints. Did you mean to use v1/embeddings?",
+        param="model",
+    )
+
+
+def cannot_embed(name: str) -> ApiError:
+    """Return the error for embeddings wanted of a model that generates text."""
+    return ApiError(
+        404,
+        f"You are not allowed to generate embeddings from this model: '{name}' is not an embedding "
+        "model and thus not supported in the v1/embeddings endpoint. Did you mean to use "
+        "v1/chat/completions?",
+        param="model",
+    )
+
+
+def overloaded(reason: str, retry_after: float) -> ApiError:
+    """Return the error of a server on which too much waits."""
+    return ApiError(
+        503,
+        f"The server is overloaded: {reason}. Please try again later.",
+        kind=SERVER_ERROR,
+        code="overloaded",
+        headers={"Retry-After": str(max(1, math.ceil(retry_after)))},
     )
 
 

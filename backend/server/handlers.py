@@ -1,34 +1,26 @@
 """The endpoints. One request's way: body, schema, prompt tokens, deltas, reply."""
 
-import asyncio
 import time
 import uuid
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from aiohttp import web
 
 from backend.core.types import Priority, SamplingParams
 from backend.server.answering import Answer
-from backend.server.body import parse_body
-from backend.server.errors import ApiError
 from backend.server.generation import Generation, Tally
 from backend.server.json_reply import json_response
 from backend.server.metrics import CONTENT_TYPE, Metrics
 from backend.server.prompts import chat_prompt, completion_prompts
+from backend.server.reading import read_request
 from backend.server.replies import ChatForm, CompletionForm
 from backend.server.schema import ChatRequest, CompletionRequest, GenerationParameters
 from backend.server.served_model import ServedModel
-from backend.server.validation import validate
-
-ON_LOOP_BYTES = 64 * 1024
-"""Parsing and checking this much takes well under a millisecond."""
 
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions; chat has none
 
 _PRIORITIES = {priority.name.lower(): priority for priority in Priority}
-
-RequestT = TypeVar("RequestT", bound=GenerationParameters)
 
 
 class Handlers:
@@ -41,7 +33,7 @@ class Handlers:
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""
         arrived = time.perf_counter()
-        asked = await _read(request, ChatRequest)
+        asked = await read_request(request, ChatRequest)
         self._model.check_name(asked.model)
         loaded = self._model.require()
         prompt = await chat_prompt(
@@ -57,7 +49,7 @@ class Handlers:
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions."""
         arrived = time.perf_counter()
-        asked = await _read(request, CompletionRequest)
+        asked = await read_request(request, CompletionRequest)
         self._model.check_name(asked.model)
         loaded = self._model.require()
         prompts = await completion_prompts(
@@ -103,19 +95,6 @@ class Handlers:
             "created": self._model.created,
             "owned_by": "refrain",
         }
-
-
-async def _read(request: web.Request, schema: type[RequestT]) -> RequestT:
-    try:
-        raw = await request.read()
-    except web.RequestPayloadError as error:
-        # aiohttp cannot tell where the next request begins, and closes the connection.
-        raise ApiError(
-            400, "The request body could not be decoded.", headers={"Connection": "close"}
-        ) from error
-    if len(raw) <= ON_LOOP_BYTES:
-        return validate(schema, parse_body(raw))
-    return await asyncio.to_thread(lambda: validate(schema, parse_body(raw)))
 
 
 def _generation(

@@ -54,13 +54,39 @@ class _EngineCollector(Collector):
         return []
 
 
+class _EmbeddingCollector(Collector):
+    def __init__(self, waiting: Callable[[], int | None]) -> None:
+        self._waiting = waiting
+
+    def collect(self) -> Iterator[Metric]:
+        waiting = self._waiting()
+        if waiting is not None:
+            yield GaugeMetricFamily(
+                "refrain_engine_embeddings_waiting", "Inputs that wait to be embedded", waiting
+            )
+
+    def describe(self) -> list[Metric]:
+        """Say nothing; see above."""
+        return []
+
+
 class Metrics:
     """Counters and histograms of one application."""
 
-    def __init__(self, stats: Callable[[], EngineStats | None]) -> None:
-        """``stats`` returns None until there is an engine."""
+    def __init__(
+        self,
+        stats: Callable[[], EngineStats | None],
+        embeddings_waiting: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        """``stats`` returns None until there is an engine, the other where nothing is embedded."""
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(stats))
+        self._registry.register(_EmbeddingCollector(embeddings_waiting))
+        self._embedded = Counter(
+            "refrain_engine_embedded_tokens",
+            "Tokens of inputs that were embedded",
+            registry=self._registry,
+        )
         self._requests = Counter(
             "refrain_engine_requests",
             "Requests by outcome: ok, client_error, server_error, unavailable, cancelled",
@@ -90,6 +116,10 @@ class Metrics:
     def count_request(self, endpoint: str, outcome: str) -> None:
         """Count a request that ended, however it did."""
         self._requests.labels(endpoint, outcome).inc()
+
+    def count_embedded(self, num_tokens: int) -> None:
+        """Count the tokens of a request whose inputs were embedded."""
+        self._embedded.inc(num_tokens)
 
     def observe_first_token(self, seconds: float) -> None:
         """Record a choice's TTFT."""

@@ -27,19 +27,30 @@ async def chat_prompt(
     encoder: PromptEncoder, messages: Sequence[AnyMessage], *, max_model_len: int
 ) -> tuple[int, ...]:
     """Return the tokens of a conversation, up to where the answer begins. Raises ApiError."""
+    tokens = await chat_tokens(encoder, messages)
+    _check_room(tokens, "messages", max_model_len)
+    return tokens
+
+
+async def chat_tokens(
+    encoder: PromptEncoder,
+    messages: Sequence[AnyMessage],
+    *,
+    add_generation_prompt: bool = True,
+    add_special_tokens: bool = False,
+) -> tuple[int, ...]:
+    """Return the tokens of a conversation, however many. Raises ApiError."""
     plain = [_for_template(message) for message in messages]
 
     def encode() -> tuple[int, ...]:
         try:
-            text = encoder.apply_chat_template(plain)
+            text = encoder.apply_chat_template(plain, add_generation_prompt=add_generation_prompt)
         except ValueError as error:
             raise ApiError(400, str(error), param="messages", code="invalid_messages") from None
-        return tuple(encoder.encode(text))
+        return tuple(encoder.encode(text, add_special_tokens=add_special_tokens))
 
     size = sum(len(message["content"]) + _CHARACTERS_OF_A_MESSAGE for message in plain)
-    tokens = await _compute(encode, size)
-    _check_room(tokens, "messages", max_model_len)
-    return tokens
+    return await off_loop(encode, size > ON_LOOP_CHARACTERS)
 
 
 async def completion_prompts(
@@ -51,11 +62,11 @@ async def completion_prompts(
         return tuple(
             tuple(encoder.encode(prompt, add_special_tokens=True))
             if isinstance(prompt, str)
-            else _in_vocabulary(prompt, encoder.vocab_size)
+            else refuse_outside_vocabulary(prompt, encoder.vocab_size, "prompt")
             for prompt in prompts
         )
 
-    encoded = await _compute(encode, sum(map(len, prompts)))
+    encoded = await off_loop(encode, sum(map(len, prompts)) > ON_LOOP_CHARACTERS)
     for tokens in encoded:
         if not tokens:
             raise ApiError(
@@ -78,19 +89,21 @@ def _for_template(message: AnyMessage) -> dict[str, str]:
     return plain
 
 
-async def _compute(work: Callable[[], T], characters: int) -> T:
-    if characters <= ON_LOOP_CHARACTERS:
-        return work()
-    return await asyncio.to_thread(work)
+async def off_loop(work: Callable[[], T], is_long: bool) -> T:
+    """Do ``work`` in a thread if it is long, else at once."""
+    return await asyncio.to_thread(work) if is_long else work()
 
 
-def _in_vocabulary(tokens: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
+def refuse_outside_vocabulary(
+    tokens: tuple[int, ...], vocab_size: int, param: str
+) -> tuple[int, ...]:
+    """Return ``tokens``, which are not empty. Raises ApiError (400) naming one that is none."""
     largest = max(tokens)
     if largest >= vocab_size:
         raise ApiError(
             400,
-            f"Invalid 'prompt': token {largest} is not in the vocabulary of {vocab_size} tokens.",
-            param="prompt",
+            f"Invalid '{param}': token {largest} is not in the vocabulary of {vocab_size} tokens.",
+            param=param,
             code="invalid_value",
         )
     return tokens

@@ -201,9 +201,9 @@ async def test_a_large_body_is_parsed_off_the_event_loop_and_refused_all_the_sam
 
 
 async def test_unknown_paths_and_methods(server):
-    reply = await server.post("/v1/embeddings", {})
+    reply = await server.post("/v1/images", {})
     assert (reply.status, reply.error["code"]) == (404, "unknown_url")
-    assert reply.error["message"] == "Invalid URL (POST /v1/embeddings)"
+    assert reply.error["message"] == "Invalid URL (POST /v1/images)"
     reply = await server.request("DELETE", "/v1/completions")
     assert (reply.status, reply.error["code"]) == (405, "method_not_supported")
     assert reply.headers["Allow"] == "POST"

@@ -90,11 +90,12 @@ def gateway_page() -> str:
 
 
 def engine_page() -> str:
-    metrics = EngineMetrics(lambda: EngineStats(1, 2, 3, 4, 5, 6, 7))
+    metrics = EngineMetrics(lambda: EngineStats(1, 2, 3, 4, 5, 6, 7), lambda: 1)
     metrics.count_request("/v1/completions", "ok")
     metrics.observe_request("/v1/completions", 1.0)
     metrics.observe_first_token(1.0)
     metrics.observe_next_token(1.0)
+    metrics.count_embedded(1)
     return metrics.render().decode()
 
 

@@ -1,0 +1,147 @@
+"""POST /v1/embeddings: inputs to tokens, tokens to vectors, vectors to OpenAI's reply."""
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from backend.ports import EmbeddingShape, EngineError, OverloadedError, PromptEncoder
+from backend.server.encoding_schema import MAX_TOKENS_OF_A_REQUEST, EmbeddingRequest
+from backend.server.errors import ApiError, engine_failed, overloaded
+from backend.server.metrics import Metrics
+from backend.server.prompts import ON_LOOP_CHARACTERS, off_loop, refuse_outside_vocabulary
+from backend.server.reading import read_request
+from backend.server.served_model import ServedModel
+
+ON_LOOP_NUMBERS = 8_192
+"""Writing this many as text takes about a millisecond."""
+
+
+class EmbeddingHandlers:
+    """The handler for one served model."""
+
+    def __init__(self, model: ServedModel, metrics: Metrics) -> None:
+        self._model = model
+        self._metrics = metrics
+
+    async def embeddings(self, request: web.Request) -> web.Response:
+        """POST /v1/embeddings."""
+        asked = await read_request(request, EmbeddingRequest)
+        self._model.check_name(asked.model)
+        loaded = self._model.require_embedder()
+        shape = loaded.embedder.shape
+        dimensions = _dimensions(asked.dimensions, shape)
+        inputs = await input_tokens(loaded.encoder, asked.inputs, max_tokens=shape.max_tokens)
+        try:
+            vectors = await loaded.embedder.embed(inputs)
+        except OverloadedError as error:
+            raise overloaded(str(error), error.retry_after) from error
+        except EngineError as error:
+            raise engine_failed(str(error)) from error
+        num_tokens = sum(map(len, inputs))
+        self._metrics.count_embedded(num_tokens)
+
+        def write() -> bytes:
+            written = _base64 if asked.encoding_format == "base64" else _floats
+            cut = vectors if dimensions == shape.dimensions else _cut(vectors, dimensions)
+            return _reply(asked.model, written(cut), num_tokens)
+
+        body = await off_loop(write, len(vectors) * dimensions > ON_LOOP_NUMBERS)
+        return web.Response(body=body, content_type="application/json")
+
+
+async def input_tokens(
+    encoder: PromptEncoder, inputs: Sequence[str | tuple[int, ...]], *, max_tokens: int
+) -> tuple[tuple[int, ...], ...]:
+    """Return the tokens of each input; arrays are taken as they are. Raises ApiError (400)."""
+    for position, given in enumerate(inputs):
+        if not given:
+            param = f"input[{position}]" if len(inputs) > 1 else "input"
+            raise ApiError(
+                400,
+                f"Invalid '{param}': input cannot be an empty string.",
+                param=param,
+                code="empty_string",
+            )
+
+    def encode() -> tuple[tuple[int, ...], ...]:
+        return tuple(
+            tuple(encoder.encode(given, add_special_tokens=True))
+            if isinstance(given, str)
+            else refuse_outside_vocabulary(given, encoder.vocab_size, "input")
+            for given in inputs
+        )
+
+    encoded = await off_loop(encode, sum(map(len, inputs)) > ON_LOOP_CHARACTERS)
+    _check_lengths(encoded, max_tokens)
+    return encoded
+
+
+def _check_lengths(encoded: Sequence[tuple[int, ...]], max_tokens: int) -> None:
+    longest = max(map(len, encoded))
+    if longest > max_tokens:
+        raise ApiError(
+            400,
+            f"This model's maximum context length is {max_tokens} tokens, however you requested "
+            f"{longest} tokens ({longest} in your prompt; 0 for the completion). "
+            "Please reduce your prompt; or completion length.",
+            param="input",
+            code="context_length_exceeded",
+        )
+    total = sum(map(len, encoded))
+    if total > MAX_TOKENS_OF_A_REQUEST:
+        raise ApiError(
+            400,
+            f"Requested {total} tokens, max {MAX_TOKENS_OF_A_REQUEST} tokens per request.",
+            param="input",
+            code="max_tokens_per_request",
+        )
+
+
+def _dimensions(wanted: int | None, shape: EmbeddingShape) -> int:
+    if wanted is None or wanted == shape.dimensions:
+        return shape.dimensions
+    if wanted in shape.shorter:
+        return wanted
+    if not shape.shorter:
+        message = f"This model does not support specifying dimensions; it has {shape.dimensions}."
+    else:
+        shortest, longest = min(shape.shorter), max(shape.shorter)
+        message = (
+            f"Invalid value for 'dimensions': {wanted}. This model makes vectors of "
+            f"{shape.dimensions}, and shorter ones from {shortest} to {longest} that it was "
+            "trained for."
+        )
+    raise ApiError(400, message, param="dimensions", code="invalid_value")
+
+
+def _reply(model: str, embeddings: Sequence[Any], num_tokens: int) -> bytes:
+    data = [
+        {"object": "embedding", "index": index, "embedding": embedding}
+        for index, embedding in enumerate(embeddings)
+    ]
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    body = {"object": "list", "data": data, "model": model, "usage": usage}
+    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _base64(vectors: Sequence[bytes]) -> list[str]:
+    return [base64.b64encode(vector).decode() for vector in vectors]
+
+
+def _floats(vectors: Sequence[bytes]) -> list[Any]:
+    # Written as float32, a number has the digits that it needs and not those of its double.
+    import numpy as np  # noqa: PLC0415 - the engine has it in memory; the server alone has not
+
+    return [np.frombuffer(vector, dtype="<f4") for vector in vectors]
+
+
+def _cut(vectors: Sequence[bytes], dimensions: int) -> list[bytes]:
+    """Return the vectors' beginnings, at length 1 again."""
+    import numpy as np  # noqa: PLC0415 - as above
+
+    rows = np.stack([np.frombuffer(vector, dtype="<f4")[:dimensions] for vector in vectors])
+    rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+    return [row.astype("<f4").tobytes() for row in rows]

@@ -1,0 +1,73 @@
+"""POST /tokenize and /detokenize: what the engine would be given for a text, and the way back."""
+
+from typing import Any
+
+from aiohttp import web
+
+from backend.server.encoding_schema import DetokenizeRequest, TokenizeRequest
+from backend.server.json_reply import json_response
+from backend.server.prompts import (
+    ON_LOOP_CHARACTERS,
+    chat_tokens,
+    off_loop,
+    refuse_outside_vocabulary,
+)
+from backend.server.reading import read_request
+from backend.server.served_model import Loaded, ServedModel
+
+
+class TokenHandlers:
+    """The handlers for one served model."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """POST /tokenize; the length is told, not judged."""
+        asked = await read_request(request, TokenizeRequest)
+        loaded = self._require(asked.model)
+        tokens = await self._tokens(loaded, asked)
+        body: dict[str, Any] = {
+            "count": len(tokens),
+            "max_model_len": loaded.max_model_len,
+            "tokens": tokens,
+            "token_strs": None,
+        }
+        if asked.return_token_strs:
+            body["token_strs"] = await off_loop(
+                lambda: loaded.encoder.token_strings(tokens), len(tokens) > ON_LOOP_CHARACTERS
+            )
+        return json_response(body)
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        """POST /detokenize; special tokens are written out."""
+        asked = await read_request(request, DetokenizeRequest)
+        loaded = self._require(asked.model)
+        tokens = tuple(asked.tokens)
+        if tokens:
+            refuse_outside_vocabulary(tokens, loaded.encoder.vocab_size, "tokens")
+        text = await off_loop(
+            lambda: loaded.encoder.decode(tokens, skip_special_tokens=False),
+            len(tokens) > ON_LOOP_CHARACTERS,
+        )
+        return json_response({"prompt": text})
+
+    def _require(self, name: str | None) -> Loaded:
+        if name is not None:
+            self._model.check_name(name)
+        return self._model.require_any()
+
+    async def _tokens(self, loaded: Loaded, asked: TokenizeRequest) -> tuple[int, ...]:
+        if asked.messages is not None:
+            return await chat_tokens(
+                loaded.encoder,
+                asked.messages,
+                add_generation_prompt=asked.add_generation_prompt is not False,
+                add_special_tokens=asked.add_special_tokens is True,
+            )
+        text = asked.prompt or ""
+        special = asked.add_special_tokens is not False
+        return await off_loop(
+            lambda: tuple(loaded.encoder.encode(text, add_special_tokens=special)),
+            len(text) > ON_LOOP_CHARACTERS,
+        )

@@ -1,0 +1,202 @@
+"""The thread behind /v1/embeddings: batches, readers that leave, crashes, bounds, the end."""
+
+import asyncio
+import struct
+
+import pytest
+
+from backend.models.errors import ModelLoadError
+from backend.ports import EngineError, OverloadedError
+from backend.runtime.embedding_engine import EmbeddingEngine
+
+pytest_plugins = ["running_backend", "running_embedder"]
+
+
+@pytest.fixture
+def model(gated_model):
+    return gated_model
+
+
+@pytest.fixture
+def engine(model):
+    engine = EmbeddingEngine(model, max_tokens_per_pass=40, max_waiting_tokens=100)
+    engine.start()
+    yield engine
+    model.open.set()
+    engine.stop()
+
+
+async def entered(model):
+    assert await asyncio.to_thread(model.entered.acquire, timeout=5)
+
+
+def unpacked(vectors):
+    return [struct.unpack("<2f", vector) for vector in vectors]
+
+
+async def until(met):
+    async with asyncio.timeout(5):
+        while not met():  # noqa: ASYNC110 - the thread that changes it has no event of ours
+            await asyncio.sleep(0)
+
+
+async def waiting(engine, count):
+    await until(lambda: engine.num_waiting == count)
+
+
+async def test_what_arrives_during_a_pass_shares_the_next(engine, model):
+    first = asyncio.create_task(engine.embed([(1,)]))
+    await entered(model)
+    others = [asyncio.create_task(engine.embed([(number,), (number, 0)])) for number in (2, 3)]
+    await waiting(engine, 4)
+    model.open.set()
+    assert unpacked(await first) == [(1, 1)]
+    assert [unpacked(await other) for other in others] == [[(1, 2), (2, 2)], [(1, 3), (2, 3)]]
+    assert [len(batch) for batch in model.batches] == [1, 4]
+
+
+async def test_a_reader_that_leaves_costs_no_further_pass(engine, model):
+    first = asyncio.create_task(engine.embed([(1,) * 30, (2,) * 30, (3,) * 30]))
+    await entered(model)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert engine.num_waiting == 0
+    model.open.set()
+    assert unpacked(await engine.embed([(4,)])) == [(1, 4)]
+    assert model.batches == [[(1,) * 30], [(4,)]]
+
+
+async def test_a_client_that_leaves_is_a_reader_that_leaves(serve_embedder, engine, model):
+    model.open.set()
+    server = await serve_embedder(engine)
+    model.open.clear()
+    body = {"model": "gated", "input": ["a" * 30, "b" * 30, "c" * 30]}
+    asking = asyncio.create_task(server.post("/v1/embeddings", body))
+    await waiting(engine, 2)
+    asking.cancel()
+    await waiting(engine, 0)
+
+
+async def test_a_pass_that_crashes_fails_its_requests_and_no_others(engine, model):
+    model.broken = 66
+    first = asyncio.create_task(engine.embed([(1,)]))
+    await entered(model)
+    bad = asyncio.create_task(engine.embed([(66,) * 30, (2,) * 30]))
+    good = asyncio.create_task(engine.embed([(3,) * 29]))
+    await waiting(engine, 3)
+    model.open.set()
+    with pytest.raises(EngineError, match="while it computed this request"):
+        await bad
+    assert unpacked(await first) == [(1, 1)]
+    assert unpacked(await good) == [(29, 3)]
+    assert (2,) * 30 not in [tokens for batch in model.batches for tokens in batch]
+
+
+async def test_output_that_is_not_finite_fails_its_request_alone(engine, model):
+    model.not_finite = 66
+    first = asyncio.create_task(engine.embed([(1,)]))
+    await entered(model)
+    bad = asyncio.create_task(engine.embed([(66,), (2,)]))
+    good = asyncio.create_task(engine.embed([(3,)]))
+    await waiting(engine, 3)
+    model.open.set()
+    with pytest.raises(EngineError, match="not finite"):
+        await bad
+    assert unpacked(await good) == [(1, 3)]
+    await first
+
+
+async def test_too_much_is_refused_at_once_and_the_client_is_told_when_to_come_back(
+    serve_embedder, engine, model
+):
+    model.open.set()
+    server = await serve_embedder(engine)
+    model.open.clear()
+    kept = asyncio.create_task(engine.embed([(1,) * 40, (2,) * 40, (3,) * 40]))
+    await waiting(engine, 2)
+    with pytest.raises(OverloadedError, match="80 tokens wait"):
+        await engine.embed([(4,) * 40])
+    reply = await server.post("/v1/embeddings", {"model": "gated", "input": "d" * 40})
+    assert (reply.status, reply.error["code"]) == (503, "overloaded")
+    assert int(reply.headers["Retry-After"]) >= 1
+    model.open.set()
+    assert len(await kept) == 3
+
+
+async def test_the_end_fails_what_waits(engine, model):
+    first = asyncio.create_task(engine.embed([(1,) * 40, (2,) * 40]))
+    await entered(model)
+    stopping = asyncio.create_task(asyncio.to_thread(engine.stop))
+    await until(lambda: not engine.ready)
+    model.open.set()
+    with pytest.raises(EngineError, match="shutting down"):
+        await first
+    await stopping
+    with pytest.raises(EngineError, match="shutting down"):
+        await engine.embed([(1,)])
+    assert len(model.batches) == 1
+
+
+async def test_a_pass_that_does_not_end_is_reported(engine, model):
+    first = asyncio.create_task(engine.embed([(1,)]))
+    await entered(model)
+    with pytest.raises(TimeoutError, match="did not stop"):
+        engine.stop(timeout=0.01)
+    model.open.set()
+    assert unpacked(await first) == [(1, 1)]
+
+
+def load(directory, **changes):
+    from backend.runtime.embedding_model import load_embedding_model
+
+    settings = {"device": "cpu", "dtype": "auto", "max_model_len": None, "threads": None}
+    return load_embedding_model(directory, **settings | changes)
+
+
+def copied(minilm, tmp_path, **changed):
+    for file in minilm.iterdir():
+        if file.name not in changed:
+            (tmp_path / file.name).symlink_to(file)
+    for name, content in changed.items():
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"model.safetensors": b"damaged"}, "deserializ"),
+        ({"modules.json": b"{"}, "property name"),
+        ({"model.safetensors": None}, "no file named"),
+        (
+            {
+                "modules.json": b'[{"idx": 0, "name": "0", "path": "1_Pooling", '
+                b'"type": "sentence_transformers.models.Pooling"}]'
+            },
+            "does not read token ids",
+        ),
+    ],
+    ids=["damaged weights", "damaged list", "no weights", "no transformer"],
+)
+def test_a_directory_that_is_no_model(minilm, tmp_path, changed, said):
+    with pytest.raises(ModelLoadError, match=said) as caught:
+        load(copied(minilm, tmp_path, **changed))
+    assert str(caught.value).startswith(f"{tmp_path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_context_may_be_set_up_to_the_models_positions(minilm):
+    model, _ = load(minilm, max_model_len=512)
+    assert model.shape.max_tokens == 512
+    with pytest.raises(ModelLoadError, match="the model's context is 512 tokens"):
+        load(minilm, max_model_len=513)
+
+
+def test_the_default_prompt_goes_before_texts(minilm, tmp_path):
+    settings = b'{"prompts": {"query": "query: "}, "default_prompt_name": "query"}'
+    _, prompted = load(copied(minilm, tmp_path, **{"config_sentence_transformers.json": settings}))
+    _, plain = load(minilm)
+    made = prompted.encode("hello", add_special_tokens=True)
+    assert made == plain.encode("query: hello", add_special_tokens=True)
