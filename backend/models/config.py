@@ -1,34 +1,44 @@
 """What distinguishes one decoder model from another, read from ``config.json``.
 
-Llama, Qwen2 and Qwen3 are one architecture with four switches; this file is where they differ.
-Anything the decoder would silently get wrong (sliding windows, other activations, unknown rotary
-scaling) is refused here.
+The families share one architecture; the table below and the switches of ``DecoderConfig`` are
+where they differ. A key that is absent means what transformers 5 takes it to mean. Anything that
+the decoder would silently get wrong is refused here.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from enum import Enum, auto
+from typing import Any
 
+from backend.models.config_keys import ConfigKeys
 from backend.models.errors import ModelLoadError
-
-_Value = TypeVar("_Value", bool, int, float, str)
+from backend.models.rotary_config import RotaryConfig, parse_rotary
 
 
 @dataclass(frozen=True, slots=True)
-class RotaryConfig:
-    """Rotary position embedding; ``factor`` and below are Llama 3's and linear scaling's."""
+class ExpertsConfig:
+    """A mixture of experts in place of the MLP of ``layers``.
 
-    theta: float
-    scaling: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_positions: int = 8192
+    Each token goes through ``top_k`` of ``num_experts``; ``normalised``: their weights sum to 1.
+    ``module`` and ``projections`` (gate, up, down) are names in the checkpoint.
+    """
+
+    num_experts: int
+    top_k: int
+    normalised: bool
+    intermediate_size: int
+    layers: frozenset[int]
+    module: str
+    projections: tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Shapes and switches of one model."""
+    """Shapes and switches of one model.
+
+    ``windows`` says for each layer how many tokens attention looks back, itself included; None is
+    all. ``fused_projections``: the checkpoint keeps q, k and v, and gate and up, as one tensor.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -40,120 +50,213 @@ class DecoderConfig:
     max_positions: int
     rms_eps: float
     rotary: RotaryConfig
+    windows: tuple[int | None, ...]
     tied_embeddings: bool
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
     qk_norm: bool
+    fused_projections: bool
+    experts: ExpertsConfig | None
     checkpoint_dtype: str
+
+
+class _Windows(Enum):
+    NONE = auto()
+    EVERY_LAYER = auto()  # sliding_window, where there is one
+    EVERY_LAYER_IF_USED = auto()  # the same, behind use_sliding_window
+    BY_LAYER = auto()  # behind use_sliding_window, layer_types or max_window_layers say where
 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    qkv_bias: bool | None  # None: the checkpoint's attention_bias says
-    output_bias: bool | None
-    qk_norm: bool
+    """Biases: None means that the checkpoint's attention_bias or mlp_bias says."""
+
+    windows: _Windows = _Windows.NONE
+    default_window: int | None = None
+    qkv_bias: bool | None = False
+    output_bias: bool | None = False
+    mlp_bias: bool | None = False
+    qk_norm: bool = False
+    fused_projections: bool = False
+    experts: str | None = None
+    rms_eps: float = 1e-6
+    theta: float = 10_000.0
+    head_dim: int | None = None
 
 
 _FAMILIES = {
-    "LlamaForCausalLM": _Family(qkv_bias=None, output_bias=None, qk_norm=False),
-    "Qwen2ForCausalLM": _Family(qkv_bias=True, output_bias=False, qk_norm=False),
-    "Qwen3ForCausalLM": _Family(qkv_bias=None, output_bias=None, qk_norm=True),
+    "LlamaForCausalLM": _Family(qkv_bias=None, output_bias=None, mlp_bias=None),
+    "MistralForCausalLM": _Family(windows=_Windows.EVERY_LAYER, default_window=4096),
+    "Qwen2ForCausalLM": _Family(windows=_Windows.BY_LAYER, default_window=4096, qkv_bias=True),
+    "Qwen3ForCausalLM": _Family(
+        windows=_Windows.BY_LAYER,
+        default_window=4096,
+        qkv_bias=None,
+        output_bias=None,
+        qk_norm=True,
+        head_dim=128,
+    ),
+    "Phi3ForCausalLM": _Family(windows=_Windows.EVERY_LAYER, fused_projections=True, rms_eps=1e-5),
+    "MixtralForCausalLM": _Family(
+        windows=_Windows.EVERY_LAYER, experts="mixtral", rms_eps=1e-5, theta=1_000_000.0
+    ),
+    "Qwen3MoeForCausalLM": _Family(
+        windows=_Windows.EVERY_LAYER_IF_USED,
+        default_window=4096,
+        qkv_bias=None,
+        output_bias=None,
+        qk_norm=True,
+        experts="qwen3_moe",
+    ),
 }
 
 
-class _Keys:
-    """Typed access to one JSON object; every refusal names source and key."""
-
-    def __init__(self, values: Mapping[str, Any], source: str) -> None:
-        self.values = values
-        self.source = source
-
-    def get(self, key: str, kind: type[_Value], default: _Value | None = None) -> _Value:
-        value = self.values.get(key)
-        if value is None:
-            if default is None:
-                raise ModelLoadError(f"{self.source}: {key} is missing")
-            return default
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ModelLoadError(f"{self.source}: {key}: expected {kind.__name__}, got {value!r}")
-        return value
-
-    def positive(self, key: str, default: int | None = None) -> int:
-        value = self.get(key, int, default)
-        if value < 1:
-            raise ModelLoadError(f"{self.source}: {key}: expected a positive number, got {value}")
-        return value
+def native_family(values: Mapping[str, Any]) -> str | None:
+    """Return which of the families here a parsed ``config.json`` describes, if any."""
+    names = values.get("architectures")
+    if not isinstance(names, list):
+        return None
+    return next((name for name in names if name in _FAMILIES), None)
 
 
 def parse_config(values: Mapping[str, Any], source: str) -> DecoderConfig:
     """Read the parsed ``config.json``; ``source`` is its path. Raises ModelLoadError."""
-    keys = _Keys(values, source)
-    names = values.get("architectures") or []
-    family = next((_FAMILIES[name] for name in names if name in _FAMILIES), None)
-    if family is None:
+    keys = ConfigKeys(values, source)
+    name = native_family(values)
+    if name is None:
         raise ModelLoadError(
-            f"{source}: architectures: {names} is not supported; one of {', '.join(_FAMILIES)} is"
+            f"{source}: architectures: {values.get('architectures') or []} is not supported; "
+            f"one of {', '.join(_FAMILIES)} is"
         )
+    family = _FAMILIES[name]
     if (activation := keys.get("hidden_act", str, "silu")) != "silu":
-        raise ModelLoadError(f"{source}: hidden_act: {activation!r} is not supported, silu is")
-    if keys.get("use_sliding_window", bool, False):
-        raise ModelLoadError(f"{source}: use_sliding_window: sliding windows are not supported")
-    if "quantization_config" in values:
-        raise ModelLoadError(f"{source}: quantization_config: quantised weights are not supported")
+        raise keys.refusal("hidden_act", f"{activation!r} is not supported, silu is")
+    refuse_quantised(values, source)
     hidden_size = keys.positive("hidden_size")
     num_heads = keys.positive("num_attention_heads")
     num_kv_heads = keys.positive("num_key_value_heads", num_heads)
-    head_dim = keys.positive("head_dim", hidden_size // num_heads)
+    head_dim = keys.positive("head_dim", family.head_dim or hidden_size // num_heads)
     if num_heads % num_kv_heads or head_dim % 2:
         raise ModelLoadError(
             f"{source}: {num_heads} heads of {head_dim} do not share {num_kv_heads} KV heads"
         )
+    num_layers = keys.positive("num_hidden_layers")
     attention_bias = keys.get("attention_bias", bool, False)
+    mlp_bias = keys.get("mlp_bias", bool, False)
     return DecoderConfig(
         vocab_size=keys.positive("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=keys.positive("intermediate_size"),
-        num_layers=keys.positive("num_hidden_layers"),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_positions=keys.positive("max_position_embeddings"),
-        rms_eps=keys.get("rms_norm_eps", float, 1e-6),
-        rotary=_parse_rotary(keys),
+        rms_eps=keys.get("rms_norm_eps", float, family.rms_eps),
+        rotary=parse_rotary(
+            keys,
+            head_dim=head_dim,
+            default_theta=family.theta,
+            is_phi3=name == "Phi3ForCausalLM",
+        ),
+        windows=_parse_windows(keys, family, num_layers),
         tied_embeddings=keys.get("tie_word_embeddings", bool, False),
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         output_bias=attention_bias if family.output_bias is None else family.output_bias,
-        mlp_bias=keys.get("mlp_bias", bool, False),
+        mlp_bias=mlp_bias if family.mlp_bias is None else family.mlp_bias,
         qk_norm=family.qk_norm,
+        fused_projections=family.fused_projections,
+        experts=_parse_experts(keys, family, num_layers),
         checkpoint_dtype=str(values.get("dtype") or values.get("torch_dtype") or "float32"),
     )
 
 
-def _parse_rotary(keys: _Keys) -> RotaryConfig:
-    # transformers 5 writes rope_parameters, theta included; older checkpoints rope_scaling.
-    block = keys.values.get("rope_parameters") or keys.values.get("rope_scaling") or {}
-    rotary = _Keys(block, f"{keys.source}: rope_parameters")
-    theta = rotary.get("rope_theta", float, keys.get("rope_theta", float, 10_000.0))
-    scaling = str(block.get("rope_type") or block.get("type") or "default")
-    match scaling:
-        case "default":
-            return RotaryConfig(theta)
-        case "linear":
-            return RotaryConfig(theta, "linear", factor=rotary.get("factor", float))
-        case "llama3":
-            return RotaryConfig(
-                theta,
-                "llama3",
-                factor=rotary.get("factor", float),
-                low_freq_factor=rotary.get("low_freq_factor", float),
-                high_freq_factor=rotary.get("high_freq_factor", float),
-                original_max_positions=rotary.positive("original_max_position_embeddings"),
+def refuse_quantised(values: Mapping[str, Any], source: str) -> None:
+    """Raise ModelLoadError when ``config.json`` says that the weights are quantised."""
+    for key in ("quantization_config", "compression_config"):
+        if values.get(key) is not None:
+            raise ModelLoadError(f"{source}: {key}: quantised weights are not supported")
+
+
+def _parse_windows(keys: ConfigKeys, family: _Family, num_layers: int) -> tuple[int | None, ...]:
+    nowhere = (None,) * num_layers
+    if family.windows is _Windows.NONE:
+        return nowhere
+    window = keys.optional_positive("sliding_window", family.default_window)
+    if family.windows is not _Windows.EVERY_LAYER and not keys.get(
+        "use_sliding_window", bool, False
+    ):
+        window = None
+    if family.windows is not _Windows.BY_LAYER:
+        types = keys.names("layer_types") or ()
+        if window is not None and "full_attention" in types:
+            raise keys.refusal("layer_types", "this architecture has one window for every layer")
+        return (window,) * num_layers
+    types = keys.names("layer_types")
+    if types is None:
+        first = keys.get("max_window_layers", int, 28)
+        return tuple(window if layer >= first else None for layer in range(num_layers))
+    return tuple(_window_of(keys, kind, window) for kind in _checked(keys, types, num_layers))
+
+
+def _checked(keys: ConfigKeys, types: tuple[str, ...], num_layers: int) -> tuple[str, ...]:
+    if len(types) != num_layers:
+        raise keys.refusal("layer_types", f"{len(types)} types for {num_layers} layers")
+    return types
+
+
+def _window_of(keys: ConfigKeys, kind: str, window: int | None) -> int | None:
+    match kind:
+        case "full_attention":
+            return None
+        case "sliding_attention":
+            if window is None:
+                raise keys.refusal(
+                    "layer_types", "sliding_attention without sliding_window and use_sliding_window"
+                )
+            return window
+        case _:
+            raise keys.refusal("layer_types", f"{kind!r} is not supported")
+
+
+def _parse_experts(keys: ConfigKeys, family: _Family, num_layers: int) -> ExpertsConfig | None:
+    match family.experts:
+        case None:
+            return None
+        case "mixtral":
+            experts = ExpertsConfig(
+                num_experts=keys.positive("num_local_experts", 8),
+                top_k=keys.positive("num_experts_per_tok", 2),
+                normalised=True,
+                intermediate_size=keys.positive("intermediate_size"),
+                layers=frozenset(range(num_layers)),
+                module="block_sparse_moe",
+                projections=("w1", "w3", "w2"),
             )
         case _:
-            raise ModelLoadError(
-                f"{rotary.source}: rope_type: {scaling!r} is not supported; "
-                "default, linear and llama3 are"
+            count_key = "num_experts" if "num_experts" in keys.values else "num_local_experts"
+            experts = ExpertsConfig(
+                num_experts=keys.positive(count_key, 128),
+                top_k=keys.positive("num_experts_per_tok", 8),
+                normalised=keys.get("norm_topk_prob", bool, False),
+                intermediate_size=keys.positive("moe_intermediate_size", 768),
+                layers=_sparse_layers(keys, num_layers),
+                module="mlp",
+                projections=("gate_proj", "up_proj", "down_proj"),
             )
+    if experts.top_k > experts.num_experts:
+        raise keys.refusal(
+            "num_experts_per_tok", f"{experts.top_k} of only {experts.num_experts} experts"
+        )
+    return experts
+
+
+def _sparse_layers(keys: ConfigKeys, num_layers: int) -> frozenset[int]:
+    every = keys.positive("decoder_sparse_step", 1)
+    dense = keys.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+        raise keys.refusal("mlp_only_layers", "expected a list of layer numbers")
+    return frozenset(
+        layer for layer in range(num_layers) if layer not in dense and (layer + 1) % every == 0
+    )
