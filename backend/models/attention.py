@@ -7,7 +7,7 @@ place can replace ``paged_attention`` alone.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -50,7 +50,8 @@ class PrefillSpan:
     """Several consecutive tokens of one sequence: tokens ``start`` to ``stop``.
 
     ``cache_rows`` [2 * kv_heads * blocks] and ``mask`` (bool [stop - start, keys]) reach the
-    tokens computed in earlier steps; both are None when the span begins the sequence.
+    tokens computed in earlier steps. ``cache_rows`` is None when the span begins the sequence, the
+    mask only where such a span is all causal.
     """
 
     start: int
@@ -78,14 +79,48 @@ class PagedAttention:
 
     plan: AttentionPlan
     caches: Sequence[Tensor]
+    _windowed: dict[int, AttentionPlan] = field(default_factory=dict)
 
     def __call__(
         self, layer: int, queries: Tensor, keys_values: Tensor, window: int | None
     ) -> Tensor:
-        """See Attention. Raises NotImplementedError for a window."""
+        """See Attention."""
+        plan = self.plan
         if window is not None:
-            raise NotImplementedError("sliding windows")
-        return paged_attention(queries, keys_values, self.caches[layer], self.plan)
+            if window not in self._windowed:
+                self._windowed[window] = _windowed(plan, window)
+            plan = self._windowed[window]
+        return paged_attention(queries, keys_values, self.caches[layer], plan)
+
+
+def _windowed(plan: AttentionPlan, window: int) -> AttentionPlan:
+    """Mask what lies before the window of each token."""
+    return AttentionPlan(
+        write_rows=plan.write_rows,
+        decode=tuple(_windowed_group(group, window) for group in plan.decode),
+        prefill=tuple(
+            _windowed_span(span, window, plan.write_rows.device) for span in plan.prefill
+        ),
+    )
+
+
+def _windowed_group(group: DecodeGroup, window: int) -> DecodeGroup:
+    num_keys = group.mask.shape[-1]
+    if num_keys <= window:
+        return group
+    first = (group.mask == 0).sum(-1, keepdim=True) - window
+    before = torch.arange(num_keys, device=group.mask.device) < first
+    return replace(group, mask=group.mask.masked_fill(before, -torch.inf))
+
+
+def _windowed_span(span: PrefillSpan, window: int, device: torch.device) -> PrefillSpan:
+    length = span.stop - span.start
+    num_keys = length if span.mask is None else span.mask.shape[-1]
+    if num_keys <= window:
+        return span
+    keys = torch.arange(num_keys, device=device)
+    ages = keys[num_keys - length :].unsqueeze(1) - keys
+    return replace(span, mask=(ages >= 0) & (ages < window))
 
 
 def paged_attention(
@@ -125,12 +160,13 @@ def _prefill(
     queries: Tensor, keys_values: Tensor, heads_of_blocks: Tensor, span: PrefillSpan
 ) -> Tensor:
     new = slice(span.start, span.stop)
-    if span.cache_rows is None or span.mask is None:
+    if span.cache_rows is None:
         keys, values = keys_values[new].transpose(0, 1).chunk(2)
     else:
         shape = (2, keys_values.shape[1] // 2, -1, queries.shape[-1])
         gathered = heads_of_blocks.index_select(0, span.cache_rows).view(shape)
-        keys, values = gathered[:, :, : span.mask.shape[1]].unbind(0)
+        num_keys = None if span.mask is None else span.mask.shape[1]
+        keys, values = gathered[:, :, :num_keys].unbind(0)
     attended = functional.scaled_dot_product_attention(
         queries[new].transpose(0, 1).unsqueeze(0),
         keys.unsqueeze(0),

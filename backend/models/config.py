@@ -180,30 +180,24 @@ def refuse_quantised(values: Mapping[str, Any], source: str) -> None:
 
 
 def _parse_windows(keys: ConfigKeys, family: _Family, num_layers: int) -> tuple[int | None, ...]:
-    nowhere = (None,) * num_layers
     if family.windows is _Windows.NONE:
-        return nowhere
+        return (None,) * num_layers
     window = keys.optional_positive("sliding_window", family.default_window)
     if family.windows is not _Windows.EVERY_LAYER and not keys.get(
         "use_sliding_window", bool, False
     ):
         window = None
+    types = keys.names("layer_types")
     if family.windows is not _Windows.BY_LAYER:
-        types = keys.names("layer_types") or ()
-        if window is not None and "full_attention" in types:
+        if window is not None and types is not None and "full_attention" in types:
             raise keys.refusal("layer_types", "this architecture has one window for every layer")
         return (window,) * num_layers
-    types = keys.names("layer_types")
     if types is None:
         first = keys.get("max_window_layers", int, 28)
         return tuple(window if layer >= first else None for layer in range(num_layers))
-    return tuple(_window_of(keys, kind, window) for kind in _checked(keys, types, num_layers))
-
-
-def _checked(keys: ConfigKeys, types: tuple[str, ...], num_layers: int) -> tuple[str, ...]:
     if len(types) != num_layers:
         raise keys.refusal("layer_types", f"{len(types)} types for {num_layers} layers")
-    return types
+    return tuple(_window_of(keys, kind, window) for kind in types)
 
 
 def _window_of(keys: ConfigKeys, kind: str, window: int | None) -> int | None:

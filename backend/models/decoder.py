@@ -1,8 +1,8 @@
-"""The decoder that Llama, Qwen2 and Qwen3 share, as plain functions over fused weights.
+"""The decoder that all families of ``config`` share, as plain functions over fused weights.
 
 No nn.Module: on CPU a step of a small model is as much Python as arithmetic, so a layer is a few
 dozen tensor operations and nothing else. Tokens of all sequences of a step lie in one dimension;
-only attention knows whose they are.
+only attention knows whose they are. What is not a matrix product goes through ``Operations``.
 """
 
 from dataclasses import dataclass
@@ -14,12 +14,25 @@ from torch.nn import functional
 from backend.models.attention import Attention
 from backend.models.config import DecoderConfig
 from backend.models.layers import Linear, RMSNorm
-from backend.models.rotary import rotate_
+from backend.models.moe import Experts
+from backend.models.operations import Operations, TorchOperations
+
+
+@dataclass(frozen=True, slots=True)
+class MLP:
+    """The gated MLP; gate and up are one product."""
+
+    gate_up: Linear
+    down: Linear
+
+    def __call__(self, rows: Tensor, operations: Operations) -> Tensor:
+        """Map [tokens, hidden] to the same shape."""
+        return self.down(operations.gated(self.gate_up(rows)))
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """One layer; q, k and v are one product, gate and up another.
+    """One layer; q, k and v are one product.
 
     ``head_norm`` normalises queries and keys head by head, in the families that do.
     """
@@ -29,8 +42,7 @@ class DecoderLayer:
     head_norm: RMSNorm | None
     output: Linear
     mlp_norm: RMSNorm
-    gate_up: Linear
-    down: Linear
+    mlp: MLP | Experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +58,30 @@ class DecoderWeights:
 class Decoder:
     """A model ready to compute; stateless, the caches belong to the caller."""
 
-    def __init__(self, config: DecoderConfig, weights: DecoderWeights, rotations: Tensor) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: DecoderWeights,
+        rotations: Tensor,
+        operations: Operations | None = None,
+    ) -> None:
         """``rotations`` comes from ``rotary.rotation_table`` and bounds the context."""
         self._num_heads = config.num_heads
         self._num_rotated = config.num_heads + config.num_kv_heads
         self._head_dim = config.head_dim
         self._weights = weights
         self._rotations = rotations
+        self._operations = TorchOperations() if operations is None else operations
+        # The norm after a layer is the next one's first, so that it fuses with the addition.
+        next_norms = [layer.input_norm for layer in weights.layers[1:]]
+        self._layers = tuple(
+            zip(
+                weights.layers,
+                config.windows,
+                (*next_norms, weights.final_norm),
+                strict=True,
+            )
+        )
 
     @property
     def device(self) -> torch.device:
@@ -71,36 +100,32 @@ class Decoder:
         attention: Attention,
         logit_rows: Tensor | None,
     ) -> Tensor:
-        """Return hidden states [len(logit_rows), hidden], from which ``logits`` goes on.
+        """Return the last hidden states [len(logit_rows), hidden], normalised.
 
         ``tokens`` and ``positions`` are [tokens]. ``logit_rows`` are the tokens whose successor
-        is wanted, all when None.
+        is wanted, all when None. ``logits`` goes on from here.
         """
+        operations = self._operations
         rotations = self._rotations.index_select(0, positions).unsqueeze(1)
         hidden = functional.embedding(tokens, self._weights.embedding)
-        last = len(self._weights.layers) - 1
-        for index, layer in enumerate(self._weights.layers):
-            queries, keys_values = self._project(layer, layer.input_norm(hidden), rotations)
-            attended = attention(index, queries, keys_values, None)
+        normed = operations.norm(hidden, self._weights.layers[0].input_norm)
+        last = len(self._layers) - 1
+        for index, (layer, window, next_norm) in enumerate(self._layers):
+            qkv = layer.qkv(normed).contiguous().view(len(normed), -1, self._head_dim)
+            operations.rotate(qkv[:, : self._num_rotated], layer.head_norm, rotations)
+            attended = attention(
+                index, qkv[:, : self._num_heads], qkv[:, self._num_heads :], window
+            )
             if index == last and logit_rows is not None:
                 # Nothing after this reads other tokens' activations: only their KV was needed.
                 attended = attended.index_select(0, logit_rows)
                 hidden = hidden.index_select(0, logit_rows)
-            hidden = hidden + layer.output(attended)
-            gate, up = layer.gate_up(layer.mlp_norm(hidden)).chunk(2, -1)
-            hidden = hidden + layer.down(functional.silu(gate) * up)
-        return hidden
+                if not len(logit_rows):
+                    return hidden
+            hidden, normed = operations.add_norm(hidden, layer.output(attended), layer.mlp_norm)
+            hidden, normed = operations.add_norm(hidden, layer.mlp(normed, operations), next_norm)
+        return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return [rows, vocab] for hidden states [rows, hidden]."""
-        return self._weights.head(self._weights.final_norm(hidden))
-
-    def _project(
-        self, layer: DecoderLayer, normed: Tensor, rotations: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        qkv = layer.qkv(normed).contiguous().view(len(normed), -1, self._head_dim)
-        queries_keys = qkv[:, : self._num_rotated]
-        if layer.head_norm is not None:
-            queries_keys.copy_(layer.head_norm(queries_keys))
-        rotate_(queries_keys, rotations)
-        return qkv[:, : self._num_heads], qkv[:, self._num_heads :]
+        """Return [rows, vocab] for hidden states [rows, hidden] of ``forward``."""
+        return self._weights.head(hidden)

@@ -32,8 +32,8 @@ class RMSNorm:
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         """``weight`` is [size], or [heads, size] to scale each head by its own."""
-        self._weight = weight
-        self._eps = eps
+        self.weight = weight
+        self.eps = eps
         self._size = weight.shape[-1]
         # rms(x) * sqrt(size) = hypot(length(x), sqrt(size * eps))
         self._scaled_weight = weight * math.sqrt(self._size)
@@ -42,8 +42,8 @@ class RMSNorm:
     def __call__(self, rows: Tensor) -> Tensor:
         """Normalise [..., size]; the result is new memory."""
         if rows.dtype is not torch.float32 or rows.is_cuda:
-            normed = functional.rms_norm(rows, (self._size,), None, self._eps)
-            return normed.mul_(self._weight)
+            normed = functional.rms_norm(rows, (self._size,), None, self.eps)
+            return normed.mul_(self.weight)
         # The same from the length of a row: half the time of torch's CPU composite.
         length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
         return (rows * self._scaled_weight).div_(torch.hypot(length, self._floor))

@@ -1,24 +1,31 @@
-"""Checkpoints in Hugging Face layout: find the directory, read the tensors, fuse them.
+"""A decoder's weights, fused: from a checkpoint, or random ones of the same shapes.
 
-Every tensor's presence and shape is checked, and a refusal names file and tensor.
+Tensors are read straight into the fused buffers: loading takes the memory of the weights and of
+one tensor more.
 """
 
-import json
-from collections.abc import Callable
+import logging
+import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from backend.models.config import DecoderConfig, parse_config
-from backend.models.decoder import DecoderLayer, DecoderWeights
+from backend.models.config import DecoderConfig, ExpertsConfig, parse_config
+from backend.models.decoder import MLP, DecoderLayer, DecoderWeights
 from backend.models.errors import ModelLoadError
 from backend.models.layers import Linear, RMSNorm
+from backend.models.moe import Experts
 from backend.models.rotary import interleave
+from backend.runtime.checkpoint import Checkpoint, read_json
+
+logger = logging.getLogger(__name__)
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+_RANDOM_SCALE = 0.02
+_LARGE_BYTES = 2 * 2**30
 
 
 def resolve_model(model: str) -> Path:
@@ -47,147 +54,189 @@ def resolve_model(model: str) -> Path:
 def load_config(directory: Path) -> DecoderConfig:
     """Read ``config.json``. Raises ModelLoadError."""
     path = directory / "config.json"
-    return parse_config(_read_json(path), str(path))
+    return parse_config(read_json(path), str(path))
 
 
 def load_weights(
     directory: Path, config: DecoderConfig, *, device: torch.device, dtype: torch.dtype
 ) -> DecoderWeights:
     """Read all tensors, cast and move them. Raises ModelLoadError."""
-    checkpoint = _Checkpoint(directory, device, dtype)
-    hidden, vocab = config.hidden_size, config.vocab_size
-    embedding = checkpoint.tensor("model.embed_tokens.weight", (vocab, hidden))
-    return DecoderWeights(
-        embedding=embedding,
-        layers=tuple(
-            _load_layer(checkpoint, config, f"model.layers.{index}.")
-            for index in range(config.num_layers)
-        ),
-        final_norm=RMSNorm(checkpoint.tensor("model.norm.weight", (hidden,)), config.rms_eps),
-        head=Linear(
-            embedding
-            if config.tied_embeddings
-            else checkpoint.tensor("lm_head.weight", (vocab, hidden))
-        ),
-    )
+    checkpoint = Checkpoint(directory)
+    weights = _Builder(config, checkpoint, device, dtype).build(str(directory))
+    checkpoint.close()
+    return weights
 
 
-class _Checkpoint:
-    """Reads single tensors, whichever shard holds them."""
+def random_weights(
+    config: DecoderConfig, *, device: torch.device, dtype: torch.dtype, seed: int = 0
+) -> DecoderWeights:
+    """Make weights of the right shapes out of nothing, the same for the same ``seed``.
 
-    def __init__(self, directory: Path, device: torch.device, dtype: torch.dtype) -> None:
+    For measurements: a model's real shapes without its checkpoint.
+    """
+    return _Builder(config, _RandomTensors(device, seed), device, dtype).build("random weights")
+
+
+class _Tensors(Protocol):
+    def __contains__(self, name: object) -> bool: ...
+
+    def read_into(self, name: str, out: Tensor) -> None: ...
+
+
+class _RandomTensors:
+    def __init__(self, device: torch.device, seed: int) -> None:
+        self._generator = torch.Generator(device).manual_seed(seed)
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        if name.endswith("norm.weight"):
+            out.fill_(1.0)
+        else:
+            out.normal_(0.0, _RANDOM_SCALE, generator=self._generator)
+
+
+class _Builder:
+    """Allocates fused buffers and has them filled."""
+
+    def __init__(
+        self, config: DecoderConfig, tensors: _Tensors, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self._config = config
+        self._tensors = tensors
         self._device = device
         self._dtype = dtype
-        self._files: dict[Path, Any] = {}
-        self._source = directory / "model.safetensors.index.json"
-        if self._source.is_file():
-            weight_map = _read_json(self._source).get("weight_map")
-            if not isinstance(weight_map, dict):
-                raise ModelLoadError(f"{self._source}: weight_map is missing")
-            self._path_of = {name: directory / file for name, file in weight_map.items()}
-        else:
-            self._source = directory / "model.safetensors"
-            self._path_of = dict.fromkeys(self._open(self._source).keys(), self._source)
+        self._bytes = 0
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        if name not in self._path_of:
-            raise ModelLoadError(f"{self._source}: tensor {name} is missing")
-        path = self._path_of[name]
-        try:
-            tensor: Tensor = self._open(path).get_tensor(name)
-        except SafetensorError as error:
-            raise ModelLoadError(f"{path}: tensor {name}: {error}") from error
-        if tuple(tensor.shape) != shape:
-            raise ModelLoadError(
-                f"{path}: tensor {name} has shape {list(tensor.shape)}, "
-                f"config.json asks for {list(shape)}"
-            )
-        if not tensor.is_floating_point():
-            raise ModelLoadError(f"{path}: tensor {name} has dtype {tensor.dtype}, expected floats")
-        return tensor.to(device=self._device, dtype=self._dtype)
-
-    def _open(self, path: Path) -> Any:
-        if path not in self._files:
-            try:
-                self._files[path] = safe_open(path, framework="pt")
-            except FileNotFoundError as error:
-                raise ModelLoadError(f"{path}: not found") from error
-            except (OSError, SafetensorError) as error:
-                raise ModelLoadError(f"{path}: damaged or not safetensors: {error}") from error
-        return self._files[path]
-
-
-def _load_layer(checkpoint: _Checkpoint, config: DecoderConfig, prefix: str) -> DecoderLayer:
-    hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
-    attention, mlp = prefix + "self_attn.", prefix + "mlp."
-    query_rows, kv_rows = config.num_heads * head_dim, config.num_kv_heads * head_dim
-
-    def reordered(tensor: Tensor) -> Tensor:
-        return interleave(tensor, head_dim)
-
-    def unchanged(tensor: Tensor) -> Tensor:
-        return tensor
-
-    def linear(
-        parts: tuple[tuple[str, int, Callable[[Tensor], Tensor]], ...], size: int, *, bias: bool
-    ) -> Linear:
-        return Linear(
-            torch.cat(
-                [
-                    change(checkpoint.tensor(f"{name}.weight", (rows, size)))
-                    for name, rows, change in parts
-                ]
+    def build(self, source: str) -> DecoderWeights:
+        config = self._config
+        shape = (config.vocab_size, config.hidden_size)
+        embedding = self._single("model.embed_tokens.weight", shape)
+        layers: list[DecoderLayer] = []
+        tenth = max(config.num_layers // 10, 1)
+        for index in range(config.num_layers):
+            layers.append(self._layer(index))
+            if self._bytes > _LARGE_BYTES and (index + 1) % tenth == 0:
+                logger.info(
+                    "%s: %d of %d layers, %.1f GiB",
+                    source,
+                    index + 1,
+                    config.num_layers,
+                    self._bytes / 2**30,
+                )
+        return DecoderWeights(
+            embedding=embedding,
+            layers=tuple(layers),
+            final_norm=self._norm("model.norm"),
+            head=Linear(
+                embedding if config.tied_embeddings else self._single("lm_head.weight", shape)
             ),
-            torch.cat(
-                [change(checkpoint.tensor(f"{name}.bias", (rows,))) for name, rows, change in parts]
-            )
-            if bias
-            else None,
         )
 
-    def norm(name: str) -> RMSNorm:
-        return RMSNorm(checkpoint.tensor(f"{prefix}{name}.weight", (hidden,)), config.rms_eps)
+    def _layer(self, index: int) -> DecoderLayer:
+        config, prefix = self._config, f"model.layers.{index}."
+        attention = prefix + "self_attn."
+        query_rows = config.num_heads * config.head_dim
+        experts = config.experts
+        return DecoderLayer(
+            input_norm=self._norm(f"{prefix}input_layernorm"),
+            qkv=self._qkv(attention),
+            head_norm=self._head_norm(attention) if config.qk_norm else None,
+            output=self._linear(
+                ((f"{attention}o_proj", config.hidden_size),), query_rows, bias=config.output_bias
+            ),
+            mlp_norm=self._norm(f"{prefix}post_attention_layernorm"),
+            mlp=self._mlp(f"{prefix}mlp.")
+            if experts is None or index not in experts.layers
+            else self._experts(f"{prefix}{experts.module}.", experts),
+        )
 
-    def head_norm() -> RMSNorm | None:
-        if not config.qk_norm:
-            return None
-        query = reordered(checkpoint.tensor(f"{attention}q_norm.weight", (head_dim,)))
-        key = reordered(checkpoint.tensor(f"{attention}k_norm.weight", (head_dim,)))
+    def _qkv(self, attention: str) -> Linear:
+        config = self._config
+        queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        parts = (
+            ((f"{attention}qkv_proj", queries + 2 * keys),)
+            if config.fused_projections
+            else (
+                (f"{attention}q_proj", queries),
+                (f"{attention}k_proj", keys),
+                (f"{attention}v_proj", keys),
+            )
+        )
+        qkv = self._linear(parts, config.hidden_size, bias=config.qkv_bias)
+        for tensor in (qkv.weight, qkv.bias):
+            if tensor is not None:
+                rotated = tensor[: queries + keys]
+                rotated.copy_(interleave(rotated, config.head_dim, config.rotary.dim))
+        return qkv
+
+    def _head_norm(self, attention: str) -> RMSNorm:
+        config = self._config
+        query, key = (
+            interleave(
+                self._single(f"{attention}{name}.weight", (config.head_dim,)),
+                config.head_dim,
+                config.rotary.dim,
+            )
+            for name in ("q_norm", "k_norm")
+        )
         each = [query] * config.num_heads + [key] * config.num_kv_heads
         return RMSNorm(torch.stack(each), config.rms_eps)
 
-    return DecoderLayer(
-        input_norm=norm("input_layernorm"),
-        qkv=linear(
-            (
-                (f"{attention}q_proj", query_rows, reordered),
-                (f"{attention}k_proj", kv_rows, reordered),
-                (f"{attention}v_proj", kv_rows, unchanged),
-            ),
-            hidden,
-            bias=config.qkv_bias,
-        ),
-        head_norm=head_norm(),
-        output=linear(
-            ((f"{attention}o_proj", hidden, unchanged),), query_rows, bias=config.output_bias
-        ),
-        mlp_norm=norm("post_attention_layernorm"),
-        gate_up=linear(
-            ((f"{mlp}gate_proj", inner, unchanged), (f"{mlp}up_proj", inner, unchanged)),
-            hidden,
-            bias=config.mlp_bias,
-        ),
-        down=linear(((f"{mlp}down_proj", hidden, unchanged),), inner, bias=config.mlp_bias),
-    )
+    def _mlp(self, mlp: str) -> MLP:
+        config = self._config
+        hidden, inner = config.hidden_size, config.intermediate_size
+        parts = (
+            ((f"{mlp}gate_up_proj", 2 * inner),)
+            if config.fused_projections
+            else ((f"{mlp}gate_proj", inner), (f"{mlp}up_proj", inner))
+        )
+        return MLP(
+            gate_up=self._linear(parts, hidden, bias=config.mlp_bias),
+            down=self._linear(((f"{mlp}down_proj", hidden),), inner, bias=config.mlp_bias),
+        )
 
+    def _experts(self, module: str, experts: ExpertsConfig) -> Experts:
+        hidden, inner = self._config.hidden_size, experts.intermediate_size
+        gate_up = self._empty((experts.num_experts, 2 * inner, hidden))
+        down = self._empty((experts.num_experts, hidden, inner))
+        for expert in range(experts.num_experts):
+            buffers = (gate_up[expert, :inner], gate_up[expert, inner:], down[expert])
+            for name, buffer in zip(experts.projections, buffers, strict=True):
+                self._tensors.read_into(f"{module}experts.{expert}.{name}.weight", buffer)
+        return Experts(
+            router=self._single(f"{module}gate.weight", (experts.num_experts, hidden)),
+            gate_up=gate_up,
+            down=down,
+            top_k=experts.top_k,
+            normalised=experts.normalised,
+        )
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelLoadError(f"{path}: not found") from error
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path}: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path}: expected a JSON object")
-    return value
+    def _linear(self, parts: Sequence[tuple[str, int]], size: int, *, bias: bool) -> Linear:
+        """Fuse the linear maps ``parts``, name and number of rows of each, into one."""
+        rows = sum(count for _, count in parts)
+        weight = self._empty((rows, size))
+        vector = self._empty((rows,)) if bias else None
+        start = 0
+        for name, count in parts:
+            part = slice(start, start + count)
+            self._tensors.read_into(f"{name}.weight", weight[part])
+            if vector is not None:
+                self._tensors.read_into(f"{name}.bias", vector[part])
+            start += count
+        return Linear(weight, vector)
+
+    def _norm(self, name: str) -> RMSNorm:
+        return RMSNorm(
+            self._single(f"{name}.weight", (self._config.hidden_size,)), self._config.rms_eps
+        )
+
+    def _single(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        tensor = self._empty(shape)
+        self._tensors.read_into(name, tensor)
+        return tensor
+
+    def _empty(self, shape: tuple[int, ...]) -> Tensor:
+        self._bytes += math.prod(shape) * self._dtype.itemsize
+        return torch.empty(shape, device=self._device, dtype=self._dtype)

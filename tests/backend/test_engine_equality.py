@@ -16,6 +16,7 @@ from backend.runtime.weights import load_config
 pytest_plugins = ["tiny_checkpoints"]
 
 FAMILIES = ["llama", "qwen2", "qwen3"]
+MORE_FAMILIES = ["mistral", "qwen2_windows", "phi3", "mixtral", "qwen3_moe"]
 NEW_TOKENS = 24
 
 
@@ -88,6 +89,28 @@ async def test_mixed_lengths_arriving_while_others_decode(checkpoint, engine_for
     # A slow reader gets several tokens in one delta, so some may not have started yet.
     start(batch[len(running) + 1 :])
     results = [tokens, *await asyncio.gather(*running)]
+    assert results == [reference(model, prompt) for prompt in batch]
+
+
+@pytest.mark.parametrize("family", MORE_FAMILIES)
+async def test_every_family_in_chunks_beside_others_past_its_window(checkpoint, engine_for, family):
+    """Prompts of 1 to 120 tokens, chunks of 37, a window of 20 where there is one."""
+    model = checkpoint(family)[1]
+    engine = engine_for(family, max_num_seqs=5, max_tokens_per_step=37)
+    batch = prompts([120, 1, 19, 60, 14, 33])
+    results = await asyncio.gather(*(tokens_of(engine.generate(greedy(each))) for each in batch))
+    assert results == [reference(model, prompt) for prompt in batch]
+
+
+@pytest.mark.parametrize(
+    ("context", "lengths"), [(64, [5, 40]), (256, [70, 150])], ids=["short", "long"]
+)
+async def test_longrope_takes_the_factors_of_the_context(checkpoint, engine_for, context, lengths):
+    """Beyond 64 tokens transformers takes the long factors; here the engine's context decides."""
+    model = checkpoint("phi3_longrope")[1]
+    engine = engine_for("phi3_longrope", max_model_len=context)
+    batch = prompts(lengths)
+    results = await asyncio.gather(*(tokens_of(engine.generate(greedy(each))) for each in batch))
     assert results == [reference(model, prompt) for prompt in batch]
 
 

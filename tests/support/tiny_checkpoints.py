@@ -1,4 +1,4 @@
-"""A pytest plugin: tiny random checkpoints of three families, whose text spells token ids."""
+"""A pytest plugin: tiny random checkpoints of every family, whose text spells token ids."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -36,18 +36,71 @@ _LLAMA3_ROPE = {
 }
 
 
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0, 1.05, 1.2, 1.5],
+    "long_factor": [1.1, 1.9, 3.1, 4.0],
+}
+_MIXTURE = {"num_experts_per_tok": 2, "hidden_size": 32, "head_dim": 16}
+
+# Keys beside _SHAPE. Windows are shorter than some of the prompts of the tests.
+_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"rope_parameters": _LLAMA3_ROPE}),
+    "mistral": ("Mistral", {"sliding_window": 20, "head_dim": 24}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2_windows": (
+        "Qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "max_window_layers": 2,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10_000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "phi3": (
+        "Phi3",
+        {
+            "sliding_window": 20,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10_000.0,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    "phi3_longrope": (
+        "Phi3",
+        {
+            "rope_parameters": {**_LONGROPE, "partial_rotary_factor": 0.5},
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "mixtral": ("Mixtral", {**_MIXTURE, "num_local_experts": 4, "sliding_window": 20}),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            **_MIXTURE,
+            "num_experts": 8,
+            "moe_intermediate_size": 40,
+            "mlp_only_layers": [1],
+            "norm_topk_prob": True,
+        },
+    ),
+}
+
+
 def _model(family: str) -> transformers.PreTrainedModel:
-    match family:
-        case "llama":
-            config = transformers.LlamaConfig(**_SHAPE, rope_parameters=_LLAMA3_ROPE)
-            return transformers.LlamaForCausalLM(config)
-        case "qwen2":
-            config = transformers.Qwen2Config(**_SHAPE, tie_word_embeddings=True)
-            return transformers.Qwen2ForCausalLM(config)
-        case "qwen3":
-            config = transformers.Qwen3Config(**_SHAPE, head_dim=32)
-            return transformers.Qwen3ForCausalLM(config)
-    raise ValueError(family)
+    name, keys = _FAMILIES[family]
+    config = getattr(transformers, f"{name}Config")(**{**_SHAPE, **keys})
+    model: transformers.PreTrainedModel = getattr(transformers, f"{name}ForCausalLM")(config)
+    return model
 
 
 def _spelling_tokenizer() -> tokenizers.Tokenizer:

@@ -1,0 +1,76 @@
+"""A mixture of experts in place of an MLP: each token goes through the few that the router picks.
+
+Tokens are sorted by expert, so that each expert that was picked is one product over all of its
+tokens; nothing here is done token by token.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from backend.models.operations import Operations
+
+# What torch's grouped product asks of the rows' size, in bytes.
+_ALIGNMENT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """``router`` is [experts, hidden]; each expert's ``gate_up`` [2 * inner, hidden] and ``down``.
+
+    ``normalised``: the weights of a token's ``top_k`` experts are made to sum to 1.
+    """
+
+    router: Tensor
+    gate_up: Tensor
+    down: Tensor
+    top_k: int
+    normalised: bool
+
+    def __call__(self, rows: Tensor, operations: Operations) -> Tensor:
+        """Map [tokens, hidden] to the same shape."""
+        scores = functional.linear(rows, self.router)
+        shares = torch.softmax(scores, dim=-1, dtype=torch.float32)
+        shares, picked = torch.topk(shares, self.top_k, dim=-1)
+        if self.normalised:
+            shares = shares / shares.sum(dim=-1, keepdim=True)
+        picked, order = picked.flatten().sort(stable=True)
+        # Slot k of token t is pair t * top_k + k; sorted pairs go through their experts.
+        pairs = rows.index_select(0, order // self.top_k)
+        ends = torch.bincount(picked, minlength=len(self.router)).cumsum(0)
+        if _is_grouped(pairs, self.gate_up, self.down):
+            computed = self._grouped(pairs, ends.to(torch.int32), operations)
+        else:
+            computed = self._one_by_one(pairs, ends.tolist(), operations)
+        weighted = computed * shares.flatten().index_select(0, order).unsqueeze(1)
+        slots = torch.empty_like(weighted)
+        slots[order] = weighted
+        return slots.view(len(rows), self.top_k, rows.shape[1]).sum(1).to(rows.dtype)
+
+    def _grouped(self, pairs: Tensor, ends: Tensor, operations: Operations) -> Tensor:
+        """All experts in two launches, the sizes of the groups staying on the device."""
+        inner = functional.grouped_mm(pairs, self.gate_up.transpose(1, 2), offs=ends)
+        gated = operations.gated(inner)
+        return functional.grouped_mm(gated, self.down.transpose(1, 2), offs=ends)
+
+    def _one_by_one(self, pairs: Tensor, ends: list[int], operations: Operations) -> Tensor:
+        """Each picked expert in turn: on CPU as fast as one call, in any dtype and shape."""
+        computed = torch.empty_like(pairs)
+        start = 0
+        for expert, stop in enumerate(ends):
+            if stop > start:
+                inner = functional.linear(pairs[start:stop], self.gate_up[expert])
+                gated = operations.gated(inner)
+                torch.mm(gated, self.down[expert].t(), out=computed[start:stop])
+                start = stop
+        return computed
+
+
+def _is_grouped(pairs: Tensor, *weights: Tensor) -> bool:
+    return (
+        pairs.is_cuda
+        and pairs.dtype is torch.bfloat16
+        and all(weight.shape[-1] * weight.itemsize % _ALIGNMENT == 0 for weight in weights)
+    )

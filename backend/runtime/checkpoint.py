@@ -1,0 +1,154 @@
+"""A directory of safetensors files, read one tensor at a time into memory that is already there.
+
+Presence, shape, type and values of every tensor are checked, and a refusal names file and tensor.
+Only files of the directory itself are opened, whatever the index says, and nothing is unpickled.
+"""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from backend.models.errors import ModelLoadError
+
+logger = logging.getLogger(__name__)
+
+_FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+_PICKLED = ("*.bin", "*.pt", "*.pth")
+# Tensors that checkpoints carry and no model needs.
+_NEEDLESS = ("rotary_emb.inv_freq", "masked_bias")
+
+
+class Checkpoint:
+    """Tensors by name, whichever shard holds them."""
+
+    def __init__(self, directory: Path) -> None:
+        """Find all shards. Raises ModelLoadError, naming every one that is missing."""
+        self._directory = directory
+        self._files: dict[Path, Any] = {}
+        self._read: set[str] = set()
+        index = directory / "model.safetensors.index.json"
+        if index.is_file():
+            self._source = index
+            self._path_of = _shards(index)
+        else:
+            self._source = directory / "model.safetensors"
+            self._path_of = dict.fromkeys(self._open(self._source).keys(), self._source)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._path_of
+
+    def check_files(self) -> None:
+        """Open every shard, so that a damaged one is told before anything is computed."""
+        for path in set(self._path_of.values()):
+            self._open(path)
+
+    def num_values(self) -> int:
+        """Return how many numbers the checkpoint holds."""
+        total = 0
+        for name, path in self._path_of.items():
+            try:
+                size = 1
+                for length in self._open(path).get_slice(name).get_shape():
+                    size *= length
+            except SafetensorError as error:
+                raise _refusal(path, name, str(error)) from error
+            total += size
+        return total
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        """Copy the tensor ``name`` into ``out``, which has the shape wanted; cast if need be."""
+        if name not in self._path_of:
+            raise ModelLoadError(f"{self._source}: tensor {name} is missing")
+        path = self._path_of[name]
+        self._read.add(name)
+        try:
+            tensor: Tensor = self._open(path).get_tensor(name)
+        except SafetensorError as error:
+            raise _refusal(path, name, str(error)) from error
+        if tensor.shape != out.shape:
+            raise ModelLoadError(
+                f"{path}: tensor {name} has shape {list(tensor.shape)}, "
+                f"config.json asks for {list(out.shape)}"
+            )
+        if tensor.dtype not in _FLOATS:
+            raise ModelLoadError(
+                f"{path}: tensor {name} has dtype {tensor.dtype}, expected floats "
+                "(quantised weights are not supported)"
+            )
+        out.copy_(tensor)
+        if not _is_finite(out):
+            if _is_finite(tensor):
+                raise _refusal(path, name, f"its values do not fit {out.dtype}")
+            raise _refusal(path, name, "has values that are not finite")
+
+    def close(self) -> None:
+        """Tell of tensors that nobody read: a config that does not fit looks like that."""
+        unread = [
+            name
+            for name in self._path_of
+            if name not in self._read and not name.endswith(_NEEDLESS)
+        ]
+        if unread:
+            logger.warning(
+                "%s: %d tensors are not used, such as %s", self._source, len(unread), unread[0]
+            )
+        self._files.clear()
+
+    def _open(self, path: Path) -> Any:
+        if path not in self._files:
+            try:
+                self._files[path] = safe_open(path, framework="pt")
+            except FileNotFoundError as error:
+                raise ModelLoadError(f"{path}: not found{_pickles(self._directory)}") from error
+            except (OSError, SafetensorError) as error:
+                raise ModelLoadError(f"{path}: damaged or not safetensors: {error}") from error
+        return self._files[path]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object. Raises ModelLoadError."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelLoadError(f"{path}: not found") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path}: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path}: expected a JSON object")
+    return value
+
+
+def _shards(index: Path) -> dict[str, Path]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelLoadError(f"{index}: weight_map is missing")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or not file.endswith(".safetensors"):
+            raise ModelLoadError(f"{index}: {name}: expected a safetensors file, got {file!r}")
+        if Path(file).name != file:
+            raise ModelLoadError(f"{index}: {name}: {file!r} is not a file of this directory")
+    shards = {index.parent / file for file in weight_map.values()}
+    missing = sorted(str(path) for path in shards if not path.is_file())
+    if missing:
+        raise ModelLoadError(f"{', '.join(missing)}: not found, of {len(shards)} shards")
+    return {name: index.parent / file for name, file in weight_map.items()}
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    # NaN and infinities survive a sum, which needs no mask; that of large values may overflow too.
+    total = tensor.sum(dtype=torch.float32)
+    return bool(torch.isfinite(total)) or bool(torch.isfinite(tensor).all())
+
+
+def _refusal(path: Path, name: str, problem: str) -> ModelLoadError:
+    return ModelLoadError(f"{path}: tensor {name}: {problem}".replace("\n", " "))
+
+
+def _pickles(directory: Path) -> str:
+    found = sorted(path.name for pattern in _PICKLED for path in directory.glob(pattern))
+    return f" ({found[0]} is not read: only safetensors are)" if found else ""
