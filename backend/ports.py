@@ -16,12 +16,28 @@ class RequestRejectedError(Exception):
 
 
 class OverloadedError(Exception):
-    """So much waits that the request was not taken; ``retry_after`` seconds later it may be."""
+    """There is no room for the request now, and nothing was computed for it."""
 
-    def __init__(self, reason: str, retry_after: float) -> None:
-        """``reason`` is for people."""
-        super().__init__(reason)
+    def __init__(self, message: str, retry_after: float) -> None:
+        """``retry_after`` is a guess in seconds."""
+        super().__init__(message, retry_after)
+        self.message = message
         self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class QueueFullError(OverloadedError):
+    """As many wait already as may."""
+
+
+class QueueTimeoutError(OverloadedError):
+    """The request waited for as long as it may."""
+
+
+class UnavailableError(EngineError):
+    """There is no engine now, because it is being started or stopped."""
 
 
 class Generator(Protocol):
@@ -33,6 +49,11 @@ class Generator(Protocol):
         ...
 
     @property
+    def unready_reason(self) -> str:
+        """Why it is not ready, for people; read only then."""
+        ...
+
+    @property
     def max_model_len(self) -> int:
         """Prompt and completion together, in tokens."""
         ...
@@ -41,8 +62,8 @@ class Generator(Protocol):
         """Yield deltas of all choices as they come.
 
         Closing the iterator early (``aclose``, or cancelling the task that consumes it) cancels
-        the sequences and frees their blocks within one step. Raises RequestRejectedError before
-        the first delta, and EngineError.
+        the sequences and frees their blocks within one step. Raises RequestRejectedError and
+        OverloadedError before the first delta, UnavailableError, and EngineError.
         """
         ...
 

@@ -1,15 +1,25 @@
-"""When a choice ends: stop strings over its text, end tokens, length.
+"""When a choice ends: end tokens and length by tokens, stop strings by text.
 
-Text that could be the beginning of a stop string waits until it is known not to be one, so a stop
-string never shows, not even in part.
+``finish_reason`` is the engine's half, ``Choice`` that of whoever turns tokens into text. Text that
+could be the beginning of a stop string waits until it is known not to be one, so a stop string
+never shows, not even in part.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from backend.core.detokenizer import IncrementalDetokenizer
-from backend.core.types import FinishReason, SamplingParams, TextDelta, TokenLogprobs
+from backend.core.sequence import Sequence
+from backend.core.types import FinishReason, TextDelta, TokenDelta, TokenLogprobs
+
+
+def finish_reason(sequence: Sequence) -> FinishReason | None:
+    """Say whether the newest token of ``sequence``, a generated one, is its last."""
+    if sequence.tokens[-1] in sequence.end_token_ids:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if len(sequence.tokens) >= sequence.max_length else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +36,7 @@ class StopStringScanner:
     Of two that end together the longer counts. So the cut does not depend on the pieces.
     """
 
-    def __init__(self, stop: Sequence[str]) -> None:
+    def __init__(self, stop: SequenceOf[str]) -> None:
         """Empty strings are ignored: they would stop everything before it starts."""
         self._stop = tuple(string for string in stop if string)
         self._held = ""
@@ -74,74 +84,75 @@ class _Reported:
 
 
 class Choice:
-    """Turns the tokens of one choice into deltas and decides when it ends.
+    """Turns the tokens of one choice into text, up to a stop string.
 
     A token's log probabilities travel with its text: held back with it, and dropped with it when
     it belongs to a stop string. End tokens have no text and report none.
     """
 
     def __init__(
-        self,
-        index: int,
-        sampling: SamplingParams,
-        *,
-        max_new_tokens: int,
-        eos_token_ids: frozenset[int],
-        detokenizer: IncrementalDetokenizer,
+        self, index: int, stop: SequenceOf[str], detokenizer: IncrementalDetokenizer
     ) -> None:
-        """``max_new_tokens`` is what the request allows and the context leaves, at least 1."""
+        """``stop`` strings end the text before themselves."""
         self.index = index
         self.num_tokens = 0
-        self._max_new_tokens = max_new_tokens
-        eos_token_ids = frozenset() if sampling.ignore_eos else eos_token_ids
-        self._end_token_ids = eos_token_ids | sampling.stop_token_ids
         self._detokenizer = detokenizer
-        self._scanner = StopStringScanner(sampling.stop)
+        self._scanner = StopStringScanner(stop)
         self._decoded = 0
         self._shown = 0
         self._reported: deque[_Reported] = deque()
 
-    def push(self, token: int, logprobs: TokenLogprobs | None = None) -> TextDelta | None:
-        """Take the next token; None when it shows no text yet.
+    def push(self, delta: TokenDelta) -> TextDelta | None:
+        """Take the next tokens; None when they show no text yet.
 
-        A delta with a ``finish_reason`` is the last. The end token counts as generated but has no
-        text.
+        A delta with a ``finish_reason`` is the last, whether the tokens or a stop string ended
+        the choice. An end token counts as generated but has no text.
         """
-        self.num_tokens += 1
-        if token in self._end_token_ids:
-            return self._end(FinishReason.STOP, "")
+        texts: list[str] = []
+        for position, token in enumerate(delta.tokens):
+            self.num_tokens += 1
+            is_last = position == len(delta.tokens) - 1
+            if is_last and delta.finish_reason is FinishReason.STOP:
+                break
+            scan = self._scanner.push(self._decode(delta, position, token))
+            texts.append(scan.text)
+            if scan.stopped:
+                return self._stopped("".join(texts), delta)
+        text = "".join(texts)
+        if delta.finish_reason is not None:
+            return self._end(text, delta.finish_reason, delta)
+        if not text:
+            return None
+        self._shown += len(text)
+        return self._delta(text, None, delta, lambda token: token.end <= self._shown)
+
+    def _decode(self, delta: TokenDelta, position: int, token: int) -> str:
         text = self._detokenizer.push(token)
         start, self._decoded = self._decoded, self._decoded + len(text)
-        if logprobs is not None:
-            self._reported.append(_Reported(start, self._decoded, logprobs))
-        scan = self._scanner.push(text)
-        if scan.stopped:
-            return self._stopped(scan.text)
-        if self.num_tokens >= self._max_new_tokens:
-            return self._end(FinishReason.LENGTH, scan.text)
-        if not scan.text:
-            return None
-        self._shown += len(scan.text)
-        logprobs_shown = self._take(lambda token: token.end <= self._shown)
-        return TextDelta(self.index, scan.text, self.num_tokens, logprobs=logprobs_shown)
+        if delta.logprobs:
+            self._reported.append(_Reported(start, self._decoded, delta.logprobs[position]))
+        return text
 
-    def _end(self, reason: FinishReason, text: str) -> TextDelta:
+    def _end(self, text: str, reason: FinishReason, delta: TokenDelta) -> TextDelta:
         # A character cut short becomes text only now, and may itself complete a stop string.
         scan = self._scanner.push(self._detokenizer.finish())
         text += scan.text
         if scan.stopped:
-            return self._stopped(text)
-        text += self._scanner.finish()
-        logprobs = self._take(lambda _: True)
-        return TextDelta(self.index, text, self.num_tokens, reason, logprobs)
+            return self._stopped(text, delta)
+        return self._delta(text + self._scanner.finish(), reason, delta, lambda _: True)
 
-    def _stopped(self, text: str) -> TextDelta:
+    def _stopped(self, text: str, delta: TokenDelta) -> TextDelta:
         self._shown += len(text)
-        logprobs = self._take(lambda token: token.start < self._shown)
-        return TextDelta(self.index, text, self.num_tokens, FinishReason.STOP, logprobs)
+        return self._delta(text, FinishReason.STOP, delta, lambda token: token.start < self._shown)
 
-    def _take(self, is_due: Callable[[_Reported], bool]) -> tuple[TokenLogprobs, ...]:
+    def _delta(
+        self,
+        text: str,
+        reason: FinishReason | None,
+        delta: TokenDelta,
+        is_due: Callable[[_Reported], bool],
+    ) -> TextDelta:
         due = []
         while self._reported and is_due(self._reported[0]):
             due.append(self._reported.popleft().logprobs)
-        return tuple(due)
+        return TextDelta(self.index, text, self.num_tokens, reason, tuple(due), delta.cached_tokens)

@@ -1,4 +1,4 @@
-"""From the engine's thread to the event loops of those who wait.
+"""From the engine to the event loops of those who wait.
 
 One wake-up of an event loop delivers everything that a step made for it. A reader who is slower
 than the engine gets what has gathered as one delta, so falling behind makes its work less.
@@ -7,12 +7,9 @@ than the engine gets what has gathered as one delta, so falling behind makes its
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable
-from itertools import chain
 
-from backend.core.types import TextDelta
-
-Item = TextDelta | Exception
-"""An exception ends the stream."""
+from backend.core.types import TokenDelta
+from backend.runtime.messages import Item
 
 
 class Stream:
@@ -29,61 +26,71 @@ class Stream:
         self._items.append(item)
         self._arrival.set()
 
-    async def receive(self) -> list[TextDelta]:
+    async def receive(self) -> list[TokenDelta]:
         """Wait for deltas and return them in order, at most one for each choice.
 
         Raises the exception that ended the stream, once the deltas before it were returned.
         """
         await self._arrival.wait()
-        if isinstance(self._items[0], Exception):
-            raise self._items[0]
-        ended = [item for item in self._items if isinstance(item, Exception)]
-        deltas = _merge(item for item in self._items if isinstance(item, TextDelta))
-        self._items = [*ended]
+        items = self._items
+        if isinstance(items[0], Exception):
+            raise items[0]
+        ended = any(isinstance(item, Exception) for item in items)
+        self._items = [item for item in items if isinstance(item, Exception)]
         if not ended:
             self._arrival.clear()
-        return deltas
+        if len(items) == 1:
+            return [items[0]]
+        return _merge(item for item in items if isinstance(item, TokenDelta))
 
 
-class Outbox:
-    """Collects a step's deltas in the engine's thread."""
+def deliver(items: Iterable[tuple[Stream, Item]]) -> list[Stream]:
+    """Hand ``items`` over, from any thread. Returns streams whose event loop is closed.
 
-    def __init__(self) -> None:
-        self._pending: defaultdict[asyncio.AbstractEventLoop, list[tuple[Stream, Item]]] = (
-            defaultdict(list)
-        )
+    Those have no reader any more, which is no fault.
+    """
+    of_loop: defaultdict[asyncio.AbstractEventLoop, list[tuple[Stream, Item]]] = defaultdict(list)
+    for stream, item in items:
+        of_loop[stream.loop].append((stream, item))
+    deserted: list[Stream] = []
+    here = _running_loop()
+    for loop, batch in of_loop.items():
+        if loop is here:
+            _put(batch)
+            continue
+        try:
+            loop.call_soon_threadsafe(_put, batch)
+        except RuntimeError:
+            if not loop.is_closed():
+                raise
+            deserted += [stream for stream, _ in batch]
+    return deserted
 
-    def put(self, stream: Stream, item: Item) -> None:
-        """Queue ``item`` for the next ``flush``."""
-        self._pending[stream.loop].append((stream, item))
 
-    def flush(self) -> None:
-        """Hand everything over. A loop that is closed has no reader any more; that is no fault."""
-        pending, self._pending = self._pending, defaultdict(list)
-        for loop, items in pending.items():
-            try:
-                loop.call_soon_threadsafe(_deliver, items)
-            except RuntimeError:
-                if not loop.is_closed():
-                    raise
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
-def _deliver(items: list[tuple[Stream, Item]]) -> None:
+def _put(items: list[tuple[Stream, Item]]) -> None:
     for stream, item in items:
         stream.put(item)
 
 
-def _merge(deltas: Iterable[TextDelta]) -> list[TextDelta]:
-    of_choice: defaultdict[int, list[TextDelta]] = defaultdict(list)
+def _merge(deltas: Iterable[TokenDelta]) -> list[TokenDelta]:
+    of_choice: defaultdict[int, list[TokenDelta]] = defaultdict(list)
     for delta in deltas:
         of_choice[delta.index].append(delta)
     return [
-        TextDelta(
+        each[0]
+        if len(each) == 1
+        else TokenDelta(
             index,
-            "".join(delta.text for delta in each),
-            each[-1].completion_tokens,
+            tuple(token for delta in each for token in delta.tokens),
+            tuple(logprobs for delta in each for logprobs in delta.logprobs),
             each[-1].finish_reason,
-            tuple(chain.from_iterable(delta.logprobs for delta in each)),
             each[-1].cached_tokens,
         )
         for index, each in of_choice.items()

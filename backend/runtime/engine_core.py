@@ -1,7 +1,7 @@
-"""One step of the engine, synchronously: schedule, compute, turn tokens into deltas.
+"""One step of the engine, synchronously: schedule, compute, say what came of it.
 
-Belongs to the engine's thread. A failure while computing a step fails the requests of that step
-and no others; requests end in ``_end`` alone, which frees what they hold.
+Belongs to the engine's loop. A failure while computing a step fails the requests of that step and
+no others; sequences end in ``_end`` alone, which frees what they hold.
 """
 
 import logging
@@ -9,34 +9,19 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Protocol
 
 from backend.core.block_pool import BlockPool
-from backend.core.detokenizer import IncrementalDetokenizer
 from backend.core.scheduler import NeverFitsError, ScheduledSequence, Scheduler
 from backend.core.seeding import choice_seed
 from backend.core.sequence import Sequence
-from backend.core.stopping import Choice
-from backend.core.types import EngineStats, GenerationRequest
+from backend.core.stopping import finish_reason
+from backend.core.types import EngineStats, GenerationRequest, TokenDelta, TokenLogprobs
 from backend.ports import EngineError, RequestRejectedError
-from backend.runtime.delivery import Outbox, Stream
+from backend.runtime.messages import Abort, Item, Submit
 from backend.runtime.model_runner import ModelRunner
 from backend.runtime.sampled import SampledToken
 
 logger = logging.getLogger(__name__)
-
-
-class TextSource(Protocol):
-    """What the engine needs of a tokenizer."""
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end an answer."""
-        ...
-
-    def detokenizer(self) -> IncrementalDetokenizer:
-        """Return fresh state for one choice."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,33 +35,36 @@ class EngineLimits:
 
 
 @dataclass(slots=True, eq=False)
-class Job:
-    """A request, the stream of who waits for it, and its choices that have not ended."""
+class _Job:
+    """A request and its choices that have not ended, by index."""
 
-    request: GenerationRequest
-    stream: Stream
-    open_sequences: list[Sequence] = field(default_factory=list)
+    number: int
+    streams: bool
+    open_sequences: dict[int, Sequence] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class _Continuation:
-    job: Job
-    choice: Choice
+    job: _Job
+    index: int
+    held: list[TokenLogprobs] = field(default_factory=list)
+    """Log probabilities of tokens that are not sent yet."""
 
 
 class EngineCore:
-    """Scheduler, model runner and the text state of every choice."""
+    """Scheduler, model runner and every request that has not ended."""
 
     def __init__(
-        self, runner: ModelRunner, tokenizer: TextSource, limits: EngineLimits, outbox: Outbox
+        self, runner: ModelRunner, eos_token_ids: frozenset[int], limits: EngineLimits
     ) -> None:
-        """``outbox`` receives deltas and failures; the caller flushes it."""
+        """``eos_token_ids`` end an answer of the model."""
         self.limits = limits
         self._runner = runner
-        self._tokenizer = tokenizer
-        self._outbox = outbox
+        self._eos_token_ids = eos_token_ids
         self._sequence_ids = count()
+        self._jobs: dict[int, _Job] = {}
         self._continuations: dict[Sequence, _Continuation] = {}
+        self._items: list[tuple[int, Item]] = []
         self._past_preemptions = 0
         self._prompt_tokens = 0
         self._generated_tokens = 0
@@ -87,48 +75,31 @@ class EngineCore:
         """Whether ``step`` has anything to do."""
         return self.scheduler.has_work
 
-    def submit(self, job: Job) -> None:
-        """Queue the choices of ``job``; one that can never run is rejected on its stream."""
-        request = job.request
-        sampling = request.sampling
-        room = self.limits.max_model_len - len(request.prompt_tokens)
-        max_new_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
-        seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
-        eos_token_ids = frozenset() if sampling.ignore_eos else self._tokenizer.eos_token_ids
-        sequences = [
-            Sequence(
-                next(self._sequence_ids),
-                list(request.prompt_tokens),
-                len(request.prompt_tokens) + max_new_tokens,
-                request.priority,
-                sampling,
-                choice_seed(seed, index),
-                sampling.stop_token_ids | eos_token_ids,
-            )
-            for index in range(request.n)
-        ]
-        for index, sequence in enumerate(sequences):
+    def submit(self, message: Submit) -> None:
+        """Queue the choices of a request; one that can never run is answered so."""
+        request = message.request
+        # Who looks for stop strings sees every token; otherwise a plain reply needs the last only.
+        job = _Job(message.number, request.stream or bool(request.sampling.stop))
+        for index, sequence in enumerate(self._sequences(request)):
             try:
                 self.scheduler.add(sequence)
             except NeverFitsError as error:
                 # All choices are alike, so this is the first and nothing was queued.
-                self._outbox.put(job.stream, RequestRejectedError(str(error)))
+                self._put(job, RequestRejectedError(str(error)))
                 return
-            choice = Choice(
-                index,
-                sampling,
-                max_new_tokens=max_new_tokens,
-                eos_token_ids=self._tokenizer.eos_token_ids,
-                detokenizer=self._tokenizer.detokenizer(),
-            )
-            job.open_sequences.append(sequence)
-            self._continuations[sequence] = _Continuation(job, choice)
+            job.open_sequences[index] = sequence
+            self._continuations[sequence] = _Continuation(job, index)
+        self._jobs[message.number] = job
         self._prompt_tokens += len(request.prompt_tokens)
 
-    def abort(self, job: Job) -> None:
-        """End what is left of ``job`` without a word: nobody listens any more."""
-        for sequence in list(job.open_sequences):
-            self._end(sequence)
+    def abort(self, message: Abort) -> None:
+        """End a choice, or what is left of a request, without a word: nobody listens any more."""
+        job = self._jobs.get(message.number)
+        if job is None:
+            return  # it ended while the message was on its way
+        for index, sequence in list(job.open_sequences.items()):
+            if message.index in (None, index):
+                self._end(sequence)
 
     def step(self) -> None:
         """Advance every scheduled sequence; a crash of the model ends the step's requests."""
@@ -143,15 +114,19 @@ class EngineCore:
         for sequence, token in sampled:
             self._advance(sequence, token)
 
-    def fail_all(self, reason: str) -> None:
-        """Fail every request and start over with an empty scheduler."""
-        jobs = {continuation.job for continuation in self._continuations.values()}
+    def start_over(self, reason: str) -> None:
+        """Fail every request and begin with an empty scheduler."""
+        jobs, self._jobs = self._jobs, {}
         self._continuations.clear()
-        for job in jobs:
-            job.open_sequences.clear()
-            self._outbox.put(job.stream, EngineError(reason))
+        for job in jobs.values():
+            self._put(job, EngineError(reason))
         self._past_preemptions += self.scheduler.num_preemptions
         self.scheduler = self._new_scheduler()
+
+    def take_items(self) -> list[tuple[int, Item]]:
+        """Return what was said since the last call."""
+        items, self._items = self._items, []
+        return items
 
     def stats(self) -> EngineStats:
         """Return the figures as of now."""
@@ -172,6 +147,27 @@ class EngineCore:
             max_tokens_per_step=self.limits.max_tokens_per_step,
         )
 
+    def _sequences(self, request: GenerationRequest) -> list[Sequence]:
+        sampling = request.sampling
+        room = self.limits.max_model_len - len(request.prompt_tokens)
+        max_new_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
+        seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
+        end_token_ids = sampling.stop_token_ids
+        if not sampling.ignore_eos:
+            end_token_ids |= self._eos_token_ids
+        return [
+            Sequence(
+                next(self._sequence_ids),
+                list(request.prompt_tokens),
+                len(request.prompt_tokens) + max_new_tokens,
+                request.priority,
+                sampling,
+                choice_seed(seed, index),
+                end_token_ids,
+            )
+            for index in range(request.n)
+        ]
+
     def _advance(self, sequence: Sequence, sampled: SampledToken | None) -> None:
         continuation = self._continuations.get(sequence)
         if continuation is None:
@@ -182,25 +178,41 @@ class EngineCore:
             return
         sequence.tokens.append(sampled.token)
         self._generated_tokens += 1
-        delta = continuation.choice.push(sampled.token, sampled.logprobs)
-        if delta is None:
-            return
-        self._outbox.put(continuation.job.stream, delta)
-        if delta.finish_reason is not None:
+        self._tell(sequence, continuation, sampled)
+
+    def _tell(self, sequence: Sequence, continuation: _Continuation, sampled: SampledToken) -> None:
+        if sampled.logprobs is not None:
+            continuation.held.append(sampled.logprobs)
+        reason = finish_reason(sequence)
+        job = continuation.job
+        if job.streams or reason is not None:
+            first = len(sequence.tokens) - 1 if job.streams else sequence.num_prompt_tokens
+            tokens = tuple(sequence.tokens[first:])
+            held = tuple(continuation.held)
+            continuation.held.clear()
+            self._put(job, TokenDelta(continuation.index, tokens, held, reason))
+        if reason is not None:
             self._end(sequence)
 
     def _fail_step(self, step: Iterable[ScheduledSequence]) -> None:
         jobs = {self._continuations[scheduled.sequence].job for scheduled in step}
         self._fail(jobs, "the engine failed while it computed this request")
 
-    def _fail(self, jobs: Iterable[Job], reason: str) -> None:
+    def _fail(self, jobs: Iterable[_Job], reason: str) -> None:
         for job in jobs:
-            for sequence in list(job.open_sequences):
+            for sequence in list(job.open_sequences.values()):
                 self._end(sequence)
-            self._outbox.put(job.stream, EngineError(reason))
+            self._put(job, EngineError(reason))
+
+    def _put(self, job: _Job, item: Item) -> None:
+        self._items.append((job.number, item))
 
     def _end(self, sequence: Sequence) -> None:
         continuation = self._continuations.pop(sequence, None)
-        if continuation is not None:
-            continuation.job.open_sequences.remove(sequence)
-            self.scheduler.finish(sequence)
+        if continuation is None:
+            return
+        job = continuation.job
+        del job.open_sequences[continuation.index]
+        if not job.open_sequences:
+            self._jobs.pop(job.number, None)
+        self.scheduler.finish(sequence)

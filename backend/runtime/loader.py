@@ -13,6 +13,7 @@ from backend.runtime.engine import Engine
 from backend.runtime.engine_core import EngineLimits
 from backend.runtime.input_batch import InputBatchBuilder
 from backend.runtime.kv_cache import KVCache, block_bytes
+from backend.runtime.messages import EngineDescription
 from backend.runtime.model_runner import ModelRunner
 from backend.runtime.sizing import size_cache
 from backend.runtime.tokenizer import Tokenizer
@@ -107,7 +108,11 @@ def load_engine(
         dtype=torch_dtype,
     )
     runner = ModelRunner(Decoder(config, weights, rotations), cache, inputs)
-    return Engine(runner, tokenizer, limits, vocab_size=config.vocab_size), tokenizer
+    description = EngineDescription(str(directory), sizing.max_model_len, config.vocab_size)
+    engine = Engine(
+        runner, tokenizer, limits, eos_token_ids=tokenizer.eos_token_ids, description=description
+    )
+    return engine, tokenizer
 
 
 def _device(name: str) -> torch.device:

@@ -8,8 +8,14 @@ from typing import Any
 from aiohttp import web
 
 from backend.core.types import TextDelta
-from backend.ports import EngineError, Generator, RequestRejectedError
-from backend.server.errors import ApiError, engine_failed
+from backend.ports import (
+    EngineError,
+    Generator,
+    OverloadedError,
+    RequestRejectedError,
+    UnavailableError,
+)
+from backend.server.errors import ApiError, engine_failed, overloaded, unavailable
 from backend.server.event_stream import EventStream
 from backend.server.generation import Tally
 from backend.server.json_reply import json_response
@@ -32,7 +38,7 @@ class Answer:
                 async for delta in deltas:
                     self.tally.add(delta)
             choices = self.tally.choices()
-        except (EngineError, RequestRejectedError) as error:
+        except (EngineError, OverloadedError, RequestRejectedError) as error:
             raise _api_error(error) from error
         written = [self.form.whole(index, choice) for index, choice in enumerate(choices)]
         body = self._head().body(self.form.whole_kind, written)
@@ -56,7 +62,7 @@ class Answer:
                 last = head.body(self.form.chunk_kind, [])
                 await events.send(last | {"usage": self.tally.usage.body()})
             await events.finish()
-        except (EngineError, RequestRejectedError) as error:
+        except (EngineError, OverloadedError, RequestRejectedError) as error:
             if not events.prepared:
                 raise _api_error(error) from error
             await events.fail(_api_error(error))
@@ -79,7 +85,11 @@ class Answer:
         return choices
 
 
-def _api_error(error: EngineError | RequestRejectedError) -> ApiError:
+def _api_error(error: EngineError | OverloadedError | RequestRejectedError) -> ApiError:
     if isinstance(error, RequestRejectedError):
         return ApiError(400, f"The engine cannot run this request: {error}.", code="rejected")
+    if isinstance(error, OverloadedError):
+        return overloaded(error)
+    if isinstance(error, UnavailableError):
+        return unavailable(str(error))
     return engine_failed(str(error))

@@ -37,7 +37,7 @@ class EmbeddingHandlers:
         try:
             vectors = await loaded.embedder.embed(inputs)
         except OverloadedError as error:
-            raise overloaded(str(error), error.retry_after) from error
+            raise overloaded(error) from error
         except EngineError as error:
             raise engine_failed(str(error)) from error
         num_tokens = sum(map(len, inputs))

@@ -4,7 +4,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from backend.ports import OverloadedError, QueueFullError, QueueTimeoutError
+
 INVALID_REQUEST = "invalid_request_error"
+RATE_LIMIT = "rate_limit_error"
 SERVER_ERROR = "server_error"
 
 _RETRY_SECONDS = "2"
@@ -86,14 +89,16 @@ def cannot_embed(name: str) -> ApiError:
     )
 
 
-def overloaded(reason: str, retry_after: float) -> ApiError:
-    """Return the error of a server on which too much waits."""
+def overloaded(error: OverloadedError) -> ApiError:
+    """Return the error of a request that found too many others: 429 at once, 503 after a wait."""
+    at_once = isinstance(error, QueueFullError)
+    code = "queue_timeout" if isinstance(error, QueueTimeoutError) else "overloaded"
     return ApiError(
-        503,
-        f"The server is overloaded: {reason}. Please try again later.",
-        kind=SERVER_ERROR,
-        code="overloaded",
-        headers={"Retry-After": str(max(1, math.ceil(retry_after)))},
+        429 if at_once else 503,
+        f"The server is overloaded: {error}. Please try again later.",
+        kind=RATE_LIMIT if at_once else SERVER_ERROR,
+        code="queue_full" if at_once else code,
+        headers={"Retry-After": str(max(1, math.ceil(error.retry_after)))},
     )
 
 

@@ -34,6 +34,8 @@ class Generation:
     sampling: SamplingParams
     n: int
     priority: Priority = Priority.NORMAL
+    stream: bool = True
+    queue_seconds: float | None = None
 
     @property
     def num_choices(self) -> int:
@@ -43,7 +45,7 @@ class Generation:
     def deltas(self, generator: Generator) -> AsyncGenerator[TextDelta, None]:
         """Return the deltas of all choices as they come; closing it cancels what still runs.
 
-        Raises what the generator raises: RequestRejectedError, EngineError.
+        Raises what the generator raises: RequestRejectedError, OverloadedError, EngineError.
         """
         streams = [
             generator.generate(
@@ -53,6 +55,8 @@ class Generation:
                     sampling=self.sampling,
                     n=self.n,
                     priority=self.priority,
+                    stream=self.stream,
+                    queue_seconds=self.queue_seconds,
                 )
             )
             for position, prompt in enumerate(self.prompts)

@@ -1,5 +1,6 @@
 """The endpoints. One request's way: body, schema, prompt tokens, deltas, reply."""
 
+import math
 import time
 import uuid
 from dataclasses import replace
@@ -9,6 +10,7 @@ from aiohttp import web
 
 from backend.core.types import Priority, SamplingParams
 from backend.server.answering import Answer
+from backend.server.errors import ApiError
 from backend.server.generation import Generation, Tally
 from backend.server.json_reply import json_response
 from backend.server.metrics import CONTENT_TYPE, Metrics
@@ -19,6 +21,8 @@ from backend.server.schema import ChatRequest, CompletionRequest, GenerationPara
 from backend.server.served_model import ServedModel
 
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions; chat has none
+
+QUEUE_TIMEOUT = "X-Refrain-Queue-Timeout"
 
 _PRIORITIES = {priority.name.lower(): priority for priority in Priority}
 
@@ -41,7 +45,7 @@ class Handlers:
         )
         max_tokens = asked.max_completion_tokens or asked.max_tokens
         generation = _generation("chatcmpl", (prompt,), asked, max_tokens, loaded.sampling)
-        generation = replace(generation, priority=_priority(request))
+        generation = _with_headers(generation, request)
         tally = Tally(generation, self._metrics, arrived)
         answer = Answer(tally, loaded.generator, ChatForm(), asked.model)
         return await _send(answer, request, asked)
@@ -59,7 +63,7 @@ class Handlers:
         generation = _generation("cmpl", prompts, asked, max_tokens, loaded.sampling)
         echoed = asked.prompts if asked.echo else ()
         form = CompletionForm(tuple(str(text) for text in echoed for _ in range(generation.n)))
-        generation = replace(generation, priority=_priority(request))
+        generation = _with_headers(generation, request)
         tally = Tally(generation, self._metrics, arrived)
         answer = Answer(tally, loaded.generator, form, asked.model)
         return await _send(answer, request, asked)
@@ -117,7 +121,31 @@ def _generation(
             ignore_eos=asked.ignore_eos or False,
         ),
         n=asked.n or 1,
+        stream=asked.stream or False,
     )
+
+
+def _with_headers(generation: Generation, request: web.Request) -> Generation:
+    return replace(generation, priority=_priority(request), queue_seconds=_queue_seconds(request))
+
+
+def _queue_seconds(request: web.Request) -> float | None:
+    """Read how long a request may wait before anything is computed for it. Raises ApiError."""
+    text = request.headers.get(QUEUE_TIMEOUT)
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ApiError(
+            400,
+            f"Invalid header '{QUEUE_TIMEOUT}': expected seconds above 0.",
+            param=QUEUE_TIMEOUT,
+            code="invalid_value",
+        )
+    return seconds
 
 
 def _priority(request: web.Request) -> Priority:

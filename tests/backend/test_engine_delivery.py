@@ -3,45 +3,60 @@ import threading
 
 import pytest
 
-from backend.core.types import FinishReason, TextDelta
+from backend.core.types import FinishReason, TokenDelta
 from backend.ports import EngineError
-from backend.runtime.delivery import Outbox, Stream
+from backend.runtime.delivery import Stream, deliver
 
 
-async def send(outbox):
-    thread = threading.Thread(target=outbox.flush)
+async def send(*items):
+    """Deliver from another thread, as a loop in a thread does."""
+    deserted = []
+    thread = threading.Thread(target=lambda: deserted.extend(deliver(items)))
     thread.start()
     await asyncio.to_thread(thread.join)
+    return deserted
 
 
 async def test_a_reader_who_keeps_up_sees_every_delta():
-    outbox, stream = Outbox(), Stream(asyncio.get_running_loop())
-    for count, text in enumerate("abc", start=1):
-        outbox.put(stream, TextDelta(0, text, count))
-        await send(outbox)
-        assert await stream.receive() == [TextDelta(0, text, count)]
+    stream = Stream(asyncio.get_running_loop())
+    for token in range(3):
+        await send((stream, TokenDelta(0, (token,))))
+        assert await stream.receive() == [TokenDelta(0, (token,))]
+
+
+async def test_what_is_delivered_on_the_reader_s_own_loop_is_there_at_once():
+    stream = Stream(asyncio.get_running_loop())
+    deliver([(stream, TokenDelta(0, (7,)))])
+    receiving = stream.receive()
+    with pytest.raises(StopIteration) as done:
+        receiving.send(None)
+    assert done.value.value == [TokenDelta(0, (7,))]
 
 
 async def test_a_reader_who_falls_behind_gets_one_delta_for_each_choice():
-    outbox, stream = Outbox(), Stream(asyncio.get_running_loop())
-    for count, text in enumerate("abc", start=1):
-        outbox.put(stream, TextDelta(0, text, count))
-        outbox.put(stream, TextDelta(1, text.upper(), count))
-        await send(outbox)
-    outbox.put(stream, TextDelta(1, "!", 4, FinishReason.STOP))
-    await send(outbox)
+    stream = Stream(asyncio.get_running_loop())
+    for token in range(3):
+        await send((stream, TokenDelta(0, (token,))), (stream, TokenDelta(1, (token + 10,))))
+    await send((stream, TokenDelta(1, (13,), finish_reason=FinishReason.STOP)))
     assert await stream.receive() == [
-        TextDelta(0, "abc", 3),
-        TextDelta(1, "ABC!", 4, FinishReason.STOP),
+        TokenDelta(0, (0, 1, 2)),
+        TokenDelta(1, (10, 11, 12, 13), finish_reason=FinishReason.STOP),
     ]
 
 
-async def test_a_failure_comes_after_the_text_before_it():
-    outbox, stream = Outbox(), Stream(asyncio.get_running_loop())
-    outbox.put(stream, TextDelta(0, "half an", 2))
-    outbox.put(stream, EngineError("broken"))
-    await send(outbox)
-    assert await stream.receive() == [TextDelta(0, "half an", 2)]
+async def test_a_failure_comes_after_what_came_before_it():
+    stream = Stream(asyncio.get_running_loop())
+    await send((stream, TokenDelta(0, (1, 2))), (stream, EngineError("broken")))
+    assert await stream.receive() == [TokenDelta(0, (1, 2))]
     for _ in range(2):
         with pytest.raises(EngineError, match="broken"):
             await stream.receive()
+
+
+async def test_readers_whose_loop_is_closed_are_named():
+    gone = asyncio.new_event_loop()
+    here, there = Stream(asyncio.get_running_loop()), Stream(gone)
+    gone.close()
+    deserted = await send((there, TokenDelta(0, (1,))), (here, TokenDelta(0, (2,))))
+    assert deserted == [there]
+    assert await here.receive() == [TokenDelta(0, (2,))]

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.core.detokenizer import ByteLevelDetokenizer, WindowDetokenizer
-from backend.core.stopping import Choice, StopStringScanner
-from backend.core.types import FinishReason, SamplingParams
+from backend.core.sequence import Sequence
+from backend.core.stopping import Choice, StopStringScanner, finish_reason
+from backend.core.types import FinishReason, TokenDelta, TokenLogprobs
 from backend.runtime.tokenizer import Tokenizer
 
 ALPHABET = tokenizers.pre_tokenizers.ByteLevel.alphabet()
@@ -141,23 +142,27 @@ def test_stop_strings_cut_exactly_and_never_leak(pieces, stops):
     UNICODE_TEXT.filter(bool),
     st.lists(st.text("aé東🙂 ", min_size=1, max_size=3), max_size=3),
     st.integers(1, 80),
+    st.integers(1, 5),
 )
-def test_a_choice_ends_once_with_the_right_text_and_reason(text, stops, max_tokens):
+def test_a_choice_ends_once_with_the_right_text_and_reason(text, stops, max_tokens, per_delta):
     tokens = [*BYTE_LEVEL.encode(text), BYTE_LEVEL._backend.token_to_id("<|end|>")]
-    choice = Choice(
-        3,
-        SamplingParams(stop=tuple(stops)),
-        max_new_tokens=max_tokens,
-        eos_token_ids=frozenset({tokens[-1]}),
-        detokenizer=BYTE_LEVEL.detokenizer(),
-    )
+    generated = Sequence(0, [1], 1 + max_tokens, end_token_ids=frozenset(tokens[-1:]))
+    for token in tokens:
+        generated.tokens.append(token)
+        if end := finish_reason(generated):
+            break
+    num_generated = len(generated.tokens) - 1
+    choice = Choice(3, stops, BYTE_LEVEL.detokenizer())
     shown, reason = "", None
-    for count, token in enumerate(tokens, start=1):
-        delta = choice.push(token)
+    for start in range(0, num_generated, per_delta):
+        stop = min(start + per_delta, num_generated)
+        logprobs = tuple(TokenLogprobs(token, -1.0) for token in tokens[start:stop])
+        finish = end if stop == num_generated else None
+        delta = choice.push(TokenDelta(3, tuple(tokens[start:stop]), logprobs, finish, 5))
         if delta is None:
             continue
-        assert delta.index == 3
-        assert delta.completion_tokens == count
+        assert (delta.index, delta.cached_tokens) == (3, 5)
+        assert start < delta.completion_tokens <= stop
         shown += delta.text
         reason = delta.finish_reason
         if reason is not None:
@@ -167,3 +172,28 @@ def test_a_choice_ends_once_with_the_right_text_and_reason(text, stops, max_toke
     assert shown == (whole if cut is None else whole[:cut])
     stopped = cut is not None or max_tokens >= len(tokens)
     assert reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+
+
+def completed_text(tokens):
+    detokenizer = BYTE_LEVEL.detokenizer()
+    return "".join(detokenizer.push(token) for token in tokens)
+
+
+@given(UNICODE_TEXT.filter(bool), st.lists(st.text("aé東🙂 ", min_size=1, max_size=3), max_size=2))
+def test_log_probabilities_come_with_the_text_of_their_tokens(text, stops):
+    tokens = BYTE_LEVEL.encode(text)
+    choice = Choice(0, stops, BYTE_LEVEL.detokenizer())
+    shown, told = "", []
+    for position, token in enumerate(tokens):
+        finish = FinishReason.LENGTH if position == len(tokens) - 1 else None
+        delta = choice.push(TokenDelta(0, (token,), (TokenLogprobs(token, -1.0),), finish))
+        if delta is None:
+            continue
+        shown += delta.text
+        told += [logprobs.token for logprobs in delta.logprobs]
+        # Of the text shown so far, and of no token that begins behind it.
+        assert not told or len(completed_text(told[:-1])) < max(len(shown), 1)
+        if delta.finish_reason is not None:
+            break
+    if first_stop(text, stops) is None:
+        assert told == tokens
