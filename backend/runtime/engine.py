@@ -10,10 +10,9 @@ import threading
 from collections.abc import Callable
 
 from backend.runtime.engine_client import EngineClient, TextSource
-from backend.runtime.engine_core import EngineCore, EngineLimits
+from backend.runtime.engine_core import EngineCore
 from backend.runtime.engine_loop import EngineLoop
 from backend.runtime.messages import EngineDescription, Report, Stop, ToEngine
-from backend.runtime.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 
@@ -25,28 +24,27 @@ class Engine(EngineClient):
     """
 
     def __init__(
-        self,
-        runner: ModelRunner,
-        tokenizer: TextSource,
-        limits: EngineLimits,
-        *,
-        eos_token_ids: frozenset[int],
-        description: EngineDescription,
+        self, core: EngineCore, tokenizer: TextSource, description: EngineDescription
     ) -> None:
         """Prepare; nothing runs before ``start``."""
         self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
         super().__init__(self._inbox.put)
-        self._runner = runner
+        self._core = core
         self._tokenizer = tokenizer
         self._description = description
-        self._core = EngineCore(runner, eos_token_ids, limits)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self.receive(Report(stats=core.stats()))
         self._warm = False
 
     @property
     def ready(self) -> bool:
         """See ``Generator``."""
         return self._warm and super().ready
+
+    @property
+    def max_model_len(self) -> int:
+        """See ``Generator``."""
+        return self._description.max_model_len
 
     def start(self) -> None:
         """Start the loop. Raises RuntimeError on a second call."""
@@ -69,7 +67,7 @@ class Engine(EngineClient):
     def _run(self) -> None:
         reason = "the engine is shutting down"
         try:
-            self._runner.warm_up()
+            self._core.warm_up()
             self._warm = True
             EngineLoop(self._core, _QueueEndpoint(self._inbox, self.receive)).run()
         except Exception:

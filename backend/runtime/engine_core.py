@@ -59,7 +59,7 @@ class EngineCore:
     ) -> None:
         """``eos_token_ids`` end an answer of the model."""
         self.limits = limits
-        self._runner = runner
+        self.runner = runner
         self._eos_token_ids = eos_token_ids
         self._sequence_ids = count()
         self._jobs: dict[int, _Job] = {}
@@ -74,6 +74,10 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether ``step`` has anything to do."""
         return self.scheduler.has_work
+
+    def warm_up(self) -> None:
+        """Take a first step, for nobody."""
+        self.runner.warm_up()
 
     def submit(self, message: Submit) -> None:
         """Queue the choices of a request; one that can never run is answered so."""
@@ -105,7 +109,7 @@ class EngineCore:
         """Advance every scheduled sequence; a crash of the model ends the step's requests."""
         step = self.scheduler.schedule()
         try:
-            sampled = self._runner.collect(self._runner.launch(step))
+            sampled = self.runner.collect(self.runner.launch(step))
         except Exception:
             logger.exception("a step of %d sequences failed", len(step))
             self._fail_step(step)
@@ -173,7 +177,7 @@ class EngineCore:
         if continuation is None:
             return  # another choice of its request failed in this very step
         if sampled is None:
-            self._runner.discard(sequence.block_table)
+            self.runner.discard(sequence.block_table)
             self._fail([continuation.job], "the model's output is not finite for this request")
             return
         sequence.tokens.append(sampled.token)

@@ -1,6 +1,9 @@
 """Builds an engine from a model's name: the composition of everything in this package."""
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -10,10 +13,10 @@ from backend.models.decoder import Decoder
 from backend.models.errors import ModelLoadError
 from backend.models.rotary import rotation_table
 from backend.runtime.engine import Engine
-from backend.runtime.engine_core import EngineLimits
+from backend.runtime.engine_core import EngineCore, EngineLimits
 from backend.runtime.input_batch import InputBatchBuilder
 from backend.runtime.kv_cache import KVCache, block_bytes
-from backend.runtime.messages import EngineDescription
+from backend.runtime.messages import EngineDescription, EngineOptions
 from backend.runtime.model_runner import ModelRunner
 from backend.runtime.sizing import size_cache
 from backend.runtime.tokenizer import Tokenizer
@@ -32,42 +35,48 @@ _TOKENS_PER_STEP_CPU = 512
 _TOKENS_PER_STEP_CUDA = 8192
 
 
-def load_engine(
-    model: str,
-    *,
-    device: str = "auto",
-    dtype: str = "auto",
-    max_num_seqs: int = 16,
-    max_tokens_per_step: int | None = None,
-    max_model_len: int | None = None,
-    kv_bytes: int | None = None,
-    threads: int | None = None,
-) -> tuple[Engine, Tokenizer]:
-    """Load ``model`` (a directory or a hub id) and return an engine that is yet to be started.
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model on its device, and everything that is needed to run it."""
 
-    ``device`` is auto, cpu or cuda; ``dtype`` auto, float32, bfloat16 or float16, where auto is
-    the checkpoint's on CUDA and float32 on CPU. ``max_tokens_per_step`` bounds how much of a long
-    prompt one step computes. ``threads`` sets torch's for this process. Raises ModelLoadError,
-    whose text names what is wrong.
+    core: EngineCore
+    tokenizer: Tokenizer
+    description: EngineDescription
+
+
+def load_engine(model: str, **options: Any) -> tuple[Engine, Tokenizer]:
+    """Load ``model`` and return an engine in this process that is yet to be started.
+
+    ``options`` are those of EngineOptions. Raises ModelLoadError, whose text names what is wrong.
     """
-    if max_num_seqs < 1:
-        raise ModelLoadError(f"max-num-seqs must be at least 1, got {max_num_seqs}")
-    if threads is not None:
-        torch.set_num_threads(threads)
-    directory = resolve_model(model)
+    loaded = load_model(EngineOptions(model, **options))
+    return Engine(loaded.core, loaded.tokenizer, loaded.description), loaded.tokenizer
+
+
+def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debug) -> LoadedModel:
+    """Load what ``options`` name; ``tell`` is called with what is being done, for people.
+
+    Raises ModelLoadError, whose text names what is wrong.
+    """
+    if options.max_num_seqs < 1:
+        raise ModelLoadError(f"max-num-seqs must be at least 1, got {options.max_num_seqs}")
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    directory = resolve_model(options.model)
     config = load_config(directory)
     tokenizer = Tokenizer.load(directory)
-    torch_device = _device(device)
-    torch_dtype = _dtype(dtype, config, torch_device)
+    torch_device = _device(options.device)
+    torch_dtype = _dtype(options.dtype, config, torch_device)
+    tell(f"reading the weights of {directory}")
     try:
         weights = load_weights(directory, config, device=torch_device, dtype=torch_dtype)
         sizing = size_cache(
             config,
             device=torch_device,
             dtype=torch_dtype,
-            max_num_seqs=max_num_seqs,
-            max_model_len=max_model_len,
-            kv_bytes=kv_bytes,
+            max_num_seqs=options.max_num_seqs,
+            max_model_len=options.max_model_len,
+            kv_bytes=options.kv_bytes,
         )
         cache = KVCache(config, sizing.num_blocks, device=torch_device, dtype=torch_dtype)
     except torch.OutOfMemoryError as error:
@@ -92,14 +101,15 @@ def load_engine(
         per_block,
         sizing.num_blocks * per_block / 2**20,
     )
+    max_tokens_per_step = options.max_tokens_per_step
     if max_tokens_per_step is None:
         on_cuda = torch_device.type == "cuda"
         max_tokens_per_step = _TOKENS_PER_STEP_CUDA if on_cuda else _TOKENS_PER_STEP_CPU
     limits = EngineLimits(
         num_blocks=sizing.num_blocks,
-        max_num_seqs=max_num_seqs,
+        max_num_seqs=options.max_num_seqs,
         max_model_len=sizing.max_model_len,
-        max_tokens_per_step=max(max_tokens_per_step, max_num_seqs),
+        max_tokens_per_step=max(max_tokens_per_step, options.max_num_seqs),
     )
     inputs = InputBatchBuilder(
         num_kv_heads=config.num_kv_heads,
@@ -109,10 +119,8 @@ def load_engine(
     )
     runner = ModelRunner(Decoder(config, weights, rotations), cache, inputs)
     description = EngineDescription(str(directory), sizing.max_model_len, config.vocab_size)
-    engine = Engine(
-        runner, tokenizer, limits, eos_token_ids=tokenizer.eos_token_ids, description=description
-    )
-    return engine, tokenizer
+    core = EngineCore(runner, tokenizer.eos_token_ids, limits)
+    return LoadedModel(core, tokenizer, description)
 
 
 def _device(name: str) -> torch.device:

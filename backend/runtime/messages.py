@@ -14,7 +14,13 @@ from backend.core.types import EngineStats, GenerationRequest, TokenDelta
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What an engine is made of; None leaves a choice to the loader (see ``load_engine``)."""
+    """What an engine is made of; None leaves a choice to the loader.
+
+    ``model`` is a directory or a hub id; ``device`` auto, cpu or cuda; ``dtype`` auto, float32,
+    bfloat16 or float16, where auto is the checkpoint's on CUDA and float32 on CPU.
+    ``max_tokens_per_step`` bounds how much of a long prompt one step computes, ``kv_bytes`` the KV
+    pool. ``threads`` are torch's, for the whole process.
+    """
 
     model: str
     device: str = "auto"
@@ -24,7 +30,6 @@ class EngineOptions:
     max_model_len: int | None = None
     kv_bytes: int | None = None
     threads: int | None = None
-    overlap: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +137,9 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """There will be no engine, and why, in one line. ``expected``: the model is at fault."""
+    """There will be no engine, and why."""
 
     text: str
-    expected: bool
 
 
 FromEngine = Loading | Loaded | LoadFailed | Report

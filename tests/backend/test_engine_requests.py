@@ -149,14 +149,14 @@ async def test_an_abort_takes_effect_within_one_step(engine):
     """Steps are held until the abort is queued: exactly one may follow it."""
     await collect(engine, request(max_tokens=1))
     steps, go = [], threading.Semaphore(0)
-    launch = engine._runner.launch
+    launch = engine._core.runner.launch
 
     def counted(step):
         assert go.acquire(timeout=LIMIT)
         steps.append(len(step))
         return launch(step)
 
-    engine._runner.launch = counted
+    engine._core.runner.launch = counted
     task = asyncio.create_task(collect(engine, request(max_tokens=200)))
     go.release(3)
     await until(engine, lambda stats: stats.generated_tokens == 1 + 3)
@@ -197,7 +197,7 @@ async def test_requests_that_cannot_run_are_rejected_at_once(engine, wanted, mes
 
 
 async def test_a_crashing_step_fails_its_requests_and_the_loop_goes_on(engine):
-    launch = engine._runner.launch
+    launch = engine._core.runner.launch
 
     def crash(step):
         if any(319 in scheduled.sequence.tokens for scheduled in step):
@@ -205,7 +205,7 @@ async def test_a_crashing_step_fails_its_requests_and_the_loop_goes_on(engine):
         return launch(step)
 
     expected = await collect(engine, request())
-    engine._runner.launch = crash
+    engine._core.runner.launch = crash
     with pytest.raises(EngineError, match="failed while it computed"):
         async with asyncio.timeout(LIMIT):
             await collect(engine, request([3, 319, 4], n=3))
@@ -229,7 +229,7 @@ async def test_a_defect_in_scheduling_fails_everybody_and_starts_over(engine):
 
 
 async def test_numbers_that_are_not_finite_fail_one_request_and_infect_no_other(engine):
-    embedding = engine._runner._model._weights.embedding
+    embedding = engine._core.runner._model._weights.embedding
     expected = await collect(engine, request())
     with torch.inference_mode():
         embedding[319] = torch.nan
@@ -261,7 +261,7 @@ async def test_a_model_that_cannot_take_its_first_step_fails_requests(checkpoint
     def no_step():
         raise RuntimeError("no kernel image")
 
-    engine._runner.warm_up = no_step
+    engine._core.runner.warm_up = no_step
     engine.start()
     with pytest.raises(EngineError):
         async with asyncio.timeout(LIMIT):
