@@ -1,0 +1,70 @@
+"""RMS normalisation, alone or fused with the addition to the residual stream before it.
+
+Computed in float32 whatever the dtype, rounded once at the end.
+"""
+
+import torch
+import triton
+from torch import Tensor
+from triton import language as tl
+
+from backend.kernels.launch import launch
+
+
+@triton.jit
+def _rms_norm(
+    rows,
+    residual,
+    weight,
+    output,
+    row_stride,
+    eps,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADD: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    mask = column < SIZE
+    values = tl.load(rows + row * row_stride + column, mask=mask, other=0.0).to(tl.float32)
+    if ADD:
+        stream = residual + row * SIZE + column
+        total = values + tl.load(stream, mask=mask, other=0.0).to(tl.float32)
+        # What the next layers add to is the rounded sum, so that is what is normalised.
+        rounded = total.to(residual.dtype.element_ty)
+        tl.store(stream, rounded, mask=mask)
+        values = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values, axis=0) / SIZE + eps)
+    normed = values * scale * tl.load(weight + column, mask=mask, other=0.0).to(tl.float32)
+    tl.store(output + row * SIZE + column, normed.to(output.dtype.element_ty), mask=mask)
+
+
+def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Normalise ``rows`` [rows, size], whose columns are contiguous."""
+    return _launch(rows, rows, weight, eps, add=False)
+
+
+def add_rms_norm(rows: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Add ``rows`` to ``residual`` [rows, size] in place and return the sum normalised."""
+    return _launch(rows, residual, weight, eps, add=True)
+
+
+def _launch(rows: Tensor, residual: Tensor, weight: Tensor, eps: float, *, add: bool) -> Tensor:
+    count, size = rows.shape
+    output = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    block = triton.next_power_of_2(size)
+    launch(
+        _rms_norm,
+        (count,),
+        rows,
+        residual,
+        weight,
+        output,
+        rows.stride(0),
+        eps,
+        SIZE=size,
+        BLOCK=block,
+        ADD=add,
+        num_warps=min(max(block // 512, 1), 16),
+    )
+    return output

@@ -1,0 +1,155 @@
+"""The plain torch oracle of every kernel: slow, obvious, on any device.
+
+Arguments and results are the kernels'. Attention and norms compute in float64, so that a
+difference is the kernel's rounding and not the oracle's.
+"""
+
+import torch
+from torch import Tensor
+
+from backend.kernels.prefill_attention import Tile
+from backend.kernels.sampling import MIN_TEMPERATURE, NOT_FINITE, SamplingRows
+from backend.runtime.gumbel import log_exponential, vocabulary
+
+
+def write_kv(keys_values: Tensor, cache: Tensor, slots: Tensor) -> None:
+    """See ``kv_write``."""
+    block_size = cache.shape[2]
+    for token, slot in enumerate(slots.tolist()):
+        cache[slot // block_size, :, slot % block_size] = keys_values[token]
+
+
+def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See ``norm``."""
+    exact = rows.double()
+    scale = torch.rsqrt(exact.square().mean(dim=-1, keepdim=True) + eps)
+    return (exact * scale * weight.double()).to(rows.dtype)
+
+
+def add_rms_norm(rows: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See ``norm``; changes ``residual``."""
+    residual.copy_((rows.float() + residual.float()).to(residual.dtype))
+    return rms_norm(residual, weight, eps)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """See ``activation``."""
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)
+
+
+def rotate_and_write(
+    qkv: Tensor,
+    rotations: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    cache: Tensor,
+    *,
+    head_weights: Tensor | None,
+    eps: float,
+    keep_keys: bool = False,
+) -> None:
+    """See ``rotary``."""
+    kv_heads = cache.shape[1] // 2
+    query_heads = qkv.shape[1] - 2 * kv_heads
+    turned = qkv[:, : query_heads + kv_heads].double()
+    if head_weights is not None:
+        scale = torch.rsqrt(turned.square().mean(dim=-1, keepdim=True) + eps)
+        turned = turned * scale * head_weights.double()
+    rotated = 2 * rotations.shape[1]
+    turns = torch.view_as_complex(rotations[positions].double()).unsqueeze(1)
+    pairs = turned[..., :rotated].reshape(*turned.shape[:2], -1, 2).contiguous()
+    turned = torch.cat(
+        [
+            torch.view_as_real(torch.view_as_complex(pairs) * turns).flatten(-2),
+            turned[..., rotated:],
+        ],
+        dim=-1,
+    ).to(qkv.dtype)
+    values = qkv[:, query_heads + kv_heads :]
+    write_kv(torch.cat([turned[:, query_heads:], values], dim=1), cache, slots)
+    kept = query_heads + kv_heads if keep_keys else query_heads
+    qkv[:, :kept] = turned[:, :kept]
+
+
+def decode_attention(
+    queries: Tensor,
+    cache: Tensor,
+    block_tables: Tensor,
+    lengths: Tensor,
+    *,
+    window: int | None = None,
+) -> Tensor:
+    """See ``decode_attention``."""
+    output = torch.zeros_like(queries, memory_format=torch.contiguous_format)
+    for sequence, length in enumerate(lengths.tolist()):
+        if length:
+            one = queries[sequence : sequence + 1]
+            output[sequence] = _attend(one, cache, block_tables[sequence], length - 1, window)
+    return output
+
+
+def prefill_attention(
+    queries: Tensor,
+    cache: Tensor,
+    block_tables: Tensor,
+    tiles: list[Tile],
+    *,
+    window: int | None = None,
+) -> Tensor:
+    """See ``prefill_attention``."""
+    output = torch.zeros_like(queries, memory_format=torch.contiguous_format)
+    for sequence, start, tokens, position in tiles:
+        rows = slice(start, start + tokens)
+        table = block_tables[sequence]
+        output[rows] = _attend(queries[rows], cache, table, position, window)
+    return output
+
+
+def _attend(
+    queries: Tensor, cache: Tensor, table: Tensor, first: int, window: int | None
+) -> Tensor:
+    """Attend with tokens of one sequence, the first at position ``first``."""
+    tokens, heads, head_dim = queries.shape
+    kv_heads, block_size = cache.shape[1] // 2, cache.shape[2]
+    num_keys = first + tokens
+    blocks = cache[table[: -(-num_keys // block_size)].long()].double()
+    rows = blocks.transpose(0, 1).reshape(2 * kv_heads, -1, head_dim)[:, :num_keys]
+    keys, values = rows.repeat_interleave(heads // kv_heads, dim=0).chunk(2)
+    scores = torch.einsum("thd,hkd->htk", queries.double(), keys) * head_dim**-0.5
+    position = torch.arange(first, num_keys, device=queries.device).unsqueeze(1)
+    key = torch.arange(num_keys, device=queries.device)
+    seen = key <= position
+    if window is not None:
+        seen &= key > position - window
+    weights = torch.softmax(scores.masked_fill(~seen, -torch.inf), dim=-1)
+    return torch.einsum("htk,hkd->thd", weights, values).to(queries.dtype)
+
+
+def sample_tokens(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """See ``sampling``."""
+    best = logits.float().amax(dim=-1)
+    finite = torch.isfinite(best) & ~torch.isnan(logits).any(dim=-1)
+    logits = torch.where(finite.unsqueeze(1), logits, 0.0)
+    scaled = logits.float() / rows.temperature.clamp(min=MIN_TEMPERATURE).unsqueeze(1)
+    noise = log_exponential(rows.keys, vocabulary(logits.shape[-1], logits.device))
+    scores = (scaled - noise).masked_fill(~kept_tokens(scaled, rows), -torch.inf)
+    greedy = rows.temperature < MIN_TEMPERATURE
+    tokens = torch.where(greedy, logits.float().argmax(dim=-1), scores.argmax(dim=-1))
+    return torch.where(finite, tokens, NOT_FINITE)
+
+
+def kept_tokens(scaled: Tensor, rows: SamplingRows) -> Tensor:
+    """Return bool [rows, vocab]: what min_p, then top_k, then top_p leave; of equals lower ids."""
+    vocab = scaled.shape[-1]
+    least = scaled.amax(dim=-1, keepdim=True) + rows.min_p.log().unsqueeze(1)
+    ordered, ids = scaled.masked_fill(scaled < least, -torch.inf).sort(
+        dim=-1, descending=True, stable=True
+    )
+    limits = torch.where(rows.top_k > 0, rows.top_k, vocab).unsqueeze(1)
+    ordered = ordered.masked_fill(torch.arange(vocab, device=scaled.device) >= limits, -torch.inf)
+    weights = torch.softmax(ordered.double(), dim=-1)
+    dropped = weights.cumsum(dim=-1) - weights >= rows.top_p.double().unsqueeze(1)
+    dropped[:, 0] = False
+    kept = ~dropped & (ordered > -torch.inf)
+    return torch.zeros_like(kept).scatter(1, ids, kept)

@@ -1,0 +1,105 @@
+"""Head-wise RMS norm, rotation and KV write of a step's queries, keys and values, in one pass.
+
+What a layer's fused projection gives is read once: queries go back normed and rotated, keys and
+values to their slots in the cache. Pairs to rotate lie side by side (see ``models.rotary``).
+"""
+
+import triton
+from torch import Tensor
+from triton import language as tl
+
+from backend.kernels.launch import launch
+
+
+@triton.jit
+def _rotate_and_write(
+    qkv,
+    rotations,
+    positions,
+    slots,
+    head_weights,
+    cache,
+    token_stride,
+    block_stride,
+    eps,
+    QUERY_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROTATED: tl.constexpr,
+    NORM: tl.constexpr,
+    KEEP_KEYS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
+    dim = tl.arange(0, BLOCK_D)[None, :]
+    real = (head < QUERY_HEADS + 2 * KV_HEADS) & (dim < HEAD_DIM)
+    turned = real & (head < QUERY_HEADS + KV_HEADS)
+    row = qkv + token * token_stride + head * HEAD_DIM + dim
+    values = tl.load(row, mask=real, other=0.0).to(tl.float32)
+    if NORM:
+        scale = tl.rsqrt(tl.sum(values * values, axis=1) / HEAD_DIM + eps)[:, None]
+        weight = tl.load(head_weights + head * HEAD_DIM + dim, mask=turned, other=0.0)
+        values = tl.where(turned, values * scale * weight.to(tl.float32), values)
+    pair = tl.arange(0, BLOCK_D // 2)[None, :]
+    position = tl.load(positions + token).to(tl.int64)
+    turn = rotations + position * ROTATED + 2 * pair
+    # Values, and what lies beyond the rotated dimensions, turn by nothing.
+    mask = (pair < ROTATED // 2) & (head < QUERY_HEADS + KV_HEADS)
+    cosine = tl.load(turn + head * 0, mask=mask, other=1.0)
+    sine = tl.load(turn + 1 + head * 0, mask=mask, other=0.0)
+    even, odd = tl.split(tl.reshape(values, (BLOCK_H, BLOCK_D // 2, 2)))
+    values = tl.interleave(even * cosine - odd * sine, odd * cosine + even * sine)
+    rounded = values.to(qkv.dtype.element_ty)
+    kept: tl.constexpr = QUERY_HEADS + KV_HEADS if KEEP_KEYS else QUERY_HEADS
+    tl.store(row, rounded, mask=real & (head < kept))
+    slot = tl.load(slots + token).to(tl.int64)
+    cache_row = (head - QUERY_HEADS) * BLOCK_SIZE + slot % BLOCK_SIZE
+    target = cache + slot // BLOCK_SIZE * block_stride + cache_row * HEAD_DIM + dim
+    tl.store(target, rounded, mask=real & (head >= QUERY_HEADS))
+
+
+def rotate_and_write(
+    qkv: Tensor,
+    rotations: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    cache: Tensor,
+    *,
+    head_weights: Tensor | None,
+    eps: float,
+    keep_keys: bool = False,
+) -> None:
+    """Turn ``qkv`` [tokens, heads + 2 * kv_heads, head_dim] into queries and cached KV.
+
+    ``rotations`` is float32 [positions, rotated / 2, 2], cosine and sine; what is beyond the
+    rotated dimensions passes. ``head_weights`` [heads + kv_heads, head_dim] norms, None does not.
+    Only the queries are changed in place, the keys too with ``keep_keys``.
+    """
+    tokens, heads, head_dim = qkv.shape
+    kv_heads = cache.shape[1] // 2
+    block_h = min(triton.next_power_of_2(heads), 8)
+    launch(
+        _rotate_and_write,
+        (tokens, triton.cdiv(heads, block_h)),
+        qkv,
+        rotations,
+        positions,
+        slots,
+        rotations if head_weights is None else head_weights,
+        cache,
+        qkv.stride(0),
+        cache.stride(0),
+        eps,
+        QUERY_HEADS=heads - 2 * kv_heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        ROTATED=2 * rotations.shape[1],
+        NORM=head_weights is not None,
+        KEEP_KEYS=keep_keys,
+        BLOCK_SIZE=cache.shape[2],
+        BLOCK_H=block_h,
+        BLOCK_D=triton.next_power_of_2(head_dim),
+    )

@@ -1,0 +1,96 @@
+"""Sampling on the device equals its oracle, in Triton's interpreter."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import kernel_cases as cases
+
+from backend.kernels import reference
+from backend.kernels.sampling import NOT_FINITE
+
+pytest_plugins = ["interpreter"]
+
+
+SAMPLE = "backend.kernels.sampling:sample_tokens"
+
+
+def check(interpreter, logits, **how):
+    world = cases.World(interpreter.changing, logits.dtype)
+    rows = cases.sampling_rows(world, len(logits), **how)
+    tokens = interpreter(SAMPLE, logits, rows)
+    assert tokens.tolist() == reference.sample_tokens(logits, rows).tolist()
+    return tokens
+
+
+def random_logits(rows, vocab, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(vocab)
+    return (4 * torch.randn(rows, vocab, generator=generator)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_k": 5},
+        {"temperature": 1.3, "top_p": 0.8},
+        {"temperature": 1.0, "min_p": 0.1},
+        {"temperature": 2.0, "top_k": 40, "top_p": 0.9, "min_p": 0.02},
+        {"temperature": 1.0, "top_k": 1},
+        {"temperature": 1.0, "top_p": 0.0},
+        {"temperature": 1.0, "min_p": 1.0},
+    ],
+    ids=str,
+)
+def test_every_filter(interpreter, dtype, how):
+    how = {"top_k": 0, "top_p": 1.0, "min_p": 0.0} | how
+    check(interpreter, random_logits(3, 320, dtype), **how)
+
+
+@settings(max_examples=5)
+@given(
+    vocab=st.integers(1, 4500),
+    temperature=st.floats(0.1, 3),
+    top_k=st.integers(0, 60),
+    top_p=st.floats(0.01, 1),
+    min_p=st.floats(0, 0.9),
+)
+def test_any_filters_over_any_vocabulary(interpreter, vocab, temperature, **filters):
+    check(interpreter, random_logits(1, vocab), temperature=temperature, **filters)
+
+
+def test_greedy_takes_the_first_of_equals(interpreter):
+    logits = torch.zeros(1, 5000)
+    logits[0, [17, 4500]] = 3.0
+    none = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    assert check(interpreter, logits, temperature=0.0, **none).tolist() == [17]
+
+
+@pytest.mark.parametrize("how", [{"top_k": 7}, {"top_p": 0.4}, {"top_k": 9, "top_p": 0.3}], ids=str)
+def test_of_tokens_as_likely_the_lower_ids_stay(interpreter, how):
+    """As bfloat16 makes them: many logits are equal."""
+    logits = random_logits(4, 150).div(4).round()
+    check(interpreter, logits, **{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | how)
+
+
+def test_forbidden_tokens_are_never_drawn(interpreter):
+    logits = torch.full((8, 300), -torch.inf)
+    logits[:, [3, 250]] = 0.0
+    tokens = check(interpreter, logits, temperature=1.0, top_k=10, top_p=1.0, min_p=0.0)
+    assert set(tokens.tolist()) == {3, 250}
+
+
+def test_what_is_not_finite_is_told_and_harms_no_neighbour(interpreter):
+    logits = random_logits(5, 64)
+    logits[0, 7] = torch.nan
+    logits[2, 9] = torch.inf
+    logits[3] = -torch.inf
+    for temperature in (0.0, 1.0):
+        how = {"top_k": 3, "top_p": 0.9, "min_p": 0.0}
+        tokens = check(interpreter, logits, temperature=temperature, **how).tolist()
+        assert [token == NOT_FINITE for token in tokens] == [True, False, True, True, False]

@@ -1,0 +1,79 @@
+"""A process of its own in which Triton's interpreter runs kernels on CPU tensors.
+
+Whether kernels are compiled or interpreted is decided when they are imported, once for a process;
+so tests keep their own process free of it and send calls to this one.
+"""
+
+import importlib
+import multiprocessing
+import os
+import pickle
+import traceback
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+
+
+def _serve(connection: Connection, paths: list[str]) -> None:
+    os.environ["TRITON_INTERPRET"] = "1"
+    import sys
+
+    sys.path[:] = paths
+    import torch
+
+    torch.set_num_threads(1)
+    while True:
+        try:
+            name, arguments, options = pickle.loads(connection.recv_bytes())
+        except EOFError:
+            return
+        try:
+            module, _, function = name.partition(":")
+            result = getattr(importlib.import_module(module), function)(*arguments, **options)
+            outcome = True, (result, arguments)
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is sent back)
+            outcome = False, (type(error).__name__, str(error), traceback.format_exc())
+        connection.send_bytes(pickle.dumps(outcome))
+
+
+class Interpreter:
+    """Calls functions there; tensors are copied both ways."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __call__(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """Call ``module:function`` and return its result; RuntimeError tells what it raised."""
+        return self.changing(name, *arguments, **options)[0]
+
+    def changing(self, name: str, *arguments: Any, **options: Any) -> tuple[Any, tuple[Any, ...]]:
+        """Call and return the result and the arguments as the call left them."""
+        self._connection.send_bytes(pickle.dumps((name, arguments, options)))
+        if not self._connection.poll(60):
+            raise TimeoutError(f"{name} took longer than a minute")
+        succeeded, outcome = pickle.loads(self._connection.recv_bytes())
+        if not succeeded:
+            kind, text, trace = outcome
+            raise RuntimeError(f"{kind}: {text}") from RuntimeError(trace)
+        return outcome
+
+
+@pytest.fixture(scope="session")
+def interpreter():
+    """Start the process once for all tests of a session."""
+    if find_spec("triton") is None:
+        pytest.skip("Triton is not installed")
+    import sys
+
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, sys.path), daemon=True)
+    process.start()
+    theirs.close()
+    yield Interpreter(ours)
+    ours.close()
+    process.join(10)
+    if process.is_alive():
+        process.kill()

@@ -1,0 +1,208 @@
+"""Random inputs for kernels, and how their results compare with the oracle's.
+
+``call`` runs a kernel: in the interpreter's process, or here on a GPU. A case is a few numbers, so
+that Hypothesis can make it small.
+"""
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backend.kernels import reference
+from backend.kernels.prefill_attention import Span, query_tiles, tile_tokens
+from backend.kernels.sampling import SamplingRows
+
+BLOCK_SIZE = 16
+Call = Callable[..., tuple[Any, tuple[Any, ...]]]
+
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+
+
+def call_here(name: str, *arguments: Any, **options: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Call ``module:function`` in this process."""
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)(*arguments, **options), arguments
+
+
+def assert_close(result: Tensor, expected: Tensor) -> None:
+    """Compare by the norm of the difference; NaN never passes."""
+    assert result.shape == expected.shape
+    assert result.dtype == expected.dtype
+    exact = expected.double()
+    error = (result.double() - exact).norm() / exact.norm().clamp(min=1e-30)
+    assert error <= TOLERANCE[expected.dtype], f"relative error {error:.2e}"
+
+
+@dataclass(frozen=True)
+class World:
+    """Where and in what a case is computed."""
+
+    call: Call
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+
+    def random(self, *shape: int, seed: int = 0) -> Tensor:
+        generator = torch.Generator().manual_seed(1000 * len(shape) + seed)
+        return torch.randn(shape, generator=generator).to(self.device, self.dtype)
+
+    def integers(self, values: Any, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=self.device)
+
+    def cache(self, blocks: int, kv_heads: int, head_dim: int) -> Tensor:
+        """Random everywhere, so that reading a wrong row shows."""
+        return self.random(blocks + 1, 2 * kv_heads, BLOCK_SIZE, head_dim, seed=1)
+
+    def tables(self, lengths: Sequence[int]) -> tuple[Tensor, int]:
+        """Shuffled blocks for sequences of ``lengths``, and how many there are."""
+        counts = [-(-length // BLOCK_SIZE) for length in lengths]
+        order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(5)) + 1
+        table = torch.zeros(len(lengths), max([*counts, 1]), dtype=torch.int32)
+        at = 0
+        for row, count in enumerate(counts):
+            table[row, :count] = order[at : at + count]
+            at += count
+        return table.to(self.device), at
+
+
+def check_kv_write(world: World, tokens: int, kv_heads: int, head_dim: int) -> None:
+    cache = world.cache(5, kv_heads, head_dim)
+    # A view into a fused projection, as the decoder has it.
+    fused = world.random(tokens, 3 + 2 * kv_heads, head_dim)
+    slots = torch.randperm(5 * BLOCK_SIZE, generator=torch.Generator().manual_seed(2))[:tokens]
+    slots = (slots + BLOCK_SIZE).to(world.device)
+    expected = cache.clone()
+    reference.write_kv(fused[:, 3:], expected, slots)
+    _, changed = world.call("backend.kernels.kv_write:write_kv", fused[:, 3:], cache, slots)
+    assert torch.equal(changed[1], expected)
+
+
+def check_rms_norm(world: World, rows: int, size: int) -> None:
+    inputs, weight = world.random(rows, size), world.random(size, seed=3)
+    expected = reference.rms_norm(inputs, weight, 1e-6)
+    result, _ = world.call("backend.kernels.norm:rms_norm", inputs, weight, 1e-6)
+    assert_close(result, expected)
+
+
+def check_add_rms_norm(world: World, rows: int, size: int) -> None:
+    inputs, weight = world.random(rows, size), world.random(size, seed=3)
+    residual = world.random(rows, size, seed=4)
+    total = residual.clone()
+    expected = reference.add_rms_norm(inputs, total, weight, 1e-6)
+    name = "backend.kernels.norm:add_rms_norm"
+    result, changed = world.call(name, inputs, residual, weight, 1e-6)
+    assert_close(result, expected)
+    assert torch.equal(changed[1], total)
+
+
+def check_silu_mul(world: World, rows: int, size: int) -> None:
+    inputs = world.random(rows, 2 * size)
+    result, _ = world.call("backend.kernels.activation:silu_mul", inputs)
+    assert_close(result, reference.silu_mul(inputs))
+
+
+def check_rotary(
+    world: World,
+    *,
+    tokens: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    rotated: int,
+    norm: bool,
+    keep_keys: bool = False,
+) -> None:
+    qkv = world.random(tokens, heads + 2 * kv_heads, head_dim)
+    cache = world.cache(4, kv_heads, head_dim)
+    angles = torch.outer(torch.arange(40.0), 0.7 ** torch.arange(rotated // 2))
+    rotations = torch.stack([angles.cos(), angles.sin()], dim=-1).to(world.device)
+    positions = (torch.arange(tokens) * 7 % 40).to(world.device)
+    slots = (torch.arange(tokens) * 3 + BLOCK_SIZE).to(world.device)
+    weights = world.random(heads + kv_heads, head_dim, seed=6) if norm else None
+    options = {"head_weights": weights, "eps": 1e-6, "keep_keys": keep_keys}
+    expected, expected_cache = qkv.clone(), cache.clone()
+    reference.rotate_and_write(expected, rotations, positions, slots, expected_cache, **options)
+    name = "backend.kernels.rotary:rotate_and_write"
+    _, changed = world.call(name, qkv, rotations, positions, slots, cache, **options)
+    assert_close(changed[0], expected)
+    assert_close(changed[4], expected_cache)
+
+
+def check_decode(
+    world: World,
+    lengths: Sequence[int],
+    *,
+    group: int = 2,
+    kv_heads: int = 2,
+    head_dim: int = 64,
+    splits: int = 1,
+    window: int | None = None,
+    tiling: Any = None,
+) -> None:
+    tables, blocks = world.tables(lengths)
+    cache = world.cache(blocks, kv_heads, head_dim)
+    fused = world.random(len(lengths), kv_heads * (group + 2), head_dim)
+    queries = fused[:, : kv_heads * group]
+    counts = world.integers(list(lengths))
+    expected = reference.decode_attention(queries, cache, tables, counts, window=window)
+    result, _ = world.call(
+        "backend.kernels.decode_attention:decode_attention",
+        queries,
+        cache,
+        tables,
+        counts,
+        splits=splits,
+        window=window,
+        tiling=tiling,
+    )
+    assert_close(result, expected)
+
+
+def check_prefill(
+    world: World,
+    spans: Sequence[tuple[int, int]],
+    *,
+    group: int = 2,
+    kv_heads: int = 2,
+    head_dim: int = 64,
+    window: int | None = None,
+    tiling: Any = None,
+) -> None:
+    """``spans`` are (prefix, new tokens) of one sequence each."""
+    tables, blocks = world.tables([prefix + new for prefix, new in spans])
+    cache = world.cache(blocks, kv_heads, head_dim)
+    starts = [sum(new for _, new in spans[:index]) for index in range(len(spans) + 1)]
+    tiles = query_tiles(
+        [Span(row, starts[row], new, prefix) for row, (prefix, new) in enumerate(spans)],
+        tile_tokens(group),
+    )
+    fused = world.random(starts[-1], kv_heads * (group + 2), head_dim)
+    queries = fused[:, : kv_heads * group]
+    expected = reference.prefill_attention(queries, cache, tables, tiles, window=window)
+    result, _ = world.call(
+        "backend.kernels.prefill_attention:prefill_attention",
+        queries,
+        cache,
+        tables,
+        world.integers(tiles).view(-1, 4),
+        window=window,
+        tiling=tiling,
+    )
+    assert_close(result, expected)
+
+
+def sampling_rows(
+    world: World, rows: int, *, temperature: float, top_k: int, top_p: float, min_p: float
+) -> SamplingRows:
+    generator = torch.Generator().manual_seed(rows)
+    keys = torch.randint(-(2**31), 2**31 - 1, (rows, 2), generator=generator)
+    return SamplingRows(
+        temperature=torch.full((rows,), temperature, device=world.device),
+        top_k=torch.full((rows,), top_k, device=world.device, dtype=torch.int32),
+        top_p=torch.full((rows,), top_p, device=world.device),
+        min_p=torch.full((rows,), min_p, device=world.device),
+        keys=keys.to(world.device, torch.int32),
+    )
