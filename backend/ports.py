@@ -80,6 +80,10 @@ class PromptEncoder(Protocol):
         """Token ids are below this."""
         ...
 
+    def token_bytes(self, token: int) -> bytes:
+        """Return the text of one token, a special one's name; empty where it has none."""
+        ...
+
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the tokens of ``text``, with a beginning token if the model wants one."""
         ...

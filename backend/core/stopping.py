@@ -8,7 +8,7 @@ never shows, not even in part.
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from backend.core.detokenizer import IncrementalDetokenizer
 from backend.core.sequence import Sequence
@@ -130,7 +130,8 @@ class Choice:
         text = self._detokenizer.push(token)
         start, self._decoded = self._decoded, self._decoded + len(text)
         if delta.logprobs:
-            self._reported.append(_Reported(start, self._decoded, delta.logprobs[position]))
+            logprobs = replace(delta.logprobs[position], text_offset=start)
+            self._reported.append(_Reported(start, self._decoded, logprobs))
         return text
 
     def _end(self, text: str, reason: FinishReason, delta: TokenDelta) -> TextDelta:

@@ -100,11 +100,15 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural logarithms: of the chosen token, and of the likeliest ``(token, logprob)``."""
+    """Natural logarithms: of the chosen token, and of the likeliest ``(token, logprob)``.
+
+    Its text begins ``text_offset`` characters into its choice's, once that is known.
+    """
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    text_offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)

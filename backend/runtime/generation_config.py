@@ -12,7 +12,7 @@ from backend.models.errors import ModelLoadError
 
 
 def recommended_sampling(directory: Path) -> SamplingParams:
-    """Return temperature, top_p and top_k of the file, OpenAI's defaults for what it lacks.
+    """Return what the file says of sampling, OpenAI's defaults for what it lacks.
 
     ``do_sample: false`` recommends greedy decoding. Raises ModelLoadError naming file and key.
     """
@@ -25,6 +25,8 @@ def recommended_sampling(directory: Path) -> SamplingParams:
         temperature=_number(path, config, "temperature", default.temperature, 2.0),
         top_p=_number(path, config, "top_p", default.top_p, 1.0),
         top_k=int(_number(path, config, "top_k", default.top_k, float("inf"))),
+        min_p=_number(path, config, "min_p", default.min_p, 1.0),
+        repetition_penalty=_number(path, config, "repetition_penalty", 1.0, float("inf")) or 1.0,
     )
 
 

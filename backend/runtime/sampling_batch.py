@@ -152,6 +152,7 @@ def _biases(params: SequenceOf[SamplingParams], like: Tensor) -> tuple[Tensor, T
         (row * vocab + token, bias)
         for row, each in enumerate(params)
         for token, bias in each.logit_bias
+        if token < vocab  # a tokenizer may know more than the model
     ]
     if not places:
         return None

@@ -5,6 +5,7 @@ Reads ``tokenizer.json`` with the ``tokenizers`` library and what belongs to it 
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +20,7 @@ from backend.core.detokenizer import (
 from backend.models.errors import ModelLoadError
 from backend.runtime.chat_template import ChatTemplate, ChatTemplateError
 
+_BYTE_FALLBACK = re.compile("<0x[0-9A-F]{2}>")
 _SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -116,6 +118,19 @@ class Tokenizer:
         return self._template.render(
             messages, add_generation_prompt=add_generation_prompt, tools=tools
         )
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the text of one token, perhaps a part of a character; a special one's name."""
+        name: str | None = self._backend.id_to_token(token)
+        if name is None:
+            return b""
+        if token in self._special_ids:
+            return name.encode()
+        if self._byte_level:
+            return self._token_bytes(token)
+        if _BYTE_FALLBACK.fullmatch(name):
+            return bytes([int(name[3:5], 16)])
+        return name.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
 
     def detokenizer(self) -> IncrementalDetokenizer:
         """Return fresh state for one choice."""

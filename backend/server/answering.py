@@ -78,8 +78,8 @@ class Answer:
             if opening is not None:
                 choices.append(opening)
         self.tally.add(delta)
-        if delta.text:
-            choices.append(self.form.text(delta.index, delta.text))
+        if delta.text or delta.logprobs:
+            choices.append(self.form.text(delta.index, delta.text, delta.logprobs))
         if delta.finish_reason is not None:
             choices.append(self.form.finish(delta.index, delta.finish_reason))
         return choices

@@ -16,6 +16,7 @@ from backend.core.types import (
     Priority,
     SamplingParams,
     TextDelta,
+    TokenLogprobs,
 )
 from backend.ports import EngineError, Generator
 from backend.server.metrics import Metrics
@@ -36,6 +37,7 @@ class Generation:
     priority: Priority = Priority.NORMAL
     stream: bool = True
     queue_seconds: float | None = None
+    cache_salt: str = ""
 
     @property
     def num_choices(self) -> int:
@@ -57,6 +59,7 @@ class Generation:
                     priority=self.priority,
                     stream=self.stream,
                     queue_seconds=self.queue_seconds,
+                    cache_salt=self.cache_salt,
                 )
             )
             for position, prompt in enumerate(self.prompts)
@@ -111,7 +114,9 @@ class Tally:
     started: float
     """``time.perf_counter`` at the request's arrival."""
     _texts: list[list[str]] = field(init=False)
+    _logprobs: list[list[TokenLogprobs]] = field(init=False)
     _tokens: list[int] = field(init=False)
+    _cached: list[int | None] = field(init=False)
     _reasons: list[FinishReason | None] = field(init=False)
     _arrived: list[float | None] = field(init=False)
 
@@ -119,7 +124,9 @@ class Tally:
         """Begin empty."""
         count = self.generation.num_choices
         self._texts = [[] for _ in range(count)]
+        self._logprobs = [[] for _ in range(count)]
         self._tokens = [0] * count
+        self._cached = [None] * count
         self._reasons = [None] * count
         self._arrived = [None] * count
 
@@ -133,8 +140,10 @@ class Tally:
             self.metrics.observe_next_token(now - last)
         self._arrived[delta.index] = now
         self._tokens[delta.index] = delta.completion_tokens
+        self._cached[delta.index] = delta.cached_tokens
         if delta.text:
             self._texts[delta.index].append(delta.text)
+        self._logprobs[delta.index] += delta.logprobs
         if delta.finish_reason is FinishReason.ABORT:
             raise EngineError("the generation was given up")
         self._reasons[delta.index] = delta.finish_reason
@@ -146,13 +155,24 @@ class Tally:
     def choices(self) -> tuple[FinishedChoice, ...]:
         """Return the whole answer. Raises EngineError when it is not whole."""
         finished = []
-        for texts, reason in zip(self._texts, self._reasons, strict=True):
+        for texts, logprobs, reason in zip(self._texts, self._logprobs, self._reasons, strict=True):
             if reason is None:
                 raise EngineError("the generation ended early")
-            finished.append(FinishedChoice("".join(texts), reason))
+            finished.append(FinishedChoice("".join(texts), reason, tuple(logprobs)))
         return tuple(finished)
 
     @property
     def usage(self) -> Usage:
         """Tokens so far."""
-        return Usage(sum(map(len, self.generation.prompts)), sum(self._tokens))
+        n = self.generation.n
+        return Usage(
+            prompt_tokens=sum(map(len, self.generation.prompts)),
+            completion_tokens=sum(self._tokens),
+            # Choices of one prompt find what the first of them computed; that saved the rest, but
+            # the prompt counts once, and so does what no choice computed.
+            cached_tokens=sum(
+                min(known)
+                for start in range(0, len(self._cached), n)
+                if (known := [each for each in self._cached[start : start + n] if each is not None])
+            ),
+        )

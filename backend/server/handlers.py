@@ -14,13 +14,11 @@ from backend.server.errors import ApiError
 from backend.server.generation import Generation, Tally
 from backend.server.json_reply import json_response
 from backend.server.metrics import CONTENT_TYPE, Metrics
-from backend.server.prompts import chat_prompt, completion_prompts
+from backend.server.prompts import chat_prompt, check_biases, completion_prompts
 from backend.server.reading import read_request
 from backend.server.replies import ChatForm, CompletionForm
 from backend.server.schema import ChatRequest, CompletionRequest, GenerationParameters
-from backend.server.served_model import ServedModel
-
-_COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions; chat has none
+from backend.server.served_model import LoadedModel, ServedModel
 
 QUEUE_TIMEOUT = "X-Refrain-Queue-Timeout"
 
@@ -43,11 +41,12 @@ class Handlers:
         prompt = await chat_prompt(
             loaded.encoder, asked.messages, max_model_len=loaded.generator.max_model_len
         )
-        max_tokens = asked.max_completion_tokens or asked.max_tokens
-        generation = _generation("chatcmpl", (prompt,), asked, max_tokens, loaded.sampling)
+        sampling = _sampling(asked, asked.most_tokens, asked.wanted_logprobs, loaded)
+        generation = _generation("chatcmpl", (prompt,), asked, sampling)
         generation = _with_headers(generation, request)
         tally = Tally(generation, self._metrics, arrived)
-        answer = Answer(tally, loaded.generator, ChatForm(), asked.model)
+        spell = None if sampling.logprobs is None else loaded.encoder.token_bytes
+        answer = Answer(tally, loaded.generator, ChatForm(spell), asked.model)
         return await _send(answer, request, asked)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
@@ -59,11 +58,14 @@ class Handlers:
         prompts = await completion_prompts(
             loaded.encoder, asked.prompts, max_model_len=loaded.generator.max_model_len
         )
-        max_tokens = asked.max_tokens or _COMPLETION_MAX_TOKENS
-        generation = _generation("cmpl", prompts, asked, max_tokens, loaded.sampling)
+        sampling = _sampling(asked, asked.most_tokens, asked.logprobs, loaded)
+        generation = _generation("cmpl", prompts, asked, sampling)
         echoed = asked.prompts if asked.echo else ()
-        form = CompletionForm(tuple(str(text) for text in echoed for _ in range(generation.n)))
         generation = _with_headers(generation, request)
+        form = CompletionForm(
+            spell=None if asked.logprobs is None else loaded.encoder.token_bytes,
+            echo=tuple(str(text) for text in echoed for _ in range(generation.n)),
+        )
         tally = Tally(generation, self._metrics, arrived)
         answer = Answer(tally, loaded.generator, form, asked.model)
         return await _send(answer, request, asked)
@@ -101,27 +103,50 @@ class Handlers:
         }
 
 
+def _sampling(
+    asked: GenerationParameters,
+    max_tokens: int | None,
+    logprobs: int | None,
+    loaded: LoadedModel,
+) -> SamplingParams:
+    """Return how ``asked`` is to be sampled, as the model's makers advise where it does not say.
+
+    Raises ApiError.
+    """
+    advised = loaded.sampling
+    check_biases(asked.token_biases, loaded.encoder.vocab_size)
+    return SamplingParams(
+        temperature=advised.temperature if asked.temperature is None else asked.temperature,
+        top_p=advised.top_p if asked.top_p is None else asked.top_p,
+        top_k=advised.top_k if asked.top_k is None else max(asked.top_k, 0),
+        min_p=advised.min_p if asked.min_p is None else asked.min_p,
+        seed=asked.seed,
+        max_tokens=max_tokens,
+        min_tokens=asked.min_tokens or 0,
+        stop=asked.stop_strings,
+        stop_token_ids=frozenset(asked.stop_token_ids or ()),
+        ignore_eos=asked.ignore_eos or False,
+        presence_penalty=asked.presence_penalty or 0.0,
+        frequency_penalty=asked.frequency_penalty or 0.0,
+        repetition_penalty=asked.repetition_penalty or advised.repetition_penalty,
+        logit_bias=asked.token_biases,
+        logprobs=logprobs,
+    )
+
+
 def _generation(
     prefix: str,
     prompts: tuple[tuple[int, ...], ...],
     asked: GenerationParameters,
-    max_tokens: int | None,
-    default: SamplingParams,
+    sampling: SamplingParams,
 ) -> Generation:
     return Generation(
         id=f"{prefix}-{uuid.uuid4().hex}",
         prompts=prompts,
-        sampling=SamplingParams(
-            temperature=default.temperature if asked.temperature is None else asked.temperature,
-            top_p=default.top_p if asked.top_p is None else asked.top_p,
-            top_k=default.top_k if asked.top_k is None else max(asked.top_k, 0),
-            seed=asked.seed,
-            max_tokens=max_tokens,
-            stop=asked.stop_strings,
-            ignore_eos=asked.ignore_eos or False,
-        ),
+        sampling=sampling,
         n=asked.n or 1,
         stream=asked.stream or False,
+        cache_salt=asked.cache_salt or "",
     )
 
 

@@ -79,6 +79,19 @@ async def completion_prompts(
     return encoded
 
 
+def check_biases(biases: Sequence[tuple[int, float]], vocab_size: int) -> None:
+    """Raise ApiError where a bias is for no token of the vocabulary."""
+    for token, _ in biases:
+        if token >= vocab_size:
+            raise ApiError(
+                400,
+                f"Invalid key in 'logit_bias': token {token} is not in the vocabulary of "
+                f"{vocab_size} tokens.",
+                param="logit_bias",
+                code="invalid_value",
+            )
+
+
 def _for_template(message: AnyMessage) -> dict[str, str]:
     plain = {
         "role": _TEMPLATE_ROLES.get(message.role, message.role),

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from backend.core.types import FinishReason
+from backend.core.types import FinishReason, TokenLogprobs
+from backend.server.logprob_replies import Spell, chat_logprobs, completion_logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +14,8 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int
+    """Of the prompts, found in the prefix cache."""
 
     def body(self) -> dict[str, Any]:
         """Return OpenAI's usage object."""
@@ -20,8 +23,7 @@ class Usage:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
-            # The engine computes every prompt anew: there is no prefix cache that could hit.
-            "prompt_tokens_details": {"cached_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
 
@@ -31,6 +33,7 @@ class FinishedChoice:
 
     text: str
     finish_reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,9 @@ class Head:
             "model": self.model,
             "choices": choices,
         }
+
+
+Logprobs = Sequence[TokenLogprobs]
 
 
 class ReplyForm(Protocol):
@@ -73,7 +79,7 @@ class ReplyForm(Protocol):
         """Return what precedes a choice's text in a stream, if anything does."""
         ...
 
-    def text(self, index: int, text: str) -> dict[str, Any]:
+    def text(self, index: int, text: str, logprobs: Logprobs) -> dict[str, Any]:
         """Return a choice of a chunk with new text."""
         ...
 
@@ -84,8 +90,9 @@ class ReplyForm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
-    """/v1/chat/completions."""
+    """/v1/chat/completions. ``spell`` is given where log probabilities are wanted."""
 
+    spell: Spell | None = None
     whole_kind: str = "chat.completion"
     chunk_kind: str = "chat.completion.chunk"
 
@@ -99,7 +106,7 @@ class ChatForm:
                 "refusal": None,
                 "annotations": [],
             },
-            "logprobs": None,
+            "logprobs": chat_logprobs(choice.logprobs, self.spell) if self.spell else None,
             "finish_reason": choice.finish_reason.value,
         }
 
@@ -107,9 +114,10 @@ class ChatForm:
         """Return the role."""
         return self._chunk(index, {"role": "assistant", "content": "", "refusal": None}, None)
 
-    def text(self, index: int, text: str) -> dict[str, Any]:
+    def text(self, index: int, text: str, logprobs: Logprobs) -> dict[str, Any]:
         """See ReplyForm."""
-        return self._chunk(index, {"content": text}, None)
+        chunk = self._chunk(index, {"content": text}, None)
+        return chunk | {"logprobs": chat_logprobs(logprobs, self.spell)} if self.spell else chunk
 
     def finish(self, index: int, reason: FinishReason) -> dict[str, Any]:
         """See ReplyForm."""
@@ -122,8 +130,12 @@ class ChatForm:
 
 @dataclass(frozen=True, slots=True)
 class CompletionForm:
-    """/v1/completions. ``echo`` has the prompt text that precedes each choice, or is empty."""
+    """/v1/completions. ``echo`` has the prompt text that precedes each choice, or is empty.
 
+    ``spell`` is given where log probabilities are wanted.
+    """
+
+    spell: Spell | None = None
     echo: tuple[str, ...] = ()
     whole_kind: str = "text_completion"
     chunk_kind: str = "text_completion"
@@ -131,19 +143,26 @@ class CompletionForm:
     def whole(self, index: int, choice: FinishedChoice) -> dict[str, Any]:
         """See ReplyForm."""
         text = self.echo[index] + choice.text if self.echo else choice.text
-        return self._choice(index, text, choice.finish_reason.value)
+        written = self._choice(index, text, choice.finish_reason.value)
+        return written | self._logprobs(index, choice.logprobs)
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """Return the prompt, where it was asked to be echoed."""
         return self._choice(index, self.echo[index], None) if self.echo else None
 
-    def text(self, index: int, text: str) -> dict[str, Any]:
+    def text(self, index: int, text: str, logprobs: Logprobs) -> dict[str, Any]:
         """See ReplyForm."""
-        return self._choice(index, text, None)
+        return self._choice(index, text, None) | self._logprobs(index, logprobs)
 
     def finish(self, index: int, reason: FinishReason) -> dict[str, Any]:
         """See ReplyForm."""
         return self._choice(index, "", reason.value)
+
+    def _logprobs(self, index: int, logprobs: Logprobs) -> dict[str, Any]:
+        if self.spell is None:
+            return {}
+        start = len(self.echo[index]) if self.echo else 0
+        return {"logprobs": completion_logprobs(logprobs, self.spell, start)}
 
     @staticmethod
     def _choice(index: int, text: str, reason: str | None) -> dict[str, Any]:

@@ -7,53 +7,19 @@ which are ignored. ``validation.py`` turns pydantic's complaints into OpenAI's.
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    model_validator,
-)
+from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-MAX_CHOICES = 128
+from backend.server.fields import Strict, combination, one_of, only
+from backend.server.sampling_fields import MAX_CHOICES, ChatLogprobFields, SamplingFields
+
 MAX_PROMPTS = 2_048
-_INT64_MAX = 2**63 - 1
+
+_MAX_TOKENS = 16
+"""OpenAI's default for completions; chat has none."""
 
 
-def only(*neutral: Any) -> AfterValidator:
-    """Accept null and the ``neutral`` values, at which a parameter changes nothing."""
-
-    def check(value: Any) -> Any:
-        if value is not None and not any(
-            value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
-            for allowed in neutral
-        ):
-            raise PydanticCustomError("unsupported_parameter", "", {"neutral": neutral})
-        return value
-
-    return AfterValidator(check)
-
-
-def one_of(expected: str, **type_of_tag: type) -> Discriminator:
-    """Choose a union's branch by JSON type; ``expected`` names them all, and is the message."""
-
-    def tag(value: Any) -> str | None:
-        for name, kind in type_of_tag.items():
-            if type(value) is kind:
-                return f"<{name}>"
-        return None
-
-    return Discriminator(tag, custom_error_type="invalid_type", custom_error_message=expected)
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-
-
-class TextPart(_Strict):
+class TextPart(Strict):
     """A content part; text is the only modality there is."""
 
     type: Literal["text"]
@@ -66,7 +32,7 @@ Content = Annotated[
 ]
 
 
-class Message(_Strict):
+class Message(Strict):
     """A message that must have content."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -78,7 +44,7 @@ class Message(_Strict):
         return _text(self.content)
 
 
-class AssistantMessage(_Strict):
+class AssistantMessage(Strict):
     """What a model answered earlier; clients send such messages back as they got them."""
 
     role: Literal["assistant"]
@@ -108,42 +74,22 @@ AnyMessage = Annotated[
     Discriminator(_message_tag),
 ]
 
-Stop = Annotated[
-    Annotated[str, Tag("<string>")]
-    | Annotated[list[str], Field(min_length=1, max_length=4), Tag("<strings>")],
-    one_of("one of a string or an array of strings", string=str, strings=list),
-]
 
-
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """Options that hold for streamed replies alone."""
 
     include_usage: bool | None = None
 
 
-class GenerationParameters(_Strict):
+class GenerationParameters(SamplingFields):
     """What both endpoints share."""
 
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    # -1 is other servers' way to say 0: no limit.
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    seed: Annotated[int, Field(ge=-_INT64_MAX - 1, le=_INT64_MAX)] | None = None
-    stop: Stop | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    ignore_eos: bool | None = None
-
-    presence_penalty: Annotated[Any, only(0)] = None
-    frequency_penalty: Annotated[Any, only(0)] = None
-    repetition_penalty: Annotated[Any, only(1)] = None
-    min_p: Annotated[Any, only(0)] = None
-    min_tokens: Annotated[Any, only(0)] = None
-    logit_bias: Annotated[Any, only({})] = None
-    stop_token_ids: Annotated[Any, only([])] = None
+    # Prompts of different salts share no KV.
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
     structured_outputs: Annotated[Any, only({})] = None
 
     @property
@@ -151,25 +97,17 @@ class GenerationParameters(_Strict):
         """Whether a stream ends in a chunk with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage is True
 
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        """The stop strings, however they were written."""
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise PydanticCustomError(
-                "invalid_combination",
+            raise combination(
                 "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
-                {"param": "stream_options"},
+                "stream_options",
             )
         return self
 
 
-class ChatRequest(GenerationParameters):
+class ChatRequest(GenerationParameters, ChatLogprobFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[AnyMessage], Field(min_length=1, fail_fast=True)]
@@ -179,8 +117,6 @@ class ChatRequest(GenerationParameters):
     tool_choice: Annotated[Any, only("none", "auto")] = None
     functions: Annotated[Any, only([])] = None
     function_call: Annotated[Any, only("none", "auto")] = None
-    logprobs: Annotated[Any, only(False)] = None
-    top_logprobs: Annotated[Any, only(0)] = None
     response_format: Annotated[Any, only({"type": "text"})] = None
     modalities: Annotated[Any, only(["text"])] = None
     audio: Annotated[Any, only()] = None
@@ -193,12 +129,17 @@ class ChatRequest(GenerationParameters):
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
         if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise PydanticCustomError(
-                "invalid_combination",
+            raise combination(
                 "'max_tokens' and 'max_completion_tokens' cannot be set at the same time.",
-                {"param": "max_tokens"},
+                "max_tokens",
             )
+        self.check_min_tokens(self.most_tokens)
         return self
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The limit, under whichever name."""
+        return self.max_completion_tokens or self.max_tokens
 
 
 # One complaint is sent, so a long array of wrong elements needs no more than one made.
@@ -242,10 +183,14 @@ class CompletionRequest(GenerationParameters):
 
     prompt: Prompt
     echo: bool | None = None
-
-    best_of: Annotated[Any, only(1)] = None
-    logprobs: Annotated[Any, only()] = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     suffix: Annotated[Any, only("")] = None
+
+    @property
+    def most_tokens(self) -> int:
+        """The limit, OpenAI's where none is said."""
+        return self.max_tokens or _MAX_TOKENS
 
     @property
     def prompts(self) -> tuple[str | tuple[int, ...], ...]:
@@ -257,7 +202,30 @@ class CompletionRequest(GenerationParameters):
         return tuple(item if isinstance(item, str) else tuple(item) for item in self.prompt)
 
     @model_validator(mode="after")
+    def _best_of_takes_no_choice(self) -> Self:
+        # The best of more than are returned would need them compared.
+        choices = self.n or 1
+        if self.best_of is not None and self.best_of < choices:
+            raise combination(
+                f"'best_of' must be greater than or equal to 'n', but is {self.best_of} where 'n' "
+                f"is {choices}.",
+                "best_of",
+            )
+        if self.best_of is not None and self.best_of > choices:
+            raise PydanticCustomError(
+                "unsupported_parameter", "", {"param": "best_of", "neutral": (choices,)}
+            )
+        self.check_min_tokens(self.most_tokens)
+        return self
+
+    @model_validator(mode="after")
     def _echo_needs_text(self) -> Self:
         if self.echo and not all(isinstance(prompt, str) for prompt in self.prompts):
             raise PydanticCustomError("unsupported_parameter", "", {"param": "echo"})
+        if self.echo and self.logprobs is not None:
+            raise combination(
+                "Log probabilities of an echoed prompt are not supported by this server; leave "
+                "out one of 'echo' and 'logprobs'.",
+                "logprobs",
+            )
         return self

@@ -17,6 +17,7 @@ _EXPECTED = {
     "float_type": "a decimal",
     "bool_type": "a boolean",
     "list_type": "an array",
+    "dict_type": "an object",
     "model_type": "an object",
 }
 _JSON_NAMES = {
@@ -31,6 +32,7 @@ _JSON_NAMES = {
 # pydantic's bound: what OpenAI calls it, how it is written, and where pydantic keeps it.
 _BOUNDS = {
     "greater_than_equal": ("below minimum", "minimum", ">=", "ge"),
+    "greater_than": ("below minimum", "minimum", ">", "gt"),
     "less_than_equal": ("above maximum", "maximum", "<=", "le"),
 }
 
@@ -54,6 +56,20 @@ def _translate(error: ErrorDetails) -> ApiError:
         return _unsupported(param, context.get("neutral", ()))
     if kind == "invalid_combination":
         return _refusal(error["msg"], param, "invalid_parameter_combination")
+    if kind == "invalid_key":
+        return _refusal(
+            f"Invalid key in '{param}': {context['key'][:40]}. You should only be submitting "
+            "non-negative integers.",
+            param,
+            "invalid_value",
+        )
+    if kind == "string_too_short":
+        return _refusal(
+            f"Invalid '{param}': empty string. Expected a string with minimum length "
+            f"{context['min_length']}, but got an empty string instead.",
+            param,
+            "empty_string",
+        )
     if kind == "literal_error" and isinstance(value, str):
         return _refusal(
             f"Invalid value: '{value}'. Supported values are: {context['expected']}.",

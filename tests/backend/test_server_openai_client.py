@@ -49,6 +49,81 @@ async def test_a_seed_repeats_and_another_does_not(client):
     assert first == again != other
 
 
+async def test_choices_of_a_seed_differ_and_repeat(client):
+    asked = {"model": "tiny", "prompt": "Once", "temperature": 1.5, "max_tokens": 12}
+
+    async def ask(**fields):
+        reply = await client.completions.create(**asked, **fields)
+        return [choice.text for choice in reply.choices]
+
+    four, again, two = await asyncio.gather(
+        ask(seed=5, n=4, best_of=4), ask(seed=5, n=4), ask(seed=5, n=2)
+    )
+    assert len(set(four)) == 4
+    assert four == again
+    assert four[:2] == two
+
+
+async def test_chat_log_probabilities_follow_the_text(client):
+    asked = {"model": "tiny", "messages": MESSAGES, "temperature": 1, "seed": 3, "max_tokens": 20}
+    asked |= {"logprobs": True, "top_logprobs": 3}
+    choice = (await client.chat.completions.create(**asked)).choices[0]
+    told = choice.logprobs.content
+    spelled = bytes(byte for token in told for byte in token.bytes)
+    assert spelled.decode(errors="replace") == choice.message.content
+    for token in told:
+        values = [other.logprob for other in token.top_logprobs]
+        assert len(values) == 3
+        assert values == sorted(values, reverse=True)
+        assert 0 >= values[0] >= token.logprob
+    streamed = []
+    async for chunk in await client.chat.completions.create(**asked, stream=True):
+        (part,) = chunk.choices
+        streamed += part.logprobs.content if part.logprobs else []
+    assert streamed == told
+
+
+async def test_greedy_text_is_the_likeliest_and_its_places_are_told(client):
+    reply = await client.completions.create(
+        model="tiny", prompt="Once", temperature=0, max_tokens=12, logprobs=2
+    )
+    (choice,) = reply.choices
+    told = choice.logprobs
+    for name, value, top in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
+        assert top[name] == value == max(top.values())
+    for name, offset in zip(told.tokens, told.text_offset, strict=True):
+        assert name.startswith("bytes:") or choice.text.startswith(name, offset)
+
+
+async def test_penalties_and_biases_change_what_is_said(client):
+    asked = {"model": "tiny", "prompt": "Once", "temperature": 0, "max_tokens": 30}
+
+    async def ask(**fields):
+        return (await client.completions.create(**asked, logprobs=0, **fields)).choices[0]
+
+    plain, presence, forced = await asyncio.gather(
+        ask(), ask(presence_penalty=2, frequency_penalty=2), ask(logit_bias={"65": 100})
+    )
+    assert len(set(plain.logprobs.tokens)) < len(plain.logprobs.tokens)
+    assert len(set(presence.logprobs.tokens)) == len(presence.logprobs.tokens)
+    assert len(set(forced.logprobs.tokens)) == 1
+    # As the model sees it, not as it was forced.
+    assert max(forced.logprobs.token_logprobs) < -1
+
+
+async def test_an_answer_is_as_long_as_asked_at_least(client):
+    asked = {"model": "tiny", "prompt": "Once", "temperature": 0, "max_tokens": 30}
+    whole = (await client.completions.create(**asked, logprobs=0)).choices[0].logprobs.tokens
+    end = await client.completions.create(**asked, extra_body={"stop_token_ids": [*range(256)]})
+    assert (end.choices[0].text, end.choices[0].finish_reason) == ("", "stop")
+    assert end.usage.completion_tokens == 1
+    late = await client.completions.create(
+        **asked, extra_body={"stop_token_ids": [*range(128, 256)], "min_tokens": 6}
+    )
+    assert late.usage.completion_tokens >= 6
+    assert len(whole) > 1
+
+
 async def test_completions_of_text_and_tokens(client, chat_model):
     plain = await client.completions.create(model="tiny", prompt="Once", temperature=0)
     assert plain.usage.completion_tokens <= 16
@@ -86,8 +161,10 @@ async def test_errors_have_their_types(client):
         await client.completions.create(model="tiny", prompt="x" * 512)
     assert long.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError) as unsupported:
-        await client.chat.completions.create(model="tiny", messages=MESSAGES, logprobs=True)
-    assert unsupported.value.param == "logprobs"
+        await client.chat.completions.create(
+            model="tiny", messages=MESSAGES, extra_body={"prompt_logprobs": 1}
+        )
+    assert unsupported.value.param == "prompt_logprobs"
 
 
 async def test_a_cancelled_request_frees_its_blocks(client, real_server):

@@ -90,6 +90,19 @@ async def test_completions(real_server, check, check_completion_chunk):
             check_completion_chunk(event)
 
 
+async def test_log_probabilities(real_server, check, check_completion_chunk):
+    fields = {"n": 2, "max_tokens": 5, "temperature": 1, "seed": 1}
+    chat = fields | {"logprobs": True, "top_logprobs": 2}
+    reply = (await real_server.chat(**chat)).json
+    check(reply, "CreateChatCompletionResponse")
+    assert len(reply["choices"][1]["logprobs"]["content"][0]["top_logprobs"]) == 2
+    for event in (await real_server.chat(**chat, stream=True)).events:
+        check(event, "CreateChatCompletionStreamResponse")
+    check((await real_server.complete(**fields, logprobs=2)).json, "CreateCompletionResponse")
+    for event in (await real_server.complete(**fields, logprobs=2, stream=True)).events:
+        check_completion_chunk(event)
+
+
 async def test_models(real_server, check):
     check((await real_server.get("/v1/models")).json, "ListModelsResponse")
     check((await real_server.get("/v1/models/tiny")).json, "Model")

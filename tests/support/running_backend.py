@@ -77,6 +77,9 @@ class CharacterEncoder:
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         return [ord(character) for character in text]
 
+    def token_bytes(self, token: int) -> bytes:
+        return chr(token).encode()
+
     def apply_chat_template(self, messages: Any, *, add_generation_prompt: bool = True) -> str:
         if any(message["content"] == "refuse me" for message in messages):
             raise ValueError("the template refuses these messages")
