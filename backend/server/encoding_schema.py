@@ -2,20 +2,17 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from backend.server.schema import AnyMessage, Prompt, only
+from backend.server.fields import Strict, only
+from backend.server.schema import AnyMessage, Prompt
 
 MAX_TOKENS_OF_A_REQUEST = 300_000
 """OpenAI's bound on the inputs of one embeddings request together."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-
-
-class EmbeddingRequest(_Strict):
+class EmbeddingRequest(Strict):
     """POST /v1/embeddings."""
 
     model: str
@@ -35,7 +32,7 @@ class EmbeddingRequest(_Strict):
         return tuple(item if isinstance(item, str) else tuple(item) for item in self.input)
 
 
-class TokenizeRequest(_Strict):
+class TokenizeRequest(Strict):
     """POST /tokenize: a text, or a conversation as the chat template writes it."""
 
     model: str | None = None
@@ -61,7 +58,7 @@ class TokenizeRequest(_Strict):
         return self
 
 
-class DetokenizeRequest(_Strict):
+class DetokenizeRequest(Strict):
     """POST /detokenize."""
 
     model: str | None = None
