@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 
-class QueueFullError(Exception):
+class QueueBoundError(Exception):
     """So much waits that this request was not taken."""
 
 
@@ -43,13 +43,13 @@ class EmbeddingQueue:
         return sum(map(len, self._requests.values()))
 
     def add(self, request_id: int, lengths: Sequence[int]) -> None:
-        """Queue a request's inputs by their lengths in tokens. Raises QueueFullError.
+        """Queue a request's inputs by their lengths in tokens. Raises QueueBoundError.
 
         A request that is larger than the bound is taken when it is the only one.
         """
         total = sum(lengths)
         if self._requests and self.num_waiting_tokens + total > self._max_waiting_tokens:
-            raise QueueFullError(f"{self.num_waiting_tokens} tokens wait to be embedded")
+            raise QueueBoundError(f"{self.num_waiting_tokens} tokens wait to be embedded")
         longest_first = sorted(enumerate(lengths), key=itemgetter(1), reverse=True)
         self._requests[request_id] = deque(
             Place(request_id, position, length) for position, length in longest_first

@@ -3,8 +3,10 @@
 Pure: no torch, no asyncio. Everything here is immutable, so it can cross a thread without a lock.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
+
+from backend.core.figures import Recording
 
 
 class FinishReason(StrEnum):
@@ -85,7 +87,8 @@ class GenerationRequest:
 
     KV is shared between prompts of one ``cache_salt`` alone. Without ``stream`` the text is wanted
     at the end only. ``queue_seconds`` bounds the wait before the first step, None leaves it to the
-    engine.
+    engine. ``arrived`` is when whoever asks began to wait, on the clock of ``time.monotonic``; None
+    is when the engine's client was called.
     """
 
     request_id: str
@@ -96,6 +99,7 @@ class GenerationRequest:
     cache_salt: str = ""
     stream: bool = True
     queue_seconds: float | None = None
+    arrived: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +148,13 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot for /metrics: counts, and the share of KV blocks in use (0 to 1)."""
+    """A snapshot for /metrics.
+
+    Up to ``kv_blocks_total`` and from ``tenants`` on it tells what is, the rest what has been so
+    far. ``prefix_queries`` and ``prefix_hits`` are tokens; ``tokens_after_disconnect`` were
+    computed for nobody. ``tenants`` have names that give nothing away, and blocks in the prefix
+    cache.
+    """
 
     running: int
     waiting: int
@@ -153,3 +163,33 @@ class EngineStats:
     preemptions: int
     prompt_tokens: int
     generated_tokens: int
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    tokens_after_disconnect: int = 0
+    restarts: int = 0
+    recording: Recording = field(default_factory=Recording)
+    tenants: tuple[tuple[str, int], ...] = ()
+    memory: "MemoryUse | None" = None
+
+    def following(self, before: "EngineStats") -> "EngineStats":
+        """Return these figures of an engine that took the place of one that ended ``before``."""
+        return replace(
+            self,
+            preemptions=before.preemptions + self.preemptions,
+            prompt_tokens=before.prompt_tokens + self.prompt_tokens,
+            generated_tokens=before.generated_tokens + self.generated_tokens,
+            prefix_queries=before.prefix_queries + self.prefix_queries,
+            prefix_hits=before.prefix_hits + self.prefix_hits,
+            tokens_after_disconnect=before.tokens_after_disconnect + self.tokens_after_disconnect,
+            restarts=before.restarts + self.restarts,
+            recording=before.recording + self.recording,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes: resident in the engine's process; used and in all on its device, if it has one."""
+
+    resident: int
+    device_used: int | None = None
+    device_total: int | None = None

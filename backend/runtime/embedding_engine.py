@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from backend.core.embedding_queue import EmbeddingQueue, Place
-from backend.core.embedding_queue import QueueFullError as EmbeddingQueueFullError
-from backend.ports import EmbeddingShape, EngineError, OverloadedError
+from backend.core.embedding_queue import EmbeddingQueue, Place, QueueBoundError
+from backend.ports import EmbeddingShape, EngineError, QueueFullError
 from backend.runtime.embedding_model import EmbeddingModel, load_embedding_model
 from backend.runtime.tokenizer import Tokenizer
 
@@ -99,8 +98,8 @@ class EmbeddingEngine:
             request_id = next(self._request_ids)
             try:
                 self._queue.add(request_id, [len(tokens) for tokens in inputs])
-            except EmbeddingQueueFullError as error:
-                raise OverloadedError(str(error), _RETRY_SECONDS) from error
+            except QueueBoundError as error:
+                raise QueueFullError(str(error), _RETRY_SECONDS) from error
             self._requests[request_id] = request
             self._changed.notify()
         try:

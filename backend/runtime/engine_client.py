@@ -130,7 +130,8 @@ class EngineClient:
         }
         over = False
         try:
-            self._send(Submit(number, request, time.monotonic()))
+            arrived = time.monotonic() if request.arrived is None else request.arrived
+            self._send(Submit(number, request, arrived))
             while choices:
                 for tokens in await stream.receive():
                     choice = choices.get(tokens.index)

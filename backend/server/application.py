@@ -30,7 +30,7 @@ def build_application(
     On shutdown open requests have ``drain_seconds`` to end, then they are cancelled and the engine
     is stopped. Run it with ``handler_cancellation=True``, or nobody notices that a client left.
     """
-    metrics = Metrics(model.stats, model.embeddings_waiting)
+    metrics = Metrics(model.stats, model.embeddings_waiting, model=model.name)
     in_flight = InFlight()
     handlers = Handlers(model, metrics)
     tokens = TokenHandlers(model)

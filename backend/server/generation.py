@@ -5,7 +5,6 @@ off as an answer.
 """
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,6 @@ from backend.core.types import (
     TokenLogprobs,
 )
 from backend.ports import EngineError, Generator
-from backend.server.metrics import Metrics
 from backend.server.replies import FinishedChoice, Usage
 
 
@@ -38,6 +36,8 @@ class Generation:
     stream: bool = True
     queue_seconds: float | None = None
     cache_salt: str = ""
+    arrived: float | None = None
+    """When the HTTP request did, on the clock of ``time.monotonic``."""
 
     @property
     def num_choices(self) -> int:
@@ -60,6 +60,7 @@ class Generation:
                     stream=self.stream,
                     queue_seconds=self.queue_seconds,
                     cache_salt=self.cache_salt,
+                    arrived=self.arrived,
                 )
             )
             for position, prompt in enumerate(self.prompts)
@@ -107,18 +108,15 @@ async def _merge(
 
 @dataclass(slots=True)
 class Tally:
-    """What arrived so far; measures latencies as it grows."""
+    """What arrived so far."""
 
     generation: Generation
-    metrics: Metrics
-    started: float
-    """``time.perf_counter`` at the request's arrival."""
     _texts: list[list[str]] = field(init=False)
     _logprobs: list[list[TokenLogprobs]] = field(init=False)
     _tokens: list[int] = field(init=False)
     _cached: list[int | None] = field(init=False)
     _reasons: list[FinishReason | None] = field(init=False)
-    _arrived: list[float | None] = field(init=False)
+    _begun: list[bool] = field(init=False)
 
     def __post_init__(self) -> None:
         """Begin empty."""
@@ -128,17 +126,11 @@ class Tally:
         self._tokens = [0] * count
         self._cached = [None] * count
         self._reasons = [None] * count
-        self._arrived = [None] * count
+        self._begun = [False] * count
 
     def add(self, delta: TextDelta) -> None:
         """Take the next delta. Raises EngineError when the engine gave the choice up."""
-        now = time.perf_counter()
-        last = self._arrived[delta.index]
-        if last is None:
-            self.metrics.observe_first_token(now - self.started)
-        else:
-            self.metrics.observe_next_token(now - last)
-        self._arrived[delta.index] = now
+        self._begun[delta.index] = True
         self._tokens[delta.index] = delta.completion_tokens
         self._cached[delta.index] = delta.cached_tokens
         if delta.text:
@@ -150,7 +142,7 @@ class Tally:
 
     def is_first(self, index: int) -> bool:
         """Whether nothing of this choice arrived yet."""
-        return self._arrived[index] is None
+        return not self._begun[index]
 
     def choices(self) -> tuple[FinishedChoice, ...]:
         """Return the whole answer. Raises EngineError when it is not whole."""

@@ -34,7 +34,7 @@ class Handlers:
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""
-        arrived = time.perf_counter()
+        arrived = time.monotonic()
         asked = await read_request(request, ChatRequest)
         self._model.check_name(asked.model)
         loaded = self._model.require()
@@ -43,15 +43,14 @@ class Handlers:
         )
         sampling = _sampling(asked, asked.most_tokens, asked.wanted_logprobs, loaded)
         generation = _generation("chatcmpl", (prompt,), asked, sampling)
-        generation = _with_headers(generation, request)
-        tally = Tally(generation, self._metrics, arrived)
+        generation = _with_headers(generation, request, arrived)
         spell = None if sampling.logprobs is None else loaded.encoder.token_bytes
-        answer = Answer(tally, loaded.generator, ChatForm(spell), asked.model)
+        answer = Answer(Tally(generation), loaded.generator, ChatForm(spell), asked.model)
         return await _send(answer, request, asked)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions."""
-        arrived = time.perf_counter()
+        arrived = time.monotonic()
         asked = await read_request(request, CompletionRequest)
         self._model.check_name(asked.model)
         loaded = self._model.require()
@@ -61,13 +60,12 @@ class Handlers:
         sampling = _sampling(asked, asked.most_tokens, asked.logprobs, loaded)
         generation = _generation("cmpl", prompts, asked, sampling)
         echoed = asked.prompts if asked.echo else ()
-        generation = _with_headers(generation, request)
+        generation = _with_headers(generation, request, arrived)
         form = CompletionForm(
             spell=None if asked.logprobs is None else loaded.encoder.token_bytes,
             echo=tuple(str(text) for text in echoed for _ in range(generation.n)),
         )
-        tally = Tally(generation, self._metrics, arrived)
-        answer = Answer(tally, loaded.generator, form, asked.model)
+        answer = Answer(Tally(generation), loaded.generator, form, asked.model)
         return await _send(answer, request, asked)
 
     async def list_models(self, _: web.Request) -> web.Response:
@@ -150,8 +148,13 @@ def _generation(
     )
 
 
-def _with_headers(generation: Generation, request: web.Request) -> Generation:
-    return replace(generation, priority=_priority(request), queue_seconds=_queue_seconds(request))
+def _with_headers(generation: Generation, request: web.Request, arrived: float) -> Generation:
+    return replace(
+        generation,
+        priority=_priority(request),
+        queue_seconds=_queue_seconds(request),
+        arrived=arrived,
+    )
 
 
 def _queue_seconds(request: web.Request) -> float | None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.core.embedding_queue import EmbeddingQueue, Place, QueueFullError
+from backend.core.embedding_queue import EmbeddingQueue, Place, QueueBoundError
 
 
 def queue(per_pass=100, waiting=1000):
@@ -49,7 +49,7 @@ def test_an_input_over_the_budget_gets_a_pass_of_its_own():
 def test_what_waits_is_bounded_and_a_refusal_takes_nothing():
     waiting = queue(waiting=100)
     waiting.add(1, [150])  # larger than the bound, but nothing else waits
-    with pytest.raises(QueueFullError, match="150 tokens wait"):
+    with pytest.raises(QueueBoundError, match="150 tokens wait"):
         waiting.add(2, [1])
     assert waiting.num_waiting == 1
     waiting.drop(1)

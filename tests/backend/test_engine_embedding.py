@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from backend.models.errors import ModelLoadError
-from backend.ports import EngineError, OverloadedError
+from backend.ports import EngineError, QueueFullError
 from backend.runtime.embedding_engine import EmbeddingEngine
 
 pytest_plugins = ["running_backend", "running_embedder"]
@@ -115,10 +115,10 @@ async def test_too_much_is_refused_at_once_and_the_client_is_told_when_to_come_b
     model.open.clear()
     kept = asyncio.create_task(engine.embed([(1,) * 40, (2,) * 40, (3,) * 40]))
     await waiting(engine, 2)
-    with pytest.raises(OverloadedError, match="80 tokens wait"):
+    with pytest.raises(QueueFullError, match="80 tokens wait"):
         await engine.embed([(4,) * 40])
     reply = await server.post("/v1/embeddings", {"model": "gated", "input": "d" * 40})
-    assert (reply.status, reply.error["code"]) == (503, "overloaded")
+    assert (reply.status, reply.error["code"]) == (429, "queue_full")
     assert int(reply.headers["Retry-After"]) >= 1
     model.open.set()
     assert len(await kept) == 3

@@ -243,8 +243,6 @@ async def test_metrics(server):
     ):
         labels = f'{{endpoint="{endpoint}",outcome="{outcome}"}}'
         assert await server.metric(f"refrain_engine_requests_total{labels}") == count
-    assert await server.metric("refrain_engine_time_to_first_token_seconds_count") == 2
-    assert await server.metric("refrain_engine_inter_token_latency_seconds_count") == 4
     endpoint = '{endpoint="/v1/chat/completions"}'
     assert await server.metric(f"refrain_engine_request_seconds_count{endpoint}") == 2
     for name, value in {

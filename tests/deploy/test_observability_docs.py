@@ -2,13 +2,15 @@
 
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
-from backend.core.types import EngineStats
+from backend.core.figures import Figures, SequenceTimes
+from backend.core.types import EngineStats, MemoryUse
 from backend.server.metrics import Metrics as EngineMetrics
 from gateway.adapters.metrics import Metrics as GatewayMetrics
 from gateway.adapters.tracing import Tracing
@@ -90,11 +92,20 @@ def gateway_page() -> str:
 
 
 def engine_page() -> str:
-    metrics = EngineMetrics(lambda: EngineStats(1, 2, 3, 4, 5, 6, 7), lambda: 1)
+    figures = Figures()
+    figures.step(1, 1, 20, 0.01)
+    times = SequenceTimes(0.0)
+    figures.tokens([times], 1.0)
+    figures.finished(times, "stop", 7)
+    stats = replace(
+        EngineStats(1, 2, 3, 4, 5, 6, 7),
+        recording=figures.read(),
+        tenants=(("", 3),),
+        memory=MemoryUse(1, 2, 3),
+    )
+    metrics = EngineMetrics(lambda: stats, lambda: 1, model="m")
     metrics.count_request("/v1/completions", "ok")
     metrics.observe_request("/v1/completions", 1.0)
-    metrics.observe_first_token(1.0)
-    metrics.observe_next_token(1.0)
     metrics.count_embedded(1)
     return metrics.render().decode()
 
