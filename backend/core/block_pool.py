@@ -1,11 +1,16 @@
 """The pool of KV blocks: who holds which, and which are free.
 
-Law: every block is either on the free list with no holder, or off it with at least one. A block
-may have several holders (choices of one request that share their prompt); it returns to the free
-list when the last one lets go. Block 0 is never handed out: padding of block tables points at it.
+Laws:
+- Every block is either on the free list with no holder, or off it with at least one. A block may
+  have several holders (sequences that share a prefix); it is free when the last one lets go.
+- A block whose content is kept may be taken off the free list by its number, and has its content
+  until it is handed out anew. Blocks with nothing kept are handed out first, then those that were
+  freed longest ago, and of one sequence the tail before the head.
+- Block 0 is never handed out: padding of block tables points at it, and the free list, a doubly
+  linked ring, begins and ends there.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 BLOCK_SIZE = 16
@@ -29,53 +34,106 @@ def blocks_for(num_tokens: int) -> int:
 
 
 class BlockPool:
-    """Hands out block ids from 1 to ``num_blocks``."""
+    """Hands out block numbers from 1 to ``num_blocks``."""
 
     def __init__(self, num_blocks: int) -> None:
         """``num_blocks`` counts usable blocks, the padding block not included."""
         if num_blocks < 1:
             raise ValueError(f"a block pool needs at least one block, got {num_blocks}")
         self.num_blocks = num_blocks
-        self._free = deque(range(1, num_blocks + 1))
-        self._holders = [0] * (num_blocks + 1)
-
-    @property
-    def num_free(self) -> int:
+        self.num_free = num_blocks
         """Blocks that can be allocated now."""
-        return len(self._free)
+        self._next = [*range(1, num_blocks + 1), PADDING_BLOCK]
+        self._previous = [num_blocks, *range(num_blocks)]
+        self._holders = [0] * (num_blocks + 1)
+        self._kept = bytearray(num_blocks + 1)
+        self._spoiled: set[int] = set()
+        self._to_erase: list[int] = []
 
     @property
     def num_used(self) -> int:
         """Blocks with at least one holder."""
-        return self.num_blocks - len(self._free)
+        return self.num_blocks - self.num_free
 
     def allocate(self, count: int) -> list[int]:
-        """Take ``count`` blocks, each with one holder. Raises OutOfBlocksError and takes none."""
-        if count > len(self._free):
-            raise OutOfBlocksError(f"{count} blocks wanted, {len(self._free)} free")
-        blocks = [self._free.popleft() for _ in range(count)]
-        for block in blocks:
-            self._holders[block] = 1
+        """Take ``count`` blocks, each with one holder, their content no longer kept.
+
+        Raises OutOfBlocksError and takes none.
+        """
+        if count > self.num_free:
+            raise OutOfBlocksError(f"{count} blocks wanted, {self.num_free} free")
+        following, holders, kept = self._next, self._holders, self._kept
+        blocks: list[int] = []
+        block = following[PADDING_BLOCK]
+        for _ in range(count):
+            blocks.append(block)
+            holders[block] = 1
+            kept[block] = 0
+            block = following[block]
+        following[PADDING_BLOCK] = block
+        self._previous[block] = PADDING_BLOCK
+        self.num_free -= count
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Add a holder to blocks that are held already."""
+        """Add a holder to blocks that are held already, or free with their content kept."""
         for block in blocks:
-            self._require_held(block)
+            if not (0 < block <= self.num_blocks and (self._holders[block] or self._kept[block])):
+                raise BlockPoolCorruptError(f"block {block} has no holder and nothing kept")
         for block in blocks:
+            if self._holders[block] == 0:
+                self._unlink(block)
             self._holders[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Remove one holder from each block.
+        """Remove one holder from each block of a table, the last block first.
 
-        Blocks are freed last first, so that the tail of a sequence is reused before its head.
         Raises BlockPoolCorruptError for a block that nobody holds.
         """
+        holders = self._holders
         for block in reversed(blocks):
             self._require_held(block)
-            self._holders[block] -= 1
-            if self._holders[block] == 0:
-                self._free.append(block)
+            holders[block] -= 1
+            if holders[block] == 0:
+                # What nobody can find again is as good as empty, and goes first.
+                after = self._previous[PADDING_BLOCK] if self._kept[block] else PADDING_BLOCK
+                self._link(block, after)
+                if self._spoiled and block in self._spoiled:
+                    self._spoiled.remove(block)
+                    self._to_erase.append(block)
+
+    def keep(self, block: int) -> None:
+        """Keep the content of a held block for as long as nobody else needs the room."""
+        self._require_held(block)
+        self._kept[block] = 1
+
+    def forget(self, block: int) -> None:
+        """Keep the content of ``block`` no longer."""
+        self._kept[block] = 0
+        if self._holders[block] == 0:
+            self._unlink(block)
+            self._link(block, PADDING_BLOCK)
+
+    def spoil(self, blocks: Iterable[int]) -> None:
+        """Note that held blocks may contain what is not finite.
+
+        Masked or not, such content would reach the next owner: see ``take_to_erase``.
+        """
+        self._spoiled.update(blocks)
+
+    def take_to_erase(self) -> list[int]:
+        """Return the spoiled blocks that were freed; they must be erased before the next step."""
+        blocks, self._to_erase = self._to_erase, []
+        return blocks
+
+    def is_free(self, block: int) -> bool:
+        """Whether nobody holds ``block``."""
+        return self._holders[block] == 0
+
+    def num_freed_by(self, tables: Iterable[Sequence[int]]) -> int:
+        """Return how many blocks would be free if the holders of ``tables`` let go."""
+        held = Counter(block for table in tables for block in table)
+        return sum(self._holders[block] == count for block, count in held.items())
 
     def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
         """Compare the pool with the block tables of everyone who holds blocks.
@@ -83,7 +141,7 @@ class BlockPool:
         Raises BlockPoolCorruptError when a block is lost, free and held, free twice, or held by
         another number of tables than the pool believes.
         """
-        free = Counter(self._free)
+        free = Counter(self._walk())
         held = Counter(block for table in block_tables for block in table)
         for block in range(1, self.num_blocks + 1):
             if self._holders[block] != held[block]:
@@ -96,6 +154,36 @@ class BlockPool:
                 )
         if strangers := (free.keys() | held.keys()) - set(range(1, self.num_blocks + 1)):
             raise BlockPoolCorruptError(f"blocks that are not the pool's: {sorted(strangers)}")
+        if free.total() != self.num_free:
+            raise BlockPoolCorruptError(f"{self.num_free} free counted, {free.total()} found")
+        if unheld := [block for block in self._spoiled if not held[block]]:
+            raise BlockPoolCorruptError(f"spoiled and free, but not to be erased: {unheld}")
+
+    def _walk(self) -> Iterable[int]:
+        """Yield the free list, and stop where it is no ring."""
+        block = PADDING_BLOCK
+        for _ in range(self.num_blocks + 1):
+            following = self._next[block]
+            if self._previous[following] != block:
+                raise BlockPoolCorruptError(f"the free list is torn between {block}, {following}")
+            if following == PADDING_BLOCK:
+                return
+            yield following
+            block = following
+        raise BlockPoolCorruptError("the free list has no end")
+
+    def _link(self, block: int, after: int) -> None:
+        before = self._next[after]
+        self._next[after] = self._previous[before] = block
+        self._previous[block] = after
+        self._next[block] = before
+        self.num_free += 1
+
+    def _unlink(self, block: int) -> None:
+        before, following = self._previous[block], self._next[block]
+        self._next[before] = following
+        self._previous[following] = before
+        self.num_free -= 1
 
     def _require_held(self, block: int) -> None:
         if not 0 < block <= self.num_blocks or self._holders[block] < 1:

@@ -1,197 +1,297 @@
 """The scheduler: what each step computes, and who holds which blocks.
 
 There are no phases. A sequence has computed tokens and pending ones; every step spends a token
-budget on pending tokens until sequences catch up. Chunked prefill and steps that mix prefill with
-decode follow from that.
+budget on pending tokens until sequences catch up. Chunked prefill, prefix hits and steps that mix
+prefill with decode follow from that.
 
 Laws:
-- Sequences rank by priority, then by arrival. They are admitted in this order.
-- Sequences that decode (one pending token) are served first, so a long prompt never stalls them.
+- Sequences that decode are served first, so a long prompt never stalls them; then prompts, by the
+  laws of ``prefill``.
+- Whoever is overdue (``lanes``) goes before all others, and the oldest of them is never preempted
+  and always served; so everybody becomes the oldest, and ends.
 - A sequence is admitted only when blocks for all its known tokens are free, and takes them at
-  once; afterwards it grows one block at a time. Only that growth can run the pool dry.
-- When it does, the running sequence of the last rank is preempted: its blocks are freed, its tokens
-  kept, its KV recomputed later. The first of the running therefore always advances, and within a
-  priority everybody becomes first.
-- Preempted sequences are older than all of their priority that were never admitted, and are
-  readmitted before them.
-- Blocks are released in one place, ``_release``, which may be called any number of times.
+  once; afterwards it grows block by block, by the laws of ``residents``.
+- ``schedule`` may be called while one step is in flight. It then counts on that step's tokens
+  without knowing them.
 """
 
-from bisect import insort
+from collections import deque
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from operator import attrgetter
 
-from backend.core.block_pool import BlockPool, blocks_for
+from backend.core.block_pool import BLOCK_SIZE, BlockPool, blocks_for
+from backend.core.lanes import Lane
+from backend.core.pacing import Allowance, FixedPacing, Pacing
+from backend.core.prefill import PrefillPlanner
+from backend.core.prefix_cache import PrefixCache
+from backend.core.residents import Residents
 from backend.core.sequence import Sequence, SequenceStatus
+from backend.core.step import ScheduledSequence, Step
+from backend.core.waiting import Waiting
 
-_rank = attrgetter("rank")
+__all__ = [
+    "MAX_STEPS_IN_FLIGHT",
+    "NeverFitsError",
+    "QueueFullError",
+    "ScheduledSequence",
+    "Scheduler",
+    "Step",
+]
+
+MAX_STEPS_IN_FLIGHT = 2
 
 
 class NeverFitsError(Exception):
     """The sequence could not run even if it were alone."""
 
 
+class QueueFullError(Exception):
+    """Too many wait; after about ``retry_after`` seconds those that do will be served."""
+
+    def __init__(self, num_waiting: int, retry_after: float) -> None:
+        """Word it."""
+        super().__init__(f"{num_waiting} sequences wait already")
+        self.retry_after = retry_after
+
+
 @dataclass(frozen=True, slots=True)
-class ScheduledSequence:
-    """The ``num_tokens`` tokens of ``sequence`` from ``start`` on are computed in this step.
-
-    ``samples``: they reach the last known token, so that a next one is chosen.
-    """
-
-    sequence: Sequence
-    start: int
-    num_tokens: int
-    samples: bool
-
-
-Step = tuple[ScheduledSequence, ...]
+class _Launched:
+    step: Step
+    at: float
+    num_decode_tokens: int
+    num_prefill_tokens: int
 
 
 class Scheduler:
-    """Owns the queue, the running set and the block pool; not thread-safe, by design."""
+    """Owns the waiting line, the running set and the blocks; not thread-safe, by design."""
 
-    def __init__(self, pool: BlockPool, *, max_num_seqs: int, max_tokens_per_step: int) -> None:
-        """``max_tokens_per_step`` is the token budget and at least ``max_num_seqs``."""
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        max_num_seqs: int,
+        max_tokens_per_step: int,
+        cache: PrefixCache | None = None,
+        pacing: Pacing | None = None,
+        max_waiting: int = 1024,
+        max_wait: float = 30.0,
+        long_prompt_tokens: int | None = None,
+    ) -> None:
+        """``max_tokens_per_step`` is the token budget and at least ``max_num_seqs``.
+
+        ``max_wait`` is the ageing bound in seconds. A prompt is long with more than
+        ``long_prompt_tokens`` that are not cached, by default a quarter of the budget.
+        """
         if not 1 <= max_num_seqs <= max_tokens_per_step:
             raise ValueError(
                 "need 1 <= max_num_seqs <= max_tokens_per_step, "
                 f"got {max_num_seqs} and {max_tokens_per_step}"
             )
+        if long_prompt_tokens is None:
+            long_prompt_tokens = max_tokens_per_step // 4
         self.pool = pool
-        self.num_preemptions = 0
-        self._max_num_seqs = max_num_seqs
-        self._max_tokens_per_step = max_tokens_per_step
-        self._waiting: list[Sequence] = []  # both in order of rank
-        self._running: list[Sequence] = []
+        self.cache = PrefixCache(pool) if cache is None else cache
+        self.num_tokens_after_end = 0
+        """Tokens computed for sequences that had ended when their step was completed."""
+        self._max_waiting = max_waiting
+        self._pacing = pacing or FixedPacing(Allowance(max_tokens_per_step, max_num_seqs))
+        self._waiting = Waiting(
+            self.cache, max_wait=max_wait, long_prompt_tokens=long_prompt_tokens
+        )
+        self._residents = Residents(pool, self.cache, self._waiting)
+        self._prefill = PrefillPlanner(self._residents, self._waiting)
+        self._in_flight: deque[_Launched] = deque()
+        self._last_completed = 0.0
 
     @property
     def num_running(self) -> int:
-        """Sequences that hold blocks."""
-        return len(self._running)
+        """Sequences that advance."""
+        return self._residents.num_running
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that hold none yet, or none any more."""
-        return len(self._waiting)
+        """Sequences that hold no blocks yet, or none any more."""
+        return len(self._waiting.line)
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often blocks were taken from a running sequence."""
+        return self._residents.num_preemptions
+
+    @property
+    def num_steps_in_flight(self) -> int:
+        """Steps that were scheduled and neither completed nor failed."""
+        return len(self._in_flight)
 
     @property
     def has_work(self) -> bool:
-        """Whether ``schedule`` would return anything."""
-        return bool(self._running or self._waiting)
+        """Whether anything runs, waits or is in flight."""
+        return bool(self.num_running or self.num_waiting or self._in_flight)
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a new sequence. Raises NeverFitsError, and then has not taken it."""
-        # The last token is chosen but never fed back, so its KV needs no room.
-        needed = blocks_for(max(sequence.max_length - 1, len(sequence.tokens)))
-        if needed > self.pool.num_blocks:
-            raise NeverFitsError(
-                f"{sequence.max_length} tokens need {needed} KV blocks of the "
-                f"{self.pool.num_blocks} that there are"
-            )
-        insort(self._waiting, sequence, key=_rank)
+    def add(self, sequence: Sequence, now: float) -> None:
+        """Queue a new sequence. Raises NeverFitsError or QueueFullError, and has not taken it."""
+        self.add_all((sequence,), now)
 
-    def schedule(self) -> Step:
+    def add_all(self, sequences: SequenceOf[Sequence], now: float) -> None:
+        """Queue all of ``sequences``, or none where it raises."""
+        for sequence in sequences:
+            # The last token is chosen but never fed back, so its KV needs no room.
+            needed = blocks_for(max(sequence.max_length - 1, len(sequence.tokens)))
+            if needed > self.pool.num_blocks:
+                raise NeverFitsError(
+                    f"{sequence.max_length} tokens need {needed} KV blocks of the "
+                    f"{self.pool.num_blocks} that there are"
+                )
+        if self.num_waiting + len(sequences) > self._max_waiting:
+            raise QueueFullError(self.num_waiting, self._waiting.drain_seconds(now))
+        for sequence in sequences:
+            self._waiting.add(sequence)
+
+    def schedule(self, now: float) -> Step:
         """Decide the next step and give its sequences the blocks they need.
 
-        Returns decoding sequences first. Empty only when there is no work. Every step that is
-        returned must be followed by ``complete``, unless its sequences are finished instead.
+        Decoding sequences come first. An empty step needs no completion: nothing can be done before
+        a step in flight is completed, or there is nothing to do.
         """
-        budget = self._max_tokens_per_step
+        if len(self._in_flight) == MAX_STEPS_IN_FLIGHT:
+            raise RuntimeError(f"{MAX_STEPS_IN_FLIGHT} steps are in flight")
+        residents = self._residents
+        allowance = self._pacing.allow(len(residents.decoding))
+        budget = max(allowance.max_tokens, residents.num_running)
+        step = self._decode(budget, now)
+        num_decode_tokens = sum([scheduled.num_tokens for scheduled in step])
         planned: dict[Sequence, int] = {}
-        by_urgency = sorted(self._running, key=lambda sequence: sequence.num_pending_tokens > 1)
-        for sequence in by_urgency:
-            if budget == 0:
-                break
-            if sequence.status is not SequenceStatus.RUNNING:
-                continue  # preempted a moment ago
-            count = min(sequence.num_pending_tokens, budget)
-            budget += self._grow(sequence, sequence.num_computed_tokens + count, planned)
-            if sequence.status is SequenceStatus.RUNNING:
-                planned[sequence] = count
-                budget -= count
-        while budget > 0 and self._waiting and len(self._running) < self._max_num_seqs:
-            sequence = self._waiting[0]
-            if blocks_for(len(sequence.tokens)) > self.pool.num_free:
-                break
-            self._admit(sequence)
-            planned[sequence] = min(sequence.num_pending_tokens, budget)
-            budget -= planned[sequence]
-        return tuple(
-            ScheduledSequence(
-                sequence,
-                sequence.num_computed_tokens,
-                count,
-                samples=count == sequence.num_pending_tokens,
-            )
-            for sequence, count in planned.items()
-        )
+        if residents.short or residents.long or self.num_waiting:
+            left = budget - num_decode_tokens
+            planned = self._prefill.plan(left, allowance.max_num_seqs, now)
+        for sequence, count in planned.items():
+            samples = count == sequence.num_pending_tokens
+            step.append(ScheduledSequence(sequence, sequence.num_computed_tokens, count, samples))
+            if samples:
+                residents.has_caught_up(sequence)
+        for sequence, _, count, samples in step:
+            sequence.num_computed_tokens += count
+            sequence.num_steps_in_flight += 1
+            if samples:
+                sequence.num_unseen_tokens += 1
+        result = tuple(step)
+        if result:
+            launched = _Launched(result, now, num_decode_tokens, sum(planned.values()))
+            self._in_flight.append(launched)
+        return result
 
-    def complete(self, step: Iterable[ScheduledSequence]) -> None:
-        """Record that the KV of a step's tokens is written."""
-        for scheduled in step:
-            if scheduled.sequence.status is SequenceStatus.RUNNING:
-                scheduled.sequence.num_computed_tokens += scheduled.num_tokens
+    def complete(self, step: Step, sampled: Iterable[tuple[int, ...] | None], now: float) -> None:
+        """Take in what a step computed; steps are completed in the order they were scheduled in.
+
+        ``sampled`` has the new tokens of each scheduled sequence that samples, in the step's order;
+        None where the model's output was not finite: that sequence is finished, and what it
+        computed is forgotten (see ``BlockPool.take_to_erase``). There may be several tokens where
+        no later step with the sequence is in flight.
+        """
+        launched = self._in_flight[0] if self._in_flight else None
+        if launched is None or launched.step is not step:
+            raise ValueError("this is not the oldest step in flight")
+        tokens_of = iter(sampled)
+        outcomes = [next(tokens_of) if scheduled.samples else () for scheduled in step]
+        self._in_flight.popleft()
+        publishes = self.cache.enabled
+        for (sequence, start, count, samples), tokens in zip(step, outcomes, strict=True):
+            sequence.num_steps_in_flight -= 1
+            over = sequence.status is SequenceStatus.ENDING
+            if over:
+                self.num_tokens_after_end += count
+            if tokens is None:
+                self._residents.spoil(sequence)
+                self.finish(sequence)
+            elif not over:
+                if samples:
+                    _append(sequence, tokens)
+                num_written = (start + count) // BLOCK_SIZE
+                if publishes and num_written > sequence.num_settled_blocks:
+                    self._residents.publish(sequence, num_written)
+            if sequence.num_steps_in_flight == 0:
+                self._residents.drained(sequence)
+        seconds = now - max(launched.at, self._last_completed)
+        self._last_completed = now
+        self._pacing.observe(launched.num_decode_tokens, launched.num_prefill_tokens, seconds)
+
+    def fail(self, step: Step) -> tuple[Sequence, ...]:
+        """Take in that ``step``, in flight, computed nothing; return the sequences it ended."""
+        if all(launched.step is not step for launched in self._in_flight):
+            raise ValueError("this step is not in flight")
+        self._in_flight = deque(each for each in self._in_flight if each.step is not step)
+        ended: list[Sequence] = []
+        for sequence, start, _, _ in step:
+            sequence.num_steps_in_flight -= 1
+            self.pool.spoil(sequence.block_table[start // BLOCK_SIZE :])
+            if sequence.status is not SequenceStatus.ENDING:
+                ended.append(sequence)
+                self.finish(sequence)
+            if sequence.num_steps_in_flight == 0:
+                self._residents.drained(sequence)
+        return tuple(ended)
 
     def finish(self, sequence: Sequence) -> None:
-        """Take a sequence out, for whatever reason; a second call does nothing."""
-        if sequence.status is SequenceStatus.FINISHED:
-            return
-        if sequence.status is SequenceStatus.RUNNING:
-            self._running.remove(sequence)
-        else:
-            self._waiting.remove(sequence)
-        sequence.status = SequenceStatus.FINISHED
-        self._release(sequence)
+        """Take a sequence out, for whatever reason and at any time; a second call does nothing.
+
+        Its blocks are free at once, or when the steps in flight that write them were completed.
+        """
+        match sequence.status:
+            case SequenceStatus.WAITING:
+                self._waiting.leave(sequence)
+                sequence.status = SequenceStatus.FINISHED
+            case SequenceStatus.RUNNING | SequenceStatus.PREEMPTING:
+                self._residents.end(sequence)
+            case SequenceStatus.ENDING | SequenceStatus.FINISHED:
+                pass
+
+    def expire(self, now: float) -> tuple[Sequence, ...]:
+        """Finish and return those that were to be admitted before ``now`` and were not."""
+        late = tuple(self._waiting.line.past_deadline(now))
+        for sequence in late:
+            self.finish(sequence)
+        return late
 
     def check_integrity(self) -> None:
         """Raise BlockPoolCorruptError or RuntimeError when state contradicts itself."""
-        self.pool.check_integrity(sequence.block_table for sequence in self._running)
-        for sequence in self._running:
-            if sequence.status is not SequenceStatus.RUNNING:
-                raise RuntimeError(f"{sequence.sequence_id} runs but is {sequence.status}")
-            if len(sequence.block_table) < blocks_for(sequence.num_computed_tokens):
-                raise RuntimeError(f"{sequence.sequence_id} has too few blocks for its KV")
-        for sequence in self._waiting:
+        self._residents.check_integrity()
+        running = self._residents.running()
+        line = self._waiting.line
+        self._waiting.shared.check_integrity(set(running), line.members(Lane.PARKED))
+        launched = [each.sequence for flight in self._in_flight for each in flight.step]
+        for sequence in {*launched, *running, *self._residents.draining}:
+            if sequence.num_steps_in_flight != launched.count(sequence):
+                raise RuntimeError(f"{sequence.sequence_id} counts its steps in flight wrongly")
+        for sequence in (each for lane in Lane for each in line.members(lane)):
             if sequence.status is not SequenceStatus.WAITING or sequence.block_table:
-                raise RuntimeError(f"{sequence.sequence_id} waits but holds blocks or ran")
-        for queue in (self._running, self._waiting):
-            order = [sequence.rank for sequence in queue]
-            if order != sorted(order):
-                raise RuntimeError(f"out of order: {order}")
+                raise RuntimeError(f"{sequence.sequence_id} waits but holds blocks or runs")
 
-    def _grow(self, sequence: Sequence, num_tokens: int, planned: dict[Sequence, int]) -> int:
-        """Give ``sequence`` blocks for ``num_tokens``, preempting those of the last rank.
+    def _decode(self, budget: int, now: float) -> list[ScheduledSequence]:
+        step: list[ScheduledSequence] = []
+        growing: list[ScheduledSequence] = []
+        spare = budget - self.num_running
+        for sequence in self._residents.decoding:
+            unseen = sequence.num_unseen_tokens
+            length = len(sequence.tokens) + unseen
+            if length >= sequence.max_length or (unseen and sequence.needs_history):
+                continue
+            start = sequence.num_computed_tokens
+            pending = count = length - start
+            if pending > 1:
+                count = min(pending, 1 + spare)
+                spare -= count - 1
+            scheduled = ScheduledSequence(sequence, start, count, count == pending)
+            step.append(scheduled)
+            if start + count > len(sequence.block_table) * BLOCK_SIZE:
+                growing.append(scheduled)
+        if growing and (stalled := self._residents.grow(growing, now)):
+            step = [scheduled for scheduled in step if scheduled.sequence not in stalled]
+        return step
 
-        The sequence itself may be the one preempted. Returns the budget that victims which were
-        planned already give back.
-        """
-        refund = 0
-        missing = blocks_for(num_tokens) - len(sequence.block_table)
-        while missing > self.pool.num_free:
-            victim = self._running[-1]
-            refund += planned.pop(victim, 0)
-            self._preempt(victim)
-            if victim is sequence:
-                return refund
-        if missing > 0:
-            sequence.block_table += self.pool.allocate(missing)
-        return refund
 
-    def _admit(self, sequence: Sequence) -> None:
-        self._waiting.remove(sequence)
-        sequence.block_table = self.pool.allocate(blocks_for(len(sequence.tokens)))
-        sequence.status = SequenceStatus.RUNNING
-        insort(self._running, sequence, key=_rank)
-
-    def _preempt(self, sequence: Sequence) -> None:
-        self._running.remove(sequence)
-        self._release(sequence)
-        sequence.num_computed_tokens = 0
-        sequence.status = SequenceStatus.WAITING
-        insort(self._waiting, sequence, key=_rank)
-        self.num_preemptions += 1
-
-    def _release(self, sequence: Sequence) -> None:
-        blocks, sequence.block_table = sequence.block_table, []
-        self.pool.release(blocks)
+def _append(sequence: Sequence, tokens: tuple[int, ...]) -> None:
+    if not tokens or (len(tokens) > 1 and sequence.num_steps_in_flight):
+        raise ValueError(f"{len(tokens)} new tokens for sequence {sequence.sequence_id}")
+    sequence.num_unseen_tokens -= 1
+    sequence.tokens += tokens

@@ -9,14 +9,15 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
+from time import monotonic
 
 from backend.core.block_pool import BlockPool
-from backend.core.scheduler import NeverFitsError, ScheduledSequence, Scheduler
+from backend.core.scheduler import NeverFitsError, QueueFullError, ScheduledSequence, Scheduler
 from backend.core.seeding import choice_seed
 from backend.core.sequence import Sequence
 from backend.core.stopping import finish_reason
 from backend.core.types import EngineStats, GenerationRequest, TokenDelta, TokenLogprobs
-from backend.ports import EngineError, RequestRejectedError
+from backend.ports import EngineError, OverloadedError, RequestRejectedError
 from backend.runtime.messages import Abort, Item, Submit
 from backend.runtime.model_runner import ModelRunner
 from backend.runtime.sampled import SampledToken
@@ -80,17 +81,20 @@ class EngineCore:
         self.runner.warm_up()
 
     def submit(self, message: Submit) -> None:
-        """Queue the choices of a request; one that can never run is answered so."""
-        request = message.request
+        """Queue the choices of a request, or say why it cannot be."""
+        request, now = message.request, monotonic()
         # Who looks for stop strings sees every token; otherwise a plain reply needs the last only.
         job = _Job(message.number, request.stream or bool(request.sampling.stop))
-        for index, sequence in enumerate(self._sequences(request)):
-            try:
-                self.scheduler.add(sequence)
-            except NeverFitsError as error:
-                # All choices are alike, so this is the first and nothing was queued.
-                self._put(job, RequestRejectedError(str(error)))
-                return
+        sequences = self._sequences(request, now)
+        try:
+            self.scheduler.add_all(sequences, now)
+        except NeverFitsError as error:
+            self._put(job, RequestRejectedError(str(error)))
+            return
+        except QueueFullError as error:
+            self._put(job, OverloadedError(str(error), error.retry_after))
+            return
+        for index, sequence in enumerate(sequences):
             job.open_sequences[index] = sequence
             self._continuations[sequence] = _Continuation(job, index)
         self._jobs[message.number] = job
@@ -107,16 +111,23 @@ class EngineCore:
 
     def step(self) -> None:
         """Advance every scheduled sequence; a crash of the model ends the step's requests."""
-        step = self.scheduler.schedule()
+        step = self.scheduler.schedule(monotonic())
         try:
             sampled = self.runner.collect(self.runner.launch(step))
         except Exception:
             logger.exception("a step of %d sequences failed", len(step))
             self._fail_step(step)
+            self.scheduler.fail(step)
+            self._erase_spoiled()
             return
-        self.scheduler.complete(step)
+        outcomes = dict(sampled)
+        tokens = [outcomes[scheduled.sequence] for scheduled in step if scheduled.samples]
+        self.scheduler.complete(
+            step, [None if token is None else (token.token,) for token in tokens], monotonic()
+        )
         for sequence, token in sampled:
             self._advance(sequence, token)
+        self._erase_spoiled()
 
     def start_over(self, reason: str) -> None:
         """Fail every request and begin with an empty scheduler."""
@@ -151,7 +162,7 @@ class EngineCore:
             max_tokens_per_step=self.limits.max_tokens_per_step,
         )
 
-    def _sequences(self, request: GenerationRequest) -> list[Sequence]:
+    def _sequences(self, request: GenerationRequest, now: float) -> list[Sequence]:
         sampling = request.sampling
         room = self.limits.max_model_len - len(request.prompt_tokens)
         max_new_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
@@ -168,6 +179,8 @@ class EngineCore:
                 sampling,
                 choice_seed(seed, index),
                 end_token_ids,
+                arrived=now,
+                cache_salt=request.cache_salt,
             )
             for index in range(request.n)
         ]
@@ -177,10 +190,8 @@ class EngineCore:
         if continuation is None:
             return  # another choice of its request failed in this very step
         if sampled is None:
-            self.runner.discard(sequence.block_table)
             self._fail([continuation.job], "the model's output is not finite for this request")
             return
-        sequence.tokens.append(sampled.token)
         self._generated_tokens += 1
         self._tell(sequence, continuation, sampled)
 
@@ -194,9 +205,14 @@ class EngineCore:
             tokens = tuple(sequence.tokens[first:])
             held = tuple(continuation.held)
             continuation.held.clear()
-            self._put(job, TokenDelta(continuation.index, tokens, held, reason))
+            cached = sequence.num_cached_tokens
+            self._put(job, TokenDelta(continuation.index, tokens, held, reason, cached))
         if reason is not None:
             self._end(sequence)
+
+    def _erase_spoiled(self) -> None:
+        if blocks := self.scheduler.pool.take_to_erase():
+            self.runner.discard(blocks)
 
     def _fail_step(self, step: Iterable[ScheduledSequence]) -> None:
         jobs = {self._continuations[scheduled.sequence].job for scheduled in step}

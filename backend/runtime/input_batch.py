@@ -9,7 +9,6 @@ from torch import Tensor
 
 from backend.core.block_pool import BLOCK_SIZE, PADDING_BLOCK, blocks_for
 from backend.core.scheduler import ScheduledSequence, Step
-from backend.core.sequence import Sequence
 from backend.models.attention import AttentionPlan, DecodeGroup, PrefillSpan
 
 # A decode group may read this many times the blocks that its sequences hold.
@@ -53,7 +52,7 @@ class InputBatchBuilder:
         """Put sequences with one token first, by length, then the longer spans."""
         singles = sorted(
             (scheduled for scheduled in step if scheduled.num_tokens == 1),
-            key=lambda scheduled: scheduled.sequence.num_computed_tokens,
+            key=lambda scheduled: scheduled.start,
         )
         spans = [scheduled for scheduled in step if scheduled.num_tokens > 1]
         tokens: list[int] = []
@@ -62,7 +61,7 @@ class InputBatchBuilder:
         logit_rows: list[int] = []
         sampling: list[ScheduledSequence] = []
         for scheduled in (*singles, *spans):
-            sequence, start = scheduled.sequence, scheduled.sequence.num_computed_tokens
+            sequence, start = scheduled.sequence, scheduled.start
             stop = start + scheduled.num_tokens
             table = sequence.block_table
             tokens += sequence.tokens[start:stop]
@@ -76,7 +75,7 @@ class InputBatchBuilder:
                 sampling.append(scheduled)
         plan = AttentionPlan(
             write_rows=self._write_rows(slots),
-            decode=self._decode_groups([scheduled.sequence for scheduled in singles]),
+            decode=self._decode_groups(singles),
             prefill=self._prefill_spans(spans, len(singles)),
         )
         return InputBatch(
@@ -94,12 +93,12 @@ class InputBatchBuilder:
         """``slots`` are the rows of each token's first head."""
         return (self._tensor(slots).unsqueeze(1) + self._heads * BLOCK_SIZE).flatten()
 
-    def _decode_groups(self, sequences: list[Sequence]) -> tuple[DecodeGroup, ...]:
+    def _decode_groups(self, sequences: list[ScheduledSequence]) -> tuple[DecodeGroup, ...]:
         """Cut ``sequences``, sorted by length, where padding would cost too much."""
         cuts: list[int] = []
         start = held = 0
         for index, sequence in enumerate(sequences):
-            blocks = blocks_for(sequence.num_computed_tokens + 1)
+            blocks = blocks_for(sequence.start + 1)
             if index > start and blocks * (index + 1 - start) > _MAX_PADDING * (held + blocks):
                 cuts.append(index)
                 start, held = index, 0
@@ -116,11 +115,13 @@ class InputBatchBuilder:
             for group, start, rows in zip(groups, bounds, self._last_rows, strict=False)
         )
 
-    def _decode_group(self, sequences: list[Sequence], start: int, rows: Tensor) -> DecodeGroup:
-        width = blocks_for(sequences[-1].num_computed_tokens + 1) * BLOCK_SIZE
+    def _decode_group(
+        self, sequences: list[ScheduledSequence], start: int, rows: Tensor
+    ) -> DecodeGroup:
+        width = blocks_for(sequences[-1].start + 1) * BLOCK_SIZE
         windows = self._tensor(
             [
-                self._longest - sequence.num_computed_tokens - 1
+                self._longest - sequence.start - 1
                 for sequence in sequences
                 for _ in range(self._num_kv_heads)
             ]
@@ -132,7 +133,7 @@ class InputBatchBuilder:
         result: list[PrefillSpan] = []
         for span in spans:
             stop = start + span.num_tokens
-            done = span.sequence.num_computed_tokens
+            done = span.start
             if done == 0:
                 result.append(PrefillSpan(start, stop))
             else:
@@ -156,10 +157,10 @@ class InputBatchBuilder:
         return (blocks.unsqueeze(1) + heads).flatten()
 
 
-def _padded_tables(sequences: list[Sequence]) -> list[list[int]]:
+def _padded_tables(sequences: list[ScheduledSequence]) -> list[list[int]]:
     """Return the tables of ``sequences``, sorted by length, as wide as the last needs."""
-    width = blocks_for(sequences[-1].num_computed_tokens + 1)
+    width = blocks_for(sequences[-1].start + 1)
     return [
-        sequence.block_table[:width] + [PADDING_BLOCK] * (width - len(sequence.block_table))
-        for sequence in sequences
+        table[:width] + [PADDING_BLOCK] * (width - len(table))
+        for table in (scheduled.sequence.block_table for scheduled in sequences)
     ]

@@ -1,115 +1,214 @@
-"""The scheduler under random arrivals, aborts, preemptions and endings.
+"""The scheduler under random arrivals, aborts, preemptions, hits, crashes and endings, overlapped.
 
-After every step: no block is lost or owned twice, the budget is kept, decoding comes first, nobody
-is admitted before one of a better rank, and the first of those that run advances, so that within a
-priority nobody starves.
+After every step: no block is lost, owned twice or read before it holds what its reader expects; the
+budget is kept; the oldest overdue sequence advances, so that nobody starves.
 """
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from simulated_device import SimulatedDevice
 
 from backend.core.block_pool import BlockPool, blocks_for
-from backend.core.scheduler import NeverFitsError, Scheduler
+from backend.core.cache_events import BlockRemoved, EventLog
+from backend.core.prefix_cache import PrefixCache
+from backend.core.scheduler import NeverFitsError, QueueFullError, Scheduler
 from backend.core.sequence import Sequence, SequenceStatus
-from backend.core.types import Priority
+from backend.core.types import Priority, SamplingParams
+
+MAX_WAIT = 25.0
+MAX_WAITING = 12
+
+
+requests = st.fixed_dictionaries(
+    {
+        "document": st.integers(0, 2),
+        "shared": st.integers(0, 80),
+        "own": st.integers(1, 30),
+        "answer": st.integers(1, 40),
+        "priority": st.sampled_from(Priority),
+        "salt": st.sampled_from(["", "", "other"]),
+        "copies": st.integers(1, 3),
+        "patience": st.none() | st.floats(0, 40),
+        "penalised": st.booleans(),
+        "reads_cache": st.sampled_from([True, True, True, False]),
+    }
+)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Plays the engine: every planned token is computed, caught-up sequences get one more."""
+    """Plays the engine's loop, its clients and a device that fails now and then."""
 
     @initialize(
-        num_blocks=st.integers(1, 12),
+        num_blocks=st.integers(1, 14),
         max_num_seqs=st.integers(1, 5),
-        spare_budget=st.integers(0, 40),
+        spare_budget=st.integers(0, 60),
+        long_prompt_tokens=st.integers(0, 60),
+        caches=st.sampled_from([True, True, True, False]),
     )
-    def start(self, num_blocks, max_num_seqs, spare_budget):
+    def start(self, num_blocks, max_num_seqs, spare_budget, long_prompt_tokens, caches):
         self.budget = max_num_seqs + spare_budget
         self.max_num_seqs = max_num_seqs
+        pool = BlockPool(num_blocks)
+        self.events = EventLog(10_000)
+        self.cache = PrefixCache(pool, enabled=caches, events=self.events)
         self.scheduler = Scheduler(
-            BlockPool(num_blocks), max_num_seqs=max_num_seqs, max_tokens_per_step=self.budget
+            pool,
+            max_num_seqs=max_num_seqs,
+            max_tokens_per_step=self.budget,
+            cache=self.cache,
+            max_waiting=MAX_WAITING,
+            max_wait=MAX_WAIT,
+            long_prompt_tokens=long_prompt_tokens,
         )
+        self.device = SimulatedDevice(self.scheduler)
         self.open: list[Sequence] = []
         self.arrivals = 0
+        self.published: set[bytes] = set()
 
-    @rule(prompt=st.integers(1, 90), answer=st.integers(1, 60), priority=st.sampled_from(Priority))
-    def arrive(self, prompt, answer, priority):
-        sequence = Sequence(self.arrivals, [7] * prompt, prompt + answer, priority)
-        self.arrivals += 1
-        capacity = self.scheduler.pool.num_blocks
-        fits = blocks_for(prompt + answer - 1) <= capacity
-        try:
-            self.scheduler.add(sequence)
-        except NeverFitsError:
-            assert not fits
-        else:
-            assert fits
-            self.open.append(sequence)
+    @rule(asked=requests)
+    def arrive(self, asked):
+        """Prompts share the beginnings of a few documents, answers are alike between copies."""
+        document = asked["document"]
+        prompt = [document] * asked["shared"] + [10 + document] * asked["own"]
+        length = len(prompt) + asked["answer"]
+        patience = asked["patience"]
+        for copy in range(asked["copies"]):
+            sequence = Sequence(
+                self.arrivals,
+                list(prompt),
+                length,
+                asked["priority"],
+                deadline=None if patience is None else self.device.now + patience,
+                sampling=SamplingParams(presence_penalty=0.5 if asked["penalised"] else 0.0),
+                cache_salt=asked["salt"],
+                reads_cache=asked["reads_cache"],
+            )
+            self.arrivals += 1
+            fits = blocks_for(length - 1) <= self.scheduler.pool.num_blocks
+            full = self.scheduler.num_waiting == MAX_WAITING
+            try:
+                self.device.add(sequence, [20 + copy % 2] * asked["answer"])
+            except NeverFitsError:
+                assert not fits
+            except QueueFullError:
+                assert fits
+                assert full
+            else:
+                assert fits
+                assert not full
+                self.open.append(sequence)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def abort(self, data):
         sequence = data.draw(st.sampled_from(self.open))
-        self.scheduler.finish(sequence)
-        assert sequence.block_table == []
-        self.scheduler.finish(sequence)
+        for _ in range(2):
+            self.scheduler.finish(sequence)
+            over = SequenceStatus.ENDING if sequence.num_steps_in_flight else None
+            assert sequence.status is (over or SequenceStatus.FINISHED)
+            assert bool(sequence.block_table) == bool(over)
         self.open.remove(sequence)
 
+    @rule()
+    def expire(self):
+        waited = {each for each in self.open if each.admitted is None}
+        late = set(self.scheduler.expire(self.device.now))
+        now = self.device.now
+        assert late == {
+            each for each in waited if each.deadline is not None and each.deadline <= now
+        }
+        self.open = [each for each in self.open if each not in late]
+
     @precondition(lambda self: self.open)
-    @rule(times=st.integers(1, 20))
-    def steps(self, times):
+    @rule(times=st.integers(1, 25), overlap=st.booleans())
+    def steps(self, times, overlap):
         for _ in range(times):
             if self.open:
-                self.step()
+                self.step(overlap=overlap)
 
-    def step(self):
-        running = {s for s in self.open if s.status is SequenceStatus.RUNNING}
-        first = min(running or self.open, key=lambda sequence: sequence.rank)
-        step = self.scheduler.schedule()
+    @precondition(lambda self: self.device.in_flight)
+    @rule()
+    def crash(self):
+        step = self.device.in_flight[0][0]
+        ended = set(self.device.crash())
+        assert ended == {each.sequence for each in step if each.sequence in self.open}
+        self.open = [each for each in self.open if each not in ended]
+
+    @precondition(lambda self: self.device.in_flight)
+    @rule(data=st.data())
+    def not_finite(self, data):
+        sampling = [each.sequence for each in self.device.in_flight[0][0] if each.samples]
+        if sampling:
+            sequence = data.draw(st.sampled_from(sampling))
+            self.device.collect({sequence})
+            assert sequence.status in {SequenceStatus.ENDING, SequenceStatus.FINISHED}
+            self.forget_ended()
+
+    def step(self, *, overlap):
+        oldest = min(self.open, key=lambda each: (each.arrived, each.sequence_id))
+        overdue = self.device.now - oldest.arrived >= MAX_WAIT
+        standing = oldest.status, oldest.num_computed_tokens
+        running = [each for each in self.open if each.status is SequenceStatus.RUNNING]
+        preemptions = self.scheduler.num_preemptions
+        while len(self.device.in_flight) > overlap:
+            self.device.collect()
+            self.forget_ended()
+        in_flight = len(self.device.in_flight)
+        step = self.device.launch()
         self.scheduler.check_integrity()
-        planned = [scheduled.sequence for scheduled in step]
-        assert first in planned
-        waiting = [s.rank for s in self.open if s.status is SequenceStatus.WAITING]
-        for sequence in set(planned) - running:
-            assert all(sequence.rank < rank for rank in waiting)
-        assert len(set(planned)) == len(planned) <= self.max_num_seqs
+        sequences = [scheduled.sequence for scheduled in step]
+        assert len(set(sequences)) == len(sequences) <= self.max_num_seqs
         assert sum(scheduled.num_tokens for scheduled in step) <= self.budget
-        for scheduled in step:
-            sequence = scheduled.sequence
-            assert sequence.status is SequenceStatus.RUNNING
-            assert 1 <= scheduled.num_tokens <= sequence.num_pending_tokens
-            reached = sequence.num_computed_tokens + scheduled.num_tokens
-            assert len(sequence.block_table) >= blocks_for(reached)
-        decoding = [s for s in self.open if s.block_table and s.num_pending_tokens == 1]
-        assert set(decoding) <= set(planned)
-        samples = [scheduled.samples for scheduled in step]
-        self.scheduler.complete(step)
-        for sequence, sampled in zip(planned, samples, strict=True):
-            assert sampled == (sequence.num_pending_tokens == 0)
-            if sampled:
-                sequence.tokens.append(7)
-                if len(sequence.tokens) == sequence.max_length:
-                    self.scheduler.finish(sequence)
-                    self.open.remove(sequence)
+        assert all(each in self.open for each in sequences)
+        assert step or in_flight or not self.open, "somebody is left unserved"
+        if overdue and standing[0] is SequenceStatus.RUNNING:
+            assert oldest.status is SequenceStatus.RUNNING or oldest not in self.open
+        if overdue and not in_flight and oldest in running and oldest in self.open:
+            assert oldest in sequences
+        if self.scheduler.num_preemptions == preemptions and not in_flight:
+            decoding = [each for each in running if each.tokens[each.num_prompt_tokens :]]
+            assert {each for each in decoding if each in self.open} <= {*sequences}
+        if self.device.in_flight and (len(self.device.in_flight) > overlap or not step):
+            self.device.collect()
+            self.forget_ended()
+
+    def forget_ended(self):
+        over = {SequenceStatus.ENDING, SequenceStatus.FINISHED}
+        self.open = [each for each in self.open if each.status not in over]
 
     @invariant()
     def consistent(self):
         self.scheduler.check_integrity()
-        assert self.scheduler.num_running + self.scheduler.num_waiting == len(self.open)
+        held = {block for each in self.open for block in each.block_table}
+        if not self.device.in_flight:
+            assert self.scheduler.num_running + self.scheduler.num_waiting == len(self.open)
+            assert self.scheduler.pool.num_used == len(held)
         assert self.scheduler.num_running <= self.max_num_seqs
-        used = sum(len(sequence.block_table) for sequence in self.open)
-        assert self.scheduler.pool.num_used == used
+
+    @invariant()
+    def events_tell_what_can_be_found(self):
+        for event in self.events.take().events:
+            if isinstance(event, BlockRemoved):
+                self.published.remove(event.digest)
+            else:
+                assert not self.published & set(event.digests)
+                self.published |= set(event.digests)
+        assert len(self.published) == len(self.cache)
 
     def teardown(self):
-        # Everybody who was accepted ends: the total work bounds the number of steps.
-        work = sum(sequence.max_length for sequence in self.open)
+        if not hasattr(self, "scheduler"):
+            return
+        # Everybody is overdue at last, and then served by age: that bounds the number of steps.
+        bound = MAX_WAIT + sum(3 * sequence.max_length + 5 for sequence in self.open)
         steps = 0
         while self.open:
-            self.step()
+            self.step(overlap=bool(steps % 3))
             steps += 1
-            assert steps <= work * (1 + len(self.open)) + work
-        if hasattr(self, "scheduler"):
-            assert not self.scheduler.has_work
-            assert self.scheduler.pool.num_used == 0
+            assert steps <= bound
+        self.device.drain()
+        self.scheduler.check_integrity()
+        assert not self.scheduler.has_work
+        assert self.scheduler.pool.num_used == 0
 
 
 TestScheduler = SchedulerMachine.TestCase

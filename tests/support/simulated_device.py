@@ -1,0 +1,121 @@
+"""A device without a model: it knows what every slot of the KV cache must hold.
+
+The KV of a token depends on all tokens before it and on the salt, so a slot's content is a chain of
+hashes over both. A step's writes can be read by its own sequences at once, as on a device that runs
+steps in order, and by others once the step was collected. Reading anything else fails the test.
+"""
+
+from collections import deque
+
+from backend.core.block_pool import BLOCK_SIZE
+
+GARBAGE = object()
+
+
+class Script:
+    """A sequence's tokens to its end, known from the start; KV contents follow from them."""
+
+    def __init__(self, sequence, continuation):
+        self.tokens = [*sequence.tokens, *continuation]
+        assert len(self.tokens) >= sequence.max_length
+        self.contents = []
+        content = hash(sequence.cache_salt)
+        for token in self.tokens:
+            content = hash((content, token))
+            self.contents.append(content)
+
+
+class SimulatedDevice:
+    """Runs a scheduler's steps and checks each read and write. A step takes a second."""
+
+    def __init__(self, scheduler):
+        self.scheduler = scheduler
+        self.now = 0.0
+        self.in_flight = deque()  # of a step, and who writes what to which slot
+        self._scripts = {}
+        self._contents = {}
+
+    def add(self, sequence, continuation):
+        sequence.arrived = self.now
+        self.scheduler.add(sequence, self.now)
+        self._scripts[sequence] = Script(sequence, continuation)
+
+    def launch(self):
+        """Schedule a step and let it read and write. Empty: there is nothing to do now."""
+        step = self.scheduler.schedule(self.now)
+        writes = {}
+        for sequence, start, count, samples in step:
+            script = self._scripts[sequence]
+            for position in range(start):
+                self._read(sequence, position, script)
+            for position in range(start, start + count):
+                slot = _slot(sequence, position)
+                assert self._writer(slot) is None, "two steps write one slot"
+                assert slot not in writes, "two sequences write one slot"
+                writes[slot] = (sequence, script.contents[position])
+            # Masked or not, what is not finite would reach whoever owns the block.
+            for block in sequence.block_table:
+                slots = range(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE)
+                assert all(self._contents.get(slot) is not GARBAGE for slot in slots)
+            assert samples == (start + count == sequence.length - samples)
+        if step:
+            self.in_flight.append((step, writes))
+        return step
+
+    def collect(self, not_finite=()):
+        """Complete the oldest step; finish what reached its last token."""
+        step, writes = self.in_flight.popleft()
+        for slot, (sequence, content) in writes.items():
+            self._contents[slot] = GARBAGE if sequence in not_finite else content
+        sampled = [
+            None if sequence in not_finite else (self._scripts[sequence].tokens[start + count],)
+            for sequence, start, count, samples in step
+            if samples
+        ]
+        self.now += 1.0
+        self.scheduler.complete(step, sampled, self.now)
+        for sequence, *_ in step:
+            script = self._scripts[sequence]
+            assert sequence.tokens == script.tokens[: len(sequence.tokens)]
+            if len(sequence.tokens) >= sequence.max_length:
+                self.scheduler.finish(sequence)
+        self._erase()
+
+    def crash(self):
+        """Let the oldest step fail, having written anything; return whom it ended."""
+        step, writes = self.in_flight.popleft()
+        self._contents.update(dict.fromkeys(writes, GARBAGE))
+        self.now += 1.0
+        ended = self.scheduler.fail(step)
+        self._erase()
+        return ended
+
+    def run_one(self, *, overlap):
+        """Launch a step; collect all but one in flight with ``overlap``, or one if none started."""
+        step = self.launch()
+        if not step or len(self.in_flight) > overlap:
+            self.collect()
+        return step
+
+    def drain(self):
+        while self.in_flight:
+            self.collect()
+
+    def _read(self, sequence, position, script):
+        slot = _slot(sequence, position)
+        writer = self._writer(slot)
+        assert writer in {None, sequence}, "read before its step was collected"
+        if writer is None:
+            assert self._contents.get(slot) == script.contents[position], "wrong content"
+
+    def _writer(self, slot):
+        return next((writes[slot][0] for _, writes in self.in_flight if slot in writes), None)
+
+    def _erase(self):
+        for block in self.scheduler.pool.take_to_erase():
+            for slot in range(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE):
+                self._contents.pop(slot, None)
+
+
+def _slot(sequence, position):
+    return sequence.block_table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
