@@ -1,0 +1,234 @@
+"""Any causal LM of transformers, run by its own code with our paged attention in place of its own.
+
+All tokens of a step are one row, with the positions that they have in their sequences. Attention
+alone knows whose they are, so a model that mixes tokens elsewhere, or whose attention is more than
+a causal, possibly windowed softmax of scaled products, cannot be served this way. What is known to
+be so is refused by name; ``generic_check`` finds the rest before the first request.
+
+Slower than ``decoder``: a few dozen small operations a layer, and nothing fused. transformers is
+imported here and nowhere else.
+"""
+
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional
+
+from backend.models.attention import Attention
+from backend.models.errors import ModelLoadError
+
+_INTERFACE = "refrain_paged"
+_STEP = "refrain_step"
+# Frequencies that depend on the longest text of a step: neighbours would change one another.
+_SHARED_ROTARY = frozenset({"dynamic", "longrope"})
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+
+@dataclass(frozen=True, slots=True)
+class GenericShape:
+    """Implements ``ModelShape``; found out by running the model once."""
+
+    vocab_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int
+    windows: tuple[int | None, ...]
+    checkpoint_dtype: str
+
+
+class _Step:
+    """What the attention modules of one model find: who attends, and which layer they are."""
+
+    def __init__(self) -> None:
+        self.attention: Attention | None = None
+        self.layers: dict[int, int] = {}
+
+
+class GenericModel:
+    """Implements ``Model``. Its hidden states are logits already: scaling and capping are its own.
+
+    ``own_logits`` is the model as transformers computes it, for one sequence.
+    """
+
+    def __init__(self, model: Any, source: str) -> None:
+        """``model`` is a transformers model in evaluation mode, with eager attention."""
+        self.source = source
+        self._model = model
+        self._step = _Step()
+        parameters = inspect.signature(model.forward).parameters
+        if "position_ids" not in parameters:
+            raise ModelLoadError(f"{source}: {type(model).__name__} takes no position_ids")
+        self._picks_rows = "logits_to_keep" in parameters
+        for module in model.modules():
+            setattr(module, _STEP, self._step)
+
+    @property
+    def config(self) -> Any:
+        """The text model's configuration, as transformers read it."""
+        return self._model.config.get_text_config(decoder=True)
+
+    @property
+    def device(self) -> torch.device:
+        """See Model."""
+        device: torch.device = self._model.device
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See Model."""
+        dtype: torch.dtype = self._model.dtype
+        return dtype
+
+    def modules(self) -> list[nn.Module]:
+        """Return all modules of the network."""
+        return list(self._model.modules())
+
+    def own_logits(self, tokens: Tensor) -> Tensor:
+        """Return [tokens, vocab] without our attention; only before ``take_over``."""
+        logits: Tensor = self._model(input_ids=tokens.unsqueeze(0), use_cache=False).logits[0]
+        return logits
+
+    def take_over(self) -> None:
+        """Put our attention in the place of the model's."""
+        transformers.AttentionInterface.register(_INTERFACE, _attend)
+        self._model.set_attn_implementation(_INTERFACE)
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, attention: Attention, logit_rows: Tensor | None
+    ) -> Tensor:
+        """See Model; after ``take_over``."""
+        self._step.attention = attention
+        picked = logit_rows is not None and self._picks_rows
+        logits: Tensor = self._model(
+            input_ids=tokens.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
+            use_cache=False,
+            **({"logits_to_keep": logit_rows} if picked else {}),
+        ).logits[0]
+        return logits if picked or logit_rows is None else logits.index_select(0, logit_rows)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See Model."""
+        return hidden
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attend as transformers' interface has it: [1, heads, tokens, head_dim]."""
+    step: _Step = getattr(module, _STEP)
+    beyond = [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]
+    if attention_mask is not None:
+        beyond.append("attention_mask")
+    if options.get("is_causal", getattr(module, "is_causal", True)) is False:
+        beyond.append("is_causal=False")
+    if beyond:
+        raise ModelLoadError(f"its attention needs {', '.join(beyond)}, which is not supported")
+    if step.attention is None:
+        raise RuntimeError("no step is under way")
+    _, num_heads, num_tokens, head_dim = query.shape
+    if scaling is not None and not math.isclose(scaling * math.sqrt(head_dim), 1.0):
+        query = query * (scaling * math.sqrt(head_dim))
+    value_dim = value.shape[-1]
+    if value_dim < head_dim:
+        value = functional.pad(value, (0, head_dim - value_dim))
+    attended = step.attention(
+        step.layers.setdefault(id(module), len(step.layers)),
+        query[0].transpose(0, 1).contiguous(),
+        torch.cat((key[0], value[0])).transpose(0, 1).contiguous(),
+        sliding_window,
+    )
+    return attended.view(1, num_tokens, num_heads, head_dim)[..., :value_dim], None
+
+
+def load_generic(
+    directory: Path, values: Mapping[str, Any], *, device: torch.device, dtype: torch.dtype
+) -> GenericModel:
+    """Read config and weights with transformers. Raises ModelLoadError.
+
+    ``values`` is the parsed ``config.json``. Code that comes with a model is never run.
+    """
+    source = str(directory / "config.json")
+    if values.get("model_type") is None:
+        raise ModelLoadError(f"{source}: neither architectures nor model_type says what it is")
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:
+        raise ModelLoadError(f"{source}: {_first_line(error)}") from error
+    _refuse_config(config, source)
+    try:
+        model, loaded = transformers.AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=dtype,
+            attn_implementation="eager",
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        raise ModelLoadError(f"{directory}: {_first_line(error)}") from error
+    for problem in ("missing_keys", "mismatched_keys"):
+        if names := sorted(str(name) for name in loaded[problem]):
+            word = "is missing" if problem == "missing_keys" else "has another shape"
+            raise ModelLoadError(
+                f"{directory}: tensor {names[0]} {word} ({len(names)} such tensors)"
+            )
+    model = model.to(device).eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        if not bool(torch.isfinite(parameter.sum(dtype=torch.float32))):
+            raise ModelLoadError(f"{directory}: tensor {name}: has values that are not finite")
+    return GenericModel(model, source)
+
+
+def _refuse_config(config: Any, source: str) -> None:
+    if config.is_encoder_decoder:
+        raise ModelLoadError(f"{source}: {config.model_type}: encoder-decoders are not supported")
+    if type(config) not in transformers.AutoModelForCausalLM._model_mapping:  # noqa: SLF001 (the only list of causal LMs there is)
+        raise ModelLoadError(f"{source}: {config.model_type} is not a causal language model")
+    text = config.get_text_config(decoder=True)
+    for kind in getattr(text, "layer_types", None) or ():
+        if kind not in _LAYER_TYPES:
+            raise ModelLoadError(f"{source}: layer_types: {kind!r} is not supported")
+    if shared := _SHARED_ROTARY & set(_rotary_types(getattr(text, "rope_parameters", None))):
+        raise ModelLoadError(
+            f"{source}: rope_parameters: rope_type: {min(shared)!r} is not supported for "
+            f"{config.model_type}"
+        )
+    if getattr(text, "alibi", False) is True:
+        raise ModelLoadError(f"{source}: alibi: attention biases are not supported")
+    if not isinstance(getattr(text, "max_position_embeddings", None), int):
+        raise ModelLoadError(f"{source}: max_position_embeddings is missing")
+
+
+def _rotary_types(parameters: object) -> list[str]:
+    """Names of rotary scalings, for all layers or by type of layer."""
+    if not isinstance(parameters, Mapping):
+        return []
+    nested = [name for value in parameters.values() for name in _rotary_types(value)]
+    return [str(parameters.get("rope_type", "default")), *nested]
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,184 @@
+"""Proves before the first request that a generic model computes here what it computes alone.
+
+Two short sequences are computed as a step of the engine would, packed in one row and in pieces, and
+their logits compared with the model's own for each by itself. Sliding windows are made short for
+that time, so that they matter. Attention is a plain one: what is tested is that everything between
+two attentions treats tokens one by one, and that attention is told all that it needs.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from backend.models.errors import ModelLoadError
+from backend.models.generic import GenericModel, GenericShape
+
+# Greatest difference of a logit, in standard deviations of all logits.
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
+_LENGTHS = (24, 17)
+# Tokens of each sequence in each step: prefill, a decode beside a prefill, a second chunk.
+_STEPS = (((0, 10), (1, 7)), ((0, 1), (1, 10)), ((0, 13),))
+_SHORT_WINDOW = 5
+
+
+class _Recorder:
+    """An ``Attention`` that only looks at what it is given."""
+
+    def __init__(self) -> None:
+        self.shapes: list[tuple[int, int, int]] = []
+        self.windows: list[int | None] = []
+        self.repeated = False
+
+    def __call__(
+        self, layer: int, queries: Tensor, keys_values: Tensor, window: int | None
+    ) -> Tensor:
+        if layer < len(self.shapes):
+            self.repeated = True
+        self.shapes.append((queries.shape[1], keys_values.shape[1] // 2, queries.shape[2]))
+        self.windows.append(window)
+        return torch.zeros_like(queries).flatten(1)
+
+
+class _PlainAttention:
+    """An ``Attention`` over everything that each sequence has had so far."""
+
+    def __init__(self) -> None:
+        self.spans: tuple[tuple[int, int], ...] = ()
+        self._past: dict[tuple[int, int], Tensor] = {}
+
+    def __call__(
+        self, layer: int, queries: Tensor, keys_values: Tensor, window: int | None
+    ) -> Tensor:
+        attended = []
+        start = 0
+        for sequence, count in self.spans:
+            new = slice(start, start + count)
+            past = self._past.get((layer, sequence), keys_values[:0])
+            known = torch.cat((past, keys_values[new]))
+            self._past[layer, sequence] = known
+            keys, values = known.transpose(0, 1).chunk(2)
+            at = torch.arange(len(known), device=known.device)
+            ages = at[len(past) :].unsqueeze(1) - at
+            seen = (ages >= 0) & (ages < (len(known) if window is None else window))
+            part = functional.scaled_dot_product_attention(
+                queries[new].transpose(0, 1).unsqueeze(0),
+                keys.unsqueeze(0),
+                values.unsqueeze(0),
+                attn_mask=seen,
+                enable_gqa=len(keys) != queries.shape[1],
+            )
+            attended.append(part[0].transpose(0, 1).flatten(1))
+            start += count
+        return torch.cat(attended)
+
+
+@torch.inference_mode()
+def verify(model: GenericModel, checkpoint_dtype: str) -> GenericShape:
+    """Give ``model`` our attention and find its shape. Raises ModelLoadError.
+
+    The refusal names the greatest difference that was measured.
+    """
+    vocab_size = int(model.config.vocab_size)
+    prompts = [
+        torch.arange(length, device=model.device) * 37 % (min(vocab_size, 500) - number)
+        for number, length in enumerate(_LENGTHS)
+    ]
+    try:
+        with _short_windows(model):
+            expected = [model.own_logits(prompt) for prompt in prompts]
+        model.take_over()
+        shape = _shape(model, vocab_size, checkpoint_dtype)
+        with _short_windows(model):
+            computed = _in_steps(model, prompts)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{model.source}: {_name(model)}: {error}") from error
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelLoadError(
+            f"{model.source}: {_name(model)} does not run with paged attention: {reason}"
+        ) from error
+    _compare(model, torch.cat(expected).float(), torch.cat(computed).float())
+    return shape
+
+
+def _shape(model: GenericModel, vocab_size: int, checkpoint_dtype: str) -> GenericShape:
+    recorder = _Recorder()
+    two = torch.arange(2, device=model.device)
+    model.forward(two, two, recorder, None)
+    num_layers = int(model.config.num_hidden_layers)
+    if recorder.repeated or len(recorder.shapes) != num_layers:
+        raise ModelLoadError(
+            f"{len(recorder.shapes)} attentions in {num_layers} layers: state-space layers, shared "
+            "layers and attention beside transformers' AttentionInterface are not supported"
+        )
+    if len(set(recorder.shapes)) != 1:
+        raise ModelLoadError(f"layers of different shapes: {sorted(set(recorder.shapes))}")
+    num_heads, num_kv_heads, head_dim = recorder.shapes[0]
+    return GenericShape(
+        vocab_size=vocab_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_positions=int(model.config.max_position_embeddings),
+        windows=tuple(recorder.windows),
+        checkpoint_dtype=checkpoint_dtype,
+    )
+
+
+def _in_steps(model: GenericModel, prompts: list[Tensor]) -> list[Tensor]:
+    attention = _PlainAttention()
+    done = [0] * len(prompts)
+    logits: list[list[Tensor]] = [[] for _ in prompts]
+    for spans in _STEPS:
+        attention.spans = spans
+        ranges = [range(done[which], done[which] + count) for which, count in spans]
+        tokens = [
+            prompts[which][at.start : at.stop]
+            for (which, _), at in zip(spans, ranges, strict=True)
+        ]
+        positions = torch.tensor([at for each in ranges for at in each], device=model.device)
+        hidden = model.forward(torch.cat(tokens), positions, attention, None)
+        parts = model.logits(hidden).split([count for _, count in spans])
+        for (which, count), part in zip(spans, parts, strict=True):
+            logits[which].append(part)
+            done[which] += count
+    return [torch.cat(parts) for parts in logits]
+
+
+@contextmanager
+def _short_windows(model: GenericModel) -> Iterator[None]:
+    """Set every sliding window that the model knows of to a few tokens."""
+    holders: dict[int, Any] = {id(each): each for each in (model.config, *model.modules())}
+    before = [
+        (holder, holder.sliding_window)
+        for holder in holders.values()
+        if isinstance(getattr(holder, "sliding_window", None), int)
+    ]
+    for holder, _ in before:
+        holder.sliding_window = _SHORT_WINDOW
+    try:
+        yield
+    finally:
+        for holder, window in before:
+            holder.sliding_window = window
+
+
+def _compare(model: GenericModel, expected: Tensor, computed: Tensor) -> None:
+    tolerance = _TOLERANCE[model.dtype]
+    difference = float((expected - computed).abs().max() / expected.std())
+    if not difference <= tolerance:  # NaN is refused too
+        raise ModelLoadError(
+            f"{model.source}: {_name(model)} computes something else with paged attention: logits "
+            f"differ by {difference:.3g} standard deviations, {tolerance:g} are allowed"
+        )
+
+
+def _name(model: GenericModel) -> str:
+    return str(model.config.model_type)
