@@ -127,13 +127,16 @@ def _attend(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
+    *,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attend as transformers' interface has it: [1, heads, tokens, head_dim]."""
     step: _Step = getattr(module, _STEP)
-    beyond = [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]
+    beyond = [
+        name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None
+    ]
     if attention_mask is not None:
         beyond.append("attention_mask")
     if options.get("is_causal", getattr(module, "is_causal", True)) is False:
@@ -165,14 +168,13 @@ def load_generic(
     ``values`` is the parsed ``config.json``. Code that comes with a model is never run.
     """
     source = str(directory / "config.json")
-    if values.get("model_type") is None:
-        raise ModelLoadError(f"{source}: neither architectures nor model_type says what it is")
     try:
         config = transformers.AutoConfig.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:
         raise ModelLoadError(f"{source}: {_first_line(error)}") from error
+    _refuse_architecture(config, values.get("architectures") or [], source)
     _refuse_config(config, source)
     try:
         model, loaded = transformers.AutoModelForCausalLM.from_pretrained(
@@ -201,11 +203,21 @@ def load_generic(
     return GenericModel(model, source)
 
 
-def _refuse_config(config: Any, source: str) -> None:
+def _refuse_architecture(config: Any, architectures: object, source: str) -> None:
     if config.is_encoder_decoder:
         raise ModelLoadError(f"{source}: {config.model_type}: encoder-decoders are not supported")
-    if type(config) not in transformers.AutoModelForCausalLM._model_mapping:  # noqa: SLF001 (the only list of causal LMs there is)
-        raise ModelLoadError(f"{source}: {config.model_type} is not a causal language model")
+    # The only list of causal language models that transformers has.
+    known = transformers.AutoModelForCausalLM._model_mapping  # noqa: SLF001
+    name = known[type(config)].__name__ if type(config) in known else None
+    if not isinstance(architectures, list) or name not in architectures:
+        raise ModelLoadError(
+            f"{source}: architectures: {architectures} is not supported: transformers knows "
+            + (f"{name} for" if name else "no causal language model for")
+            + f" model_type {config.model_type}"
+        )
+
+
+def _refuse_config(config: Any, source: str) -> None:
     text = config.get_text_config(decoder=True)
     for kind in getattr(text, "layer_types", None) or ():
         if kind not in _LAYER_TYPES:

@@ -140,12 +140,11 @@ def _in_steps(model: GenericModel, prompts: list[Tensor]) -> list[Tensor]:
         attention.spans = spans
         ranges = [range(done[which], done[which] + count) for which, count in spans]
         tokens = [
-            prompts[which][at.start : at.stop]
-            for (which, _), at in zip(spans, ranges, strict=True)
+            prompts[which][at.start : at.stop] for (which, _), at in zip(spans, ranges, strict=True)
         ]
         positions = torch.tensor([at for each in ranges for at in each], device=model.device)
         hidden = model.forward(torch.cat(tokens), positions, attention, None)
-        parts = model.logits(hidden).split([count for _, count in spans])
+        parts = torch.split(model.logits(hidden), [count for _, count in spans])
         for (which, count), part in zip(spans, parts, strict=True):
             logits[which].append(part)
             done[which] += count

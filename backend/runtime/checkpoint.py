@@ -6,6 +6,7 @@ Only files of the directory itself are opened, whatever the index says, and noth
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,16 @@ class Checkpoint:
                 raise _refusal(path, name, str(error)) from error
             total += size
         return total
+
+    def check_room(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Raise ModelLoadError when all numbers as ``dtype`` are more than ``device`` can hold."""
+        needed = self.num_values() * dtype.itemsize
+        room = _room(device)
+        if needed > room:
+            raise ModelLoadError(
+                f"{self._source}: the weights take {needed / 2**30:.1f} GiB as {dtype}, "
+                f"{device} has {room / 2**30:.1f} GiB"
+            )
 
     def read_into(self, name: str, out: Tensor) -> None:
         """Copy the tensor ``name`` into ``out``, which has the shape wanted; cast if need be."""
@@ -137,6 +148,13 @@ def _shards(index: Path) -> dict[str, Path]:
     if missing:
         raise ModelLoadError(f"{', '.join(missing)}: not found, of {len(shards)} shards")
     return {name: index.parent / file for name, file in weight_map.items()}
+
+
+def _room(device: torch.device) -> int:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from backend.core.block_pool import BLOCK_SIZE
-from backend.models.config import DecoderConfig
+from backend.models.model import ModelShape
 
 
-def block_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
+def block_bytes(config: ModelShape, dtype: torch.dtype) -> int:
     """Return the bytes that one block takes over all layers."""
     row = config.num_kv_heads * config.head_dim * dtype.itemsize
     return 2 * config.num_layers * BLOCK_SIZE * row
@@ -23,7 +23,7 @@ class KVCache:
     """``num_blocks`` usable blocks; which belong to whom is the block pool's business."""
 
     def __init__(
-        self, config: DecoderConfig, num_blocks: int, *, device: torch.device, dtype: torch.dtype
+        self, config: ModelShape, num_blocks: int, *, device: torch.device, dtype: torch.dtype
     ) -> None:
         """Allocate. Zeros, because masked positions are still multiplied (0 * NaN is NaN)."""
         shape = (num_blocks + 1, 2 * config.num_kv_heads, BLOCK_SIZE, config.head_dim)

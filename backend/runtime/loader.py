@@ -8,27 +8,19 @@ from typing import Any
 import torch
 
 from backend.core.block_pool import BLOCK_SIZE
-from backend.models.config import DecoderConfig
-from backend.models.decoder import Decoder
 from backend.models.errors import ModelLoadError
-from backend.models.rotary import rotation_table
 from backend.runtime.engine import Engine
 from backend.runtime.engine_core import EngineCore, EngineLimits
 from backend.runtime.input_batch import InputBatchBuilder
 from backend.runtime.kv_cache import KVCache, block_bytes
 from backend.runtime.messages import EngineDescription, EngineOptions
 from backend.runtime.model_runner import ModelRunner
+from backend.runtime.networks import load_network
 from backend.runtime.sizing import size_cache
 from backend.runtime.tokenizer import Tokenizer
-from backend.runtime.weights import load_config, load_weights, resolve_model
+from backend.runtime.weights import resolve_model
 
 logger = logging.getLogger(__name__)
-
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 # A chunk of prefill delays everybody's next token by the time that it takes to compute.
 _TOKENS_PER_STEP_CPU = 512
@@ -63,33 +55,29 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     directory = resolve_model(options.model)
-    config = load_config(directory)
     tokenizer = Tokenizer.load(directory)
     torch_device = _device(options.device)
-    torch_dtype = _dtype(options.dtype, config, torch_device)
     tell(f"reading the weights of {directory}")
+    network = load_network(directory, device=torch_device, dtype=options.dtype)
+    shape, torch_dtype = network.shape, network.dtype
+    sizing = size_cache(
+        shape,
+        device=torch_device,
+        dtype=torch_dtype,
+        max_num_seqs=options.max_num_seqs,
+        max_model_len=options.max_model_len,
+        kv_bytes=options.kv_bytes,
+    )
     try:
-        weights = load_weights(directory, config, device=torch_device, dtype=torch_dtype)
-        sizing = size_cache(
-            config,
-            device=torch_device,
-            dtype=torch_dtype,
-            max_num_seqs=options.max_num_seqs,
-            max_model_len=options.max_model_len,
-            kv_bytes=options.kv_bytes,
-        )
-        cache = KVCache(config, sizing.num_blocks, device=torch_device, dtype=torch_dtype)
+        cache = KVCache(shape, sizing.num_blocks, device=torch_device, dtype=torch_dtype)
     except torch.OutOfMemoryError as error:
-        raise ModelLoadError(f"{directory}: out of device memory: {error}") from error
+        raise ModelLoadError(f"{directory}: out of device memory for the KV pool") from error
     except RuntimeError as error:
         # On CPU, torch has no type of its own for memory that it does not get.
         if "allocate memory" not in str(error):
             raise
-        raise ModelLoadError(f"{directory}: out of memory: {error}") from error
-    rotations = rotation_table(
-        config.rotary, config.head_dim, sizing.max_model_len, device=torch_device
-    )
-    per_block = block_bytes(config, torch_dtype)
+        raise ModelLoadError(f"{directory}: out of memory for the KV pool") from error
+    per_block = block_bytes(shape, torch_dtype)
     logger.info(
         "%s on %s in %s: context %d tokens; KV pool %d blocks of %d tokens x %d bytes = %.0f MiB",
         directory,
@@ -112,13 +100,13 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
         max_tokens_per_step=max(max_tokens_per_step, options.max_num_seqs),
     )
     inputs = InputBatchBuilder(
-        num_kv_heads=config.num_kv_heads,
+        num_kv_heads=shape.num_kv_heads,
         max_model_len=sizing.max_model_len,
         device=torch_device,
         dtype=torch_dtype,
     )
-    runner = ModelRunner(Decoder(config, weights, rotations), cache, inputs)
-    description = EngineDescription(str(directory), sizing.max_model_len, config.vocab_size)
+    runner = ModelRunner(network.with_context(sizing.max_model_len), cache, inputs)
+    description = EngineDescription(str(directory), sizing.max_model_len, shape.vocab_size)
     core = EngineCore(runner, tokenizer.eos_token_ids, limits)
     return LoadedModel(core, tokenizer, description)
 
@@ -130,12 +118,3 @@ def _device(name: str) -> torch.device:
     if name == "cuda" and not available:
         raise ModelLoadError("device cuda: torch finds no CUDA device")
     return torch.device("cuda" if available and name != "cpu" else "cpu")
-
-
-def _dtype(name: str, config: DecoderConfig, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        # CPUs without fast half-precision arithmetic are the common case.
-        name = config.checkpoint_dtype if device.type == "cuda" else "float32"
-    if name not in _DTYPES:
-        raise ModelLoadError(f"dtype {name}: expected auto or one of {', '.join(_DTYPES)}")
-    return _DTYPES[name]

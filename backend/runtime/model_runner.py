@@ -10,7 +10,7 @@ from backend.core.scheduler import ScheduledSequence, Step
 from backend.core.sequence import Sequence
 from backend.core.types import SamplingParams
 from backend.models.attention import PagedAttention
-from backend.models.decoder import Decoder
+from backend.models.model import Model
 from backend.runtime.input_batch import InputBatchBuilder
 from backend.runtime.kv_cache import KVCache
 from backend.runtime.sampled import SampledToken, SampledTokens
@@ -28,7 +28,7 @@ class InFlight:
 class ModelRunner:
     """Owns the model and its KV cache; used by the engine loop's thread alone."""
 
-    def __init__(self, model: Decoder, cache: KVCache, inputs: InputBatchBuilder) -> None:
+    def __init__(self, model: Model, cache: KVCache, inputs: InputBatchBuilder) -> None:
         """``cache`` and ``inputs`` are shaped for ``model``."""
         self._model = model
         self._cache = cache

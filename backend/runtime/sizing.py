@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from backend.core.block_pool import BLOCK_SIZE, blocks_for
-from backend.models.config import DecoderConfig
 from backend.models.errors import ModelLoadError
+from backend.models.model import ModelShape
 from backend.runtime.kv_cache import block_bytes
 
 _CPU_SHARE = 0.25
@@ -23,7 +23,7 @@ class Sizing:
 
 
 def size_cache(
-    config: DecoderConfig,
+    config: ModelShape,
     *,
     device: torch.device,
     dtype: torch.dtype,

@@ -62,6 +62,7 @@ def load_weights(
 ) -> DecoderWeights:
     """Read all tensors, cast and move them. Raises ModelLoadError."""
     checkpoint = Checkpoint(directory)
+    checkpoint.check_room(device, dtype)
     weights = _Builder(config, checkpoint, device, dtype).build(str(directory))
     checkpoint.close()
     return weights

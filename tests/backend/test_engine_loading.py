@@ -84,6 +84,8 @@ def test_a_truncated_weights_file_is_refused(edited_checkpoint):
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "['GPT2LMHeadModel'] is not supported"),
         ({"architectures": None}, "architectures: [] is not supported"),
+        ({"architectures": None, "model_type": "novel"}, "model type `novel`"),
+        ({"architectures": ["T5Model"], "model_type": "t5"}, "encoder-decoders are not supported"),
         ({"hidden_act": "gelu"}, "hidden_act: 'gelu'"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"hidden_size": "64"}, "hidden_size: expected int, got '64'"),
