@@ -2,12 +2,13 @@
 
 A layer's cache is [blocks, 2 * kv_heads, block, head_dim], the heads of the keys before those of
 the values. What one head keeps in one block is contiguous, so gathering by block table yields
-keys and values that batched products read without another copy. A kernel that reads blocks in
-place can replace ``paged_attention`` alone.
+keys and values that batched products read without another copy. Of sequences that decode a
+contiguous copy is kept where there is room (``runtime.kv_mirror``), so that nothing is gathered
+twice. Kernels that read blocks in place are another ``Attention``.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -31,33 +32,63 @@ class Attention(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class MirroredLayer:
+    """One layer's contiguous copy of a group's KV.
+
+    ``rows`` is all of it as rows of head_dim; ``keys`` [sequences * kv_heads, head_dim, keys] and
+    ``values`` [sequences * kv_heads, keys, head_dim] are views of it.
+    """
+
+    rows: Tensor
+    keys: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    """Copies of a group's KV; ``write_rows`` [sequences * 2 * kv_heads] takes the new tokens'."""
+
+    write_rows: Tensor
+    layers: Sequence[MirroredLayer]
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Where a group's KV lies in the cache, and room to bring it together.
+
+    ``cache_rows`` [2 * sequences * kv_heads * blocks] picks the keys, then the values, of their
+    blocks, padded to the longest table; rows count heads of blocks. ``buffer`` holds as many.
+    """
+
+    cache_rows: Tensor
+    buffer: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeGroup:
     """Sequences of similar length with one query token each: tokens ``start`` to ``stop``.
 
-    ``cache_rows`` [2 * sequences * kv_heads * blocks] picks the keys, then the values, of their
-    blocks, padded to the longest table; rows count heads of blocks. ``mask``
-    [sequences * kv_heads, 1, blocks * block] is 0 where there is a key, else -inf.
+    ``mask`` [sequences * kv_heads, 1, keys] is 0 where there is a key, else -inf.
     """
 
     start: int
     stop: int
-    cache_rows: Tensor
     mask: Tensor
+    keys_values: Mirror | Gather
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillSpan:
     """Several consecutive tokens of one sequence: tokens ``start`` to ``stop``.
 
-    ``cache_rows`` [2 * kv_heads * blocks] and ``mask`` (bool [stop - start, keys]) reach the
-    tokens computed in earlier steps. ``cache_rows`` is None when the span begins the sequence, the
-    mask only where such a span is all causal.
+    ``cache_rows`` [2 * kv_heads * blocks] reaches the ``done`` tokens that earlier steps computed;
+    it is None when there are none.
     """
 
     start: int
     stop: int
+    done: int = 0
     cache_rows: Tensor | None = None
-    mask: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,106 +104,109 @@ class AttentionPlan:
     prefill: tuple[PrefillSpan, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PagedAttention:
-    """``Attention`` by gathering: a step's plan and the caches of all layers."""
+    """``Attention`` in plain torch: a step's plan and the caches of all layers."""
 
     plan: AttentionPlan
     caches: Sequence[Tensor]
-    _windowed: dict[int, AttentionPlan] = field(default_factory=dict)
+    _masks: dict[tuple[int, int | None], Tensor | None] = field(default_factory=dict)
+    """By first token of a group or span, and window."""
 
     def __call__(
         self, layer: int, queries: Tensor, keys_values: Tensor, window: int | None
     ) -> Tensor:
         """See Attention."""
-        plan = self.plan
-        if window is not None:
-            if window not in self._windowed:
-                self._windowed[window] = _windowed(plan, window)
-            plan = self._windowed[window]
-        return paged_attention(queries, keys_values, self.caches[layer], plan)
+        plan, cache = self.plan, self.caches[layer]
+        num_tokens, _, head_dim = keys_values.shape
+        rows = keys_values.reshape(-1, head_dim)
+        cache.view(-1, head_dim).index_copy_(0, plan.write_rows, rows)
+        if len(plan.decode) == 1 and not plan.prefill:
+            return self._decode(plan.decode[0], layer, queries, rows, window)
+        attended = queries.new_empty(num_tokens, queries.shape[1] * head_dim)
+        for group in plan.decode:
+            new = slice(group.start, group.stop)
+            group_rows = keys_values[new].reshape(-1, head_dim)
+            attended[new] = self._decode(group, layer, queries[new], group_rows, window)
+        for span in plan.prefill:
+            new = slice(span.start, span.stop)
+            attended[new] = self._prefill(span, cache, queries[new], keys_values[new], window)
+        return attended
 
+    def _decode(
+        self, group: DecodeGroup, layer: int, queries: Tensor, new_rows: Tensor, window: int | None
+    ) -> Tensor:
+        # Query heads that share a KV head are the rows of one product, so KV is never repeated. On
+        # CPU two batched products take 0.6 of the time of scaled_dot_product_attention here.
+        num_tokens, _, head_dim = queries.shape
+        batch, _, num_keys = group.mask.shape
+        match group.keys_values:
+            case Mirror(write_rows, layers):
+                mirrored = layers[layer]
+                mirrored.rows.index_copy_(0, write_rows, new_rows)
+                keys, values = mirrored.keys, mirrored.values
+            case Gather(cache_rows, buffer):
+                blocks = self.caches[layer].flatten(0, 1)
+                torch.index_select(blocks, 0, cache_rows, out=buffer)
+                gathered, values = buffer.view(2, batch, num_keys, head_dim).unbind(0)
+                keys = gathered.transpose(1, 2)
+        mask = group.mask if window is None else self._decode_mask(group, window)
+        grouped = queries.reshape(batch, -1, head_dim)
+        scores = torch.baddbmm(mask, grouped, keys, alpha=head_dim**-0.5)
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32)
+        if values.dtype is not torch.float32:
+            weights = weights.to(values.dtype)
+        return torch.bmm(weights, values).view(num_tokens, -1)
 
-def _windowed(plan: AttentionPlan, window: int) -> AttentionPlan:
-    """Mask what lies before the window of each token."""
-    return AttentionPlan(
-        write_rows=plan.write_rows,
-        decode=tuple(_windowed_group(group, window) for group in plan.decode),
-        prefill=tuple(
-            _windowed_span(span, window, plan.write_rows.device) for span in plan.prefill
-        ),
-    )
+    def _prefill(
+        self,
+        span: PrefillSpan,
+        cache: Tensor,
+        queries: Tensor,
+        keys_values: Tensor,
+        window: int | None,
+    ) -> Tensor:
+        if span.cache_rows is None:
+            keys, values = keys_values.transpose(0, 1).chunk(2)
+        else:
+            gathered = cache.flatten(0, 1).index_select(0, span.cache_rows)
+            shape = (2, keys_values.shape[1] // 2, -1, queries.shape[-1])
+            keys, values = gathered.view(shape)[:, :, : span.done + len(queries)].unbind(0)
+        mask = self._prefill_mask(span, queries.device, window)
+        attended = functional.scaled_dot_product_attention(
+            queries.transpose(0, 1).unsqueeze(0),
+            keys.unsqueeze(0),
+            values.unsqueeze(0),
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=len(keys) != queries.shape[1],
+        )
+        return attended[0].transpose(0, 1).flatten(1)
 
+    def _decode_mask(self, group: DecodeGroup, window: int) -> Tensor:
+        """Hide from each sequence what lies before the window of its last token."""
+        if group.mask.shape[-1] <= window:
+            return group.mask
+        place = (group.start, window)
+        mask = self._masks.get(place)
+        if mask is None:
+            lengths = (group.mask == 0).sum(-1, keepdim=True)
+            ages = lengths - torch.arange(group.mask.shape[-1], device=lengths.device)
+            mask = self._masks[place] = group.mask.masked_fill(ages > window, -torch.inf)
+        return mask
 
-def _windowed_group(group: DecodeGroup, window: int) -> DecodeGroup:
-    num_keys = group.mask.shape[-1]
-    if num_keys <= window:
-        return group
-    first = (group.mask == 0).sum(-1, keepdim=True) - window
-    before = torch.arange(num_keys, device=group.mask.device) < first
-    return replace(group, mask=group.mask.masked_fill(before, -torch.inf))
-
-
-def _windowed_span(span: PrefillSpan, window: int, device: torch.device) -> PrefillSpan:
-    length = span.stop - span.start
-    num_keys = length if span.mask is None else span.mask.shape[-1]
-    if num_keys <= window:
-        return span
-    keys = torch.arange(num_keys, device=device)
-    ages = keys[num_keys - length :].unsqueeze(1) - keys
-    return replace(span, mask=(ages >= 0) & (ages < window))
-
-
-def paged_attention(
-    queries: Tensor, keys_values: Tensor, cache: Tensor, plan: AttentionPlan
-) -> Tensor:
-    """Write the new keys and values to ``cache`` and attend.
-
-    ``queries`` is [tokens, heads, head_dim], ``keys_values`` [tokens, 2 * kv_heads, head_dim].
-    Returns [tokens, heads * head_dim].
-    """
-    head_dim = queries.shape[-1]
-    cache.view(-1, head_dim).index_copy_(0, plan.write_rows, keys_values.reshape(-1, head_dim))
-    heads_of_blocks = cache.flatten(0, 1)
-    parts = [_decode(queries, heads_of_blocks, group) for group in plan.decode]
-    parts += [_prefill(queries, keys_values, heads_of_blocks, span) for span in plan.prefill]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _decode(queries: Tensor, heads_of_blocks: Tensor, group: DecodeGroup) -> Tensor:
-    # Query heads that share a KV head are the rows of one product, so KV is never repeated. On
-    # CPU two batched products take 0.6 of the time of scaled_dot_product_attention here.
-    batch, _, num_keys = group.mask.shape
-    head_dim = queries.shape[-1]
-    gathered = heads_of_blocks.index_select(0, group.cache_rows)
-    keys, values = gathered.view(2, batch, num_keys, head_dim).unbind(0)
-    scores = torch.baddbmm(
-        group.mask,
-        queries[group.start : group.stop].reshape(batch, -1, head_dim),
-        keys.transpose(1, 2),
-        alpha=head_dim**-0.5,
-    )
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
-    return torch.bmm(weights, values).view(group.stop - group.start, -1)
-
-
-def _prefill(
-    queries: Tensor, keys_values: Tensor, heads_of_blocks: Tensor, span: PrefillSpan
-) -> Tensor:
-    new = slice(span.start, span.stop)
-    if span.cache_rows is None:
-        keys, values = keys_values[new].transpose(0, 1).chunk(2)
-    else:
-        shape = (2, keys_values.shape[1] // 2, -1, queries.shape[-1])
-        gathered = heads_of_blocks.index_select(0, span.cache_rows).view(shape)
-        num_keys = None if span.mask is None else span.mask.shape[1]
-        keys, values = gathered[:, :, :num_keys].unbind(0)
-    attended = functional.scaled_dot_product_attention(
-        queries[new].transpose(0, 1).unsqueeze(0),
-        keys.unsqueeze(0),
-        values.unsqueeze(0),
-        attn_mask=span.mask,
-        is_causal=span.mask is None,
-        enable_gqa=len(keys) != queries.shape[1],
-    )
-    return attended[0].transpose(0, 1).reshape(span.stop - span.start, -1)
+    def _prefill_mask(
+        self, span: PrefillSpan, device: torch.device, window: int | None
+    ) -> Tensor | None:
+        """Return which keys each token sees, None when that is plainly causal."""
+        place = (span.start, window)
+        if place not in self._masks:
+            num_keys = span.done + span.stop - span.start
+            if span.done == 0 and (window is None or num_keys <= window):
+                self._masks[place] = None
+            else:
+                keys = torch.arange(num_keys, device=device)
+                ages = keys[span.done :].unsqueeze(1) - keys
+                seen = ages >= 0
+                self._masks[place] = seen if window is None else seen & (ages < window)
+        return self._masks[place]

@@ -1,7 +1,7 @@
 """The two building blocks with weights: a linear map and a normalisation."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -10,21 +10,47 @@ from torch.nn import functional
 # BLAS works on this many columns at once; what is left over costs it dearly.
 _COLUMN_TILE = 16
 
+# A transposed copy is kept of weights up to this size: beyond it memory bandwidth decides.
+_MAX_COPY_BYTES = 16 * 2**20
+
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """``rows @ weight.T + bias``; ``weight`` is [out, in]."""
+    """``rows @ weight.T + bias``; ``weight`` is [out, in].
+
+    On CPU in float32 the shape decides how BLAS is asked: it reads a matrix once, and how fast it
+    does depends on which way the matrix lies (``benchmarks/LOG.md``).
+    """
 
     weight: Tensor
     bias: Tensor | None = None
+    _by_input: Tensor | None = field(init=False, repr=False)
+    """The weight as [in, out] in memory, where a copy is worth its room."""
+
+    def __post_init__(self) -> None:
+        """Copy the weight where that pays."""
+        small = self.weight.nbytes <= _MAX_COPY_BYTES
+        worth = small and self.weight.device.type == "cpu" and self.weight.dtype is torch.float32
+        object.__setattr__(self, "_by_input", self.weight.t().contiguous() if worth else None)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Map [rows, in] to [rows, out]; on CPU the result may be transposed in memory."""
-        if rows.is_cuda or len(rows) % _COLUMN_TILE:
+        num_rows = rows.shape[0]
+        if num_rows == 1 and self._by_input is not None:
+            if self.bias is None:
+                return torch.mm(rows, self._by_input)
+            return torch.addmm(self.bias, rows, self._by_input)
+        few = 1 < num_rows <= _COLUMN_TILE // 2
+        if rows.is_cuda or rows.dtype is not torch.float32 or not (few or is_tiled(num_rows)):
             return functional.linear(rows, self.weight, self.bias)
-        # For full tiles, BLAS is up to 1.6 times faster with the large operand on the left.
+        # For full tiles, and for very few, BLAS is up to twice as fast with the weight on the left.
         result = torch.mm(self.weight, rows.t()).t()
         return result if self.bias is None else result + self.bias
+
+
+def is_tiled(num_rows: int) -> bool:
+    """Whether so many rows fill whole tiles."""
+    return num_rows % _COLUMN_TILE == 0
 
 
 class RMSNorm:

@@ -2,25 +2,24 @@
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from backend.core.block_pool import BLOCK_SIZE, PADDING_BLOCK, blocks_for
 from backend.core.scheduler import ScheduledSequence, Step
-from backend.models.attention import AttentionPlan, DecodeGroup, PrefillSpan
-
-# A decode group may read this many times the blocks that its sequences hold.
-_MAX_PADDING = 1.25
+from backend.core.sequence import Sequence
+from backend.models.attention import AttentionPlan, DecodeGroup, Gather, PrefillSpan
+from backend.runtime.kv_mirror import KVMirror, cut_by_length
 
 
 @dataclass(frozen=True, slots=True)
 class InputBatch:
     """One step as the model takes it.
 
-    ``order`` is the step, reordered. ``logit_rows`` are the tokens to sample after, None when it
-    is every token; ``sampling`` are the sequences they belong to, in the same order.
+    ``logit_rows`` are the tokens to sample after, None when it is every token; ``sampling`` are
+    the sequences they belong to, in the same order. ``unseen`` says which of ``tokens`` the host
+    does not know: the last of these sequences, chosen by the step before.
     """
 
     tokens: Tensor
@@ -28,125 +27,94 @@ class InputBatch:
     plan: AttentionPlan
     logit_rows: Tensor | None
     sampling: tuple[ScheduledSequence, ...]
+    unseen: dict[Sequence, int]
 
 
 class InputBatchBuilder:
-    """Lays out steps for one model and its cache (see ``kv_cache`` for the rows)."""
+    """Lays out steps for ``PagedAttention`` (see ``kv_cache`` for the rows)."""
 
-    def __init__(
-        self, *, num_kv_heads: int, max_model_len: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        """``dtype`` is that of the model's activations; ``max_model_len`` bounds sequences."""
-        self._device = device
-        self._rows_per_block = 2 * num_kv_heads
-        self._num_kv_heads = num_kv_heads
-        self._heads = torch.arange(2 * num_kv_heads, device=device)
+    def __init__(self, caches: SequenceOf[Tensor], max_model_len: int) -> None:
+        """Prepare for ``caches``, one a layer; ``max_model_len`` bounds sequences."""
+        like = caches[0]
+        self._device, self._dtype = like.device, like.dtype
+        _, self._rows_per_block, _, self._head_dim = like.shape
+        self._num_kv_heads = self._rows_per_block // 2
+        self._heads = torch.arange(self._rows_per_block, device=self._device)
         self._longest = blocks_for(max_model_len) * BLOCK_SIZE
-        # The mask of n keys is the window that begins n before the middle: see _decode_group.
-        self._mask_line = torch.zeros(2 * self._longest, device=device, dtype=dtype)
+        self._mirror = KVMirror(caches, max_model_len)
+        # The mask of n keys is the window that begins n before the middle: see _gathered.
+        self._mask_line = torch.zeros(2 * self._longest, device=self._device, dtype=self._dtype)
         self._mask_line[self._longest :] = -torch.inf
-        self._last_tables: list[list[list[int]]] = []
-        self._last_rows: list[Tensor] = []
 
     def build(self, step: Step) -> InputBatch:
         """Put sequences with one token first, by length, then the longer spans."""
-        singles = sorted(
-            (scheduled for scheduled in step if scheduled.num_tokens == 1),
-            key=lambda scheduled: scheduled.start,
-        )
-        spans = [scheduled for scheduled in step if scheduled.num_tokens > 1]
+        arranged = self._mirror.arrange([each for each in step if each.num_tokens == 1])
+        decode = list(arranged.groups)
+        ordered = list(arranged.order)
+        for members in cut_by_length(arranged.rest):
+            decode.append(self._gathered(members, len(ordered)))
+            ordered += members
+        spans = [each for each in step if each.num_tokens > 1]
+        num_singles = len(ordered)
+        ordered += spans
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
         logit_rows: list[int] = []
-        sampling: list[ScheduledSequence] = []
-        for scheduled in (*singles, *spans):
-            sequence, start = scheduled.sequence, scheduled.start
-            stop = start + scheduled.num_tokens
-            table = sequence.block_table
+        unseen: dict[Sequence, int] = {}
+        for each in ordered:
+            sequence, start, stop = each.sequence, each.start, each.start + each.num_tokens
             tokens += sequence.tokens[start:stop]
+            if stop > len(sequence.tokens):
+                unseen[sequence] = len(tokens)
+                tokens.append(0)
             positions += range(start, stop)
-            slots += [
-                table[at // BLOCK_SIZE] * BLOCK_SIZE * self._rows_per_block + at % BLOCK_SIZE
-                for at in range(start, stop)
-            ]
-            if scheduled.samples:
+            slots += self._slots(sequence.block_table, start, stop)
+            if each.samples:
                 logit_rows.append(len(tokens) - 1)
-                sampling.append(scheduled)
-        plan = AttentionPlan(
-            write_rows=self._write_rows(slots),
-            decode=self._decode_groups(singles),
-            prefill=self._prefill_spans(spans, len(singles)),
-        )
         return InputBatch(
             tokens=self._tensor(tokens),
             positions=self._tensor(positions),
-            plan=plan,
+            plan=AttentionPlan(
+                write_rows=(self._tensor(slots).unsqueeze(1) + self._heads * BLOCK_SIZE).flatten(),
+                decode=tuple(decode),
+                prefill=self._prefill_spans(spans, num_singles),
+            ),
             logit_rows=None if len(logit_rows) == len(tokens) else self._tensor(logit_rows),
-            sampling=tuple(sampling),
+            sampling=tuple(each for each in ordered if each.samples),
+            unseen=unseen,
         )
 
     def _tensor(self, values: SequenceOf[int]) -> Tensor:
         return torch.tensor(values, device=self._device, dtype=torch.long)
 
-    def _write_rows(self, slots: list[int]) -> Tensor:
-        """``slots`` are the rows of each token's first head."""
-        return (self._tensor(slots).unsqueeze(1) + self._heads * BLOCK_SIZE).flatten()
+    def _slots(self, table: list[int], start: int, stop: int) -> list[int]:
+        """Return the rows of each token's first head."""
+        per_block = self._rows_per_block * BLOCK_SIZE
+        return [table[at // BLOCK_SIZE] * per_block + at % BLOCK_SIZE for at in range(start, stop)]
 
-    def _decode_groups(self, sequences: list[ScheduledSequence]) -> tuple[DecodeGroup, ...]:
-        """Cut ``sequences``, sorted by length, where padding would cost too much."""
-        cuts: list[int] = []
-        start = held = 0
-        for index, sequence in enumerate(sequences):
-            blocks = blocks_for(sequence.start + 1)
-            if index > start and blocks * (index + 1 - start) > _MAX_PADDING * (held + blocks):
-                cuts.append(index)
-                start, held = index, 0
-            held += blocks
-        bounds = [0, *cuts, len(sequences)] if sequences else []
-        groups = [sequences[start:stop] for start, stop in pairwise(bounds)]
-        tables = [_padded_tables(group) for group in groups]
-        if tables != self._last_tables:
-            # Tables change at most every BLOCK_SIZE tokens of a sequence; rows are kept till then.
-            self._last_rows = [self._cache_rows(each) for each in tables]
-            self._last_tables = tables
-        return tuple(
-            self._decode_group(group, start, rows)
-            for group, start, rows in zip(groups, bounds, self._last_rows, strict=False)
+    def _gathered(self, members: list[ScheduledSequence], start: int) -> DecodeGroup:
+        width = blocks_for(members[-1].start + 1)
+        tables = [_padded(each.sequence.block_table, width) for each in members]
+        windows = [
+            self._longest - each.start - 1 for each in members for _ in range(self._num_kv_heads)
+        ]
+        mask = self._mask_line.unfold(0, width * BLOCK_SIZE, 1)
+        rows = self._cache_rows(tables)
+        return DecodeGroup(
+            start,
+            start + len(members),
+            mask.index_select(0, self._tensor(windows)).unsqueeze(1),
+            Gather(rows, self._mask_line.new_empty(len(rows), BLOCK_SIZE, self._head_dim)),
         )
-
-    def _decode_group(
-        self, sequences: list[ScheduledSequence], start: int, rows: Tensor
-    ) -> DecodeGroup:
-        width = blocks_for(sequences[-1].start + 1) * BLOCK_SIZE
-        windows = self._tensor(
-            [
-                self._longest - sequence.start - 1
-                for sequence in sequences
-                for _ in range(self._num_kv_heads)
-            ]
-        )
-        mask = self._mask_line.unfold(0, width, 1).index_select(0, windows).unsqueeze(1)
-        return DecodeGroup(start, start + len(sequences), rows, mask)
 
     def _prefill_spans(self, spans: list[ScheduledSequence], start: int) -> tuple[PrefillSpan, ...]:
         result: list[PrefillSpan] = []
         for span in spans:
             stop = start + span.num_tokens
-            done = span.start
-            if done == 0:
-                result.append(PrefillSpan(start, stop))
-            else:
-                num_keys = done + span.num_tokens
-                positions = torch.arange(done, num_keys, device=self._device).unsqueeze(1)
-                result.append(
-                    PrefillSpan(
-                        start,
-                        stop,
-                        self._cache_rows([span.sequence.block_table[: blocks_for(num_keys)]]),
-                        torch.arange(num_keys, device=self._device) <= positions,
-                    )
-                )
+            blocks = span.sequence.block_table[: blocks_for(span.start + span.num_tokens)]
+            rows = self._cache_rows([blocks]) if span.start else None
+            result.append(PrefillSpan(start, stop, span.start, rows))
             start = stop
         return tuple(result)
 
@@ -157,10 +125,5 @@ class InputBatchBuilder:
         return (blocks.unsqueeze(1) + heads).flatten()
 
 
-def _padded_tables(sequences: list[ScheduledSequence]) -> list[list[int]]:
-    """Return the tables of ``sequences``, sorted by length, as wide as the last needs."""
-    width = blocks_for(sequences[-1].start + 1)
-    return [
-        table[:width] + [PADDING_BLOCK] * (width - len(table))
-        for table in (scheduled.sequence.block_table for scheduled in sequences)
-    ]
+def _padded(table: list[int], width: int) -> list[int]:
+    return table[:width] + [PADDING_BLOCK] * (width - len(table))

@@ -99,12 +99,7 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
         max_model_len=sizing.max_model_len,
         max_tokens_per_step=max(max_tokens_per_step, options.max_num_seqs),
     )
-    inputs = InputBatchBuilder(
-        num_kv_heads=shape.num_kv_heads,
-        max_model_len=sizing.max_model_len,
-        device=torch_device,
-        dtype=torch_dtype,
-    )
+    inputs = InputBatchBuilder(cache.layers, sizing.max_model_len)
     runner = ModelRunner(network.with_context(sizing.max_model_len), cache, inputs)
     description = EngineDescription(str(directory), sizing.max_model_len, shape.vocab_size)
     core = EngineCore(runner, tokenizer.eos_token_ids, limits)

@@ -11,7 +11,7 @@ from backend.core.sequence import Sequence
 from backend.core.types import SamplingParams
 from backend.models.attention import PagedAttention
 from backend.models.model import Model
-from backend.runtime.input_batch import InputBatchBuilder
+from backend.runtime.input_batch import InputBatch, InputBatchBuilder
 from backend.runtime.kv_cache import KVCache
 from backend.runtime.sampled import SampledToken, SampledTokens
 from backend.runtime.sampler import Sampler
@@ -34,15 +34,33 @@ class ModelRunner:
         self._cache = cache
         self._inputs = inputs
         self._sampler = Sampler()
+        self._last: InFlight | None = None
 
     @torch.inference_mode()
     def launch(self, step: Step) -> InFlight:
-        """Compute the step's tokens and choose the next of each sequence that samples."""
+        """Compute the step's tokens and choose the next of each sequence that samples.
+
+        A token that the host does not know yet was chosen by the step launched before this one.
+        """
         batch = self._inputs.build(step)
+        if batch.unseen:
+            self._fill_in(batch)
         attention = PagedAttention(batch.plan, self._cache.layers)
         hidden = self._model.forward(batch.tokens, batch.positions, attention, batch.logit_rows)
         sampled = self._sampler.sample(self._model.logits(hidden), batch.sampling)
-        return InFlight(tuple(scheduled.sequence for scheduled in batch.sampling), sampled)
+        sequences = tuple(scheduled.sequence for scheduled in batch.sampling)
+        self._last = InFlight(sequences, sampled)
+        return self._last
+
+    def _fill_in(self, batch: InputBatch) -> None:
+        """Take tokens from the step before, where they lie on the device."""
+        if self._last is None:
+            raise RuntimeError("the first step has no step before it")
+        place = {sequence: row for row, sequence in enumerate(self._last.sequences)}
+        sources = [place[sequence] for sequence in batch.unseen]
+        chosen = self._last.sampled.tokens
+        rows = torch.tensor([list(batch.unseen.values()), sources], device=chosen.device)
+        batch.tokens.index_copy_(0, rows[0], chosen.index_select(0, rows[1]))
 
     def collect(self, in_flight: InFlight) -> list[tuple[Sequence, SampledToken | None]]:
         """Return the chosen tokens; None: the model's output for this sequence is not finite."""
