@@ -16,7 +16,7 @@ _MAX_COPY_BYTES = 16 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """``rows @ weight.T + bias``; ``weight`` is [out, in].
+    """``rows @ weight.T + bias``; ``weight`` is [out, in] and does not change any more.
 
     On CPU in float32 the shape decides how BLAS is asked: it reads a matrix once, and how fast it
     does depends on which way the matrix lies (``benchmarks/LOG.md``).

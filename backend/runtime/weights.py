@@ -165,12 +165,12 @@ class _Builder:
                 (f"{attention}v_proj", keys),
             )
         )
-        qkv = self._linear(parts, config.hidden_size, bias=config.qkv_bias)
-        for tensor in (qkv.weight, qkv.bias):
+        weight, bias = self._fused(parts, config.hidden_size, bias=config.qkv_bias)
+        for tensor in (weight, bias):
             if tensor is not None:
                 rotated = tensor[: queries + keys]
                 rotated.copy_(interleave(rotated, config.head_dim, config.rotary.dim))
-        return qkv
+        return Linear(weight, bias)
 
     def _head_norm(self, attention: str) -> RMSNorm:
         config = self._config
@@ -215,7 +215,12 @@ class _Builder:
         )
 
     def _linear(self, parts: Sequence[tuple[str, int]], size: int, *, bias: bool) -> Linear:
-        """Fuse the linear maps ``parts``, name and number of rows of each, into one."""
+        return Linear(*self._fused(parts, size, bias=bias))
+
+    def _fused(
+        self, parts: Sequence[tuple[str, int]], size: int, *, bias: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Join the linear maps ``parts``, name and number of rows of each, to one."""
         rows = sum(count for _, count in parts)
         weight = self._empty((rows, size))
         vector = self._empty((rows,)) if bias else None
@@ -226,7 +231,7 @@ class _Builder:
             if vector is not None:
                 self._tensors.read_into(f"{name}.bias", vector[part])
             start += count
-        return Linear(weight, vector)
+        return weight, vector
 
     def _norm(self, name: str) -> RMSNorm:
         return RMSNorm(
