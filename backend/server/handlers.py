@@ -1,6 +1,5 @@
 """The endpoints. One request's way: body, schema, prompt tokens, deltas, reply."""
 
-import math
 import time
 import uuid
 from dataclasses import replace
@@ -8,21 +7,17 @@ from typing import Any
 
 from aiohttp import web
 
-from backend.core.types import Priority, SamplingParams
+from backend.core.types import SamplingParams
 from backend.server.answering import Answer
-from backend.server.errors import ApiError
 from backend.server.generation import Generation, Tally
 from backend.server.json_reply import json_response
 from backend.server.metrics import CONTENT_TYPE, Metrics
 from backend.server.prompts import chat_prompt, check_biases, completion_prompts
 from backend.server.reading import read_request
 from backend.server.replies import ChatForm, CompletionForm
+from backend.server.request_headers import priority, queue_seconds, tenant_salt
 from backend.server.schema import ChatRequest, CompletionRequest, GenerationParameters
 from backend.server.served_model import LoadedModel, ServedModel
-
-QUEUE_TIMEOUT = "X-Refrain-Queue-Timeout"
-
-_PRIORITIES = {priority.name.lower(): priority for priority in Priority}
 
 
 class Handlers:
@@ -151,34 +146,11 @@ def _generation(
 def _with_headers(generation: Generation, request: web.Request, arrived: float) -> Generation:
     return replace(
         generation,
-        priority=_priority(request),
-        queue_seconds=_queue_seconds(request),
+        priority=priority(request.headers),
+        queue_seconds=queue_seconds(request.headers),
+        cache_salt=generation.cache_salt or tenant_salt(request.headers),
         arrived=arrived,
     )
-
-
-def _queue_seconds(request: web.Request) -> float | None:
-    """Read how long a request may wait before anything is computed for it. Raises ApiError."""
-    text = request.headers.get(QUEUE_TIMEOUT)
-    if text is None:
-        return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise ApiError(
-            400,
-            f"Invalid header '{QUEUE_TIMEOUT}': expected seconds above 0.",
-            param=QUEUE_TIMEOUT,
-            code="invalid_value",
-        )
-    return seconds
-
-
-def _priority(request: web.Request) -> Priority:
-    """Read the lane that whoever stands before the engine gives a request; any other is normal."""
-    return _PRIORITIES.get(request.headers.get("X-Refrain-Priority", ""), Priority.NORMAL)
 
 
 async def _send(

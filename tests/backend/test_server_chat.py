@@ -179,3 +179,34 @@ async def test_the_gateways_word_on_priority_reaches_the_engine(server, path, to
     async with server.session.post(server.url + path, json=body, headers=headers) as reply:
         assert reply.status == 200
     assert {request.priority for request in server.generator.requests} == {priority}
+
+
+async def salt_of(server, headers, **fields):
+    body = {"model": "scripted", "prompt": "a", **fields}
+    async with server.session.post(
+        server.url + "/v1/completions", json=body, headers=headers
+    ) as reply:
+        assert reply.status == 200
+    return server.generator.requests[-1].cache_salt
+
+
+async def test_kv_is_shared_within_a_tenant_alone(server):
+    who = [
+        {},
+        {"Authorization": "Bearer one"},
+        {"Authorization": "Bearer two"},
+        {"api-key": "Bearer one"},
+        {"Authorization": "Bearer one", "OpenAI-Project": "shop"},
+    ]
+    salts = [await salt_of(server, headers) for headers in who]
+    assert len(set(salts)) == len(who)
+    assert salts[0] == ""
+    assert not any("one" in salt for salt in salts)
+    assert [await salt_of(server, headers) for headers in who] == salts
+
+
+async def test_a_salt_in_the_body_decides_alone(server):
+    salts = {
+        await salt_of(server, {"Authorization": key}, cache_salt="shared") for key in ("a", "b")
+    }
+    assert salts == {"shared"}

@@ -1,0 +1,50 @@
+"""What headers say of a request: who asks, how urgently, for how long it may wait."""
+
+import hashlib
+import math
+from collections.abc import Mapping
+
+from backend.core.types import Priority
+from backend.server.errors import ApiError
+
+QUEUE_TIMEOUT = "X-Refrain-Queue-Timeout"
+PRIORITY = "X-Refrain-Priority"
+
+_TENANT = ("Authorization", "api-key", "x-api-key", "OpenAI-Organization", "OpenAI-Project")
+
+_PRIORITIES = {priority.name.lower(): priority for priority in Priority}
+
+
+def tenant_salt(headers: Mapping[str, str]) -> str:
+    """Return what keeps a tenant's KV apart from others'; empty where nobody says who asks.
+
+    A prefix that is found is computed sooner, so who shares KV can time what others have asked.
+    """
+    said = [headers.get(name, "") for name in _TENANT]
+    if not any(said):
+        return ""
+    return hashlib.sha256("\0".join(said).encode(errors="surrogateescape")).hexdigest()
+
+
+def queue_seconds(headers: Mapping[str, str]) -> float | None:
+    """Read how long a request may wait before anything is computed for it. Raises ApiError."""
+    text = headers.get(QUEUE_TIMEOUT)
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ApiError(
+            400,
+            f"Invalid header '{QUEUE_TIMEOUT}': expected seconds above 0.",
+            param=QUEUE_TIMEOUT,
+            code="invalid_value",
+        )
+    return seconds
+
+
+def priority(headers: Mapping[str, str]) -> Priority:
+    """Read the lane that whoever stands before the engine gives a request; any other is normal."""
+    return _PRIORITIES.get(headers.get(PRIORITY, ""), Priority.NORMAL)
