@@ -61,6 +61,9 @@ class DecoderConfig:
     checkpoint_dtype: str
 
 
+_MOST_LAYERS = 10_000
+
+
 class _Windows(Enum):
     NONE = auto()
     EVERY_LAYER = auto()  # sliding_window, where there is one
@@ -142,6 +145,8 @@ def parse_config(values: Mapping[str, Any], source: str) -> DecoderConfig:
             f"{source}: {num_heads} heads of {head_dim} do not share {num_kv_heads} KV heads"
         )
     num_layers = keys.positive("num_hidden_layers")
+    if num_layers > _MOST_LAYERS:
+        raise keys.refusal("num_hidden_layers", f"{num_layers} is not a model")
     attention_bias = keys.get("attention_bias", bool, False)
     mlp_bias = keys.get("mlp_bias", bool, False)
     return DecoderConfig(

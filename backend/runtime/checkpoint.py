@@ -6,6 +6,7 @@ Only files of the directory itself are opened, whatever the index says, and noth
 
 import json
 import logging
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -40,30 +41,19 @@ class Checkpoint:
             self._source = directory / "model.safetensors"
             self._path_of = dict.fromkeys(self._open(self._source).keys(), self._source)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._path_of
+    @property
+    def source(self) -> str:
+        """Which file names the tensors."""
+        return str(self._source)
 
     def check_files(self) -> None:
         """Open every shard, so that a damaged one is told before anything is computed."""
         for path in set(self._path_of.values()):
             self._open(path)
 
-    def num_values(self) -> int:
-        """Return how many numbers the checkpoint holds."""
-        total = 0
-        for name, path in self._path_of.items():
-            try:
-                size = 1
-                for length in self._open(path).get_slice(name).get_shape():
-                    size *= length
-            except SafetensorError as error:
-                raise _refusal(path, name, str(error)) from error
-            total += size
-        return total
-
     def check_room(self, device: torch.device, dtype: torch.dtype) -> None:
         """Raise ModelLoadError when all numbers as ``dtype`` are more than ``device`` can hold."""
-        needed = self.num_values() * dtype.itemsize
+        needed = self._num_values() * dtype.itemsize
         room = _room(device)
         if needed > room:
             raise ModelLoadError(
@@ -71,30 +61,34 @@ class Checkpoint:
                 f"{device} has {room / 2**30:.1f} GiB"
             )
 
+    def expect(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise ModelLoadError unless the tensor ``name`` is there and has ``shape``."""
+        if (actual := self._shape(name)) != shape:
+            raise _refusal(
+                self._path_of[name],
+                name,
+                f"has shape {list(actual)}, config.json asks for {list(shape)}",
+            )
+
     def read_into(self, name: str, out: Tensor) -> None:
         """Copy the tensor ``name`` into ``out``, which has the shape wanted; cast if need be."""
-        if name not in self._path_of:
-            raise ModelLoadError(f"{self._source}: tensor {name} is missing")
+        self.expect(name, tuple(out.shape))
         path = self._path_of[name]
         self._read.add(name)
         try:
             tensor: Tensor = self._open(path).get_tensor(name)
         except SafetensorError as error:
-            raise _refusal(path, name, str(error)) from error
-        if tensor.shape != out.shape:
-            raise ModelLoadError(
-                f"{path}: tensor {name} has shape {list(tensor.shape)}, "
-                f"config.json asks for {list(out.shape)}"
-            )
+            raise _refusal(path, name, f"cannot be read: {error}") from error
         if tensor.dtype not in _FLOATS:
-            raise ModelLoadError(
-                f"{path}: tensor {name} has dtype {tensor.dtype}, expected floats "
-                "(quantised weights are not supported)"
+            raise _refusal(
+                path,
+                name,
+                f"has dtype {tensor.dtype}, expected floats (quantised weights are not supported)",
             )
         out.copy_(tensor)
         if not _is_finite(out):
             if _is_finite(tensor):
-                raise _refusal(path, name, f"its values do not fit {out.dtype}")
+                raise _refusal(path, name, f"has values that do not fit {out.dtype}")
             raise _refusal(path, name, "has values that are not finite")
 
     def close(self) -> None:
@@ -109,6 +103,18 @@ class Checkpoint:
                 "%s: %d tensors are not used, such as %s", self._source, len(unread), unread[0]
             )
         self._files.clear()
+
+    def _num_values(self) -> int:
+        return sum(math.prod(self._shape(name)) for name in self._path_of)
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        if name not in self._path_of:
+            raise ModelLoadError(f"{self._source}: tensor {name} is missing")
+        path = self._path_of[name]
+        try:
+            return tuple(self._open(path).get_slice(name).get_shape())
+        except SafetensorError as error:
+            raise _refusal(path, name, f"cannot be read: {error}") from error
 
     def _open(self, path: Path) -> Any:
         if path not in self._files:
@@ -164,7 +170,7 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def _refusal(path: Path, name: str, problem: str) -> ModelLoadError:
-    return ModelLoadError(f"{path}: tensor {name}: {problem}".replace("\n", " "))
+    return ModelLoadError(f"{path}: tensor {name} {problem}".replace("\n", " "))
 
 
 def _pickles(directory: Path) -> str:

@@ -98,6 +98,8 @@ def _dtype(name: str, checkpoint_dtype: str, device: torch.device) -> torch.dtyp
     if name == "auto":
         # CPUs without fast half-precision arithmetic are the common case.
         name = checkpoint_dtype if device.type == "cuda" else "float32"
+        if name not in _DTYPES:
+            raise ModelLoadError(f"config.json: dtype: {name} is none of {', '.join(_DTYPES)}")
     if name not in _DTYPES:
         raise ModelLoadError(f"dtype {name}: expected auto or one of {', '.join(_DTYPES)}")
     return _DTYPES[name]

@@ -63,7 +63,7 @@ def load_weights(
     """Read all tensors, cast and move them. Raises ModelLoadError."""
     checkpoint = Checkpoint(directory)
     checkpoint.check_room(device, dtype)
-    weights = _Builder(config, checkpoint, device, dtype).build(str(directory))
+    weights = _Builder(config, checkpoint, device, dtype).build()
     checkpoint.close()
     return weights
 
@@ -75,21 +75,25 @@ def random_weights(
 
     For measurements: a model's real shapes without its checkpoint.
     """
-    return _Builder(config, _RandomTensors(device, seed), device, dtype).build("random weights")
+    return _Builder(config, _RandomTensors(device, seed), device, dtype).build()
 
 
 class _Tensors(Protocol):
-    def __contains__(self, name: object) -> bool: ...
+    @property
+    def source(self) -> str: ...
+
+    def expect(self, name: str, shape: tuple[int, ...]) -> None: ...
 
     def read_into(self, name: str, out: Tensor) -> None: ...
 
 
 class _RandomTensors:
     def __init__(self, device: torch.device, seed: int) -> None:
+        self.source = "random weights"
         self._generator = torch.Generator(device).manual_seed(seed)
 
-    def __contains__(self, name: object) -> bool:
-        return True
+    def expect(self, name: str, shape: tuple[int, ...]) -> None:
+        pass
 
     def read_into(self, name: str, out: Tensor) -> None:
         if name.endswith("norm.weight"):
@@ -110,7 +114,7 @@ class _Builder:
         self._dtype = dtype
         self._bytes = 0
 
-    def build(self, source: str) -> DecoderWeights:
+    def build(self) -> DecoderWeights:
         config = self._config
         shape = (config.vocab_size, config.hidden_size)
         embedding = self._single("model.embed_tokens.weight", shape)
@@ -121,7 +125,7 @@ class _Builder:
             if self._bytes > _LARGE_BYTES and (index + 1) % tenth == 0:
                 logger.info(
                     "%s: %d of %d layers, %.1f GiB",
-                    source,
+                    self._tensors.source,
                     index + 1,
                     config.num_layers,
                     self._bytes / 2**30,
@@ -200,8 +204,13 @@ class _Builder:
 
     def _experts(self, module: str, experts: ExpertsConfig) -> Experts:
         hidden, inner = self._config.hidden_size, experts.intermediate_size
-        gate_up = self._empty((experts.num_experts, 2 * inner, hidden))
-        down = self._empty((experts.num_experts, hidden, inner))
+        last = f"{module}experts.{experts.num_experts - 1}."
+        gate, up, out = (f"{last}{name}.weight" for name in experts.projections)
+        for name in (gate, up):
+            self._tensors.expect(name, (inner, hidden))
+        self._tensors.expect(out, (hidden, inner))
+        gate_up = self._empty(gate, (experts.num_experts, 2 * inner, hidden))
+        down = self._empty(out, (experts.num_experts, hidden, inner))
         for expert in range(experts.num_experts):
             buffers = (gate_up[expert, :inner], gate_up[expert, inner:], down[expert])
             for name, buffer in zip(experts.projections, buffers, strict=True):
@@ -221,9 +230,11 @@ class _Builder:
         self, parts: Sequence[tuple[str, int]], size: int, *, bias: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Join the linear maps ``parts``, name and number of rows of each, to one."""
-        rows = sum(count for _, count in parts)
-        weight = self._empty((rows, size))
-        vector = self._empty((rows,)) if bias else None
+        for name, count in parts:
+            self._tensors.expect(f"{name}.weight", (count, size))
+        first, rows = parts[0][0], sum(count for _, count in parts)
+        weight = self._empty(f"{first}.weight", (rows, size))
+        vector = self._empty(f"{first}.bias", (rows,)) if bias else None
         start = 0
         for name, count in parts:
             part = slice(start, start + count)
@@ -239,10 +250,20 @@ class _Builder:
         )
 
     def _single(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        tensor = self._empty(shape)
+        self._tensors.expect(name, shape)
+        tensor = self._empty(name, shape)
         self._tensors.read_into(name, tensor)
         return tensor
 
-    def _empty(self, shape: tuple[int, ...]) -> Tensor:
-        self._bytes += math.prod(shape) * self._dtype.itemsize
-        return torch.empty(shape, device=self._device, dtype=self._dtype)
+    def _empty(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Allocate what the tensor ``name`` is the first part of."""
+        size = math.prod(shape) * self._dtype.itemsize
+        try:
+            buffer = torch.empty(shape, device=self._device, dtype=self._dtype)
+        except RuntimeError as error:  # torch.OutOfMemoryError is one; on CPU there is no other
+            raise ModelLoadError(
+                f"{self._tensors.source}: tensor {name}: out of memory on {self._device}: "
+                f"{size / 2**20:.0f} MiB more, after {self._bytes / 2**20:.0f} MiB of weights"
+            ) from error
+        self._bytes += size
+        return buffer
