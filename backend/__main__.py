@@ -7,10 +7,10 @@ import argparse
 import asyncio
 import logging
 import os
-import re
 import sys
 from collections.abc import Sequence
 
+from backend.arguments import add_engine_arguments, port, positive
 from backend.settings import Settings
 
 _EPILOG = """\
@@ -21,17 +21,21 @@ examples:
       a model of the hub, downloaded when it is not in the local cache
   refrain backend --model ./my-model --device cuda --dtype bfloat16 --max-num-seqs 64 --port 9000
   refrain backend --model ./my-model --max-model-len 2048 --kv-bytes 512MiB --threads 2
+  refrain backend tune --model ./my-model --target-itl-ms 50
+      measure which --max-num-seqs suits this machine (refrain backend tune --help)
 
 then:
   curl http://127.0.0.1:8000/v1/models
   curl http://127.0.0.1:8000/readyz        503 with the reason until the model is loaded
 """
 
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
-
 
 def main(argv: Sequence[str]) -> int:
     """Run the command with ``argv``, which is without the program's name. Returns the exit code."""
+    if list(argv[:1]) == ["tune"]:
+        from backend.tune_command import main as tune
+
+        return tune(argv[1:])
     try:
         settings = _parse(argv)
     except SystemExit as stop:  # argparse has said why
@@ -53,8 +57,8 @@ def _parse(argv: Sequence[str]) -> Settings:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    add_engine_arguments(parser)
     add = parser.add_argument
-    add("--model", required=True, metavar="DIR_OR_HUB_ID", help="what to serve")
     add(
         "--served-model-name",
         metavar="NAME",
@@ -63,62 +67,18 @@ def _parse(argv: Sequence[str]) -> Settings:
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add(
         "--port",
-        type=_port,
+        type=port,
         default=8000,
         help="port to listen on, 0 for any free one (default: %(default)s)",
     )
     add(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="where to compute; auto takes CUDA where there is a device (default: %(default)s)",
-    )
-    add(
-        "--dtype",
-        choices=("auto", "float32", "bfloat16", "float16"),
-        default="auto",
-        help="of weights and KV cache; auto is float32 on CPU, else the checkpoint's",
-    )
-    add(
         "--max-num-seqs",
-        type=_positive,
+        type=positive,
         default=16,
         metavar="N",
         help="sequences computed together (default: %(default)s)",
     )
-    add(
-        "--max-model-len",
-        type=_positive,
-        metavar="TOKENS",
-        help="longest prompt and answer together (default: the model's context)",
-    )
-    add(
-        "--kv-bytes",
-        type=_size,
-        metavar="BYTES",
-        help="memory of the KV cache, such as 512MiB or 8GiB (default: a share of what is there)",
-    )
-    add("--threads", type=_positive, metavar="N", help="CPU threads (default: torch's choice)")
     return Settings(**vars(parser.parse_args(argv)))
-
-
-def _positive(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got '{text}'")
-    return int(text)
-
-
-def _port(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) > 65_535:
-        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got '{text}'")
-    return int(text)
-
-
-def _size(text: str) -> int:
-    match = re.fullmatch(r"([0-9]+)(?:([KMG])(?:iB)?)?", text)
-    if match is None or int(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"expected bytes such as 512MiB or 8GiB, got '{text}'")
-    return int(match[1]) * _UNITS[match[2] or ""]
 
 
 def _run(settings: Settings) -> int:

@@ -71,6 +71,10 @@ class EngineCore:
         self._generated_tokens = 0
         self.scheduler = self._new_scheduler()
 
+    def limited(self, limits: EngineLimits) -> "EngineCore":
+        """Return another core on the same runner; only one of them may step."""
+        return EngineCore(self._runner, self._eos_token_ids, limits)
+
     @property
     def has_work(self) -> bool:
         """Whether ``step`` has anything to do."""

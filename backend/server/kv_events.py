@@ -1,0 +1,161 @@
+"""GET /kv_events: what the prefix cache can find, for a router that knows where a prompt hits.
+
+Server-sent events. The first ones are a snapshot, or, where ``Last-Event-ID`` is recent enough,
+the changes since then; then changes as they come. A reader that is slower than the cache gets a
+snapshot again and holds nobody up. Digests only: no text and no tokens.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Iterable
+
+import orjson
+from aiohttp import web
+
+from backend.core.block_pool import BLOCK_SIZE
+from backend.core.cache_events import BlockRemoved, BlocksStored, EventBatch
+from backend.core.cache_feed import CacheFeed, Change, Cleared, Numbered, Snapshot, parts
+from backend.server.errors import RATE_LIMIT, ApiError
+
+MOST_READERS = 32
+BEAT_SECONDS = 15.0
+"""A comment is sent after so long a silence, so that a connection that died is found."""
+
+_WRITE_SECONDS = 30.0
+_MOST_CHANGES = 16_384
+_BLOCKS_A_PART = 1_024
+_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+
+
+class KvEvents:
+    """The feed and its readers; owned by the event loop, ``publish`` from any thread."""
+
+    def __init__(self, *, limit: int = _MOST_CHANGES, beat_seconds: float = BEAT_SECONDS) -> None:
+        """Keep ``limit`` changes for readers that come back."""
+        # Numbers begin anew with each server, and a reader may come back to another one.
+        self._epoch = secrets.token_hex(4)
+        self._feed = CacheFeed(limit)
+        self._beat_seconds = beat_seconds
+        self._news = asyncio.Event()
+        self._num_readers = 0
+        self._closed = False
+
+    def apply(self, batches: Iterable[EventBatch]) -> None:
+        """Take in what the engine reports."""
+        before = self._feed.sequence
+        for batch in batches:
+            self._feed.apply(batch)
+        self._tell(before)
+
+    def engine_ended(self) -> None:
+        """Take in that all blocks are gone."""
+        before = self._feed.sequence
+        self._feed.clear()
+        self._tell(before)
+
+    def close(self) -> None:
+        """Let every reader end."""
+        self._closed = True
+        self._wake()
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        """GET /kv_events."""
+        if self._num_readers >= MOST_READERS:
+            raise ApiError(
+                429,
+                f"Too many readers: {MOST_READERS} follow already.",
+                kind=RATE_LIMIT,
+                code="too_many_readers",
+                headers={"Retry-After": "5"},
+            )
+        self._num_readers += 1
+        try:
+            response = web.StreamResponse(headers=_HEADERS)
+            await response.prepare(request)
+            await self._follow(response, self._position(request.headers.get("Last-Event-ID")))
+            await response.write_eof()
+        finally:
+            self._num_readers -= 1
+        return response
+
+    async def _follow(self, response: web.StreamResponse, position: int | None) -> None:
+        while not self._closed:
+            changes = None if position is None else self._feed.since(position)
+            if changes is None:
+                snapshot = self._feed.snapshot()
+                for written in self._written_snapshot(snapshot):
+                    await _write(response, written)
+                position = snapshot.sequence
+            elif changes:
+                await _write(response, b"".join(map(self._written, changes)))
+                position = changes[-1].sequence
+            else:
+                await self._wait(response)
+
+    async def _wait(self, response: web.StreamResponse) -> None:
+        news = self._news
+        try:
+            async with asyncio.timeout(self._beat_seconds):
+                await news.wait()
+        except TimeoutError:
+            await _write(response, b": no news\n\n")
+
+    def _position(self, last_event_id: str | None) -> int | None:
+        """Return the number that a reader has seen; None when it is not of this server."""
+        epoch, _, number = (last_event_id or "").partition("-")
+        return (
+            int(number) if epoch == self._epoch and number.isascii() and number.isdigit() else None
+        )
+
+    def _tell(self, before: int) -> None:
+        if self._feed.sequence != before:
+            self._wake()
+
+    def _wake(self) -> None:
+        # Who waits holds the old event; who comes later waits for the new one.
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def _written_snapshot(self, snapshot: Snapshot) -> Iterable[bytes]:
+        left = len(snapshot.blocks)
+        for part in parts(snapshot, _BLOCKS_A_PART):
+            left -= len(part)
+            data = {
+                "sequence": snapshot.sequence,
+                "block_size": BLOCK_SIZE,
+                "blocks": [[digest.hex(), parent.hex()] for digest, parent in part],
+                "more": left > 0,
+            }
+            # Only the last part has an id: who loses the connection before it begins again.
+            yield _event("snapshot", data, "" if left else self._id(snapshot.sequence))
+
+    def _written(self, numbered: Numbered) -> bytes:
+        kind, data = _told(numbered.change)
+        return _event(kind, {"sequence": numbered.sequence} | data, self._id(numbered.sequence))
+
+    def _id(self, sequence: int) -> str:
+        return f"{self._epoch}-{sequence}"
+
+
+async def _write(response: web.StreamResponse, data: bytes) -> None:
+    try:
+        async with asyncio.timeout(_WRITE_SECONDS):
+            await response.write(data)
+    except TimeoutError as error:
+        raise ConnectionResetError("the reader does not read") from error
+
+
+def _told(change: Change) -> tuple[str, dict[str, object]]:
+    match change:
+        case BlocksStored(parent, digests):
+            blocks = [digest.hex() for digest in digests]
+            return "stored", {"parent": parent.hex(), "blocks": blocks}
+        case BlockRemoved(digest):
+            return "removed", {"block": digest.hex()}
+        case Cleared():
+            return "cleared", {}
+
+
+def _event(kind: str, data: dict[str, object], event_id: str) -> bytes:
+    head = f"id: {event_id}\n" if event_id else ""
+    return f"{head}event: {kind}\ndata: ".encode() + orjson.dumps(data) + b"\n\n"
