@@ -9,7 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol
 
@@ -71,11 +71,15 @@ class EngineClient:
         self._engine: _Engine | None = None
         self._last: _Engine | None = None
         self._streams: dict[int, Stream] = {}
+        self._before = _NO_STATS
         self._stats = _NO_STATS
 
     def open(self, description: EngineDescription, text: TextSource) -> None:
         """Let requests in."""
         with self._lock:
+            if self._last is not None:
+                # Another engine begins to count; what is told goes on.
+                self._before = replace(self._stats, restarts=self._stats.restarts + 1)
             self._engine = self._last = _Engine(description, text)
 
     def close(self, reason: str) -> None:
@@ -83,13 +87,15 @@ class EngineClient:
         with self._lock:
             self._engine = None
             self._refusal = reason
+            self._stats = replace(self._stats, running=0, waiting=0, kv_blocks_used=0)
             streams, self._streams = self._streams, {}
         deliver((stream, EngineError(reason)) for stream in streams.values())
 
     def receive(self, report: Report) -> None:
         """Pass a report on to those it concerns; from any thread, one at a time."""
         if report.stats is not None:
-            self._stats = report.stats
+            first = self._before is _NO_STATS
+            self._stats = report.stats if first else report.stats.following(self._before)
         numbers = {}
         items = []
         for number, item in report.items:

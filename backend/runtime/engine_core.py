@@ -12,17 +12,28 @@ from itertools import count
 from time import monotonic
 
 from backend.core.block_pool import BlockPool
+from backend.core.prefix_cache import PrefixCacheStats
+from backend.core.recorder import Recorder
 from backend.core.scheduler import NeverFitsError, QueueFullError, ScheduledSequence, Scheduler
 from backend.core.seeding import choice_seed
 from backend.core.sequence import Sequence
 from backend.core.stopping import finish_reason
-from backend.core.types import EngineStats, GenerationRequest, TokenDelta, TokenLogprobs
+from backend.core.types import (
+    EngineStats,
+    FinishReason,
+    GenerationRequest,
+    TokenDelta,
+    TokenLogprobs,
+)
 from backend.ports import EngineError, OverloadedError, RequestRejectedError
-from backend.runtime.messages import Abort, Item, Submit
+from backend.runtime.memory_use import MemoryMeter
+from backend.runtime.messages import Abort, AbortCause, Item, Submit
 from backend.runtime.model_runner import ModelRunner
 from backend.runtime.sampled import SampledToken
 
 logger = logging.getLogger(__name__)
+
+_REASON_OF = {AbortCause.LEFT: FinishReason.ABORT, AbortCause.STOP_STRING: FinishReason.STOP}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +71,25 @@ class EngineCore:
     ) -> None:
         """``eos_token_ids`` end an answer of the model."""
         self.limits = limits
+        self.num_restarts = 0
+        """Times that the loop had to start over."""
+        self._memory = MemoryMeter(runner.device)
         self.runner = runner
         self._eos_token_ids = eos_token_ids
         self._sequence_ids = count()
         self._jobs: dict[int, _Job] = {}
         self._continuations: dict[Sequence, _Continuation] = {}
         self._items: list[tuple[int, Item]] = []
+        self._recorder = Recorder()
         self._past_preemptions = 0
+        self._past_prefix = PrefixCacheStats(0, 0)
         self._prompt_tokens = 0
         self._generated_tokens = 0
         self.scheduler = self._new_scheduler()
 
     def limited(self, limits: EngineLimits) -> "EngineCore":
         """Return another core on the same runner; only one of them may step."""
-        return EngineCore(self._runner, self._eos_token_ids, limits)
+        return EngineCore(self.runner, self._eos_token_ids, limits)
 
     @property
     def has_work(self) -> bool:
@@ -101,6 +117,7 @@ class EngineCore:
         for index, sequence in enumerate(sequences):
             job.open_sequences[index] = sequence
             self._continuations[sequence] = _Continuation(job, index)
+        self._recorder.arrived(sequences, message.arrived)
         self._jobs[message.number] = job
         self._prompt_tokens += len(request.prompt_tokens)
 
@@ -111,11 +128,14 @@ class EngineCore:
             return  # it ended while the message was on its way
         for index, sequence in list(job.open_sequences.items()):
             if message.index in (None, index):
-                self._end(sequence)
+                if message.cause is AbortCause.LEFT:
+                    self._recorder.left(sequence, message.at)
+                self._end(sequence, _REASON_OF[message.cause])
 
     def step(self) -> None:
         """Advance every scheduled sequence; a crash of the model ends the step's requests."""
-        step = self.scheduler.schedule(monotonic())
+        began = monotonic()
+        step = self.scheduler.schedule(began)
         try:
             sampled = self.runner.collect(self.runner.launch(step))
         except Exception:
@@ -126,9 +146,11 @@ class EngineCore:
             return
         outcomes = dict(sampled)
         tokens = [outcomes[scheduled.sequence] for scheduled in step if scheduled.samples]
+        now = monotonic()
         self.scheduler.complete(
-            step, [None if token is None else (token.token,) for token in tokens], monotonic()
+            step, [None if token is None else (token.token,) for token in tokens], now
         )
+        self._recorder.completed(step, began, now)
         for sequence, token in sampled:
             self._advance(sequence, token)
         self._erase_spoiled()
@@ -139,7 +161,9 @@ class EngineCore:
         self._continuations.clear()
         for job in jobs.values():
             self._put(job, EngineError(reason))
+        self._recorder.all_ended("error")
         self._past_preemptions += self.scheduler.num_preemptions
+        self._past_prefix = self._prefix_stats()
         self.scheduler = self._new_scheduler()
 
     def take_items(self) -> list[tuple[int, Item]]:
@@ -149,6 +173,7 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Return the figures as of now."""
+        prefix = self._prefix_stats()
         return EngineStats(
             running=self.scheduler.num_running,
             waiting=self.scheduler.num_waiting,
@@ -157,7 +182,18 @@ class EngineCore:
             preemptions=self._past_preemptions + self.scheduler.num_preemptions,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
+            prefix_queries=prefix.queries,
+            prefix_hits=prefix.hits,
+            tokens_after_disconnect=self._recorder.num_tokens_after_disconnect,
+            restarts=self.num_restarts,
+            recording=self._recorder.read(),
+            tenants=tuple(self.scheduler.cache.blocks_by_tenant().items()),
+            memory=self._memory.read(monotonic()),
         )
+
+    def _prefix_stats(self) -> PrefixCacheStats:
+        past, now = self._past_prefix, self.scheduler.cache.stats
+        return PrefixCacheStats(past.queries + now.queries, past.hits + now.hits)
 
     def _new_scheduler(self) -> Scheduler:
         return Scheduler(
@@ -212,7 +248,7 @@ class EngineCore:
             cached = sequence.num_cached_tokens
             self._put(job, TokenDelta(continuation.index, tokens, held, reason, cached))
         if reason is not None:
-            self._end(sequence)
+            self._end(sequence, reason)
 
     def _erase_spoiled(self) -> None:
         if blocks := self.scheduler.pool.take_to_erase():
@@ -225,13 +261,14 @@ class EngineCore:
     def _fail(self, jobs: Iterable[_Job], reason: str) -> None:
         for job in jobs:
             for sequence in list(job.open_sequences.values()):
-                self._end(sequence)
+                self._end(sequence, "error")
             self._put(job, EngineError(reason))
 
     def _put(self, job: _Job, item: Item) -> None:
         self._items.append((job.number, item))
 
-    def _end(self, sequence: Sequence) -> None:
+    def _end(self, sequence: Sequence, reason: str) -> None:
+        self._recorder.ended(sequence, reason)
         continuation = self._continuations.pop(sequence, None)
         if continuation is None:
             return

@@ -93,6 +93,7 @@ class EngineLoop:
         if self._failures > _MAX_RESTARTS_IN_A_ROW:
             raise error
         logger.error("%s; the engine starts over", what, exc_info=error)
+        self._core.num_restarts += 1
         self._core.start_over("the engine failed and started over")
 
     def _report(self, *, idle: bool) -> None:

@@ -36,6 +36,11 @@ class ModelRunner:
         self._sampler = Sampler()
         self._last: InFlight | None = None
 
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self._cache.layers[0].device
+
     @torch.inference_mode()
     def launch(self, step: Step) -> InFlight:
         """Compute the step's tokens and choose the next of each sequence that samples.

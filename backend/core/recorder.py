@@ -1,0 +1,82 @@
+"""Records a loop's steps and sequences as figures; see ``figures`` for what they mean.
+
+Law: every sequence that was taken in is given an end exactly once, whatever happens to it.
+"""
+
+from collections.abc import Iterable
+
+from backend.core.figures import Figures, Recording, SequenceTimes
+from backend.core.sequence import Sequence
+from backend.core.step import Step
+
+_STEPS_REMEMBERED = 4
+"""A message that a client left is found after the step in flight and the one before."""
+
+
+class Recorder:
+    """Owned by the loop; times are on the clock of ``now``."""
+
+    def __init__(self) -> None:
+        self.num_tokens_after_disconnect = 0
+        self._figures = Figures()
+        self._times: dict[Sequence, SequenceTimes] = {}
+        self._recent: list[tuple[float, Step]] = []
+        self._left: set[Sequence] = set()
+
+    def read(self) -> Recording:
+        """Return the figures so far."""
+        return self._figures.read()
+
+    def arrived(self, sequences: Iterable[Sequence], at: float) -> None:
+        """Take in sequences whose client has waited since ``at``."""
+        for sequence in sequences:
+            self._times[sequence] = SequenceTimes(at)
+
+    def completed(self, step: Step, began: float, now: float) -> None:
+        """Record a step whose tokens came ``now``; ``began`` is when the device began with it."""
+        num_tokens = num_prefilling = 0
+        sampling: list[SequenceTimes] = []
+        times_of = self._times.get
+        for sequence, start, count, samples in step:
+            num_tokens += count
+            num_prefilling += start < sequence.num_prompt_tokens
+            if samples and (times := times_of(sequence)) is not None:
+                sampling.append(times)
+                if times.admitted is None:
+                    times.admitted = sequence.admitted
+        self._figures.step(len(step) - num_prefilling, num_prefilling, num_tokens, now - began)
+        self._figures.tokens(sampling, now)
+        self._recent.append((now, step))
+        del self._recent[:-_STEPS_REMEMBERED]
+        if self._left:
+            self._count_left(step)
+
+    def left(self, sequence: Sequence, at: float) -> None:
+        """Record that nobody has wanted ``sequence`` since ``at``; its end is told as well."""
+        for completed, step in self._recent:
+            if completed > at:
+                self.num_tokens_after_disconnect += sum(
+                    scheduled.num_tokens for scheduled in step if scheduled.sequence is sequence
+                )
+        if sequence.num_steps_in_flight:
+            self._left.add(sequence)
+
+    def ended(self, sequence: Sequence, reason: str) -> None:
+        """Record an end; ``reason`` is one of a fixed vocabulary. A second call does nothing."""
+        times = self._times.pop(sequence, None)
+        if times is not None:
+            self._figures.finished(times, reason, sequence.num_prompt_tokens)
+
+    def all_ended(self, reason: str) -> None:
+        """Record the end of every sequence there is."""
+        for sequence in list(self._times):
+            self.ended(sequence, reason)
+        self._recent.clear()
+        self._left.clear()
+
+    def _count_left(self, step: Step) -> None:
+        for scheduled in step:
+            if scheduled.sequence in self._left:
+                self.num_tokens_after_disconnect += scheduled.num_tokens
+                if not scheduled.sequence.num_steps_in_flight:
+                    self._left.discard(scheduled.sequence)
