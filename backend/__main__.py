@@ -5,12 +5,12 @@ Exit codes: 0 stopped by a signal, 1 could not run, 2 bad usage.
 
 import argparse
 import asyncio
-import logging
 import os
 import sys
 from collections.abc import Sequence
 
 from backend.arguments import add_engine_arguments, port, positive
+from backend.process import configure_logging
 from backend.settings import Settings
 
 _EPILOG = """\
@@ -40,12 +40,7 @@ def main(argv: Sequence[str]) -> int:
         settings = _parse(argv)
     except SystemExit as stop:  # argparse has said why
         return stop.code if isinstance(stop.code, int) else 2
-    logging.basicConfig(
-        level=logging.INFO,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-    )
+    configure_logging()
     return _run(settings)
 
 
@@ -86,7 +81,7 @@ def _run(settings: Settings) -> int:
 
     from backend.app import create_app
     from backend.models.errors import ModelLoadError
-    from backend.server.application import served_model_key
+    from backend.runtime.background import is_left_behind
     from backend.server.serving import StartError, serve
 
     app = create_app(settings)
@@ -96,8 +91,8 @@ def _run(settings: Settings) -> int:
     except (ModelLoadError, StartError, OSError) as error:
         print(f"refrain backend: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
-    if app[served_model_key].left_threads:
-        # They are inside of C++ code, and an orderly end of the interpreter would make them crash.
+    if is_left_behind():
+        # It may be inside of C++ code, and an orderly end of the interpreter would make it crash.
         sys.stderr.flush()
         os._exit(0)
     return 0

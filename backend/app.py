@@ -1,12 +1,24 @@
 """The composition root: the real engine behind the HTTP application."""
 
+import asyncio
+import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from aiohttp import web
 
+from backend.core.types import SamplingParams
+from backend.runtime.background import in_background
+from backend.runtime.engine_host import EngineHost
+from backend.runtime.generation_config import recommended_sampling
+from backend.runtime.messages import EngineOptions
+from backend.runtime.model_files import is_embedding_model, resolve_model
+from backend.runtime.tokenizer import Tokenizer
 from backend.server.application import build_application
 from backend.server.served_model import Loaded, LoadedEmbedder, LoadedModel, ServedModel
 from backend.settings import Settings
+
+log = logging.getLogger(__name__)
 
 
 def create_app(settings: Settings) -> web.Application:
@@ -14,20 +26,31 @@ def create_app(settings: Settings) -> web.Application:
 
     The model at ``served_model_key`` is loaded by whoever serves the application.
     """
-    return build_application(ServedModel(settings.model_name, lambda: _load(settings)))
+    return build_application(ServedModel(settings.model_name, lambda tell: _load(settings, tell)))
 
 
-def _load(settings: Settings) -> Loaded:
-    # torch takes seconds to import, and the socket answers before that.
-    from backend.runtime.generation_config import recommended_sampling  # noqa: PLC0415
-    from backend.runtime.loader import load_engine  # noqa: PLC0415
-    from backend.runtime.weights import resolve_model  # noqa: PLC0415
+async def _load(settings: Settings, tell: Callable[[str], None]) -> Loaded:
+    directory = await in_background(lambda: resolve_model(settings.model))
+    if is_embedding_model(directory):
+        tell("loading the encoder")
+        return await in_background(lambda: _load_embedder(directory, settings))
+    host = EngineHost(_options(directory, settings), tell)
+    # Meanwhile, in this process, which never imports torch.
+    reading = asyncio.create_task(in_background(lambda: _read(directory)))
+    try:
+        await host.start()
+        tokenizer, sampling = await reading
+    except BaseException:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await host.stop()
+        raise
+    host.open(tokenizer)
+    return LoadedModel(host.client, tokenizer, host.stop, sampling)
 
-    directory = resolve_model(settings.model)
-    if (directory / "modules.json").is_file():  # the layout of sentence-transformers
-        return _load_embedder(directory, settings)
-    sampling = recommended_sampling(directory)
-    engine, tokenizer = load_engine(
+
+def _options(directory: Path, settings: Settings) -> EngineOptions:
+    return EngineOptions(
         str(directory),
         device=settings.device,
         dtype=settings.dtype,
@@ -36,11 +59,14 @@ def _load(settings: Settings) -> Loaded:
         kv_bytes=settings.kv_bytes,
         threads=settings.threads,
     )
-    engine.start()
-    return LoadedModel(engine, tokenizer, engine.stop, sampling)
+
+
+def _read(directory: Path) -> tuple[Tokenizer, SamplingParams]:
+    return Tokenizer.load(directory), recommended_sampling(directory)
 
 
 def _load_embedder(directory: Path, settings: Settings) -> LoadedEmbedder:
+    # torch takes seconds to import, and the socket answers before that.
     from backend.runtime.embedding_engine import start_embedding_engine  # noqa: PLC0415
 
     engine, tokenizer = start_embedding_engine(
@@ -50,4 +76,11 @@ def _load_embedder(directory: Path, settings: Settings) -> LoadedEmbedder:
         max_model_len=settings.max_model_len,
         threads=settings.threads,
     )
-    return LoadedEmbedder(engine, tokenizer, engine.stop)
+
+    async def close() -> None:
+        try:
+            await asyncio.to_thread(engine.stop)
+        except TimeoutError as error:
+            log.warning("%s", error)
+
+    return LoadedEmbedder(engine, tokenizer, close)

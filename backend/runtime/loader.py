@@ -14,11 +14,11 @@ from backend.runtime.engine_core import EngineCore, EngineLimits
 from backend.runtime.input_batch import InputBatchBuilder
 from backend.runtime.kv_cache import KVCache, block_bytes
 from backend.runtime.messages import EngineDescription, EngineOptions
+from backend.runtime.model_files import resolve_model
 from backend.runtime.model_runner import ModelRunner
 from backend.runtime.networks import load_network
 from backend.runtime.sizing import size_cache
 from backend.runtime.tokenizer import Tokenizer
-from backend.runtime.weights import resolve_model
 
 logger = logging.getLogger(__name__)
 

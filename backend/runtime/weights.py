@@ -23,32 +23,8 @@ from backend.runtime.checkpoint import Checkpoint, read_json
 
 logger = logging.getLogger(__name__)
 
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 _RANDOM_SCALE = 0.02
 _LARGE_BYTES = 2 * 2**30
-
-
-def resolve_model(model: str) -> Path:
-    """Return the directory of ``model``, a directory or a hub id that is downloaded if need be.
-
-    Raises ModelLoadError.
-    """
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists() or path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
-        raise ModelLoadError(f"{model}: no such directory")
-    # Imported here because it is slow to import and a model directory does not need it.
-    from huggingface_hub import snapshot_download  # noqa: PLC0415
-    from huggingface_hub.errors import HFValidationError  # noqa: PLC0415
-
-    try:
-        return Path(snapshot_download(model, allow_patterns=_HUB_FILES))
-    except (OSError, ValueError, HFValidationError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelLoadError(
-            f"{model}: no such directory, and the hub does not provide it: {reason}"
-        ) from error
 
 
 def load_config(directory: Path) -> DecoderConfig:

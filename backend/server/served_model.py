@@ -1,11 +1,7 @@
 """The one model that is offered, from before its weights are read until the server ends."""
 
-import asyncio
-import logging
-import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -13,26 +9,29 @@ from backend.core.types import EngineStats, GenerationRequest, SamplingParams
 from backend.ports import Embedder, Generator, PromptEncoder
 from backend.server.errors import cannot_embed, cannot_generate, unavailable, unknown_model
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """An engine with its tokenizer.
 
-    ``close`` stops the engine and returns when it has; TimeoutError when it does not. ``sampling``
-    is used for what a request leaves open.
+    ``close`` stops the engine and returns when it has. ``sampling`` is used for what a request
+    leaves open.
     """
 
     generator: Generator
     encoder: PromptEncoder
-    close: Callable[[], None]
+    close: Callable[[], Awaitable[None]]
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
     @property
     def ready(self) -> bool:
         """Whether requests can be computed now."""
         return self.generator.ready
+
+    @property
+    def unready_reason(self) -> str:
+        """Why they cannot."""
+        return self.generator.unready_reason
 
     @property
     def max_model_len(self) -> int:
@@ -55,12 +54,17 @@ class LoadedEmbedder:
 
     embedder: Embedder
     encoder: PromptEncoder
-    close: Callable[[], None]
+    close: Callable[[], Awaitable[None]]
 
     @property
     def ready(self) -> bool:
         """Whether requests can be computed now."""
         return self.embedder.ready
+
+    @property
+    def unready_reason(self) -> str:
+        """Why they cannot."""
+        return "the engine is not running"
 
     @property
     def max_model_len(self) -> int:
@@ -74,48 +78,39 @@ class LoadedEmbedder:
 
 Loaded = LoadedModel | LoadedEmbedder
 
+Load = Callable[[Callable[[str], None]], Awaitable[Loaded]]
+"""Loads a model; what it is given tells people how far that is."""
+
 
 class ServedModel:
     """Owned by the event loop; nothing here is touched from another thread."""
 
-    def __init__(self, name: str, load: Callable[[], Loaded]) -> None:
-        """``load`` blocks, in a thread of its own, until the engine accepts requests."""
+    def __init__(self, name: str, load: Load) -> None:
+        """``load`` returns once the engine accepts requests; cancelling it gives it up."""
         self.name = name
         self.created = int(time.time())
         self._load = load
         self._loaded: Loaded | None = None
-        self.left_threads = False
-        """Whether a thread of ours could not be ended: it loads, or computes a long step."""
+        self._stage = ""
 
     async def load(self) -> None:
         """Load and warm up. Raises what loading raises.
 
-        Besides those, EngineError when the first token cannot be computed. Reading weights cannot
-        be broken off, so it happens in a daemon thread: cancelling this leaves the thread behind,
-        and it does not keep the process.
+        Besides those, EngineError when the first token cannot be computed.
         """
-        outcome: Future[Loaded] = Future()
-        outcome.set_running_or_notify_cancel()
-        threading.Thread(
-            target=self._load_into, args=(outcome,), name="load-model", daemon=True
-        ).start()
-        try:
-            loaded = await asyncio.wrap_future(outcome)
-        except asyncio.CancelledError:
-            self.left_threads = True
-            raise
+        loaded = await self._load(self._tell)
         try:
             await loaded.warm_up()
         except BaseException:
-            await self._stop(loaded)
+            await loaded.close()
             raise
         self._loaded = loaded
 
     def unready_reasons(self) -> tuple[str, ...]:
         """Return why nothing can be generated now; empty when it can."""
         if self._loaded is None:
-            return ("the model is being loaded",)
-        return () if self._loaded.ready else ("the engine is not running",)
+            return (f"the model is being loaded{self._stage}",)
+        return () if self._loaded.ready else (self._loaded.unready_reason,)
 
     def check_name(self, name: str) -> None:
         """Raise ApiError (404) when another model is meant."""
@@ -156,17 +151,7 @@ class ServedModel:
         """Stop the engine; the model is unavailable from then on."""
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
-            await self._stop(loaded)
+            await loaded.close()
 
-    async def _stop(self, loaded: Loaded) -> None:
-        try:
-            await asyncio.to_thread(loaded.close)
-        except TimeoutError as error:
-            self.left_threads = True
-            log.warning("%s", error)
-
-    def _load_into(self, outcome: Future[Loaded]) -> None:
-        try:
-            outcome.set_result(self._load())
-        except BaseException as error:  # noqa: BLE001  # raised again by who waits
-            outcome.set_exception(error)
+    def _tell(self, stage: str) -> None:
+        self._stage = f": {stage}"

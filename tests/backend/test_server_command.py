@@ -122,7 +122,8 @@ def test_a_missing_model_directory(capsys, tmp_path):
     assert re.fullmatch("refrain backend: .*nowhere.*\n", capsys.readouterr().err)
 
 
-def test_an_unknown_architecture(capsys, tmp_path):
+def test_an_unknown_architecture(capsys, chat_model, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes((chat_model / "tokenizer.json").read_bytes())
     (tmp_path / "config.json").write_text('{"architectures": ["PerceptronForCausalLM"]}')
     assert main(["--model", str(tmp_path), "--port", "0"]) == 1
     assert re.fullmatch("refrain backend: .*PerceptronForCausalLM.*\n", capsys.readouterr().err)
@@ -170,7 +171,7 @@ def test_help_has_examples(capsys):
 def test_sizes(monkeypatch, text, size):
     seen = []
     monkeypatch.setattr("backend.__main__._run", lambda settings: seen.append(settings) or 0)
-    monkeypatch.setattr("backend.__main__.logging.basicConfig", lambda **_: None)
+    monkeypatch.setattr("backend.__main__.configure_logging", lambda: None)
     assert main(["--model", "m", "--kv-bytes", text]) == 0
     assert seen == [Settings(model="m", kv_bytes=size)]
 

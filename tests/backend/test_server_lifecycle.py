@@ -5,9 +5,11 @@ import threading
 
 import orjson
 import pytest
+from fake_models import at_once, nothing_to_close
 
 from backend.core.types import FinishReason, TextDelta
 from backend.ports import EngineError
+from backend.runtime.background import in_background, is_left_behind
 from backend.server.application import build_application
 from backend.server.served_model import LoadedModel, ServedModel
 
@@ -39,6 +41,7 @@ async def send_chat(server, **fields):
     return reader, writer
 
 
+STAGE = "the model is being loaded: reading the weights"
 CANCELLED = 'refrain_engine_requests_total{endpoint="/v1/chat/completions",outcome="cancelled"}'
 
 
@@ -98,27 +101,28 @@ async def loading(serve_application):
         def stats(self):
             return EngineStats(0, 0, 0, 1, 0, 0, 0)
 
-    release = threading.Event()
+    release = asyncio.Event()
     generator = Generator()
 
-    def load():
-        assert release.wait(10)
-        return LoadedModel(generator, None, lambda: None)
+    async def load(tell):
+        tell("reading the weights")
+        await release.wait()
+        return LoadedModel(generator, None, nothing_to_close)
 
     server = await serve_application(build_application(ServedModel("scripted", load)), generator)
     server.release = release
-    yield server
-    release.set()
+    return server
 
 
 async def test_while_the_model_loads(loading):
+    assert (await loading.get("/readyz")).json["reasons"] == ["the model is being loaded"]
     task = asyncio.create_task(loading.model.load())
     assert (await loading.get("/healthz")).status == 200
     assert (await loading.get("/v1/models")).json["data"][0]["id"] == "scripted"
     assert (await loading.get("/metrics")).status == 200
     reply = await loading.get("/readyz")
     assert reply.status == 503
-    assert reply.json == {"status": "unavailable", "reasons": ["the model is being loaded"]}
+    assert reply.json == {"status": "unavailable", "reasons": [STAGE]}
     reply = await loading.chat()
     assert (reply.status, reply.error["type"]) == (503, "server_error")
     assert int(reply.headers["Retry-After"]) >= 1
@@ -135,7 +139,7 @@ async def test_an_engine_that_stopped_is_not_ready(server):
 
 
 async def test_a_load_that_fails_is_raised_where_it_is_awaited():
-    def load():
+    async def load(_tell):
         raise LookupError("no such thing")
 
     with pytest.raises(LookupError, match="no such thing"):
@@ -150,39 +154,31 @@ async def test_a_warm_up_that_fails_closes_the_engine():
             raise EngineError("cannot compute")
             yield
 
-    model = ServedModel("m", lambda: LoadedModel(Generator(), None, lambda: closed.append(1)))
+    async def close():
+        closed.append(1)
+
+    model = ServedModel("m", at_once(LoadedModel(Generator(), None, close)))
     with pytest.raises(EngineError, match="cannot compute"):
         await model.load()
     assert closed == [1]
     assert model.unready_reasons()
 
 
-async def test_a_load_that_is_given_up_leaves_a_thread_and_says_so():
-    release = threading.Event()
-    model = ServedModel("m", lambda: release.wait(10))
-    task = asyncio.create_task(model.load())
-    await asyncio.sleep(0)
+async def test_work_that_is_given_up_leaves_its_thread_and_says_so():
+    began, release = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def work():
+        loop.call_soon_threadsafe(began.set)
+        release.wait(10)
+
+    task = asyncio.create_task(in_background(work))
+    await began.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert model.left_threads
+    assert is_left_behind()
     release.set()
-
-
-async def test_an_engine_that_does_not_stop_is_left(caplog):
-    class Generator:
-        async def generate(self, request):
-            yield TextDelta(0, "", 1, FinishReason.STOP)
-
-    def close():
-        raise TimeoutError("the engine hangs")
-
-    model = ServedModel("m", lambda: LoadedModel(Generator(), None, close))
-    await model.load()
-    assert not model.left_threads
-    await model.close()
-    assert model.left_threads
-    assert "the engine hangs" in caplog.text
 
 
 async def test_stopping_waits_for_open_requests(start_server):

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import ClientSession, web
+from fake_models import at_once, nothing_to_close
 
 from backend.core.types import (
     EngineStats,
@@ -37,6 +38,7 @@ class ScriptedGenerator:
     script: Callable[[GenerationRequest], AsyncIterator[TextDelta]] = hello
     max_model_len: int = 100
     ready: bool = True
+    unready_reason: str = "the engine is not running"
     requests: list[GenerationRequest] = field(default_factory=list)
     started: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -203,8 +205,8 @@ async def start_server(serve_application: StartServer) -> StartServer:
     ) -> RunningServer:
         generator = ScriptedGenerator(**script)
         encoder = CharacterEncoder()
-        loaded = LoadedModel(generator, encoder, lambda: None, sampling or SamplingParams())
-        app = build_application(ServedModel(MODEL, lambda: loaded), **(limits or {}))
+        loaded = LoadedModel(generator, encoder, nothing_to_close, sampling or SamplingParams())
+        app = build_application(ServedModel(MODEL, at_once(loaded)), **(limits or {}))
         server = await serve_application(app, generator)
         await server.model.load()
         return server

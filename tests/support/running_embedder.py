@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from fake_models import at_once, nothing_to_close
 from running_backend import CharacterEncoder
 
 from backend.ports import EmbeddingShape
@@ -40,8 +41,8 @@ def serve_embedder(serve_application):
     from backend.server.served_model import LoadedEmbedder, ServedModel
 
     async def start(engine, tokenizer=None, name="gated"):
-        loaded = LoadedEmbedder(engine, tokenizer or CharacterEncoder(), lambda: None)
-        server = await serve_application(build_application(ServedModel(name, lambda: loaded)))
+        loaded = LoadedEmbedder(engine, tokenizer or CharacterEncoder(), nothing_to_close)
+        server = await serve_application(build_application(ServedModel(name, at_once(loaded))))
         await server.model.load()
         return server
 
