@@ -1,5 +1,6 @@
 """From a model's directory to a network that computes: natively, or through transformers."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,13 +8,16 @@ from typing import Any
 
 import torch
 
-from backend.models.config import native_family, parse_config, refuse_quantised
+from backend.models.config import DecoderConfig, native_family, parse_config, refuse_quantised
 from backend.models.decoder import Decoder
 from backend.models.errors import ModelLoadError
 from backend.models.model import Model, ModelShape
 from backend.models.rotary import rotation_table
+from backend.models.rotary_config import LongRopeScaling
 from backend.runtime.checkpoint import Checkpoint, read_json
 from backend.runtime.weights import load_weights
+
+logger = logging.getLogger(__name__)
 
 _DTYPES = {
     "float32": torch.float32,
@@ -57,10 +61,22 @@ def _native(
     weights = load_weights(directory, config, device=device, dtype=chosen)
 
     def with_context(length: int) -> Model:
+        _tell_of_long_factors(config, length)
         rotations = rotation_table(config.rotary, config.head_dim, length, device=device)
         return Decoder(config, weights, rotations)
 
     return Network(config, chosen, with_context)
+
+
+def _tell_of_long_factors(config: DecoderConfig, context: int) -> None:
+    scaling = config.rotary.scaling
+    if isinstance(scaling, LongRopeScaling) and context > scaling.original_max_positions:
+        logger.warning(
+            "LongRoPE: all texts take the factors of a context of %d tokens; with --max-model-len "
+            "%d they take those of short texts",
+            context,
+            scaling.original_max_positions,
+        )
 
 
 def _generic(
