@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
 def _parse(argv: Sequence[str]) -> Settings:
     parser = argparse.ArgumentParser(
         prog="refrain backend",
-        description="Serve a Llama, Qwen2 or Qwen3 model over OpenAI's HTTP API.",
+        description="Serve a causal language model in Hugging Face layout over OpenAI's HTTP API.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
