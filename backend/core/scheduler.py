@@ -59,6 +59,7 @@ class QueueFullError(Exception):
 class _Launched:
     step: Step
     at: float
+    num_samples: int
     num_decode_tokens: int
     num_prefill_tokens: int
 
@@ -170,15 +171,19 @@ class Scheduler:
             step.append(ScheduledSequence(sequence, sequence.num_computed_tokens, count, samples))
             if samples:
                 residents.has_caught_up(sequence)
+        num_samples = 0
         for sequence, _, count, samples in step:
             sequence.num_computed_tokens += count
             sequence.num_steps_in_flight += 1
             if samples:
                 sequence.num_unseen_tokens += 1
+                num_samples += 1
         result = tuple(step)
         if result:
-            launched = _Launched(result, now, num_decode_tokens, sum(planned.values()))
-            self._in_flight.append(launched)
+            num_prefill_tokens = sum(planned.values())
+            self._in_flight.append(
+                _Launched(result, now, num_samples, num_decode_tokens, num_prefill_tokens)
+            )
         return result
 
     def complete(self, step: Step, sampled: Iterable[tuple[int, ...] | None], now: float) -> None:
@@ -192,11 +197,14 @@ class Scheduler:
         launched = self._in_flight[0] if self._in_flight else None
         if launched is None or launched.step is not step:
             raise ValueError("this is not the oldest step in flight")
-        tokens_of = iter(sampled)
-        outcomes = [next(tokens_of) if scheduled.samples else () for scheduled in step]
+        outcomes = list(sampled)
+        if len(outcomes) != launched.num_samples:
+            raise ValueError(f"{launched.num_samples} sequences sample, {len(outcomes)} did")
         self._in_flight.popleft()
         publishes = self.cache.enabled
-        for (sequence, start, count, samples), tokens in zip(step, outcomes, strict=True):
+        tokens_of = iter(outcomes)
+        for sequence, start, count, samples in step:
+            tokens = next(tokens_of) if samples else ()
             sequence.num_steps_in_flight -= 1
             over = sequence.status is SequenceStatus.ENDING
             if over:

@@ -52,3 +52,85 @@ def test_integrity_check_sees_a_lost_block_and_a_second_owner():
         pool.check_integrity([[*blocks, 4]])
     with pytest.raises(BlockPoolCorruptError, match="not the pool's"):
         pool.check_integrity([[*blocks, 77]])
+
+
+def test_what_was_kept_is_handed_out_last_oldest_first_and_tails_before_heads():
+    pool = BlockPool(6)
+    first, second = pool.allocate(2), pool.allocate(2)
+    for block in (*first, *second):
+        pool.keep(block)
+    pool.release(first)
+    pool.release(second)
+    assert pool.allocate(6) == [5, 6, 2, 1, 4, 3]
+
+
+def test_what_is_not_kept_is_handed_out_before_blocks_that_were_freed_earlier():
+    pool = BlockPool(2)
+    [kept], [plain] = pool.allocate(1), pool.allocate(1)
+    pool.keep(kept)
+    pool.release([kept])
+    pool.release([plain])
+    assert pool.allocate(2) == [plain, kept]
+
+
+def test_a_free_block_can_be_taken_back_for_as_long_as_its_content_is_kept():
+    pool = BlockPool(3)
+    blocks = pool.allocate(3)
+    pool.keep(blocks[1])
+    pool.release(blocks)
+    pool.share(blocks[1:2])
+    assert (pool.num_free, pool.is_free(blocks[1])) == (2, False)
+    pool.check_integrity([blocks[1:2]])
+    pool.release(blocks[1:2])
+    pool.forget(blocks[1])
+    assert pool.allocate(1) == [blocks[1]]
+    pool.release([blocks[1]])
+    with pytest.raises(BlockPoolCorruptError, match="no holder and nothing kept"):
+        pool.share([blocks[1]])
+
+
+def test_sharing_is_all_or_nothing():
+    pool = BlockPool(3)
+    [held] = pool.allocate(1)
+    with pytest.raises(BlockPoolCorruptError):
+        pool.share([held, 3])
+    pool.check_integrity([[held]])
+
+
+def test_a_spoiled_block_is_erased_once_when_its_last_holder_lets_go():
+    pool = BlockPool(3)
+    blocks = pool.allocate(2)
+    pool.share(blocks[:1])
+    pool.spoil(blocks)
+    pool.release(blocks)
+    assert pool.take_to_erase() == [blocks[1]]
+    pool.release(blocks[:1])
+    assert pool.take_to_erase() == [blocks[0]]
+    assert pool.take_to_erase() == []
+    again = pool.allocate(3)
+    pool.release(again)
+    assert pool.take_to_erase() == []
+
+
+def test_blocks_held_by_those_who_leave_alone_will_be_free():
+    pool = BlockPool(5)
+    leaving, staying = pool.allocate(3), pool.allocate(1)
+    pool.share(leaving[:2])
+    assert pool.num_freed_by([leaving]) == 1
+    assert pool.num_freed_by([leaving, leaving[:2]]) == 3
+    assert pool.num_freed_by([leaving, staying]) == 2
+
+
+def test_integrity_check_sees_a_torn_free_list_and_a_wrong_count():
+    pool = BlockPool(4)
+    pool.num_free = 3
+    with pytest.raises(BlockPoolCorruptError, match="3 free counted, 4 found"):
+        pool.check_integrity([])
+    pool.num_free = 4
+    pool._next[2] = 4
+    with pytest.raises(BlockPoolCorruptError, match="torn between 2, 4"):
+        pool.check_integrity([])
+    pool._previous[1], pool._next[4] = 4, 1
+    pool._next[2], pool._next[0], pool._previous[1] = 3, 1, 4
+    with pytest.raises(BlockPoolCorruptError):
+        pool.check_integrity([])
