@@ -32,6 +32,8 @@ class GrammarKind(StrEnum):
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     EBNF = "ebnf"
+    STRUCTURE = "structure"
+    """xgrammar's structural tags: text with JSON at given places."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,74 @@
+"""Constrained decoding: what the next token of a text may be, under a grammar.
+
+Grammars are compiled by xgrammar in threads of their own, which the engine's loop never waits for:
+a sequence joins once its grammar is ready. A matcher belongs to one sequence, follows its tokens
+and is asked once a step. It survives preemption, because tokens do.
+"""
+
+import re
+import time
+from collections.abc import Sequence as SequenceOf
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    import xgrammar
+
+MOST_SECONDS_PER_MASK = 0.5
+"""Ambiguous grammars take ever longer with each token, and all sequences wait for each one."""
+
+
+class GrammarError(ValueError):
+    """Nothing can be generated under this grammar; the text says why."""
+
+
+class GrammarMatcher:
+    """Where one text stands in its grammar."""
+
+    def __init__(self, compiled: "xgrammar.CompiledGrammar") -> None:
+        """Begin before the first token."""
+        import xgrammar  # noqa: PLC0415  # it takes seconds, so only who needs it waits
+
+        self._matcher: Any = xgrammar.GrammarMatcher(compiled)
+        self._num_followed = 0
+        self.failure: str | None = None
+        """Why the text cannot go on; final."""
+
+    def follow(self, tokens: SequenceOf[int]) -> None:
+        """Take in what was generated, all of it from the beginning, since the last call."""
+        for token in tokens[self._num_followed :]:
+            if self.failure is None and not self._matcher.accept_token(token):
+                self.failure = f"token {token} does not fit the grammar"
+        self._num_followed = len(tokens)
+
+    def fill(self, masks: Tensor, row: int) -> None:
+        """Write into ``masks[row]`` which tokens may come next; see ``failure`` afterwards."""
+        if self.failure is not None:
+            return
+        started = time.perf_counter()
+        self._matcher.fill_next_token_bitmask(masks, row)
+        if time.perf_counter() - started > MOST_SECONDS_PER_MASK:
+            self.failure = "the grammar is too ambiguous"
+        elif not bool(masks[row].any()):
+            self.failure = "no token of the model fits the grammar"
+
+
+def mask_(logits: Tensor, matchers: SequenceOf[tuple[int, GrammarMatcher]]) -> None:
+    """Make -inf of each token that may not come next, in the rows that have a matcher.
+
+    A row whose matcher fails is left as it is.
+    """
+    import xgrammar  # noqa: PLC0415  # loaded when the first matcher was made
+
+    masks = xgrammar.allocate_token_bitmask(*logits.shape)
+    for row, matcher in matchers:
+        matcher.fill(masks, row)
+    rows = [row for row, matcher in matchers if matcher.failure is None]
+    if rows:
+        xgrammar.apply_token_bitmask_inplace(logits, masks.to(logits.device), indices=rows)
+
+
+def explain(error: Exception) -> str:
+    """Return xgrammar's complaint without the place in its source that made it."""
+    return re.sub(r"^(?:\[[\d:]+\] )?\S+\.cc:\d+: ", "", str(error)).strip()

@@ -1,0 +1,238 @@
+"""Compiles grammars beside the engine's loop, and remembers them.
+
+Bounded in every way: threads, grammars that wait, memory of those that are kept, and the time that
+a request waits for one. A compilation cannot be broken off; who waits no longer is told so, and
+the thread ends later. Threads run at low priority where the system lets them.
+"""
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, assert_never
+
+import torch
+
+from backend.core.types import Grammar, GrammarKind
+from backend.ports import OverloadedError
+from backend.runtime.grammar import GrammarError, GrammarMatcher, explain
+
+if TYPE_CHECKING:
+    import xgrammar
+
+logger = logging.getLogger(__name__)
+
+MOST_WHITESPACE = 64
+"""Between two parts of a JSON text: enough for any indentation, and it comes to an end."""
+
+_ANY_OBJECT = '{"type": "object"}'
+
+
+@dataclass(frozen=True, slots=True)
+class CompilerLimits:
+    """``seconds`` bounds a request's wait, ``cache_bytes`` what is kept."""
+
+    threads: int = 2
+    waiting: int = 64
+    seconds: float = 30.0
+    cache_bytes: int = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The bytes of each token, none for one without text, and the tokens that end an answer.
+
+    ``size`` is the model's, which may be padded.
+    """
+
+    tokens: tuple[bytes, ...]
+    size: int
+    end_token_ids: frozenset[int]
+
+
+@dataclass(slots=True, eq=False)
+class PendingGrammar:
+    """A grammar that was asked for; read it when ``done``."""
+
+    grammar: Grammar
+    done: bool = False
+    _compiled: "xgrammar.CompiledGrammar | None" = None
+    _error: GrammarError | None = None
+
+    def matcher(self) -> GrammarMatcher:
+        """Return a new matcher. Raises GrammarError."""
+        if self._error is not None:
+            raise self._error
+        if self._compiled is None:
+            raise RuntimeError("the grammar is not compiled yet")
+        return GrammarMatcher(self._compiled)
+
+    def settle(
+        self, compiled: "xgrammar.CompiledGrammar | None", error: GrammarError | None
+    ) -> bool:
+        """Set what came of it. False: it was settled before."""
+        if self.done:
+            return False
+        self._compiled, self._error = compiled, error
+        self.done = True
+        return True
+
+
+class GrammarCompiler:
+    """Called by the engine's loop alone; its own threads stay behind it."""
+
+    def __init__(
+        self,
+        vocabulary: Callable[[], Vocabulary],
+        wake: Callable[[], None],
+        limits: CompilerLimits | None = None,
+    ) -> None:
+        """``wake`` is called, from any thread, when a pending grammar is done.
+
+        Nothing is loaded before the first grammar; then ``vocabulary`` is called once.
+        """
+        self._vocabulary = vocabulary
+        self._wake = wake
+        self._limits = limits or CompilerLimits()
+        self._lock = threading.Lock()
+        self._ready: OrderedDict[Grammar, xgrammar.CompiledGrammar] = OrderedDict()
+        self._ready_bytes = 0
+        self._running: dict[Grammar, PendingGrammar] = {}
+        self._jobs: queue.SimpleQueue[PendingGrammar] = queue.SimpleQueue()
+        self._threads = 0
+        self._library = _Library()
+
+    def compile(self, grammar: Grammar) -> PendingGrammar:
+        """Return the grammar, done if it is known. Raises OverloadedError."""
+        with self._lock:
+            compiled = self._ready.get(grammar)
+            if compiled is not None:
+                self._ready.move_to_end(grammar)
+                pending = PendingGrammar(grammar)
+                pending.settle(compiled, None)
+                return pending
+            running = self._running.get(grammar)
+            if running is not None:
+                return running
+            if len(self._running) >= self._limits.waiting:
+                raise OverloadedError("too many grammars are being compiled", 1.0)
+            pending = self._running[grammar] = PendingGrammar(grammar)
+            if self._threads < self._limits.threads:
+                self._threads += 1
+                threading.Thread(target=self._work, name="grammar", daemon=True).start()
+        self._jobs.put(pending)
+        timer = threading.Timer(self._limits.seconds, self._give_up, [pending])
+        timer.daemon = True
+        timer.start()
+        return pending
+
+    def _work(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # where threads have no priority
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        while True:
+            pending = self._jobs.get()
+            try:
+                compiled = self._library.compile(pending.grammar, self._vocabulary)
+            except GrammarError as error:
+                self._settle(pending, None, error)
+            except Exception:
+                logger.exception("a grammar could not be compiled")
+                self._settle(pending, None, GrammarError("it could not be compiled"))
+            else:
+                self._settle(pending, compiled, None)
+
+    def _settle(
+        self,
+        pending: PendingGrammar,
+        compiled: "xgrammar.CompiledGrammar | None",
+        error: GrammarError | None,
+    ) -> None:
+        with self._lock:
+            self._running.pop(pending.grammar, None)
+            if compiled is not None:
+                self._keep(pending.grammar, compiled)
+            settled = pending.settle(compiled, error)
+        if settled:
+            self._wake()
+
+    def _give_up(self, pending: PendingGrammar) -> None:
+        # It goes on counting as running: the thread is busy, and may yet have it ready for others.
+        seconds = f"{self._limits.seconds:g}"
+        error = GrammarError(f"it was not compiled within {seconds} seconds; make it simpler")
+        with self._lock:
+            settled = pending.settle(None, error)
+        if settled:
+            self._wake()
+
+    def _keep(self, grammar: Grammar, compiled: "xgrammar.CompiledGrammar") -> None:
+        self._ready[grammar] = compiled
+        self._ready_bytes += _size(grammar, compiled)
+        while self._ready_bytes > self._limits.cache_bytes and len(self._ready) > 1:
+            self._ready_bytes -= _size(*self._ready.popitem(last=False))
+
+
+class _Library:
+    """xgrammar, loaded when it is first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._compiler: xgrammar.GrammarCompiler | None = None
+        self._size = 0
+
+    def compile(
+        self, grammar: Grammar, vocabulary: Callable[[], Vocabulary]
+    ) -> "xgrammar.CompiledGrammar":
+        """Compile, and see that something conforms. Raises GrammarError."""
+        with self._lock:
+            if self._compiler is None:
+                self._compiler = self._load(vocabulary())
+        try:
+            compiled = _compile(self._compiler, grammar)
+        except RuntimeError as error:
+            raise GrammarError(explain(error)) from error
+        matcher = GrammarMatcher(compiled)
+        matcher.fill(torch.zeros((1, -(-self._size // 32)), dtype=torch.int32), 0)
+        if matcher.failure is not None:
+            raise GrammarError(matcher.failure)
+        return compiled
+
+    def _load(self, vocabulary: Vocabulary) -> "xgrammar.GrammarCompiler":
+        import xgrammar  # noqa: PLC0415  # it takes seconds, so only who needs it waits
+
+        if not vocabulary.end_token_ids:
+            raise GrammarError("the model has no token that ends an answer")
+        self._size = vocabulary.size
+        tokens = xgrammar.TokenizerInfo(
+            list(vocabulary.tokens[: vocabulary.size]),
+            xgrammar.VocabType.RAW,
+            vocab_size=vocabulary.size,
+            stop_token_ids=sorted(vocabulary.end_token_ids),
+        )
+        threads = max(1, min(8, (os.cpu_count() or 1) // 2))
+        return xgrammar.GrammarCompiler(tokens, max_threads=threads, cache_enabled=False)
+
+
+def _compile(compiler: Any, grammar: Grammar) -> "xgrammar.CompiledGrammar":
+    match grammar.kind:
+        case GrammarKind.JSON_OBJECT:
+            return compiler.compile_json_schema(_ANY_OBJECT, max_whitespace_cnt=MOST_WHITESPACE)
+        case GrammarKind.JSON_SCHEMA:
+            return compiler.compile_json_schema(
+                grammar.source, max_whitespace_cnt=MOST_WHITESPACE
+            )
+        case GrammarKind.REGEX:
+            return compiler.compile_regex(grammar.source)
+        case GrammarKind.EBNF:
+            return compiler.compile_grammar(grammar.source)
+        case GrammarKind.STRUCTURE:
+            return compiler.compile_structural_tag(grammar.source)
+        case _:
+            assert_never(grammar.kind)
+
+
+def _size(grammar: Grammar, compiled: "xgrammar.CompiledGrammar") -> int:
+    return len(grammar.source) + compiled.memory_size_bytes
