@@ -15,8 +15,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     import xgrammar
 
-MOST_SECONDS_PER_MASK = 0.5
-"""Ambiguous grammars take ever longer with each token, and all sequences wait for each one."""
+_SLOW_SECONDS = 0.05
+MOST_SLOW_SECONDS = 2.0
+"""In slow masks of one text: everybody waits for them, and ambiguous grammars ever longer."""
 
 
 class GrammarError(ValueError):
@@ -32,6 +33,7 @@ class GrammarMatcher:
 
         self._matcher: Any = xgrammar.GrammarMatcher(compiled)
         self._num_followed = 0
+        self._slow_seconds = 0.0
         self.failure: str | None = None
         """Why the text cannot go on; final."""
 
@@ -48,7 +50,9 @@ class GrammarMatcher:
             return
         started = time.perf_counter()
         self._matcher.fill_next_token_bitmask(masks, row)
-        if time.perf_counter() - started > MOST_SECONDS_PER_MASK:
+        seconds = time.perf_counter() - started
+        self._slow_seconds += seconds if seconds > _SLOW_SECONDS else 0.0
+        if self._slow_seconds > MOST_SLOW_SECONDS:
             self.failure = "the grammar is too ambiguous"
         elif not bool(masks[row].any()):
             self.failure = "no token of the model fits the grammar"

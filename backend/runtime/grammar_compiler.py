@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MOST_WHITESPACE = 64
-"""Between two parts of a JSON text: enough for any indentation, and it comes to an end."""
-
 _ANY_OBJECT = '{"type": "object"}'
 
 
@@ -131,12 +128,13 @@ class GrammarCompiler:
         return pending
 
     def _work(self) -> None:
+        self._library.load(self._vocabulary)
         with contextlib.suppress(OSError, AttributeError):  # where threads have no priority
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         while True:
             pending = self._jobs.get()
             try:
-                compiled = self._library.compile(pending.grammar, self._vocabulary)
+                compiled = self._library.compile(pending.grammar)
             except GrammarError as error:
                 self._settle(pending, None, error)
             except Exception:
@@ -176,54 +174,81 @@ class GrammarCompiler:
 
 
 class _Library:
-    """xgrammar, loaded when it is first needed."""
+    """xgrammar and its tables of the vocabulary, loaded when they are first needed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._compiler: xgrammar.GrammarCompiler | None = None
+        self._error: GrammarError | None = None
         self._size = 0
+        self._for_text: xgrammar.GrammarCompiler | None = None
+        self._for_json: xgrammar.GrammarCompiler | None = None
 
-    def compile(
-        self, grammar: Grammar, vocabulary: Callable[[], Vocabulary]
-    ) -> "xgrammar.CompiledGrammar":
-        """Compile, and see that something conforms. Raises GrammarError."""
+    def load(self, vocabulary: Callable[[], Vocabulary]) -> None:
+        """Load, unless that was done; what goes wrong is raised by ``compile``."""
         with self._lock:
-            if self._compiler is None:
-                self._compiler = self._load(vocabulary())
+            if self._for_text is not None or self._error is not None:
+                return
+            try:
+                self._load(vocabulary())
+            except GrammarError as error:
+                self._error = error
+            except Exception:
+                logger.exception("grammars cannot be compiled")
+                self._error = GrammarError("this server cannot compile grammars")
+
+    def _load(self, vocabulary: Vocabulary) -> None:
+        if not vocabulary.end_token_ids:
+            raise GrammarError("the model has no token that ends an answer")
+        self._size = vocabulary.size
+        self._for_json = _new_compiler(vocabulary, _printable)
+        self._for_text = _new_compiler(vocabulary, bytes)
+
+    def compile(self, grammar: Grammar) -> "xgrammar.CompiledGrammar":
+        """Compile, and see that something conforms. Raises GrammarError."""
+        if self._error is not None:
+            raise self._error
+        is_json = grammar.kind in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA)
         try:
-            compiled = _compile(self._compiler, grammar)
+            compiled = _compile(self._for_json if is_json else self._for_text, grammar)
         except RuntimeError as error:
             raise GrammarError(explain(error)) from error
         matcher = GrammarMatcher(compiled)
-        matcher.fill(torch.zeros((1, -(-self._size // 32)), dtype=torch.int32), 0)
+        matcher.fill(torch.full((1, -(-self._size // 32)), -1, dtype=torch.int32), 0)
         if matcher.failure is not None:
             raise GrammarError(matcher.failure)
         return compiled
 
-    def _load(self, vocabulary: Vocabulary) -> "xgrammar.GrammarCompiler":
-        import xgrammar  # noqa: PLC0415  # it takes seconds, so only who needs it waits
 
-        if not vocabulary.end_token_ids:
-            raise GrammarError("the model has no token that ends an answer")
-        self._size = vocabulary.size
-        tokens = xgrammar.TokenizerInfo(
-            list(vocabulary.tokens[: vocabulary.size]),
-            xgrammar.VocabType.RAW,
-            vocab_size=vocabulary.size,
-            stop_token_ids=sorted(vocabulary.end_token_ids),
-        )
-        threads = max(1, min(8, (os.cpu_count() or 1) // 2))
-        return xgrammar.GrammarCompiler(tokens, max_threads=threads, cache_enabled=False)
+def _new_compiler(
+    vocabulary: Vocabulary, spell: Callable[[bytes], bytes]
+) -> "xgrammar.GrammarCompiler":
+    import xgrammar  # noqa: PLC0415  # it takes seconds, so only who needs it waits
+
+    tokens = xgrammar.TokenizerInfo(
+        [spell(token) for token in vocabulary.tokens[: vocabulary.size]],
+        xgrammar.VocabType.RAW,
+        vocab_size=vocabulary.size,
+        stop_token_ids=sorted(vocabulary.end_token_ids),
+    )
+    threads = max(1, min(8, (os.cpu_count() or 1) // 2))
+    return xgrammar.GrammarCompiler(tokens, max_threads=threads, cache_enabled=False)
+
+
+def _printable(token: bytes) -> bytes:
+    """Return ``token``, or nothing (so that it is not used) if it has a control character.
+
+    JSON needs none but line ends between its parts, and xgrammar lets others into strings whose
+    length is bounded, where they are no JSON.
+    """
+    return b"" if any(byte < 0x20 and byte not in b"\r\n" for byte in token) else token
 
 
 def _compile(compiler: Any, grammar: Grammar) -> "xgrammar.CompiledGrammar":
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
-            return compiler.compile_json_schema(_ANY_OBJECT, max_whitespace_cnt=MOST_WHITESPACE)
+            return compiler.compile_json_schema(_ANY_OBJECT)
         case GrammarKind.JSON_SCHEMA:
-            return compiler.compile_json_schema(
-                grammar.source, max_whitespace_cnt=MOST_WHITESPACE
-            )
+            return compiler.compile_json_schema(grammar.source)
         case GrammarKind.REGEX:
             return compiler.compile_regex(grammar.source)
         case GrammarKind.EBNF:

@@ -5,6 +5,7 @@ it did not: then the answer is valid under what remains. Names and defaults that
 dropped, references rewritten, so that whatever comes out is understood by the grammar compiler.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import unquote
@@ -21,9 +22,7 @@ _TYPE_OF_KEYWORD = {
     **dict.fromkeys(("properties", "required", "additionalProperties"), "object"),
     **dict.fromkeys(("items", "prefixItems", "minItems", "maxItems"), "array"),
     **dict.fromkeys(("pattern", "format", "minLength", "maxLength"), "string"),
-    **dict.fromkeys(
-        ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), "number"
-    ),
+    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), "number"),
 }
 _COMBINATIONS = frozenset({"anyOf", "oneOf", "allOf", "enum", "const", "$ref"})
 _NOT_ENFORCED = frozenset(
@@ -35,7 +34,11 @@ _NOT_ENFORCED = frozenset(
 _FORMATS = frozenset(
     {"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
 )
-_LOOKAROUNDS = ("(?=", "(?!", "(?<=", "(?<!", "\\b", "\\B")
+_LOOKAROUND = re.compile(r"\(\?<?[=!]|\\[bB]")
+_CLASS = re.compile(r"\[(\^?)((?:\\.|[^\]\\])*)\]", re.DOTALL)
+# Outside of a class a pattern's characters stand in the JSON text as they are.
+_UNWRITABLE = re.compile(r'"|\\[\\nrtfvcxu0]|[\x00-\x1f]')
+_UNWRITABLE_IN_CLASS = re.compile(r"\\[nrtfvc0]|[\x00-\x1f]")
 
 Path = tuple[str | int, ...]
 
@@ -118,7 +121,9 @@ class _Translation:
         if name is None:
             target = self._resolve(reference, path)
             name = self._names[reference] = f"d{len(self._names)}"
-            at = tuple(reference.removeprefix("#").strip("/").split("/")) if "/" in reference else ()
+            at = (
+                tuple(reference.removeprefix("#").strip("/").split("/")) if "/" in reference else ()
+            )
             self._definitions[name] = self._schema(target, at, depth + 1)
         return {"$ref": f"#/$defs/{name}"}
 
@@ -175,7 +180,9 @@ class _Translation:
         return {
             "anyOf": [
                 self._schema(
-                    shared | branch if isinstance(branch, dict) and "$ref" not in branch else branch,
+                    shared | branch
+                    if isinstance(branch, dict) and "$ref" not in branch
+                    else branch,
                     (*path, keyword, index),
                     depth + 1,
                 )
@@ -261,8 +268,6 @@ class _Translation:
                 self._schema(inner, (*path, "prefixItems", index), depth + 1)
                 for index, inner in enumerate(first)
             ]
-            # Without it JSON Schema admits a part of them.
-            built.setdefault("minItems", len(first))
         if schema.get("items") is False:
             built["items"] = False
         elif "items" in schema:
@@ -271,9 +276,9 @@ class _Translation:
 
     def _string(self, schema: dict[str, Any], path: Path, _: int) -> dict[str, Any]:
         pattern = _of_type(schema, "pattern", str, "string", path, default=None)
-        if pattern is not None and any(mark in pattern for mark in _LOOKAROUNDS):
+        if pattern is not None and (problem := _pattern_problem(pattern)):
             if self._strict:
-                raise SchemaError((*path, "pattern"), "lookarounds are not permitted")
+                raise SchemaError((*path, "pattern"), problem)
             pattern = None
         lengths = _bounds(schema, "minLength", "maxLength", path)
         form = schema.get("format")
@@ -297,6 +302,18 @@ class _Translation:
                 raise SchemaError((*path, keyword), f"{_shown(value)} is not of type 'number'")
             built[keyword] = value
         return built
+
+
+def _pattern_problem(pattern: str) -> str | None:
+    """Say what of ``pattern`` cannot be enforced: JSON would have to write it with a backslash."""
+    if _LOOKAROUND.search(pattern):
+        return "lookarounds and word boundaries are not permitted"
+    classes = [content for negated, content in _CLASS.findall(pattern) if not negated]
+    if _UNWRITABLE.search(_CLASS.sub("", pattern)) or any(
+        _UNWRITABLE_IN_CLASS.search(content) for content in classes
+    ):
+        return "quotes, backslashes, control characters and character codes are not permitted"
+    return None
 
 
 def _of_type(
