@@ -36,9 +36,11 @@ RUN --mount=type=cache,target=/root/.cache/pip \
         pip install --no-deps --constraint constraints.txt --index-url "$TORCH_INDEX" torch; \
     fi
 COPY --from=requirements /build/requirements.txt ./
-# Constraints pin only what is installed: those of the other extra do nothing.
+# Constraints pin only what is installed: those of the other extra do nothing. The triton of
+# PyTorch's CUDA build is another than the one beside its CPU build.
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip install --constraint constraints.txt --constraint constraints-gpu.txt \
+    if [ "$EXTRA" = gpu ]; then sed -i '/^triton==/d' constraints.txt; fi \
+    && pip install --constraint constraints.txt --constraint constraints-gpu.txt \
         --requirement requirements.txt
 
 FROM base AS wheel

@@ -15,6 +15,10 @@ class RequestRejectedError(Exception):
     """The request can never run here, for example for a prompt longer than the context."""
 
 
+class GrammarRejectedError(RequestRejectedError):
+    """Nothing can be generated under the request's grammar; the text says why."""
+
+
 class OverloadedError(Exception):
     """There is no room for the request now, and nothing was computed for it."""
 

@@ -7,8 +7,24 @@ there by steps that were launched and not completed; the rest is pending.
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any, Protocol
 
 from backend.core.types import Priority, SamplingParams
+
+
+class Matcher(Protocol):
+    """What keeps one text to a grammar; it follows the tokens, whoever computes them."""
+
+    failure: str | None
+    """Why the text cannot go on; final."""
+
+    def follow(self, tokens: list[int]) -> None:
+        """Take in what was generated since the last call; ``tokens`` are all there are."""
+        ...
+
+    def fill(self, masks: Any, row: int) -> None:
+        """Write into ``masks[row]``, a tensor of bits, which tokens may come next."""
+        ...
 
 
 class SequenceStatus(Enum):
@@ -49,6 +65,8 @@ class Sequence:
     deadline: float | None = None
     cache_salt: str = ""
     reads_cache: bool = True
+    matcher: Matcher | None = None
+    """Where there is a grammar."""
 
     num_prompt_tokens: int = field(init=False)
     needs_history: bool = field(init=False)

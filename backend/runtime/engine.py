@@ -27,7 +27,7 @@ class Engine(EngineClient):
         self, core: EngineCore, tokenizer: TextSource, description: EngineDescription
     ) -> None:
         """Prepare; nothing runs before ``start``."""
-        self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
         super().__init__(self._inbox.put)
         self._core = core
         self._tokenizer = tokenizer
@@ -83,7 +83,7 @@ class _QueueEndpoint:
     """See ``Endpoint``: within one process."""
 
     def __init__(
-        self, inbox: "queue.SimpleQueue[ToEngine]", send: Callable[[Report], None]
+        self, inbox: "queue.SimpleQueue[ToEngine | None]", send: Callable[[Report], None]
     ) -> None:
         self._inbox = inbox
         self.send = send
@@ -95,4 +95,8 @@ class _QueueEndpoint:
             try:
                 messages.append(self._inbox.get_nowait())
             except queue.Empty:
-                return messages
+                return [message for message in messages if message is not None]
+
+    def wake(self) -> None:
+        """See Endpoint."""
+        self._inbox.put(None)

@@ -25,7 +25,14 @@ from backend.core.types import (
     TokenDelta,
     TokenLogprobs,
 )
-from backend.ports import EngineError, OverloadedError, RequestRejectedError
+from backend.ports import (
+    EngineError,
+    GrammarRejectedError,
+    OverloadedError,
+    RequestRejectedError,
+)
+from backend.runtime.grammar import GrammarError
+from backend.runtime.grammar_compiler import GrammarCompiler, PendingGrammar
 from backend.runtime.memory_use import MemoryMeter
 from backend.runtime.messages import Abort, AbortCause, Item, Submit
 from backend.runtime.model_runner import ModelRunner
@@ -67,9 +74,15 @@ class EngineCore:
     """Scheduler, model runner and every request that has not ended."""
 
     def __init__(
-        self, runner: ModelRunner, eos_token_ids: frozenset[int], limits: EngineLimits
+        self,
+        runner: ModelRunner,
+        eos_token_ids: frozenset[int],
+        limits: EngineLimits,
+        grammars: GrammarCompiler,
     ) -> None:
         """``eos_token_ids`` end an answer of the model."""
+        self.grammars = grammars
+        self._compiling: dict[int, tuple[Submit, PendingGrammar]] = {}
         self.limits = limits
         self.num_restarts = 0
         """Times that the loop had to start over."""
@@ -89,7 +102,7 @@ class EngineCore:
 
     def limited(self, limits: EngineLimits) -> "EngineCore":
         """Return another core on the same runner; only one of them may step."""
-        return EngineCore(self.runner, self._eos_token_ids, limits)
+        return EngineCore(self.runner, self._eos_token_ids, limits, self.grammars)
 
     @property
     def has_work(self) -> bool:
@@ -101,13 +114,36 @@ class EngineCore:
         self.runner.warm_up()
 
     def submit(self, message: Submit) -> None:
-        """Queue the choices of a request, or say why it cannot be."""
+        """Queue the choices of a request, once its grammar is compiled, or say why it cannot be."""
+        grammar = message.request.sampling.grammar
+        if grammar is None:
+            self._queue(message, None)
+            return
+        try:
+            self._compiling[message.number] = message, self.grammars.compile(grammar)
+        except OverloadedError as error:
+            self._items.append((message.number, error))
+        self.admit_compiled()
+
+    def admit_compiled(self) -> None:
+        """Queue the requests whose grammar has been compiled in the meantime."""
+        if not self._compiling:
+            return
+        for number, (message, pending) in list(self._compiling.items()):
+            if pending.done:
+                del self._compiling[number]
+                self._queue(message, pending)
+
+    def _queue(self, message: Submit, grammar: PendingGrammar | None) -> None:
         request, now = message.request, monotonic()
         # Who looks for stop strings sees every token; otherwise a plain reply needs the last only.
         job = _Job(message.number, request.stream or bool(request.sampling.stop))
-        sequences = self._sequences(request, now)
         try:
+            sequences = self._sequences(request, now, grammar)
             self.scheduler.add_all(sequences, now)
+        except GrammarError as error:
+            self._put(job, GrammarRejectedError(str(error)))
+            return
         except NeverFitsError as error:
             self._put(job, RequestRejectedError(str(error)))
             return
@@ -123,6 +159,7 @@ class EngineCore:
 
     def abort(self, message: Abort) -> None:
         """End a choice, or what is left of a request, without a word: nobody listens any more."""
+        self._compiling.pop(message.number, None)
         job = self._jobs.get(message.number)
         if job is None:
             return  # it ended while the message was on its way
@@ -202,13 +239,15 @@ class EngineCore:
             max_tokens_per_step=self.limits.max_tokens_per_step,
         )
 
-    def _sequences(self, request: GenerationRequest, now: float) -> list[Sequence]:
+    def _sequences(
+        self, request: GenerationRequest, now: float, grammar: PendingGrammar | None
+    ) -> list[Sequence]:
         sampling = request.sampling
         room = self.limits.max_model_len - len(request.prompt_tokens)
         max_new_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
         seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
         end_token_ids = sampling.stop_token_ids
-        if not sampling.ignore_eos:
+        if not sampling.ignore_eos or grammar is not None:  # nothing goes on behind a grammar's end
             end_token_ids |= self._eos_token_ids
         return [
             Sequence(
@@ -221,6 +260,7 @@ class EngineCore:
                 end_token_ids,
                 arrived=now,
                 cache_salt=request.cache_salt,
+                matcher=None if grammar is None else grammar.matcher(),
             )
             for index in range(request.n)
         ]
@@ -230,7 +270,10 @@ class EngineCore:
         if continuation is None:
             return  # another choice of its request failed in this very step
         if sampled is None:
-            self._fail([continuation.job], "the model's output is not finite for this request")
+            reason = "the model's output is not finite for this request"
+            if sequence.matcher is not None and sequence.matcher.failure is not None:
+                reason = f"constrained decoding cannot go on: {sequence.matcher.failure}"
+            self._fail([continuation.job], reason)
             return
         self._generated_tokens += 1
         self._tell(sequence, continuation, sampled)

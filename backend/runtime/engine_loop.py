@@ -28,6 +28,10 @@ class Endpoint(Protocol):
         """Send without waiting for whoever reads."""
         ...
 
+    def wake(self) -> None:
+        """Let ``receive`` return, from any thread, though nothing came."""
+        ...
+
 
 class EngineLoop:
     """Owns ``core`` from ``run`` on."""
@@ -42,6 +46,7 @@ class EngineLoop:
     ) -> None:
         """Figures are reported when all work is done, and else every ``stats_seconds``."""
         self._core = core
+        self._core.grammars.wake = endpoint.wake
         self._endpoint = endpoint
         self._stats_seconds = stats_seconds
         self._clock = clock
@@ -70,6 +75,7 @@ class EngineLoop:
                     return False
                 case _:
                     assert_never(message)
+        self._core.admit_compiled()
         return True
 
     def _step(self) -> None:

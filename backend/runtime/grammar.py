@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from backend.core.sequence import Matcher, Sequence
+
 if TYPE_CHECKING:
     import xgrammar
 
@@ -25,7 +27,7 @@ class GrammarError(ValueError):
 
 
 class GrammarMatcher:
-    """Where one text stands in its grammar."""
+    """Implements ``Matcher``."""
 
     def __init__(self, compiled: "xgrammar.CompiledGrammar") -> None:
         """Begin before the first token."""
@@ -37,15 +39,15 @@ class GrammarMatcher:
         self.failure: str | None = None
         """Why the text cannot go on; final."""
 
-    def follow(self, tokens: SequenceOf[int]) -> None:
-        """Take in what was generated, all of it from the beginning, since the last call."""
+    def follow(self, tokens: list[int]) -> None:
+        """See Matcher."""
         for token in tokens[self._num_followed :]:
             if self.failure is None and not self._matcher.accept_token(token):
                 self.failure = f"token {token} does not fit the grammar"
         self._num_followed = len(tokens)
 
     def fill(self, masks: Tensor, row: int) -> None:
-        """Write into ``masks[row]`` which tokens may come next; see ``failure`` afterwards."""
+        """See Matcher."""
         if self.failure is not None:
             return
         started = time.perf_counter()
@@ -58,19 +60,21 @@ class GrammarMatcher:
             self.failure = "no token of the model fits the grammar"
 
 
-def mask_(logits: Tensor, matchers: SequenceOf[tuple[int, GrammarMatcher]]) -> None:
-    """Make -inf of each token that may not come next, in the rows that have a matcher.
+def mask_(logits: Tensor, constrained: SequenceOf[tuple[int, Sequence, Matcher]]) -> list[int]:
+    """Make -inf of every token that may not come next, in the rows of ``constrained``.
 
-    A row whose matcher fails is left as it is.
+    Returns the rows whose matcher failed; they are left as they are.
     """
     import xgrammar  # noqa: PLC0415  # loaded when the first matcher was made
 
     masks = xgrammar.allocate_token_bitmask(*logits.shape)
-    for row, matcher in matchers:
+    for row, sequence, matcher in constrained:
+        matcher.follow(sequence.tokens[sequence.num_prompt_tokens :])
         matcher.fill(masks, row)
-    rows = [row for row, matcher in matchers if matcher.failure is None]
-    if rows:
-        xgrammar.apply_token_bitmask_inplace(logits, masks.to(logits.device), indices=rows)
+    masked = [row for row, _, matcher in constrained if matcher.failure is None]
+    if masked:
+        xgrammar.apply_token_bitmask_inplace(logits, masks.to(logits.device), indices=masked)
+    return [row for row, _, matcher in constrained if matcher.failure is not None]
 
 
 def explain(error: Exception) -> str:

@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 import torch
 
@@ -83,17 +83,12 @@ class GrammarCompiler:
     """Called by the engine's loop alone; its own threads stay behind it."""
 
     def __init__(
-        self,
-        vocabulary: Callable[[], Vocabulary],
-        wake: Callable[[], None],
-        limits: CompilerLimits | None = None,
+        self, vocabulary: Callable[[], Vocabulary], limits: CompilerLimits | None = None
     ) -> None:
-        """``wake`` is called, from any thread, when a pending grammar is done.
-
-        Nothing is loaded before the first grammar; then ``vocabulary`` is called once.
-        """
+        """Nothing is loaded before the first grammar; then ``vocabulary`` is called once."""
+        self.wake: Callable[[], None] = _nobody
+        """Called from any thread when a pending grammar is done."""
         self._vocabulary = vocabulary
-        self._wake = wake
         self._limits = limits or CompilerLimits()
         self._lock = threading.Lock()
         self._ready: OrderedDict[Grammar, xgrammar.CompiledGrammar] = OrderedDict()
@@ -155,7 +150,7 @@ class GrammarCompiler:
                 self._keep(pending.grammar, compiled)
             settled = pending.settle(compiled, error)
         if settled:
-            self._wake()
+            self.wake()
 
     def _give_up(self, pending: PendingGrammar) -> None:
         # It goes on counting as running: the thread is busy, and may yet have it ready for others.
@@ -164,13 +159,17 @@ class GrammarCompiler:
         with self._lock:
             settled = pending.settle(None, error)
         if settled:
-            self._wake()
+            self.wake()
 
     def _keep(self, grammar: Grammar, compiled: "xgrammar.CompiledGrammar") -> None:
         self._ready[grammar] = compiled
         self._ready_bytes += _size(grammar, compiled)
         while self._ready_bytes > self._limits.cache_bytes and len(self._ready) > 1:
             self._ready_bytes -= _size(*self._ready.popitem(last=False))
+
+
+def _nobody() -> None:
+    """Wake nobody."""
 
 
 class _Library:
@@ -208,8 +207,11 @@ class _Library:
         if self._error is not None:
             raise self._error
         is_json = grammar.kind in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA)
+        compiler = self._for_json if is_json else self._for_text
+        if compiler is None:
+            raise RuntimeError("nothing is loaded yet")
         try:
-            compiled = _compile(self._for_json if is_json else self._for_text, grammar)
+            compiled = _compile(compiler, grammar)
         except RuntimeError as error:
             raise GrammarError(explain(error)) from error
         matcher = GrammarMatcher(compiled)
@@ -243,7 +245,7 @@ def _printable(token: bytes) -> bytes:
     return b"" if any(byte < 0x20 and byte not in b"\r\n" for byte in token) else token
 
 
-def _compile(compiler: Any, grammar: Grammar) -> "xgrammar.CompiledGrammar":
+def _compile(compiler: "xgrammar.GrammarCompiler", grammar: Grammar) -> "xgrammar.CompiledGrammar":
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
             return compiler.compile_json_schema(_ANY_OBJECT)

@@ -11,6 +11,7 @@ from backend.core.block_pool import BLOCK_SIZE
 from backend.models.errors import ModelLoadError
 from backend.runtime.engine import Engine
 from backend.runtime.engine_core import EngineCore, EngineLimits
+from backend.runtime.grammar_compiler import GrammarCompiler, Vocabulary
 from backend.runtime.input_batch import InputBatchBuilder
 from backend.runtime.kv_cache import KVCache, block_bytes
 from backend.runtime.messages import EngineDescription, EngineOptions
@@ -102,8 +103,16 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
     inputs = InputBatchBuilder(cache.layers, sizing.max_model_len)
     runner = ModelRunner(network.with_context(sizing.max_model_len), cache, inputs)
     description = EngineDescription(str(directory), sizing.max_model_len, shape.vocab_size)
-    core = EngineCore(runner, tokenizer.eos_token_ids, limits)
+    grammars = GrammarCompiler(lambda: _vocabulary(tokenizer, shape.vocab_size))
+    core = EngineCore(runner, tokenizer.eos_token_ids, limits, grammars)
     return LoadedModel(core, tokenizer, description)
+
+
+def _vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
+    tokens = tuple(tokenizer.visible_bytes(token) for token in range(size))
+    return Vocabulary(
+        tokens, size, frozenset(each for each in tokenizer.eos_token_ids if each < size)
+    )
 
 
 def _device(name: str) -> torch.device:

@@ -1,6 +1,7 @@
 """From logits to tokens, on the device and without waiting for it.
 
-In vLLM's order: end tokens that come too early, bias, penalties, temperature, min_p, top_k, top_p.
+In vLLM's order: end tokens that come too early, bias, penalties, grammar, temperature, min_p,
+top_k, top_p.
 Each row is drawn from its own logits, its seed and its token's number alone (``gumbel``), so what
 else is in the batch changes nothing.
 """
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from backend.core.scheduler import ScheduledSequence
+from backend.runtime.grammar import mask_
 from backend.runtime.gumbel import Uint64s, log_exponential, vocabulary
 from backend.runtime.sampled import SampledTokens, raw_logprobs
 from backend.runtime.sampling_batch import DrawGroup, SamplingBatch, build_batch
@@ -46,6 +48,10 @@ def _sample(
     finite = torch.isfinite(top)
     lengths = _lengths(step) if batch.bounded or batch.groups else np.zeros(0, np.uint64)
     adjusted = _adjust(logits, batch, lengths)
+    if batch.constrained:
+        # Masks are made on the host while the device is still at work.
+        for row in mask_(adjusted, batch.constrained):
+            finite[row] = False
     if adjusted is not logits:
         tokens = adjusted.argmax(dim=-1)
     for group in batch.groups:
@@ -70,9 +76,10 @@ def _lengths(step: SequenceOf[ScheduledSequence]) -> Uint64s:
 def _adjust(logits: Tensor, batch: SamplingBatch, lengths: Uint64s) -> Tensor:
     """Return what tokens are chosen from: ``logits`` itself when nothing changes them."""
     early = [(row, ids) for row, least, ids in batch.bounded if lengths[row] < least]
-    if not (early or batch.biased or batch.penalised):
+    if not (early or batch.biased or batch.penalised or batch.constrained):
         return logits
-    adjusted = logits.to(torch.float32, copy=True)
+    # Row after row: products on CPU come out otherwise, and what follows goes by places.
+    adjusted = logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     for row, ids in early:
         adjusted[row].index_fill_(0, ids, -torch.inf)
     if batch.biased is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from backend.core.sequence import Sequence
+from backend.core.sequence import Matcher, Sequence
 from backend.core.types import SamplingParams
 from backend.runtime.gumbel import Uint64s, draw_keys
 from backend.runtime.token_counts import TokenCounts, on_device
@@ -44,7 +44,8 @@ class SamplingBatch:
     """What a batch needs beyond the largest logit of each row.
 
     ``biased`` are places in the flattened logits and what is added there; ``bounded`` are rows
-    with a least number of tokens, and the end tokens they may not choose before; ``reported`` are
+    with a least number of tokens, and the end tokens they may not choose before; ``constrained``
+    have a grammar, and no least number of tokens: it knows when its text is over; ``reported`` are
     rows whose log probabilities are asked for (see ``LogprobTensors``).
     """
 
@@ -55,6 +56,7 @@ class SamplingBatch:
     biased: tuple[Tensor, Tensor] | None
     bounded: tuple[tuple[int, int, Tensor], ...]
     penalised: tuple[tuple[int, TokenCounts], ...]
+    constrained: tuple[tuple[int, Sequence, Matcher], ...]
     reported: tuple[tuple[int, int], ...]
     reported_index: Tensor | None
 
@@ -99,7 +101,12 @@ def build_batch(
         bounded=tuple(
             (row, each.min_tokens, _ids(sequences[row].end_token_ids, like))
             for row, each in enumerate(params)
-            if each.min_tokens and sequences[row].end_token_ids
+            if each.min_tokens and sequences[row].end_token_ids and each.grammar is None
+        ),
+        constrained=tuple(
+            (row, sequence, sequence.matcher)
+            for row, sequence in enumerate(sequences)
+            if sequence.matcher is not None
         ),
         penalised=tuple(
             (row, counts.get(sequence) or _new_counts(sequence))

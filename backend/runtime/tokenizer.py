@@ -132,6 +132,10 @@ class Tokenizer:
             return bytes([int(name[3:5], 16)])
         return name.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
 
+    def visible_bytes(self, token: int) -> bytes:
+        """Return what ``token`` adds to a text: nothing if it is a special one."""
+        return b"" if token in self._special_ids else self.token_bytes(token)
+
     def detokenizer(self) -> IncrementalDetokenizer:
         """Return fresh state for one choice."""
         if self._byte_level:

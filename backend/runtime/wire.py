@@ -9,6 +9,7 @@ import select
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -65,6 +66,9 @@ class SocketEndpoint:
         sock.setblocking(False)
         self._socket = sock
         self._frames = FrameReader()
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
         self._unsent = b""
         self._held: Report | None = None
 
@@ -75,8 +79,19 @@ class SocketEndpoint:
             if wait:
                 self._await_news()
             messages = list(chain.from_iterable(self._read()))
-            if messages or not wait:
+            if self._take_wakes() or messages or not wait:
                 return messages
+
+    def wake(self) -> None:
+        """See Endpoint."""
+        with suppress(BlockingIOError):  # full of wakes already
+            self._waker.send(b"w")
+
+    def _take_wakes(self) -> bool:
+        try:
+            return bool(self._woken.recv(_CHUNK))
+        except BlockingIOError:
+            return False
 
     def send(self, report: Report) -> None:
         """See Endpoint."""
@@ -119,6 +134,7 @@ class SocketEndpoint:
     def _await_news(self) -> None:
         poller = select.poll()
         poller.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+        poller.register(self._woken, select.POLLIN)
         poller.poll()
 
     def _read(self) -> Iterator[list[Any]]:

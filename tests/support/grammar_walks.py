@@ -7,7 +7,7 @@ import torch
 
 from backend.core.types import Grammar
 from backend.runtime.grammar import GrammarError, GrammarMatcher
-from backend.runtime.grammar_compiler import GrammarCompiler, Vocabulary
+from backend.runtime.grammar_compiler import CompilerLimits, GrammarCompiler, Vocabulary
 
 END = 256
 BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), 257, frozenset({END}))
@@ -18,9 +18,10 @@ _CLOSING = frozenset(b'"}]') | {END}
 class Walks:
     """Compiles grammars over single bytes, one at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: CompilerLimits | None = None) -> None:
         self._woken = threading.Event()
-        self.compiler = GrammarCompiler(lambda: BYTES, self._woken.set)
+        self.compiler = GrammarCompiler(lambda: BYTES, limits)
+        self.compiler.wake = self._woken.set
 
     def matcher(self, grammar: Grammar) -> GrammarMatcher:
         self._woken.clear()
@@ -35,7 +36,8 @@ class Walks:
         draw = random.Random(seed)
         tokens: list[int] = []
         for _ in range(most_tokens):
-            allowed = next_tokens(matcher, tokens)
+            # xgrammar admits bytes that would be surrogates; detokenizers replace them.
+            allowed = [token for token in next_tokens(matcher, tokens) if token != 0xED]
             closing = [token for token in allowed if token in _CLOSING]
             token = draw.choice(closing if closing and draw.random() < 0.5 else allowed)
             if token == END:

@@ -1,0 +1,262 @@
+"""Constrained decoding in the real engine: valid under the schema, whatever the weights are."""
+
+import asyncio
+import json
+import threading
+from collections import defaultdict
+
+import jsonschema
+import pytest
+
+from backend.core.types import FinishReason, GenerationRequest, Grammar, GrammarKind, SamplingParams
+from backend.ports import EngineError, GrammarRejectedError, OverloadedError
+from backend.runtime.grammar_compiler import CompilerLimits, GrammarCompiler
+from backend.runtime.loader import load_engine
+from backend.server.json_schema import enforceable
+
+pytest_plugins = ["running_backend"]
+
+PROMPT = tuple(b"Answer in JSON: ")
+SCHEMAS = {
+    "nested": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 8},
+            "at": {
+                "type": "object",
+                "properties": {"x": {"type": "number"}, "y": {"type": "integer"}},
+                "required": ["x", "y"],
+                "additionalProperties": False,
+            },
+        },
+        "required": ["name", "at"],
+        "additionalProperties": False,
+    },
+    "enum": {"enum": ["red", "green", 3, None, {"deep": [1, "é"]}]},
+    "array": {
+        "type": "array",
+        "items": {"type": "integer", "minimum": -20, "maximum": 300},
+        "minItems": 2,
+        "maxItems": 6,
+    },
+    "number": {"type": "number", "minimum": 0, "maximum": 1},
+    "recursive": {
+        "$defs": {
+            "node": {
+                "type": "object",
+                "properties": {
+                    "leaf": {"type": "boolean"},
+                    "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
+                },
+                "required": ["leaf", "next"],
+                "additionalProperties": False,
+            }
+        },
+        "$ref": "#/$defs/node",
+    },
+    "optional": {
+        "type": "object",
+        "properties": {"a": {"type": "null"}, "b": {"type": "boolean"}, "c": {"const": "c"}},
+        "additionalProperties": False,
+    },
+}
+
+
+def schema_grammar(name):
+    source = json.dumps(enforceable(SCHEMAS[name], strict=True))
+    return Grammar(GrammarKind.JSON_SCHEMA, source)
+
+
+def request(grammar, *, n=1, **sampling):
+    sampling = {"temperature": 1.0, "max_tokens": 400, "seed": 7} | sampling
+    return GenerationRequest("r", PROMPT, SamplingParams(grammar=grammar, **sampling), n)
+
+
+async def collect(engine, wanted):
+    texts, reasons = defaultdict(str), {}
+    async for delta in engine.generate(wanted):
+        texts[delta.index] += delta.text
+        reasons[delta.index] = delta.finish_reason
+    return [(texts[index], reasons[index]) for index in sorted(reasons)]
+
+
+@pytest.fixture(scope="module")
+def engine(chat_model):
+    engine, _ = load_engine(str(chat_model), device="cpu", max_num_seqs=16)
+    engine.start()
+    yield engine
+    engine.stop()
+    engine._core.scheduler.check_integrity()
+
+
+async def test_schemas_hold_in_a_batch_with_neighbours_that_have_none(engine):
+    free = [
+        GenerationRequest("f", PROMPT, SamplingParams(seed=seed, max_tokens=40, ignore_eos=True))
+        for seed in range(3)
+    ]
+    alone = [await collect(engine, each) for each in free]
+    wanted = [request(schema_grammar(name), n=3, seed=1) for name in SCHEMAS]
+    replies = await asyncio.gather(*(collect(engine, each) for each in [*wanted, *free]))
+    assert replies[len(wanted) :] == alone
+    for name, choices in zip(SCHEMAS, replies, strict=False):
+        for text, reason in choices:
+            assert reason is FinishReason.STOP, (name, text)
+            jsonschema.validate(json.loads(text), SCHEMAS[name])
+        assert name in ("enum", "number", "optional") or len(set(choices)) > 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+async def test_any_json_object(engine, temperature):
+    wanted = request(Grammar(GrammarKind.JSON_OBJECT), temperature=temperature, max_tokens=450)
+    [(text, reason)] = await collect(engine, wanted)
+    assert text.startswith("{")
+    if reason is FinishReason.STOP:
+        assert isinstance(json.loads(text), dict)
+
+
+async def test_an_answer_that_has_no_room_ends_with_length(engine):
+    [(text, reason)] = await collect(engine, request(schema_grammar("nested"), max_tokens=5))
+    assert reason is FinishReason.LENGTH
+    assert len(text) == 5
+
+
+@pytest.mark.parametrize(
+    ("grammar", "expected"),
+    [
+        (Grammar(GrammarKind.REGEX, "(cat|dog){2}"), {"catcat", "catdog", "dogcat", "dogdog"}),
+        (Grammar(GrammarKind.EBNF, 'root ::= "yes" | "no"'), {"yes", "no"}),
+    ],
+)
+async def test_regular_expressions_and_grammars(engine, grammar, expected):
+    choices = await collect(engine, request(grammar, n=8, ignore_eos=True))
+    assert {reason for _, reason in choices} == {FinishReason.STOP}
+    assert {text for text, _ in choices} <= expected
+
+
+@pytest.mark.parametrize(
+    ("grammar", "why"),
+    [
+        (Grammar(GrammarKind.REGEX, "[a-"), "Regex parsing error"),
+        (Grammar(GrammarKind.EBNF, "root ::= missing"), "not defined"),
+        (Grammar(GrammarKind.EBNF, "root ::= root"), "no token of the model fits"),
+        (
+            Grammar(GrammarKind.JSON_SCHEMA, '{"type": "integer", "minimum": 2, "maximum": 1}'),
+            "min",
+        ),
+    ],
+)
+async def test_what_cannot_be_compiled_is_rejected_and_nothing_else(engine, grammar, why):
+    good, bad = await asyncio.gather(
+        collect(engine, request(schema_grammar("enum"))),
+        collect(engine, request(grammar)),
+        return_exceptions=True,
+    )
+    assert isinstance(bad, GrammarRejectedError)
+    assert why in str(bad)
+    assert good[0][1] is FinishReason.STOP
+
+
+async def test_preemption_changes_nothing(chat_model):
+    wanted = [request(schema_grammar(name), seed=seed) for name in SCHEMAS for seed in (1, 2)]
+    texts = []
+    for blocks in (None, 34):
+        options = {} if blocks is None else {"kv_bytes": blocks * 16 * 2 * 16 * 4 * 2}
+        engine, _ = load_engine(str(chat_model), device="cpu", max_num_seqs=16, **options)
+        engine.start()
+        try:
+            texts.append(await asyncio.gather(*(collect(engine, each) for each in wanted)))
+            preempted = engine.stats().preemptions
+        finally:
+            engine.stop()
+    assert preempted > 0
+    assert texts[0] == texts[1]
+
+
+async def test_a_matcher_that_fails_ends_its_own_request_only(engine, monkeypatch):
+    from backend.runtime.grammar import GrammarMatcher
+
+    fill, calls = GrammarMatcher.fill, []
+
+    def failing(self, masks, row):
+        calls.append(row)
+        fill(self, masks, row)
+        if len(calls) > 2 and self is not None:
+            self.failure = "it is broken"
+
+    neighbour = GenerationRequest("f", PROMPT, SamplingParams(seed=1, max_tokens=30))
+    grammar = schema_grammar("nested")
+    await collect(engine, request(grammar, max_tokens=1))
+    monkeypatch.setattr(GrammarMatcher, "fill", failing)
+    broken, whole = await asyncio.gather(
+        collect(engine, request(grammar)), collect(engine, neighbour), return_exceptions=True
+    )
+    assert isinstance(broken, EngineError)
+    assert "it is broken" in str(broken)
+    assert whole[0][1] is not None
+
+
+class Gate:
+    """A vocabulary that is not there before the gate opens."""
+
+    def __init__(self):
+        self.opened = threading.Event()
+        self.woken = threading.Event()
+
+    def compiler(self, **limits):
+        from grammar_walks import BYTES
+
+        compiler = GrammarCompiler(lambda: self.opened.wait(20) and BYTES, CompilerLimits(**limits))
+        compiler.wake = self.woken.set
+        return compiler
+
+
+async def test_others_go_on_while_a_grammar_is_compiled_and_who_leaves_is_forgotten(engine):
+    gate = Gate()
+    before, engine._core.grammars = engine._core.grammars, gate.compiler()
+    engine._core.grammars.wake = before.wake
+    try:
+        waiting = asyncio.create_task(collect(engine, request(schema_grammar("enum"))))
+        leaving = asyncio.create_task(collect(engine, request(schema_grammar("array"))))
+        free = GenerationRequest("f", PROMPT, SamplingParams(seed=1, max_tokens=30))
+        for _ in range(3):
+            await collect(engine, free)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        assert not waiting.done()
+        await collect(engine, free)
+        assert len(engine._core._compiling) == 1
+        gate.opened.set()
+        assert (await waiting)[0][1] is FinishReason.STOP
+    finally:
+        gate.opened.set()
+        engine._core.grammars = before
+
+
+def test_a_compilation_is_waited_for_no_longer_than_allowed():
+    gate = Gate()
+    pending = gate.compiler(seconds=0.05).compile(schema_grammar("enum"))
+    assert gate.woken.wait(10)
+    gate.opened.set()
+    with pytest.raises(ValueError, match="not compiled within"):
+        pending.matcher()
+
+
+def test_grammars_that_wait_are_bounded_and_one_is_compiled_once():
+    gate = Gate()
+    compiler = gate.compiler(waiting=2)
+    first = compiler.compile(schema_grammar("enum"))
+    assert compiler.compile(schema_grammar("enum")) is first
+    compiler.compile(schema_grammar("array"))
+    with pytest.raises(OverloadedError):
+        compiler.compile(schema_grammar("number"))
+    gate.opened.set()
+
+
+def test_grammars_that_are_kept_are_bounded():
+    from grammar_walks import Walks
+
+    walks = Walks(CompilerLimits(cache_bytes=1))
+    walks.matcher(schema_grammar("enum"))
+    walks.matcher(schema_grammar("array"))
+    assert list(walks.compiler._ready) == [schema_grammar("array")]
+    assert walks.compiler.compile(schema_grammar("array")).done
