@@ -101,6 +101,7 @@ class Choice:
         self._decoded = 0
         self._shown = 0
         self._reported: deque[_Reported] = deque()
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     def push(self, delta: TokenDelta) -> TextDelta | None:
         """Take the next tokens; None when they show no text yet.
@@ -109,6 +110,7 @@ class Choice:
         the choice. An end token counts as generated but has no text.
         """
         texts: list[str] = []
+        self._prompt_logprobs = self._prompt_logprobs or delta.prompt_logprobs
         for position, token in enumerate(delta.tokens):
             self.num_tokens += 1
             is_last = position == len(delta.tokens) - 1
@@ -156,4 +158,7 @@ class Choice:
         due = []
         while self._reported and is_due(self._reported[0]):
             due.append(self._reported.popleft().logprobs)
-        return TextDelta(self.index, text, self.num_tokens, reason, tuple(due), delta.cached_tokens)
+        prompt, self._prompt_logprobs = self._prompt_logprobs, ()
+        return TextDelta(
+            self.index, text, self.num_tokens, reason, tuple(due), delta.cached_tokens, prompt
+        )

@@ -52,7 +52,8 @@ class SamplingParams:
     context. ``stop`` strings end the text before themselves and are not part of it; a token of
     ``stop_token_ids`` ends it like the model's end token. Presence and frequency penalties look at
     the continuation, the repetition penalty at the prompt too. ``logprobs`` None reports none, else
-    those of the chosen token and of as many of the likeliest.
+    those of the chosen token and of as many of the likeliest; ``prompt_logprobs`` is the same for
+    the tokens of the prompt.
     """
 
     temperature: float = 1.0
@@ -70,6 +71,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     grammar: Grammar | None = None
 
     @property
@@ -122,7 +124,8 @@ class TokenDelta:
     """New tokens of one choice, as the engine's loop sends them.
 
     ``logprobs`` is empty or as long as ``tokens``. ``cached_tokens`` of the prompt were found in
-    the prefix cache. An end token is among the tokens.
+    the prefix cache. An end token is among the tokens. ``prompt_logprobs``, where they were asked
+    for, come once and with the first tokens, and begin with the prompt's second token.
     """
 
     index: int
@@ -130,6 +133,7 @@ class TokenDelta:
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,8 @@ class TextDelta:
     """New text of one choice; the last delta of a choice carries ``finish_reason``.
 
     ``completion_tokens`` counts the tokens generated so far for this choice. ``logprobs`` are those
-    of the tokens that ``text`` came from, where they were asked for.
+    of the tokens that ``text`` came from, where they were asked for; ``prompt_logprobs`` as in
+    TokenDelta.
     """
 
     index: int
@@ -146,6 +151,7 @@ class TextDelta:
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,7 @@ def _merge(deltas: Iterable[TokenDelta]) -> list[TokenDelta]:
             tuple(logprobs for delta in each for logprobs in delta.logprobs),
             each[-1].finish_reason,
             each[-1].cached_tokens,
+            each[0].prompt_logprobs,
         )
         for index, each in of_choice.items()
     ]

@@ -68,6 +68,7 @@ class _Continuation:
     index: int
     held: list[TokenLogprobs] = field(default_factory=list)
     """Log probabilities of tokens that are not sent yet."""
+    held_of_prompt: list[TokenLogprobs] = field(default_factory=list)
 
 
 class EngineCore:
@@ -261,6 +262,7 @@ class EngineCore:
                 arrived=now,
                 cache_salt=request.cache_salt,
                 matcher=None if grammar is None else grammar.matcher(),
+                reads_cache=sampling.prompt_logprobs is None,
             )
             for index in range(request.n)
         ]
@@ -281,15 +283,17 @@ class EngineCore:
     def _tell(self, sequence: Sequence, continuation: _Continuation, sampled: SampledToken) -> None:
         if sampled.logprobs is not None:
             continuation.held.append(sampled.logprobs)
+        continuation.held_of_prompt.extend(sampled.prompt_logprobs)
         reason = finish_reason(sequence)
         job = continuation.job
         if job.streams or reason is not None:
             first = len(sequence.tokens) - 1 if job.streams else sequence.num_prompt_tokens
             tokens = tuple(sequence.tokens[first:])
-            held = tuple(continuation.held)
+            held, prompt = tuple(continuation.held), tuple(continuation.held_of_prompt)
             continuation.held.clear()
+            continuation.held_of_prompt.clear()
             cached = sequence.num_cached_tokens
-            self._put(job, TokenDelta(continuation.index, tokens, held, reason, cached))
+            self._put(job, TokenDelta(continuation.index, tokens, held, reason, cached, prompt))
         if reason is not None:
             self._end(sequence, reason)
 

@@ -11,6 +11,7 @@ from backend.core.scheduler import ScheduledSequence, Step
 from backend.core.sequence import Sequence
 from backend.models.attention import AttentionPlan, DecodeGroup, Gather, PrefillSpan
 from backend.runtime.kv_mirror import KVMirror, cut_by_length
+from backend.runtime.prompt_logprobs import ScoredSpan, scored_span
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +19,9 @@ class InputBatch:
     """One step as the model takes it.
 
     ``logit_rows`` are the tokens to sample after, None when it is every token; ``sampling`` are
-    the sequences they belong to, in the same order. ``unseen`` says which of ``tokens`` the host
-    does not know: the last of these sequences, chosen by the step before.
+    the sequences they belong to, in the same order. Behind them come the rows of ``scored``.
+    ``unseen`` says which of ``tokens`` the host does not know: the last of these sequences, chosen
+    by the step before.
     """
 
     tokens: Tensor
@@ -28,6 +30,7 @@ class InputBatch:
     logit_rows: Tensor | None
     sampling: tuple[ScheduledSequence, ...]
     unseen: dict[Sequence, int]
+    scored: tuple[ScoredSpan, ...] = ()
 
 
 class InputBatchBuilder:
@@ -62,8 +65,13 @@ class InputBatchBuilder:
         slots: list[int] = []
         logit_rows: list[int] = []
         unseen: dict[Sequence, int] = {}
+        scored: list[ScoredSpan] = []
+        scored_rows: list[int] = []
         for each in ordered:
             sequence, start, stop = each.sequence, each.start, each.start + each.num_tokens
+            if (span := scored_span(each)) is not None:
+                scored.append(span)
+                scored_rows += range(len(tokens), len(tokens) + span.stop - span.start)
             tokens += sequence.tokens[start:stop]
             if stop > len(sequence.tokens):
                 unseen[sequence] = len(tokens)
@@ -80,9 +88,12 @@ class InputBatchBuilder:
                 decode=tuple(decode),
                 prefill=self._prefill_spans(spans, num_singles),
             ),
-            logit_rows=None if len(logit_rows) == len(tokens) else self._tensor(logit_rows),
+            logit_rows=None
+            if len(logit_rows) == len(tokens) and not scored
+            else self._tensor(logit_rows + scored_rows),
             sampling=tuple(each for each in ordered if each.samples),
             unseen=unseen,
+            scored=tuple(scored),
         )
 
     def _tensor(self, values: SequenceOf[int]) -> Tensor:

@@ -109,6 +109,7 @@ class Report:
                 item.logprobs,
                 item.finish_reason,
                 item.cached_tokens,
+                item.prompt_logprobs,
             )
             for number, item in self.items
         ]

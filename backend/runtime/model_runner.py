@@ -13,6 +13,7 @@ from backend.models.attention import PagedAttention
 from backend.models.model import Model
 from backend.runtime.input_batch import InputBatch, InputBatchBuilder
 from backend.runtime.kv_cache import KVCache
+from backend.runtime.prompt_logprobs import PromptLogprobs, SpanLogprobs, score
 from backend.runtime.sampled import SampledToken, SampledTokens
 from backend.runtime.sampler import Sampler
 
@@ -23,6 +24,7 @@ class InFlight:
 
     sequences: tuple[Sequence, ...]
     sampled: SampledTokens
+    scored: tuple[SpanLogprobs, ...] = ()
 
 
 class ModelRunner:
@@ -34,6 +36,7 @@ class ModelRunner:
         self._cache = cache
         self._inputs = inputs
         self._sampler = Sampler()
+        self._prompt_logprobs = PromptLogprobs()
         self._last: InFlight | None = None
 
     @property
@@ -52,9 +55,14 @@ class ModelRunner:
             self._fill_in(batch)
         attention = PagedAttention(batch.plan, self._cache.layers)
         hidden = self._model.forward(batch.tokens, batch.positions, attention, batch.logit_rows)
+        scored: tuple[SpanLogprobs, ...] = ()
+        if batch.scored:
+            num_sampling = len(batch.sampling)
+            scored = score(batch.scored, hidden[num_sampling:], self._model.logits)
+            hidden = hidden[:num_sampling]
         sampled = self._sampler.sample(self._model.logits(hidden), batch.sampling)
         sequences = tuple(scheduled.sequence for scheduled in batch.sampling)
-        self._last = InFlight(sequences, sampled)
+        self._last = InFlight(sequences, sampled, scored)
         return self._last
 
     def _fill_in(self, batch: InputBatch) -> None:
@@ -69,7 +77,15 @@ class ModelRunner:
 
     def collect(self, in_flight: InFlight) -> list[tuple[Sequence, SampledToken | None]]:
         """Return the chosen tokens; None: the model's output for this sequence is not finite."""
-        return list(zip(in_flight.sequences, in_flight.sampled.fetch(), strict=True))
+        tokens = in_flight.sampled.fetch()
+        self._prompt_logprobs.add(in_flight.scored)
+        return list(
+            zip(
+                in_flight.sequences,
+                map(self._prompt_logprobs.complete, in_flight.sequences, tokens),
+                strict=True,
+            )
+        )
 
     def warm_up(self) -> None:
         """Run one step in the padding block: libraries start their threads, errors show now."""

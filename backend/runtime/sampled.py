@@ -12,10 +12,14 @@ from backend.core.types import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """The next token of a sequence; ``logprobs`` where they were asked for."""
+    """The next token of a sequence; ``logprobs`` where they were asked for.
+
+    The first token brings ``prompt_logprobs``, where they were.
+    """
 
     token: int
     logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

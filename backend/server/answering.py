@@ -38,9 +38,9 @@ class Answer:
                 async for delta in deltas:
                     self.tally.add(delta)
             choices = self.tally.choices()
+            written = [self.form.whole(index, choice) for index, choice in enumerate(choices)]
         except (EngineError, OverloadedError, RequestRejectedError) as error:
             raise _api_error(error) from error
-        written = [self.form.whole(index, choice) for index, choice in enumerate(choices)]
         body = self._head().body(self.form.whole_kind, written)
         return json_response(body | {"usage": self.tally.usage.body()})
 
@@ -74,7 +74,7 @@ class Answer:
     def _chunk_choices(self, delta: TextDelta) -> list[dict[str, Any]]:
         choices = []
         if self.tally.is_first(delta.index):
-            opening = self.form.opening(delta.index)
+            opening = self.form.opening(delta.index, delta.prompt_logprobs)
             if opening is not None:
                 choices.append(opening)
         self.tally.add(delta)

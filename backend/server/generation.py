@@ -34,6 +34,8 @@ class Generation:
     n: int
     priority: Priority = Priority.NORMAL
     stream: bool = True
+    prompt_only: bool = False
+    """Nothing is generated: of the one token that the engine computes nothing is told."""
     queue_seconds: float | None = None
     cache_salt: str = ""
     arrived: float | None = None
@@ -65,7 +67,17 @@ class Generation:
             )
             for position, prompt in enumerate(self.prompts)
         ]
-        return streams[0] if len(streams) == 1 else _merge(streams, self.n)
+        deltas = streams[0] if len(streams) == 1 else _merge(streams, self.n)
+        return _emptied(deltas) if self.prompt_only else deltas
+
+
+async def _emptied(deltas: AsyncGenerator[TextDelta, None]) -> AsyncGenerator[TextDelta, None]:
+    async with aclosing(deltas):
+        async for delta in deltas:
+            reason = None if delta.finish_reason is None else FinishReason.LENGTH
+            if delta.finish_reason is FinishReason.ABORT:
+                reason = FinishReason.ABORT
+            yield replace(delta, text="", completion_tokens=0, logprobs=(), finish_reason=reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +125,7 @@ class Tally:
     generation: Generation
     _texts: list[list[str]] = field(init=False)
     _logprobs: list[list[TokenLogprobs]] = field(init=False)
+    _prompts: list[tuple[TokenLogprobs, ...]] = field(init=False)
     _tokens: list[int] = field(init=False)
     _cached: list[int | None] = field(init=False)
     _reasons: list[FinishReason | None] = field(init=False)
@@ -123,6 +136,7 @@ class Tally:
         count = self.generation.num_choices
         self._texts = [[] for _ in range(count)]
         self._logprobs = [[] for _ in range(count)]
+        self._prompts = [()] * count
         self._tokens = [0] * count
         self._cached = [None] * count
         self._reasons = [None] * count
@@ -136,6 +150,7 @@ class Tally:
         if delta.text:
             self._texts[delta.index].append(delta.text)
         self._logprobs[delta.index] += delta.logprobs
+        self._prompts[delta.index] += delta.prompt_logprobs
         if delta.finish_reason is FinishReason.ABORT:
             raise EngineError("the generation was given up")
         self._reasons[delta.index] = delta.finish_reason
@@ -147,10 +162,12 @@ class Tally:
     def choices(self) -> tuple[FinishedChoice, ...]:
         """Return the whole answer. Raises EngineError when it is not whole."""
         finished = []
-        for texts, logprobs, reason in zip(self._texts, self._logprobs, self._reasons, strict=True):
+        for texts, reason, logprobs, prompt in zip(
+            self._texts, self._reasons, self._logprobs, self._prompts, strict=True
+        ):
             if reason is None:
                 raise EngineError("the generation ended early")
-            finished.append(FinishedChoice("".join(texts), reason, tuple(logprobs)))
+            finished.append(FinishedChoice("".join(texts), reason, tuple(logprobs), prompt))
         return tuple(finished)
 
     @property

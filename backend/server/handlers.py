@@ -12,7 +12,7 @@ from backend.server.answering import Answer
 from backend.server.generation import Generation, Tally
 from backend.server.json_reply import json_response
 from backend.server.metrics import CONTENT_TYPE, Metrics
-from backend.server.prompts import chat_prompt, check_biases, completion_prompts
+from backend.server.prompts import chat_prompt, check_biases, completion_prompts, echoed_prompts
 from backend.server.reading import read_request
 from backend.server.replies import ChatForm, CompletionForm
 from backend.server.request_headers import priority, queue_seconds, tenant_salt
@@ -52,13 +52,17 @@ class Handlers:
         prompts = await completion_prompts(
             loaded.encoder, asked.prompts, max_model_len=loaded.generator.max_model_len
         )
-        sampling = _sampling(asked, asked.most_tokens, asked.logprobs, loaded)
+        # The engine computes one token at least; where none is wanted, it is not told.
+        sampling = _sampling(asked, asked.most_tokens or 1, asked.logprobs, loaded)
+        if asked.echo:
+            sampling = replace(sampling, prompt_logprobs=asked.logprobs)
         generation = _generation("cmpl", prompts, asked, sampling)
-        echoed = asked.prompts if asked.echo else ()
+        generation = replace(generation, prompt_only=asked.most_tokens == 0)
         generation = _with_headers(generation, request, arrived)
+        echoed = await echoed_prompts(loaded.encoder, asked.prompts, prompts) if asked.echo else ()
         form = CompletionForm(
             spell=None if asked.logprobs is None else loaded.encoder.token_bytes,
-            echo=tuple(str(text) for text in echoed for _ in range(generation.n)),
+            echo=tuple(each for each in echoed for _ in range(generation.n)),
         )
         answer = Answer(Tally(generation), loaded.generator, form, asked.model)
         return await _send(answer, request, asked)

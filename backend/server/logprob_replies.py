@@ -3,10 +3,13 @@
 They are the model's own: before temperature, bias, penalties and filters.
 """
 
+import codecs
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from backend.core.types import TokenLogprobs
+from backend.ports import EngineError
 
 Spell = Callable[[int], bytes]
 """A token's text; special tokens by their names."""
@@ -43,6 +46,43 @@ def completion_logprobs(
         ],
         "text_offset": [start + each.text_offset for each in tokens],
     }
+
+
+@dataclass(frozen=True, slots=True)
+class EchoedPrompt:
+    """A prompt that precedes its completion."""
+
+    text: str
+    tokens: tuple[int, ...]
+
+    def logprobs(self, known: Sequence[TokenLogprobs], spell: Spell) -> dict[str, Any]:
+        """Return its ``logprobs``; ``known`` begins with the second token: none precedes the first.
+
+        Raises EngineError when some are missing.
+        """
+        if len(known) != len(self.tokens) - 1:
+            raise EngineError("log probabilities of the prompt are missing")
+        rest = completion_logprobs(known, spell, 0)
+        return {
+            "tokens": [_name(spell(token)) for token in self.tokens],
+            "token_logprobs": [None, *rest["token_logprobs"]],
+            "top_logprobs": [None, *rest["top_logprobs"]],
+            "text_offset": self._offsets(spell),
+        }
+
+    def _offsets(self, spell: Spell) -> list[int]:
+        # Tokens that the model puts around a text are not in it, and a first space may not be.
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        offsets = []
+        at = 0
+        for token in self.tokens:
+            offsets.append(at)
+            piece = decoder.decode(spell(token))
+            for written in (piece, piece.lstrip(" ")):
+                if self.text.startswith(written, at):
+                    at += len(written)
+                    break
+        return offsets
 
 
 def _with_chosen(each: TokenLogprobs) -> tuple[tuple[int, float], ...]:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from backend.ports import PromptEncoder
 from backend.server.errors import ApiError
+from backend.server.logprob_replies import EchoedPrompt
 from backend.server.schema import AnyMessage
 
 ON_LOOP_CHARACTERS = 2_000
@@ -77,6 +78,27 @@ async def completion_prompts(
             )
         _check_room(tokens, "prompt", max_model_len)
     return encoded
+
+
+async def echoed_prompts(
+    encoder: PromptEncoder,
+    prompts: Sequence[str | tuple[int, ...]],
+    encoded: Sequence[tuple[int, ...]],
+) -> tuple[EchoedPrompt, ...]:
+    """Return each prompt as it is sent back; of tokens special ones are spelled too."""
+
+    def spell() -> tuple[EchoedPrompt, ...]:
+        return tuple(
+            EchoedPrompt(
+                prompt
+                if isinstance(prompt, str)
+                else encoder.decode(prompt, skip_special_tokens=False),
+                tokens,
+            )
+            for prompt, tokens in zip(prompts, encoded, strict=True)
+        )
+
+    return await off_loop(spell, sum(map(len, encoded)) > ON_LOOP_CHARACTERS)
 
 
 def check_biases(biases: Sequence[tuple[int, float]], vocab_size: int) -> None:

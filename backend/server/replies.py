@@ -5,7 +5,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from backend.core.types import FinishReason, TokenLogprobs
-from backend.server.logprob_replies import Spell, chat_logprobs, completion_logprobs
+from backend.server.logprob_replies import (
+    EchoedPrompt,
+    Spell,
+    chat_logprobs,
+    completion_logprobs,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,7 @@ class FinishedChoice:
     text: str
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +81,11 @@ class ReplyForm(Protocol):
         """Return a choice of a plain reply."""
         ...
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """Return what precedes a choice's text in a stream, if anything does."""
+    def opening(self, index: int, prompt: Logprobs) -> dict[str, Any] | None:
+        """Return what precedes a choice's text in a stream, if anything does.
+
+        ``prompt`` are log probabilities of the prompt, where they were asked for.
+        """
         ...
 
     def text(self, index: int, text: str, logprobs: Logprobs) -> dict[str, Any]:
@@ -110,7 +119,7 @@ class ChatForm:
             "finish_reason": choice.finish_reason.value,
         }
 
-    def opening(self, index: int) -> dict[str, Any] | None:
+    def opening(self, index: int, prompt: Logprobs) -> dict[str, Any] | None:  # noqa: ARG002
         """Return the role."""
         return self._chunk(index, {"role": "assistant", "content": "", "refusal": None}, None)
 
@@ -130,25 +139,34 @@ class ChatForm:
 
 @dataclass(frozen=True, slots=True)
 class CompletionForm:
-    """/v1/completions. ``echo`` has the prompt text that precedes each choice, or is empty.
+    """/v1/completions. ``echo`` has the prompt that precedes each choice, or is empty.
 
     ``spell`` is given where log probabilities are wanted.
     """
 
     spell: Spell | None = None
-    echo: tuple[str, ...] = ()
+    echo: tuple[EchoedPrompt, ...] = ()
     whole_kind: str = "text_completion"
     chunk_kind: str = "text_completion"
 
     def whole(self, index: int, choice: FinishedChoice) -> dict[str, Any]:
         """See ReplyForm."""
-        text = self.echo[index] + choice.text if self.echo else choice.text
+        text = self.echo[index].text + choice.text if self.echo else choice.text
         written = self._choice(index, text, choice.finish_reason.value)
-        return written | self._logprobs(index, choice.logprobs)
+        told = self._logprobs(index, choice.logprobs)
+        if self.echo and self.spell is not None:
+            prompt = self.echo[index].logprobs(choice.prompt_logprobs, self.spell)
+            told = {"logprobs": {key: prompt[key] + told["logprobs"][key] for key in prompt}}
+        return written | told
 
-    def opening(self, index: int) -> dict[str, Any] | None:
+    def opening(self, index: int, prompt: Logprobs) -> dict[str, Any] | None:
         """Return the prompt, where it was asked to be echoed."""
-        return self._choice(index, self.echo[index], None) if self.echo else None
+        if not self.echo:
+            return None
+        written = self._choice(index, self.echo[index].text, None)
+        if self.spell is None:
+            return written
+        return written | {"logprobs": self.echo[index].logprobs(prompt, self.spell)}
 
     def text(self, index: int, text: str, logprobs: Logprobs) -> dict[str, Any]:
         """See ReplyForm."""
@@ -161,7 +179,7 @@ class CompletionForm:
     def _logprobs(self, index: int, logprobs: Logprobs) -> dict[str, Any]:
         if self.spell is None:
             return {}
-        start = len(self.echo[index]) if self.echo else 0
+        start = len(self.echo[index].text) if self.echo else 0
         return {"logprobs": completion_logprobs(logprobs, self.spell, start)}
 
     @staticmethod

@@ -182,6 +182,7 @@ class CompletionRequest(GenerationParameters):
     """POST /v1/completions."""
 
     prompt: Prompt
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -190,7 +191,7 @@ class CompletionRequest(GenerationParameters):
     @property
     def most_tokens(self) -> int:
         """The limit, OpenAI's where none is said."""
-        return self.max_tokens or _MAX_TOKENS
+        return _MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
     @property
     def prompts(self) -> tuple[str | tuple[int, ...], ...]:
@@ -216,16 +217,4 @@ class CompletionRequest(GenerationParameters):
                 "unsupported_parameter", "", {"param": "best_of", "neutral": (choices,)}
             )
         self.check_min_tokens(self.most_tokens)
-        return self
-
-    @model_validator(mode="after")
-    def _echo_needs_text(self) -> Self:
-        if self.echo and not all(isinstance(prompt, str) for prompt in self.prompts):
-            raise PydanticCustomError("unsupported_parameter", "", {"param": "echo"})
-        if self.echo and self.logprobs is not None:
-            raise combination(
-                "Log probabilities of an echoed prompt are not supported by this server; leave "
-                "out one of 'echo' and 'logprobs'.",
-                "logprobs",
-            )
         return self

@@ -92,10 +92,25 @@ async def test_prompts_that_cannot_be_completed(server, prompt, param, code):
     assert server.generator.requests == []
 
 
-async def test_echo_of_tokens_is_refused(server):
-    reply = await server.complete([97], echo=True)
-    assert (reply.status, reply.error["param"]) == (400, "echo")
-    assert reply.error["code"] == "unsupported_parameter"
+async def test_tokens_can_be_echoed_too(start_server):
+    server = await start_server(script=echo_tokens)
+    body = (await server.complete([[97, 98], [99]], echo=True)).json
+    assert [choice["text"] for choice in body["choices"]] == ["abAB0", "cC0"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_no_tokens_are_told_where_none_are_wanted(start_server, stream):
+    server = await start_server(script=echo_tokens)
+    reply = await server.complete("ab", echo=True, max_tokens=0, stream=stream)
+    if stream:
+        choices = [event["choices"][0] for event in reply.events]
+        assert "".join(choice["text"] for choice in choices) == "ab"
+        assert choices[-1]["finish_reason"] == "length"
+    else:
+        (choice,) = reply.json["choices"]
+        assert (choice["text"], choice["finish_reason"]) == ("ab", "length")
+        assert reply.json["usage"]["completion_tokens"] == 0
+    assert server.generator.requests[0].sampling.max_tokens == 1
 
 
 async def test_one_failing_prompt_fails_all_and_cancels_the_others(start_server):

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from backend.core.types import FinishReason, TextDelta, TokenLogprobs
+from backend.server.logprob_replies import EchoedPrompt
 
 pytest_plugins = ["running_backend"]
 
@@ -127,3 +128,66 @@ async def test_cached_tokens_are_the_engines_and_count_once_for_each_prompt(scri
     reply = await scripted.complete(["a", "b"], **fields)
     body = reply.events[-1] if stream else reply.json
     assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 6}
+
+
+async def scoring(request):
+    """Say of each token of the prompt but the first how likely it was."""
+    known = tuple(
+        TokenLogprobs(token, -float(at), ((A, -0.5),))
+        for at, token in enumerate(request.prompt_tokens)
+    )[1:]
+    for index in range(request.n):
+        yield TextDelta(index, "a", 1, logprobs=(logprobs(A, 0),), prompt_logprobs=known)
+        yield TextDelta(index, "c", 2, FinishReason.LENGTH, (logprobs(C, 1),))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_echoed_prompt_has_log_probabilities_too(start_server, stream):
+    server = await start_server(script=scoring)
+    reply = await server.complete("xéz", echo=True, logprobs=1, n=2, stream=stream)
+    assert server.generator.requests[0].sampling.prompt_logprobs == 1
+    told = [{}, {}]
+    for body in reply.events if stream else [reply.json]:
+        for choice in body["choices"]:
+            for key, values in (choice["logprobs"] or {}).items():
+                told[choice["index"]][key] = told[choice["index"]].get(key, []) + values
+    assert told[0] == told[1]
+    assert told[0] == {
+        "tokens": ["x", "é", "z", "a", "c"],
+        "token_logprobs": [None, -1.0, -2.0, -0.5, -0.5],
+        "top_logprobs": [
+            None,
+            {"a": -0.5, "é": -1.0},
+            {"a": -0.5, "z": -2.0},
+            {"a": -0.5},
+            {"c": -0.5},
+        ],
+        "text_offset": [0, 1, 2, 3, 4],
+    }
+
+
+async def test_a_prompt_alone_can_be_scored(start_server):
+    server = await start_server(script=scoring)
+    (choice,) = (await server.complete([120, 121], echo=True, logprobs=1, max_tokens=0)).json[
+        "choices"
+    ]
+    assert choice["text"] == "xy"
+    assert choice["logprobs"]["tokens"] == ["x", "y"]
+    assert choice["logprobs"]["token_logprobs"] == [None, -1.0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_missing_log_probabilities_of_a_prompt_are_a_failure(scripted, stream):
+    reply = await scripted.complete("ab", echo=True, logprobs=1, stream=stream)
+    if stream:
+        assert '"engine_error"' in reply.data[-1]
+    else:
+        assert (reply.status, reply.error["code"]) == (500, "engine_error")
+
+
+async def test_places_in_a_prompt_know_of_tokens_that_are_not_in_its_text():
+    spelled = [b"<s>", b" Hi", b" \xc3", b"\xa9", b"!"]
+    known = tuple(TokenLogprobs(token, -1.0) for token in range(1, 5))
+    told = EchoedPrompt("Hi é!", (0, 1, 2, 3, 4)).logprobs(known, spelled.__getitem__)
+    assert told["text_offset"] == [0, 0, 2, 3, 4]
+    assert told["tokens"] == ["<s>", " Hi", "bytes:\\x20\\xc3", "bytes:\\xa9", "!"]

@@ -82,6 +82,9 @@ class CharacterEncoder:
     def token_bytes(self, token: int) -> bytes:
         return chr(token).encode()
 
+    def decode(self, tokens: Any, *, skip_special_tokens: bool = True) -> str:
+        return "".join(map(chr, tokens))
+
     def apply_chat_template(self, messages: Any, *, add_generation_prompt: bool = True) -> str:
         if any(message["content"] == "refuse me" for message in messages):
             raise ValueError("the template refuses these messages")
