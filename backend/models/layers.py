@@ -35,17 +35,22 @@ class Linear:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Map [rows, in] to [rows, out]; on CPU the result may be transposed in memory."""
-        num_rows = rows.shape[0]
-        if num_rows == 1 and self._by_input is not None:
+        if rows.shape[0] == 1 and self._by_input is not None:
             if self.bias is None:
                 return torch.mm(rows, self._by_input)
             return torch.addmm(self.bias, rows, self._by_input)
-        few = 1 < num_rows <= _COLUMN_TILE // 2
-        if rows.is_cuda or rows.dtype is not torch.float32 or not (few or is_tiled(num_rows)):
-            return functional.linear(rows, self.weight, self.bias)
-        # For full tiles, and for very few, BLAS is up to twice as fast with the weight on the left.
-        result = torch.mm(self.weight, rows.t()).t()
-        return result if self.bias is None else result + self.bias
+        return linear(rows, self.weight, self.bias)
+
+
+def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return ``rows @ weight.T + bias``; on CPU the result may be transposed in memory."""
+    num_rows = rows.shape[0]
+    few = 1 < num_rows <= _COLUMN_TILE // 2
+    if rows.is_cuda or rows.dtype is not torch.float32 or not (few or is_tiled(num_rows)):
+        return functional.linear(rows, weight, bias)
+    # For full tiles, and for very few, BLAS is up to twice as fast with the weight on the left.
+    result = torch.mm(weight, rows.t()).t()
+    return result if bias is None else result + bias
 
 
 def is_tiled(num_rows: int) -> bool:
