@@ -240,6 +240,21 @@ class Scheduler:
                 self._residents.drained(sequence)
         return tuple(ended)
 
+    def take_back(self, step: Step) -> None:
+        """Take in that ``step``, the newest in flight, was not launched; it will come again."""
+        if not self._in_flight or self._in_flight[-1].step is not step:
+            raise ValueError("this is not the newest step in flight")
+        self._in_flight.pop()
+        for sequence, start, _, samples in step:
+            sequence.num_steps_in_flight -= 1
+            sequence.num_computed_tokens = start
+            if samples:
+                sequence.num_unseen_tokens -= 1
+
+    def drain_seconds(self, now: float) -> float:
+        """Guess when those that wait now will have been admitted."""
+        return self._waiting.drain_seconds(now)
+
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out, for whatever reason and at any time; a second call does nothing.
 

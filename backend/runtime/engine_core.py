@@ -1,20 +1,20 @@
-"""One step of the engine, synchronously: schedule, compute, say what came of it.
+"""The requests of an engine: what is open, what came of it, and how it ends.
 
-Belongs to the engine's loop. A failure while computing a step fails the requests of that step and
-no others; sequences end in ``_end`` alone, which frees what they hold.
+Belongs to the engine's loop; ``stepper`` computes. Every request gets one end, whatever happens.
+Sequences end in ``_end`` alone, which frees what they hold.
 """
 
-import logging
 import secrets
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from time import monotonic
 
 from backend.core.block_pool import BlockPool
+from backend.core.memory_cap import MemoryCap
+from backend.core.pacing import Allowance, pacing_for
 from backend.core.prefix_cache import PrefixCacheStats
 from backend.core.recorder import Recorder
-from backend.core.scheduler import NeverFitsError, QueueFullError, ScheduledSequence, Scheduler
+from backend.core.scheduler import NeverFitsError, QueueFullError, Scheduler, Step
 from backend.core.seeding import choice_seed
 from backend.core.sequence import Sequence
 from backend.core.stopping import finish_reason
@@ -29,28 +29,38 @@ from backend.ports import (
     EngineError,
     GrammarRejectedError,
     OverloadedError,
+    QueueTimeoutError,
     RequestRejectedError,
 )
+from backend.ports import QueueFullError as QueueIsFullError
 from backend.runtime.grammar import GrammarError
 from backend.runtime.grammar_compiler import GrammarCompiler, PendingGrammar
 from backend.runtime.memory_use import MemoryMeter
 from backend.runtime.messages import Abort, AbortCause, Item, Submit
 from backend.runtime.model_runner import ModelRunner
 from backend.runtime.sampled import SampledToken
-
-logger = logging.getLogger(__name__)
+from backend.runtime.stepper import Stepper
 
 _REASON_OF = {AbortCause.LEFT: FinishReason.ABORT, AbortCause.STOP_STRING: FinishReason.STOP}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """``max_tokens_per_step`` is the token budget; ``max_model_len`` the context in tokens."""
+    """``max_tokens_per_step`` is the token budget; ``max_model_len`` the context in tokens.
+
+    ``max_waiting`` sequences may wait, ``queue_seconds`` each, where its request says nothing else.
+    Targets are in seconds. ``overlap`` launches a step before the last one's tokens are known.
+    """
 
     num_blocks: int
     max_num_seqs: int
     max_model_len: int
     max_tokens_per_step: int
+    max_waiting: int = 1024
+    queue_seconds: float | None = None
+    target_ttft: float | None = None
+    target_itl: float | None = None
+    overlap: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -99,11 +109,17 @@ class EngineCore:
         self._past_prefix = PrefixCacheStats(0, 0)
         self._prompt_tokens = 0
         self._generated_tokens = 0
-        self.scheduler = self._new_scheduler()
+        self._num_in_order = 0
+        self._stepper = self._new_stepper()
 
     def limited(self, limits: EngineLimits) -> "EngineCore":
         """Return another core on the same runner; only one of them may step."""
         return EngineCore(self.runner, self._eos_token_ids, limits, self.grammars)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler of the time."""
+        return self._stepper.scheduler
 
     @property
     def has_work(self) -> bool:
@@ -136,12 +152,12 @@ class EngineCore:
                 self._queue(message, pending)
 
     def _queue(self, message: Submit, grammar: PendingGrammar | None) -> None:
-        request, now = message.request, monotonic()
+        request = message.request
         # Who looks for stop strings sees every token; otherwise a plain reply needs the last only.
         job = _Job(message.number, request.stream or bool(request.sampling.stop))
         try:
-            sequences = self._sequences(request, now, grammar)
-            self.scheduler.add_all(sequences, now)
+            sequences = self._sequences(request, message.arrived, grammar)
+            self.scheduler.add_all(sequences, monotonic())
         except GrammarError as error:
             self._put(job, GrammarRejectedError(str(error)))
             return
@@ -149,11 +165,12 @@ class EngineCore:
             self._put(job, RequestRejectedError(str(error)))
             return
         except QueueFullError as error:
-            self._put(job, OverloadedError(str(error), error.retry_after))
+            self._put(job, QueueIsFullError(str(error), error.retry_after))
             return
         for index, sequence in enumerate(sequences):
             job.open_sequences[index] = sequence
             self._continuations[sequence] = _Continuation(job, index)
+            self._num_in_order += sequence.needs_history
         self._recorder.arrived(sequences, message.arrived)
         self._jobs[message.number] = job
         self._prompt_tokens += len(request.prompt_tokens)
@@ -171,38 +188,47 @@ class EngineCore:
                 self._end(sequence, _REASON_OF[message.cause])
 
     def step(self) -> None:
-        """Advance every scheduled sequence; a crash of the model ends the step's requests."""
-        began = monotonic()
-        step = self.scheduler.schedule(began)
-        try:
-            sampled = self.runner.collect(self.runner.launch(step))
-        except Exception:
-            logger.exception("a step of %d sequences failed", len(step))
-            self._fail_step(step)
-            self.scheduler.fail(step)
-            self._erase_spoiled()
-            return
-        outcomes = dict(sampled)
-        tokens = [outcomes[scheduled.sequence] for scheduled in step if scheduled.samples]
-        now = monotonic()
-        self.scheduler.complete(
-            step, [None if token is None else (token.token,) for token in tokens], now
-        )
+        """Advance what can be advanced. Raises DeviceLostError; after others, ``start_over``."""
+        for sequence in self.scheduler.expire(monotonic()):
+            self._expire(sequence)
+        self._stepper.turn(in_order=self._num_in_order > 0)
+
+    def completed(self, step: Step, began: float, now: float) -> None:
+        """See StepListener."""
         self._recorder.completed(step, began, now)
-        for sequence, token in sampled:
-            self._advance(sequence, token)
-        self._erase_spoiled()
+
+    def advanced(self, sequence: Sequence, sampled: SampledToken | None) -> None:
+        """See StepListener."""
+        continuation = self._continuations.get(sequence)
+        if continuation is None:
+            return  # it ended while the step was on its way
+        if sampled is None:
+            reason = "the model's output is not finite for this request"
+            if sequence.matcher is not None and sequence.matcher.failure is not None:
+                reason = f"constrained decoding cannot go on: {sequence.matcher.failure}"
+            self._fail(continuation.job, reason)
+            return
+        self._generated_tokens += 1
+        self._tell(sequence, continuation, sampled)
+
+    def failed(self, sequences: tuple[Sequence, ...], reason: str) -> None:
+        """See StepListener."""
+        for sequence in sequences:
+            if (continuation := self._continuations.get(sequence)) is not None:
+                self._fail(continuation.job, reason)
 
     def start_over(self, reason: str) -> None:
         """Fail every request and begin with an empty scheduler."""
         jobs, self._jobs = self._jobs, {}
         self._continuations.clear()
+        self._num_in_order = 0
         for job in jobs.values():
             self._put(job, EngineError(reason))
+        self._stepper.abandon()
         self._recorder.all_ended("error")
         self._past_preemptions += self.scheduler.num_preemptions
         self._past_prefix = self._prefix_stats()
-        self.scheduler = self._new_scheduler()
+        self._stepper = self._new_stepper()
 
     def take_items(self) -> list[tuple[int, Item]]:
         """Return what was said since the last call."""
@@ -233,20 +259,32 @@ class EngineCore:
         past, now = self._past_prefix, self.scheduler.cache.stats
         return PrefixCacheStats(past.queries + now.queries, past.hits + now.hits)
 
-    def _new_scheduler(self) -> Scheduler:
-        return Scheduler(
-            BlockPool(self.limits.num_blocks),
-            max_num_seqs=self.limits.max_num_seqs,
-            max_tokens_per_step=self.limits.max_tokens_per_step,
+    def _new_stepper(self) -> Stepper:
+        limits = self.limits
+        most = Allowance(limits.max_tokens_per_step, limits.max_num_seqs)
+        cap = MemoryCap(
+            pacing_for(most, target_ttft=limits.target_ttft, target_itl=limits.target_itl)
         )
+        pool = BlockPool(limits.num_blocks)
+        scheduler = Scheduler(
+            pool,
+            max_num_seqs=limits.max_num_seqs,
+            max_tokens_per_step=limits.max_tokens_per_step,
+            pacing=cap,
+            max_waiting=limits.max_waiting,
+        )
+        return Stepper(self.runner, scheduler, cap, self, overlap=limits.overlap)
 
     def _sequences(
-        self, request: GenerationRequest, now: float, grammar: PendingGrammar | None
+        self, request: GenerationRequest, arrived: float, grammar: PendingGrammar | None
     ) -> list[Sequence]:
         sampling = request.sampling
         room = self.limits.max_model_len - len(request.prompt_tokens)
         max_new_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
         seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
+        queue_seconds = request.queue_seconds
+        if queue_seconds is None:
+            queue_seconds = self.limits.queue_seconds
         end_token_ids = sampling.stop_token_ids
         if not sampling.ignore_eos or grammar is not None:  # nothing goes on behind a grammar's end
             end_token_ids |= self._eos_token_ids
@@ -259,26 +297,15 @@ class EngineCore:
                 sampling,
                 choice_seed(seed, index),
                 end_token_ids,
-                arrived=now,
+                arrived=arrived,
+                # Choices wait for the first one's prompt, and count as begun when it does.
+                deadline=None if index or queue_seconds is None else arrived + queue_seconds,
                 cache_salt=request.cache_salt,
                 matcher=None if grammar is None else grammar.matcher(),
                 reads_cache=sampling.prompt_logprobs is None,
             )
             for index in range(request.n)
         ]
-
-    def _advance(self, sequence: Sequence, sampled: SampledToken | None) -> None:
-        continuation = self._continuations.get(sequence)
-        if continuation is None:
-            return  # another choice of its request failed in this very step
-        if sampled is None:
-            reason = "the model's output is not finite for this request"
-            if sequence.matcher is not None and sequence.matcher.failure is not None:
-                reason = f"constrained decoding cannot go on: {sequence.matcher.failure}"
-            self._fail([continuation.job], reason)
-            return
-        self._generated_tokens += 1
-        self._tell(sequence, continuation, sampled)
 
     def _tell(self, sequence: Sequence, continuation: _Continuation, sampled: SampledToken) -> None:
         if sampled.logprobs is not None:
@@ -297,19 +324,23 @@ class EngineCore:
         if reason is not None:
             self._end(sequence, reason)
 
-    def _erase_spoiled(self) -> None:
-        if blocks := self.scheduler.pool.take_to_erase():
-            self.runner.discard(blocks)
+    def _expire(self, sequence: Sequence) -> None:
+        continuation = self._continuations.get(sequence)
+        if continuation is not None:
+            waited = monotonic() - sequence.arrived
+            error = QueueTimeoutError(
+                f"the request waited {waited:.1f} s, and nothing could be computed for it",
+                self.scheduler.drain_seconds(monotonic()),
+            )
+            self._fail_with(continuation.job, error)
 
-    def _fail_step(self, step: Iterable[ScheduledSequence]) -> None:
-        jobs = {self._continuations[scheduled.sequence].job for scheduled in step}
-        self._fail(jobs, "the engine failed while it computed this request")
+    def _fail(self, job: _Job, reason: str) -> None:
+        self._fail_with(job, EngineError(reason))
 
-    def _fail(self, jobs: Iterable[_Job], reason: str) -> None:
-        for job in jobs:
-            for sequence in list(job.open_sequences.values()):
-                self._end(sequence, "error")
-            self._put(job, EngineError(reason))
+    def _fail_with(self, job: _Job, error: Exception) -> None:
+        for sequence in list(job.open_sequences.values()):
+            self._end(sequence, "error")
+        self._put(job, error)
 
     def _put(self, job: _Job, item: Item) -> None:
         self._items.append((job.number, item))
@@ -319,6 +350,7 @@ class EngineCore:
         continuation = self._continuations.pop(sequence, None)
         if continuation is None:
             return
+        self._num_in_order -= sequence.needs_history
         job = continuation.job
         del job.open_sequences[continuation.index]
         if not job.open_sequences:

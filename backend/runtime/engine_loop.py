@@ -11,6 +11,7 @@ from typing import Protocol, assert_never
 
 from backend.runtime.engine_core import EngineCore
 from backend.runtime.messages import Abort, Report, Stop, Submit, ToEngine
+from backend.runtime.step_faults import DeviceLostError
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,8 @@ class EngineLoop:
     def _step(self) -> None:
         try:
             self._core.step()
+        except DeviceLostError:
+            raise
         except Exception as error:  # noqa: BLE001  # raised again when it comes again
             self._start_over("scheduling failed", error)
         else:

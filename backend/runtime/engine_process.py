@@ -66,9 +66,18 @@ def _serve(endpoint: SocketEndpoint, options: EngineOptions) -> int:
         endpoint.tell(LoadFailed(f"{type(error).__name__}: {error}"))
         return 1
     endpoint.tell(Loaded(loaded.description))
-    EngineLoop(loaded.core, endpoint, stats_seconds=STATS_SECONDS).run()
-    # There is nothing to save, and taking torch down in order would take a second.
-    os._exit(0)
+    code = 0
+    try:
+        EngineLoop(loaded.core, endpoint, stats_seconds=STATS_SECONDS).run()
+    except PeerGoneError:
+        code = 1
+    except Exception:
+        logger.exception("the engine's loop ended")
+        code = 1
+    # There is nothing to save; taking torch down in order takes a second, or for ever after a
+    # device was lost.
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

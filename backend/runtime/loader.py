@@ -99,6 +99,11 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
         max_num_seqs=options.max_num_seqs,
         max_model_len=sizing.max_model_len,
         max_tokens_per_step=max(max_tokens_per_step, options.max_num_seqs),
+        max_waiting=options.max_waiting,
+        queue_seconds=options.queue_seconds,
+        target_ttft=options.target_ttft,
+        target_itl=options.target_itl,
+        overlap=torch_device.type == "cuda" if options.overlap is None else options.overlap,
     )
     inputs = InputBatchBuilder(cache.layers, sizing.max_model_len)
     runner = ModelRunner(network.with_context(sizing.max_model_len), cache, inputs)

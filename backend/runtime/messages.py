@@ -19,7 +19,9 @@ class EngineOptions:
     ``model`` is a directory or a hub id; ``device`` auto, cpu or cuda; ``dtype`` auto, float32,
     bfloat16 or float16, where auto is the checkpoint's on CUDA and float32 on CPU.
     ``max_tokens_per_step`` bounds how much of a long prompt one step computes, ``kv_bytes`` the KV
-    pool. ``threads`` are torch's, for the whole process.
+    pool. ``threads`` are torch's, for the whole process. ``max_waiting`` sequences may wait,
+    ``queue_seconds`` each, where its request says nothing else. Targets are in seconds. ``overlap``
+    launches a step before the last one's tokens are known; None: on CUDA.
     """
 
     model: str
@@ -30,6 +32,11 @@ class EngineOptions:
     max_model_len: int | None = None
     kv_bytes: int | None = None
     threads: int | None = None
+    max_waiting: int = 1024
+    queue_seconds: float | None = None
+    target_ttft: float | None = None
+    target_itl: float | None = None
+    overlap: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,201 @@
+"""Launching a step before the last one's tokens are known changes no token, whatever goes on."""
+
+import asyncio
+import random
+import threading
+
+import pytest
+import torch
+
+from backend.core.types import FinishReason, GenerationRequest, SamplingParams
+from backend.ports import EngineError
+from backend.runtime.kv_cache import block_bytes
+from backend.runtime.loader import load_engine
+from backend.runtime.weights import load_config
+
+pytest_plugins = ["tiny_checkpoints"]
+
+LIMIT = 20.0
+SAMPLING = [
+    {"temperature": 0.0},
+    {"temperature": 1.1, "seed": 5},
+    {"temperature": 0.8, "seed": 6, "top_k": 30, "logprobs": 2},
+    {"temperature": 0.0, "repetition_penalty": 1.3, "presence_penalty": 0.4},
+]
+
+
+def requests(count):
+    generator = random.Random(7)
+    for number in range(count):
+        prompt = tuple(generator.randrange(320) for _ in range(generator.randrange(1, 90)))
+        sampling = SAMPLING[number % len(SAMPLING)]
+        params = SamplingParams(max_tokens=generator.randrange(1, 40), ignore_eos=True, **sampling)
+        yield GenerationRequest(str(number), prompt, params, n=1 + number % 2)
+
+
+async def text_of(engine, request):
+    texts = {}
+    async for delta in engine.generate(request):
+        texts[delta.index] = texts.get(delta.index, "") + delta.text
+    return texts
+
+
+async def leave_after(engine, request, count):
+    stream = engine.generate(request)
+    async for _ in stream:
+        count -= 1
+        if count <= 0:
+            break
+    await stream.aclose()
+
+
+@pytest.fixture
+def engine_for(checkpoint):
+    engines = []
+
+    def start(**options):
+        engine, _ = load_engine(str(checkpoint("llama")[0]), device="cpu", **options)
+        engines.append(engine)
+        engine.start()
+        return engine
+
+    yield start
+    for engine in engines:
+        engine.stop()
+        engine._core.scheduler.check_integrity()
+        assert engine.stats().kv_blocks_used == 0
+
+
+async def idle(engine):
+    async with asyncio.timeout(LIMIT):
+        while engine.stats().running or engine.stats().waiting:  # noqa: ASYNC110 (steps are silent)
+            await asyncio.sleep(0.001)
+
+
+async def test_the_same_tokens_with_and_without_overlap(checkpoint, engine_for):
+    """In chunks, with too few blocks for all, with others leaving, and sampled in every way."""
+    per_block = block_bytes(load_config(checkpoint("llama")[0]), torch.float32)
+    options = {"max_num_seqs": 6, "max_tokens_per_step": 40, "kv_bytes": 30 * per_block}
+    wanted = list(requests(12))
+    texts = {}
+    for overlap in (False, True):
+        engine = engine_for(overlap=overlap, **options)
+        leaving = [
+            asyncio.create_task(leave_after(engine, request, count))
+            for count, request in enumerate(requests(8))
+        ]
+        texts[overlap] = await asyncio.gather(*(text_of(engine, each) for each in wanted))
+        await asyncio.gather(*leaving)
+        await idle(engine)
+        assert engine.stats().preemptions > 0
+    assert texts[True] == texts[False]
+
+
+async def test_a_step_is_launched_before_the_last_is_collected(engine_for):
+    engine = engine_for(overlap=True)
+    runner, order = engine._core.runner, []
+    launch, collect = runner.launch, runner.collect
+
+    def launched(step):
+        order.append("launch")
+        return launch(step)
+
+    def collected(in_flight):
+        order.append("collect")
+        return collect(in_flight)
+
+    runner.launch, runner.collect = launched, collected
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    await text_of(engine, GenerationRequest("r", (1, 2, 3), params))
+    assert order == ["launch", *["launch", "collect"] * 3, "collect"]
+    order.clear()
+    params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, presence_penalty=1.0)
+    await text_of(engine, GenerationRequest("r", (1, 2, 3), params))
+    assert order == ["launch", "collect"] * 3
+
+
+async def test_an_end_token_costs_one_token_for_nobody(engine_for):
+    engine = engine_for(overlap=True)
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=0)
+    tokens = []
+    async for delta in engine.generate(GenerationRequest("r", (9, 8, 7), params)):
+        tokens += [each.token for each in delta.logprobs]
+    end = next(token for token in tokens[1:] if token not in tokens[: tokens.index(token)])
+    params = SamplingParams(temperature=0.0, max_tokens=60, stop_token_ids=frozenset({end}))
+    deltas = [d async for d in engine.generate(GenerationRequest("r", (9, 8, 7), params))]
+    assert deltas[-1].finish_reason is FinishReason.STOP
+    assert deltas[-1].completion_tokens == tokens.index(end) + 1
+    await idle(engine)
+    assert engine._core.scheduler.num_tokens_after_end == 1
+
+
+@pytest.mark.parametrize("where", ["launch", "collect"])
+async def test_a_step_that_fails_in_flight_fails_its_requests_alone(engine_for, where):
+    engine = engine_for(overlap=True)
+    wanted = list(requests(4))
+    expected = [await text_of(engine, request) for request in wanted]
+    runner = engine._core.runner
+    original = getattr(runner, where)
+
+    def failing(argument):
+        sequences = (
+            [scheduled.sequence for scheduled in argument]
+            if where == "launch"
+            else argument.sequences
+        )
+        if any(sequence.tokens[0] == 319 for sequence in sequences):
+            raise RuntimeError("kernel launch failed")
+        return original(argument)
+
+    setattr(runner, where, failing)
+    params = SamplingParams(temperature=0.0, max_tokens=5)
+    with pytest.raises(EngineError, match="failed while it computed"):
+        async with asyncio.timeout(LIMIT):
+            await text_of(engine, GenerationRequest("bad", (319, 4), params, n=3))
+    assert [await text_of(engine, request) for request in wanted] == expected
+    await idle(engine)
+    assert engine.stats().kv_blocks_used == 0
+
+
+async def test_a_step_that_finds_no_memory_comes_again_smaller(engine_for):
+    engine = engine_for(overlap=True, max_tokens_per_step=200)
+    request = GenerationRequest(
+        "long", tuple(range(180)), SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+    )
+    launch, sizes = engine._core.runner.launch, []
+
+    def hungry(step):
+        sizes.append(sum(scheduled.num_tokens for scheduled in step))
+        if sizes[-1] > 60:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return launch(step)
+
+    engine._core.runner.launch = hungry
+    shrunk = await text_of(engine, request)
+    assert sizes[:3] == [180, 90, 45]
+    engine._core.runner.launch = launch
+    whole = engine_for(overlap=False)
+    assert shrunk == await text_of(whole, request)
+
+
+async def test_a_lost_device_ends_the_engine_and_every_request_at_once(engine_for):
+    engine = engine_for(overlap=True)
+    go = threading.Event()
+
+    def lost(step):
+        assert go.wait(LIMIT)
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    engine._core.runner.launch = lost
+    params = SamplingParams(temperature=0.0, max_tokens=5)
+    tasks = [
+        asyncio.create_task(text_of(engine, GenerationRequest("r", (1, 2), params)))
+        for _ in range(3)
+    ]
+    async with asyncio.timeout(LIMIT):
+        while engine._inbox.empty() and not engine.stats().running:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        go.set()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(result, EngineError) for result in results)
+    assert not engine.ready
