@@ -68,14 +68,14 @@ def engine_for(checkpoint):
 
 async def idle(engine):
     async with asyncio.timeout(LIMIT):
-        while engine.stats().running or engine.stats().waiting:  # noqa: ASYNC110 (steps are silent)
+        while engine._core.has_work or engine.stats().kv_blocks_used:  # noqa: ASYNC110 (silent)
             await asyncio.sleep(0.001)
 
 
 async def test_the_same_tokens_with_and_without_overlap(checkpoint, engine_for):
     """In chunks, with too few blocks for all, with others leaving, and sampled in every way."""
     per_block = block_bytes(load_config(checkpoint("llama")[0]), torch.float32)
-    options = {"max_num_seqs": 6, "max_tokens_per_step": 40, "kv_bytes": 30 * per_block}
+    options = {"max_num_seqs": 6, "max_tokens_per_step": 40, "kv_bytes": 15 * per_block}
     wanted = list(requests(12))
     texts = {}
     for overlap in (False, True):
