@@ -93,13 +93,27 @@ async def test_mixed_lengths_arriving_while_others_decode(checkpoint, engine_for
 
 
 @pytest.mark.parametrize("family", MORE_FAMILIES)
-async def test_every_family_in_chunks_beside_others_past_its_window(checkpoint, engine_for, family):
-    """Prompts of 1 to 120 tokens, chunks of 37, a window of 20 where there is one."""
-    model = checkpoint(family)[1]
-    engine = engine_for(family, max_num_seqs=5, max_tokens_per_step=37)
-    batch = prompts([120, 1, 19, 60, 14, 33])
-    results = await asyncio.gather(*(tokens_of(engine.generate(greedy(each))) for each in batch))
-    assert results == [reference(model, prompt) for prompt in batch]
+async def test_every_family_with_hits_preemption_and_cancellation_going_on(
+    checkpoint, engine_for, family
+):
+    """Chunks of 37 tokens, a pool for two thirds of the texts, a window of 20 where any is."""
+    directory, model = checkpoint(family)
+    per_block = block_bytes(load_config(directory), torch.float32)
+    engine = engine_for(family, max_num_seqs=6, max_tokens_per_step=37, kv_bytes=16 * per_block)
+    batch = prompts([100, 1, 19, 60, 14, 33])
+    expected = [reference(model, prompt, 20) for prompt in batch]
+    left = engine.generate(greedy(prompts([30], seed=9)[0], 100))
+    gone = asyncio.create_task(anext(left))
+    running = [asyncio.create_task(tokens_of(engine.generate(greedy(each, 20)))) for each in batch]
+    await gone
+    await left.aclose()
+    assert await asyncio.gather(*running) == expected
+    # Of the text so far the KV is known, as far as nobody took its blocks.
+    again = batch[0] + tuple(expected[0][:12])
+    deltas = [delta async for delta in engine.generate(greedy(again, 8))]
+    assert [int(word) for delta in deltas for word in delta.text.split()] == expected[0][12:]
+    assert deltas[-1].cached_tokens > 0
+    assert engine.stats().preemptions > 0
 
 
 @pytest.mark.parametrize(
