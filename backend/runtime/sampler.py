@@ -7,6 +7,7 @@ else is in the batch changes nothing.
 """
 
 from collections.abc import Sequence as SequenceOf
+from functools import cache
 
 import numpy as np
 import torch
@@ -19,8 +20,8 @@ from backend.runtime.sampled import SampledTokens, raw_logprobs
 from backend.runtime.sampling_batch import DrawGroup, SamplingBatch, build_batch
 from backend.runtime.token_counts import penalise_
 
-# Nearly all of the probability is in as many tokens; where it is not, all are sorted.
-_NUCLEUS = 512
+# Nearly all of the probability is mostly in as many tokens; where it is not, all are sorted.
+_NUCLEI = (128, 512, 4096)
 
 
 class Sampler:
@@ -45,7 +46,7 @@ def _sample(
 ) -> SampledTokens:
     # max propagates NaN, and an overflow shows as inf. -inf elsewhere in a row is legitimate.
     top, tokens = logits.max(dim=-1)
-    finite = torch.isfinite(top)
+    finite = top.abs() < torch.inf
     lengths = _lengths(step) if batch.bounded or batch.groups else np.zeros(0, np.uint64)
     adjusted = _adjust(logits, batch, lengths)
     if batch.constrained:
@@ -94,7 +95,7 @@ def _adjust(logits: Tensor, batch: SamplingBatch, lengths: Uint64s) -> Tensor:
 
 def _scaled(logits: Tensor, group: DrawGroup) -> Tensor:
     """Apply temperature and min_p."""
-    scaled = logits.float() / group.temperature
+    scaled = (logits.float() / group.temperature).contiguous()
     if group.log_min_p is not None:
         least = scaled.amax(dim=-1, keepdim=True) + group.log_min_p
         scaled.masked_fill_(scaled < least, -torch.inf)
@@ -136,10 +137,12 @@ def _likely(scaled: Tensor, group: DrawGroup, normaliser: Tensor) -> tuple[Tenso
     """Return enough of the best tokens to hold top_p of every row's probability."""
     vocab = scaled.shape[-1]
     # Looking whether few are enough is free on CPU alone: elsewhere it would wait for the device.
-    if scaled.device.type == "cpu" and vocab > _NUCLEUS:
-        best, ids = _best(scaled, _NUCLEUS)
-        if bool((_mass_before(best, normaliser)[:, -1:] >= group.top_p).all()):
-            return best, ids
+    nuclei = _NUCLEI if scaled.device.type == "cpu" else ()
+    for count in nuclei:
+        if count < vocab:
+            best, ids = _best(scaled, count)
+            if bool((_mass_before(best, normaliser)[:, -1:] >= group.top_p).all()):
+                return best, ids
     return scaled.sort(dim=-1, descending=True, stable=True)
 
 
@@ -149,7 +152,14 @@ def _best(scaled: Tensor, count: int) -> tuple[Tensor, Tensor]:
     # Integers in the order of the floats, the ids in their lower halves: no two are equal. Adding
     # 0 makes one of the two zeros.
     bits = (scaled + 0.0).view(torch.int32)
-    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    order = (bits.long() << 32) | (vocab - 1 - torch.arange(vocab, device=scaled.device))
-    ids = vocab - 1 - (order.topk(count, dim=-1).values & 0xFFFFFFFF)
+    bits ^= (bits >> 31).bitwise_and_(0x7FFFFFFF)
+    order = bits.long()
+    order <<= 32
+    order |= _descending(vocab, scaled.device)
+    ids = vocab - 1 - order.topk(count, dim=-1).values.bitwise_and_(0xFFFFFFFF)
     return scaled.gather(1, ids), ids
+
+
+@cache
+def _descending(vocab: int, device: torch.device) -> Tensor:
+    return torch.arange(vocab - 1, -1, -1, device=device)
