@@ -38,6 +38,10 @@ class EventBatch:
     events: tuple[CacheEvent, ...]
 
 
+NOTHING_CACHED = EventBatch(0, ())
+"""Says that the numbers begin again, and the cache is empty."""
+
+
 class EventLog:
     """The latest events, until their owner takes them."""
 
@@ -45,11 +49,29 @@ class EventLog:
         """Keep ``limit`` events; the oldest make room for new ones."""
         self._events: deque[CacheEvent] = deque(maxlen=limit)
         self._total = 0
+        self._began_anew = False
 
     def append(self, event: CacheEvent) -> None:
         """Add the next event."""
         self._events.append(event)
         self._total += 1
+
+    def start_over(self) -> None:
+        """Forget everything: the cache is empty, and numbers begin again with 0."""
+        self._events.clear()
+        self._total = 0
+        self._began_anew = True
+
+    def take_batches(self) -> list[EventBatch]:
+        """Return what gathered since the last call, if anything did.
+
+        After ``start_over`` an empty batch that begins with 0 comes first.
+        """
+        batches = [NOTHING_CACHED] if self._began_anew else []
+        self._began_anew = False
+        if self._events:
+            batches.append(self.take())
+        return batches
 
     def take(self) -> EventBatch:
         """Return what gathered since the last call."""

@@ -60,12 +60,6 @@ class CacheFeed:
         for event in batch.events:
             self._add(event)
 
-    def clear(self) -> None:
-        """Take in that the engine is gone, and all its blocks; the next one begins to count."""
-        self._expected = 0
-        if self._parents:
-            self._add(Cleared())
-
     def since(self, sequence: int) -> tuple[Numbered, ...] | None:
         """Return the changes after number ``sequence``; None when some are no longer kept."""
         missing = self.sequence - sequence

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol
 
+from backend.core.cache_events import NOTHING_CACHED, EventBatch
 from backend.core.detokenizer import IncrementalDetokenizer
 from backend.core.stopping import Choice
 from backend.core.types import EngineStats, GenerationRequest, TextDelta
@@ -71,6 +72,7 @@ class EngineClient:
         self._engine: _Engine | None = None
         self._last: _Engine | None = None
         self._streams: dict[int, Stream] = {}
+        self._tell_cache: Callable[[list[EventBatch]], None] = lambda _: None
         self._before = _NO_STATS
         self._stats = _NO_STATS
 
@@ -89,6 +91,7 @@ class EngineClient:
             self._refusal = reason
             self._stats = replace(self._stats, running=0, waiting=0, kv_blocks_used=0)
             streams, self._streams = self._streams, {}
+        self._tell_cache([NOTHING_CACHED])
         deliver((stream, EngineError(reason)) for stream in streams.values())
 
     def receive(self, report: Report) -> None:
@@ -96,6 +99,8 @@ class EngineClient:
         if report.stats is not None:
             first = self._before is _NO_STATS
             self._stats = report.stats if first else report.stats.following(self._before)
+        if report.cache_events:
+            self._tell_cache(report.cache_events)
         numbers = {}
         items = []
         for number, item in report.items:
@@ -105,6 +110,15 @@ class EngineClient:
                 items.append((stream, item))
         for stream in deliver(items):
             self._leave(numbers[stream], AbortCause.LEFT)
+
+    def follow_cache(self, listener: Callable[[list[EventBatch]], None]) -> None:
+        """Call ``listener`` with news of the prefix cache, from any thread, one at a time."""
+        self._tell_cache = listener
+
+    @property
+    def fingerprint(self) -> bytes:
+        """What tells the model's KV from others'; empty before there was an engine."""
+        return b"" if self._last is None else self._last.description.fingerprint
 
     @property
     def ready(self) -> bool:

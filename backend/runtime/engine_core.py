@@ -10,9 +10,10 @@ from itertools import count
 from time import monotonic
 
 from backend.core.block_pool import BlockPool
+from backend.core.cache_events import EventBatch, EventLog
 from backend.core.memory_cap import MemoryCap
 from backend.core.pacing import Allowance, pacing_for
-from backend.core.prefix_cache import PrefixCacheStats
+from backend.core.prefix_cache import PrefixCache, PrefixCacheStats
 from backend.core.recorder import Recorder
 from backend.core.scheduler import NeverFitsError, QueueFullError, Scheduler, Step
 from backend.core.seeding import choice_seed
@@ -40,6 +41,9 @@ from backend.runtime.messages import Abort, AbortCause, Item, Submit
 from backend.runtime.model_runner import ModelRunner
 from backend.runtime.sampled import SampledToken
 from backend.runtime.stepper import Stepper
+
+_CACHE_EVENTS = 1 << 17
+"""Many times what one step stores and removes."""
 
 _REASON_OF = {AbortCause.LEFT: FinishReason.ABORT, AbortCause.STOP_STRING: FinishReason.STOP}
 
@@ -90,11 +94,19 @@ class EngineCore:
         eos_token_ids: frozenset[int],
         limits: EngineLimits,
         grammars: GrammarCompiler,
+        *,
+        fingerprint: bytes = b"",
+        cache_events: bool = False,
     ) -> None:
-        """``eos_token_ids`` end an answer of the model."""
+        """``eos_token_ids`` end an answer of the model, ``fingerprint`` tells it from others.
+
+        ``cache_events`` keeps news of the prefix cache, which must be taken after each step.
+        """
         self.grammars = grammars
         self._compiling: dict[int, tuple[Submit, PendingGrammar]] = {}
         self.limits = limits
+        self._fingerprint = fingerprint
+        self._cache_log = EventLog(_CACHE_EVENTS) if cache_events else None
         self.num_restarts = 0
         """Times that the loop had to start over."""
         self._memory = MemoryMeter(runner.device)
@@ -114,7 +126,13 @@ class EngineCore:
 
     def limited(self, limits: EngineLimits) -> "EngineCore":
         """Return another core on the same runner; only one of them may step."""
-        return EngineCore(self.runner, self._eos_token_ids, limits, self.grammars)
+        return EngineCore(
+            self.runner,
+            self._eos_token_ids,
+            limits,
+            self.grammars,
+            fingerprint=self._fingerprint,
+        )
 
     @property
     def scheduler(self) -> Scheduler:
@@ -228,12 +246,18 @@ class EngineCore:
         self._recorder.all_ended("error")
         self._past_preemptions += self.scheduler.num_preemptions
         self._past_prefix = self._prefix_stats()
+        if self._cache_log is not None:
+            self._cache_log.start_over()
         self._stepper = self._new_stepper()
 
     def take_items(self) -> list[tuple[int, Item]]:
         """Return what was said since the last call."""
         items, self._items = self._items, []
         return items
+
+    def take_cache_events(self) -> list[EventBatch]:
+        """Return what the prefix cache stored and removed since the last call."""
+        return [] if self._cache_log is None else self._cache_log.take_batches()
 
     def stats(self) -> EngineStats:
         """Return the figures as of now."""
@@ -268,6 +292,7 @@ class EngineCore:
         pool = BlockPool(limits.num_blocks)
         scheduler = Scheduler(
             pool,
+            cache=PrefixCache(pool, fingerprint=self._fingerprint, events=self._cache_log),
             max_num_seqs=limits.max_num_seqs,
             max_tokens_per_step=limits.max_tokens_per_step,
             pacing=cap,

@@ -106,7 +106,7 @@ class EngineLoop:
         self._core.start_over("the engine failed and started over")
 
     def _report(self, *, idle: bool) -> None:
-        report = Report(self._core.take_items())
+        report = Report(self._core.take_items(), cache_events=self._core.take_cache_events())
         now = self._clock()
         if idle or now - self._stats_at >= self._stats_seconds:
             report.stats = self._core.stats()

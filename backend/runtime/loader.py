@@ -11,6 +11,7 @@ from backend.core.block_pool import BLOCK_SIZE
 from backend.models.errors import ModelLoadError
 from backend.runtime.engine import Engine
 from backend.runtime.engine_core import EngineCore, EngineLimits
+from backend.runtime.fingerprint import model_fingerprint
 from backend.runtime.grammar_compiler import GrammarCompiler, Vocabulary
 from backend.runtime.input_batch import InputBatchBuilder
 from backend.runtime.kv_cache import KVCache, block_bytes
@@ -107,9 +108,19 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
     )
     inputs = InputBatchBuilder(cache.layers, sizing.max_model_len)
     runner = ModelRunner(network.with_context(sizing.max_model_len), cache, inputs)
-    description = EngineDescription(str(directory), sizing.max_model_len, shape.vocab_size)
     grammars = GrammarCompiler(lambda: _vocabulary(tokenizer, shape.vocab_size))
-    core = EngineCore(runner, tokenizer.eos_token_ids, limits, grammars)
+    fingerprint = model_fingerprint(directory, str(torch_dtype))
+    description = EngineDescription(
+        str(directory), sizing.max_model_len, shape.vocab_size, fingerprint
+    )
+    core = EngineCore(
+        runner,
+        tokenizer.eos_token_ids,
+        limits,
+        grammars,
+        fingerprint=fingerprint,
+        cache_events=options.cache_events,
+    )
     return LoadedModel(core, tokenizer, description)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
+from backend.core.cache_events import EventBatch
 from backend.core.types import EngineStats, GenerationRequest, TokenDelta
 
 
@@ -22,6 +23,7 @@ class EngineOptions:
     pool. ``threads`` are torch's, for the whole process. ``max_waiting`` sequences may wait,
     ``queue_seconds`` each, where its request says nothing else. Targets are in seconds. ``overlap``
     launches a step before the last one's tokens are known; None: on CUDA.
+    ``cache_events`` asks for news of what the prefix cache stores and removes.
     """
 
     model: str
@@ -37,6 +39,7 @@ class EngineOptions:
     target_ttft: float | None = None
     target_itl: float | None = None
     overlap: bool | None = None
+    cache_events: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class EngineDescription:
     directory: str
     max_model_len: int
     vocab_size: int
+    fingerprint: bytes = b""
 
 
 class AbortCause(Enum):
@@ -91,18 +95,23 @@ Item = TokenDelta | Exception
 
 @dataclass(slots=True)
 class Report:
-    """What came of a step: items by request, in order, and figures where there are new ones."""
+    """What came of a step: items by request, in order, and figures where there are new ones.
+
+    ``cache_events`` is empty unless they were asked for.
+    """
 
     items: list[tuple[int, Item]] = field(default_factory=list)
     stats: EngineStats | None = None
+    cache_events: list[EventBatch] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.items) or self.stats is not None
+        return bool(self.items or self.cache_events) or self.stats is not None
 
     def add(self, later: "Report") -> None:
         """Append what came later."""
         self.items += later.items
         self.stats = later.stats or self.stats
+        self.cache_events += later.cache_events
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Plain tuples: pickling a dataclass takes ten times as long, and this goes out each step.
@@ -120,13 +129,14 @@ class Report:
             )
             for number, item in self.items
         ]
-        return _report_of, (rows, self.stats)
+        return _report_of, (rows, self.stats, self.cache_events)
 
 
-def _report_of(rows: list[tuple[Any, ...]], stats: EngineStats | None) -> Report:
-    return Report(
-        [(row[0], row[1] if len(row) == 2 else TokenDelta(*row[1:])) for row in rows], stats
-    )
+def _report_of(
+    rows: list[tuple[Any, ...]], stats: EngineStats | None, cache_events: list[EventBatch]
+) -> Report:
+    items = [(row[0], row[1] if len(row) == 2 else TokenDelta(*row[1:])) for row in rows]
+    return Report(items, stats, cache_events)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from aiohttp import web
 
 from backend.server.embeddings import EmbeddingHandlers
 from backend.server.handlers import Handlers
+from backend.server.kv_events import KvEvents
 from backend.server.metrics import Metrics
 from backend.server.middleware import InFlight, RequestObserver
 from backend.server.served_model import ServedModel
@@ -22,6 +23,7 @@ served_model_key = web.AppKey("served_model", ServedModel)
 def build_application(
     model: ServedModel,
     *,
+    kv_events: KvEvents | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     drain_seconds: float = DRAIN_SECONDS,
 ) -> web.Application:
@@ -29,6 +31,7 @@ def build_application(
 
     On shutdown open requests have ``drain_seconds`` to end, then they are cancelled and the engine
     is stopped. Run it with ``handler_cancellation=True``, or nobody notices that a client left.
+    ``kv_events`` are told to routers, None: that path does not exist.
     """
     metrics = Metrics(model.stats, model.embeddings_waiting, model=model.name)
     in_flight = InFlight()
@@ -50,10 +53,17 @@ def build_application(
     app.router.add_get("/readyz", handlers.readyz)
     app.router.add_get("/metrics", handlers.metrics)
 
+    if kv_events is not None:
+        app.router.add_get("/kv_events", kv_events.stream)
+
     async def drain(_: web.Application) -> None:
+        if kv_events is not None:
+            kv_events.close()
         await in_flight.drain(drain_seconds)
 
     async def model_lifetime(_: web.Application) -> AsyncIterator[None]:
+        if kv_events is not None:
+            kv_events.open()
         yield
         await model.close()
 

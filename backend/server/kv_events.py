@@ -6,8 +6,9 @@ snapshot again and holds nobody up. Digests only: no text and no tokens.
 """
 
 import asyncio
+import hashlib
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import orjson
 from aiohttp import web
@@ -28,10 +29,13 @@ _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control":
 
 
 class KvEvents:
-    """The feed and its readers; owned by the event loop, ``publish`` from any thread."""
+    """The feed and its readers; owned by the event loop, ``publish`` is for any thread."""
 
     def __init__(self, *, limit: int = _MOST_CHANGES, beat_seconds: float = BEAT_SECONDS) -> None:
         """Keep ``limit`` changes for readers that come back."""
+        self.fingerprint: Callable[[], bytes] = bytes
+        """What tells the model's KV from others'; asked for each snapshot."""
+        self._loop: asyncio.AbstractEventLoop | None = None
         # Numbers begin anew with each server, and a reader may come back to another one.
         self._epoch = secrets.token_hex(4)
         self._feed = CacheFeed(limit)
@@ -40,17 +44,25 @@ class KvEvents:
         self._num_readers = 0
         self._closed = False
 
+    def open(self) -> None:
+        """Belong to the running loop from now on."""
+        self._loop = asyncio.get_running_loop()
+
+    def publish(self, batches: Sequence[EventBatch]) -> None:
+        """Have ``apply`` called on the loop; after its end there is nobody to tell."""
+        if self._loop is None:
+            raise RuntimeError("the feed is not open")
+        try:
+            self._loop.call_soon_threadsafe(self.apply, batches)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+
     def apply(self, batches: Iterable[EventBatch]) -> None:
         """Take in what the engine reports."""
         before = self._feed.sequence
         for batch in batches:
             self._feed.apply(batch)
-        self._tell(before)
-
-    def engine_ended(self) -> None:
-        """Take in that all blocks are gone."""
-        before = self._feed.sequence
-        self._feed.clear()
         self._tell(before)
 
     def close(self) -> None:
@@ -122,6 +134,7 @@ class KvEvents:
             left -= len(part)
             data = {
                 "sequence": snapshot.sequence,
+                "fingerprint": hashlib.sha256(self.fingerprint()).hexdigest(),
                 "block_size": BLOCK_SIZE,
                 "blocks": [[digest.hex(), parent.hex()] for digest, parent in part],
                 "more": left > 0,
