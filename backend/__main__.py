@@ -73,6 +73,11 @@ def _parse(argv: Sequence[str]) -> Settings:
         metavar="N",
         help="sequences computed together (default: %(default)s)",
     )
+    add(
+        "--kv-events",
+        action="store_true",
+        help="tell routers at /kv_events what the prefix cache stores and removes, by digest",
+    )
     return Settings(**vars(parser.parse_args(argv)))
 
 

@@ -15,6 +15,7 @@ from backend.runtime.messages import EngineOptions
 from backend.runtime.model_files import is_embedding_model, resolve_model
 from backend.runtime.tokenizer import Tokenizer
 from backend.server.application import build_application
+from backend.server.kv_events import KvEvents
 from backend.server.served_model import Loaded, LoadedEmbedder, LoadedModel, ServedModel
 from backend.settings import Settings
 
@@ -26,15 +27,22 @@ def create_app(settings: Settings) -> web.Application:
 
     The model at ``served_model_key`` is loaded by whoever serves the application.
     """
-    return build_application(ServedModel(settings.model_name, lambda tell: _load(settings, tell)))
+    kv_events = KvEvents() if settings.kv_events else None
+    model = ServedModel(settings.model_name, lambda tell: _load(settings, tell, kv_events))
+    return build_application(model, kv_events=kv_events)
 
 
-async def _load(settings: Settings, tell: Callable[[str], None]) -> Loaded:
+async def _load(
+    settings: Settings, tell: Callable[[str], None], kv_events: KvEvents | None
+) -> Loaded:
     directory = await in_background(lambda: resolve_model(settings.model))
     if is_embedding_model(directory):
         tell("loading the encoder")
         return await in_background(lambda: _load_embedder(directory, settings))
     host = EngineHost(_options(directory, settings), tell)
+    if kv_events is not None:
+        host.client.follow_cache(kv_events.publish)
+        kv_events.fingerprint = lambda: host.client.fingerprint
     # Meanwhile, in this process, which never imports torch.
     reading = asyncio.create_task(in_background(lambda: _read(directory)))
     try:
@@ -58,6 +66,7 @@ def _options(directory: Path, settings: Settings) -> EngineOptions:
         max_model_len=settings.max_model_len,
         kv_bytes=settings.kv_bytes,
         threads=settings.threads,
+        cache_events=settings.kv_events,
     )
 
 

@@ -9,7 +9,7 @@ class Settings:
     """``model`` is a directory or a hub id; None leaves a choice to the engine.
 
     ``kv_bytes`` is the memory of the KV pool in bytes, ``max_model_len`` the context in tokens,
-    ``threads`` torch's within one operation.
+    ``threads`` torch's within one operation. ``kv_events`` opens ``GET /kv_events`` to routers.
     """
 
     model: str
@@ -22,6 +22,7 @@ class Settings:
     max_model_len: int | None = None
     kv_bytes: int | None = None
     threads: int | None = None
+    kv_events: bool = False
 
     @property
     def model_name(self) -> str:

@@ -120,7 +120,8 @@ async def test_a_client_that_leaves_is_an_abort_and_costs_next_to_nothing(real_s
             if rose(before, after, "sequences_finished_total", "abort"):
                 break
     assert after["sequences_running",] == 0
-    assert rose(before, after, "tokens_after_disconnect_total") <= 3
+    # A message of microseconds, where a step of the tiny model takes hardly longer.
+    assert rose(before, after, "tokens_after_disconnect_total") <= 30
     assert rose(before, after, "generation_tokens_total") < 400
 
 

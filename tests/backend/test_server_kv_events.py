@@ -6,11 +6,13 @@ import hashlib
 import orjson
 import pytest
 
+from backend.app import create_app
 from backend.core.cache_events import NOTHING_CACHED, BlockRemoved, BlocksStored, EventBatch
 from backend.server import kv_events as module
 from backend.server.application import build_application
 from backend.server.kv_events import KvEvents
 from backend.server.served_model import ServedModel
+from backend.settings import Settings
 
 pytest_plugins = ["running_backend"]
 
@@ -191,3 +193,29 @@ async def test_events_from_another_thread(serve_events, follow):
     await follower.event()
     await asyncio.to_thread(events.publish, [STORED])
     assert (await follower.event())[0] == "stored"
+
+
+async def test_a_router_finds_the_blocks_of_a_prompt_that_the_real_engine_computed(
+    serve_application, follow, chat_model
+):
+    settings = Settings(str(chat_model), served_model_name="tiny", device="cpu", kv_events=True)
+    server = await serve_application(create_app(settings))
+    await server.model.load()
+    follower = await follow(server)
+    _, _, snapshot = await follower.event()
+    text = "text that fills more than two blocks of the cache"
+    assert (await server.complete(text, max_tokens=1, cache_salt="a tenant")).status == 200
+    kind, _, stored = await follower.event()
+    assert kind == "stored"
+    # As docs/observability.md tells routers to do it.
+    tokens = (await server.post("/tokenize", {"prompt": text})).json["tokens"]
+
+    def digests(salt):
+        chain = [hashlib.sha256(bytes.fromhex(snapshot["fingerprint"]) + salt).digest()]
+        for start in range(0, len(tokens) - 15, 16):
+            block = b"".join(token.to_bytes(4, "little") for token in tokens[start : start + 16])
+            chain.append(hashlib.sha256(chain[-1] + block).digest())
+        return [digest.hex() for digest in chain]
+
+    assert [stored["parent"], *stored["blocks"]] == digests(b"a tenant")
+    assert not set(stored["blocks"]) & set(digests(b""))
