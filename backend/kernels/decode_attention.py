@@ -31,11 +31,20 @@ class Tiling:
     num_stages: int = 3
 
 
+@dataclass(frozen=True, slots=True)
+class BlockTables:
+    """The block tables of a step's sequences end to end, and where each begins; both int32."""
+
+    blocks: Tensor
+    starts: Tensor
+
+
 @triton.jit
 def _attend_split(
     queries,
     cache,
     block_tables,
+    table_starts,
     lengths,
     output,
     partial,
@@ -43,7 +52,6 @@ def _attend_split(
     scale,
     query_stride,
     block_stride,
-    table_stride,
     WINDOW: tl.constexpr,
     SPLITS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -58,6 +66,7 @@ def _attend_split(
     split = tl.program_id(2)
     kv_heads = tl.num_programs(1)
     length = tl.load(lengths + sequence)
+    table = block_tables + tl.load(table_starts + sequence)
     first = 0
     if WINDOW > 0:
         first = tl.maximum(length - WINDOW, 0)
@@ -78,7 +87,7 @@ def _attend_split(
     for at in range(start, stop, BLOCK_N):
         key = at + tl.arange(0, BLOCK_N)
         inside = key < stop
-        block = tl.load(block_tables + sequence * table_stride + key // BLOCK_SIZE, mask=inside)
+        block = tl.load(table + key // BLOCK_SIZE, mask=inside, other=0)
         rows = block.to(tl.int64) * block_stride + (kv_head * BLOCK_SIZE + key % BLOCK_SIZE) * (
             HEAD_DIM
         )
@@ -161,24 +170,26 @@ class SplitWorkspace:
 def decode_attention(
     queries: Tensor,
     cache: Tensor,
-    block_tables: Tensor,
+    tables: BlockTables,
     lengths: Tensor,
     *,
     splits: int = 1,
     window: int | None = None,
     tiling: Tiling | None = None,
     workspace: SplitWorkspace | None = None,
+    output: Tensor | None = None,
 ) -> Tensor:
     """Attend with ``queries`` [sequences, heads, head_dim] to ``lengths`` cached keys each.
 
-    ``block_tables`` is int32 [sequences, blocks]; ``lengths`` int32 counts keys, the query's own
-    included; 0 gives zeros. ``splits`` is a power of two. Returns [sequences, heads, head_dim].
+    ``lengths`` int32 counts keys, the query's own included; 0 gives zeros. ``splits`` is a power of
+    two. Returns [sequences, heads, head_dim], ``output`` where it is given.
     """
     tiling = tiling or Tiling()
     sequences, heads, head_dim = queries.shape
     kv_heads = cache.shape[1] // 2
     group = heads // kv_heads
-    output = torch.empty(queries.shape, device=queries.device, dtype=queries.dtype)
+    if output is None:
+        output = torch.empty(queries.shape, device=queries.device, dtype=queries.dtype)
     if workspace is None:
         rows = sequences * heads * splits if splits > 1 else 0
         workspace = SplitWorkspace.allocate(rows, head_dim, queries.device)
@@ -188,7 +199,8 @@ def decode_attention(
         (sequences, kv_heads, splits),
         queries,
         cache,
-        block_tables,
+        tables.blocks,
+        tables.starts,
         lengths,
         output,
         workspace.partial,
@@ -196,7 +208,6 @@ def decode_attention(
         LOG2_E * head_dim**-0.5,
         queries.stride(0),
         cache.stride(0),
-        block_tables.stride(0),
         WINDOW=window or 0,
         SPLITS=splits,
         GROUP=group,

@@ -24,17 +24,17 @@ QUERY_ROWS = 128
 class Span:
     """``num_tokens`` query tokens from row ``start`` on, behind ``prefix`` cached ones.
 
-    ``sequence`` is its row in the block tables.
+    ``table`` is where its block table begins among those of the step.
     """
 
-    sequence: int
+    table: int
     start: int
     num_tokens: int
     prefix: int
 
 
 Tile = tuple[int, int, int, int]
-"""Row in the block tables, first query row, tokens in the tile, position of the first."""
+"""Begin of the block table, first query row, tokens in the tile, position of the first."""
 
 
 def tile_tokens(group: int) -> int:
@@ -46,7 +46,7 @@ def query_tiles(spans: Sequence[Span], tokens_per_tile: int) -> list[Tile]:
     """Cut ``spans`` into tiles, those with the most keys first: they take longest."""
     tiles = [
         (
-            span.sequence,
+            span.table,
             span.start + at,
             min(tokens_per_tile, span.num_tokens - at),
             span.prefix + at,
@@ -123,7 +123,6 @@ def _attend_tile(
     scale,
     query_stride,
     block_stride,
-    table_stride,
     WINDOW: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -135,7 +134,7 @@ def _attend_tile(
     kv_head = tl.program_id(0)
     kv_heads = tl.num_programs(0)
     tile = tiles + tl.program_id(1) * 4
-    sequence = tl.load(tile).to(tl.int64)
+    table = block_tables + tl.load(tile)
     first_row = tl.load(tile + 1).to(tl.int64)
     tokens = tl.load(tile + 2)
     first = tl.load(tile + 3)
@@ -152,7 +151,6 @@ def _attend_tile(
     total = tl.zeros((BLOCK_M,), tl.float32)
     sums = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
 
-    table = block_tables + sequence * table_stride
     stop = first + tokens
     if WINDOW > 0:
         begin = tl.maximum(first - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
@@ -212,7 +210,7 @@ def _attend_tile(
 def prefill_attention(
     queries: Tensor,
     cache: Tensor,
-    block_tables: Tensor,
+    blocks: Tensor,
     tiles: Tensor,
     *,
     window: int | None = None,
@@ -221,7 +219,7 @@ def prefill_attention(
 ) -> Tensor:
     """Attend with the rows of ``queries`` [tokens, heads, head_dim] that ``tiles`` name.
 
-    ``tiles`` is int32 [tiles, 4], see ``query_tiles``; ``block_tables`` int32 [sequences, blocks].
+    ``tiles`` is int32 [tiles, 4], see ``query_tiles``; ``blocks`` those of ``BlockTables``.
     Returns [tokens, heads, head_dim], ``output`` where it is given; other rows are not written.
     """
     tiling = tiling or Tiling(keys=64, num_warps=8, num_stages=3)
@@ -235,13 +233,12 @@ def prefill_attention(
         (kv_heads, len(tiles)),
         queries,
         cache,
-        block_tables,
+        blocks,
         tiles,
         output,
         LOG2_E * head_dim**-0.5,
         queries.stride(0),
         cache.stride(0),
-        block_tables.stride(0),
         WINDOW=window or 0,
         GROUP=group,
         HEAD_DIM=head_dim,

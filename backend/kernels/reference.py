@@ -7,6 +7,7 @@ difference is the kernel's rounding and not the oracle's.
 import torch
 from torch import Tensor
 
+from backend.kernels.decode_attention import BlockTables
 from backend.kernels.prefill_attention import Tile
 from backend.kernels.sampling import MIN_TEMPERATURE, NOT_FINITE, SamplingRows
 from backend.runtime.gumbel import log_exponential, vocabulary
@@ -41,7 +42,6 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 def rotate_and_write(
     qkv: Tensor,
     rotations: Tensor,
-    positions: Tensor,
     slots: Tensor,
     cache: Tensor,
     *,
@@ -57,7 +57,7 @@ def rotate_and_write(
         scale = torch.rsqrt(turned.square().mean(dim=-1, keepdim=True) + eps)
         turned = turned * scale * head_weights.double()
     rotated = 2 * rotations.shape[1]
-    turns = torch.view_as_complex(rotations[positions].double()).unsqueeze(1)
+    turns = torch.view_as_complex(rotations.double()).unsqueeze(1)
     pairs = turned[..., :rotated].reshape(*turned.shape[:2], -1, 2).contiguous()
     turned = torch.cat(
         [
@@ -75,7 +75,7 @@ def rotate_and_write(
 def decode_attention(
     queries: Tensor,
     cache: Tensor,
-    block_tables: Tensor,
+    tables: BlockTables,
     lengths: Tensor,
     *,
     window: int | None = None,
@@ -85,24 +85,24 @@ def decode_attention(
     for sequence, length in enumerate(lengths.tolist()):
         if length:
             one = queries[sequence : sequence + 1]
-            output[sequence] = _attend(one, cache, block_tables[sequence], length - 1, window)
+            table = tables.blocks[tables.starts[sequence] :]
+            output[sequence] = _attend(one, cache, table, length - 1, window)
     return output
 
 
 def prefill_attention(
     queries: Tensor,
     cache: Tensor,
-    block_tables: Tensor,
+    blocks: Tensor,
     tiles: list[Tile],
     *,
     window: int | None = None,
 ) -> Tensor:
     """See ``prefill_attention``."""
     output = torch.zeros_like(queries, memory_format=torch.contiguous_format)
-    for sequence, start, tokens, position in tiles:
+    for table, start, tokens, position in tiles:
         rows = slice(start, start + tokens)
-        table = block_tables[sequence]
-        output[rows] = _attend(queries[rows], cache, table, position, window)
+        output[rows] = _attend(queries[rows], cache, blocks[table:], position, window)
     return output
 
 
@@ -131,10 +131,10 @@ def sample_tokens(logits: Tensor, rows: SamplingRows) -> Tensor:
     best = logits.float().amax(dim=-1)
     finite = torch.isfinite(best) & ~torch.isnan(logits).any(dim=-1)
     logits = torch.where(finite.unsqueeze(1), logits, 0.0)
-    scaled = logits.float() / rows.temperature.clamp(min=MIN_TEMPERATURE).unsqueeze(1)
+    scaled = logits.float() / rows.temperature.clamp(min=MIN_TEMPERATURE).view(-1, 1)
     noise = log_exponential(rows.keys, vocabulary(logits.shape[-1], logits.device))
     scores = (scaled - noise).masked_fill(~kept_tokens(scaled, rows), -torch.inf)
-    greedy = rows.temperature < MIN_TEMPERATURE
+    greedy = rows.temperature.flatten() < MIN_TEMPERATURE
     tokens = torch.where(greedy, logits.float().argmax(dim=-1), scores.argmax(dim=-1))
     return torch.where(finite, tokens, NOT_FINITE)
 
@@ -142,14 +142,14 @@ def sample_tokens(logits: Tensor, rows: SamplingRows) -> Tensor:
 def kept_tokens(scaled: Tensor, rows: SamplingRows) -> Tensor:
     """Return bool [rows, vocab]: what min_p, then top_k, then top_p leave; of equals lower ids."""
     vocab = scaled.shape[-1]
-    least = scaled.amax(dim=-1, keepdim=True) + rows.min_p.log().unsqueeze(1)
+    least = scaled.amax(dim=-1, keepdim=True) + rows.log_min_p.view(-1, 1)
     ordered, ids = scaled.masked_fill(scaled < least, -torch.inf).sort(
         dim=-1, descending=True, stable=True
     )
-    limits = torch.where(rows.top_k > 0, rows.top_k, vocab).unsqueeze(1)
-    ordered = ordered.masked_fill(torch.arange(vocab, device=scaled.device) >= limits, -torch.inf)
+    ranks = torch.arange(vocab, device=scaled.device)
+    ordered = ordered.masked_fill(ranks >= rows.top_k.view(-1, 1), -torch.inf)
     weights = torch.softmax(ordered.double(), dim=-1)
-    dropped = weights.cumsum(dim=-1) - weights >= rows.top_p.double().unsqueeze(1)
+    dropped = weights.cumsum(dim=-1) - weights >= rows.top_p.double().view(-1, 1)
     dropped[:, 0] = False
     kept = ~dropped & (ordered > -torch.inf)
     return torch.zeros_like(kept).scatter(1, ids, kept)

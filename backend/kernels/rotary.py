@@ -15,7 +15,6 @@ from backend.kernels.launch import launch
 def _rotate_and_write(
     qkv,
     rotations,
-    positions,
     slots,
     head_weights,
     cache,
@@ -44,8 +43,7 @@ def _rotate_and_write(
         weight = tl.load(head_weights + head * HEAD_DIM + dim, mask=turned, other=0.0)
         values = tl.where(turned, values * scale * weight.to(tl.float32), values)
     pair = tl.arange(0, BLOCK_D // 2)[None, :]
-    position = tl.load(positions + token).to(tl.int64)
-    turn = rotations + position * ROTATED + 2 * pair
+    turn = rotations + token * ROTATED + 2 * pair
     # Values, and what lies beyond the rotated dimensions, turn by nothing.
     mask = (pair < ROTATED // 2) & (head < QUERY_HEADS + KV_HEADS)
     cosine = tl.load(turn + head * 0, mask=mask, other=1.0)
@@ -64,7 +62,6 @@ def _rotate_and_write(
 def rotate_and_write(
     qkv: Tensor,
     rotations: Tensor,
-    positions: Tensor,
     slots: Tensor,
     cache: Tensor,
     *,
@@ -74,7 +71,7 @@ def rotate_and_write(
 ) -> None:
     """Turn ``qkv`` [tokens, heads + 2 * kv_heads, head_dim] into queries and cached KV.
 
-    ``rotations`` is float32 [positions, rotated / 2, 2], cosine and sine; what is beyond the
+    ``rotations`` is float32 [tokens, rotated / 2, 2], cosine and sine; what is beyond the
     rotated dimensions passes. ``head_weights`` [heads + kv_heads, head_dim] norms, None does not.
     Only the queries are changed in place, the keys too with ``keep_keys``.
     """
@@ -86,7 +83,6 @@ def rotate_and_write(
         (tokens, triton.cdiv(heads, block_h)),
         qkv,
         rotations,
-        positions,
         slots,
         rotations if head_weights is None else head_weights,
         cache,

@@ -116,7 +116,7 @@ def _sample(
     temperatures,
     top_ks,
     top_ps,
-    min_ps,
+    log_min_ps,
     keys,
     tokens,
     row_stride,
@@ -148,13 +148,10 @@ def _sample(
         best = best / temperature
         top_k = tl.load(top_ks + at)
         top_p = tl.load(top_ps + at)
-        min_p = tl.load(min_ps + at)
-        least = best - float("inf")
-        if min_p > 0.0:
-            least = best + tl.log(min_p)
+        least = best + tl.load(log_min_ps + at)
         bits_limit = tl.minimum((best - least).to(tl.int32, bitcast=True), FURTHEST)
         id_limit = bits_limit * 0 + VOCAB - 1
-        if (top_k > 0) & (top_k < VOCAB):
+        if top_k < VOCAB:
             bits_limit, id_limit = _search(
                 logits,
                 row,
@@ -162,7 +159,7 @@ def _sample(
                 best,
                 bits_limit,
                 id_limit,
-                top_k.to(tl.float32),
+                top_k,
                 VOCAB,
                 True,
                 BLOCK,
@@ -238,14 +235,14 @@ def _noise(token, first_key, second_key):
 class SamplingRows:
     """How each row samples, on the device.
 
-    ``temperature``, ``top_p`` and ``min_p`` are float32 [rows], ``top_k`` int32 [rows] with 0 for
-    no limit, ``keys`` int32 [rows, 2] (see ``runtime.gumbel.draw_keys``).
+    All float32 of ``rows`` elements, ``top_k`` too: what is as large as the vocabulary is no limit,
+    and minus infinity no least probability. ``keys`` is int32 [rows, 2] (see ``runtime.gumbel``).
     """
 
     temperature: Tensor
     top_k: Tensor
     top_p: Tensor
-    min_p: Tensor
+    log_min_p: Tensor
     keys: Tensor
 
 
@@ -264,7 +261,7 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, tokens: Tensor | None = No
         rows.temperature,
         rows.top_k,
         rows.top_p,
-        rows.min_p,
+        rows.log_min_p,
         rows.keys,
         tokens,
         logits.stride(0),

@@ -14,48 +14,52 @@ from backend.kernels.decode_attention import Tiling, num_splits
 pytest_plugins = ["interpreter"]
 
 
-HALF_TOO = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-HEAD_DIMS = pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
-
-
-@HALF_TOO
-@HEAD_DIMS
-@pytest.mark.parametrize("splits", [1, 4])
-def test_decode_of_every_head_size(interpreter, dtype, head_dim, splits):
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "splits"),
+    [
+        (64, torch.float16, 1),
+        (80, torch.float32, 2),
+        (96, torch.float16, 2),
+        (128, torch.float32, 1),
+        (256, torch.float16, 4),
+    ],
+    ids=str,
+)
+def test_decode_of_every_head_size(interpreter, head_dim, dtype, splits):
     world = cases.World(interpreter.changing, dtype)
     cases.check_decode(world, [33, 130], head_dim=head_dim, splits=splits, kv_heads=1)
 
 
-@pytest.mark.parametrize("group", [1, 3, 4, 7, 16])
+@pytest.mark.parametrize("group", [1, 3, 16])
 def test_decode_of_every_group_size(interpreter, group):
     world = cases.World(interpreter.changing)
     cases.check_decode(world, [5, 70], group=group, kv_heads=1, splits=2)
 
 
-@pytest.mark.parametrize(("window", "splits"), [(1, 1), (7, 2), (64, 1), (65, 2), (500, 2)])
+@pytest.mark.parametrize(("window", "splits"), [(1, 1), (65, 2), (500, 2)])
 def test_decode_behind_a_sliding_window(interpreter, window, splits):
     world = cases.World(interpreter.changing)
     cases.check_decode(world, [3, 65, 200], splits=splits, window=window, kv_heads=1)
 
 
-@pytest.mark.parametrize("keys", [16, 32, 128])
+@pytest.mark.parametrize("keys", [16, 128])
 def test_the_key_tile_of_decode_is_free_of_the_block_size(interpreter, keys):
     world = cases.World(interpreter.changing)
     cases.check_decode(world, [1, 100, 129], tiling=Tiling(keys=keys), splits=2)
 
 
 def test_a_sequence_without_keys_pads_a_batch_with_zeros(interpreter):
-    for splits in (1, 4):
+    for splits in (1, 2):
         cases.check_decode(cases.World(interpreter.changing), [0, 20, 0], splits=splits)
 
 
 def test_more_splits_than_keys(interpreter):
-    cases.check_decode(cases.World(interpreter.changing), [1, 70], splits=64, kv_heads=1)
+    cases.check_decode(cases.World(interpreter.changing), [1, 70], splits=16, kv_heads=1)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(
-    lengths=st.lists(st.integers(1, 150), min_size=1, max_size=3),
+    lengths=st.lists(st.integers(1, 150), min_size=1, max_size=2),
     splits=st.sampled_from([1, 2, 8]),
     window=st.none() | st.integers(1, 160),
     group=st.integers(1, 5),

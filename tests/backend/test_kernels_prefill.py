@@ -15,37 +15,42 @@ from backend.kernels.prefill_attention import Span, query_tiles
 pytest_plugins = ["interpreter"]
 
 
-HALF_TOO = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-HEAD_DIMS = pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
-
-
-@HALF_TOO
-@HEAD_DIMS
-def test_prefill_of_every_head_size(interpreter, dtype, head_dim):
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"),
+    [
+        (64, torch.float16),
+        (80, torch.float32),
+        (96, torch.float16),
+        (128, torch.float32),
+        (256, torch.float16),
+    ],
+    ids=str,
+)
+def test_prefill_of_every_head_size(interpreter, head_dim, dtype):
     world = cases.World(interpreter.changing, dtype)
     cases.check_prefill(world, [(0, 40), (70, 9)], head_dim=head_dim, kv_heads=1)
 
 
-@pytest.mark.parametrize("group", [1, 3, 4, 7, 16])
+@pytest.mark.parametrize("group", [1, 3, 16])
 def test_prefill_of_every_group_size(interpreter, group):
     world = cases.World(interpreter.changing)
     cases.check_prefill(world, [(0, 50), (33, 20)], group=group, kv_heads=1)
 
 
-@pytest.mark.parametrize("window", [1, 7, 64, 65, 500])
+@pytest.mark.parametrize("window", [1, 65, 500])
 def test_prefill_behind_a_sliding_window(interpreter, window):
     cases.check_prefill(cases.World(interpreter.changing), [(0, 70), (130, 20)], window=window)
 
 
-@pytest.mark.parametrize("keys", [16, 32, 128])
+@pytest.mark.parametrize("keys", [16, 128])
 def test_the_key_tile_of_prefill_is_free_of_the_block_size(interpreter, keys):
     world = cases.World(interpreter.changing)
     cases.check_prefill(world, [(0, 100), (64, 64), (200, 1)], tiling=Tiling(keys=keys))
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(
-    spans=st.lists(st.tuples(st.integers(0, 140), st.integers(1, 90)), min_size=1, max_size=3),
+    spans=st.lists(st.tuples(st.integers(0, 140), st.integers(1, 90)), min_size=1, max_size=2),
     window=st.none() | st.integers(1, 160),
     group=st.integers(1, 5),
 )

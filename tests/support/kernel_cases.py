@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from backend.kernels import reference
+from backend.kernels.decode_attention import BlockTables
 from backend.kernels.prefill_attention import Span, query_tiles, tile_tokens
 from backend.kernels.sampling import SamplingRows
 
@@ -56,16 +57,13 @@ class World:
         """Random everywhere, so that reading a wrong row shows."""
         return self.random(blocks + 1, 2 * kv_heads, BLOCK_SIZE, head_dim, seed=1)
 
-    def tables(self, lengths: Sequence[int]) -> tuple[Tensor, int]:
+    def tables(self, lengths: Sequence[int]) -> tuple[BlockTables, int]:
         """Shuffled blocks for sequences of ``lengths``, and how many there are."""
         counts = [-(-length // BLOCK_SIZE) for length in lengths]
+        starts = [sum(counts[:row]) for row in range(len(counts))]
         order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(5)) + 1
-        table = torch.zeros(len(lengths), max([*counts, 1]), dtype=torch.int32)
-        at = 0
-        for row, count in enumerate(counts):
-            table[row, :count] = order[at : at + count]
-            at += count
-        return table.to(self.device), at
+        blocks = order.to(self.device, torch.int32)
+        return BlockTables(blocks, self.integers(starts)), sum(counts)
 
 
 def check_kv_write(world: World, tokens: int, kv_heads: int, head_dim: int) -> None:
@@ -117,18 +115,17 @@ def check_rotary(
 ) -> None:
     qkv = world.random(tokens, heads + 2 * kv_heads, head_dim)
     cache = world.cache(4, kv_heads, head_dim)
-    angles = torch.outer(torch.arange(40.0), 0.7 ** torch.arange(rotated // 2))
+    angles = torch.outer(7.0 * torch.arange(tokens), 0.7 ** torch.arange(rotated // 2))
     rotations = torch.stack([angles.cos(), angles.sin()], dim=-1).to(world.device)
-    positions = (torch.arange(tokens) * 7 % 40).to(world.device)
     slots = (torch.arange(tokens) * 3 + BLOCK_SIZE).to(world.device)
     weights = world.random(heads + kv_heads, head_dim, seed=6) if norm else None
     options = {"head_weights": weights, "eps": 1e-6, "keep_keys": keep_keys}
     expected, expected_cache = qkv.clone(), cache.clone()
-    reference.rotate_and_write(expected, rotations, positions, slots, expected_cache, **options)
+    reference.rotate_and_write(expected, rotations, slots, expected_cache, **options)
     name = "backend.kernels.rotary:rotate_and_write"
-    _, changed = world.call(name, qkv, rotations, positions, slots, cache, **options)
+    _, changed = world.call(name, qkv, rotations, slots, cache, **options)
     assert_close(changed[0], expected)
-    assert_close(changed[4], expected_cache)
+    assert_close(changed[3], expected_cache)
 
 
 def check_decode(
@@ -176,17 +173,22 @@ def check_prefill(
     cache = world.cache(blocks, kv_heads, head_dim)
     starts = [sum(new for _, new in spans[:index]) for index in range(len(spans) + 1)]
     tiles = query_tiles(
-        [Span(row, starts[row], new, prefix) for row, (prefix, new) in enumerate(spans)],
+        [
+            Span(table, start, new, prefix)
+            for table, start, (prefix, new) in zip(
+                tables.starts.tolist(), starts, spans, strict=False
+            )
+        ],
         tile_tokens(group),
     )
     fused = world.random(starts[-1], kv_heads * (group + 2), head_dim)
     queries = fused[:, : kv_heads * group]
-    expected = reference.prefill_attention(queries, cache, tables, tiles, window=window)
+    expected = reference.prefill_attention(queries, cache, tables.blocks, tiles, window=window)
     result, _ = world.call(
         "backend.kernels.prefill_attention:prefill_attention",
         queries,
         cache,
-        tables,
+        tables.blocks,
         world.integers(tiles).view(-1, 4),
         window=window,
         tiling=tiling,
@@ -195,14 +197,19 @@ def check_prefill(
 
 
 def sampling_rows(
-    world: World, rows: int, *, temperature: float, top_k: int, top_p: float, min_p: float
+    world: World, logits: Tensor, *, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> SamplingRows:
+    rows, vocab = logits.shape
     generator = torch.Generator().manual_seed(rows)
     keys = torch.randint(-(2**31), 2**31 - 1, (rows, 2), generator=generator)
+
+    def column(value: float) -> Tensor:
+        return torch.full((rows, 1), float(value), device=world.device)
+
     return SamplingRows(
-        temperature=torch.full((rows,), temperature, device=world.device),
-        top_k=torch.full((rows,), top_k, device=world.device, dtype=torch.int32),
-        top_p=torch.full((rows,), top_p, device=world.device),
-        min_p=torch.full((rows,), min_p, device=world.device),
+        temperature=column(temperature),
+        top_k=column(top_k or vocab),
+        top_p=column(top_p),
+        log_min_p=column(min_p).log(),
         keys=keys.to(world.device, torch.int32),
     )

@@ -1,0 +1,151 @@
+"""Runs steps on a CUDA device through the kernels; the tokens a step chose stay there.
+
+``launch`` never waits for the device, ``collect`` does. A step may be launched before the one
+before it was collected: its unseen tokens are copied on the device from where that one chose them.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from backend.core.block_pool import BLOCK_SIZE, PADDING_BLOCK
+from backend.core.scheduler import ScheduledSequence, Step
+from backend.core.sequence import Sequence
+from backend.core.types import SamplingParams
+from backend.kernels.decode_attention import SplitWorkspace
+from backend.kernels.operations import KernelOperations
+from backend.models.decoder import Decoder
+from backend.runtime.cuda_attention import KernelAttention
+from backend.runtime.cuda_batch import BatchLimits, KernelBatch, KernelBatchBuilder
+from backend.runtime.cuda_graphs import DecodeGraphs, graph_sizes, size_for
+from backend.runtime.cuda_prefill import Prefill
+from backend.runtime.kv_cache import KVCache
+from backend.runtime.model_runner import InFlight
+from backend.runtime.sampled import SampledToken
+from backend.runtime.sampler import Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class KernelModel:
+    """A model and what its attention needs to know; ``operations`` are those it was made with."""
+
+    model: Decoder
+    operations: KernelOperations
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+class CudaModelRunner:
+    """``ModelRunner`` for CUDA; on CPU tensors, in Triton's interpreter, for tests."""
+
+    def __init__(
+        self,
+        model: KernelModel,
+        cache: KVCache,
+        limits: BatchLimits,
+        prefill: Prefill,
+        *,
+        graphs: bool,
+        pads: bool = True,
+    ) -> None:
+        """``graphs`` captures decoding; ``pads`` fills decode batches up to the graphs' sizes."""
+        self._model = model.model
+        self._operations = model.operations
+        self._cache = cache
+        self._limits = limits
+        self._prefill = prefill
+        self._inputs = KernelBatchBuilder(
+            limits, num_heads=model.num_heads, num_kv_heads=model.num_kv_heads
+        )
+        device = model.model.device
+        self._inputs.place(device)
+        sizes = graph_sizes(limits.max_num_seqs)
+        rows = max(
+            size * model.num_heads * self._inputs.splits(size, limits.max_model_len)
+            for size in range(1, sizes[-1] + 1)
+        )
+        self._workspace = SplitWorkspace.allocate(rows, model.head_dim, device)
+        self._sizes = sizes if pads or graphs else ()
+        self._graphs = DecodeGraphs() if graphs else None
+        self._sampler = Sampler()
+        self._last: InFlight | None = None
+
+    @torch.inference_mode()
+    def launch(self, step: Step) -> InFlight:
+        """See ModelRunner."""
+        chosen = {} if self._last is None else _rows_of(self._last)
+        size = size_for(len(step), self._sizes) if _only_decodes(step) else None
+        batch = self._inputs.build(step, chosen, size)
+        if batch.unseen is not None and self._last is not None:
+            targets, sources = batch.unseen
+            tokens = self._last.sampled.tokens.index_select(0, sources).int()
+            batch.tokens.index_copy_(0, targets.long(), tokens)
+        if size is not None and self._graphs is not None and size in self._graphs:
+            logits = self._graphs.replay(size)
+        else:
+            logits = self._forward(batch)
+        sampled = self._sampler.sample(logits[: len(batch.sampling)], batch.sampling)
+        self._last = InFlight(tuple(each.sequence for each in batch.sampling), sampled)
+        return self._last
+
+    def collect(self, in_flight: InFlight) -> list[tuple[Sequence, SampledToken | None]]:
+        """See ModelRunner; waits for the device."""
+        return list(zip(in_flight.sequences, in_flight.sampled.fetch(), strict=True))
+
+    def warm_up(self) -> None:
+        """Run steps in the padding block: kernels are compiled, graphs captured, errors show."""
+        for num_tokens in (2 * BLOCK_SIZE, 1):
+            self.collect(self.launch((_nobody(num_tokens),)))
+        if self._graphs is not None:
+            # The largest first: the others then find room in its memory.
+            for size in reversed(self._sizes):
+                self._capture(size)
+        self.discard([PADDING_BLOCK])
+
+    @torch.inference_mode()
+    def _capture(self, size: int) -> None:
+        if self._graphs is not None:
+            batch = self._inputs.build((_nobody(1),) * size, {}, size)
+            self._graphs.capture(size, lambda: self._forward(batch))
+
+    @torch.inference_mode()
+    def discard(self, blocks: Iterable[int]) -> None:
+        """See ModelRunner."""
+        self._cache.clear(blocks)
+
+    @torch.inference_mode()
+    def run_worst_case(self) -> None:
+        """Take the steps that need most memory, for nobody, in the padding block alone."""
+        limits = self._limits
+        count = min(limits.max_num_seqs, max(limits.max_tokens_per_step // 2, 1))
+        longest = max(min(limits.max_tokens_per_step // count, limits.max_model_len), 2)
+        self.collect(self.launch(tuple(_nobody(longest) for _ in range(count))))
+        self.collect(self.launch(tuple(_nobody(1) for _ in range(limits.max_num_seqs))))
+        self.discard([PADDING_BLOCK])
+
+    def _forward(self, batch: KernelBatch) -> Tensor:
+        attention = KernelAttention(
+            batch.plan, self._cache.layers, self._operations, self._workspace, self._prefill
+        )
+        hidden = self._model.forward(batch.tokens, batch.positions, attention, batch.logit_rows)
+        return self._model.logits(hidden)
+
+
+def _rows_of(in_flight: InFlight) -> dict[Sequence, int]:
+    return {sequence: row for row, sequence in enumerate(in_flight.sequences)}
+
+
+def _only_decodes(step: Step) -> bool:
+    return all(each.num_tokens == 1 and each.samples for each in step)
+
+
+def _nobody(num_tokens: int) -> ScheduledSequence:
+    """``num_tokens`` tokens whose KV all goes to the padding block."""
+    sequence = Sequence(
+        0, [0] * num_tokens, num_tokens + 1, sampling=SamplingParams(temperature=0.0)
+    )
+    sequence.block_table = [PADDING_BLOCK] * (num_tokens // BLOCK_SIZE + 1)
+    return ScheduledSequence(sequence, 0, num_tokens, samples=True)

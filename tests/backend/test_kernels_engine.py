@@ -1,0 +1,66 @@
+"""The CUDA path of the engine, on CPU tensors in Triton's interpreter: tokens of transformers."""
+
+import random
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+pytest_plugins = ["interpreter", "tiny_checkpoints"]
+
+GENERATE = "interpreted_engine:generate"
+NEW_TOKENS = 3
+
+
+def prompts(lengths):
+    generator = random.Random(0)
+    return [[generator.randrange(320) for _ in range(length)] for length in lengths]
+
+
+def reference(model, prompt, new_tokens=NEW_TOKENS):
+    with torch.inference_mode():
+        output = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=new_tokens,
+            do_sample=False,
+        )
+    return output[0, len(prompt) :].tolist()
+
+
+def test_a_chunked_prompt_beside_decoding_with_norms_by_head(interpreter, checkpoint):
+    directory, model = checkpoint("qwen3")
+    batch = prompts([2, 21])
+    tokens, _ = interpreter(GENERATE, str(directory), batch, NEW_TOKENS, max_tokens_per_step=16)
+    assert tokens == [reference(model, prompt) for prompt in batch]
+
+
+def test_a_sliding_window(interpreter, checkpoint):
+    directory, model = checkpoint("mistral")
+    batch = prompts([model.config.sliding_window + 3])
+    tokens, _ = interpreter(GENERATE, str(directory), batch, NEW_TOKENS)
+    assert tokens == [reference(model, prompt) for prompt in batch]
+
+
+def test_a_preempted_sequence_comes_back_with_other_blocks(interpreter, checkpoint):
+    directory, model = checkpoint("llama")
+    batch = prompts([15, 14])
+    tokens, preemptions = interpreter(GENERATE, str(directory), batch, 4, num_blocks=3)
+    assert tokens == [reference(model, prompt, 4) for prompt in batch]
+    assert preemptions > 0
+
+
+def test_a_step_launched_before_its_tokens_are_known(interpreter, checkpoint):
+    directory, model = checkpoint("llama")
+    batch = prompts([3, 9])
+    tokens = interpreter("interpreted_engine:generate_ahead", str(directory), batch, NEW_TOKENS)
+    assert tokens == [reference(model, prompt) for prompt in batch]
+
+
+def test_prefill_without_a_kernel_computes_the_same(interpreter, checkpoint):
+    directory, model = checkpoint("llama")
+    batch = prompts([18])
+    options = {"max_tokens_per_step": 10, "prefill": "torch"}
+    tokens, _ = interpreter(GENERATE, str(directory), batch, 1, **options)
+    assert tokens == [reference(model, prompt, 1) for prompt in batch]
