@@ -1,6 +1,7 @@
 """What a decoder does beside matrix products and attention, as a seam for fused kernels.
 
-A kernel may fuse what one method does, never across two: the decoder calls nothing else.
+A kernel may fuse what one method does; ``rotate`` alone may be left to the attention that follows
+it at once. The decoder calls nothing else.
 """
 
 from typing import Protocol

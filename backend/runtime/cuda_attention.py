@@ -12,7 +12,7 @@ from torch import Tensor
 
 from backend.kernels.decode_attention import BlockTables, SplitWorkspace, decode_attention
 from backend.kernels.kv_write import write_kv
-from backend.kernels.operations import KernelOperations
+from backend.kernels.operations import KernelOperations, Turn
 from backend.kernels.rotary import rotate_and_write
 from backend.runtime.cuda_prefill import Prefill, PrefillSpans
 
@@ -47,7 +47,13 @@ class KernelAttention:
     ) -> Tensor:
         """See Attention."""
         plan, cache = self.plan, self.caches[layer]
-        self._write(queries, keys_values, cache)
+        turn = self.operations.take_turn()
+        if turn is None:
+            # A model that rotates by itself, and lays out its tensors as it likes.
+            queries, keys_values = queries.contiguous(), keys_values.contiguous()
+            write_kv(keys_values, cache, plan.slots)
+        else:
+            self._turn_and_write(turn, queries, keys_values.shape[1], cache)
         tokens, heads, head_dim = queries.shape
         output = torch.empty((tokens, heads, head_dim), device=queries.device, dtype=queries.dtype)
         if plan.num_decodes:
@@ -67,16 +73,11 @@ class KernelAttention:
             )
         return output.view(tokens, heads * head_dim)
 
-    def _write(self, queries: Tensor, keys_values: Tensor, cache: Tensor) -> None:
-        turn = self.operations.take_turn()
-        if turn is None:
-            # A model that rotates by itself.
-            write_kv(keys_values.contiguous(), cache, self.plan.slots)
-            return
+    def _turn_and_write(self, turn: Turn, queries: Tensor, num_kv_rows: int, cache: Tensor) -> None:
         tokens, heads, head_dim = queries.shape
-        together = heads + keys_values.shape[1]
+        together = (tokens, heads + num_kv_rows, head_dim)
         rotate_and_write(
-            turn.heads.as_strided((tokens, together, head_dim), queries.stride()),
+            turn.heads.as_strided(together, queries.stride()),
             turn.rotations,
             self.plan.slots,
             cache,

@@ -23,6 +23,7 @@ from backend.kernels.decode_attention import BlockTables, num_splits
 from backend.kernels.prefill_attention import Span, query_tiles, tile_tokens
 from backend.runtime.cuda_attention import KernelPlan
 from backend.runtime.cuda_prefill import PrefillSpans
+from backend.runtime.prompt_logprobs import ScoredSpan, scored_span
 
 Ints = NDArray[np.int32]
 
@@ -47,9 +48,9 @@ class BatchLimits:
 class KernelBatch:
     """One step as model and kernels take it; padded rows come last and belong to nobody.
 
-    ``logit_rows`` are the tokens to sample after, None when it is each of ``sampling`` in order.
-    ``unseen`` are token rows whose values the host does not know, and the rows at which the step
-    before chose them.
+    ``logit_rows`` are the tokens to sample after, then those of ``scored``; None when it is each of
+    ``sampling`` in order. ``unseen`` are token rows whose values the host does not know, and the
+    rows at which the step before chose them.
     """
 
     tokens: Tensor
@@ -58,6 +59,7 @@ class KernelBatch:
     logit_rows: Tensor | None
     sampling: tuple[ScheduledSequence, ...]
     unseen: tuple[Tensor, Tensor] | None
+    scored: tuple[ScoredSpan, ...] = ()
 
 
 class Staging:
@@ -114,7 +116,7 @@ class KernelBatchBuilder:
         limits = self._limits
         tables = limits.max_num_seqs * blocks_for(limits.max_model_len)
         tiles = 4 * (limits.max_num_seqs + limits.max_tokens_per_step // self._tile_tokens + 1)
-        rows = 3 * limits.max_tokens_per_step + 8 * limits.max_num_seqs
+        rows = 4 * limits.max_tokens_per_step + 8 * limits.max_num_seqs
         return tables + tiles + rows + 16 * _ALIGNMENT
 
     def splits(self, sequences: int, max_keys: int) -> int:
@@ -141,6 +143,13 @@ class KernelBatchBuilder:
         picked = [
             row for row, each in zip(rows.last_rows, rows.ordered, strict=True) if each.samples
         ]
+        num_picked = len(picked)
+        scored: list[ScoredSpan] = []
+        for row, each in zip(rows.last_rows, rows.ordered, strict=True):
+            if (span := scored_span(each)) is not None:
+                scored.append(span)
+                first = row + 1 - each.num_tokens
+                picked += range(first, first + span.stop - span.start)
         if self._staging is None:
             raise RuntimeError("the builder has no buffers yet")
         parts = self._staging.send(
@@ -167,7 +176,7 @@ class KernelBatchBuilder:
             splits=self.splits(len(lengths), max_keys),
             spans=_prefill_spans(rows, tables, tiled, len(singles)) if spans else None,
         )
-        whole = picked == list(range(len(tokens))) or padded_size is not None
+        whole = num_picked == len(picked) == len(tokens) or padded_size is not None
         return KernelBatch(
             tokens=tokens,
             positions=positions,
@@ -175,6 +184,7 @@ class KernelBatchBuilder:
             logit_rows=None if whole else chosen,
             sampling=tuple(each for each in rows.ordered if each.samples),
             unseen=(targets, sources) if unseen else None,
+            scored=tuple(scored),
         )
 
 

@@ -16,30 +16,29 @@ from backend.core.sequence import Sequence
 from backend.core.types import SamplingParams
 from backend.kernels.decode_attention import SplitWorkspace
 from backend.kernels.operations import KernelOperations
-from backend.models.decoder import Decoder
+from backend.models.model import Model, ModelShape
 from backend.runtime.cuda_attention import KernelAttention
 from backend.runtime.cuda_batch import BatchLimits, KernelBatch, KernelBatchBuilder
 from backend.runtime.cuda_graphs import DecodeGraphs, graph_sizes, size_for
 from backend.runtime.cuda_prefill import Prefill
 from backend.runtime.kv_cache import KVCache
 from backend.runtime.model_runner import InFlight
+from backend.runtime.prompt_logprobs import PromptLogprobs, SpanLogprobs, score
 from backend.runtime.sampled import SampledToken
 from backend.runtime.sampler import Sampler
 
 
 @dataclass(frozen=True, slots=True)
 class KernelModel:
-    """A model and what its attention needs to know; ``operations`` are those it was made with."""
+    """A model, its shape, and the ``operations`` that it was made with."""
 
-    model: Decoder
+    model: Model
+    shape: ModelShape
     operations: KernelOperations
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
 
 
 class CudaModelRunner:
-    """``ModelRunner`` for CUDA; on CPU tensors, in Triton's interpreter, for tests."""
+    """``Runner`` for CUDA; on CPU tensors, in Triton's interpreter, for tests."""
 
     def __init__(
         self,
@@ -57,25 +56,32 @@ class CudaModelRunner:
         self._cache = cache
         self._limits = limits
         self._prefill = prefill
+        shape = model.shape
         self._inputs = KernelBatchBuilder(
-            limits, num_heads=model.num_heads, num_kv_heads=model.num_kv_heads
+            limits, num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads
         )
         device = model.model.device
         self._inputs.place(device)
         sizes = graph_sizes(limits.max_num_seqs)
         rows = max(
-            size * model.num_heads * self._inputs.splits(size, limits.max_model_len)
+            size * shape.num_heads * self._inputs.splits(size, limits.max_model_len)
             for size in range(1, sizes[-1] + 1)
         )
-        self._workspace = SplitWorkspace.allocate(rows, model.head_dim, device)
+        self._workspace = SplitWorkspace.allocate(rows, shape.head_dim, device)
         self._sizes = sizes if pads or graphs else ()
         self._graphs = DecodeGraphs() if graphs else None
         self._sampler = Sampler()
+        self._prompt_logprobs = PromptLogprobs()
         self._last: InFlight | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """See Runner."""
+        return self._model.device
 
     @torch.inference_mode()
     def launch(self, step: Step) -> InFlight:
-        """See ModelRunner."""
+        """See Runner."""
         chosen = {} if self._last is None else _rows_of(self._last)
         size = size_for(len(step), self._sizes) if _only_decodes(step) else None
         batch = self._inputs.build(step, chosen, size)
@@ -83,17 +89,30 @@ class CudaModelRunner:
             targets, sources = batch.unseen
             tokens = self._last.sampled.tokens.index_select(0, sources).int()
             batch.tokens.index_copy_(0, targets.long(), tokens)
+        scored: tuple[SpanLogprobs, ...] = ()
         if size is not None and self._graphs is not None and size in self._graphs:
             logits = self._graphs.replay(size)
         else:
-            logits = self._forward(batch)
+            hidden = self._forward(batch)
+            if batch.scored:
+                num_sampling = len(batch.sampling)
+                scored = score(batch.scored, hidden[num_sampling:], self._model.logits)
+                hidden = hidden[:num_sampling]
+            logits = self._model.logits(hidden)
         sampled = self._sampler.sample(logits[: len(batch.sampling)], batch.sampling)
-        self._last = InFlight(tuple(each.sequence for each in batch.sampling), sampled)
+        sequences = tuple(each.sequence for each in batch.sampling)
+        self._last = InFlight(sequences, sampled, scored)
         return self._last
 
     def collect(self, in_flight: InFlight) -> list[tuple[Sequence, SampledToken | None]]:
-        """See ModelRunner; waits for the device."""
-        return list(zip(in_flight.sequences, in_flight.sampled.fetch(), strict=True))
+        """See Runner; waits for the device."""
+        tokens = in_flight.sampled.fetch()
+        self._prompt_logprobs.add(in_flight.scored)
+        complete = self._prompt_logprobs.complete
+        return [
+            (sequence, complete(sequence, token))
+            for sequence, token in zip(in_flight.sequences, tokens, strict=True)
+        ]
 
     def warm_up(self) -> None:
         """Run steps in the padding block: kernels are compiled, graphs captured, errors show."""
@@ -109,11 +128,11 @@ class CudaModelRunner:
     def _capture(self, size: int) -> None:
         if self._graphs is not None:
             batch = self._inputs.build((_nobody(1),) * size, {}, size)
-            self._graphs.capture(size, lambda: self._forward(batch))
+            self._graphs.capture(size, lambda: self._model.logits(self._forward(batch)))
 
     @torch.inference_mode()
     def discard(self, blocks: Iterable[int]) -> None:
-        """See ModelRunner."""
+        """See Runner."""
         self._cache.clear(blocks)
 
     @torch.inference_mode()
@@ -130,8 +149,7 @@ class CudaModelRunner:
         attention = KernelAttention(
             batch.plan, self._cache.layers, self._operations, self._workspace, self._prefill
         )
-        hidden = self._model.forward(batch.tokens, batch.positions, attention, batch.logit_rows)
-        return self._model.logits(hidden)
+        return self._model.forward(batch.tokens, batch.positions, attention, batch.logit_rows)
 
 
 def _rows_of(in_flight: InFlight) -> dict[Sequence, int]:

@@ -38,7 +38,7 @@ from backend.runtime.grammar import GrammarError
 from backend.runtime.grammar_compiler import GrammarCompiler, PendingGrammar
 from backend.runtime.memory_use import MemoryMeter
 from backend.runtime.messages import Abort, AbortCause, Item, Submit
-from backend.runtime.model_runner import ModelRunner
+from backend.runtime.model_runner import Runner
 from backend.runtime.sampled import SampledToken
 from backend.runtime.stepper import Stepper
 
@@ -90,7 +90,7 @@ class EngineCore:
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: Runner,
         eos_token_ids: frozenset[int],
         limits: EngineLimits,
         grammars: GrammarCompiler,

@@ -3,12 +3,14 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from backend.core.block_pool import BLOCK_SIZE
 from backend.models.errors import ModelLoadError
+from backend.models.operations import TorchOperations
 from backend.runtime.engine import Engine
 from backend.runtime.engine_core import EngineCore, EngineLimits
 from backend.runtime.fingerprint import model_fingerprint
@@ -17,9 +19,9 @@ from backend.runtime.input_batch import InputBatchBuilder
 from backend.runtime.kv_cache import KVCache, block_bytes
 from backend.runtime.messages import EngineDescription, EngineOptions
 from backend.runtime.model_files import resolve_model
-from backend.runtime.model_runner import ModelRunner
-from backend.runtime.networks import load_network
-from backend.runtime.sizing import size_cache
+from backend.runtime.model_runner import ModelRunner, Runner
+from backend.runtime.networks import Network, load_network
+from backend.runtime.sizing import MemoryReading, context_length, size_cache
 from backend.runtime.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -62,6 +64,16 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
     tell(f"reading the weights of {directory}")
     network = load_network(directory, device=torch_device, dtype=options.dtype)
     shape, torch_dtype = network.shape, network.dtype
+    max_tokens_per_step = options.max_tokens_per_step
+    if max_tokens_per_step is None:
+        on_cuda = torch_device.type == "cuda"
+        max_tokens_per_step = _TOKENS_PER_STEP_CUDA if on_cuda else _TOKENS_PER_STEP_CPU
+    max_tokens_per_step = max(max_tokens_per_step, options.max_num_seqs)
+    has_kernels = torch_device.type == "cuda" and find_spec("triton") is not None
+    reading = None
+    if has_kernels and options.kv_bytes is None:
+        tell("measuring the memory of the largest step")
+        reading = _read_memory(network, torch_device, options, max_tokens_per_step)
     sizing = size_cache(
         shape,
         device=torch_device,
@@ -69,6 +81,7 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
         max_num_seqs=options.max_num_seqs,
         max_model_len=options.max_model_len,
         kv_bytes=options.kv_bytes,
+        reading=reading,
     )
     try:
         cache = KVCache(shape, sizing.num_blocks, device=torch_device, dtype=torch_dtype)
@@ -91,23 +104,20 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
         per_block,
         sizing.num_blocks * per_block / 2**20,
     )
-    max_tokens_per_step = options.max_tokens_per_step
-    if max_tokens_per_step is None:
-        on_cuda = torch_device.type == "cuda"
-        max_tokens_per_step = _TOKENS_PER_STEP_CUDA if on_cuda else _TOKENS_PER_STEP_CPU
     limits = EngineLimits(
         num_blocks=sizing.num_blocks,
         max_num_seqs=options.max_num_seqs,
         max_model_len=sizing.max_model_len,
-        max_tokens_per_step=max(max_tokens_per_step, options.max_num_seqs),
+        max_tokens_per_step=max_tokens_per_step,
         max_waiting=options.max_waiting,
         queue_seconds=options.queue_seconds,
         target_ttft=options.target_ttft,
         target_itl=options.target_itl,
         overlap=torch_device.type == "cuda" if options.overlap is None else options.overlap,
     )
-    inputs = InputBatchBuilder(cache.layers, sizing.max_model_len)
-    runner = ModelRunner(network.with_context(sizing.max_model_len), cache, inputs)
+    runner = (
+        _kernel_runner(network, cache, limits) if has_kernels else _runner(network, cache, limits)
+    )
     grammars = GrammarCompiler(lambda: _vocabulary(tokenizer, shape.vocab_size))
     fingerprint = model_fingerprint(directory, str(torch_dtype))
     description = EngineDescription(
@@ -129,6 +139,44 @@ def _vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
     return Vocabulary(
         tokens, size, frozenset(each for each in tokenizer.eos_token_ids if each < size)
     )
+
+
+def _runner(network: Network, cache: KVCache, limits: EngineLimits) -> Runner:
+    model = network.with_context(limits.max_model_len, TorchOperations())
+    return ModelRunner(model, cache, InputBatchBuilder(cache.layers, limits.max_model_len))
+
+
+def _kernel_runner(network: Network, cache: KVCache, limits: EngineLimits) -> Runner:
+    # Triton is not everywhere.
+    from backend.runtime.cuda_engine import make_cuda_runner  # noqa: PLC0415
+
+    return make_cuda_runner(
+        network,
+        cache,
+        max_num_seqs=limits.max_num_seqs,
+        max_tokens_per_step=limits.max_tokens_per_step,
+        max_model_len=limits.max_model_len,
+    )
+
+
+def _read_memory(
+    network: Network, device: torch.device, options: EngineOptions, max_tokens_per_step: int
+) -> MemoryReading:
+    from backend.runtime.cuda_engine import read_memory  # noqa: PLC0415
+
+    try:
+        return read_memory(
+            network,
+            device,
+            max_num_seqs=options.max_num_seqs,
+            max_tokens_per_step=max_tokens_per_step,
+            max_model_len=context_length(network.shape, options.max_model_len),
+        )
+    except torch.OutOfMemoryError as error:
+        raise ModelLoadError(
+            f"a step of {max_tokens_per_step} tokens does not fit into device memory; "
+            "take less with max-tokens-per-step or max-num-seqs"
+        ) from error
 
 
 def _device(name: str) -> torch.device:

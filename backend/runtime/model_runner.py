@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -27,8 +28,36 @@ class InFlight:
     scored: tuple[SpanLogprobs, ...] = ()
 
 
+class Runner(Protocol):
+    """Runs steps; used by the engine loop's thread alone."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        ...
+
+    def launch(self, step: Step) -> InFlight:
+        """Compute the step's tokens and choose the next of each sequence that samples.
+
+        A token that the host does not know yet was chosen by the step launched before this one.
+        """
+        ...
+
+    def collect(self, in_flight: InFlight) -> list[tuple[Sequence, SampledToken | None]]:
+        """Return the chosen tokens; None: the model's output for this sequence is not finite."""
+        ...
+
+    def warm_up(self) -> None:
+        """Run a step in the padding block: libraries start their threads, errors show now."""
+        ...
+
+    def discard(self, blocks: Iterable[int]) -> None:
+        """Erase blocks whose content is not finite, so that their next owner is not infected."""
+        ...
+
+
 class ModelRunner:
-    """Owns the model and its KV cache; used by the engine loop's thread alone."""
+    """``Runner`` in plain torch, on any device; owns the model and its KV cache."""
 
     def __init__(self, model: Model, cache: KVCache, inputs: InputBatchBuilder) -> None:
         """``cache`` and ``inputs`` are shaped for ``model``."""
@@ -41,15 +70,12 @@ class ModelRunner:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """See Runner."""
         return self._cache.layers[0].device
 
     @torch.inference_mode()
     def launch(self, step: Step) -> InFlight:
-        """Compute the step's tokens and choose the next of each sequence that samples.
-
-        A token that the host does not know yet was chosen by the step launched before this one.
-        """
+        """See Runner."""
         batch = self._inputs.build(step)
         if batch.unseen:
             self._fill_in(batch)
@@ -76,7 +102,7 @@ class ModelRunner:
         batch.tokens.index_copy_(0, rows[0], chosen.index_select(0, rows[1]))
 
     def collect(self, in_flight: InFlight) -> list[tuple[Sequence, SampledToken | None]]:
-        """Return the chosen tokens; None: the model's output for this sequence is not finite."""
+        """See Runner."""
         tokens = in_flight.sampled.fetch()
         self._prompt_logprobs.add(in_flight.scored)
         return list(
@@ -88,7 +114,7 @@ class ModelRunner:
         )
 
     def warm_up(self) -> None:
-        """Run one step in the padding block: libraries start their threads, errors show now."""
+        """See Runner."""
         warm = Sequence(0, [0, 0], max_length=2, sampling=SamplingParams(temperature=0.0))
         warm.block_table = [PADDING_BLOCK]
         step = (ScheduledSequence(warm, 0, 2, samples=True),)
@@ -97,5 +123,5 @@ class ModelRunner:
 
     @torch.inference_mode()
     def discard(self, blocks: Iterable[int]) -> None:
-        """Erase blocks whose content is not finite, so that their next owner is not infected."""
+        """See Runner."""
         self._cache.clear(blocks)

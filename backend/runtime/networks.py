@@ -12,6 +12,7 @@ from backend.models.config import DecoderConfig, native_family, parse_config, re
 from backend.models.decoder import Decoder
 from backend.models.errors import ModelLoadError
 from backend.models.model import Model, ModelShape
+from backend.models.operations import Operations
 from backend.models.rotary import rotation_table
 from backend.models.rotary_config import LongRopeScaling
 from backend.runtime.checkpoint import Checkpoint, read_json
@@ -28,11 +29,17 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Weights on their device; ``with_context`` makes the model for a context of that length."""
+    """Weights on their device.
+
+    ``with_context`` makes the model for a context of that length; one that brings code of its own
+    does not use the operations.
+    """
 
     shape: ModelShape
     dtype: torch.dtype
-    with_context: Callable[[int], Model]
+    with_context: Callable[[int, Operations], Model]
+    has_static_steps: bool
+    """Whether the host learns nothing within a step, so that a graph can hold one."""
 
 
 def load_network(directory: Path, *, device: torch.device, dtype: str) -> Network:
@@ -60,12 +67,13 @@ def _native(
     chosen = _dtype(dtype, config.checkpoint_dtype, device)
     weights = load_weights(directory, config, device=device, dtype=chosen)
 
-    def with_context(length: int) -> Model:
+    def with_context(length: int, operations: Operations) -> Model:
         _tell_of_long_factors(config, length)
         rotations = rotation_table(config.rotary, config.head_dim, length, device=device)
-        return Decoder(config, weights, rotations)
+        return Decoder(config, weights, rotations, operations)
 
-    return Network(config, chosen, with_context)
+    # The sizes of experts' groups are counted on the host.
+    return Network(config, chosen, with_context, has_static_steps=config.experts is None)
 
 
 def _tell_of_long_factors(config: DecoderConfig, context: int) -> None:
@@ -107,7 +115,7 @@ def _generic(
         ) from error
     model = load_generic(directory, values, device=device, dtype=chosen)
     shape = verify(model, named)
-    return Network(shape, chosen, lambda _: model)
+    return Network(shape, chosen, lambda _length, _operations: model, has_static_steps=False)
 
 
 def _dtype(name: str, checkpoint_dtype: str, device: torch.device) -> torch.dtype:

@@ -1,5 +1,6 @@
 """How many KV blocks and how long a context: the arithmetic between a model and a machine."""
 
+import logging
 import os
 from dataclasses import dataclass
 
@@ -10,8 +11,35 @@ from backend.models.errors import ModelLoadError
 from backend.models.model import ModelShape
 from backend.runtime.kv_cache import block_bytes
 
+logger = logging.getLogger(__name__)
+
 _CPU_SHARE = 0.25
 _CUDA_SHARE = 0.85
+# Of all memory: for graphs, libraries' workspaces and what fragmentation wastes.
+_CUDA_RESERVE = 0.05
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReading:
+    """A device's memory in bytes, weights loaded; ``step`` is what the largest step takes."""
+
+    total: int
+    free: int
+    step: int
+
+    @property
+    def spare(self) -> int:
+        """What is left for the KV pool."""
+        return self.free - self.step - int(self.total * _CUDA_RESERVE)
+
+    def __str__(self) -> str:
+        reserve = int(self.total * _CUDA_RESERVE)
+        return (
+            f"{self.free // _MIB} MiB free of {self.total // _MIB}, "
+            f"less {self.step // _MIB} for the largest step, "
+            f"less {reserve // _MIB} in reserve = {self.spare // _MIB} MiB"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +58,36 @@ def size_cache(
     max_num_seqs: int,
     max_model_len: int | None,
     kv_bytes: int | None,
+    reading: MemoryReading | None = None,
 ) -> Sizing:
     """Decide the size of the pool, weights already loaded.
 
-    Without ``kv_bytes`` the pool takes a share of the memory, and no more than ``max_num_seqs``
-    full contexts need. Raises ModelLoadError when the wishes contradict model or memory.
+    Without ``kv_bytes`` the pool takes what a ``reading`` leaves, else a share of the memory, and
+    no more than ``max_num_seqs`` full contexts need. Raises ModelLoadError when the wishes
+    contradict model or memory.
     """
-    wanted_len = config.max_positions if max_model_len is None else max_model_len
-    if not 1 < wanted_len <= config.max_positions:
-        raise ModelLoadError(
-            f"max-model-len {wanted_len}: the model's context is {config.max_positions} tokens"
-        )
+    wanted_len = context_length(config, max_model_len)
     per_block = block_bytes(config, dtype)
     if kv_bytes is None:
-        num_blocks = min(_spare_bytes(device) // per_block, max_num_seqs * blocks_for(wanted_len))
+        spare = _spare_bytes(device) if reading is None else reading.spare
+        if reading is not None:
+            logger.info("memory for the KV pool on %s: %s", device, reading)
+        num_blocks = min(spare // per_block, max_num_seqs * blocks_for(wanted_len))
     else:
         num_blocks = kv_bytes // per_block
     if num_blocks < 1:
         raise ModelLoadError(f"no memory for one KV block of {per_block} bytes")
     return Sizing(num_blocks, min(wanted_len, num_blocks * BLOCK_SIZE))
+
+
+def context_length(config: ModelShape, max_model_len: int | None) -> int:
+    """Return the context that is wanted. Raises ModelLoadError when the model has none as long."""
+    wanted_len = config.max_positions if max_model_len is None else max_model_len
+    if not 1 < wanted_len <= config.max_positions:
+        raise ModelLoadError(
+            f"max-model-len {wanted_len}: the model's context is {config.max_positions} tokens"
+        )
+    return wanted_len
 
 
 def _spare_bytes(device: torch.device) -> int:

@@ -13,12 +13,12 @@ from backend.core.block_pool import blocks_for
 from backend.core.scheduler import ScheduledSequence
 from backend.core.sequence import Sequence
 from backend.core.types import GenerationRequest, SamplingParams
-from backend.models.rotary import rotation_table
 from backend.runtime.cuda_engine import make_cuda_runner
 from backend.runtime.engine_core import EngineCore, EngineLimits
+from backend.runtime.grammar_compiler import GrammarCompiler
 from backend.runtime.kv_cache import KVCache
 from backend.runtime.messages import Submit
-from backend.runtime.weights import load_config, load_weights
+from backend.runtime.networks import load_network
 
 MAX_LENGTH = 256
 
@@ -34,18 +34,16 @@ def make_runner(
     **options: Any,
 ):
     """Return a runner for the checkpoint in ``directory``."""
-    where = torch.device(device)
-    config = load_config(Path(directory))
-    weights = load_weights(Path(directory), config, device=where, dtype=dtype)
-    rotations = rotation_table(config.rotary, config.head_dim, MAX_LENGTH, where)
-    cache = KVCache(config, num_blocks, device=where, dtype=dtype)
+    network = load_network(
+        Path(directory), device=torch.device(device), dtype=str(dtype).removeprefix("torch.")
+    )
+    cache = KVCache(network.shape, num_blocks, device=torch.device(device), dtype=dtype)
     return make_cuda_runner(
-        config,
-        weights,
-        rotations,
+        network,
         cache,
         max_num_seqs=max_num_seqs,
         max_tokens_per_step=max_tokens_per_step,
+        max_model_len=MAX_LENGTH,
         **options,
     )
 
@@ -65,7 +63,7 @@ def generate(
         max_tokens_per_step=options.get("max_tokens_per_step", 64),
     )
     runner = make_runner(directory, **options)
-    core = EngineCore(runner, frozenset(), limits)
+    core = EngineCore(runner, frozenset(), limits, GrammarCompiler(_no_vocabulary))
     params = {"temperature": 0.0, "max_tokens": new_tokens, "ignore_eos": True} | (sampling or {})
     for number, prompt in enumerate(prompts):
         request = GenerationRequest("r", tuple(prompt), SamplingParams(**params))
@@ -78,6 +76,10 @@ def generate(
                 raise item
             tokens[number] += item.tokens
     return list(tokens.values()), core.stats().preemptions
+
+
+def _no_vocabulary():
+    raise AssertionError("no grammar is asked for")
 
 
 def generate_ahead(

@@ -1,0 +1,68 @@
+"""How many KV blocks a device gets: the arithmetic, with numbers."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from backend.models.errors import ModelLoadError
+from backend.runtime.sizing import MemoryReading, Sizing, size_cache
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of Llama 3.1 8B: 131,072 bytes of KV a token in half precision, 2 MiB a block."""
+
+    vocab_size: int = 128256
+    num_layers: int = 32
+    num_heads: int = 32
+    num_kv_heads: int = 8
+    head_dim: int = 128
+    max_positions: int = 131072
+    windows: tuple[int | None, ...] = (None,) * 32
+    checkpoint_dtype: str = "bfloat16"
+
+
+def size(**changes):
+    arguments = {
+        "device": torch.device("cuda"),
+        "dtype": torch.bfloat16,
+        "max_num_seqs": 256,
+        "max_model_len": None,
+        "kv_bytes": None,
+        "reading": MemoryReading(total=140 * GIB, free=124 * GIB, step=5 * GIB),
+    }
+    return size_cache(Shape(), **(arguments | changes))
+
+
+def test_the_pool_takes_what_the_largest_step_and_the_reserve_leave():
+    # 124 - 5 - 7 (a twentieth of 140) = 112 GiB in blocks of 2 MiB.
+    assert size() == Sizing(112 * 512, 131072)
+
+
+def test_no_more_than_full_contexts_need():
+    assert size(max_num_seqs=2, max_model_len=1000) == Sizing(2 * 63, 1000)
+
+
+def test_kv_bytes_overrides_what_was_measured():
+    assert size(kv_bytes=GIB) == Sizing(512, 8192)
+
+
+def test_the_context_is_no_longer_than_the_pool():
+    reading = MemoryReading(total=20 * GIB, free=3 * GIB, step=GIB)
+    assert size(reading=reading) == Sizing(512, 8192)
+
+
+def test_a_step_that_leaves_nothing_is_refused():
+    with pytest.raises(ModelLoadError, match="no memory for one KV block of 2097152 bytes"):
+        size(reading=MemoryReading(total=20 * GIB, free=2 * GIB, step=2 * GIB))
+
+
+def test_the_arithmetic_can_be_read():
+    reading = MemoryReading(total=140 * GIB, free=124 * GIB, step=5 * GIB)
+    assert str(reading) == (
+        "126976 MiB free of 143360, less 5120 for the largest step, "
+        "less 7168 in reserve = 114688 MiB"
+    )
