@@ -17,7 +17,7 @@ import torch
 from backend.core.memory_cap import MemoryCap
 from backend.core.scheduler import Scheduler, Step
 from backend.core.sequence import Sequence
-from backend.runtime.model_runner import InFlight, ModelRunner
+from backend.runtime.model_runner import InFlight, Runner
 from backend.runtime.sampled import SampledToken
 from backend.runtime.step_faults import DeviceLostError, Fault, fault_of
 
@@ -52,7 +52,7 @@ class Stepper:
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: Runner,
         scheduler: Scheduler,
         cap: MemoryCap,
         listener: StepListener,
