@@ -122,7 +122,11 @@ class BlockPool:
         self._spoiled.update(blocks)
 
     def take_to_erase(self) -> list[int]:
-        """Return the spoiled blocks that were freed; they must be erased before the next step."""
+        """Return the spoiled blocks that were freed since the last call.
+
+        Whoever runs steps erases them after each is scheduled and before it is launched: they may
+        have new owners already, who have written nothing yet.
+        """
         blocks, self._to_erase = self._to_erase, []
         return blocks
 

@@ -85,7 +85,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             )
             self.arrivals += 1
             fits = blocks_for(length - 1) <= self.scheduler.pool.num_blocks
-            full = self.scheduler.num_waiting == MAX_WAITING
+            full = self.scheduler.num_waiting >= MAX_WAITING  # the preempted wait too
             try:
                 self.device.add(sequence, [20 + copy % 2] * asked["answer"])
             except NeverFitsError:
@@ -149,6 +149,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         overdue = self.device.now - oldest.arrived >= MAX_WAIT
         standing = oldest.status, oldest.num_computed_tokens
         running = [each for each in self.open if each.status is SequenceStatus.RUNNING]
+        waiting = [each for each in self.open if each.status is SequenceStatus.WAITING]
         preemptions = self.scheduler.num_preemptions
         while len(self.device.in_flight) > overlap:
             self.device.collect()
@@ -161,6 +162,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert sum(scheduled.num_tokens for scheduled in step) <= self.budget
         assert all(each in self.open for each in sequences)
         assert step or in_flight or not self.open, "somebody is left unserved"
+        left = [each for each in self.open if each.status is SequenceStatus.WAITING]
+        for admitted in set(waiting) - set(left):
+            assert not any(self.comes_before(each, admitted) for each in left if each in waiting)
         if overdue and standing[0] is SequenceStatus.RUNNING:
             assert oldest.status is SequenceStatus.RUNNING or oldest not in self.open
         if overdue and not in_flight and oldest in running and oldest in self.open:
@@ -171,6 +175,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.device.in_flight and (len(self.device.in_flight) > overlap or not step):
             self.device.collect()
             self.forget_ended()
+
+    def comes_before(self, one, other):
+        """``one`` is overdue and older."""
+        is_overdue = self.device.now - one.arrived >= MAX_WAIT
+        return is_overdue and one.sequence_id < other.sequence_id
 
     def forget_ended(self):
         over = {SequenceStatus.ENDING, SequenceStatus.FINISHED}

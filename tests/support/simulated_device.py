@@ -43,6 +43,7 @@ class SimulatedDevice:
     def launch(self):
         """Schedule a step and let it read and write. Empty: there is nothing to do now."""
         step = self.scheduler.schedule(self.now)
+        self._erase()
         writes = {}
         for sequence, start, count, samples in step:
             script = self._scripts[sequence]
@@ -58,6 +59,7 @@ class SimulatedDevice:
                 slots = range(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE)
                 assert all(self._contents.get(slot) is not GARBAGE for slot in slots)
             assert samples == (start + count == sequence.length - samples)
+            assert not sequence.needs_history or sequence.num_unseen_tokens <= 1
         if step:
             self.in_flight.append((step, writes))
         return step
@@ -79,16 +81,13 @@ class SimulatedDevice:
             assert sequence.tokens == script.tokens[: len(sequence.tokens)]
             if len(sequence.tokens) >= sequence.max_length:
                 self.scheduler.finish(sequence)
-        self._erase()
 
     def crash(self):
         """Let the oldest step fail, having written anything; return whom it ended."""
         step, writes = self.in_flight.popleft()
         self._contents.update(dict.fromkeys(writes, GARBAGE))
         self.now += 1.0
-        ended = self.scheduler.fail(step)
-        self._erase()
-        return ended
+        return self.scheduler.fail(step)
 
     def run_one(self, *, overlap):
         """Launch a step; collect all but one in flight with ``overlap``, or one if none started."""
