@@ -50,7 +50,7 @@ class Residents:
         sequence.num_computed_tokens = len(found) * BLOCK_SIZE
         sequence.num_settled_blocks = len(found)
         sequence.status = SequenceStatus.RUNNING
-        is_long = self._waiting.is_long(sequence, found)
+        is_long = self._waiting.is_long_work(sequence.num_pending_tokens)
         (self.long if is_long else self.short)[sequence] = None
         self._waiting.shared.claim(sequence)
         if sequence.admitted is None:
@@ -64,6 +64,12 @@ class Residents:
         """``sequence`` decodes from now on."""
         self._leave_running(sequence)
         self.decoding[sequence] = None
+
+    def has_fallen_behind(self, sequence: Sequence) -> None:
+        """``sequence`` has a prompt to compute again."""
+        self._leave_running(sequence)
+        is_long = self._waiting.is_long_work(sequence.num_pending_tokens)
+        (self.long if is_long else self.short)[sequence] = None
 
     def grow(self, growing: list[ScheduledSequence], now: float) -> set[Sequence]:
         """Give blocks to ``growing``; return whoever may not compute in this step after all."""

@@ -50,7 +50,11 @@ class Waiting:
 
     def is_long(self, sequence: Sequence, found: list[int]) -> bool:
         """Whether ``sequence`` is long even with the blocks that were found for it."""
-        return sequence.length - len(found) * BLOCK_SIZE > self._long_prompt_tokens
+        return self.is_long_work(sequence.length - len(found) * BLOCK_SIZE)
+
+    def is_long_work(self, num_tokens: int) -> bool:
+        """Whether so many tokens to compute make a long prompt."""
+        return num_tokens > self._long_prompt_tokens
 
     def park(self, sequence: Sequence, found: list[int]) -> bool:
         """Let ``sequence`` wait for a running one that computes its next block, if one does."""

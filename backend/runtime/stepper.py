@@ -78,6 +78,8 @@ class Stepper:
             self._collect_last()
         began = monotonic()
         step = self.scheduler.schedule(began)
+        if spoilt := self.scheduler.pool.take_to_erase():
+            self._runner.discard(spoilt)
         before, self._launched = self._launched, None
         if step:
             self._launched = self._launch(step, began)
@@ -137,7 +139,6 @@ class Stepper:
         self._collected_at = now
         for sequence, token in sampled:
             self._listener.advanced(sequence, token)
-        self._erase_spoiled()
 
     def _take_back(self, step: Step) -> bool:
         num_tokens = sum(scheduled.num_tokens for scheduled in step)
@@ -152,8 +153,3 @@ class Stepper:
     def _fail(self, step: Step) -> None:
         ended = self.scheduler.fail(step)
         self._listener.failed(ended, "the engine failed while it computed this request")
-        self._erase_spoiled()
-
-    def _erase_spoiled(self) -> None:
-        if blocks := self.scheduler.pool.take_to_erase():
-            self._runner.discard(blocks)

@@ -126,6 +126,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             if self.open:
                 self.step(overlap=overlap)
 
+    @precondition(lambda self: self.open and len(self.device.in_flight) < 2)
+    @rule()
+    def launch_in_vain(self):
+        if self.device.launch():
+            self.device.take_back()
+
     @precondition(lambda self: self.device.in_flight)
     @rule()
     def crash(self):

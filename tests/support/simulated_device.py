@@ -89,12 +89,10 @@ class SimulatedDevice:
         self.now += 1.0
         return self.scheduler.fail(step)
 
-    def run_one(self, *, overlap):
-        """Launch a step; collect all but one in flight with ``overlap``, or one if none started."""
-        step = self.launch()
-        if not step or len(self.in_flight) > overlap:
-            self.collect()
-        return step
+    def take_back(self):
+        """The newest step could not be launched after all."""
+        step, _ = self.in_flight.pop()
+        self.scheduler.take_back(step)
 
     def drain(self):
         while self.in_flight:
