@@ -59,6 +59,12 @@ def _parse(argv: Sequence[str]) -> Settings:
         metavar="NAME",
         help="what clients call it (default: the directory's name, or the hub id)",
     )
+    add(
+        "--tool-call-parser",
+        choices=("auto", "qwen", "llama", "none"),
+        default="auto",
+        help="how the model calls functions; auto is as its chat template says (default: auto)",
+    )
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add(
         "--port",

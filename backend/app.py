@@ -17,6 +17,7 @@ from backend.runtime.tokenizer import Tokenizer
 from backend.server.application import build_application
 from backend.server.kv_events import KvEvents
 from backend.server.served_model import Loaded, LoadedEmbedder, LoadedModel, ServedModel
+from backend.server.tools.formats import FORMATS, ToolFormat, format_of
 from backend.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,9 @@ async def _load(
         await host.stop()
         raise
     host.open(tokenizer)
-    return LoadedModel(host.client, tokenizer, host.stop, sampling)
+    return LoadedModel(
+        host.client, tokenizer, host.stop, sampling, _tool_format(settings, tokenizer)
+    )
 
 
 def _options(directory: Path, settings: Settings) -> EngineOptions:
@@ -72,6 +75,12 @@ def _options(directory: Path, settings: Settings) -> EngineOptions:
 
 def _read(directory: Path) -> tuple[Tokenizer, SamplingParams]:
     return Tokenizer.load(directory), recommended_sampling(directory)
+
+
+def _tool_format(settings: Settings, tokenizer: Tokenizer) -> ToolFormat | None:
+    if settings.tool_call_parser == "auto":
+        return format_of(tokenizer.tool_template)
+    return FORMATS.get(settings.tool_call_parser)
 
 
 def _load_embedder(directory: Path, settings: Settings) -> LoadedEmbedder:

@@ -101,7 +101,11 @@ class PromptEncoder(Protocol):
         ...
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """Return the prompt for ``messages``. Raises ValueError when they cannot be templated."""
         ...

@@ -10,6 +10,7 @@ class Settings:
 
     ``kv_bytes`` is the memory of the KV pool in bytes, ``max_model_len`` the context in tokens,
     ``threads`` torch's within one operation. ``kv_events`` opens ``GET /kv_events`` to routers.
+    ``tool_call_parser`` is qwen, llama, none, or auto for what the chat template says.
     """
 
     model: str
@@ -23,6 +24,7 @@ class Settings:
     kv_bytes: int | None = None
     threads: int | None = None
     kv_events: bool = False
+    tool_call_parser: str = "auto"
 
     @property
     def model_name(self) -> str:

@@ -75,9 +75,10 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _strftime_now
         self._special_tokens = dict(special_tokens)
+        self.tool_source = tool_source or source
         try:
             self._template = environment.from_string(source)
-            self._tool_template = environment.from_string(tool_source or source)
+            self._tool_template = environment.from_string(self.tool_source)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"chat template, line {error.lineno}: {error.message}") from error
 

@@ -119,6 +119,11 @@ class Tokenizer:
             messages, add_generation_prompt=add_generation_prompt, tools=tools
         )
 
+    @property
+    def tool_template(self) -> str:
+        """The chat template for requests with tools, as text; empty where there is none."""
+        return "" if self._template is None else self._template.tool_source
+
     def token_bytes(self, token: int) -> bytes:
         """Return the text of one token, perhaps a part of a character; a special one's name."""
         name: str | None = self._backend.id_to_token(token)

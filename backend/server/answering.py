@@ -11,10 +11,12 @@ from backend.core.types import TextDelta
 from backend.ports import (
     EngineError,
     Generator,
+    GrammarRejectedError,
     OverloadedError,
     RequestRejectedError,
     UnavailableError,
 )
+from backend.server.constraints import Constraint
 from backend.server.errors import ApiError, engine_failed, overloaded, unavailable
 from backend.server.event_stream import EventStream
 from backend.server.generation import Tally
@@ -30,6 +32,7 @@ class Answer:
     generator: Generator
     form: ReplyForm
     model: str
+    constraint: Constraint | None = None
 
     async def whole(self) -> web.Response:
         """Answer at the end. Raises ApiError."""
@@ -40,7 +43,7 @@ class Answer:
             choices = self.tally.choices()
             written = [self.form.whole(index, choice) for index, choice in enumerate(choices)]
         except (EngineError, OverloadedError, RequestRejectedError) as error:
-            raise _api_error(error) from error
+            raise self._api_error(error) from error
         body = self._head().body(self.form.whole_kind, written)
         return json_response(body | {"usage": self.tally.usage.body()})
 
@@ -64,8 +67,8 @@ class Answer:
             await events.finish()
         except (EngineError, OverloadedError, RequestRejectedError) as error:
             if not events.prepared:
-                raise _api_error(error) from error
-            await events.fail(_api_error(error))
+                raise self._api_error(error) from error
+            await events.fail(self._api_error(error))
         return events
 
     def _head(self) -> Head:
@@ -79,17 +82,18 @@ class Answer:
                 choices.append(opening)
         self.tally.add(delta)
         if delta.text or delta.logprobs:
-            choices.append(self.form.text(delta.index, delta.text, delta.logprobs))
+            choices += self.form.text(delta.index, delta.text, delta.logprobs)
         if delta.finish_reason is not None:
-            choices.append(self.form.finish(delta.index, delta.finish_reason))
+            choices += self.form.finish(delta.index, delta.finish_reason)
         return choices
 
-
-def _api_error(error: EngineError | OverloadedError | RequestRejectedError) -> ApiError:
-    if isinstance(error, RequestRejectedError):
-        return ApiError(400, f"The engine cannot run this request: {error}.", code="rejected")
-    if isinstance(error, OverloadedError):
-        return overloaded(error)
-    if isinstance(error, UnavailableError):
-        return unavailable(str(error))
-    return engine_failed(str(error))
+    def _api_error(self, error: EngineError | OverloadedError | RequestRejectedError) -> ApiError:
+        if isinstance(error, GrammarRejectedError) and self.constraint is not None:
+            return self.constraint.refused(str(error))
+        if isinstance(error, RequestRejectedError):
+            return ApiError(400, f"The engine cannot run this request: {error}.", code="rejected")
+        if isinstance(error, OverloadedError):
+            return overloaded(error)
+        if isinstance(error, UnavailableError):
+            return unavailable(str(error))
+        return engine_failed(str(error))

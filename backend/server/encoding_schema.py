@@ -6,7 +6,8 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from backend.server.fields import Strict, only
-from backend.server.schema import AnyMessage, Prompt
+from backend.server.message_fields import AnyMessage
+from backend.server.schema import Prompt
 
 MAX_TOKENS_OF_A_REQUEST = 300_000
 """OpenAI's bound on the inputs of one embeddings request together."""

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from backend.core.types import SamplingParams
 from backend.server.answering import Answer
+from backend.server.constraints import Constraint, constraint_of
 from backend.server.generation import Generation, Tally
 from backend.server.json_reply import json_response
 from backend.server.metrics import CONTENT_TYPE, Metrics
@@ -18,6 +19,8 @@ from backend.server.replies import ChatForm, CompletionForm
 from backend.server.request_headers import priority, queue_seconds, tenant_salt
 from backend.server.schema import ChatRequest, CompletionRequest, GenerationParameters
 from backend.server.served_model import LoadedModel, ServedModel
+from backend.server.tools.replies import ToolCallForm
+from backend.server.tools.use import tool_use
 
 
 class Handlers:
@@ -33,14 +36,24 @@ class Handlers:
         asked = await read_request(request, ChatRequest)
         self._model.check_name(asked.model)
         loaded = self._model.require()
+        tools = tool_use(
+            asked.tools, asked.tool_choice, asked.parallel_tool_calls, loaded.tool_format
+        )
+        constraint = constraint_of(asked, tools)
         prompt = await chat_prompt(
-            loaded.encoder, asked.messages, max_model_len=loaded.generator.max_model_len
+            loaded.encoder,
+            asked.messages,
+            max_model_len=loaded.generator.max_model_len,
+            tools=() if tools is None else tools.functions,
         )
         sampling = _sampling(asked, asked.most_tokens, asked.wanted_logprobs, loaded)
+        sampling = _constrained(sampling, constraint)
         generation = _generation("chatcmpl", (prompt,), asked, sampling)
         generation = _with_headers(generation, request, arrived)
         spell = None if sampling.logprobs is None else loaded.encoder.token_bytes
-        answer = Answer(Tally(generation), loaded.generator, ChatForm(spell), asked.model)
+        chat = ChatForm(spell)
+        form = chat if tools is None else ToolCallForm(chat, tools)
+        answer = Answer(Tally(generation), loaded.generator, form, asked.model, constraint)
         return await _send(answer, request, asked)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
@@ -54,6 +67,8 @@ class Handlers:
         )
         # The engine computes one token at least; where none is wanted, it is not told.
         sampling = _sampling(asked, asked.most_tokens or 1, asked.logprobs, loaded)
+        constraint = constraint_of(asked)
+        sampling = _constrained(sampling, constraint)
         if asked.echo:
             sampling = replace(sampling, prompt_logprobs=asked.logprobs)
         generation = _generation("cmpl", prompts, asked, sampling)
@@ -64,7 +79,7 @@ class Handlers:
             spell=None if asked.logprobs is None else loaded.encoder.token_bytes,
             echo=tuple(each for each in echoed for _ in range(generation.n)),
         )
-        answer = Answer(Tally(generation), loaded.generator, form, asked.model)
+        answer = Answer(Tally(generation), loaded.generator, form, asked.model, constraint)
         return await _send(answer, request, asked)
 
     async def list_models(self, _: web.Request) -> web.Response:
@@ -129,6 +144,10 @@ def _sampling(
         logit_bias=asked.token_biases,
         logprobs=logprobs,
     )
+
+
+def _constrained(sampling: SamplingParams, constraint: Constraint | None) -> SamplingParams:
+    return sampling if constraint is None else replace(sampling, grammar=constraint.grammar)
 
 
 def _generation(

@@ -6,12 +6,13 @@ vocabulary, a prompt that leaves no room in the context.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from backend.ports import PromptEncoder
 from backend.server.errors import ApiError
 from backend.server.logprob_replies import EchoedPrompt
-from backend.server.schema import AnyMessage
+from backend.server.message_fields import AnyMessage, AssistantMessage, ToolMessage
+from backend.server.tools.fields import Function
 
 ON_LOOP_CHARACTERS = 2_000
 """Encoding this much takes a millisecond or two; a hop to a thread and back costs 0.1 ms."""
@@ -25,10 +26,14 @@ _TEMPLATE_ROLES = {"developer": "system"}
 
 
 async def chat_prompt(
-    encoder: PromptEncoder, messages: Sequence[AnyMessage], *, max_model_len: int
+    encoder: PromptEncoder,
+    messages: Sequence[AnyMessage],
+    *,
+    max_model_len: int,
+    tools: Sequence[Function] = (),
 ) -> tuple[int, ...]:
     """Return the tokens of a conversation, up to where the answer begins. Raises ApiError."""
-    tokens = await chat_tokens(encoder, messages)
+    tokens = await chat_tokens(encoder, messages, tools=tools)
     _check_room(tokens, "messages", max_model_len)
     return tokens
 
@@ -39,18 +44,23 @@ async def chat_tokens(
     *,
     add_generation_prompt: bool = True,
     add_special_tokens: bool = False,
+    tools: Sequence[Function] = (),
 ) -> tuple[int, ...]:
     """Return the tokens of a conversation, however many. Raises ApiError."""
     plain = [_for_template(message) for message in messages]
+    described = [function.for_template() for function in tools]
 
     def encode() -> tuple[int, ...]:
         try:
-            text = encoder.apply_chat_template(plain, add_generation_prompt=add_generation_prompt)
+            text = encoder.apply_chat_template(
+                plain, add_generation_prompt=add_generation_prompt, tools=described or None
+            )
         except ValueError as error:
             raise ApiError(400, str(error), param="messages", code="invalid_messages") from None
         return tuple(encoder.encode(text, add_special_tokens=add_special_tokens))
 
     size = sum(len(message["content"]) + _CHARACTERS_OF_A_MESSAGE for message in plain)
+    size += sum(map(_described_size, tools))
     return await off_loop(encode, size > ON_LOOP_CHARACTERS)
 
 
@@ -114,13 +124,22 @@ def check_biases(biases: Sequence[tuple[int, float]], vocab_size: int) -> None:
             )
 
 
-def _for_template(message: AnyMessage) -> dict[str, str]:
-    plain = {
+def _described_size(function: Function) -> int:
+    """Guess how many characters a template makes of ``function``."""
+    return _CHARACTERS_OF_A_MESSAGE + len(repr(function.parameters))
+
+
+def _for_template(message: AnyMessage) -> dict[str, Any]:
+    plain: dict[str, Any] = {
         "role": _TEMPLATE_ROLES.get(message.role, message.role),
         "content": message.text(),
     }
     if message.name is not None:
         plain["name"] = message.name
+    if isinstance(message, ToolMessage):
+        plain["tool_call_id"] = message.tool_call_id
+    elif isinstance(message, AssistantMessage) and message.tool_calls:
+        plain["tool_calls"] = [call.for_template() for call in message.tool_calls]
     return plain
 
 

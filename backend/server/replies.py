@@ -88,12 +88,12 @@ class ReplyForm(Protocol):
         """
         ...
 
-    def text(self, index: int, text: str, logprobs: Logprobs) -> dict[str, Any]:
-        """Return a choice of a chunk with new text."""
+    def text(self, index: int, text: str, logprobs: Logprobs) -> list[dict[str, Any]]:
+        """Return choices of chunks with new text."""
         ...
 
-    def finish(self, index: int, reason: FinishReason) -> dict[str, Any]:
-        """Return a choice's last chunk."""
+    def finish(self, index: int, reason: FinishReason) -> list[dict[str, Any]]:
+        """Return a choice's last chunks."""
         ...
 
 
@@ -123,14 +123,18 @@ class ChatForm:
         """Return the role."""
         return self._chunk(index, {"role": "assistant", "content": "", "refusal": None}, None)
 
-    def text(self, index: int, text: str, logprobs: Logprobs) -> dict[str, Any]:
+    def text(self, index: int, text: str, logprobs: Logprobs) -> list[dict[str, Any]]:
         """See ReplyForm."""
-        chunk = self._chunk(index, {"content": text}, None)
-        return chunk | {"logprobs": chat_logprobs(logprobs, self.spell)} if self.spell else chunk
+        return [self.chunk(index, {"content": text}, logprobs)]
 
-    def finish(self, index: int, reason: FinishReason) -> dict[str, Any]:
+    def finish(self, index: int, reason: FinishReason) -> list[dict[str, Any]]:
         """See ReplyForm."""
-        return self._chunk(index, {}, reason.value)
+        return [self._chunk(index, {}, reason.value)]
+
+    def chunk(self, index: int, delta: dict[str, Any], logprobs: Logprobs) -> dict[str, Any]:
+        """Return a choice of a chunk with ``delta``."""
+        chunk = self._chunk(index, delta, None)
+        return chunk | {"logprobs": chat_logprobs(logprobs, self.spell)} if self.spell else chunk
 
     @staticmethod
     def _chunk(index: int, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
@@ -168,13 +172,13 @@ class CompletionForm:
             return written
         return written | {"logprobs": self.echo[index].logprobs(prompt, self.spell)}
 
-    def text(self, index: int, text: str, logprobs: Logprobs) -> dict[str, Any]:
+    def text(self, index: int, text: str, logprobs: Logprobs) -> list[dict[str, Any]]:
         """See ReplyForm."""
-        return self._choice(index, text, None) | self._logprobs(index, logprobs)
+        return [self._choice(index, text, None) | self._logprobs(index, logprobs)]
 
-    def finish(self, index: int, reason: FinishReason) -> dict[str, Any]:
+    def finish(self, index: int, reason: FinishReason) -> list[dict[str, Any]]:
         """See ReplyForm."""
-        return self._choice(index, "", reason.value)
+        return [self._choice(index, "", reason.value)]
 
     def _logprobs(self, index: int, logprobs: Logprobs) -> dict[str, Any]:
         if self.spell is None:

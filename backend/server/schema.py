@@ -5,74 +5,21 @@ implemented, which are refused unless they hold their neutral value (``only``); 
 which are ignored. ``validation.py`` turns pydantic's complaints into OpenAI's.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from backend.server.fields import Strict, combination, one_of, only
+from backend.server.fields import Strict, combination, only
+from backend.server.message_fields import AnyMessage, check_order
 from backend.server.sampling_fields import MAX_CHOICES, ChatLogprobFields, SamplingFields
+from backend.server.structure_fields import ResponseFormat, StructuredOutputs
+from backend.server.tools.fields import NamedChoice, ToolChoice, Tools
 
 MAX_PROMPTS = 2_048
 
 _MAX_TOKENS = 16
 """OpenAI's default for completions; chat has none."""
-
-
-class TextPart(Strict):
-    """A content part; text is the only modality there is."""
-
-    type: Literal["text"]
-    text: str
-
-
-Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Field(min_length=1), Tag("<parts>")],
-    one_of("one of a string or an array of objects", text=str, parts=list),
-]
-
-
-class Message(Strict):
-    """A message that must have content."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-    name: str | None = None
-
-    def text(self) -> str:
-        """Return the content; parts are set apart by line ends."""
-        return _text(self.content)
-
-
-class AssistantMessage(Strict):
-    """What a model answered earlier; clients send such messages back as they got them."""
-
-    role: Literal["assistant"]
-    content: Content | None = None
-    name: str | None = None
-    refusal: Annotated[Any, only()] = None
-    audio: Annotated[Any, only()] = None
-    tool_calls: Annotated[Any, only([])] = None
-    function_call: Annotated[Any, only()] = None
-
-    def text(self) -> str:
-        """Return the content, empty when there was none."""
-        return "" if self.content is None else _text(self.content)
-
-
-def _text(content: str | list[TextPart]) -> str:
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
-
-
-def _message_tag(value: Any) -> str:
-    is_answer = isinstance(value, dict) and value.get("role") == "assistant"
-    return "<answer>" if is_answer else "<message>"
-
-
-AnyMessage = Annotated[
-    Annotated[Message, Tag("<message>")] | Annotated[AssistantMessage, Tag("<answer>")],
-    Discriminator(_message_tag),
-]
 
 
 class StreamOptions(Strict):
@@ -90,7 +37,7 @@ class GenerationParameters(SamplingFields):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     # Prompts of different salts share no KV.
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
-    structured_outputs: Annotated[Any, only({})] = None
+    structured_outputs: StructuredOutputs | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -113,11 +60,12 @@ class ChatRequest(GenerationParameters, ChatLogprobFields):
     messages: Annotated[list[AnyMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
 
-    tools: Annotated[Any, only([])] = None
-    tool_choice: Annotated[Any, only("none", "auto")] = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
     functions: Annotated[Any, only([])] = None
     function_call: Annotated[Any, only("none", "auto")] = None
-    response_format: Annotated[Any, only({"type": "text"})] = None
     modalities: Annotated[Any, only(["text"])] = None
     audio: Annotated[Any, only()] = None
     reasoning_effort: Annotated[Any, only("none")] = None
@@ -134,6 +82,22 @@ class ChatRequest(GenerationParameters, ChatLogprobFields):
                 "max_tokens",
             )
         self.check_min_tokens(self.most_tokens)
+        return self
+
+    @model_validator(mode="after")
+    def _calls_belong_together(self) -> Self:
+        check_order(self.messages)
+        named = isinstance(self.tool_choice, NamedChoice)
+        if not self.tools and (named or self.tool_choice == "required"):
+            raise combination(
+                "'tool_choice' is only allowed when 'tools' are specified.", "tool_choice"
+            )
+        if isinstance(self.tool_choice, NamedChoice):
+            name = self.tool_choice.function.name
+            if all(tool.function.name != name for tool in self.tools or ()):
+                raise combination(
+                    f"Tool choice '{name}' not found in 'tools' parameter.", "tool_choice"
+                )
         return self
 
     @property

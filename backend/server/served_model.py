@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from backend.core.types import EngineStats, GenerationRequest, SamplingParams
 from backend.ports import Embedder, Generator, PromptEncoder
 from backend.server.errors import cannot_embed, cannot_generate, unavailable, unknown_model
+from backend.server.tools.formats import ToolFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class LoadedModel:
     encoder: PromptEncoder
     close: Callable[[], Awaitable[None]]
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    tool_format: ToolFormat | None = None
+    """How the model calls functions, None if it cannot."""
 
     @property
     def ready(self) -> bool:

@@ -36,6 +36,23 @@ _BOUNDS = {
     "less_than_equal": ("above maximum", "maximum", "<=", "le"),
 }
 
+# pydantic's complaint of a string: what OpenAI says, and its code.
+_STRINGS = {
+    "string_too_short": ("empty string", "with minimum length {min_length}", "empty_string"),
+    "string_too_long": (
+        "string too long",
+        "with maximum length {max_length}",
+        "string_above_max_length",
+    ),
+    "string_pattern_mismatch": (
+        "string does not match pattern",
+        "that matches the pattern '{pattern}'",
+        "invalid_value",
+    ),
+}
+# Our own complaints, which are worded where they are made.
+_WORDED = {"invalid_combination": "invalid_parameter_combination", "disorder": None}
+
 
 def validate(schema: type[RequestT], body: Mapping[str, Any]) -> RequestT:
     """Return the request in ``body``. Raises ApiError (400)."""
@@ -54,8 +71,8 @@ def _translate(error: ErrorDetails) -> ApiError:
         )
     if kind == "unsupported_parameter":
         return _unsupported(param, context.get("neutral", ()))
-    if kind == "invalid_combination":
-        return _refusal(error["msg"], param, "invalid_parameter_combination")
+    if kind in _WORDED:
+        return _refusal(error["msg"], param, _WORDED[kind])
     if kind == "invalid_key":
         return _refusal(
             f"Invalid key in '{param}': {context['key'][:40]}. You should only be submitting "
@@ -63,13 +80,8 @@ def _translate(error: ErrorDetails) -> ApiError:
             param,
             "invalid_value",
         )
-    if kind == "string_too_short":
-        return _refusal(
-            f"Invalid '{param}': empty string. Expected a string with minimum length "
-            f"{context['min_length']}, but got an empty string instead.",
-            param,
-            "empty_string",
-        )
+    if kind in _STRINGS:
+        return _wrong_string(param, kind, value, context)
     if kind == "literal_error" and isinstance(value, str):
         return _refusal(
             f"Invalid value: '{value}'. Supported values are: {context['expected']}.",
@@ -93,7 +105,7 @@ def _translate(error: ErrorDetails) -> ApiError:
     )
 
 
-def _refusal(message: str, param: str, code: str) -> ApiError:
+def _refusal(message: str, param: str, code: str | None) -> ApiError:
     return ApiError(400, message, param=param, code=code)
 
 
@@ -119,6 +131,20 @@ def _unsupported(param: str, neutral: Sequence[Any]) -> ApiError:
         f"leave it out{alternative}.",
         param,
         "unsupported_parameter",
+    )
+
+
+def _wrong_string(param: str, kind: str, value: str, context: Mapping[str, Any]) -> ApiError:
+    problem, expected, code = _STRINGS[kind]
+    got = {
+        "string_too_short": ", but got an empty string instead",
+        "string_too_long": f", but got a string with length {len(value)} instead",
+    }
+    return _refusal(
+        f"Invalid '{param}': {problem}. Expected a string {expected.format(**context)}"
+        f"{got.get(kind, '')}.",
+        param,
+        code,
     )
 
 

@@ -71,6 +71,7 @@ async def test_colons_in_text_are_no_duplicate_keys(server, text):
 
 
 MESSAGE = {"role": "user", "content": "Hi"}
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 @pytest.mark.parametrize(
@@ -98,8 +99,8 @@ MESSAGE = {"role": "user", "content": "Hi"}
         ),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
-            "messages[0].tool_calls",
-            "unsupported_parameter",
+            "messages[0].tool_calls[0].id",
+            "missing_required_parameter",
         ),
         ({"temperature": 2.5}, "temperature", "decimal_above_max_value"),
         ({"temperature": "1"}, "temperature", "invalid_type"),
@@ -130,8 +131,64 @@ MESSAGE = {"role": "user", "content": "Hi"}
             "stream_options.include_usage",
             "invalid_type",
         ),
-        ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        ({"tools": [TOOL]}, "tools", "unsupported_parameter"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "invalid_value"),
+        ({"tools": [TOOL] * 129}, "tools", "array_above_max_length"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+            "tools[0].function.name",
+            "invalid_value",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a" * 65}}]},
+            "tools[0].function.name",
+            "string_above_max_length",
+        ),
+        ({"tool_choice": "required"}, "tool_choice", "invalid_parameter_combination"),
+        ({"tool_choice": "any"}, "tool_choice", "invalid_value"),
+        ({"tool_choice": 1}, "tool_choice", "invalid_type"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            "tool_choice",
+            "invalid_parameter_combination",
+        ),
+        ({"functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
+        ({"function_call": {"name": "f"}}, "function_call", "unsupported_parameter"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
+        (
+            {"response_format": {"type": "json_schema"}},
+            "response_format.json_schema",
+            "missing_required_parameter",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+            "response_format.json_schema.schema",
+            "missing_required_parameter",
+        ),
+        (
+            {"response_format": {"type": "json_object"}, "min_tokens": 3},
+            "min_tokens",
+            "invalid_parameter_combination",
+        ),
+        (
+            {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+            "structured_outputs",
+            "invalid_parameter_combination",
+        ),
+        (
+            {"structured_outputs": {"structural_tag": "{}"}},
+            "structured_outputs.structural_tag",
+            "unsupported_parameter",
+        ),
+        (
+            {
+                "response_format": {"type": "json_object"},
+                "structured_outputs": {"choice": ["b"]},
+            },
+            "structured_outputs",
+            "invalid_parameter_combination",
+        ),
         ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_parameter"),
     ],
 )
@@ -140,7 +197,8 @@ async def test_fields_that_are_refused(server, change, param, code):
     assert reply.status == 400
     assert reply.error["type"] == "invalid_request_error"
     assert (reply.error["param"], reply.error["code"]) == (param, code)
-    assert param in reply.error["message"] or "Invalid value" in reply.error["message"]
+    message = reply.error["message"]
+    assert param in message or message.startswith(("Invalid value", "Tool choice"))
 
 
 async def test_the_message_names_what_was_expected(server):

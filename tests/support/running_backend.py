@@ -85,7 +85,9 @@ class CharacterEncoder:
     def decode(self, tokens: Any, *, skip_special_tokens: bool = True) -> str:
         return "".join(map(chr, tokens))
 
-    def apply_chat_template(self, messages: Any, *, add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(
+        self, messages: Any, *, add_generation_prompt: bool = True, tools: Any = None
+    ) -> str:
         if any(message["content"] == "refuse me" for message in messages):
             raise ValueError("the template refuses these messages")
         return "|".join(f"{message['role']}:{message['content']}" for message in messages)
@@ -204,11 +206,17 @@ async def start_server(serve_application: StartServer) -> StartServer:
     from backend.server.served_model import LoadedModel, ServedModel
 
     async def start(
-        *, limits: Any = None, sampling: SamplingParams | None = None, **script: Any
+        *,
+        limits: Any = None,
+        sampling: SamplingParams | None = None,
+        tools: Any = None,
+        **script: Any,
     ) -> RunningServer:
         generator = ScriptedGenerator(**script)
         encoder = CharacterEncoder()
-        loaded = LoadedModel(generator, encoder, nothing_to_close, sampling or SamplingParams())
+        loaded = LoadedModel(
+            generator, encoder, nothing_to_close, sampling or SamplingParams(), tools
+        )
         app = build_application(ServedModel(MODEL, at_once(loaded)), **(limits or {}))
         server = await serve_application(app, generator)
         await server.model.load()

@@ -1,0 +1,148 @@
+"""From what a client demands of an answer's form to the grammar that decoding is held to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from backend.core.types import Grammar, GrammarKind
+from backend.server.errors import ApiError
+from backend.server.json_schema import SchemaError, enforceable
+from backend.server.schema import ChatRequest, GenerationParameters
+from backend.server.structure_fields import ResponseFormat, StructuredOutputs
+from backend.server.tools.use import ToolUse, functions_held
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A grammar, and whose fault it is if nothing can be generated under it."""
+
+    grammar: Grammar
+    subject: str
+    param: str
+
+    def refused(self, reason: str) -> ApiError:
+        """Return the error of a grammar that cannot be compiled."""
+        return ApiError(400, f"Invalid {self.subject}: {reason}.", param=self.param)
+
+
+def constraint_of(asked: GenerationParameters, tools: ToolUse | None = None) -> Constraint | None:
+    """Return what the answer must conform to. Raises ApiError."""
+    constraint = _constraint(asked, tools)
+    if constraint is not None and asked.min_tokens:
+        raise ApiError(
+            400,
+            "'min_tokens' cannot be set where the form of the answer is: its grammar says when it "
+            "is over.",
+            param="min_tokens",
+            code="invalid_parameter_combination",
+        )
+    return constraint
+
+
+def _constraint(asked: GenerationParameters, tools: ToolUse | None) -> Constraint | None:
+    answer = _answer_constraint(asked)
+    if tools is None:
+        return answer
+    if tools.demanded:
+        held = functions_held(tools)
+        return _of_tools(tools.form.calls(held, several=tools.several))
+    if answer is not None:
+        # Either calls, or the answer.
+        if answer.grammar.kind not in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA):
+            raise ApiError(
+                400,
+                "'structured_outputs' of this kind cannot be set beside 'tools'.",
+                param="structured_outputs",
+                code="invalid_parameter_combination",
+            )
+        schema = orjson.loads(answer.grammar.source or '{"type": "object"}')
+        calls = tools.form.calls(functions_held(tools), several=tools.several)
+        either = [calls, {"type": "json_schema", "json_schema": schema}]
+        return Constraint(
+            _structure({"type": "or", "elements": either}), answer.subject, answer.param
+        )
+    if any(function.strict for function in tools.functions):
+        held = functions_held(tools)
+        return _of_tools(tools.form.text_or_calls(held, several=tools.several))
+    return None
+
+
+def _of_tools(tag: dict[str, Any]) -> Constraint:
+    return Constraint(_structure(tag), "schema for functions", "tools")
+
+
+def _structure(tag: dict[str, Any]) -> Grammar:
+    source = orjson.dumps({"type": "structural_tag", "format": tag}).decode()
+    return Grammar(GrammarKind.STRUCTURE, source)
+
+
+def _answer_constraint(asked: GenerationParameters) -> Constraint | None:
+    response_format = asked.response_format if isinstance(asked, ChatRequest) else None
+    wanted = None if response_format is None else _of_response_format(response_format)
+    outputs = asked.structured_outputs
+    other = None if outputs is None else _of_structured_outputs(outputs)
+    if wanted is not None and other is not None:
+        raise ApiError(
+            400,
+            "'response_format' and 'structured_outputs' cannot be set at the same time.",
+            param="structured_outputs",
+            code="invalid_parameter_combination",
+        )
+    return wanted or other
+
+
+def _of_response_format(form: ResponseFormat) -> Constraint | None:
+    if form.type == "text":
+        return None
+    if form.json_schema is None:
+        return Constraint(Grammar(GrammarKind.JSON_OBJECT), "'response_format'", "response_format")
+    named = form.json_schema
+    subject = f"schema for response_format '{named.name}'"
+    return _of_schema(named.definition, named.strict or False, subject, "response_format")
+
+
+def _of_schema(schema: Any, strict: bool, subject: str, param: str) -> Constraint:
+    try:
+        source = orjson.dumps(enforceable(schema, strict=strict)).decode()
+    except SchemaError as error:
+        raise ApiError(400, f"Invalid {subject}: {error}", param=param) from None
+    return Constraint(Grammar(GrammarKind.JSON_SCHEMA, source), subject, param)
+
+
+def _of_structured_outputs(outputs: StructuredOutputs) -> Constraint | None:
+    if outputs.json_schema is not None:
+        param = "structured_outputs.json"
+        schema = outputs.json_schema
+        if isinstance(schema, str):
+            try:
+                schema = orjson.loads(schema)
+            except ValueError:
+                raise ApiError(400, f"Invalid '{param}': it is not JSON.", param=param) from None
+        return _of_schema(schema, False, f"schema for '{param}'", param)
+    if outputs.regex is not None:
+        return _of_text(GrammarKind.REGEX, outputs.regex, "structured_outputs.regex")
+    if outputs.choice is not None:
+        return _of_text(GrammarKind.EBNF, _choices(outputs.choice), "structured_outputs.choice")
+    if outputs.grammar is not None:
+        return _of_text(GrammarKind.EBNF, outputs.grammar, "structured_outputs.grammar")
+    if outputs.json_object:
+        return _of_text(GrammarKind.JSON_OBJECT, "", "structured_outputs.json_object")
+    return None
+
+
+def _of_text(kind: GrammarKind, source: str, param: str) -> Constraint:
+    return Constraint(Grammar(kind, source), f"'{param}'", param)
+
+
+def _choices(choices: Sequence[str]) -> str:
+    """Return the grammar of one of ``choices``, each spelled out in bytes that need no escape."""
+    return "root ::= " + " | ".join(f'"{_spelled(choice)}"' for choice in choices)
+
+
+def _spelled(text: str) -> str:
+    return "".join(
+        character if character.isalnum() and character.isascii() else f"\\U{ord(character):08x}"
+        for character in text
+    )

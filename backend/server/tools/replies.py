@@ -1,0 +1,113 @@
+"""Chat replies in which functions may be called: OpenAI's objects, whole and in chunks."""
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from backend.core.types import FinishReason, TokenLogprobs
+from backend.server.replies import ChatForm, FinishedChoice, Logprobs
+from backend.server.tools.events import (
+    CallArguments,
+    CallStart,
+    Content,
+    Event,
+    ToolCallParser,
+    gather,
+)
+from backend.server.tools.use import ToolUse
+
+_CALLED = "tool_calls"
+
+
+def _new_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One streamed choice: its text so far, as the parser has it."""
+
+    parser: ToolCallParser
+    called: bool = False
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of text that is held back."""
+
+
+class ToolCallForm:
+    """Implements ``ReplyForm`` around that of plain chat."""
+
+    def __init__(self, chat: ChatForm, use: ToolUse, new_id: Callable[[], str] = _new_id) -> None:
+        """Write for ``use``; ``new_id`` names calls."""
+        self.whole_kind = chat.whole_kind
+        self.chunk_kind = chat.chunk_kind
+        self._chat = chat
+        self._use = use
+        self._new_id = new_id
+        self._choices: dict[int, _Choice] = {}
+
+    def whole(self, index: int, choice: FinishedChoice) -> dict[str, Any]:
+        """See ReplyForm."""
+        # A call that was demanded can be cut short, but never be anything else.
+        parser = self._use.parser(eager=self._use.demanded)
+        content, calls = gather([*parser.push(choice.text), *parser.finish()])
+        written = self._chat.whole(index, replace(choice, text=content))
+        if not calls:
+            return written
+        written["message"] |= {
+            "content": content or None,
+            "tool_calls": [
+                {
+                    "id": self._new_id(),
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in calls
+            ],
+        }
+        return written | {"finish_reason": self._reason(choice.finish_reason, called=True)}
+
+    def opening(self, index: int, prompt: Logprobs) -> dict[str, Any] | None:
+        """See ReplyForm."""
+        self._choices[index] = _Choice(self._use.parser(eager=True))
+        return self._chat.opening(index, prompt)
+
+    def text(self, index: int, text: str, logprobs: Logprobs) -> list[dict[str, Any]]:
+        """See ReplyForm."""
+        choice = self._choices[index]
+        choice.logprobs += logprobs
+        return self._chunks(index, choice, choice.parser.push(text))
+
+    def finish(self, index: int, reason: FinishReason) -> list[dict[str, Any]]:
+        """See ReplyForm."""
+        choice = self._choices.pop(index)
+        chunks = self._chunks(index, choice, choice.parser.finish())
+        last = self._chunk(index, choice, {})
+        return [*chunks, last | {"finish_reason": self._reason(reason, called=choice.called)}]
+
+    def _chunks(self, index: int, choice: _Choice, events: Sequence[Event]) -> list[dict[str, Any]]:
+        return [self._chunk(index, choice, self._delta(choice, event)) for event in events]
+
+    def _chunk(self, index: int, choice: _Choice, delta: dict[str, Any]) -> dict[str, Any]:
+        logprobs, choice.logprobs = choice.logprobs, []
+        return self._chat.chunk(index, delta, logprobs)
+
+    def _delta(self, choice: _Choice, event: Event) -> dict[str, Any]:
+        match event:
+            case Content(text):
+                return {"content": text}
+            case CallStart(number, name):
+                choice.called = True
+                call = {
+                    "index": number,
+                    "id": self._new_id(),
+                    "type": "function",
+                    "function": {"name": name, "arguments": ""},
+                }
+                return {"tool_calls": [call]}
+            case CallArguments(number, text):
+                return {"tool_calls": [{"index": number, "function": {"arguments": text}}]}
+
+    @staticmethod
+    def _reason(reason: FinishReason, *, called: bool) -> str:
+        return _CALLED if called and reason is FinishReason.STOP else reason.value

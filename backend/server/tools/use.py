@@ -1,0 +1,91 @@
+"""What tools a request allows, and which of them it demands."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from backend.server.errors import ApiError
+from backend.server.json_schema import SchemaError, enforceable
+from backend.server.tools.events import ToolCallParser
+from backend.server.tools.fields import Function, NamedChoice, Tool, ToolChoice
+from backend.server.tools.formats import CallableFunction, ToolFormat
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """``functions`` may be called, as the model's ``form`` has it; ``demanded``: one must be.
+
+    ``several``: more than one call in an answer is wanted.
+    """
+
+    form: ToolFormat
+    functions: tuple[Function, ...]
+    positions: tuple[int, ...]
+    """Of the functions among the tools that were sent."""
+    demanded: bool
+    several: bool
+
+    def parser(self, *, eager: bool) -> ToolCallParser:
+        """Return fresh state for one choice."""
+        names = [function.name for function in self.functions]
+        return self.form.parser(names, most_calls=None if self.several else 1, eager=eager)
+
+
+def tool_use(
+    tools: Sequence[Tool] | None,
+    choice: ToolChoice | None,
+    parallel: bool | None,
+    form: ToolFormat | None,
+) -> ToolUse | None:
+    """Return what is allowed, None for no tools at all. Raises ApiError."""
+    if not tools or choice == "none":
+        return None
+    if form is None:
+        raise ApiError(
+            400,
+            "Unsupported parameter: 'tools' is not supported with this model, whose chat template "
+            "knows nothing of tools; leave it out.",
+            param="tools",
+            code="unsupported_parameter",
+        )
+    functions = tuple(tool.function for tool in tools)
+    positions = tuple(range(len(functions)))
+    if isinstance(choice, NamedChoice):
+        named = [at for at in positions if functions[at].name == choice.function.name]
+        positions = (named[0],)
+        functions = (functions[named[0]],)
+    demanded = isinstance(choice, NamedChoice) or choice == "required"
+    several = parallel is not False and not isinstance(choice, NamedChoice)
+    return ToolUse(form, functions, positions, demanded, several)
+
+
+def functions_held(use: ToolUse) -> list[CallableFunction]:
+    """Return the functions with what their arguments are held to. Raises ApiError."""
+    return [
+        CallableFunction(function.name, _schema(function, position))
+        for function, position in zip(use.functions, use.positions, strict=True)
+    ]
+
+
+def _schema(function: Function, position: int) -> dict[str, Any]:
+    parameters = function.parameters or {"properties": {}, "additionalProperties": False}
+    kind = parameters.get("type", "object")
+    if kind != "object":
+        raise _invalid(
+            function,
+            position,
+            f"schema must be a JSON Schema of 'type: \"object\"', got 'type: \"{kind}\"'.",
+        )
+    try:
+        return enforceable({"type": "object"} | parameters, strict=function.strict or False)
+    except SchemaError as error:
+        raise _invalid(function, position, str(error)) from None
+
+
+def _invalid(function: Function, position: int, problem: str) -> ApiError:
+    return ApiError(
+        400,
+        f"Invalid schema for function '{function.name}': {problem}",
+        param=f"tools[{position}].function.parameters",
+        code="invalid_function_parameters",
+    )
