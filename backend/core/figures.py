@@ -1,9 +1,8 @@
 """What the engine measures of itself: cheap to record in its loop, cheap to send, summed elsewhere.
 
 Laws:
-- Recording is plain arithmetic on lists, once a step or once a sequence. What happens for each
-  token is counted by groups: sequences whose last token came with the same step share one
-  observation.
+- Recording is plain arithmetic on lists, once a step or once a sequence, never once a token:
+  sequences whose last tokens came with the same two steps share one observation.
 - Labels are bounded: phases and ranges of batch sizes are fixed.
 - A ``Recording`` is a value; two of them add up, so that figures survive a restart of the engine.
 
@@ -12,7 +11,7 @@ with the first admission, prefill with the first token, decode with the last.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Self
@@ -91,10 +90,8 @@ class SequenceTimes:
     """When what happened to one sequence; the engine's loop keeps one for each."""
 
     arrived: float
-    admitted: float | None = None
     first_token: float | None = None
     last_token: float = 0.0
-    num_tokens: int = 0
 
 
 class Figures:
@@ -126,30 +123,34 @@ class Figures:
         self._batch_size.observe(batch_size)
         self._step_tokens.observe(num_tokens)
 
-    def tokens(self, sequences: Iterable[SequenceTimes], now: float) -> None:
-        """Record that each of ``sequences`` got its next token."""
-        gaps: dict[float, int] = {}
-        for times in sequences:
-            if times.num_tokens:
-                gaps[times.last_token] = gaps.get(times.last_token, 0) + 1
-            else:
-                self._first(times, now)
-            times.last_token = now
-            times.num_tokens += 1
-        for last, count in gaps.items():
-            self._next_token.observe(now - last, count)
+    def first_token(self, times: SequenceTimes, admitted: float | None, now: float) -> None:
+        """Record a sequence's first token; ``admitted`` is when its wait for a step ended."""
+        times.first_token = times.last_token = now
+        admitted = times.arrived if admitted is None else admitted
+        self._first_token.observe(now - times.arrived)
+        self._queue.observe(admitted - times.arrived)
+        self._prefill.observe(now - admitted)
 
-    def finished(self, times: SequenceTimes, reason: str, num_prompt_tokens: int) -> None:
-        """Record a sequence's end; ``reason`` is one of a fixed vocabulary."""
+    def next_tokens(self, count: int, seconds: float) -> None:
+        """Record that so many sequences got their next token so long after the one before."""
+        self._next_token.observe(seconds, count)
+
+    def finished(
+        self, times: SequenceTimes, reason: str, num_prompt_tokens: int, num_tokens: int
+    ) -> None:
+        """Record the end of a sequence that got ``num_tokens``.
+
+        ``reason`` is one of a fixed vocabulary.
+        """
         self._finished[reason,] = self._finished.get((reason,), 0) + 1
         self._prompt_tokens.observe(num_prompt_tokens)
-        self._generation_tokens.observe(times.num_tokens)
+        self._generation_tokens.observe(num_tokens)
         if times.first_token is None:
             return
         seconds = times.last_token - times.first_token
         self._decode.observe(seconds)
-        if times.num_tokens > 1:
-            self._per_token.observe(seconds / (times.num_tokens - 1))
+        if num_tokens > 1:
+            self._per_token.observe(seconds / (num_tokens - 1))
 
     def read(self) -> Recording:
         """Return all that was recorded so far."""
@@ -172,10 +173,3 @@ class Figures:
             distributions["step_seconds", label] = histogram.read()
         finished = {("sequences_finished", label): n for label, n in self._finished.items()}
         return Recording(distributions, finished)
-
-    def _first(self, times: SequenceTimes, now: float) -> None:
-        times.first_token = now
-        self._first_token.observe(now - times.arrived)
-        admitted = times.arrived if times.admitted is None else times.admitted
-        self._queue.observe(admitted - times.arrived)
-        self._prefill.observe(now - admitted)

@@ -20,6 +20,9 @@ class Recorder:
         self.num_tokens_after_disconnect = 0
         self._figures = Figures()
         self._times: dict[Sequence, SequenceTimes] = {}
+        self._sampled: set[Sequence] = set()
+        """Those that got a token with the last step, and when that was."""
+        self._sampled_at = 0.0
         self._recent: list[tuple[float, Step]] = []
         self._left: set[Sequence] = set()
 
@@ -34,18 +37,12 @@ class Recorder:
 
     def completed(self, step: Step, began: float, now: float) -> None:
         """Record a step whose tokens came ``now``; ``began`` is when the device began with it."""
-        num_tokens = num_prefilling = 0
-        sampling: list[SequenceTimes] = []
-        times_of = self._times.get
-        for sequence, start, count, samples in step:
-            num_tokens += count
-            num_prefilling += start < sequence.num_prompt_tokens
-            if samples and (times := times_of(sequence)) is not None:
-                sampling.append(times)
-                if times.admitted is None:
-                    times.admitted = sequence.admitted
+        num_tokens = sum([count for _, _, count, _ in step])
+        num_prefilling = 0
+        if num_tokens > len(step):
+            num_prefilling = sum([start < each.num_prompt_tokens for each, start, _, _ in step])
         self._figures.step(len(step) - num_prefilling, num_prefilling, num_tokens, now - began)
-        self._figures.tokens(sampling, now)
+        self._take_tokens({sequence for sequence, _, _, samples in step if samples}, now)
         self._recent.append((now, step))
         del self._recent[:-_STEPS_REMEMBERED]
         if self._left:
@@ -64,15 +61,37 @@ class Recorder:
     def ended(self, sequence: Sequence, reason: str) -> None:
         """Record an end; ``reason`` is one of a fixed vocabulary. A second call does nothing."""
         times = self._times.pop(sequence, None)
-        if times is not None:
-            self._figures.finished(times, reason, sequence.num_prompt_tokens)
+        if times is None:
+            return
+        if sequence in self._sampled:
+            times.last_token = self._sampled_at
+            self._sampled.discard(sequence)
+        num_tokens = len(sequence.tokens) - sequence.num_prompt_tokens
+        self._figures.finished(times, reason, sequence.num_prompt_tokens, num_tokens)
 
     def all_ended(self, reason: str) -> None:
         """Record the end of every sequence there is."""
         for sequence in list(self._times):
             self.ended(sequence, reason)
         self._recent.clear()
+        self._sampled.clear()
         self._left.clear()
+
+    def _take_tokens(self, sampled: set[Sequence], now: float) -> None:
+        before = self._sampled
+        if stayed := len(sampled & before):
+            self._figures.next_tokens(stayed, now - self._sampled_at)
+        for sequence in before - sampled:
+            self._times[sequence].last_token = self._sampled_at
+        for sequence in sampled - before:
+            times = self._times.get(sequence)
+            if times is None:
+                sampled.discard(sequence)  # it ended while the step was in flight
+            elif times.first_token is None:
+                self._figures.first_token(times, sequence.admitted, now)
+            else:
+                self._figures.next_tokens(1, now - times.last_token)
+        self._sampled, self._sampled_at = sampled, now
 
     def _count_left(self, step: Step) -> None:
         for scheduled in step:

@@ -16,6 +16,8 @@ from backend.runtime.messages import EngineDescription, Report, Stop, ToEngine
 
 logger = logging.getLogger(__name__)
 
+_STATS_SECONDS = 0.02
+
 
 class Engine(EngineClient):
     """Implements ``backend.ports.Generator``.
@@ -69,7 +71,8 @@ class Engine(EngineClient):
         try:
             self._core.warm_up()
             self._warm = True
-            EngineLoop(self._core, _QueueEndpoint(self._inbox, self.receive)).run()
+            endpoint = _QueueEndpoint(self._inbox, self.receive)
+            EngineLoop(self._core, endpoint, stats_seconds=_STATS_SECONDS).run()
         except Exception:
             reason = "the engine stopped after an internal error"
             logger.exception("the engine loop ended")

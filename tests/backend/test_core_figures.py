@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from backend.core.figures import Figures, Histogram, Recording, SequenceTimes
+from backend.core.recorder import Recorder
+from backend.core.sequence import Sequence
+from backend.core.step import ScheduledSequence
 from backend.core.types import EngineStats, MemoryUse
 from backend.server.metrics import Metrics
 
@@ -45,13 +48,36 @@ def test_a_value_is_in_the_first_bucket_whose_bound_it_does_not_exceed(observed)
     assert math.isclose(read.total, sum(value * times for value, times in observed), abs_tol=1e-9)
 
 
+class Loop:
+    """A recorder with sequences whose tokens are only counted."""
+
+    def __init__(self):
+        self.recorder = Recorder()
+
+    def arrive(self, at=0.0, prompt=5, admitted=None):
+        sequence = Sequence(0, [1] * prompt, max_length=1000)
+        sequence.admitted = admitted
+        self.recorder.arrived([sequence], at)
+        return sequence
+
+    def step(self, now, *sequences, began=None):
+        for sequence in sequences:
+            sequence.tokens.append(1)
+        step = tuple(ScheduledSequence(sequence, 10, 1, samples=True) for sequence in sequences)
+        self.recorder.completed(step, now if began is None else began, now)
+
+    def found(self):
+        return samples(replace(STATS, recording=self.recorder.read()))
+
+
 def test_a_sequences_times():
-    figures = Figures()
-    times = SequenceTimes(arrived=10.0, admitted=10.4)
+    loop = Loop()
+    sequence = loop.arrive(at=10.0, prompt=100, admitted=10.4)
     for now in (12.0, 12.5, 14.0):
-        figures.tokens([times], now)
-    figures.finished(times, "stop", 100)
-    found = recorded(figures)
+        loop.step(now, sequence)
+    for _ in range(2):
+        loop.recorder.ended(sequence, "stop")
+    found = loop.found()
     for name, count, total in (
         ("time_to_first_token_seconds", 1, 2.0),
         ("queue_seconds", 1, 0.4),
@@ -70,27 +96,78 @@ def test_a_sequences_times():
 
 
 def test_a_sequence_that_ended_before_its_first_token_has_no_latencies():
-    figures = Figures()
-    figures.finished(SequenceTimes(arrived=0.0), "abort", 5)
-    found = recorded(figures)
+    loop = Loop()
+    loop.recorder.ended(loop.arrive(), "abort")
+    found = loop.found()
     assert found["sequences_finished_total", "abort"] == 1
     assert found["decode_seconds_count",] == found["time_per_output_token_seconds_count",] == 0
     assert found["sequence_generation_tokens_sum",] == 0
 
 
-@given(st.lists(st.sets(st.integers(0, 5), min_size=1), max_size=20))
+def test_a_step_that_was_in_flight_when_a_sequence_ended_is_not_a_token_of_it():
+    loop = Loop()
+    sequence, other = loop.arrive(), loop.arrive()
+    loop.step(1.0, sequence, other)
+    loop.recorder.ended(sequence, "stop")
+    loop.step(2.0, sequence, other)
+    loop.step(3.0, other)
+    found = loop.found()
+    assert found["inter_token_latency_seconds_count",] == 2
+    assert found["time_to_first_token_seconds_count",] == 2
+
+
+@given(
+    st.lists(
+        st.tuples(st.sets(st.integers(0, 5), min_size=1), st.none() | st.integers(0, 5)),
+        max_size=25,
+    )
+)
 def test_gaps_are_those_of_each_sequence_whoever_shares_its_steps(steps):
-    figures = Figures()
-    everyone = [SequenceTimes(arrived=0.0) for _ in range(6)]
-    last, gaps = {}, []
-    for now, members in enumerate(steps, 1):
-        figures.tokens([everyone[index] for index in members], float(now))
-        gaps += [now - last[index] for index in members if index in last]
-        last |= dict.fromkeys(members, now)
-    found = recorded(figures)
+    loop = Loop()
+    everyone = [loop.arrive() for _ in range(6)]
+    first, last, gaps, decode = {}, {}, [], []
+    ended = set()
+    for now, (members, end) in enumerate(steps, 1):
+        loop.step(float(now), *(everyone[index] for index in members))
+        alive = members - ended
+        gaps += [now - last[index] for index in alive if index in last]
+        last |= dict.fromkeys(alive, now)
+        first = dict.fromkeys(alive, now) | first
+        if end is not None and end not in ended:
+            ended.add(end)
+            loop.recorder.ended(everyone[end], "stop")
+            decode += [last[end] - first[end]] if end in last else []
+    found = loop.found()
     assert found["inter_token_latency_seconds_count",] == len(gaps)
     assert found["inter_token_latency_seconds_sum",] == sum(gaps)
     assert found["time_to_first_token_seconds_count",] == len(last)
+    assert found["decode_seconds_sum",] == sum(decode)
+    assert found["decode_seconds_count",] == len(decode)
+
+
+def test_tokens_after_a_client_left_are_those_of_steps_that_came_later():
+    loop = Loop()
+    sequence, other = loop.arrive(), loop.arrive()
+    loop.step(1.0, sequence, other)
+    loop.step(2.0, sequence, other)
+    sequence.num_steps_in_flight = 1
+    loop.recorder.left(sequence, at=1.5)
+    loop.recorder.ended(sequence, "abort")
+    sequence.num_steps_in_flight = 0
+    loop.step(3.0, sequence, other)  # it was in flight
+    loop.step(4.0, other)
+    assert loop.recorder.num_tokens_after_disconnect == 2
+
+
+def test_everybody_has_an_end_when_the_engine_starts_over():
+    loop = Loop()
+    sequence = loop.arrive()
+    loop.arrive()
+    loop.step(1.0, sequence)
+    loop.recorder.all_ended("error")
+    loop.recorder.ended(sequence, "stop")
+    assert loop.found()["sequences_finished_total", "error"] == 2
+    assert ("sequences_finished_total", "stop") not in loop.found()
 
 
 @pytest.mark.parametrize(
@@ -118,9 +195,9 @@ def test_steps_by_phase_and_batch_size(decoding, prefilling, label):
 def some_figures(seed):
     figures = Figures()
     times = SequenceTimes(arrived=0.0)
-    figures.tokens([times], float(seed))
-    figures.tokens([times], float(seed + 1))
-    figures.finished(times, "stop" if seed % 2 else "length", seed)
+    figures.first_token(times, None, float(seed))
+    figures.next_tokens(1, 1.0)
+    figures.finished(times, "stop" if seed % 2 else "length", seed, 2)
     figures.step(seed, 0, seed, 0.1)
     return figures
 

@@ -95,8 +95,8 @@ def engine_page() -> str:
     figures = Figures()
     figures.step(1, 1, 20, 0.01)
     times = SequenceTimes(0.0)
-    figures.tokens([times], 1.0)
-    figures.finished(times, "stop", 7)
+    figures.first_token(times, None, 1.0)
+    figures.finished(times, "stop", 7, 1)
     stats = replace(
         EngineStats(1, 2, 3, 4, 5, 6, 7),
         recording=figures.read(),
