@@ -21,6 +21,7 @@ from backend.runtime.cuda_attention import KernelAttention
 from backend.runtime.cuda_batch import BatchLimits, KernelBatch, KernelBatchBuilder
 from backend.runtime.cuda_graphs import DecodeGraphs, graph_sizes, size_for
 from backend.runtime.cuda_prefill import Prefill
+from backend.runtime.cuda_sampling import draw_on_device
 from backend.runtime.kv_cache import KVCache
 from backend.runtime.model_runner import InFlight
 from backend.runtime.prompt_logprobs import PromptLogprobs, SpanLogprobs, score
@@ -70,7 +71,7 @@ class CudaModelRunner:
         self._workspace = SplitWorkspace.allocate(rows, shape.head_dim, device)
         self._sizes = sizes if pads or graphs else ()
         self._graphs = DecodeGraphs() if graphs else None
-        self._sampler = Sampler()
+        self._sampler = Sampler(draw_on_device)
         self._prompt_logprobs = PromptLogprobs()
         self._last: InFlight | None = None
 

@@ -6,6 +6,7 @@ Each row is drawn from its own logits, its seed and its token's number alone (``
 else is in the batch changes nothing.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from functools import cache
 
@@ -24,11 +25,17 @@ from backend.runtime.token_counts import penalise_
 _NUCLEI = (128, 512, 4096)
 
 
+Draw = Callable[[Tensor, DrawGroup, Tensor], Tensor]
+"""From the logits [rows, vocab] of a group and its noise's keys to its tokens."""
+
+
 class Sampler:
     """Chooses tokens; remembers the last batch, because most are like the one before."""
 
-    def __init__(self) -> None:
+    def __init__(self, draw: Draw | None = None) -> None:
+        """``draw`` draws all rows that are not greedy, None: torch does."""
         self._batch: SamplingBatch | None = None
+        self._draw = _draw_in_torch if draw is None else draw
 
     def sample(self, logits: Tensor, step: SequenceOf[ScheduledSequence]) -> SampledTokens:
         """Choose the next token of each of ``step``, whose rows ``logits`` [rows, vocab] are.
@@ -38,11 +45,11 @@ class Sampler:
         sequences = tuple(scheduled.sequence for scheduled in step)
         if self._batch is None or self._batch.sequences != sequences:
             self._batch = build_batch(sequences, self._batch, logits)
-        return _sample(logits, self._batch, step)
+        return _sample(logits, self._batch, step, self._draw)
 
 
 def _sample(
-    logits: Tensor, batch: SamplingBatch, step: SequenceOf[ScheduledSequence]
+    logits: Tensor, batch: SamplingBatch, step: SequenceOf[ScheduledSequence], draw: Draw
 ) -> SampledTokens:
     # max propagates NaN, and an overflow shows as inf. -inf elsewhere in a row is legitimate.
     top, tokens = logits.max(dim=-1)
@@ -58,12 +65,17 @@ def _sample(
     for group in batch.groups:
         own = adjusted if group.index is None else adjusted.index_select(0, group.index)
         keys = group.keys(lengths, logits)
-        drawn = _draw(own, group, keys) if group is batch.wide else _draw_best(own, group, keys)
+        drawn = draw(own, group, keys)
         tokens = drawn if group.index is None else tokens.index_copy_(0, group.index, drawn)
     logprobs = None
     if batch.reported:
         logprobs = raw_logprobs(logits, batch.reported_index, batch.reported, tokens)
     return SampledTokens(tokens, finite, logprobs)
+
+
+def _draw_in_torch(logits: Tensor, group: DrawGroup, keys: Tensor) -> Tensor:
+    draw = _draw_best if group.filters else _draw
+    return draw(logits, group, keys)
 
 
 def _lengths(step: SequenceOf[ScheduledSequence]) -> Uint64s:

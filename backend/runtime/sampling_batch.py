@@ -33,6 +33,8 @@ class DrawGroup:
     top_p: Tensor
     most: int
     """The largest top_k; 0 where no row has one."""
+    filters: bool
+    """Whether any row has a top_k or a top_p."""
 
     def keys(self, numbers: Uint64s, like: Tensor) -> Tensor:
         """Return the noise's keys; ``numbers`` are those of all the batch's tokens."""
@@ -150,6 +152,7 @@ def _group(
         top_k=_column([each.top_k or vocab for each in params], like),
         top_p=_column([each.top_p for each in params], like),
         most=min(vocab, max(each.top_k for each in params)),
+        filters=any(each.top_k or each.top_p < 1.0 for each in params),
     )
 
 
