@@ -1,153 +1,118 @@
-"""The engine beside ``transformers`` ``generate``: tokens per second, alone and 16 at a time.
+"""The engine beside ``transformers``: tokens per second alone and 16 at a time.
 
-Both run the same weights in float32 on CPU with the same threads, warmed up, inference mode on,
-greedy, and interleaved, so that other work on the machine hits both alike. The weights are the
-bundled model's where it exists, else random ones of its shape.
+Peers are ``generate`` and transformers' continuous batching; the floor is a bare eager loop with
+contiguous KV (``engine_sides.BareLoopSide``). All compute with the same weights in float32 on CPU
+with the same threads, warmed up, inference mode on, greedy, and interleaved: other work on the
+machine hits all alike, and ratios are medians over rounds.
 
-    python benchmarks/engine.py [--repetitions N] [--threads N]
+    python benchmarks/engine.py [--rounds N] [--threads N]
 """
 
 import argparse
-import asyncio
 import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import tokenizers
 import torch
 import transformers
-
-from backend.core.types import GenerationRequest, SamplingParams
-from backend.runtime.loader import load_engine
+from engine_sides import (
+    BUNDLED,
+    BareLoopSide,
+    ContinuousTransformersSide,
+    EngineSide,
+    Prompts,
+    TransformersSide,
+    bundled_or_random,
+    random_prompts,
+)
 
 PROMPT_TOKENS = 64
 NEW_TOKENS = 128
 BATCHES = (1, 16)
-BUNDLED = Path(__file__).parent.parent / "backend" / "demo" / "model"
+# Transformers' continuous batching is so slow on CPU that fewer tokens must do.
+CONTINUOUS_TOKENS = 32
+
+Run = Callable[[Prompts, int], list[str]]
 
 
-def write_random_model(directory: Path) -> None:
-    """Write a checkpoint of the bundled model's shape."""
-    config = transformers.LlamaConfig(
-        vocab_size=4096,
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=6,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        initializer_range=0.1,
-    )
-    torch.manual_seed(0)
-    transformers.LlamaForCausalLM(config).save_pretrained(directory)
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {character: index for index, character in enumerate(alphabet)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.save(str(directory / "tokenizer.json"))
-
-
-class EngineSide:
-    """Requests to our engine as its callers make them."""
-
-    def __init__(self, directory: Path, threads: int) -> None:
-        self.engine, _ = load_engine(str(directory), device="cpu", threads=threads)
-        self.engine.start()
-
-    def run(self, prompts: list[list[int]]) -> list[str]:
-        return asyncio.run(self._gather(prompts))
-
-    async def _gather(self, prompts: list[list[int]]) -> list[str]:
-        return await asyncio.gather(*(self._one(prompt) for prompt in prompts))
-
-    async def _one(self, prompt: list[int]) -> str:
-        sampling = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
-        request = GenerationRequest("benchmark", tuple(prompt), sampling)
-        return "".join([delta.text async for delta in self.engine.generate(request)])
-
-
-class TransformersSide:
-    """The peer: one static batch."""
-
-    def __init__(self, directory: Path) -> None:
-        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.float32
-        ).eval()
-        self.model.generation_config.eos_token_id = None
-        self.model.generation_config.pad_token_id = 0
-        self.tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
-
-    def run(self, prompts: list[list[int]]) -> list[str]:
-        batch = torch.tensor(prompts)
-        with torch.inference_mode():
-            output = self.model.generate(
-                batch,
-                attention_mask=torch.ones_like(batch),
-                max_new_tokens=NEW_TOKENS,
-                do_sample=False,
-            )
-        return self.tokenizer.decode_batch(output[:, PROMPT_TOKENS:].tolist())
-
-
-def rate(run: Callable[[list[list[int]]], list[str]], prompts: list[list[int]]) -> float:
+def rate(run: Run, prompts: Prompts, new_tokens: int) -> float:
     """Return generated tokens per second."""
     start = time.perf_counter()
-    run(prompts)
-    return len(prompts) * NEW_TOKENS / (time.perf_counter() - start)
+    run(prompts, new_tokens)
+    return len(prompts) * new_tokens / (time.perf_counter() - start)
 
 
-def measure(directory: Path, threads: int, repetitions: int) -> dict[str, Any]:
-    engine, peer = EngineSide(directory, threads), TransformersSide(directory)
-    generator = torch.Generator().manual_seed(1)
-    vocabulary = peer.model.config.vocab_size
-    prompts = torch.randint(0, vocabulary, (max(BATCHES), PROMPT_TOKENS), generator=generator)
+def compare(
+    sides: dict[str, Run], prompts: Prompts, new_tokens: int, rounds: int
+) -> dict[str, Any]:
+    """Time all ``sides`` in turn, the engine first; ratios are the engine's to each other one."""
+    # The first run of each warms it up, and shows that all compute the same.
+    answers = {name: run(prompts, new_tokens) for name, run in sides.items()}
+    samples = [
+        {name: rate(run, prompts, new_tokens) for name, run in sides.items()} for _ in range(rounds)
+    ]
     result: dict[str, Any] = {}
-    for size in BATCHES:
-        batch = prompts[:size].tolist()
-        # The first run of each warms it up, and shows that both compute the same.
-        pairs = zip(engine.run(batch), peer.run(batch), strict=True)
-        equal = sum(ours == theirs for ours, theirs in pairs)
-        samples = [(rate(engine.run, batch), rate(peer.run, batch)) for _ in range(repetitions)]
-        ratios = sorted(ours / theirs for ours, theirs in samples)
-        result[f"batch_{size}"] = {
-            "engine_tokens_per_s": round(statistics.median(ours for ours, _ in samples)),
-            "transformers_tokens_per_s": round(statistics.median(theirs for _, theirs in samples)),
-            "ratio": round(statistics.median(ratios), 2),
-            "ratio_range": [round(ratios[0], 2), round(ratios[-1], 2)],
-            "equal_answers": f"{equal}/{size}",
-        }
-    engine.engine.stop()
+    for name in sides:
+        rates = [sample[name] for sample in samples]
+        result[name] = {"tokens_per_s": round(statistics.median(rates))}
+        if name != "engine":
+            ratios = sorted(sample["engine"] / sample[name] for sample in samples)
+            same = zip(answers[name], answers["engine"], strict=True)
+            result[name] |= {
+                "ratio": round(statistics.median(ratios), 2),
+                "ratio_range": [round(ratios[0], 2), round(ratios[-1], 2)],
+                "equal_answers": f"{sum(a == b for a, b in same)}/{len(prompts)}",
+            }
+    return result
+
+
+def measure(directory: Path, threads: int, rounds: int) -> dict[str, Any]:
+    """Return what ``compare`` finds, by batch."""
+    peer = TransformersSide(directory)
+    floor, continuous = BareLoopSide(peer), ContinuousTransformersSide(peer, directory)
+    prompts = random_prompts(max(BATCHES), PROMPT_TOKENS, vocabulary=peer.model.config.vocab_size)
+    result: dict[str, Any] = {}
+    with ExitStack() as stack:
+        engine = stack.enter_context(EngineSide(directory, threads=threads))
+        for size in BATCHES:
+            sides = {"engine": engine.run, "generate": peer.run, "bare loop": floor.run}
+            row = compare(sides, prompts[:size], NEW_TOKENS, rounds)
+            few = {"engine": engine.run, "continuous batching": continuous.run}
+            few_row = compare(few, prompts[:size], CONTINUOUS_TOKENS, max(rounds // 2, 1))
+            row["continuous batching"] = few_row["continuous batching"]
+            result[f"batch_{size}"] = row
     return result
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="engine beside transformers generate, on CPU")
-    parser.add_argument("--repetitions", type=int, default=5)
+    parser = argparse.ArgumentParser(description="engine beside transformers, on CPU")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(options.threads)
-    bundled = (BUNDLED / "model.safetensors").is_file()
     with tempfile.TemporaryDirectory() as scratch:
-        directory = BUNDLED if bundled else Path(scratch)
-        if not bundled:
-            write_random_model(directory)
-        result = measure(directory, options.threads, options.repetitions)
-    weights = "bundled" if bundled else "random"
-    print(f"{PROMPT_TOKENS} in, {NEW_TOKENS} out, greedy, float32, {weights} weights")
-    print(f"{'batch':>5} {'engine':>9} {'transformers':>13} {'ratio':>6}  (tokens/s; medians)")
+        directory = bundled_or_random(Path(scratch))
+        result = measure(directory, options.threads, options.rounds)
+    weights = "bundled" if directory == BUNDLED else "random"
+    print(
+        f"{PROMPT_TOKENS} in, {NEW_TOKENS} out ({CONTINUOUS_TOKENS} beside continuous batching), "
+        f"greedy, float32, {weights} weights, {options.threads} threads; medians"
+    )
+    print(f"{'batch':>5} {'':20} {'tokens/s':>9} {'engine to it':>13}  {'range':14} equal answers")
     for size in BATCHES:
-        row = result[f"batch_{size}"]
-        print(
-            f"{size:>5} {row['engine_tokens_per_s']:>9} {row['transformers_tokens_per_s']:>13} "
-            f"{row['ratio']:>6}  range {row['ratio_range']}, equal answers {row['equal_answers']}"
-        )
+        for name, row in result[f"batch_{size}"].items():
+            low, high = row.get("ratio_range", ("", ""))
+            print(
+                f"{size:>5} {name:20} {row['tokens_per_s']:>9} {row.get('ratio', ''):>13}  "
+                f"{low!s:>5} to {high!s:<5} {row.get('equal_answers', '')}"
+            )
     print(
         json.dumps({"benchmark": "engine", "threads": options.threads, "weights": weights} | result)
     )

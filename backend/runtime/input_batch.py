@@ -10,7 +10,7 @@ from backend.core.block_pool import BLOCK_SIZE, PADDING_BLOCK, blocks_for
 from backend.core.scheduler import ScheduledSequence, Step
 from backend.core.sequence import Sequence
 from backend.models.attention import AttentionPlan, DecodeGroup, Gather, PrefillSpan
-from backend.runtime.kv_mirror import KVMirror, cut_by_length
+from backend.runtime.kv_mirror import MIRROR_BYTES, KVMirror, cut_by_length
 from backend.runtime.prompt_logprobs import ScoredSpan, scored_span
 
 
@@ -36,15 +36,24 @@ class InputBatch:
 class InputBatchBuilder:
     """Lays out steps for ``PagedAttention`` (see ``kv_cache`` for the rows)."""
 
-    def __init__(self, caches: SequenceOf[Tensor], max_model_len: int) -> None:
-        """Prepare for ``caches``, one a layer; ``max_model_len`` bounds sequences."""
+    def __init__(
+        self,
+        caches: SequenceOf[Tensor],
+        max_model_len: int,
+        *,
+        mirror_bytes: int = MIRROR_BYTES,
+    ) -> None:
+        """Prepare for ``caches``, one a layer; ``max_model_len`` bounds sequences.
+
+        ``mirror_bytes`` is memory for contiguous copies (see ``kv_mirror``).
+        """
         like = caches[0]
         self._device, self._dtype = like.device, like.dtype
         _, self._rows_per_block, _, self._head_dim = like.shape
         self._num_kv_heads = self._rows_per_block // 2
         self._heads = torch.arange(self._rows_per_block, device=self._device)
         self._longest = blocks_for(max_model_len) * BLOCK_SIZE
-        self._mirror = KVMirror(caches, max_model_len)
+        self._mirror = KVMirror(caches, max_model_len, mirror_bytes)
         # The mask of n keys is the window that begins n before the middle: see _gathered.
         self._mask_line = torch.zeros(2 * self._longest, device=self._device, dtype=self._dtype)
         self._mask_line[self._longest :] = -torch.inf

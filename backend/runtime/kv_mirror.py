@@ -23,8 +23,8 @@ from backend.models.attention import DecodeGroup, Mirror, MirroredLayer
 # A group may read this many times the blocks that its sequences hold.
 _MAX_PADDING = 1.25
 
-# Memory for copies; beyond it attention gathers, which a larger model's products hide.
-_MAX_BYTES = 256 * 2**20
+MIRROR_BYTES = 256 * 2**20
+"""Memory for copies; beyond it attention gathers, which a larger model's products hide."""
 
 # A new group has room for half as much again, and at least for as many tokens more.
 _MIN_GROWTH = 64
@@ -167,9 +167,7 @@ class _Group:
 class KVMirror:
     """Arranges decoding sequences into groups that attend together, as far as memory goes."""
 
-    def __init__(
-        self, caches: SequenceOf[Tensor], max_model_len: int, max_bytes: int = _MAX_BYTES
-    ) -> None:
+    def __init__(self, caches: SequenceOf[Tensor], max_model_len: int, max_bytes: int) -> None:
         """Mirror ``caches``, one a layer (see ``kv_cache``)."""
         self._caches = caches
         self._longest = blocks_for(max_model_len) * BLOCK_SIZE
