@@ -13,7 +13,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ def rate(run: Run, prompts: Prompts, new_tokens: int) -> float:
 
 
 def compare(
-    sides: dict[str, Run], prompts: Prompts, new_tokens: int, rounds: int
+    sides: Mapping[str, Run], prompts: Prompts, new_tokens: int, rounds: int
 ) -> dict[str, Any]:
     """Time all ``sides`` in turn, the engine first; ratios are the engine's to each other one."""
     # The first run of each warms it up, and shows that all compute the same.

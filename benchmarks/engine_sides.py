@@ -181,7 +181,7 @@ class BareLoopSide:
             self._layers, caches, strict=True
         ):
             heads = functional.linear(self._norm(hidden, input_norm), qkv)
-            heads = heads.unflatten(-1, (-1, self._head_dim)).transpose(1, 2)
+            heads = heads.view(*tokens.shape, -1, self._head_dim).transpose(1, 2)
             turned = self._heads + self._kv_heads
             queries_keys = heads[:, :turned] * cos + _half_turned(heads[:, :turned]) * sin
             cache[0, :, :, start:stop] = queries_keys[:, self._heads :]
