@@ -40,14 +40,14 @@ class Experts:
         picked, order = picked.flatten().sort(stable=True)
         # Slot k of token t is pair t * top_k + k; sorted pairs go through their experts.
         pairs = rows.index_select(0, order // self.top_k)
-        ends = torch.bincount(picked, minlength=len(self.router)).cumsum(0)
+        every = torch.arange(len(self.router), device=rows.device)
+        ends = torch.searchsorted(picked, every, right=True, out_int32=True)
         if _is_grouped(pairs, self.gate_up, self.down):
-            computed = self._grouped(pairs, ends.to(torch.int32), operations)
+            computed = self._grouped(pairs, ends, operations)
         else:
             computed = self._one_by_one(pairs, ends.tolist(), operations)
         weighted = computed * shares.flatten().index_select(0, order).unsqueeze(1)
-        slots = torch.empty_like(weighted)
-        slots[order] = weighted
+        slots = torch.empty_like(weighted).index_copy_(0, order, weighted)
         return slots.view(len(rows), self.top_k, rows.shape[1]).sum(1).to(rows.dtype)
 
     def _grouped(self, pairs: Tensor, ends: Tensor, operations: Operations) -> Tensor:

@@ -1,6 +1,7 @@
 """Models of transformers that have no code of our own: equal to generate, or refused by name."""
 
 import asyncio
+import json
 import random
 
 import pytest
@@ -133,6 +134,29 @@ def test_in_half_precision_the_check_allows_for_rounding(checkpoint):
     directory, _ = checkpoint("olmo2")
     engine, _ = load_engine(str(directory), device="cpu", dtype="bfloat16")
     assert engine.max_model_len == 256
+
+
+def test_code_that_comes_with_a_model_is_never_run(checkpoint, tmp_path):
+    source, _ = checkpoint("olmo2")
+    for file in source.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    ran = tmp_path / "ran"
+    (tmp_path / "configuration_own.py").write_text(f"open({str(ran)!r}, 'w')\nclass Own: pass\n")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {
+        "model_type": "own",
+        "architectures": ["OwnForCausalLM"],
+        "auto_map": {
+            "AutoConfig": "configuration_own.Own",
+            "AutoModelForCausalLM": "configuration_own.Own",
+        },
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError) as caught:
+        load_engine(str(tmp_path), device="cpu")
+    assert str(caught.value).startswith(f"{tmp_path / 'config.json'}: ")
+    assert "\n" not in str(caught.value)
+    assert not ran.exists()
 
 
 def test_a_missing_tensor_is_refused_and_never_made_up(checkpoint, tmp_path):

@@ -22,7 +22,20 @@ async def generate(engine, prompt):
     return [int(word) async for delta in deltas for word in delta.text.split()]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen2_windows",
+        "qwen3",
+        "phi3",
+        "mixtral",
+        "qwen3_moe",
+        "gemma3",
+    ],
+)
 async def test_greedy_output_equals_transformers(checkpoint, family):
     directory, model = checkpoint(family)
     prompts = [[(7 * i + k) % 320 for i in range(n)] for k, n in enumerate((3, 70, 16, 120))]
