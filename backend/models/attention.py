@@ -9,11 +9,13 @@ twice. Kernels that read blocks in place are another ``Attention``.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from backend.models.score_rules import ScoreRules, ruled_decode, ruled_prefill
 
 
 class Attention(Protocol):
@@ -28,6 +30,22 @@ class Attention(Protocol):
         With a ``window`` a token attends to itself and the ``window - 1`` tokens before it. Returns
         [tokens, heads * head_dim].
         """
+        ...
+
+
+@runtime_checkable
+class RuledAttention(Protocol):
+    """An ``Attention`` that can do more to scores than scale them."""
+
+    def ruled(
+        self,
+        layer: int,
+        queries: Tensor,
+        keys_values: Tensor,
+        window: int | None,
+        rules: ScoreRules | None,
+    ) -> Tensor:
+        """Do as ``Attention`` does, by ``rules``."""
         ...
 
 
@@ -117,24 +135,46 @@ class PagedAttention:
         self, layer: int, queries: Tensor, keys_values: Tensor, window: int | None
     ) -> Tensor:
         """See Attention."""
+        return self.ruled(layer, queries, keys_values, window, None)
+
+    def ruled(
+        self,
+        layer: int,
+        queries: Tensor,
+        keys_values: Tensor,
+        window: int | None,
+        rules: ScoreRules | None,
+    ) -> Tensor:
+        """See RuledAttention."""
         plan, cache = self.plan, self.caches[layer]
         num_tokens, _, head_dim = keys_values.shape
         rows = keys_values.reshape(-1, head_dim)
         cache.view(-1, head_dim).index_copy_(0, plan.write_rows, rows)
         if len(plan.decode) == 1 and not plan.prefill:
-            return self._decode(plan.decode[0], layer, queries, rows, window)
+            return self._decode(plan.decode[0], layer, queries, rows, window, rules=rules)
         attended = queries.new_empty(num_tokens, queries.shape[1] * head_dim)
         for group in plan.decode:
             new = slice(group.start, group.stop)
             group_rows = keys_values[new].reshape(-1, head_dim)
-            attended[new] = self._decode(group, layer, queries[new], group_rows, window)
+            attended[new] = self._decode(
+                group, layer, queries[new], group_rows, window, rules=rules
+            )
         for span in plan.prefill:
             new = slice(span.start, span.stop)
-            attended[new] = self._prefill(span, cache, queries[new], keys_values[new], window)
+            attended[new] = self._prefill(
+                span, cache, queries[new], keys_values[new], window, rules=rules
+            )
         return attended
 
     def _decode(
-        self, group: DecodeGroup, layer: int, queries: Tensor, new_rows: Tensor, window: int | None
+        self,
+        group: DecodeGroup,
+        layer: int,
+        queries: Tensor,
+        new_rows: Tensor,
+        window: int | None,
+        *,
+        rules: ScoreRules | None,
     ) -> Tensor:
         # Query heads that share a KV head are the rows of one product, so KV is never repeated. On
         # CPU two batched products take 0.6 of the time of scaled_dot_product_attention here.
@@ -152,6 +192,8 @@ class PagedAttention:
                 keys = gathered.transpose(1, 2)
         mask = group.mask if window is None else self._decode_mask(group, window)
         grouped = queries.reshape(batch, -1, head_dim)
+        if rules is not None:
+            return ruled_decode(grouped, keys, values, mask, rules).view(num_tokens, -1)
         scores = torch.baddbmm(mask, grouped, keys, alpha=head_dim**-0.5)
         weights = torch.softmax(scores, dim=-1, dtype=torch.float32)
         if values.dtype is not torch.float32:
@@ -165,6 +207,8 @@ class PagedAttention:
         queries: Tensor,
         keys_values: Tensor,
         window: int | None,
+        *,
+        rules: ScoreRules | None,
     ) -> Tensor:
         if span.cache_rows is None:
             keys, values = keys_values.transpose(0, 1).chunk(2)
@@ -173,6 +217,10 @@ class PagedAttention:
             shape = (2, keys_values.shape[1] // 2, -1, queries.shape[-1])
             keys, values = gathered.view(shape)[:, :, : span.done + len(queries)].unbind(0)
         mask = self._prefill_mask(span, queries.device, window)
+        if rules is not None:
+            if mask is None:
+                mask = torch.ones(len(queries), len(queries), device=queries.device).tril() > 0
+            return ruled_prefill(queries, keys, values, mask, rules)
         attended = functional.scaled_dot_product_attention(
             queries.transpose(0, 1).unsqueeze(0),
             keys.unsqueeze(0),

@@ -2,7 +2,7 @@
 
 All tokens of a step are one row, with the positions that they have in their sequences. Attention
 alone knows whose they are, so a model that mixes tokens elsewhere, or whose attention is more than
-a causal, possibly windowed softmax of scaled products, cannot be served this way. What is known to
+a causal, possibly windowed softmax of scores, cannot be served this way. What is known to
 be so is refused by name; ``generic_check`` finds the rest before the first request.
 
 Slower than ``decoder``: a few dozen small operations a layer, and nothing fused. transformers is
@@ -21,8 +21,9 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
-from backend.models.attention import Attention
+from backend.models.attention import Attention, RuledAttention
 from backend.models.errors import ModelLoadError
+from backend.models.score_rules import ScoreRules
 
 _INTERFACE = "refrain_paged"
 _STEP = "refrain_step"
@@ -51,6 +52,26 @@ class _Step:
     def __init__(self) -> None:
         self.attention: Attention | None = None
         self.layers: dict[int, int] = {}
+        self.has_rules = False
+
+    def attend(
+        self,
+        layer: int,
+        queries: Tensor,
+        keys_values: Tensor,
+        window: int | None,
+        rules: ScoreRules | None,
+    ) -> Tensor:
+        if self.attention is None:
+            raise RuntimeError("no step is under way")
+        if rules is None:
+            return self.attention(layer, queries, keys_values, window)
+        self.has_rules = True
+        if not isinstance(self.attention, RuledAttention):
+            raise ModelLoadError(
+                "capped scores and attention sinks are not supported on this device"
+            )
+        return self.attention.ruled(layer, queries, keys_values, window, rules)
 
 
 class GenericModel:
@@ -87,6 +108,11 @@ class GenericModel:
         """See Model."""
         dtype: torch.dtype = self._model.dtype
         return dtype
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether its attention caps scores or has sinks; known after a first step."""
+        return self._step.has_rules
 
     def modules(self) -> list[nn.Module]:
         """Return all modules of the network."""
@@ -130,32 +156,31 @@ def _attend(
     *,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attend as transformers' interface has it: [1, heads, tokens, head_dim]."""
     step: _Step = getattr(module, _STEP)
-    beyond = [
-        name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None
-    ]
+    beyond = ["position_bias"] if options.get("position_bias") is not None else []
     if attention_mask is not None:
         beyond.append("attention_mask")
     if options.get("is_causal", getattr(module, "is_causal", True)) is False:
         beyond.append("is_causal=False")
     if beyond:
         raise ModelLoadError(f"its attention needs {', '.join(beyond)}, which is not supported")
-    if step.attention is None:
-        raise RuntimeError("no step is under way")
     _, num_heads, num_tokens, head_dim = query.shape
     if scaling is not None and not math.isclose(scaling * math.sqrt(head_dim), 1.0):
         query = query * (scaling * math.sqrt(head_dim))
     value_dim = value.shape[-1]
     if value_dim < head_dim:
         value = functional.pad(value, (0, head_dim - value_dim))
-    attended = step.attention(
+    attended = step.attend(
         step.layers.setdefault(id(module), len(step.layers)),
         query[0].transpose(0, 1).contiguous(),
         torch.cat((key[0], value[0])).transpose(0, 1).contiguous(),
         sliding_window,
+        ScoreRules(softcap, s_aux) if softcap is not None or s_aux is not None else None,
     )
     return attended.view(1, num_tokens, num_heads, head_dim)[..., :value_dim], None
 

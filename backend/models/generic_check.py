@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from backend.models.errors import ModelLoadError
 from backend.models.generic import GenericModel, GenericShape
+from backend.models.score_rules import ScoreRules, ruled_prefill
 
 # Greatest difference of a logit, in standard deviations of all logits.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
@@ -36,6 +36,16 @@ class _Recorder:
     def __call__(
         self, layer: int, queries: Tensor, keys_values: Tensor, window: int | None
     ) -> Tensor:
+        return self.ruled(layer, queries, keys_values, window, None)
+
+    def ruled(
+        self,
+        layer: int,
+        queries: Tensor,
+        keys_values: Tensor,
+        window: int | None,
+        rules: ScoreRules | None,  # noqa: ARG002 (a shape has none)
+    ) -> Tensor:
         if layer < len(self.shapes):
             self.repeated = True
         self.shapes.append((queries.shape[1], keys_values.shape[1] // 2, queries.shape[2]))
@@ -53,6 +63,16 @@ class _PlainAttention:
     def __call__(
         self, layer: int, queries: Tensor, keys_values: Tensor, window: int | None
     ) -> Tensor:
+        return self.ruled(layer, queries, keys_values, window, None)
+
+    def ruled(
+        self,
+        layer: int,
+        queries: Tensor,
+        keys_values: Tensor,
+        window: int | None,
+        rules: ScoreRules | None,
+    ) -> Tensor:
         attended = []
         start = 0
         for sequence, count in self.spans:
@@ -64,14 +84,7 @@ class _PlainAttention:
             at = torch.arange(len(known), device=known.device)
             ages = at[len(past) :].unsqueeze(1) - at
             seen = (ages >= 0) & (ages < (len(known) if window is None else window))
-            part = functional.scaled_dot_product_attention(
-                queries[new].transpose(0, 1).unsqueeze(0),
-                keys.unsqueeze(0),
-                values.unsqueeze(0),
-                attn_mask=seen,
-                enable_gqa=len(keys) != queries.shape[1],
-            )
-            attended.append(part[0].transpose(0, 1).flatten(1))
+            attended.append(ruled_prefill(queries[new], keys, values, seen, rules or ScoreRules()))
             start += count
         return torch.cat(attended)
 

@@ -115,6 +115,11 @@ def _generic(
         ) from error
     model = load_generic(directory, values, device=device, dtype=chosen)
     shape = verify(model, named)
+    if model.has_rules and device.type == "cuda":
+        raise ModelLoadError(
+            f"{directory / 'config.json'}: capped attention scores and attention sinks are not "
+            "supported on cuda"
+        )
     return Network(shape, chosen, lambda _length, _operations: model, has_static_steps=False)
 
 

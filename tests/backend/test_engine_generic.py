@@ -16,7 +16,7 @@ from backend.runtime.loader import load_engine
 
 pytest_plugins = ["tiny_checkpoints"]
 
-FAMILIES = ["gemma2", "gemma3", "olmo2", "gpt_neox", "starcoder2", "gpt2", "granite"]
+FAMILIES = ["gemma2", "gemma3", "olmo2", "gpt_neox", "starcoder2", "gpt2", "granite", "gpt_oss"]
 
 
 def prompts(lengths):
@@ -66,8 +66,6 @@ async def test_greedy_output_equals_generate_in_mixed_batches_of_chunks(checkpoi
 @pytest.mark.parametrize(
     ("family", "reason"),
     [
-        ("gemma2_capped", "gemma2: its attention needs softcap, which is not supported"),
-        ("gpt_oss", "gpt_oss: its attention needs s_aux, which is not supported"),
         ("mamba", "layer_types: 'linear_attention' is not supported"),
         ("falcon", "falcon: 0 attentions in 3 layers: state-space layers"),
         ("bloom", "BloomForCausalLM takes no position_ids"),

@@ -96,16 +96,30 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     # From here on without code of our own for them.
     "gemma2": (
         "Gemma2",
-        {"head_dim": 24, "sliding_window": 20, "attn_logit_softcapping": None},
+        {
+            "head_dim": 24,
+            "sliding_window": 20,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 8.0,
+            "attn_implementation": "eager",
+        },
     ),
-    "gemma2_capped": ("Gemma2", {"head_dim": 16}),
     "gemma3": ("Gemma3Text", {"head_dim": 16, "sliding_window": 20, "num_hidden_layers": 6}),
     "olmo2": ("Olmo2", {}),
     "gpt_neox": ("GPTNeoX", {}),
     "starcoder2": ("Starcoder2", {"sliding_window": 20}),
     "gpt2": ("GPT2", {}),
     "granite": ("Granite", {"attention_multiplier": 0.3, "logits_scaling": 2.0}),
-    "gpt_oss": ("GptOss", {"head_dim": 16, "num_local_experts": 4}),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 20,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    ),
     "mamba": ("Mamba", {}),
     "falcon": ("Falcon", {}),
     "bloom": ("Bloom", {}),
