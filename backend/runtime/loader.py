@@ -69,7 +69,11 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
         on_cuda = torch_device.type == "cuda"
         max_tokens_per_step = _TOKENS_PER_STEP_CUDA if on_cuda else _TOKENS_PER_STEP_CPU
     max_tokens_per_step = max(max_tokens_per_step, options.max_num_seqs)
-    has_kernels = torch_device.type == "cuda" and find_spec("triton") is not None
+    has_kernels = (
+        torch_device.type == "cuda"
+        and find_spec("triton") is not None
+        and not network.needs_rules  # which no kernel here knows
+    )
     reading = None
     if has_kernels and options.kv_bytes is None:
         tell("measuring the memory of the largest step")

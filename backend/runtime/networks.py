@@ -40,6 +40,8 @@ class Network:
     with_context: Callable[[int, Operations], Model]
     has_static_steps: bool
     """Whether the host learns nothing within a step, so that a graph can hold one."""
+    needs_rules: bool = False
+    """Whether its attention has to be a ``RuledAttention``."""
 
 
 def load_network(directory: Path, *, device: torch.device, dtype: str) -> Network:
@@ -115,12 +117,13 @@ def _generic(
         ) from error
     model = load_generic(directory, values, device=device, dtype=chosen)
     shape = verify(model, named)
-    if model.has_rules and device.type == "cuda":
-        raise ModelLoadError(
-            f"{directory / 'config.json'}: capped attention scores and attention sinks are not "
-            "supported on cuda"
-        )
-    return Network(shape, chosen, lambda _length, _operations: model, has_static_steps=False)
+    return Network(
+        shape,
+        chosen,
+        lambda _length, _operations: model,
+        has_static_steps=False,
+        needs_rules=model.has_rules,
+    )
 
 
 def _dtype(name: str, checkpoint_dtype: str, device: torch.device) -> torch.dtype:
