@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from backend.arguments import add_engine_arguments, port, positive
+from backend.arguments import above_zero, add_engine_arguments, port, positive
 from backend.process import configure_logging
 from backend.settings import Settings
 
@@ -21,6 +21,7 @@ examples:
       a model of the hub, downloaded when it is not in the local cache
   refrain backend --model ./my-model --device cuda --dtype bfloat16 --max-num-seqs 64 --port 9000
   refrain backend --model ./my-model --max-model-len 2048 --kv-bytes 512MiB --threads 2
+  refrain backend --model ./my-model --target-itl-ms 50 --max-waiting 200 --queue-timeout 20
   refrain backend tune --model ./my-model --target-itl-ms 50
       measure which --max-num-seqs suits this machine (refrain backend tune --help)
 
@@ -77,7 +78,36 @@ def _parse(argv: Sequence[str]) -> Settings:
         type=positive,
         default=16,
         metavar="N",
-        help="sequences computed together (default: %(default)s)",
+        help="most sequences computed together (default: %(default)s)",
+    )
+    add(
+        "--max-waiting",
+        type=positive,
+        default=1024,
+        metavar="N",
+        help="sequences that may wait for their first step; more are answered 429 (default: "
+        "%(default)s)",
+    )
+    add(
+        "--queue-timeout",
+        type=above_zero,
+        metavar="SECONDS",
+        help="answer 503 when nothing of a request was computed after so long; a request's own "
+        "X-Refrain-Queue-Timeout goes before it (default: wait without end)",
+    )
+    add(
+        "--target-ttft-ms",
+        type=above_zero,
+        metavar="MS",
+        help="keep steps so short that a first token comes within this, where nobody waits in the "
+        "queue (default: as long as the token budget makes them)",
+    )
+    add(
+        "--target-itl-ms",
+        type=above_zero,
+        metavar="MS",
+        help="keep steps so short, and so few sequences in them, that the next token comes within "
+        "this (default: no target)",
     )
     add(
         "--kv-events",

@@ -70,7 +70,15 @@ def _options(directory: Path, settings: Settings) -> EngineOptions:
         kv_bytes=settings.kv_bytes,
         threads=settings.threads,
         cache_events=settings.kv_events,
+        max_waiting=settings.max_waiting,
+        queue_seconds=settings.queue_timeout,
+        target_ttft=_seconds(settings.target_ttft_ms),
+        target_itl=_seconds(settings.target_itl_ms),
     )
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
 
 
 def _read(directory: Path) -> tuple[Tokenizer, SamplingParams]:

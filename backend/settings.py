@@ -11,6 +11,8 @@ class Settings:
     ``kv_bytes`` is the memory of the KV pool in bytes, ``max_model_len`` the context in tokens,
     ``threads`` torch's within one operation. ``kv_events`` opens ``GET /kv_events`` to routers.
     ``tool_call_parser`` is qwen, llama, none, or auto for what the chat template says.
+    ``max_waiting`` sequences may wait, for ``queue_timeout`` seconds each; targets are in
+    milliseconds.
     """
 
     model: str
@@ -20,6 +22,10 @@ class Settings:
     device: str = "auto"
     dtype: str = "auto"
     max_num_seqs: int = 16
+    max_waiting: int = 1024
+    queue_timeout: float | None = None
+    target_ttft_ms: float | None = None
+    target_itl_ms: float | None = None
     max_model_len: int | None = None
     kv_bytes: int | None = None
     threads: int | None = None

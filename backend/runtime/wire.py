@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from backend.runtime.messages import FromEngine, Report, ToEngine
 
 _LENGTH = struct.Struct("!I")
-_CHUNK = 1 << 18
+_CHUNK = 1 << 16
 
 MessageT = TypeVar("MessageT")
 
@@ -69,6 +69,9 @@ class SocketEndpoint:
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
+        self._poller = select.poll()
+        self._poller.register(self._socket, select.POLLIN)
+        self._poller.register(self._woken, select.POLLIN)
         self._unsent = b""
         self._held: Report | None = None
 
@@ -76,10 +79,11 @@ class SocketEndpoint:
         """See Endpoint."""
         while True:
             self._flush()
-            if wait:
-                self._await_news()
+            if not self._has_news(wait=wait):
+                return []
+            woken = self._take_wakes()
             messages = list(chain.from_iterable(self._read()))
-            if self._take_wakes() or messages or not wait:
+            if woken or messages or not wait:
                 return messages
 
     def wake(self) -> None:
@@ -89,7 +93,7 @@ class SocketEndpoint:
 
     def _take_wakes(self) -> bool:
         try:
-            return bool(self._woken.recv(_CHUNK))
+            return bool(self._woken.recv(4096))
         except BlockingIOError:
             return False
 
@@ -106,7 +110,7 @@ class SocketEndpoint:
     def await_message(self, kind: type[MessageT]) -> MessageT:
         """Wait for the one message that comes before the loop. Raises TypeError for another."""
         while True:
-            self._await_news()
+            self._has_news(wait=True)
             for message in chain.from_iterable(self._read()):
                 if not isinstance(message, kind):
                     raise TypeError(f"expected {kind.__name__}, got {type(message).__name__}")
@@ -131,11 +135,10 @@ class SocketEndpoint:
             if not self._unsent and self._held is not None:
                 self._unsent, self._held = frame(self._held), None
 
-    def _await_news(self) -> None:
-        poller = select.poll()
-        poller.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
-        poller.register(self._woken, select.POLLIN)
-        poller.poll()
+    def _has_news(self, *, wait: bool) -> bool:
+        writes = select.POLLOUT if wait and self._unsent else 0
+        self._poller.modify(self._socket, select.POLLIN | writes)
+        return bool(self._poller.poll(None if wait else 0))
 
     def _read(self) -> Iterator[list[Any]]:
         while True:

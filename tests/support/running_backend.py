@@ -232,15 +232,41 @@ async def server(start_server: StartServer) -> RunningServer:
 
 
 @pytest.fixture
-async def real_server(serve_application: StartServer, chat_model: Path) -> RunningServer:
-    """A server with the real engine and the tiny model, warm."""
-    from backend.app import create_app
-    from backend.settings import Settings
+async def start_real_server(
+    serve_application: StartServer, chat_model: Path
+) -> AsyncIterator[StartServer]:
+    """Start warm servers with the tiny model, their engines in threads; options are the engine's.
 
-    app = create_app(Settings(model=str(chat_model), served_model_name="tiny", device="cpu"))
-    server = await serve_application(app)
-    await server.model.load()
-    return server
+    ``refrain backend`` has its engine in a process, which takes seconds to start: see
+    ``test_engine_process``.
+    """
+    from backend.runtime.generation_config import recommended_sampling
+    from backend.runtime.loader import load_engine
+    from backend.server.application import build_application
+    from backend.server.served_model import LoadedModel, ServedModel
+
+    engines = []
+
+    async def start(**options: Any) -> RunningServer:
+        engine, tokenizer = load_engine(str(chat_model), device="cpu", **options)
+        engine.start()
+        engines.append(engine)
+        sampling = recommended_sampling(chat_model)
+        loaded = LoadedModel(engine, tokenizer, nothing_to_close, sampling)
+        app = build_application(ServedModel("tiny", at_once(loaded)))
+        server = await serve_application(app, engine)
+        await server.model.load()
+        return server
+
+    yield start
+    for engine in engines:
+        engine.stop()
+
+
+@pytest.fixture
+async def real_server(start_real_server: StartServer) -> RunningServer:
+    """A warm server with the real engine and the tiny model."""
+    return await start_real_server()
 
 
 @pytest.fixture(scope="session")
