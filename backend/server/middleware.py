@@ -66,9 +66,14 @@ class RequestObserver:
         began = time.perf_counter()
         try:
             response = await self._in_flight.run(request, _answering_errors(handler))
-        except (asyncio.CancelledError, ConnectionResetError):
+        except asyncio.CancelledError:
             self._metrics.count_request(endpoint, "cancelled")
             raise
+        except ConnectionResetError as error:
+            # A write found out before the cancellation came that the client has left; aiohttp would
+            # log it as a failure of ours.
+            self._metrics.count_request(endpoint, "cancelled")
+            raise asyncio.CancelledError from error
         outcome = _outcome(response)
         self._metrics.count_request(endpoint, outcome)
         if outcome == "ok" and request.method == "POST":
