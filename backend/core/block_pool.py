@@ -90,22 +90,24 @@ class BlockPool:
 
         Raises BlockPoolCorruptError for a block that nobody holds.
         """
-        holders = self._holders
+        holders, kept, spoiled = self._holders, self._kept, self._spoiled
         for block in reversed(blocks):
-            self._require_held(block)
+            if not 0 < block <= self.num_blocks or holders[block] < 1:
+                raise BlockPoolCorruptError(f"block {block} has no holder")
             holders[block] -= 1
             if holders[block] == 0:
                 # What nobody can find again is as good as empty, and goes first.
-                after = self._previous[PADDING_BLOCK] if self._kept[block] else PADDING_BLOCK
-                self._link(block, after)
-                if self._spoiled and block in self._spoiled:
-                    self._spoiled.remove(block)
+                self._link(block, self._previous[PADDING_BLOCK] if kept[block] else PADDING_BLOCK)
+                if block in spoiled:
+                    spoiled.remove(block)
                     self._to_erase.append(block)
 
-    def keep(self, block: int) -> None:
-        """Keep the content of a held block for as long as nobody else needs the room."""
-        self._require_held(block)
-        self._kept[block] = 1
+    def keep(self, blocks: Iterable[int]) -> None:
+        """Keep the content of held blocks for as long as nobody else needs the room."""
+        for block in blocks:
+            if self._holders[block] < 1:
+                raise BlockPoolCorruptError(f"block {block} has no holder")
+            self._kept[block] = 1
 
     def forget(self, block: int) -> None:
         """Keep the content of ``block`` no longer."""
@@ -188,7 +190,3 @@ class BlockPool:
         self._next[before] = following
         self._previous[following] = before
         self.num_free -= 1
-
-    def _require_held(self, block: int) -> None:
-        if not 0 < block <= self.num_blocks or self._holders[block] < 1:
-            raise BlockPoolCorruptError(f"block {block} has no holder")

@@ -122,34 +122,36 @@ class PrefixCache:
     def allocate(self, count: int) -> list[int]:
         """Take blocks out of the pool; what they held before is found no longer."""
         blocks = self.pool.allocate(count)
-        for block in blocks:
-            if self._digest_of[block] is not None:
-                self._drop(block)
+        if self._block_of:
+            self._drop(blocks)
         return blocks
 
-    def publish(self, blocks: Sequence[int], chain: Sequence[bytes], first: int, salt: str) -> None:
-        """Let ``blocks[first:]`` be found by their digests, as far as ``chain`` goes."""
-        stored: list[bytes] = []
-        parent = chain[first]
-        tenant = tenant_of(salt)
-        for block, digest in zip(blocks[first:], chain[first + 1 :], strict=False):
-            if digest not in self._block_of:
-                self._block_of[digest] = block
-                self._digest_of[block] = digest
-                self._count_tenant(block, tenant)
-                self.pool.keep(block)
-                stored.append(digest)
-            else:
-                self._announce(parent, stored)
-                stored, parent = [], digest
-        self._announce(parent, stored)
+    def publish(
+        self, blocks: Sequence[int], digests: Sequence[bytes], parent: bytes, salt: str
+    ) -> None:
+        """Let each of ``blocks`` be found by its digest; ``parent`` is before the first."""
+        block_of, digest_of, tenants = self._block_of, self._digest_of, self._tenant_of
+        tenant = self._counted_as(tenant_of(salt))
+        stored: list[int] = []
+        for block, digest in zip(blocks, digests, strict=True):
+            if digest not in block_of:
+                block_of[digest] = block
+                digest_of[block] = digest
+                tenants[block] = tenant
+                stored.append(block)
+        if stored:
+            self.pool.keep(stored)
+            counts = self._blocks_of_tenant
+            counts[tenant] = counts.get(tenant, 0) + len(stored)
+            if self._events is not None:
+                self._announce(self._events, stored, (parent, *digests))
 
     def forget(self, blocks: Iterable[int]) -> None:
         """Let none of ``blocks`` be found any more."""
-        for block in blocks:
-            if self._digest_of[block] is not None:
-                self._drop(block)
-                self.pool.forget(block)
+        found = [block for block in blocks if self._digest_of[block] is not None]
+        self._drop(found)
+        for block in found:
+            self.pool.forget(block)
 
     def check_integrity(self) -> None:
         """Raise BlockPoolCorruptError when digests and blocks contradict one another."""
@@ -161,27 +163,35 @@ class PrefixCache:
         if sum(self._blocks_of_tenant.values()) != len(known):
             raise BlockPoolCorruptError("the tenants' blocks are not those of the cache")
 
-    def _announce(self, parent: bytes, stored: list[bytes]) -> None:
-        if stored and self._events is not None:
-            num_tokens = len(stored) * BLOCK_SIZE
-            self._events.append(BlocksStored(parent, tuple(stored), num_tokens))
+    def _announce(self, events: EventLog, stored: list[int], chain: Sequence[bytes]) -> None:
+        """Tell of the runs of ``chain`` that were stored; between them others were first."""
+        new = {self._digest_of[block] for block in stored}
+        run: list[bytes] = []
+        parent = chain[0]
+        for digest in (*chain[1:], b""):
+            if digest in new:
+                run.append(digest)
+                continue
+            if run:
+                events.append(BlocksStored(parent, tuple(run), len(run) * BLOCK_SIZE))
+                run = []
+            parent = digest
 
-    def _drop(self, block: int) -> None:
-        digest = self._digest_of[block]
-        if digest is None:
-            return
-        del self._block_of[digest]
-        self._digest_of[block] = None
-        tenant = self._tenant_of[block]
-        self._blocks_of_tenant[tenant] -= 1
-        if self._blocks_of_tenant[tenant] == 0:
-            del self._blocks_of_tenant[tenant]
-        if self._events is not None:
-            self._events.append(BlockRemoved(digest))
+    def _drop(self, blocks: Iterable[int]) -> None:
+        block_of, digest_of, counts = self._block_of, self._digest_of, self._blocks_of_tenant
+        for block in blocks:
+            digest = digest_of[block]
+            if digest is None:
+                continue
+            del block_of[digest]
+            digest_of[block] = None
+            tenant = self._tenant_of[block]
+            counts[tenant] -= 1
+            if counts[tenant] == 0:
+                del counts[tenant]
+            if self._events is not None:
+                self._events.append(BlockRemoved(digest))
 
-    def _count_tenant(self, block: int, tenant: str) -> None:
+    def _counted_as(self, tenant: str) -> str:
         counts = self._blocks_of_tenant
-        if tenant not in counts and len(counts) >= _MOST_TENANTS:
-            tenant = OTHER_TENANTS
-        counts[tenant] = counts.get(tenant, 0) + 1
-        self._tenant_of[block] = tenant
+        return tenant if tenant in counts or len(counts) < _MOST_TENANTS else OTHER_TENANTS

@@ -113,8 +113,9 @@ class Residents:
         first = sequence.num_settled_blocks
         if len(sequence.chain) <= num_blocks:
             extend_chain(sequence.chain, sequence.tokens, num_blocks)
-        blocks = sequence.block_table[:num_blocks]
-        self.cache.publish(blocks, sequence.chain, first, sequence.cache_salt)
+        blocks = sequence.block_table[first:num_blocks]
+        digests = sequence.chain[first + 1 : num_blocks + 1]
+        self.cache.publish(blocks, digests, sequence.chain[first], sequence.cache_salt)
         sequence.num_settled_blocks = num_blocks
         self._waiting.wake(self._waiting.shared.settle(sequence, first, num_blocks))
 

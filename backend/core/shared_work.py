@@ -57,11 +57,24 @@ class SharedWork:
 
     def settle(self, sequence: Sequence, first: int, stop: int) -> list[Sequence]:
         """Blocks ``first`` to ``stop`` of ``sequence`` were published."""
-        return self._end(sequence.chain[first + 1 : stop + 1], None)
+        claims = self._claimant_of
+        digests = sequence.chain[first + 1 : stop + 1]
+        if claims:
+            for digest in digests:
+                claims.pop(digest, None)
+        return self._wake(digests)
 
     def withdraw(self, sequence: Sequence) -> list[Sequence]:
         """``sequence`` stops running: what it claimed it will not compute."""
-        return self._end(sequence.chain[sequence.num_settled_blocks + 1 :], sequence)
+        claims = self._claimant_of
+        claimed = [
+            digest
+            for digest in sequence.chain[sequence.num_settled_blocks + 1 :]
+            if claims.get(digest) is sequence
+        ]
+        for digest in claimed:
+            del claims[digest]
+        return self._wake(claimed)
 
     def check_integrity(self, running: set[Sequence], waiting: set[Sequence]) -> None:
         """Raise RuntimeError when somebody waits for what nobody computes."""
@@ -72,14 +85,10 @@ class SharedWork:
         if not self._waiting_for.keys() <= self._claimant_of.keys():
             raise RuntimeError("somebody waits for a block that nobody computes")
 
-    def _end(self, digests: Iterable[bytes], claimant: Sequence | None) -> list[Sequence]:
-        woken: list[Sequence] = []
-        claims = self._claimant_of
-        for digest in digests:
-            if claimant is None or claims.get(digest) is claimant:
-                claims.pop(digest, None)
-                if self._waiting_for and digest in self._waiting_for:
-                    woken += self._waiting_for.pop(digest)
+    def _wake(self, digests: Iterable[bytes]) -> list[Sequence]:
+        if not self._waiting_for:
+            return []
+        woken = [each for digest in digests for each in self._waiting_for.pop(digest, ())]
         for sequence in woken:
             del self._wait_of[sequence]
         return woken

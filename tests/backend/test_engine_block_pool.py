@@ -57,8 +57,7 @@ def test_integrity_check_sees_a_lost_block_and_a_second_owner():
 def test_what_was_kept_is_handed_out_last_oldest_first_and_tails_before_heads():
     pool = BlockPool(6)
     first, second = pool.allocate(2), pool.allocate(2)
-    for block in (*first, *second):
-        pool.keep(block)
+    pool.keep([*first, *second])
     pool.release(first)
     pool.release(second)
     assert pool.allocate(6) == [5, 6, 2, 1, 4, 3]
@@ -67,7 +66,7 @@ def test_what_was_kept_is_handed_out_last_oldest_first_and_tails_before_heads():
 def test_what_is_not_kept_is_handed_out_before_blocks_that_were_freed_earlier():
     pool = BlockPool(2)
     [kept], [plain] = pool.allocate(1), pool.allocate(1)
-    pool.keep(kept)
+    pool.keep([kept])
     pool.release([kept])
     pool.release([plain])
     assert pool.allocate(2) == [plain, kept]
@@ -76,7 +75,7 @@ def test_what_is_not_kept_is_handed_out_before_blocks_that_were_freed_earlier():
 def test_a_free_block_can_be_taken_back_for_as_long_as_its_content_is_kept():
     pool = BlockPool(3)
     blocks = pool.allocate(3)
-    pool.keep(blocks[1])
+    pool.keep(blocks[1:2])
     pool.release(blocks)
     pool.share(blocks[1:2])
     assert (pool.num_free, pool.is_free(blocks[1])) == (2, False)

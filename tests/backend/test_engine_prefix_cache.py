@@ -11,7 +11,7 @@ def stored(cache, tokens, salt=""):
     """Compute ``tokens`` and let go of the blocks; return them and their chain."""
     chain = cache.new_chain(tokens, salt)
     blocks = cache.allocate(-(-len(tokens) // BLOCK_SIZE))
-    cache.publish(blocks[: len(chain) - 1], chain, 0, salt)
+    cache.publish(blocks[: len(chain) - 1], chain[1:], chain[0], salt)
     cache.pool.release(blocks)
     cache.check_integrity()
     return blocks, chain
@@ -65,8 +65,8 @@ def test_of_two_blocks_with_one_content_the_first_is_found():
     cache = PrefixCache(BlockPool(20))
     chain = cache.new_chain(PROMPT, "")
     first, second = cache.allocate(6), cache.allocate(6)
-    cache.publish(first, chain, 0, "")
-    cache.publish(second, chain, 0, "")
+    cache.publish(first, chain[1:], chain[0], "")
+    cache.publish(second, chain[1:], chain[0], "")
     assert cache.match(chain, 100) == first
     cache.pool.release(first)
     cache.pool.release(second)
