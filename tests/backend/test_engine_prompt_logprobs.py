@@ -32,10 +32,14 @@ def expected(model, tokens):
     return chosen, logprobs.max(-1)
 
 
-@pytest.fixture(params=[32, 512], ids=["in chunks", "at once"])
+@pytest.fixture(params=[False, True], ids=["at once", "in chunks, overlapping"])
 def engine(checkpoint, request):
     engine, _ = load_engine(
-        str(checkpoint("llama")[0]), device="cpu", max_num_seqs=4, max_tokens_per_step=request.param
+        str(checkpoint("llama")[0]),
+        device="cpu",
+        max_num_seqs=4,
+        max_tokens_per_step=32 if request.param else 512,
+        overlap=request.param,
     )
     engine.start()
     yield engine

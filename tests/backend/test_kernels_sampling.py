@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import kernel_cases as cases
+from sampling_rows import row, sample
 
 from backend.kernels import reference
 from backend.kernels.sampling import NOT_FINITE
@@ -93,3 +94,25 @@ def test_what_is_not_finite_is_told_and_harms_no_neighbour(interpreter):
         how = {"top_k": 0, "top_p": 1.0, "min_p": 0.1}
         tokens = check(interpreter, logits, temperature=temperature, **how).tolist()
         assert [token == NOT_FINITE for token in tokens] == [True, False, True, True, False]
+
+
+BATCH = [
+    {"temperature": 0.0},
+    {"seed": 1},
+    {"seed": 2, "top_k": 7, "top_p": 0.8, "temperature": 0.6},
+    {"seed": 3, "top_p": 0.5, "generated": [4, 4, 9], "frequency_penalty": 0.5},
+    {"seed": 4, "min_p": 0.05, "temperature": 1.8},
+    {"temperature": 0.0, "logit_bias": ((11, 100.0),)},
+    {"seed": 5, "number": 40, "repetition_penalty": 1.4, "generated": [1, 2]},
+]
+
+
+def test_the_sampler_chooses_the_same_whoever_draws(interpreter):
+    generator = torch.Generator().manual_seed(6)
+    logits = (3 * torch.randn(len(BATCH), 100, generator=generator)).half()
+    logits[1, 7] = torch.nan
+    expected = sample(logits, [row(**fields) for fields in BATCH])
+    tokens = interpreter("interpreted_sampling:sample_by_kernel", logits, BATCH)
+    assert tokens == expected
+    assert tokens[1] is None
+    assert tokens[5] == 11
