@@ -1,11 +1,13 @@
 import asyncio
+import pickle
 import threading
 
 import pytest
 
-from backend.core.types import FinishReason, TokenDelta
+from backend.core.types import FinishReason, TokenDelta, TokenLogprobs
 from backend.ports import EngineError
 from backend.runtime.delivery import Stream, deliver
+from backend.runtime.messages import Report
 
 
 async def send(*items):
@@ -42,6 +44,24 @@ async def test_a_reader_who_falls_behind_gets_one_delta_for_each_choice():
         TokenDelta(0, (0, 1, 2)),
         TokenDelta(1, (10, 11, 12, 13), finish_reason=FinishReason.STOP),
     ]
+
+
+async def test_a_reader_who_falls_behind_loses_no_log_probabilities():
+    stream = Stream(asyncio.get_running_loop())
+    told = [TokenLogprobs(token, -1.0, ((token, -1.0), (9, -2.0))) for token in range(4)]
+    await send((stream, TokenDelta(0, (1,), (told[1],), None, 3, (told[0],))))
+    await send((stream, TokenDelta(0, (2, 3), (told[2], told[3]), FinishReason.LENGTH, 3)))
+    whole = TokenDelta(0, (1, 2, 3), tuple(told[1:]), FinishReason.LENGTH, 3, (told[0],))
+    assert await stream.receive() == [whole]
+
+
+def test_nothing_of_a_delta_is_lost_between_processes():
+    logprobs = (TokenLogprobs(5, -0.5, ((5, -0.5), (6, -1.5))),)
+    deltas = [
+        (7, TokenDelta(1, (5,), logprobs, FinishReason.STOP, 16, logprobs * 3)),
+        (8, TokenDelta(0, (5, 6))),
+    ]
+    assert pickle.loads(pickle.dumps(Report(deltas))).items == deltas
 
 
 async def test_a_failure_comes_after_what_came_before_it():

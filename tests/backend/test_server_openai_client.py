@@ -35,6 +35,8 @@ async def test_chat_plain_and_streamed_say_the_same(client):
             reasons[choice.index] = choice.finish_reason
     assert texts == [choice.message.content for choice in plain.choices]
     assert reasons == [choice.finish_reason for choice in plain.choices]
+    # The second finds its prompt in the prefix cache.
+    usage.prompt_tokens_details = plain.usage.prompt_tokens_details
     assert usage == plain.usage
 
 
@@ -80,7 +82,10 @@ async def test_chat_log_probabilities_follow_the_text(client):
     async for chunk in await client.chat.completions.create(**asked, stream=True):
         (part,) = chunk.choices
         streamed += part.logprobs.content if part.logprobs else []
-    assert streamed == told
+    assert [token.bytes for token in streamed] == [token.bytes for token in told]
+    for token, again in zip(told, streamed, strict=True):
+        # Its prompt was in the prefix cache: the last bits differ.
+        assert abs(token.logprob - again.logprob) < 1e-4
 
 
 async def test_greedy_text_is_the_likeliest_and_its_places_are_told(client):
@@ -94,6 +99,41 @@ async def test_greedy_text_is_the_likeliest_and_its_places_are_told(client):
     for name, offset in zip(told.tokens, told.text_offset, strict=True):
         shown = choice.text[offset:].lstrip("\ufffd")  # of bytes that were no character
         assert name.startswith("bytes:") or shown.startswith(name)
+
+
+async def test_a_text_is_scored_as_it_was_generated(client):
+    """The way of evaluation harnesses: tokens in, their log probabilities out."""
+    asked = {"model": "tiny", "temperature": 0, "logprobs": 1}
+    prompt = list(b"Once upon a time, a server told the same story to everybody.")
+    said = (await client.completions.create(prompt=prompt, max_tokens=10, **asked)).choices[0]
+    reply = await client.completions.create(prompt=prompt, max_tokens=10, echo=True, **asked)
+    echoed = reply.choices[0].logprobs
+    assert echoed.token_logprobs[0] is None
+    assert len(echoed.tokens) == len(prompt) + len(said.logprobs.tokens)
+    assert echoed.tokens[len(prompt) :] == said.logprobs.tokens
+    scored = await client.completions.create(prompt=prompt, max_tokens=0, echo=True, **asked)
+    (only,) = scored.choices
+    assert (scored.usage.completion_tokens, only.finish_reason) == (0, "length")
+    assert only.logprobs.tokens == echoed.tokens[: len(prompt)]
+    for value, again in zip(
+        only.logprobs.token_logprobs[1:], echoed.token_logprobs[1:], strict=False
+    ):
+        assert abs(value - again) < 1e-4
+
+
+async def test_cached_tokens_are_told_and_a_salt_parts_them(client):
+    async def cached(**fields):
+        reply = await client.completions.create(
+            model="tiny", prompt="x" * 100, max_tokens=1, **fields
+        )
+        return reply.usage.prompt_tokens_details.cached_tokens
+
+    assert await cached() == 0
+    assert await cached() == 96
+    assert await cached(extra_body={"cache_salt": "other"}) == 0
+    assert await cached(extra_body={"cache_salt": "other"}) == 96
+    # Scored prompts need logits of every token.
+    assert await cached(echo=True, logprobs=0) == 0
 
 
 async def test_penalties_and_biases_change_what_is_said(client):
