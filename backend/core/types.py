@@ -33,7 +33,9 @@ class GrammarKind(StrEnum):
     REGEX = "regex"
     EBNF = "ebnf"
     STRUCTURE = "structure"
-    """xgrammar's structural tags: text with JSON at given places."""
+    """xgrammar's structural tags: JSON between fixed texts."""
+    TEXT_WITH_STRUCTURE = "text_with_structure"
+    """The same with any text around."""
 
 
 @dataclass(frozen=True, slots=True)

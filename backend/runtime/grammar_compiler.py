@@ -178,71 +178,83 @@ class _Library:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._error: GrammarError | None = None
-        self._size = 0
-        self._for_text: xgrammar.GrammarCompiler | None = None
-        self._for_json: xgrammar.GrammarCompiler | None = None
+        self._vocabulary: Vocabulary | None = None
+        self._compilers: dict[frozenset[int], xgrammar.GrammarCompiler] = {}
 
     def load(self, vocabulary: Callable[[], Vocabulary]) -> None:
         """Load, unless that was done; what goes wrong is raised by ``compile``."""
         with self._lock:
-            if self._for_text is not None or self._error is not None:
+            if self._vocabulary is not None or self._error is not None:
                 return
             try:
-                self._load(vocabulary())
-            except GrammarError as error:
-                self._error = error
+                import xgrammar  # noqa: F401, PLC0415  # seconds, so only who needs it waits
+
+                loaded = vocabulary()
+                if loaded.end_token_ids:
+                    self._vocabulary = loaded
+                else:
+                    self._error = GrammarError("the model has no token that ends an answer")
             except Exception:
                 logger.exception("grammars cannot be compiled")
                 self._error = GrammarError("this server cannot compile grammars")
-
-    def _load(self, vocabulary: Vocabulary) -> None:
-        if not vocabulary.end_token_ids:
-            raise GrammarError("the model has no token that ends an answer")
-        self._size = vocabulary.size
-        self._for_json = _new_compiler(vocabulary, _printable)
-        self._for_text = _new_compiler(vocabulary, bytes)
 
     def compile(self, grammar: Grammar) -> "xgrammar.CompiledGrammar":
         """Compile, and see that something conforms. Raises GrammarError."""
         if self._error is not None:
             raise self._error
-        is_json = grammar.kind in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA)
-        compiler = self._for_json if is_json else self._for_text
-        if compiler is None:
+        if self._vocabulary is None:
             raise RuntimeError("nothing is loaded yet")
+        with self._lock:
+            compiler = self._compiler(self._vocabulary, _unused_bytes(grammar.kind))
         try:
             compiled = _compile(compiler, grammar)
         except RuntimeError as error:
             raise GrammarError(explain(error)) from error
         matcher = GrammarMatcher(compiled)
-        matcher.fill(torch.full((1, -(-self._size // 32)), -1, dtype=torch.int32), 0)
+        words = -(-self._vocabulary.size // 32)
+        matcher.fill(torch.full((1, words), -1, dtype=torch.int32), 0)
         if matcher.failure is not None:
             raise GrammarError(matcher.failure)
         return compiled
 
+    def _compiler(
+        self, vocabulary: Vocabulary, unused: frozenset[int]
+    ) -> "xgrammar.GrammarCompiler":
+        compiler = self._compilers.get(unused)
+        if compiler is None:
+            compiler = self._compilers[unused] = _new_compiler(vocabulary, unused)
+        return compiler
 
-def _new_compiler(
-    vocabulary: Vocabulary, spell: Callable[[bytes], bytes]
-) -> "xgrammar.GrammarCompiler":
-    import xgrammar  # noqa: PLC0415  # it takes seconds, so only who needs it waits
+
+def _unused_bytes(kind: GrammarKind) -> frozenset[int]:
+    """Return what tokens must not contain to be used at all.
+
+    xgrammar lets control characters into JSON strings whose length is bounded, where they are no
+    JSON. Between its parts JSON needs none but line ends; text may have tabs.
+    """
+    match kind:
+        case GrammarKind.REGEX | GrammarKind.EBNF:
+            return frozenset()
+        case GrammarKind.TEXT_WITH_STRUCTURE:
+            return frozenset(range(0x20)) - frozenset(b"\t\r\n")
+        case _:
+            return frozenset(range(0x20)) - frozenset(b"\r\n")
+
+
+def _new_compiler(vocabulary: Vocabulary, unused: frozenset[int]) -> "xgrammar.GrammarCompiler":
+    import xgrammar  # noqa: PLC0415  # loaded by now
 
     tokens = xgrammar.TokenizerInfo(
-        [spell(token) for token in vocabulary.tokens[: vocabulary.size]],
+        [
+            token if unused.isdisjoint(token) else b""
+            for token in vocabulary.tokens[: vocabulary.size]
+        ],
         xgrammar.VocabType.RAW,
         vocab_size=vocabulary.size,
         stop_token_ids=sorted(vocabulary.end_token_ids),
     )
     threads = max(1, min(8, (os.cpu_count() or 1) // 2))
     return xgrammar.GrammarCompiler(tokens, max_threads=threads, cache_enabled=False)
-
-
-def _printable(token: bytes) -> bytes:
-    """Return ``token``, or nothing (so that it is not used) if it has a control character.
-
-    JSON needs none but line ends between its parts, and xgrammar lets others into strings whose
-    length is bounded, where they are no JSON.
-    """
-    return b"" if any(byte < 0x20 and byte not in b"\r\n" for byte in token) else token
 
 
 def _compile(compiler: "xgrammar.GrammarCompiler", grammar: Grammar) -> "xgrammar.CompiledGrammar":
@@ -255,7 +267,7 @@ def _compile(compiler: "xgrammar.GrammarCompiler", grammar: Grammar) -> "xgramma
             return compiler.compile_regex(grammar.source)
         case GrammarKind.EBNF:
             return compiler.compile_grammar(grammar.source)
-        case GrammarKind.STRUCTURE:
+        case GrammarKind.STRUCTURE | GrammarKind.TEXT_WITH_STRUCTURE:
             return compiler.compile_structural_tag(grammar.source)
         case _:
             assert_never(grammar.kind)

@@ -47,7 +47,7 @@ def _constraint(asked: GenerationParameters, tools: ToolUse | None) -> Constrain
         return answer
     if tools.demanded:
         held = functions_held(tools)
-        return _of_tools(tools.form.calls(held, several=tools.several))
+        return _of_tools(tools.form.calls(held, several=tools.several), GrammarKind.STRUCTURE)
     if answer is not None:
         # Either calls, or the answer.
         if answer.grammar.kind not in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA):
@@ -65,17 +65,17 @@ def _constraint(asked: GenerationParameters, tools: ToolUse | None) -> Constrain
         )
     if any(function.strict for function in tools.functions):
         held = functions_held(tools)
-        return _of_tools(tools.form.text_or_calls(held, several=tools.several))
+        tag = tools.form.text_or_calls(held, several=tools.several)
+        return _of_tools(tag, GrammarKind.TEXT_WITH_STRUCTURE)
     return None
 
 
-def _of_tools(tag: dict[str, Any]) -> Constraint:
-    return Constraint(_structure(tag), "schema for functions", "tools")
+def _of_tools(tag: dict[str, Any], kind: GrammarKind) -> Constraint:
+    return Constraint(_structure(tag, kind), "schema for functions", "tools")
 
 
-def _structure(tag: dict[str, Any]) -> Grammar:
-    source = orjson.dumps({"type": "structural_tag", "format": tag}).decode()
-    return Grammar(GrammarKind.STRUCTURE, source)
+def _structure(tag: dict[str, Any], kind: GrammarKind = GrammarKind.STRUCTURE) -> Grammar:
+    return Grammar(kind, orjson.dumps({"type": "structural_tag", "format": tag}).decode())
 
 
 def _answer_constraint(asked: GenerationParameters) -> Constraint | None:

@@ -107,7 +107,7 @@ async def test_schemas_hold_in_a_batch_with_neighbours_that_have_none(engine):
 
 @pytest.mark.parametrize("temperature", [0.0, 2.0])
 async def test_any_json_object(engine, temperature):
-    wanted = request(Grammar(GrammarKind.JSON_OBJECT), temperature=temperature, max_tokens=450)
+    wanted = request(Grammar(GrammarKind.JSON_OBJECT), temperature=temperature, max_tokens=150)
     [(text, reason)] = await collect(engine, wanted)
     assert text.startswith("{")
     if reason is FinishReason.STOP:
@@ -157,7 +157,11 @@ async def test_what_cannot_be_compiled_is_rejected_and_nothing_else(engine, gram
 
 
 async def test_preemption_changes_nothing(chat_model):
-    wanted = [request(schema_grammar(name), seed=seed) for name in SCHEMAS for seed in (1, 2)]
+    wanted = [
+        request(schema_grammar(name), seed=seed)
+        for name in ("nested", "recursive")
+        for seed in (1, 2, 3)
+    ]
     texts = []
     for blocks in (None, 34):
         options = {} if blocks is None else {"kv_bytes": blocks * 16 * 2 * 16 * 4 * 2}

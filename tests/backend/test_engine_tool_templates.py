@@ -1,0 +1,95 @@
+"""Templates in Qwen's and Llama's manner: rendered as transformers does, and read back."""
+
+import pytest
+from tool_templates import TEMPLATES, with_template
+from transformers import PreTrainedTokenizerFast
+
+from backend.runtime.chat_template import ChatTemplateError
+from backend.runtime.tokenizer import Tokenizer
+from backend.server.tools.events import Call, gather
+from backend.server.tools.formats import FORMATS, format_of
+
+pytest_plugins = ["running_backend"]
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Wetter <b>& Größe</b>",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+]
+ARGUMENTS = {"city": "Zürich \"<b>\" 'x'", "days": [1, 2]}
+
+
+def call(name="get_weather", arguments=ARGUMENTS):
+    return {"id": "c", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+CONVERSATION = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Weather?"},
+    {"role": "assistant", "content": "", "tool_calls": [call()]},
+    {"role": "tool", "content": "sunny\n", "tool_call_id": "c"},
+    {"role": "assistant", "content": "Sunny."},
+    {"role": "user", "content": "Thanks"},
+]
+
+
+@pytest.fixture(scope="module", params=TEMPLATES)
+def form(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def directory(chat_model, tmp_path_factory, form):
+    return with_template(chat_model, tmp_path_factory.mktemp("templates") / form, form)
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS])
+@pytest.mark.parametrize("length", [2, 4, 6])
+def test_conversations_render_as_transformers_renders_them(directory, form, tools, length):
+    peer = PreTrainedTokenizerFast(
+        tokenizer_file=str(directory / "tokenizer.json"),
+        bos_token="<|begin|>",
+        eos_token="<|end|>",
+        chat_template=TEMPLATES[form],
+    )
+    options = {"add_generation_prompt": length != 4, "tools": tools}
+    messages = CONVERSATION[:length]
+    assert Tokenizer.load(directory).apply_chat_template(messages, **options) == (
+        peer.apply_chat_template(messages, tokenize=False, **options)
+    )
+
+
+def test_what_the_template_writes_of_a_call_is_read_back(directory, form):
+    tokenizer = Tokenizer.load(directory)
+    before, after = (
+        tokenizer.apply_chat_template(messages, add_generation_prompt=asks, tools=TOOLS)
+        for messages, asks in ((CONVERSATION[:2], True), (CONVERSATION[:3], False))
+    )
+    written = after.removeprefix(before)
+    assert written != after
+    written = written.removesuffix("<|im_end|>\n").removesuffix("<|eot_id|>")
+    parser = FORMATS[form].parser(["get_weather"], most_calls=None, eager=False)
+    content, [found] = gather([*parser.push(written), *parser.finish()])
+    assert content == ""
+    assert found.name == "get_weather"
+    assert found == Call("get_weather", written[written.index('{"city"') : written.rindex("}")])
+
+
+def test_the_format_is_known_by_the_template(directory, form, chat_model):
+    assert format_of(Tokenizer.load(directory).tool_template) is FORMATS[form]
+    assert format_of(Tokenizer.load(chat_model).tool_template) is None
+
+
+def test_a_template_may_refuse_several_calls(directory, form):
+    tokenizer = Tokenizer.load(directory)
+    several = [*CONVERSATION[:2], CONVERSATION[2] | {"tool_calls": [call(), call()]}]
+    if form == "llama":
+        with pytest.raises(ChatTemplateError, match="one call at a time"):
+            tokenizer.apply_chat_template(several, tools=TOOLS)
+    else:
+        assert tokenizer.apply_chat_template(several, tools=TOOLS).count("Zürich") == 2
