@@ -4,9 +4,10 @@ Laws:
 - Blocks that a launched step writes are freed when it was completed, and their digests published
   then: nobody else reads or writes them before.
 - Blocks are released in one place, ``_release``, once for each stay.
-- Only growth can run the pool dry. Then the running sequence of the worst standing is preempted:
-  its blocks are freed, its tokens kept, its KV recomputed later. The one of the best standing never
-  is, and standing is by age among the overdue, else by priority, then by the work done so far.
+- A newcomer leaves a free block for each sequence that decodes. Only growth can run the pool dry.
+  Then the running sequence of the worst standing is preempted: its blocks are freed, its tokens
+  kept, its KV recomputed later. The one of the best standing never is, and standing is by age among
+  the overdue, else by priority, then by the work done so far.
 """
 
 from backend.core.block_pool import BLOCK_SIZE, BlockPool, blocks_for
@@ -42,7 +43,9 @@ class Residents:
     def admit(self, sequence: Sequence, found: list[int], now: float) -> bool:
         """Give ``sequence`` the blocks that were found for it and new ones, if enough are free."""
         missing = blocks_for(sequence.length) - len(found)
-        if missing + sum(map(self.pool.is_free, found)) > self.pool.num_free:
+        taken = missing + sum(map(self.pool.is_free, found))
+        # Without a block for each to grow by, it would soon be preempted, and computed twice.
+        if taken + len(self.decoding) > self.pool.num_free:
             return False
         self._waiting.leave(sequence)
         self.pool.share(found)

@@ -9,8 +9,8 @@ Laws:
   laws of ``prefill``.
 - Whoever is overdue (``lanes``) goes before all others, and the oldest of them is never preempted
   and always served; so everybody becomes the oldest, and ends.
-- A sequence is admitted only when blocks for all its known tokens are free, and takes them at
-  once; afterwards it grows block by block, by the laws of ``residents``.
+- A sequence is admitted only when blocks for all its known tokens are free, and some for others to
+  grow, and takes them at once; afterwards it grows block by block, by the laws of ``residents``.
 - ``schedule`` may be called while one step is in flight. It then counts on that step's tokens
   without knowing them.
 """
@@ -146,8 +146,10 @@ class Scheduler:
                 )
         if self.num_waiting + len(sequences) > self._max_waiting:
             raise QueueFullError(self.num_waiting, self._waiting.drain_seconds(now))
+        twin = None
         for sequence in sequences:
-            self._waiting.add(sequence)
+            self._waiting.add(sequence, twin)
+            twin = sequence
 
     def schedule(self, now: float) -> Step:
         """Decide the next step and give its sequences the blocks they need.

@@ -28,9 +28,13 @@ class Waiting:
         self._long_prompt_tokens = long_prompt_tokens
         self._admissions: deque[float] = deque(maxlen=_ADMISSIONS_REMEMBERED)
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a new sequence."""
-        sequence.chain = self._cache.new_chain(sequence.tokens, sequence.cache_salt)
+    def add(self, sequence: Sequence, twin: Sequence | None = None) -> None:
+        """Queue a new sequence; a ``twin`` that was queued may have the same prompt."""
+        salt = sequence.cache_salt
+        if twin is not None and twin.cache_salt == salt and twin.tokens == sequence.tokens:
+            sequence.chain = twin.chain.copy()
+        else:
+            sequence.chain = self._cache.new_chain(sequence.tokens, salt)
         self.line.add(sequence, self._lane_of_new(sequence))
 
     def resume(self, sequence: Sequence) -> None:

@@ -130,13 +130,25 @@ def test_an_overdue_one_that_lacks_blocks_lets_nobody_pass():
 
 
 def test_a_long_one_that_lacks_blocks_keeps_no_place_and_no_budget():
-    engine = scheduler(blocks=10, max_num_seqs=3)
+    engine = scheduler(blocks=11, max_num_seqs=3)
     add(engine, sequence(0, 60))
     run_step(engine)
     add(engine, sequence(1, 140, answer=1))
     run_step(engine)
     add(engine, sequence(2, 48, answer=1), sequence(3, 45, answer=1))
     assert run_step(engine) == {0: 1, 2: 48, 3: 45}
+
+
+def test_a_newcomer_leaves_a_block_for_each_that_decodes():
+    engine = scheduler(blocks=6)
+    add(engine, sequence(0, 16, answer=30), sequence(1, 16, answer=30))
+    run_step(engine)
+    add(engine, sequence(2, 40, answer=1))
+    # Four blocks are free before the first two grow into two of them.
+    assert run_step(engine) == {0: 1, 1: 1}
+    assert run_step(engine, ends={0}) == {0: 1, 1: 1}
+    assert run_step(engine) == {1: 1, 2: 40}
+    assert engine.num_preemptions == 0
 
 
 def test_of_those_that_run_the_lowest_priority_is_preempted_then_the_least_work():
@@ -157,7 +169,7 @@ def test_of_those_that_run_the_lowest_priority_is_preempted_then_the_least_work(
 
 
 def test_the_oldest_overdue_is_never_preempted_whatever_its_priority():
-    engine = scheduler(blocks=4, max_wait=10.0)
+    engine = scheduler(blocks=5, max_wait=10.0)
     old = sequence(0, 16, answer=40, priority=Priority.LOW)
     add(engine, old)
     run_step(engine)
