@@ -1,0 +1,180 @@
+"""The engine's scheduler replayed on a trace in virtual time: no model, no waiting, no noise.
+
+Every decision is the real scheduler's; only the duration of a step is a formula, whose coefficients
+are measured on the machine at hand (``StepCost.measure``). Lengths and arrivals are those of the
+Azure trace of 2023, conversations.
+"""
+
+import csv
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from engine_sides import random_prompts
+
+from backend.core.block_pool import BlockPool
+from backend.core.scheduler import Scheduler
+from backend.core.sequence import Sequence as Continuation
+from backend.core.types import GenerationRequest, SamplingParams
+from backend.runtime.loader import load_model
+from backend.runtime.messages import EngineOptions, Submit
+
+TRACE = Path(__file__).parent.parent.parent / "shared" / "data" / "azure_conv_trace.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class TracedRequest:
+    """``at`` is seconds after the first."""
+
+    at: float
+    prompt_tokens: int
+    new_tokens: int
+
+
+def read_trace(path: Path, count: int, *, scale: float = 1.0) -> list[TracedRequest]:
+    """Return the first ``count`` requests, lengths times ``scale``.
+
+    Raises FileNotFoundError where there is no trace.
+    """
+    requests: list[TracedRequest] = []
+    first: datetime | None = None
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            # Seven decimals are one more than Python reads.
+            at = datetime.fromisoformat(row["TIMESTAMP"][:26])
+            first = first or at
+            requests.append(
+                TracedRequest(
+                    (at - first).total_seconds(),
+                    max(round(int(row["ContextTokens"]) * scale), 1),
+                    max(round(int(row["GeneratedTokens"]) * scale), 1),
+                )
+            )
+            if len(requests) == count:
+                break
+    return requests
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds of a step: a base, and for each token of prefill and each sequence that decodes."""
+
+    base: float
+    prefill_token: float
+    decode: float
+
+    @classmethod
+    def measure(cls, directory: Path) -> "StepCost":
+        """Fit to steps of a model: one sequence and 16 that decode, and a chunk of prefill.
+
+        On one thread, in processor time, so that whatever else the machine does counts for little.
+        """
+        core = load_model(EngineOptions(str(directory), device="cpu", threads=1)).core
+        core.warm_up()
+        numbers = iter(range(1_000_000))
+
+        def steps(prompts: Sequence[Sequence[int]], new_tokens: int) -> list[float]:
+            for prompt in prompts:
+                sampling = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
+                request = GenerationRequest("cost", tuple(prompt), sampling, stream=False)
+                core.submit(Submit(next(numbers), request, time.monotonic()))
+            seconds: list[float] = []
+            while core.has_work:
+                start = time.thread_time()
+                core.step()
+                seconds.append(time.thread_time() - start)
+            core.take_items()
+            return seconds
+
+        alone = statistics.median(steps(random_prompts(1, 16, seed=2), 64)[1:])
+        together = statistics.median(steps(random_prompts(16, 16, seed=3), 64)[2:-2])
+        chunk = min(steps(random_prompts(1, 512, seed=seed), 1)[0] for seed in (4, 5, 6))
+        decode = max(together - alone, 0.0) / 15
+        base = max(alone - decode, 0.0)
+        return cls(base, max(chunk - base, 0.0) / 512, decode)
+
+    def of(self, num_prefill_tokens: int, num_decodes: int) -> float:
+        """Return the duration of a step."""
+        return self.base + self.prefill_token * num_prefill_tokens + self.decode * num_decodes
+
+    def alone(self, request: TracedRequest, batch: int) -> float:
+        """Return the seconds that a request costs when steps are shared by ``batch``."""
+        shared = self.base / batch + self.decode
+        return self.prefill_token * request.prompt_tokens + shared * request.new_tokens
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a request; times are virtual seconds."""
+
+    request: TracedRequest
+    arrived: float
+    first_token: float = 0.0
+    finished: float = 0.0
+
+    @property
+    def ttft(self) -> float:
+        """Wait for the first token."""
+        return self.first_token - self.arrived
+
+
+def replay(
+    requests: Sequence[TracedRequest],
+    cost: StepCost,
+    new_scheduler: Callable[[BlockPool], Scheduler],
+    *,
+    num_blocks: int,
+    stretch: float = 1.0,
+    look: Callable[[list[Continuation]], None] = lambda _: None,
+) -> list[Outcome]:
+    """Run ``requests``, arrivals times ``stretch``; ``look`` sees who runs after each step."""
+    scheduler = new_scheduler(BlockPool(num_blocks))
+    outcomes: dict[Continuation, Outcome] = {}
+    arrivals = _arrivals(requests, stretch)
+    coming = next(arrivals, None)
+    running: dict[Continuation, None] = {}
+    now = 0.0
+    while coming is not None or scheduler.has_work:
+        if not scheduler.has_work and coming is not None:
+            now = max(now, coming[1].arrived)
+        while coming is not None and coming[1].arrived <= now:
+            sequence, outcome = coming
+            outcomes[sequence] = outcome
+            scheduler.add(sequence, now)
+            coming = next(arrivals, None)
+        step = scheduler.schedule(now)
+        decodes = sum(1 for each in step if each.num_tokens == 1)
+        now += cost.of(sum(each.num_tokens for each in step) - decodes, decodes)
+        running |= dict.fromkeys(each.sequence for each in step)
+        look(list(running))
+        scheduler.complete(step, [(0,) for each in step if each.samples], now)
+        for each in step:
+            sequence, outcome = each.sequence, outcomes[each.sequence]
+            if each.samples and not outcome.first_token:
+                outcome.first_token = now
+            if len(sequence.tokens) >= sequence.max_length:
+                outcome.finished = now
+                scheduler.finish(sequence)
+                del running[sequence]
+    scheduler.check_integrity()
+    return list(outcomes.values())
+
+
+def _arrivals(
+    requests: Sequence[TracedRequest], stretch: float
+) -> Iterator[tuple[Continuation, Outcome]]:
+    for number, request in enumerate(requests):
+        # Different tokens for each, so that nothing is found in the prefix cache.
+        prompt = [number + 1] * request.prompt_tokens
+        at = request.at * stretch
+        length = request.prompt_tokens + request.new_tokens
+        yield Continuation(number, prompt, length, arrived=at), Outcome(request, at)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the least value that ``share`` of ``values`` do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
