@@ -89,7 +89,7 @@ class PrefillPlanner:
         while budget > 0 and residents.num_running < slots:
             # The last place is for a long one, or short ones could take every place that gets free.
             is_last = slots > 1 and residents.num_running == slots - 1
-            keeps_place = long_waits and not residents.long and not self._long_lacks_blocks
+            keeps_place = long_waits and not residents.hosts_long and not self._long_lacks_blocks
             sequence = waiting.first_resumed_or_short(with_short=not (is_last and keeps_place))
             if sequence is None:
                 break

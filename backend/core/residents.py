@@ -29,12 +29,18 @@ class Residents:
         self.short: dict[Sequence, None] = {}
         self.long: dict[Sequence, None] = {}
         self.draining: dict[Sequence, None] = {}  # PREEMPTING and ENDING
+        self._came_long: set[Sequence] = set()
         self._waiting = waiting
 
     @property
     def num_running(self) -> int:
         """Sequences that advance."""
         return len(self.decoding) + len(self.short) + len(self.long)
+
+    @property
+    def hosts_long(self) -> bool:
+        """Whether anybody holds blocks who was long when admitted, decoding by now or not."""
+        return bool(self._came_long)
 
     def running(self) -> tuple[Sequence, ...]:
         """Return the sequences that advance."""
@@ -55,6 +61,8 @@ class Residents:
         sequence.status = SequenceStatus.RUNNING
         is_long = self._waiting.is_long_work(sequence.num_pending_tokens)
         (self.long if is_long else self.short)[sequence] = None
+        if is_long:
+            self._came_long.add(sequence)
         self._waiting.shared.claim(sequence)
         if sequence.admitted is None:
             sequence.admitted = now
@@ -186,6 +194,7 @@ class Residents:
 
     def _release(self, sequence: Sequence) -> None:
         del self.draining[sequence]
+        self._came_long.discard(sequence)
         blocks, sequence.block_table = sequence.block_table, []
         sequence.num_settled_blocks = 0
         self.pool.release(blocks)

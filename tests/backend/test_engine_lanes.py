@@ -85,6 +85,19 @@ def test_a_long_prompt_gets_the_next_free_place_but_one():
     assert run_step(engine) == {1: 10, 2: 90}
 
 
+def test_while_a_long_one_answers_short_ones_get_every_place_that_gets_free():
+    """It has the place that was kept for long ones, though its prompt is computed by now."""
+    engine = scheduler(max_num_seqs=2)
+    add(engine, sequence(0, 60), sequence(1, 5))
+    assert run_step(engine) == {0: 60, 1: 5}
+    add(engine, sequence(2, 60), sequence(3, 5))
+    assert run_step(engine, ends={1}) == {0: 1, 1: 1}
+    assert run_step(engine, ends={3}) == {0: 1, 3: 5}
+    assert run_step(engine, ends={0}) == {0: 1, 2: 60}
+    add(engine, sequence(4, 60), sequence(5, 5))
+    assert run_step(engine) == {2: 1, 5: 5}
+
+
 def test_size_is_what_is_not_cached():
     engine = scheduler()
     add(engine, first := sequence(0, 300))
