@@ -2,8 +2,8 @@
 
 Lengths and arrivals of the Azure conversation trace, lengths scaled to the bundled model's context,
 arrivals stretched so that the machine is busy for a given share of the time. The scheduler is
-the real one, time is virtual (``engine_replay``); first come, first served is the same scheduler with
-one lane. A prompt is short or long as the scheduler says: long is more than a quarter of the budget.
+the real one, time is virtual (``engine_replay``); first come, first served is the same scheduler
+with one lane. Long is what the scheduler calls so: more than a quarter of the budget.
 
     python benchmarks/engine_lanes.py [--trace FILE] [--requests N] [--load SHARE]
 """
