@@ -357,14 +357,14 @@ class EngineCore:
                 f"the request waited {waited:.1f} s, and nothing could be computed for it",
                 self.scheduler.drain_seconds(monotonic()),
             )
-            self._fail_with(continuation.job, error)
+            self._fail_with(continuation.job, error, "queue_timeout")
 
     def _fail(self, job: _Job, reason: str) -> None:
-        self._fail_with(job, EngineError(reason))
+        self._fail_with(job, EngineError(reason), "error")
 
-    def _fail_with(self, job: _Job, error: Exception) -> None:
+    def _fail_with(self, job: _Job, error: Exception, why: str) -> None:
         for sequence in list(job.open_sequences.values()):
-            self._end(sequence, "error")
+            self._end(sequence, why)
         self._put(job, error)
 
     def _put(self, job: _Job, item: Item) -> None:

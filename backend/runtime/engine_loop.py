@@ -16,6 +16,7 @@ from backend.runtime.step_faults import DeviceLostError
 logger = logging.getLogger(__name__)
 
 _MAX_RESTARTS_IN_A_ROW = 3
+_CHECK_SECONDS = 10.0
 
 
 class Endpoint(Protocol):
@@ -52,6 +53,7 @@ class EngineLoop:
         self._stats_seconds = stats_seconds
         self._clock = clock
         self._stats_at = -float("inf")
+        self._checked_at = -float("inf")
         self._failures = 0
 
     def run(self) -> None:
@@ -90,7 +92,11 @@ class EngineLoop:
             self._failures = 0
 
     def _check(self) -> None:
-        # Nothing runs, so it costs nobody anything.
+        # Nothing runs, so it costs nobody anything but who comes in this moment.
+        now = self._clock()
+        if now - self._checked_at < _CHECK_SECONDS:
+            return
+        self._checked_at = now
         try:
             self._core.scheduler.check_integrity()
         except Exception as error:  # noqa: BLE001  # raised again when it comes again

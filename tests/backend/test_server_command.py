@@ -123,10 +123,13 @@ def test_a_missing_model_directory(capsys, tmp_path):
 
 
 def test_an_unknown_architecture(capsys, chat_model, tmp_path):
-    (tmp_path / "tokenizer.json").write_bytes((chat_model / "tokenizer.json").read_bytes())
-    (tmp_path / "config.json").write_text('{"architectures": ["PerceptronForCausalLM"]}')
+    for file in chat_model.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "config.json").write_text(
+        '{"architectures": ["PerceptronForCausalLM"], "model_type": "perceptron"}'
+    )
     assert main(["--model", str(tmp_path), "--port", "0"]) == 1
-    assert re.fullmatch("refrain backend: .*PerceptronForCausalLM.*\n", capsys.readouterr().err)
+    assert re.fullmatch("refrain backend: .*perceptron.*\n", capsys.readouterr().err)
 
 
 def test_a_host_that_is_none(capsys, tmp_path):
