@@ -110,6 +110,12 @@ def _parse(argv: Sequence[str]) -> Settings:
         "this (default: no target)",
     )
     add(
+        "--max-tokens-per-step",
+        type=positive,
+        metavar="TOKENS",
+        help="how much of long prompts one step computes, which delays everybody's next token",
+    )
+    add(
         "--kv-events",
         action="store_true",
         help="tell routers at /kv_events what the prefix cache stores and removes, by digest",

@@ -66,6 +66,7 @@ def _options(directory: Path, settings: Settings) -> EngineOptions:
         device=settings.device,
         dtype=settings.dtype,
         max_num_seqs=settings.max_num_seqs,
+        max_tokens_per_step=settings.max_tokens_per_step,
         max_model_len=settings.max_model_len,
         kv_bytes=settings.kv_bytes,
         threads=settings.threads,

@@ -22,6 +22,7 @@ class Settings:
     device: str = "auto"
     dtype: str = "auto"
     max_num_seqs: int = 16
+    max_tokens_per_step: int | None = None
     max_waiting: int = 1024
     queue_timeout: float | None = None
     target_ttft_ms: float | None = None

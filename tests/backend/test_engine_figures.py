@@ -2,8 +2,16 @@
 
 import asyncio
 
+import orjson
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+
+from backend.core.cache_events import NOTHING_CACHED, EventBatch
+from backend.core.recorder import Recorder
+from backend.core.sequence import Sequence
+from backend.core.types import EngineStats
+from backend.runtime.engine_client import EngineClient
+from backend.runtime.messages import EngineDescription, Report
 
 pytest_plugins = ["running_backend"]
 
@@ -147,3 +155,50 @@ async def test_scraping_under_load_shows_consistent_figures(real_server):
     assert found["batch_size_count",] < found["batch_size_sum",]  # they were batched
     assert max(seen) > 1
     assert found["sequences_running",] == 0
+
+
+def figures_of(sequences):
+    recorder = Recorder()
+    for _ in range(sequences):
+        sequence = Sequence(0, [1], max_length=9)
+        recorder.arrived([sequence], 0.0)
+        recorder.ended(sequence, "stop")
+    return EngineStats(2, 1, 3, 9, 5, 6, 7, recording=recorder.read())
+
+
+def test_an_engines_process_that_dies_is_a_restart_and_counters_never_fall():
+    client = EngineClient(lambda _: None)
+    told = []
+    client.follow_cache(told.extend)
+    description = EngineDescription("", 100, 100)
+    client.open(description, None)
+    client.receive(Report(stats=figures_of(3), cache_events=[EventBatch(0, ())]))
+    client.close("it died")
+    down = client.stats()
+    assert (down.running, down.waiting, down.kv_blocks_used) == (0, 0, 0)
+    assert down.prompt_tokens == 6
+    assert told == [EventBatch(0, ()), NOTHING_CACHED]
+    client.close("it is being started again")
+    client.open(description, None)
+    client.receive(Report(stats=figures_of(1)))
+    now = client.stats()
+    assert (now.running, now.preemptions, now.prompt_tokens, now.restarts) == (2, 10, 12, 1)
+    assert now.recording.counts["sequences_finished", ("stop",)] == 4
+    client.receive(Report(stats=figures_of(2)))  # of the same engine, a moment later
+    assert client.stats().recording.counts["sequences_finished", ("stop",)] == 5
+
+
+async def test_a_request_that_waits_too_long_has_an_end_of_its_own(start_real_server):
+    server = await start_real_server(max_num_seqs=1)
+    long = asyncio.create_task(server.complete("Hi", max_tokens=500, ignore_eos=True))
+    async with asyncio.timeout(20):
+        while (await scrape(server))["sequences_running",] != 1:
+            pass
+    headers = {"X-Refrain-Queue-Timeout": "0.001"}
+    body = orjson.dumps({"model": "tiny", "prompt": "Hi", "max_tokens": 1})
+    async with server.session.post(
+        f"{server.url}/v1/completions", data=body, headers=headers
+    ) as reply:
+        assert reply.status == 503
+    assert (await scrape(server))["sequences_finished_total", "queue_timeout"] == 1
+    long.cancel()
