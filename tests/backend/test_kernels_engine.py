@@ -58,6 +58,16 @@ def test_a_step_launched_before_its_tokens_are_known(interpreter, checkpoint):
     assert tokens == [reference(model, prompt) for prompt in batch]
 
 
+def test_steps_that_overlap_draw_the_same(interpreter, checkpoint):
+    how = {"temperature": 1.0, "top_k": 5, "seed": 3}
+    directory, batch = str(checkpoint("llama")[0]), prompts([3, 9])
+    plain, ahead = (
+        interpreter(GENERATE, directory, batch, NEW_TOKENS, how, overlap=overlap)[0]
+        for overlap in (False, True)
+    )
+    assert ahead == plain
+
+
 def test_prefill_without_a_kernel_computes_the_same(interpreter, checkpoint):
     directory, model = checkpoint("llama")
     batch = prompts([18])

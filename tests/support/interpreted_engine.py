@@ -53,6 +53,9 @@ def generate(
     prompts: SequenceOf[SequenceOf[int]],
     new_tokens: int,
     sampling: dict[str, Any] | None = None,
+    *,
+    overlap: bool = False,
+    warms_up: bool = False,
     **options: Any,
 ) -> tuple[list[list[int]], int]:
     """Return the continuations of ``prompts``, all asked for at once, and the preemptions."""
@@ -61,8 +64,11 @@ def generate(
         max_num_seqs=options.get("max_num_seqs", 8),
         max_model_len=MAX_LENGTH,
         max_tokens_per_step=options.get("max_tokens_per_step", 64),
+        overlap=overlap,
     )
     runner = make_runner(directory, **options)
+    if warms_up:
+        runner.warm_up()
     core = EngineCore(runner, frozenset(), limits, GrammarCompiler(_no_vocabulary))
     params = {"temperature": 0.0, "max_tokens": new_tokens, "ignore_eos": True} | (sampling or {})
     for number, prompt in enumerate(prompts):

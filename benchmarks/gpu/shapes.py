@@ -1,0 +1,173 @@
+"""Models of real shapes with random weights, and engines around them, without a checkpoint."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backend.core.types import GenerationRequest, SamplingParams
+from backend.models.config import DecoderConfig, parse_config
+from backend.models.decoder import Decoder, DecoderWeights
+from backend.models.model import Model
+from backend.models.operations import Operations
+from backend.models.rotary import rotation_table
+from backend.runtime.cuda_engine import make_cuda_runner
+from backend.runtime.engine_core import EngineCore, EngineLimits
+from backend.runtime.grammar_compiler import GrammarCompiler
+from backend.runtime.kv_cache import KVCache
+from backend.runtime.messages import Submit
+from backend.runtime.networks import Network
+from backend.runtime.weights import random_weights
+from gpu.machine import Machine
+
+LLAMA_8B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "tie_word_embeddings": False,
+}
+QWEN3_600M: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000.0,
+    "tie_word_embeddings": True,
+}
+_TINY = {
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+}
+
+
+def shape_for(machine: Machine, values: dict[str, Any]) -> dict[str, Any]:
+    """Return ``values``, or in a smoke run the same architecture in small."""
+    return values | _TINY if machine.smoke else values
+
+
+def streamed_bytes(weights: DecoderWeights, *, tied: bool) -> int:
+    """Return what a decode step reads of the weights: all but the rows of other tokens."""
+    tensors = [weights.head.weight, weights.final_norm.weight]
+    for layer in weights.layers:
+        tensors += [layer.input_norm.weight, layer.mlp_norm.weight]
+        linears = [layer.qkv, layer.output, layer.mlp.gate_up, layer.mlp.down]
+        tensors += [each.weight if hasattr(each, "weight") else each for each in linears]
+    assert tied == (weights.head.weight is weights.embedding)
+    return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+
+
+@dataclass(frozen=True)
+class RandomModel:
+    """Weights on the device and what they are shaped by."""
+
+    config: DecoderConfig
+    weights: DecoderWeights
+    network: Network
+
+
+def random_model(machine: Machine, values: dict[str, Any]) -> RandomModel:
+    config = parse_config(shape_for(machine, values), "config")
+    weights = random_weights(config, device=machine.device, dtype=machine.dtype)
+
+    def with_context(length: int, operations: Operations) -> Model:
+        rotations = rotation_table(config.rotary, config.head_dim, length, machine.device)
+        return Decoder(config, weights, rotations, operations)
+
+    return RandomModel(
+        config, weights, Network(config, machine.dtype, with_context, has_static_steps=True)
+    )
+
+
+@contextmanager
+def engine(
+    machine: Machine,
+    model: RandomModel,
+    *,
+    max_num_seqs: int,
+    max_model_len: int,
+    num_blocks: int,
+    graphs: bool,
+    overlap: bool,
+) -> Iterator[EngineCore]:
+    """Warm an engine up and hold its memory for the time of the context."""
+    tokens_per_step = 64 if machine.smoke else 8192
+    cache = KVCache(model.config, num_blocks, device=machine.device, dtype=machine.dtype)
+    runner = make_cuda_runner(
+        model.network,
+        cache,
+        max_num_seqs=max_num_seqs,
+        max_tokens_per_step=tokens_per_step,
+        max_model_len=max_model_len,
+        graphs=graphs and not machine.smoke,
+    )
+    limits = EngineLimits(
+        num_blocks=num_blocks,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        max_tokens_per_step=tokens_per_step,
+        overlap=overlap,
+    )
+    core = EngineCore(runner, frozenset(), limits, GrammarCompiler(_no_vocabulary))
+    if not machine.smoke:
+        core.warm_up()
+    yield core
+    del core, runner, cache
+    if not machine.smoke:
+        torch.cuda.empty_cache()
+
+
+def _no_vocabulary() -> Any:
+    raise AssertionError("no grammar is asked for")
+
+
+def generate(
+    core: EngineCore, prompts: Sequence[Sequence[int]], new_tokens: Sequence[int], arrived: float
+) -> list[list[int]]:
+    """Ask for all at once and step until all have ended; greedy."""
+    for number, (prompt, count) in enumerate(zip(prompts, new_tokens, strict=True)):
+        sampling = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+        request = GenerationRequest("benchmark", tuple(prompt), sampling, stream=False)
+        core.submit(Submit(number, request, arrived))
+    results: list[list[int]] = [[] for _ in prompts]
+    while core.has_work:
+        core.step()
+        for number, item in core.take_items():
+            if isinstance(item, Exception):
+                raise item
+            results[number] += item.tokens
+    return results
+
+
+def random_prompts(vocab: int, lengths: Sequence[int]) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(2)
+    drawn: list[Tensor] = [torch.randint(0, vocab, (n,), generator=generator) for n in lengths]
+    return [each.tolist() for each in drawn]

@@ -1,0 +1,103 @@
+"""Every kernel equals its oracle on a CUDA device, in all types that models come in."""
+
+import pytest
+import torch
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
+]
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import kernel_cases as cases
+
+from backend.kernels import reference
+from backend.kernels.decode_attention import Tiling
+from backend.kernels.sampling import sample_tokens
+
+
+@pytest.fixture(params=[torch.float32, torch.float16, torch.bfloat16], ids=str)
+def world(request):
+    return cases.World(cases.call_here, request.param, "cuda")
+
+
+def test_elementwise_kernels(world):
+    cases.check_kv_write(world, 37, 3, 80)
+    cases.check_rms_norm(world, 7, 4096)
+    cases.check_add_rms_norm(world, 7, 1030)
+    cases.check_silu_mul(world, 5, 14336)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("shape", [(32, 8, 128, 128), (7, 1, 80, 80), (3, 3, 96, 48)], ids=str)
+def test_rotation_norm_and_write(world, norm, shape):
+    heads, kv_heads, head_dim, rotated = shape
+    cases.check_rotary(
+        world,
+        tokens=5,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        rotated=rotated,
+        norm=norm,
+    )
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("window", [None, 100])
+def test_attention_of_every_head_size(world, head_dim, window):
+    for splits in (1, 8):
+        cases.check_decode(
+            world, [1, 33, 2000], head_dim=head_dim, splits=splits, window=window, group=4
+        )
+    cases.check_prefill(world, [(0, 300), (700, 41)], head_dim=head_dim, window=window, group=4)
+
+
+@pytest.mark.parametrize("group", [1, 3, 7, 16])
+def test_attention_of_every_group_size(world, group):
+    cases.check_decode(world, [5, 700], group=group, splits=4)
+    cases.check_prefill(world, [(0, 200), (33, 20)], group=group)
+
+
+@pytest.mark.parametrize("tiling", [Tiling(32), Tiling(128, 8, 2)], ids=str)
+def test_attention_of_other_tilings(world, tiling):
+    cases.check_decode(world, [1, 1000], tiling=tiling, splits=2)
+    cases.check_prefill(world, [(0, 100), (640, 64)], tiling=tiling)
+
+
+def test_a_cache_whose_offsets_pass_32_bits():
+    """2**31 elements and more lie before the last blocks."""
+    heads, head_dim = 8, 128
+    blocks = 2**31 // (2 * heads * 16 * head_dim) + 8
+    free, _ = torch.cuda.mem_get_info()
+    if free < 3 * blocks * 2 * heads * 16 * head_dim:
+        pytest.skip("not enough device memory")
+    world = cases.World(cases.call_here, torch.float16, "cuda")
+    cache = torch.zeros(blocks, 2 * heads, 16, head_dim, device="cuda", dtype=torch.float16)
+    rows = world.random(3, 2 * heads, head_dim)
+    slots = torch.tensor([(blocks - 1) * 16 + at for at in range(3)], device="cuda")
+    cases.call_here("backend.kernels.kv_write:write_kv", rows, cache, slots)
+    assert torch.equal(cache[-1, :, :3].transpose(0, 1), rows)
+    tables = cases.BlockTables(world.integers([blocks - 1]), world.integers([0]))
+    queries, lengths = world.random(1, heads, head_dim), world.integers([3])
+    result, _ = cases.call_here(
+        "backend.kernels.decode_attention:decode_attention", queries, cache, tables, lengths
+    )
+    cases.assert_close(result, reference.decode_attention(queries, cache, tables, lengths))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+        {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+        {"temperature": 1.0, "top_k": 50, "top_p": 0.9, "min_p": 0.01},
+    ],
+    ids=str,
+)
+def test_sampling(world, how):
+    logits = 3 * world.random(500, 50_000)
+    rows = cases.sampling_rows(world, logits, **how)
+    differing = sample_tokens(logits, rows) != reference.sample_tokens(logits, rows)
+    # Where a sum ends up a rounding error from top_p, another token may be the last one kept.
+    assert differing.float().mean() <= 0.005
