@@ -82,6 +82,7 @@ class EngineClient:
             if self._last is not None:
                 # Another engine begins to count; what is told goes on.
                 self._before = replace(self._stats, restarts=self._stats.restarts + 1)
+                self._stats = self._before
             self._engine = self._last = _Engine(description, text)
 
     def close(self, reason: str) -> None:

@@ -120,44 +120,35 @@ async def _launch(
 ) -> "_Link":
     """Start a process and wait until its engine is warm. Raises ModelLoadError."""
     ours, theirs = socket.socketpair()
+    link = _Link(receive, tell)
     try:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", MODULE, str(theirs.fileno())),
-            stdin=DEVNULL,
-            pass_fds=(theirs.fileno(),),
-            # Ctrl-C reaches the server alone, which stops its engine in order.
-            start_new_session=True,
-        )
-    except BaseException:
-        ours.close()
-        raise
+        # First of all, so that whatever breaks off here takes the process with it.
+        await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
+        try:
+            await link.spawn(theirs)
+            link.send_first(options)
+            await link.loaded
+        except BaseException as error:
+            given_up = not isinstance(error, Exception)
+            how = await link.end(patience=0.0 if given_up else EXIT_SECONDS)
+            if isinstance(error, UnavailableError):
+                text = f"the engine's process ended while it loaded ({how})"
+                raise ModelLoadError(text) from error
+            raise
     finally:
         theirs.close()
-    loop = asyncio.get_running_loop()
-    _, link = await loop.create_unix_connection(lambda: _Link(process, receive, tell), sock=ours)
-    try:
-        link.send_first(options)
-        await link.loaded
-    except BaseException as error:
-        given_up = not isinstance(error, Exception)
-        how = await link.end(patience=0.0 if given_up else EXIT_SECONDS)
-        if isinstance(error, UnavailableError):
-            raise ModelLoadError(f"the engine's process ended while it loaded ({how})") from error
-        raise
     return link
 
 
 class _Link(asyncio.Protocol):
     """The server's end of the way to one engine process."""
 
-    def __init__(
-        self, process: Process, receive: Callable[[Report], None], tell: Callable[[str], None]
-    ) -> None:
+    def __init__(self, receive: Callable[[Report], None], tell: Callable[[str], None]) -> None:
         loop = asyncio.get_running_loop()
         self.loaded: asyncio.Future[None] = loop.create_future()
         self.closed = asyncio.Event()
         self._loop = loop
-        self._process = process
+        self._process: Process | None = None
         self._receive = receive
         self._tell = tell
         self._frames = FrameReader()
@@ -198,6 +189,17 @@ class _Link(asyncio.Protocol):
         self._settle(UnavailableError("the engine's process ended"))
         self.closed.set()
 
+    async def spawn(self, theirs: socket.socket) -> None:
+        """Start the process; ``theirs`` is the other end."""
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", MODULE, str(theirs.fileno())),
+            stdin=DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            # Ctrl-C reaches the server alone, which stops its engine in order.
+            start_new_session=True,
+        )
+        theirs.close()  # or its end would not be seen
+
     def send_first(self, options: EngineOptions) -> None:
         """Tell the process what to load."""
         self._write([options])
@@ -212,16 +214,23 @@ class _Link(asyncio.Protocol):
         """Wait for the process, kill it after ``patience`` seconds, and say how it ended."""
         self._flush()
         try:
-            async with asyncio.timeout(patience):
-                await self._process.wait()
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
+            return await self._reap(patience)
         finally:
             if self._transport is not None:
                 self._transport.close()
-        code = self._process.returncode or 0
+
+    async def _reap(self, patience: float) -> str:
+        process = self._process
+        if process is None:
+            return "it was not started"
+        try:
+            async with asyncio.timeout(patience):
+                await process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        code = process.returncode or 0
         return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
     def _flush(self) -> None:
@@ -240,3 +249,4 @@ class _Link(asyncio.Protocol):
             self.loaded.set_result(None)
         else:
             self.loaded.set_exception(error)
+            self.loaded.exception()  # it is no defect when nobody waits any more

@@ -86,6 +86,11 @@ class SocketEndpoint:
             if woken or messages or not wait:
                 return messages
 
+    def close(self) -> None:
+        """Close all its sockets."""
+        for each in (self._socket, self._woken, self._waker):
+            each.close()
+
     def wake(self) -> None:
         """See Endpoint."""
         with suppress(BlockingIOError):  # full of wakes already

@@ -62,6 +62,13 @@ def test_nothing_heavy_is_loaded(module):
     assert done.stdout.split() == []
 
 
+def test_the_engine_s_server_loads_no_torch():
+    """The engine's own process does."""
+    done = run(LOADED, "backend.app")
+    assert done.returncode == 0, done.stderr
+    assert not {"torch", "numpy", "transformers", "triton"} & set(done.stdout.split())
+
+
 def test_the_gateway_imports_where_nothing_heavy_is_installed():
     done = run(MISSING, "gateway.worker")
     assert done.stdout.split() == ["imported"], done.stderr
