@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from backend.models.errors import ModelLoadError
+from backend.models.operations import TorchOperations
 from backend.runtime import checkpoint as checkpoints
 from backend.runtime.networks import load_network
 from backend.runtime.weights import load_config, load_weights, random_weights
@@ -168,7 +169,7 @@ def test_a_checkpoint_may_mix_types_of_floats(edited_checkpoint, dtype):
     directory = edited_checkpoint()
     change_tensors(directory, cast)
     network = load_network(directory, device=CPU, dtype="float32")
-    assert network.with_context(16).dtype is torch.float32
+    assert network.with_context(16, TorchOperations()).dtype is torch.float32
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "null", "", '"x"', "[" * 100_000])

@@ -16,7 +16,7 @@ from backend.runtime.loader import load_engine
 
 pytest_plugins = ["tiny_checkpoints"]
 
-FAMILIES = ["gemma2", "gemma3", "olmo2", "gpt_neox", "starcoder2", "gpt2", "granite", "gpt_oss"]
+FAMILIES = ["gemma2", "gemma3", "olmo2", "gpt_neox", "starcoder2", "gpt2", "gpt_oss"]
 
 
 def prompts(lengths):

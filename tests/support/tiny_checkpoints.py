@@ -109,7 +109,6 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_neox": ("GPTNeoX", {}),
     "starcoder2": ("Starcoder2", {"sliding_window": 20}),
     "gpt2": ("GPT2", {}),
-    "granite": ("Granite", {"attention_multiplier": 0.3, "logits_scaling": 2.0}),
     "gpt_oss": (
         "GptOss",
         {
