@@ -1,9 +1,9 @@
 """Which prompts a step computes, and who is admitted for it.
 
-Laws: the overdue come first. Then short prompts; then long ones, one at a time, with a share of the
-budget and one of the places reserved, so that a stream of short ones never stops them. Whoever is
-first but lacks blocks lets nobody of its lane take them, and a short one nobody at all; a long one
-lets short ones pass until it is overdue.
+Laws: the overdue come first. Then short prompts; then long ones, one at a time of a priority, with
+a share of the budget and a place reserved, so that a stream of short ones never stops them. Whoever
+is first but lacks blocks lets nobody of its lane take them, and a short one nobody at all; a long
+one lets short ones pass until it is overdue.
 """
 
 from collections.abc import Iterable
@@ -34,6 +34,8 @@ class PrefillPlanner:
         overdue = [each for each in prefilling if line.is_overdue(each, now)]
         budget = self._compute(planned, overdue, budget, now)
         budget, slots = self._admit_overdue(planned, budget, max_num_seqs, now)
+        if budget > 0:
+            self._interrupt_long(slots, now)
         long_waits = self._waiting.first_long() is not None
         reserve = 0
         if budget > 1 and (residents.long or (long_waits and not self._long_lacks_blocks)):
@@ -103,6 +105,14 @@ class PrefillPlanner:
             else:
                 return budget, 0
         return budget, slots
+
+    def _interrupt_long(self, slots: int, now: float) -> None:
+        """Let a long prompt of a higher priority go before those that are being computed."""
+        residents, sequence = self._residents, self._waiting.first_long()
+        if sequence is None or not residents.long or residents.num_running >= slots:
+            return
+        if all(sequence.priority < each.priority for each in residents.long):
+            residents.admit(sequence, self._waiting.find(sequence), now)
 
     def _admit_long(self, planned: dict[Sequence, int], budget: int, slots: int, now: float) -> int:
         self._long_lacks_blocks = False

@@ -27,15 +27,17 @@ class SharedWork:
             self._claimant_of.setdefault(digest, sequence)
 
     def wait(self, sequence: Sequence, num_found: int) -> bool:
-        """Let ``sequence`` wait if its first missing block is being computed.
+        """Let ``sequence`` wait if its first missing block is being computed, as urgently.
 
         It waits for the last of its blocks that are, which is computed after the others.
         """
         chain, claims = sequence.chain, self._claimant_of
         low, high = num_found + 1, (sequence.length - 1) // BLOCK_SIZE + 1
-        if low >= min(high, len(chain)) or chain[low] not in claims:
-            return False
         high = min(high, len(chain))
+        if low >= high or chain[low] not in claims:
+            return False
+        if claims[chain[low]].priority > sequence.priority:
+            return False
         while high - low > 1:
             middle = (low + high) // 2
             if chain[middle] in claims:

@@ -62,6 +62,16 @@ def test_long_prompts_are_computed_one_at_a_time():
     assert run_step(engine) == {0: 1, 1: 99}
 
 
+def test_a_long_prompt_of_a_higher_priority_stops_one_of_a_lower():
+    engine = scheduler()
+    add(engine, sequence(0, 300, priority=Priority.LOW))
+    assert run_step(engine) == {0: 100}
+    add(engine, sequence(1, 150, priority=Priority.LOW), sequence(2, 150))
+    assert run_step(engine) == {2: 100}
+    assert run_step(engine) == {2: 50, 0: 50}
+    assert run_step(engine) == {2: 1, 0: 99}
+
+
 def test_a_stream_of_short_prompts_never_stops_a_long_one():
     engine = scheduler(max_wait=float("inf"))
     long_one = sequence(0, 1000)
@@ -226,6 +236,19 @@ def test_those_who_wait_for_shared_work_go_on_when_it_is_given_up():
     assert run_step(engine) == {1: 64}
     assert copies[1].num_cached_tokens == 96
     assert run_step(engine) == {1: 1, 2: 16}
+
+
+def test_nobody_waits_for_the_work_of_a_lower_priority():
+    engine = scheduler()
+    low, high = (
+        Sequence(number, [5] * 400, 420, priority)
+        for number, priority in enumerate((Priority.LOW, Priority.HIGH))
+    )
+    add(engine, low)
+    assert run_step(engine) == {0: 100}
+    add(engine, high)
+    assert run_step(engine) == {1: 100}
+    assert high.num_cached_tokens == 96
 
 
 def test_who_waits_for_shared_work_may_leave():
