@@ -4,13 +4,14 @@ import asyncio
 import json
 import threading
 from collections import defaultdict
+from pathlib import Path
 
 import jsonschema
 import pytest
 
 from backend.core.types import FinishReason, GenerationRequest, Grammar, GrammarKind, SamplingParams
 from backend.ports import EngineError, GrammarRejectedError, OverloadedError
-from backend.runtime.grammar_compiler import CompilerLimits, GrammarCompiler
+from backend.runtime.grammar_compiler import CompilerLimits, GrammarCompiler, Vocabulary
 from backend.runtime.loader import load_engine
 from backend.server.json_schema import enforceable
 
@@ -156,14 +157,77 @@ async def test_what_cannot_be_compiled_is_rejected_and_nothing_else(engine, gram
     assert good[0][1] is FinishReason.STOP
 
 
+async def test_a_process_of_its_own_wakes_up_when_a_grammar_is_ready(real_server):
+    schema = {"name": "colour", "strict": True, "schema": {"enum": ["red", "green"]}}
+    form = {"type": "json_schema", "json_schema": schema}
+    replies = await asyncio.gather(*(real_server.chat(response_format=form, n=2) for _ in range(3)))
+    for reply in replies:
+        for choice in reply.json["choices"]:
+            assert json.loads(choice["message"]["content"]) in ("red", "green")
+            assert choice["finish_reason"] == "stop"
+    form["json_schema"]["schema"] = {"type": "string", "pattern": "(a"}
+    refused = await real_server.chat(response_format=form)
+    assert (refused.status, refused.error["param"]) == (400, "response_format")
+
+
+async def test_the_bundled_model_answers_in_json():
+    directory = Path(__file__).parents[2] / "backend" / "demo" / "model"
+    engine, tokenizer = load_engine(str(directory), device="cpu", max_num_seqs=2)
+    engine.start()
+    try:
+        text = tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}])
+        prompt = tuple(tokenizer.encode(text))
+        sampling = SamplingParams(grammar=schema_grammar("array"), seed=1, max_tokens=200)
+        [(said, reason)] = await collect(engine, GenerationRequest("r", prompt, sampling))
+        assert reason is FinishReason.STOP
+        jsonschema.validate(json.loads(said), SCHEMAS["array"])
+    finally:
+        engine.stop()
+
+
+def test_a_vocabulary_of_sentencepiece_spells_what_its_decoder_writes():
+    import tokenizers
+
+    from backend.runtime.tokenizer import Tokenizer
+
+    pieces = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += ["\u2581", "\u2581the", "{", "}", '"', "a", ":", "\u25811", "true", "é"]
+    raw = tokenizers.Tokenizer(
+        tokenizers.models.BPE(
+            vocab={piece: i for i, piece in enumerate(pieces)}, merges=[], byte_fallback=True
+        )
+    )
+    raw.add_special_tokens(["</s>"])
+    tokenizer = Tokenizer(raw, eos_token_ids=frozenset({1}), bos_token_id=None, template=None)
+    spelled = tuple(tokenizer.visible_bytes(token) for token in range(len(pieces)))
+    assert spelled[1] == b""
+    assert spelled[2:258] == tuple(bytes([byte]) for byte in range(256))
+    assert [spelled[pieces.index(piece)] for piece in ("\u2581the", "\u25811", "é")] == [
+        b" the",
+        b" 1",
+        "é".encode(),
+    ]
+    compiler = GrammarCompiler(lambda: Vocabulary(spelled, len(pieces), frozenset({1})))
+    woken = threading.Event()
+    compiler.wake = woken.set
+    source = '{"type":"object","properties":{"a":{"const":1}},"required":["a"]}'
+    pending = compiler.compile(Grammar(GrammarKind.JSON_SCHEMA, source))
+    assert woken.wait(30)
+    matcher = pending.matcher()
+    matcher.follow(
+        [pieces.index(piece) for piece in ("{", '"', "a", '"', ":", "\u25811", "}", "</s>")]
+    )
+    assert matcher.failure is None
+
+
 async def test_preemption_changes_nothing(chat_model):
     wanted = [
-        request(schema_grammar(name), seed=seed)
+        request(schema_grammar(name), seed=seed, max_tokens=60)
         for name in ("nested", "recursive")
         for seed in (1, 2, 3)
     ]
     texts = []
-    for blocks in (None, 34):
+    for blocks in (None, 14):
         options = {} if blocks is None else {"kv_bytes": blocks * 16 * 2 * 16 * 4 * 2}
         engine, _ = load_engine(str(chat_model), device="cpu", max_num_seqs=16, **options)
         engine.start()

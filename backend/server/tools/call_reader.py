@@ -159,7 +159,7 @@ class CallReader:
         self._in_arguments = False
         if self._eager:
             return [self._take_arguments()]
-        if not _is_json("".join(self._arguments)):
+        if not _is_object("".join(self._arguments)):
             self.status = ReadStatus.FAILED
             return []
         return [self._announce(self._opening.name), self._take_arguments()]
@@ -184,12 +184,11 @@ class CallReader:
         return CallArguments(self._index, "".join(pieces))
 
 
-def _is_json(text: str) -> bool:
+def _is_object(text: str) -> bool:
     try:
-        orjson.loads(text)
+        return isinstance(orjson.loads(text), dict)
     except ValueError:
         return False
-    return True
 
 
 def _parse(text: str) -> tuple[str, str] | None:
@@ -201,7 +200,7 @@ def _parse(text: str) -> tuple[str, str] | None:
     name = value.get("name")
     given = [value[key] for key in _ARGUMENTS_KEYS if value.get(key) is not None]
     arguments: Any = given[0] if given else {}
-    if isinstance(arguments, str) and _is_json(arguments):
+    if isinstance(arguments, str) and _is_object(arguments):
         pass  # an object written as text, which is how clients get it
     elif isinstance(arguments, dict):
         arguments = orjson.dumps(arguments).decode()

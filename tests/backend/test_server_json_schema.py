@@ -1,0 +1,97 @@
+"""What becomes of a client's JSON schema, and in which words it is refused."""
+
+import pytest
+
+from backend.server.json_schema import MOST_BYTES, MOST_DEPTH, SchemaError, enforceable
+
+
+@pytest.mark.parametrize(
+    ("schema", "enforced"),
+    [
+        ({"type": "string", "title": "T", "default": "a", "x-note": 1}, {"type": "string"}),
+        ({"properties": {"a": True}}, {"type": "object", "properties": {"a": {}}}),
+        ({"minimum": 1}, {"type": "number", "minimum": 1}),
+        ({"type": "string", "minimum": 1}, {"type": "string"}),
+        ({"type": ["string", "null"]}, {"anyOf": [{"type": "string"}, {"type": "null"}]}),
+        ({"type": "integer", "enum": [1, 2.0, "a", True]}, {"enum": [1, 2.0]}),
+        ({"const": None}, {"enum": [None]}),
+        (
+            {"type": "string", "anyOf": [{"const": "a"}, {"const": 1, "type": "integer"}]},
+            {"anyOf": [{"enum": ["a"]}, {"enum": [1]}]},
+        ),
+        ({"allOf": [{"type": "null"}]}, {"type": "null"}),
+        (
+            {"$ref": "#/definitions/a~1b", "definitions": {"a/b": {"type": "null"}}},
+            {"$ref": "#/$defs/d0", "$defs": {"d0": {"type": "null"}}},
+        ),
+        ({"type": "string", "format": "unheard-of"}, {"type": "string"}),
+        (
+            {"type": "array", "prefixItems": [{"type": "null"}], "items": False},
+            {"type": "array", "prefixItems": [{"type": "null"}], "items": False},
+        ),
+    ],
+)
+def test_what_is_enforced_says_the_same_in_fewer_ways(schema, enforced):
+    assert enforceable(schema, strict=True) == enforced
+
+
+NODE = {"type": "object", "properties": {"next": {"$ref": "#"}}}
+
+
+def test_a_schema_may_refer_to_itself():
+    enforced = enforceable(NODE, strict=True)
+    assert enforced["properties"]["next"] == {"$ref": "#/$defs/d0"}
+    assert enforced["$defs"]["d0"]["properties"]["next"] == {"$ref": "#/$defs/d0"}
+
+
+NESTED: dict = {"type": "null"}
+for _ in range(MOST_DEPTH + 1):
+    NESTED = {"type": "array", "items": NESTED}
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ([], "In context=(), [] is not of type 'object', 'boolean'."),
+        ({"properties": {"a": 1}}, "In context=('properties', 'a'), 1 is not of type 'object'"),
+        ({"type": "text"}, "In context=('type',), 'text' is not valid under any of the given"),
+        ({"properties": []}, "In context=('properties',), [] is not of type 'object'"),
+        ({"required": "a"}, "In context=('required',), 'a' is not of type 'array'"),
+        ({"required": [1]}, "In context=('required',), 1 is not of type 'string'"),
+        ({"properties": {}, "required": ["a"]}, "In context=(), Extra required key 'a' supplied"),
+        ({"enum": []}, "'enum' must not be empty"),
+        ({"type": "string", "enum": [1]}, "no value of 'enum' is of type 'string'"),
+        ({"anyOf": [{"not": {}}]}, "In context=('anyOf', 0), 'not' is not permitted"),
+        ({"oneOf": [{}]}, "'oneOf' is not permitted"),
+        ({"anyOf": [{}], "properties": {}}, "'properties' is not permitted beside 'anyOf'"),
+        ({"$ref": "#/$defs/a"}, "reference '#/$defs/a' points nowhere"),
+        ({"$ref": "http://x"}, "reference 'http://x' must begin with '#'"),
+        ({"type": "array", "minItems": 2, "maxItems": 1}, "'minItems' is greater than 'maxItems'"),
+        ({"minLength": -1}, "In context=('minLength',), -1 is less than the minimum of 0"),
+        ({"minimum": "1"}, "In context=('minimum',), '1' is not of type 'number'"),
+        ({"pattern": "(?=a)"}, "lookarounds and word boundaries are not permitted"),
+        ({"pattern": 'a"'}, "quotes, backslashes"),
+        ({"pattern": "a", "maxLength": 1}, "'maxLength' is not permitted beside 'pattern'"),
+        (NESTED, f"larger than the {MOST_DEPTH} levels"),
+        ({"properties": {str(i): {} for i in range(2_001)}}, "larger than the 2000 schemas"),
+        ({"const": "x" * MOST_BYTES}, "bytes, of which 65536 are allowed"),
+    ],
+)
+def test_a_schema_that_cannot_hold_is_refused_with_its_path(schema, words):
+    with pytest.raises(SchemaError) as refused:
+        enforceable(schema, strict=True)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "enforced"),
+    [
+        ({"type": "array", "uniqueItems": True}, {"type": "array"}),
+        ({"oneOf": [{"type": "null"}]}, {"anyOf": [{"type": "null"}]}),
+        ({"type": "string", "pattern": "a\\n"}, {"type": "string"}),
+        ({"not": {"type": "string"}}, {}),
+        ({"required": ["a"]}, {"type": "object", "properties": {"a": {}}, "required": ["a"]}),
+    ],
+)
+def test_without_strictness_what_cannot_be_enforced_is_left_out(schema, enforced):
+    assert enforceable(schema, strict=False) == enforced
