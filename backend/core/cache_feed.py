@@ -58,7 +58,8 @@ class CacheFeed:
             self._add(Cleared())
         self._expected = batch.first + len(batch.events)
         for event in batch.events:
-            self._add(event)
+            if not isinstance(event, BlockRemoved) or event.digest in self._parents:
+                self._add(event)  # others are of blocks that were forgotten already
 
     def since(self, sequence: int) -> tuple[Numbered, ...] | None:
         """Return the changes after number ``sequence``; None when some are no longer kept."""
@@ -80,7 +81,7 @@ class CacheFeed:
                     self._parents[digest] = parent
                     parent = digest
             case BlockRemoved(digest):
-                self._parents.pop(digest, None)
+                del self._parents[digest]
             case Cleared():
                 self._parents.clear()
 

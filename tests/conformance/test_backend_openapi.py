@@ -9,7 +9,7 @@ import jsonschema
 import orjson
 import pytest
 
-pytest_plugins = ["running_backend"]
+pytest_plugins = ["running_backend", "running_embedder"]
 
 DATA = Path(os.environ.get("REFRAIN_DATA") or Path(__file__).parents[2] / "../shared/data")
 DESCRIPTION = DATA / "openai-openapi.json"
@@ -101,6 +101,20 @@ async def test_log_probabilities(real_server, check, check_completion_chunk):
     check((await real_server.complete(**fields, logprobs=2)).json, "CreateCompletionResponse")
     for event in (await real_server.complete(**fields, logprobs=2, stream=True)).events:
         check_completion_chunk(event)
+
+
+async def test_embeddings(embedding_server, check, description):
+    fields = {"model": "minilm", "input": ["one", "two"]}
+    reply = await embedding_server.post("/v1/embeddings", fields)
+    check(reply.json, "CreateEmbeddingResponse")
+    for refused in ({"input": ""}, {"input": "x " * 300}, {"dimensions": 5}):
+        reply = await embedding_server.post("/v1/embeddings", fields | refused)
+        assert reply.status == 400
+        check(reply.json, "ErrorResponse")
+    parameters = properties(description, "CreateEmbeddingRequest") - set(fields)
+    assert {"encoding_format", "dimensions", "user"} <= parameters
+    reply = await embedding_server.post("/v1/embeddings", dict.fromkeys(parameters) | fields)
+    assert reply.status == 200, reply.json
 
 
 async def test_models(real_server, check):

@@ -115,5 +115,13 @@ def test_changes_since_a_number_are_those_after_it_or_none_are_kept(chains, limi
         assert [numbered.sequence for numbered in changes] == expected
 
 
+def test_a_block_that_was_forgotten_is_not_removed_again():
+    feed = CacheFeed(10)
+    feed.apply(EventBatch(0, (BlocksStored(ROOT, (b"one",), 16),)))
+    feed.apply(EventBatch(5, (BlockRemoved(b"one"),)))
+    changes = [numbered.change for numbered in feed.since(1)]
+    assert changes == [Cleared()]
+
+
 def test_an_empty_cache_is_one_empty_part():
     assert list(parts(CacheFeed(5).snapshot(), 3)) == [()]
