@@ -4,6 +4,7 @@
 before it was collected: its unseen tokens are copied on the device from where that one chose them.
 """
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -27,6 +28,12 @@ from backend.runtime.model_runner import InFlight
 from backend.runtime.prompt_logprobs import PromptLogprobs, SpanLogprobs, score
 from backend.runtime.sampled import SampledToken
 from backend.runtime.sampler import Sampler
+
+
+logger = logging.getLogger(__name__)
+
+# Uses every part of the sampler: what it compiles or allocates shows before the first request.
+_COSTLY = SamplingParams(top_k=20, top_p=0.9, min_p=0.01, logprobs=20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +129,11 @@ class CudaModelRunner:
         if self._graphs is not None:
             # The largest first: the others then find room in its memory.
             for size in reversed(self._sizes):
-                self._capture(size)
+                try:
+                    self._capture(size)
+                except torch.OutOfMemoryError:
+                    logger.warning("no memory for a graph of %d sequences and less", size)
+                    break
         self.discard([PADDING_BLOCK])
 
     @torch.inference_mode()
@@ -163,8 +174,6 @@ def _only_decodes(step: Step) -> bool:
 
 def _nobody(num_tokens: int) -> ScheduledSequence:
     """``num_tokens`` tokens whose KV all goes to the padding block."""
-    sequence = Sequence(
-        0, [0] * num_tokens, num_tokens + 1, sampling=SamplingParams(temperature=0.0)
-    )
+    sequence = Sequence(0, [0] * num_tokens, num_tokens + 1, sampling=_COSTLY)
     sequence.block_table = [PADDING_BLOCK] * (num_tokens // BLOCK_SIZE + 1)
     return ScheduledSequence(sequence, 0, num_tokens, samples=True)
