@@ -18,7 +18,7 @@ LOG2_E = 1.4426950408889634
 _MAX_SPLITS = 64
 # A split of fewer keys costs more to join than it saves.
 _SPLIT_KEYS = 256
-# tl.dot needs as many rows.
+# tl.dot needs as many rows and columns.
 _MIN_ROWS = 16
 
 
@@ -193,7 +193,7 @@ def decode_attention(
     if workspace is None:
         rows = sequences * heads * splits if splits > 1 else 0
         workspace = SplitWorkspace.allocate(rows, head_dim, queries.device)
-    block_d = triton.next_power_of_2(head_dim)
+    block_d = max(triton.next_power_of_2(head_dim), _MIN_ROWS)
     launch(
         _attend_split,
         (sequences, kv_heads, splits),

@@ -245,7 +245,7 @@ def prefill_attention(
         BLOCK_SIZE=cache.shape[2],
         BLOCK_M=max(triton.next_power_of_2(tile_tokens(group) * group), 16),
         BLOCK_N=tiling.keys,
-        BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_D=max(triton.next_power_of_2(head_dim), 16),
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
     )

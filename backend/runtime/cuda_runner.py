@@ -29,7 +29,6 @@ from backend.runtime.prompt_logprobs import PromptLogprobs, SpanLogprobs, score
 from backend.runtime.sampled import SampledToken
 from backend.runtime.sampler import Sampler
 
-
 logger = logging.getLogger(__name__)
 
 # Uses every part of the sampler: what it compiles or allocates shows before the first request.
