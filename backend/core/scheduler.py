@@ -252,8 +252,11 @@ class Scheduler:
             sequence.num_computed_tokens = start
             if samples:
                 sequence.num_unseen_tokens -= 1
-                if sequence.num_pending_tokens > 1:
-                    self._residents.has_fallen_behind(sequence)
+            if sequence.status is not SequenceStatus.RUNNING:
+                if sequence.num_steps_in_flight == 0:
+                    self._residents.drained(sequence)
+            elif samples and sequence.num_pending_tokens > 1:
+                self._residents.has_fallen_behind(sequence)
 
     def drain_seconds(self, now: float) -> float:
         """Guess when those that wait now will have been admitted."""

@@ -233,6 +233,28 @@ def test_the_younger_step_may_fail_first():
     assert engine.pool.num_used == 0
 
 
+def test_a_step_taken_back_comes_again_and_its_prompts_are_prompts():
+    engine, one, other = scheduler(max_tokens_per_step=20), sequence(0, 5), sequence(1, 16)
+    complete(engine, started(engine, one))
+    engine.add(other, 0.0)
+    step = engine.schedule(0.0)
+    engine.take_back(step)
+    engine.check_integrity()
+    assert numbers(engine.schedule(0.0)) == numbers(step) == [(0, 5, 1, True), (1, 0, 16, True)]
+    assert (one.num_unseen_tokens, other.num_unseen_tokens) == (1, 1)
+
+
+def test_a_sequence_may_end_before_its_step_is_taken_back():
+    engine, one = scheduler(), sequence(0, 5)
+    step = started(engine, one)
+    engine.finish(one)
+    engine.take_back(step)
+    engine.check_integrity()
+    assert (one.status, engine.pool.num_used) == (SequenceStatus.FINISHED, 0)
+    with pytest.raises(ValueError, match="not the newest"):
+        engine.take_back(step)
+
+
 def test_what_is_not_finite_is_finished_forgotten_and_erased():
     engine = scheduler(max_tokens_per_step=20)
     one = sequence(0, 36)
