@@ -46,6 +46,9 @@ bench: setup ## the benchmarks that fit a laptop: a table and one line of JSON e
 	$(BIN)/python benchmarks/redis_store.py
 	$(BIN)/python benchmarks/store_faults.py
 	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/engine_batching.py
+	$(BIN)/python benchmarks/engine_prefix.py
+	$(BIN)/python benchmarks/engine_lanes.py
 	$(BIN)/python benchmarks/pii.py
 	$(BIN)/python benchmarks/eligibility.py
 	$(BIN)/python benchmarks/semantic_hits.py

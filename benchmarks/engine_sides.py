@@ -79,9 +79,10 @@ class EngineSide:
         return asyncio.run(self._gather(prompts, new_tokens))
 
     async def _gather(self, prompts: Prompts, new_tokens: int) -> list[str]:
-        return await asyncio.gather(*(self._one(prompt, new_tokens) for prompt in prompts))
+        return await asyncio.gather(*(self.answer(prompt, new_tokens) for prompt in prompts))
 
-    async def _one(self, prompt: Sequence[int], new_tokens: int) -> str:
+    async def answer(self, prompt: Sequence[int], new_tokens: int) -> str:
+        """Return the answer to one request."""
         sampling = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
         request = GenerationRequest("benchmark", tuple(prompt), sampling, stream=False)
         return "".join([delta.text async for delta in self.engine.generate(request)])
