@@ -45,11 +45,13 @@ class Linear:
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return ``rows @ weight.T + bias``; on CPU the result may be transposed in memory."""
     num_rows = rows.shape[0]
-    few = 1 < num_rows <= _COLUMN_TILE // 2
-    if rows.is_cuda or rows.dtype is not torch.float32 or not (few or is_tiled(num_rows)):
+    is_plain = rows.is_cuda or rows.dtype is not torch.float32
+    if is_plain or num_rows == 1 or (num_rows > _COLUMN_TILE and not is_tiled(num_rows)):
         return functional.linear(rows, weight, bias)
     # For full tiles, and for very few, BLAS is up to twice as fast with the weight on the left.
-    result = torch.mm(weight, rows.t()).t()
+    if _COLUMN_TILE // 2 < num_rows < _COLUMN_TILE:
+        rows = functional.pad(rows, (0, 0, 0, _COLUMN_TILE - num_rows))
+    result = torch.mm(weight, rows.t()).t()[:num_rows]
     return result if bias is None else result + bias
 
 

@@ -53,6 +53,7 @@ class InputBatchBuilder:
         self._num_kv_heads = self._rows_per_block // 2
         self._heads = torch.arange(self._rows_per_block, device=self._device)
         self._longest = blocks_for(max_model_len) * BLOCK_SIZE
+        self._block_bytes = like[0].nbytes
         self._mirror = KVMirror(caches, max_model_len, mirror_bytes)
         # The mask of n keys is the window that begins n before the middle: see _gathered.
         self._mask_line = torch.zeros(2 * self._longest, device=self._device, dtype=self._dtype)
@@ -63,7 +64,7 @@ class InputBatchBuilder:
         arranged = self._mirror.arrange([each for each in step if each.num_tokens == 1])
         decode = list(arranged.groups)
         ordered = list(arranged.order)
-        for members in cut_by_length(arranged.rest):
+        for members in cut_by_length(arranged.rest, self._block_bytes):
             decode.append(self._gathered(members, len(ordered)))
             ordered += members
         spans = [each for each in step if each.num_tokens > 1]

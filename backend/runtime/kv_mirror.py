@@ -20,8 +20,10 @@ from backend.core.scheduler import ScheduledSequence
 from backend.core.sequence import Sequence
 from backend.models.attention import DecodeGroup, Mirror, MirroredLayer
 
-# A group may read this many times the blocks that its sequences hold.
+# A group may read this many times the blocks that its sequences hold, or so many bytes more in a
+# layer: another group costs as much.
 _MAX_PADDING = 1.25
+_LEAST_WASTE = 512 * 2**10
 
 MIRROR_BYTES = 256 * 2**20
 """Memory for copies; beyond it attention gathers, which a larger model's products hide."""
@@ -30,14 +32,20 @@ MIRROR_BYTES = 256 * 2**20
 _MIN_GROWTH = 64
 
 
-def cut_by_length(singles: SequenceOf[ScheduledSequence]) -> list[list[ScheduledSequence]]:
-    """Sort sequences by length and cut where padding to the longest would cost too much."""
+def cut_by_length(
+    singles: SequenceOf[ScheduledSequence], block_bytes: int
+) -> list[list[ScheduledSequence]]:
+    """Sort sequences by length and cut where padding to the longest would cost too much.
+
+    ``block_bytes`` is what a layer keeps in a block.
+    """
     ordered = sorted(singles, key=lambda each: each.start)
     cuts: list[int] = []
     first = held = 0
     for index, each in enumerate(ordered):
         blocks = blocks_for(each.start + 1)
-        if index > first and blocks * (index + 1 - first) > _MAX_PADDING * (held + blocks):
+        read, needed = blocks * (index + 1 - first), held + blocks
+        if read > _MAX_PADDING * needed and (read - needed) * block_bytes > _LEAST_WASTE:
             cuts.append(index)
             first, held = index, 0
         held += blocks
@@ -207,7 +215,7 @@ class KVMirror:
         } - self._outside
         before, self._groups = self._groups, []
         self._outside = set()
-        for members in cut_by_length(singles):
+        for members in cut_by_length(singles, self._caches[0][0].nbytes):
             group = self._group_for(members, before)
             if group is None:
                 self._outside.update(each.sequence for each in members)
