@@ -5,6 +5,7 @@ Pure: no torch, no asyncio. Everything here is immutable, so it can cross a thre
 
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
+from typing import NamedTuple
 
 from backend.core.figures import Recording
 
@@ -121,8 +122,7 @@ class TokenLogprobs:
     text_offset: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TokenDelta:
+class TokenDelta(NamedTuple):
     """New tokens of one choice, as the engine's loop sends them.
 
     ``logprobs`` is empty or as long as ``tokens``. ``cached_tokens`` of the prompt were found in
@@ -130,7 +130,7 @@ class TokenDelta:
     for, come once and with the first tokens, and begin with the prompt's second token.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # in place of a tuple's method
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None

@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_RESTARTS_IN_A_ROW = 3
 _CHECK_SECONDS = 10.0
+_CHECK_PAUSE = 1_000
+"""Times as long as a check of a large pool took, before the next."""
 
 
 class Endpoint(Protocol):
@@ -53,7 +55,7 @@ class EngineLoop:
         self._stats_seconds = stats_seconds
         self._clock = clock
         self._stats_at = -float("inf")
-        self._checked_at = -float("inf")
+        self._next_check = -float("inf")
         self._failures = 0
 
     def run(self) -> None:
@@ -93,14 +95,15 @@ class EngineLoop:
 
     def _check(self) -> None:
         # Nothing runs, so it costs nobody anything but who comes in this moment.
-        now = self._clock()
-        if now - self._checked_at < _CHECK_SECONDS:
+        began = self._clock()
+        if began < self._next_check:
             return
-        self._checked_at = now
         try:
             self._core.scheduler.check_integrity()
         except Exception as error:  # noqa: BLE001  # raised again when it comes again
             self._start_over("the block pool is damaged", error)
+        now = self._clock()
+        self._next_check = now + max(_CHECK_SECONDS, _CHECK_PAUSE * (now - began))
 
     def _start_over(self, what: str, error: Exception) -> None:
         # Not the model but our own bookkeeping: none of its state can be trusted.
