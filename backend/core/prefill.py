@@ -1,9 +1,10 @@
 """Which prompts a step computes, and who is admitted for it.
 
-Laws: the overdue come first. Then short prompts; then long ones, one at a time of a priority, with
-a share of the budget and a place reserved, so that a stream of short ones never stops them. Whoever
-is first but lacks blocks lets nobody of its lane take them, and a short one nobody at all; a long
-one lets short ones pass until it is overdue.
+Laws: the overdue come first, and where short ones wait too they take turns, so that a burst of long
+ones that is worked off late does not make everybody late. Then short prompts; then long ones, one
+at a time of a priority, with a share of the budget and a place reserved, so that a stream of short
+ones never stops them. Whoever is first but lacks blocks lets nobody of its lane take them, and a
+short one nobody at all; a long one lets short ones pass until it is overdue.
 """
 
 from collections.abc import Iterable
@@ -24,6 +25,7 @@ class PrefillPlanner:
         self._residents = residents
         self._waiting = waiting
         self._long_lacks_blocks = False
+        self._turn_of_short = False
 
     def plan(self, budget: int, max_num_seqs: int, now: float) -> dict[Sequence, int]:
         """Return how many tokens of which sequences are computed, ``budget`` at most in all."""
@@ -68,12 +70,19 @@ class PrefillPlanner:
     def _admit_overdue(
         self, planned: dict[Sequence, int], budget: int, slots: int, now: float
     ) -> tuple[int, int]:
-        """Return the budget left, and how many may run: 0 where an overdue one must wait."""
+        """Return the budget left, and how many may run.
+
+        That is 0 where an overdue one must wait, and one more than do where it is the turn of a
+        short one.
+        """
         while budget > 0 and (sequence := self._waiting.line.overdue(now)) is not None:
+            if self._turn_of_short and self._waiting.line.first(Lane.SHORT) is not None:
+                return budget, min(slots, self._residents.num_running + 1)
             found = self._waiting.find(sequence)
             full = self._residents.num_running >= slots
             if full or not self._residents.admit(sequence, found, now):
                 return budget, 0
+            self._turn_of_short = True
             budget = self._compute(planned, [sequence], budget, now)
         return budget, slots
 
@@ -101,6 +110,7 @@ class PrefillPlanner:
             if waiting.line.lane_of(sequence) is Lane.SHORT and waiting.is_long(sequence, found):
                 waiting.line.move(sequence, Lane.LONG)
             elif residents.admit(sequence, found, now):
+                self._turn_of_short = False
                 budget = self._compute(planned, [sequence], budget, now)
             else:
                 return budget, 0

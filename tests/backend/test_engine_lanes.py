@@ -108,6 +108,18 @@ def test_while_a_long_one_answers_short_ones_get_every_place_that_gets_free():
     assert run_step(engine) == {2: 1, 5: 5}
 
 
+def test_short_prompts_take_turns_with_those_that_are_overdue():
+    """A burst of long ones that is worked off late would otherwise make everybody late."""
+    engine = scheduler(max_num_seqs=1, max_wait=100.0)
+    add(engine, *(sequence(number, 200) for number in range(3)))
+    add(engine, *(sequence(number, 10) for number in range(3, 6)), now=90.0)
+    order = []
+    for now in range(150, 190):
+        ran = run_step(engine, now=float(now), ends=set(range(6)))
+        order += [number for number in ran if number not in order]
+    assert order == [0, 3, 1, 4, 2, 5]
+
+
 def test_size_is_what_is_not_cached():
     engine = scheduler()
     add(engine, first := sequence(0, 300))

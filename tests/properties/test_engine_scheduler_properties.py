@@ -62,6 +62,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.device = SimulatedDevice(self.scheduler)
         self.open: list[Sequence] = []
+        self.turns = 0
         self.arrivals = 0
         self.published: set[bytes] = set()
 
@@ -170,8 +171,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(each in self.open for each in sequences)
         assert step or in_flight or not self.open, "somebody is left unserved"
         left = [each for each in self.open if each.status is SequenceStatus.WAITING]
-        for admitted in set(waiting) - set(left):
-            assert not any(self.comes_before(each, admitted) for each in left if each in waiting)
+        self.check_turns(set(waiting) - set(left), [each for each in left if each in waiting])
         if overdue and standing[0] is SequenceStatus.RUNNING:
             assert oldest.status is SequenceStatus.RUNNING or oldest not in self.open
         if overdue and not in_flight and oldest in running and oldest in self.open:
@@ -181,6 +181,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.device.in_flight and (len(self.device.in_flight) > overlap or not step):
             self.device.collect()
             self.forget_ended()
+
+    def check_turns(self, admitted, left):
+        """Whoever is overdue is passed once at most for each overdue one that is admitted."""
+        passing = [each for each in admitted if any(self.comes_before(one, each) for one in left)]
+        assert len(passing) <= 1
+        self.turns += sum(self.device.now - each.arrived >= MAX_WAIT for each in admitted)
+        self.turns -= len(passing)
+        assert self.turns >= 0
 
     def comes_before(self, one, other):
         """``one`` is overdue and older."""
