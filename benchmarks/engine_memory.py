@@ -66,12 +66,13 @@ def run(trace: list[TracedRequest]) -> tuple[Slots, int, int]:
             scheduler.add(sequence, float(steps))
             running.add(sequence)
         step = scheduler.schedule(float(steps))
-        sampling = [each for each in step if each.samples]
-        scheduler.complete(step, [(each.sequence.sequence_id,) for each in sampling], float(steps))
-        for each in sampling:
-            if len(each.sequence.tokens) >= each.sequence.max_length:
-                scheduler.finish(each.sequence)
-                running.discard(each.sequence)
+        sampling = [scheduled.sequence for scheduled in step if scheduled.samples]
+        sampled = [(sequence.sequence_id,) for sequence in sampling]
+        scheduler.complete(step, sampled, float(steps))
+        for sequence in sampling:
+            if len(sequence.tokens) >= sequence.max_length:
+                scheduler.finish(sequence)
+                running.discard(sequence)
         for sequence in running:
             if sequence.block_table:
                 slots.add(sequence, context)
