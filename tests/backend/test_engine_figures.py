@@ -117,7 +117,7 @@ async def test_prefix_hits_and_tenants(real_server):
 async def test_a_client_that_leaves_is_an_abort_and_costs_next_to_nothing(real_server):
     before = await scrape(real_server)
     asking = asyncio.create_task(
-        real_server.complete("Hi", max_tokens=400, temperature=0, ignore_eos=True)
+        real_server.complete("Hi", max_tokens=500, temperature=0, ignore_eos=True)
     )
     async with asyncio.timeout(20):
         while (await scrape(real_server))["sequences_running",] != 1:
@@ -130,7 +130,7 @@ async def test_a_client_that_leaves_is_an_abort_and_costs_next_to_nothing(real_s
     assert after["sequences_running",] == 0
     # A message of microseconds, where a step of the tiny model takes hardly longer.
     assert rose(before, after, "tokens_after_disconnect_total") <= 30
-    assert rose(before, after, "generation_tokens_total") < 400
+    assert rose(before, after, "generation_tokens_total") < 500
 
 
 async def test_scraping_under_load_shows_consistent_figures(real_server):
@@ -190,7 +190,10 @@ def test_an_engines_process_that_dies_is_a_restart_and_counters_never_fall():
 
 async def test_a_request_that_waits_too_long_has_an_end_of_its_own(start_real_server):
     server = await start_real_server(max_num_seqs=1)
-    long = asyncio.create_task(server.complete("Hi", max_tokens=500, ignore_eos=True))
+    # One after the other, so that whoever comes next would wait for seconds.
+    long = asyncio.gather(
+        *(server.complete("Hi", max_tokens=500, ignore_eos=True) for _ in range(8))
+    )
     async with asyncio.timeout(20):
         while (await scrape(server))["sequences_running",] != 1:
             pass
@@ -200,5 +203,9 @@ async def test_a_request_that_waits_too_long_has_an_end_of_its_own(start_real_se
         f"{server.url}/v1/completions", data=body, headers=headers
     ) as reply:
         assert reply.status == 503
-    assert (await scrape(server))["sequences_finished_total", "queue_timeout"] == 1
+    async with asyncio.timeout(20):
+        while (await scrape(server)).get(("sequences_finished_total", "queue_timeout")) != 1:
+            pass  # figures are a moment old while the engine works
     long.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await long
