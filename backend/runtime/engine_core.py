@@ -47,6 +47,9 @@ _CACHE_EVENTS = 1 << 17
 
 _REASON_OF = {AbortCause.LEFT: FinishReason.ABORT, AbortCause.STOP_STRING: FinishReason.STOP}
 
+_MOST_COMPILING = 1_024
+"""Requests that wait for their grammar; they are in no queue yet."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
@@ -153,6 +156,10 @@ class EngineCore:
         grammar = message.request.sampling.grammar
         if grammar is None:
             self._queue(message, None)
+            return
+        if len(self._compiling) >= _MOST_COMPILING:
+            error = OverloadedError("too many requests wait for their grammars", 1.0)
+            self._items.append((message.number, error))
             return
         try:
             self._compiling[message.number] = message, self.grammars.compile(grammar)

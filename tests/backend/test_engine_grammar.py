@@ -11,6 +11,7 @@ import pytest
 
 from backend.core.types import FinishReason, GenerationRequest, Grammar, GrammarKind, SamplingParams
 from backend.ports import EngineError, GrammarRejectedError, OverloadedError
+from backend.runtime import engine_core
 from backend.runtime.grammar_compiler import CompilerLimits, GrammarCompiler, Vocabulary
 from backend.runtime.loader import load_engine
 from backend.server.json_schema import enforceable
@@ -220,24 +221,23 @@ def test_a_vocabulary_of_sentencepiece_spells_what_its_decoder_writes():
     assert matcher.failure is None
 
 
-async def test_preemption_changes_nothing(chat_model):
+async def test_preemption_and_overlap_change_nothing(chat_model):
     wanted = [
         request(schema_grammar(name), seed=seed, max_tokens=60)
-        for name in ("nested", "recursive")
+        for name in ("array", "recursive")
         for seed in (1, 2, 3)
     ]
+    small = 14 * 16 * 2 * 16 * 4 * 2
     texts = []
-    for blocks in (None, 14):
-        options = {} if blocks is None else {"kv_bytes": blocks * 16 * 2 * 16 * 4 * 2}
+    for options in ({}, {"kv_bytes": small}, {"kv_bytes": small, "overlap": True}):
         engine, _ = load_engine(str(chat_model), device="cpu", max_num_seqs=16, **options)
         engine.start()
         try:
             texts.append(await asyncio.gather(*(collect(engine, each) for each in wanted)))
-            preempted = engine.stats().preemptions
+            assert (engine.stats().preemptions > 0) == bool(options)
         finally:
             engine.stop()
-    assert preempted > 0
-    assert texts[0] == texts[1]
+    assert texts[0] == texts[1] == texts[2]
 
 
 async def test_a_matcher_that_fails_ends_its_own_request_only(engine, monkeypatch):
@@ -278,7 +278,9 @@ class Gate:
         return compiler
 
 
-async def test_others_go_on_while_a_grammar_is_compiled_and_who_leaves_is_forgotten(engine):
+async def test_others_go_on_while_a_grammar_is_compiled_and_who_leaves_is_forgotten(
+    engine, monkeypatch
+):
     gate = Gate()
     before, engine._core.grammars = engine._core.grammars, gate.compiler()
     engine._core.grammars.wake = before.wake
@@ -293,6 +295,9 @@ async def test_others_go_on_while_a_grammar_is_compiled_and_who_leaves_is_forgot
         assert not waiting.done()
         await collect(engine, free)
         assert len(engine._core._compiling) == 1
+        monkeypatch.setattr(engine_core, "_MOST_COMPILING", 1)
+        with pytest.raises(OverloadedError, match="wait for their grammars"):
+            await collect(engine, request(schema_grammar("number")))
         gate.opened.set()
         assert (await waiting)[0][1] is FinishReason.STOP
     finally:
