@@ -104,7 +104,7 @@ class EngineHost:
                 backoff = min(backoff * 2, LAST_BACKOFF_SECONDS)
                 try:
                     self._link = await _launch(self._options, self.client.receive, self._restarting)
-                except ModelLoadError as error:
+                except (ModelLoadError, OSError) as error:  # no process to be had is one
                     log.error("the engine cannot be started: %s", error)  # noqa: TRY400
                     self.client.close(f"the engine cannot be started: {error}")
             link = self._link

@@ -14,7 +14,7 @@ from backend.runtime.loader import load_engine
 pytest_plugins = ["tiny_checkpoints"]
 
 PROMPT = tuple(range(40, 60))
-LIMIT = 10.0
+LIMIT = 30.0
 
 
 def request(prompt=PROMPT, n=1, **sampling):
@@ -39,7 +39,7 @@ async def until(engine, condition):
     """Let the engine work on until ``condition`` of its stats holds."""
     async with asyncio.timeout(LIMIT):
         while not condition(engine.stats()):  # noqa: ASYNC110 (steps signal nothing)
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
 
 
 @pytest.fixture
