@@ -44,8 +44,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         spare_budget=st.integers(0, 60),
         long_prompt_tokens=st.integers(0, 60),
         caches=st.sampled_from([True, True, True, False]),
+        tokens_at_once=st.sampled_from([1, 1, 1, 3, 20]),
     )
-    def start(self, num_blocks, max_num_seqs, spare_budget, long_prompt_tokens, caches):
+    def start(
+        self, *, num_blocks, max_num_seqs, spare_budget, long_prompt_tokens, caches, tokens_at_once
+    ):
         self.budget = max_num_seqs + spare_budget
         self.max_num_seqs = max_num_seqs
         pool = BlockPool(num_blocks)
@@ -60,7 +63,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_wait=MAX_WAIT,
             long_prompt_tokens=long_prompt_tokens,
         )
-        self.device = SimulatedDevice(self.scheduler)
+        self.device = SimulatedDevice(self.scheduler, tokens_at_once=tokens_at_once)
         self.open: list[Sequence] = []
         self.turns = 0
         self.arrivals = 0

@@ -26,10 +26,14 @@ class Script:
 
 
 class SimulatedDevice:
-    """Runs a scheduler's steps and checks each read and write. A step takes a second."""
+    """Runs a scheduler's steps and checks each read and write. A step takes a second.
 
-    def __init__(self, scheduler):
+    Where no later step counts on one token, it chooses ``tokens_at_once``, as speculation would.
+    """
+
+    def __init__(self, scheduler, *, tokens_at_once=1):
         self.scheduler = scheduler
+        self.tokens_at_once = tokens_at_once
         self.now = 0.0
         self.in_flight = deque()  # of a step, and who writes what to which slot
         self._scripts = {}
@@ -70,7 +74,7 @@ class SimulatedDevice:
         for slot, (sequence, content) in writes.items():
             self._contents[slot] = GARBAGE if sequence in not_finite else content
         sampled = [
-            None if sequence in not_finite else (self._scripts[sequence].tokens[start + count],)
+            None if sequence in not_finite else self._chosen(sequence, start + count)
             for sequence, start, count, samples in step
             if samples
         ]
@@ -97,6 +101,11 @@ class SimulatedDevice:
     def drain(self):
         while self.in_flight:
             self.collect()
+
+    def _chosen(self, sequence, first):
+        alone = sequence.num_steps_in_flight == 1
+        stop = min(first + (self.tokens_at_once if alone else 1), sequence.max_length)
+        return tuple(self._scripts[sequence].tokens[first:stop])
 
     def _read(self, sequence, position, script):
         slot = _slot(sequence, position)
