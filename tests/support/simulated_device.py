@@ -63,6 +63,7 @@ class SimulatedDevice:
                 slots = range(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE)
                 assert all(self._contents.get(slot) is not GARBAGE for slot in slots)
             assert samples == (start + count == sequence.length - samples)
+            assert start + count < sequence.max_length, "the last token needs no KV"
             assert not sequence.needs_history or sequence.num_unseen_tokens <= 1
         if step:
             self.in_flight.append((step, writes))
