@@ -21,6 +21,9 @@ _SLOW_SECONDS = 0.05
 MOST_SLOW_SECONDS = 2.0
 """In slow masks of one text: everybody waits for them, and ambiguous grammars ever longer."""
 
+MOST_CHARACTERS = 300
+"""Characters of a complaint that are passed on: some of xgrammar's repeat the whole grammar."""
+
 
 class GrammarError(ValueError):
     """Nothing can be generated under this grammar; the text says why."""
@@ -79,4 +82,5 @@ def mask_(logits: Tensor, constrained: SequenceOf[tuple[int, Sequence, Matcher]]
 
 def explain(error: Exception) -> str:
     """Return xgrammar's complaint without the place in its source that made it."""
-    return re.sub(r"^(?:\[[\d:]+\] )?\S+\.cc:\d+: ", "", str(error)).strip()
+    text = re.sub(r"^(?:\[[\d:]+\] )?\S+\.cc:\d+: ", "", str(error)).strip()
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"

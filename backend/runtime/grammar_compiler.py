@@ -132,8 +132,10 @@ class GrammarCompiler:
                 compiled = self._library.compile(pending.grammar)
             except GrammarError as error:
                 self._settle(pending, None, error)
-            except Exception:
-                logger.exception("a grammar could not be compiled")
+            except Exception as error:  # noqa: BLE001  # told to who waits
+                # A trace could show the client's schema.
+                name = type(error).__name__
+                logger.error("a grammar could not be compiled: %s", name)  # noqa: TRY400
                 self._settle(pending, None, GrammarError("it could not be compiled"))
             else:
                 self._settle(pending, compiled, None)
