@@ -89,12 +89,15 @@ class Tokenizer:
         ``add_special_tokens`` adds what the model expects around a bare text (often a beginning
         token): wanted for completion prompts, not for text made by a chat template.
         """
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # The library lets other threads run while it encodes a batch, and only then.
+        batch = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = batch[0].ids
         return ids
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of ``tokens``; ids without a token have none."""
-        text: str = self._backend.decode(list(tokens), skip_special_tokens=skip_special_tokens)
+        batch = self._backend.decode_batch([list(tokens)], skip_special_tokens=skip_special_tokens)
+        text: str = batch[0]
         return text
 
     def token_strings(self, tokens: Sequence[int]) -> list[str]:

@@ -1,4 +1,6 @@
 import json
+import threading
+import time
 
 import pytest
 import tokenizers
@@ -156,3 +158,25 @@ def test_the_current_date_is_at_hand(directory):
     template = "{{ strftime_now('%Y') | length }}"
     write(directory, "tokenizer_config.json", config(chat_template=template))
     assert Tokenizer.load(directory).apply_chat_template(MESSAGES) == "4"
+
+
+@pytest.mark.parametrize("work", ["encode", "decode"])
+def test_other_threads_run_while_a_long_text_is_worked_on(directory, work):
+    tokenizer = Tokenizer.load(directory)
+    argument = "a b " * 200_000 if work == "encode" else [1, 2] * 400_000
+    begun, ended = threading.Event(), threading.Event()
+
+    def run():
+        begun.set()
+        getattr(tokenizer, work)(argument)
+        ended.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    begun.wait()
+    turns = 0
+    while not ended.is_set():
+        time.sleep(0)
+        turns += 1
+    thread.join()
+    assert turns > 1_000
