@@ -17,6 +17,8 @@ from backend.server.structure_fields import ResponseFormat, StructuredOutputs
 from backend.server.tools.fields import NamedChoice, ToolChoice, Tools
 
 MAX_PROMPTS = 2_048
+_MAX_CHOICES_IN_ALL = 2_048
+"""Of all prompts of a request; each has state of its own from the beginning."""
 
 _MAX_TOKENS = 16
 """OpenAI's default for completions; chat has none."""
@@ -181,4 +183,15 @@ class CompletionRequest(GenerationParameters):
                 "unsupported_parameter", "", {"param": "best_of", "neutral": (choices,)}
             )
         self.check_min_tokens(self.most_tokens)
+        return self
+
+    @model_validator(mode="after")
+    def _choices_have_room(self) -> Self:
+        choices = len(self.prompts) * (self.n or 1)
+        if choices > _MAX_CHOICES_IN_ALL:
+            raise combination(
+                f"'n' choices for each prompt are {choices} in all, of which "
+                f"{_MAX_CHOICES_IN_ALL} are allowed.",
+                "n",
+            )
         return self

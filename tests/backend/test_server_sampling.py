@@ -97,6 +97,12 @@ async def test_what_completions_do_not_have(server, fields, param, code):
     assert server.generator.requests == []
 
 
+async def test_choices_are_bounded_over_all_prompts(server):
+    reply = await server.complete(["a"] * 17, n=128)
+    assert (reply.status, reply.error["param"]) == (400, "n")
+    assert len((await server.complete(["a"] * 16, n=128)).json["choices"]) == 2_048
+
+
 async def test_best_of_as_many_as_are_returned_needs_no_choice(server):
     assert len((await server.complete(n=2, best_of=2)).json["choices"]) == 2
     assert (await server.complete(best_of=1)).status == 200
