@@ -23,6 +23,9 @@ from backend.server.generation import Tally
 from backend.server.json_reply import json_response
 from backend.server.replies import Head, ReplyForm
 
+FAILURES = (EngineError, OverloadedError, RequestRejectedError)
+"""What a generation raises."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -42,8 +45,8 @@ class Answer:
                     self.tally.add(delta)
             choices = self.tally.choices()
             written = [self.form.whole(index, choice) for index, choice in enumerate(choices)]
-        except (EngineError, OverloadedError, RequestRejectedError) as error:
-            raise self._api_error(error) from error
+        except FAILURES as error:
+            raise api_error(error, self.constraint) from error
         body = self._head().body(self.form.whole_kind, written)
         return json_response(body | {"usage": self.tally.usage.body()})
 
@@ -65,10 +68,10 @@ class Answer:
                 last = head.body(self.form.chunk_kind, [])
                 await events.send(last | {"usage": self.tally.usage.body()})
             await events.finish()
-        except (EngineError, OverloadedError, RequestRejectedError) as error:
+        except FAILURES as error:
             if not events.prepared:
-                raise self._api_error(error) from error
-            await events.fail(self._api_error(error))
+                raise api_error(error, self.constraint) from error
+            await events.fail(api_error(error, self.constraint))
         return events
 
     def _head(self) -> Head:
@@ -87,13 +90,15 @@ class Answer:
             choices += self.form.finish(delta.index, delta.finish_reason)
         return choices
 
-    def _api_error(self, error: EngineError | OverloadedError | RequestRejectedError) -> ApiError:
-        if isinstance(error, GrammarRejectedError) and self.constraint is not None:
-            return self.constraint.refused(str(error))
-        if isinstance(error, RequestRejectedError):
-            return ApiError(400, f"The engine cannot run this request: {error}.", code="rejected")
-        if isinstance(error, OverloadedError):
-            return overloaded(error)
-        if isinstance(error, UnavailableError):
-            return unavailable(str(error))
-        return engine_failed(str(error))
+
+def api_error(error: Exception, constraint: Constraint | None) -> ApiError:
+    """Return what a client is told of one of ``FAILURES``."""
+    if isinstance(error, GrammarRejectedError) and constraint is not None:
+        return constraint.refused(str(error))
+    if isinstance(error, RequestRejectedError):
+        return ApiError(400, f"The engine cannot run this request: {error}.", code="rejected")
+    if isinstance(error, OverloadedError):
+        return overloaded(error)
+    if isinstance(error, UnavailableError):
+        return unavailable(str(error))
+    return engine_failed(str(error))

@@ -9,6 +9,7 @@ from backend.server.handlers import Handlers
 from backend.server.kv_events import KvEvents
 from backend.server.metrics import Metrics
 from backend.server.middleware import InFlight, RequestObserver
+from backend.server.responses.handlers import ResponsesHandlers
 from backend.server.served_model import ServedModel
 from backend.server.tokenizing import TokenHandlers
 
@@ -44,6 +45,7 @@ def build_application(
     app[served_model_key] = model
     app.router.add_post("/v1/chat/completions", handlers.chat_completions)
     app.router.add_post("/v1/completions", handlers.completions)
+    app.router.add_post("/v1/responses", ResponsesHandlers(model).responses)
     app.router.add_post("/v1/embeddings", EmbeddingHandlers(model, metrics).embeddings)
     app.router.add_post("/tokenize", tokens.tokenize)
     app.router.add_post("/detokenize", tokens.detokenize)

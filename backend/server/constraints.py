@@ -9,7 +9,7 @@ import orjson
 from backend.core.types import Grammar, GrammarKind
 from backend.server.errors import ApiError
 from backend.server.json_schema import SchemaError, enforceable
-from backend.server.schema import ChatRequest, GenerationParameters
+from backend.server.schema import GenerationFields
 from backend.server.structure_fields import ResponseFormat, StructuredOutputs
 from backend.server.tools.use import ToolUse, functions_held
 
@@ -27,9 +27,19 @@ class Constraint:
         return ApiError(400, f"Invalid {self.subject}: {reason}.", param=self.param)
 
 
-def constraint_of(asked: GenerationParameters, tools: ToolUse | None = None) -> Constraint | None:
-    """Return what the answer must conform to. Raises ApiError."""
-    constraint = _constraint(asked, tools)
+def constraint_of(
+    asked: GenerationFields,
+    response_format: ResponseFormat | None = None,
+    tools: ToolUse | None = None,
+    *,
+    param: str = "response_format",
+) -> Constraint | None:
+    """Return what the answer must conform to; ``param`` is where a client says its format.
+
+    Raises ApiError.
+    """
+    wanted = None if response_format is None else _of_response_format(response_format, param)
+    constraint = _constraint(_answer_constraint(wanted, asked.structured_outputs, param), tools)
     if constraint is not None and asked.min_tokens:
         raise ApiError(
             400,
@@ -41,8 +51,7 @@ def constraint_of(asked: GenerationParameters, tools: ToolUse | None = None) -> 
     return constraint
 
 
-def _constraint(asked: GenerationParameters, tools: ToolUse | None) -> Constraint | None:
-    answer = _answer_constraint(asked)
+def _constraint(answer: Constraint | None, tools: ToolUse | None) -> Constraint | None:
     if tools is None:
         return answer
     if tools.demanded:
@@ -78,29 +87,28 @@ def _structure(tag: dict[str, Any], kind: GrammarKind = GrammarKind.STRUCTURE) -
     return Grammar(kind, orjson.dumps({"type": "structural_tag", "format": tag}).decode())
 
 
-def _answer_constraint(asked: GenerationParameters) -> Constraint | None:
-    response_format = asked.response_format if isinstance(asked, ChatRequest) else None
-    wanted = None if response_format is None else _of_response_format(response_format)
-    outputs = asked.structured_outputs
+def _answer_constraint(
+    wanted: Constraint | None, outputs: StructuredOutputs | None, param: str
+) -> Constraint | None:
     other = None if outputs is None else _of_structured_outputs(outputs)
     if wanted is not None and other is not None:
         raise ApiError(
             400,
-            "'response_format' and 'structured_outputs' cannot be set at the same time.",
+            f"'{param}' and 'structured_outputs' cannot be set at the same time.",
             param="structured_outputs",
             code="invalid_parameter_combination",
         )
     return wanted or other
 
 
-def _of_response_format(form: ResponseFormat) -> Constraint | None:
+def _of_response_format(form: ResponseFormat, param: str) -> Constraint | None:
     if form.type == "text":
         return None
     if form.json_schema is None:
-        return Constraint(Grammar(GrammarKind.JSON_OBJECT), "'response_format'", "response_format")
+        return Constraint(Grammar(GrammarKind.JSON_OBJECT), f"'{param}'", param)
     named = form.json_schema
     subject = f"schema for response_format '{named.name}'"
-    return _of_schema(named.definition, named.strict or False, subject, "response_format")
+    return _of_schema(named.definition, named.strict or False, subject, param)
 
 
 def _of_schema(schema: Any, strict: bool, subject: str, param: str) -> Constraint:

@@ -73,7 +73,8 @@ def cannot_generate(name: str) -> ApiError:
     return ApiError(
         404,
         f"The model '{name}' makes embeddings. This is not a chat model and thus not supported in "
-        "the v1/chat/completions and v1/completions endpoints. Did you mean to use v1/embeddings?",
+        "the v1/chat/completions, v1/completions and v1/responses endpoints. Did you mean to use "
+        "v1/embeddings?",
         param="model",
     )
 

@@ -1,5 +1,6 @@
 """A streamed reply: server-sent events in OpenAI's form."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
@@ -33,3 +34,23 @@ class EventStream(web.StreamResponse):
         self.force_close()
         await self.send(error.body())
         await self.write_eof()
+
+
+class TypedEventStream(EventStream):
+    """Events that carry their type, as the Responses API's do; that of the last says the end."""
+
+    async def send_all(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Send events in one write."""
+        await self.write(b"".join(map(_typed, events)))
+
+    async def end(self, events: Iterable[Mapping[str, Any]], *, failed: bool = False) -> None:
+        """Send the last events."""
+        self.failed = failed
+        if failed:
+            self.force_close()
+        await self.send_all(events)
+        await self.write_eof()
+
+
+def _typed(event: Mapping[str, Any]) -> bytes:
+    return f"event: {event['type']}\n".encode() + b"data: " + orjson.dumps(event) + b"\n\n"

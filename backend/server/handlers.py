@@ -1,24 +1,22 @@
 """The endpoints. One request's way: body, schema, prompt tokens, deltas, reply."""
 
 import time
-import uuid
 from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
 
-from backend.core.types import SamplingParams
 from backend.server.answering import Answer
-from backend.server.constraints import Constraint, constraint_of
-from backend.server.generation import Generation, Tally
+from backend.server.constraints import constraint_of
+from backend.server.engine_request import constrained, generation_of, sampling_of
+from backend.server.generation import Tally
 from backend.server.json_reply import json_response
 from backend.server.metrics import CONTENT_TYPE, Metrics
-from backend.server.prompts import chat_prompt, check_biases, completion_prompts, echoed_prompts
+from backend.server.prompts import chat_prompt, completion_prompts, echoed_prompts
 from backend.server.reading import read_request
 from backend.server.replies import ChatForm, CompletionForm
-from backend.server.request_headers import priority, queue_seconds, tenant_salt
-from backend.server.schema import ChatRequest, CompletionRequest, GenerationParameters
-from backend.server.served_model import LoadedModel, ServedModel
+from backend.server.schema import ChatRequest, CompletionFields, CompletionRequest
+from backend.server.served_model import ServedModel
 from backend.server.tools.replies import ToolCallForm
 from backend.server.tools.use import tool_use
 
@@ -39,17 +37,18 @@ class Handlers:
         tools = tool_use(
             asked.tools, asked.tool_choice, asked.parallel_tool_calls, loaded.tool_format
         )
-        constraint = constraint_of(asked, tools)
+        constraint = constraint_of(asked, asked.response_format, tools)
         prompt = await chat_prompt(
             loaded.encoder,
             asked.messages,
             max_model_len=loaded.generator.max_model_len,
             tools=() if tools is None else tools.functions,
         )
-        sampling = _sampling(asked, asked.most_tokens, asked.wanted_logprobs, loaded)
-        sampling = _constrained(sampling, constraint)
-        generation = _generation("chatcmpl", (prompt,), asked, sampling)
-        generation = _with_headers(generation, request, arrived)
+        sampling = sampling_of(asked, asked.most_tokens, asked.wanted_logprobs, loaded)
+        sampling = constrained(sampling, constraint)
+        generation = generation_of(
+            "chatcmpl-", (prompt,), asked, sampling, request, arrived=arrived
+        )
         spell = None if sampling.logprobs is None else loaded.encoder.token_bytes
         chat = ChatForm(spell)
         form = chat if tools is None else ToolCallForm(chat, tools)
@@ -66,14 +65,13 @@ class Handlers:
             loaded.encoder, asked.prompts, max_model_len=loaded.generator.max_model_len
         )
         # The engine computes one token at least; where none is wanted, it is not told.
-        sampling = _sampling(asked, asked.most_tokens or 1, asked.logprobs, loaded)
+        sampling = sampling_of(asked, asked.most_tokens or 1, asked.logprobs, loaded)
         constraint = constraint_of(asked)
-        sampling = _constrained(sampling, constraint)
+        sampling = constrained(sampling, constraint)
         if asked.echo:
             sampling = replace(sampling, prompt_logprobs=asked.logprobs)
-        generation = _generation("cmpl", prompts, asked, sampling)
+        generation = generation_of("cmpl-", prompts, asked, sampling, request, arrived=arrived)
         generation = replace(generation, prompt_only=asked.most_tokens == 0)
-        generation = _with_headers(generation, request, arrived)
         echoed = await echoed_prompts(loaded.encoder, asked.prompts, prompts) if asked.echo else ()
         form = CompletionForm(
             spell=None if asked.logprobs is None else loaded.encoder.token_bytes,
@@ -115,69 +113,8 @@ class Handlers:
         }
 
 
-def _sampling(
-    asked: GenerationParameters,
-    max_tokens: int | None,
-    logprobs: int | None,
-    loaded: LoadedModel,
-) -> SamplingParams:
-    """Return how ``asked`` is to be sampled, as the model's makers advise where it does not say.
-
-    Raises ApiError.
-    """
-    advised = loaded.sampling
-    check_biases(asked.token_biases, loaded.encoder.vocab_size)
-    return SamplingParams(
-        temperature=advised.temperature if asked.temperature is None else asked.temperature,
-        top_p=advised.top_p if asked.top_p is None else asked.top_p,
-        top_k=advised.top_k if asked.top_k is None else max(asked.top_k, 0),
-        min_p=advised.min_p if asked.min_p is None else asked.min_p,
-        seed=asked.seed,
-        max_tokens=max_tokens,
-        min_tokens=asked.min_tokens or 0,
-        stop=asked.stop_strings,
-        stop_token_ids=frozenset(asked.stop_token_ids or ()),
-        ignore_eos=asked.ignore_eos or False,
-        presence_penalty=asked.presence_penalty or 0.0,
-        frequency_penalty=asked.frequency_penalty or 0.0,
-        repetition_penalty=asked.repetition_penalty or advised.repetition_penalty,
-        logit_bias=asked.token_biases,
-        logprobs=logprobs,
-    )
-
-
-def _constrained(sampling: SamplingParams, constraint: Constraint | None) -> SamplingParams:
-    return sampling if constraint is None else replace(sampling, grammar=constraint.grammar)
-
-
-def _generation(
-    prefix: str,
-    prompts: tuple[tuple[int, ...], ...],
-    asked: GenerationParameters,
-    sampling: SamplingParams,
-) -> Generation:
-    return Generation(
-        id=f"{prefix}-{uuid.uuid4().hex}",
-        prompts=prompts,
-        sampling=sampling,
-        n=asked.n or 1,
-        stream=asked.stream or False,
-        cache_salt=asked.cache_salt or "",
-    )
-
-
-def _with_headers(generation: Generation, request: web.Request, arrived: float) -> Generation:
-    return replace(
-        generation,
-        priority=priority(request.headers),
-        queue_seconds=queue_seconds(request.headers),
-        cache_salt=generation.cache_salt or tenant_salt(request.headers),
-        arrived=arrived,
-    )
-
-
 async def _send(
-    answer: Answer, request: web.Request, asked: GenerationParameters
+    answer: Answer, request: web.Request, asked: CompletionFields
 ) -> web.StreamResponse:
     if asked.stream:
         return await answer.stream(request, include_usage=asked.include_usage)

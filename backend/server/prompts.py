@@ -31,10 +31,14 @@ async def chat_prompt(
     *,
     max_model_len: int,
     tools: Sequence[Function] = (),
+    param: str = "messages",
 ) -> tuple[int, ...]:
-    """Return the tokens of a conversation, up to where the answer begins. Raises ApiError."""
-    tokens = await chat_tokens(encoder, messages, tools=tools)
-    _check_room(tokens, "messages", max_model_len)
+    """Return the tokens of a conversation, up to where the answer begins. Raises ApiError.
+
+    ``param`` is where a client says the messages.
+    """
+    tokens = await chat_tokens(encoder, messages, tools=tools, param=param)
+    _check_room(tokens, param, max_model_len)
     return tokens
 
 
@@ -45,6 +49,7 @@ async def chat_tokens(
     add_generation_prompt: bool = True,
     add_special_tokens: bool = False,
     tools: Sequence[Function] = (),
+    param: str = "messages",
 ) -> tuple[int, ...]:
     """Return the tokens of a conversation, however many. Raises ApiError."""
     plain = [_for_template(message) for message in messages]
@@ -56,7 +61,7 @@ async def chat_tokens(
                 plain, add_generation_prompt=add_generation_prompt, tools=described or None
             )
         except ValueError as error:
-            raise ApiError(400, str(error), param="messages", code="invalid_messages") from None
+            raise ApiError(400, str(error), param=param, code="invalid_messages") from None
         return tuple(encoder.encode(text, add_special_tokens=add_special_tokens))
 
     size = sum(len(message["content"]) + _CHARACTERS_OF_A_MESSAGE for message in plain)

@@ -30,16 +30,21 @@ class StreamOptions(Strict):
     include_usage: bool | None = None
 
 
-class GenerationParameters(SamplingFields):
-    """What both endpoints share."""
+class GenerationFields(SamplingFields):
+    """What all endpoints that generate share."""
 
     model: str
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
     # Prompts of different salts share no KV.
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     structured_outputs: StructuredOutputs | None = None
+
+
+class CompletionFields(GenerationFields):
+    """What chat and completions share."""
+
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -56,7 +61,7 @@ class GenerationParameters(SamplingFields):
         return self
 
 
-class ChatRequest(GenerationParameters, ChatLogprobFields):
+class ChatRequest(CompletionFields, ChatLogprobFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[AnyMessage], Field(min_length=1, fail_fast=True)]
@@ -144,7 +149,7 @@ Prompt = Annotated[
 ]
 
 
-class CompletionRequest(GenerationParameters):
+class CompletionRequest(CompletionFields):
     """POST /v1/completions."""
 
     prompt: Prompt

@@ -51,7 +51,11 @@ _STRINGS = {
     ),
 }
 # Our own complaints, which are worded where they are made.
-_WORDED = {"invalid_combination": "invalid_parameter_combination", "disorder": None}
+_WORDED = {
+    "invalid_combination": "invalid_parameter_combination",
+    "disorder": None,
+    "moved": "unsupported_parameter",
+}
 
 
 def validate(schema: type[RequestT], body: Mapping[str, Any]) -> RequestT:

@@ -127,6 +127,19 @@ class Reply:
         assert done == "[DONE]"
         return [orjson.loads(event) for event in events]
 
+    @property
+    def typed_events(self) -> list[Any]:
+        """The parsed events of a stream of the Responses API."""
+        *events, rest = self.raw.decode().split("\n\n")
+        assert rest == ""
+        parsed = []
+        for number, event in enumerate(events):
+            kind, data = event.split("\n")
+            parsed.append(orjson.loads(data.removeprefix("data: ")))
+            assert kind == f"event: {parsed[-1]['type']}"
+            assert parsed[-1]["sequence_number"] == number
+        return parsed
+
 
 @dataclass
 class RunningServer:
@@ -161,6 +174,11 @@ class RunningServer:
     async def complete(self, prompt: Any = "Hi", /, **fields: Any) -> Reply:
         return await self.post(
             "/v1/completions", {"model": self.model.name, "prompt": prompt, **fields}
+        )
+
+    async def respond(self, given: Any = "Hi", /, **fields: Any) -> Reply:
+        return await self.post(
+            "/v1/responses", {"model": self.model.name, "input": given, **fields}
         )
 
     async def metric(self, sample: str) -> float | None:

@@ -24,6 +24,8 @@ class ToolUse:
     """Of the functions among the tools that were sent."""
     demanded: bool
     several: bool
+    parameters_at: str
+    """Where in a tool a client says the schema of its arguments."""
 
     def parser(self, *, eager: bool) -> ToolCallParser:
         """Return fresh state for one choice."""
@@ -36,6 +38,8 @@ def tool_use(
     choice: ToolChoice | None,
     parallel: bool | None,
     form: ToolFormat | None,
+    *,
+    parameters_at: str = "function.parameters",
 ) -> ToolUse | None:
     """Return what is allowed, None for no tools at all. Raises ApiError."""
     if not tools or choice == "none":
@@ -56,36 +60,36 @@ def tool_use(
         functions = (functions[named[0]],)
     demanded = isinstance(choice, NamedChoice) or choice == "required"
     several = parallel is not False and not isinstance(choice, NamedChoice)
-    return ToolUse(form, functions, positions, demanded, several)
+    return ToolUse(form, functions, positions, demanded, several, parameters_at)
 
 
 def functions_held(use: ToolUse) -> list[CallableFunction]:
     """Return the functions with what their arguments are held to. Raises ApiError."""
     return [
-        CallableFunction(function.name, _schema(function, position))
+        CallableFunction(function.name, _schema(function, f"tools[{position}].{use.parameters_at}"))
         for function, position in zip(use.functions, use.positions, strict=True)
     ]
 
 
-def _schema(function: Function, position: int) -> dict[str, Any]:
+def _schema(function: Function, param: str) -> dict[str, Any]:
     parameters = function.parameters or {"properties": {}, "additionalProperties": False}
     kind = parameters.get("type", "object")
     if kind != "object":
         raise _invalid(
             function,
-            position,
+            param,
             f"schema must be a JSON Schema of 'type: \"object\"', got 'type: \"{kind}\"'.",
         )
     try:
         return enforceable({"type": "object"} | parameters, strict=function.strict or False)
     except SchemaError as error:
-        raise _invalid(function, position, str(error)) from None
+        raise _invalid(function, param, str(error)) from None
 
 
-def _invalid(function: Function, position: int, problem: str) -> ApiError:
+def _invalid(function: Function, param: str, problem: str) -> ApiError:
     return ApiError(
         400,
         f"Invalid schema for function '{function.name}': {problem}",
-        param=f"tools[{position}].function.parameters",
+        param=param,
         code="invalid_function_parameters",
     )

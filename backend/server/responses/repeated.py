@@ -1,0 +1,76 @@
+"""What a response says of its request, defaults filled in. Pure."""
+
+from typing import Any
+
+from backend.core.types import SamplingParams
+from backend.server.responses.schema import (
+    FunctionTool,
+    NamedFunction,
+    ResponsesRequest,
+    TextFormat,
+)
+
+
+def repeated(
+    asked: ResponsesRequest, sampling: SamplingParams, response_id: str, now: int
+) -> dict[str, Any]:
+    """Return the fields of a response that do not depend on the answer.
+
+    ``sampling`` is what the engine is told, the model's own advice included. Who asks is repeated
+    as null too: a cache fills in there who asks for an answer that it has kept.
+    """
+    chosen = asked.tool_choice
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": now,
+        "background": False,
+        "instructions": asked.instructions,
+        "max_output_tokens": asked.max_output_tokens,
+        "max_tool_calls": asked.max_tool_calls,
+        "model": asked.model,
+        "parallel_tool_calls": asked.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "prompt_cache_key": asked.prompt_cache_key,
+        "reasoning": {"effort": None, "summary": None},
+        "safety_identifier": asked.safety_identifier,
+        "service_tier": "default",
+        "store": False,
+        "temperature": sampling.temperature,
+        "text": {
+            "format": _format(None if asked.text is None else asked.text.format),
+            "verbosity": "medium",
+        },
+        "tool_choice": chosen.model_dump()
+        if isinstance(chosen, NamedFunction)
+        else chosen or "auto",
+        "tools": [_tool(tool) for tool in asked.tools or ()],
+        "top_logprobs": asked.top_logprobs or 0,
+        "top_p": sampling.top_p,
+        "truncation": "disabled",
+        "user": asked.user,
+        "metadata": asked.metadata or {},
+    }
+
+
+def _format(wanted: TextFormat | None) -> dict[str, Any]:
+    if wanted is None or wanted.type != "json_schema":
+        return {"type": "text" if wanted is None else wanted.type}
+    described = {} if wanted.description is None else {"description": wanted.description}
+    return {
+        "type": "json_schema",
+        "name": wanted.name,
+        **described,
+        "schema": wanted.definition,
+        "strict": wanted.strict or False,
+    }
+
+
+def _tool(tool: FunctionTool) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict or False,
+    }

@@ -1,0 +1,236 @@
+"""One response as it is written: the object that repeats its request, its items, their events.
+
+Pure. A plain reply is what the last of these events holds, so that it says what a stream does.
+Law: nothing of an item is told before it is announced, and all of it again when it is done.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from backend.core.types import FinishReason, TokenLogprobs
+from backend.server.errors import RATE_LIMIT, ApiError
+from backend.server.logprob_replies import Spell, chat_logprobs
+from backend.server.replies import Usage
+from backend.server.tools.events import CallArguments, CallStart, Content, Event, ToolCallParser
+
+Object = dict[str, Any]
+NewId = Callable[[str], str]
+"""Returns an id that begins with what it is given."""
+
+
+@dataclass(slots=True)
+class _Item:
+    """What of an item has come, and where it is in the response."""
+
+    place: int
+    object: Object
+    text: list[str] = field(default_factory=list)
+    logprobs: list[Object] = field(default_factory=list)
+
+    @property
+    def is_message(self) -> bool:
+        return bool(self.object["type"] == "message")
+
+    @property
+    def where(self) -> Object:
+        found = {"item_id": self.object["id"], "output_index": self.place}
+        return found | {"content_index": 0} if self.is_message else found
+
+
+class ResponseWriter:
+    """Takes an answer as it comes and returns events; their numbers follow one another."""
+
+    def __init__(
+        self,
+        repeated: Mapping[str, Any],
+        parser: ToolCallParser | None,
+        spell: Spell | None,
+        new_id: NewId,
+    ) -> None:
+        """``repeated`` are the fields of the response that are known from the start.
+
+        ``parser`` is given where functions may be called, ``spell`` where log probabilities are
+        wanted.
+        """
+        self._repeated = repeated
+        self._parser = parser
+        self._spell = spell
+        self._new_id = new_id
+        self._output: list[Object] = []
+        self._item: _Item | None = None
+        self._length = 0
+        """Characters of the text before the first call."""
+        self._called = False
+        self._logprobs: list[TokenLogprobs] = []
+        """Those not told yet."""
+        self._number = 0
+
+    def begin(self) -> list[Object]:
+        """Return the events before anything has come."""
+        begun = {"response": self._response("in_progress")}
+        return self._numbered([("response.created", begun), ("response.in_progress", begun)])
+
+    def push(self, text: str, logprobs: Sequence[TokenLogprobs]) -> list[Object]:
+        """Return the events of the next piece of text."""
+        self._logprobs += logprobs
+        pieces = [Content(text)] if self._parser is None else self._parser.push(text)
+        return self._numbered(self._written(pieces))
+
+    def finish(self, reason: FinishReason, usage: Usage, now: int) -> list[Object]:
+        """Return the events of the answer's end, the last of which has the whole response."""
+        cut = reason is FinishReason.LENGTH
+        status = "incomplete" if cut else "completed"
+        told = list(self._written([] if self._parser is None else self._parser.finish()))
+        if self._item is None and not self._output:
+            told += self._announce_message()
+        told += self._end_item(status)
+        response = self._response(status) | {
+            "completed_at": None if cut else now,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "usage": _usage(usage),
+        }
+        return self._numbered([*told, (f"response.{status}", {"response": response})])
+
+    def fail(self, error: ApiError) -> list[Object]:
+        """Return the events of an answer that broke off; the last one clients raise."""
+        code = "rate_limit_exceeded" if error.kind == RATE_LIMIT else "server_error"
+        response = self._response("failed") | {
+            "output": [],
+            "error": {"code": code, "message": error.message},
+        }
+        flat = {"code": error.code, "message": error.message, "param": error.param}
+        return self._numbered(
+            [("response.failed", {"response": response}), ("error", flat | error.body())]
+        )
+
+    def _response(self, status: str) -> Object:
+        return {
+            **self._repeated,
+            "status": status,
+            "completed_at": None,
+            "error": None,
+            "incomplete_details": None,
+            "output": [*self._output],
+        }
+
+    def _written(self, pieces: Sequence[Event]) -> Iterator[tuple[str, Object]]:
+        for piece in pieces:
+            match piece:
+                case Content(text):
+                    yield from self._say(text)
+                case CallStart(_, name):
+                    yield from self._end_item("completed")
+                    self._called = True
+                    yield from self._announce_call(name)
+                case CallArguments(_, text):
+                    yield from self._argue(text)
+
+    def _say(self, text: str) -> Iterator[tuple[str, Object]]:
+        if not self._called:
+            self._length += len(text)
+        item = self._item
+        logprobs = self._take_logprobs()
+        if not (text or logprobs):
+            return
+        if item is None or not item.is_message:
+            yield from self._end_item("completed")
+            yield from self._announce_message()
+            item = self._item
+        if item is None:
+            raise RuntimeError("a message was announced")
+        item.text.append(text)
+        item.logprobs += logprobs
+        told = item.where | {"delta": text, "logprobs": logprobs}
+        yield "response.output_text.delta", told
+
+    def _argue(self, text: str) -> Iterator[tuple[str, Object]]:
+        if self._item is None:
+            raise RuntimeError("arguments without a call")
+        self._item.text.append(text)
+        yield "response.function_call_arguments.delta", self._item.where | {"delta": text}
+
+    def _announce_message(self) -> Iterator[tuple[str, Object]]:
+        message = {
+            "id": self._new_id("msg_"),
+            "type": "message",
+            "status": "in_progress",
+            "role": "assistant",
+            "content": [],
+        }
+        yield self._announce(message)
+        where = self._item.where if self._item is not None else {}
+        yield "response.content_part.added", where | {"part": _part("", [])}
+
+    def _announce_call(self, name: str) -> Iterator[tuple[str, Object]]:
+        yield self._announce(
+            {
+                "id": self._new_id("fc_"),
+                "type": "function_call",
+                "status": "in_progress",
+                "call_id": self._new_id("call_"),
+                "name": name,
+                "arguments": "",
+            }
+        )
+
+    def _announce(self, announced: Object) -> tuple[str, Object]:
+        self._item = _Item(len(self._output), announced)
+        told = {"output_index": self._item.place, "item": announced}
+        return "response.output_item.added", told
+
+    def _end_item(self, status: str) -> Iterator[tuple[str, Object]]:
+        item, self._item = self._item, None
+        if item is None:
+            return
+        text = "".join(item.text)
+        done = item.object | {"status": status}
+        if item.is_message:
+            part = _part(text, item.logprobs)
+            done["content"] = [part]
+            told = {"text": text, "logprobs": item.logprobs}
+            yield "response.output_text.done", item.where | told
+            yield "response.content_part.done", item.where | {"part": part}
+        else:
+            done["arguments"] = text
+            told = {"name": done["name"], "arguments": text}
+            yield "response.function_call_arguments.done", item.where | told
+        self._output.append(done)
+        yield "response.output_item.done", {"output_index": item.place, "item": done}
+
+    def _take_logprobs(self) -> list[Object]:
+        """Return what is to be told with the text that has come.
+
+        Where functions may be called, that is what belongs to the text before the first call:
+        markup and arguments have no place for it.
+        """
+        if self._spell is None:
+            return []
+        taken = self._logprobs
+        if self._parser is not None:
+            taken = [each for each in taken if each.text_offset < self._length]
+        self._logprobs = self._logprobs[len(taken) :]
+        return list(chat_logprobs(taken, self._spell)["content"])
+
+    def _numbered(
+        self, events: Sequence[tuple[str, Object]] | Iterator[tuple[str, Object]]
+    ) -> list[Object]:
+        numbered = []
+        for kind, event in events:
+            numbered.append({"type": kind, "sequence_number": self._number, **event})
+            self._number += 1
+        return numbered
+
+
+def _part(text: str, logprobs: list[Object]) -> Object:
+    return {"type": "output_text", "annotations": [], "logprobs": logprobs, "text": text}
+
+
+def _usage(usage: Usage) -> Object:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
