@@ -35,7 +35,9 @@ _FORMATS = frozenset(
     {"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
 )
 _LOOKAROUND = re.compile(r"\(\?<?[=!]|\\[bB]")
-_CLASS = re.compile(r"\[(\^?)((?:\\.|[^\]\\])*)\]", re.DOTALL)
+# An escape, or a class; one that is not closed goes to the end, or looking for it would take time
+# quadratic in the pattern's length.
+_CLASS = re.compile(r"\\.|\[(\^?)((?:\\.|[^\]\\])*+)(?:\]|\\?\Z)", re.DOTALL)
 # Outside of a class a pattern's characters stand in the JSON text as they are.
 _UNWRITABLE = re.compile(r'"|\\[\\nrtfvcxu0]|[\x00-\x1f]')
 _UNWRITABLE_IN_CLASS = re.compile(r"\\[nrtfvc0]|[\x00-\x1f]")
@@ -309,7 +311,8 @@ def _pattern_problem(pattern: str) -> str | None:
     if _LOOKAROUND.search(pattern):
         return "lookarounds and word boundaries are not permitted"
     classes = [content for negated, content in _CLASS.findall(pattern) if not negated]
-    if _UNWRITABLE.search(_CLASS.sub("", pattern)) or any(
+    outside = _CLASS.sub(lambda found: found[0] if found[0][0] == "\\" else "", pattern)
+    if _UNWRITABLE.search(outside) or any(
         _UNWRITABLE_IN_CLASS.search(content) for content in classes
     ):
         return "quotes, backslashes, control characters and character codes are not permitted"

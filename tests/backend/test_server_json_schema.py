@@ -71,6 +71,7 @@ for _ in range(MOST_DEPTH + 1):
         ({"minimum": "1"}, "In context=('minimum',), '1' is not of type 'number'"),
         ({"pattern": "(?=a)"}, "lookarounds and word boundaries are not permitted"),
         ({"pattern": 'a"'}, "quotes, backslashes"),
+        ({"pattern": '\\[^"]'}, "quotes, backslashes"),
         ({"pattern": "a", "maxLength": 1}, "'maxLength' is not permitted beside 'pattern'"),
         (NESTED, f"larger than the {MOST_DEPTH} levels"),
         ({"properties": {str(i): {} for i in range(2_001)}}, "larger than the 2000 schemas"),
@@ -95,3 +96,16 @@ def test_a_schema_that_cannot_hold_is_refused_with_its_path(schema, words):
 )
 def test_without_strictness_what_cannot_be_enforced_is_left_out(schema, enforced):
     assert enforceable(schema, strict=False) == enforced
+
+
+@pytest.mark.parametrize("pattern", ["[" * 60_000, "[\\" * 20_000, "[^" * 30_000])
+def test_a_pattern_of_brackets_that_are_not_closed_is_read_once(pattern):
+    # In time quadratic in its length this would not end while anybody waits.
+    schema = {"type": "string", "pattern": pattern}
+    assert enforceable(schema, strict=True) == schema
+
+
+@pytest.mark.parametrize("pattern", ['[^"]', '[^\\]"]', r"\[a\]", "a[bc]d"])
+def test_a_pattern_whose_characters_need_no_escape_is_enforced(pattern):
+    schema = {"type": "string", "pattern": pattern}
+    assert enforceable(schema, strict=True) == schema
