@@ -59,6 +59,7 @@ class PendingGrammar:
     done: bool = False
     _compiled: "xgrammar.CompiledGrammar | None" = None
     _error: GrammarError | None = None
+    timer: threading.Timer | None = None
 
     def matcher(self) -> GrammarMatcher:
         """Return a new matcher. Raises GrammarError."""
@@ -116,10 +117,10 @@ class GrammarCompiler:
             if self._threads < self._limits.threads:
                 self._threads += 1
                 threading.Thread(target=self._work, name="grammar", daemon=True).start()
+            pending.timer = threading.Timer(self._limits.seconds, self._give_up, [pending])
+            pending.timer.daemon = True
+            pending.timer.start()
         self._jobs.put(pending)
-        timer = threading.Timer(self._limits.seconds, self._give_up, [pending])
-        timer.daemon = True
-        timer.start()
         return pending
 
     def _work(self) -> None:
@@ -151,6 +152,8 @@ class GrammarCompiler:
             if compiled is not None:
                 self._keep(pending.grammar, compiled)
             settled = pending.settle(compiled, error)
+        if pending.timer is not None:
+            pending.timer.cancel()  # or each grammar would leave a thread until its time is over
         if settled:
             self.wake()
 

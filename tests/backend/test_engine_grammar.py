@@ -314,6 +314,16 @@ def test_a_compilation_is_waited_for_no_longer_than_allowed():
         pending.matcher()
 
 
+def test_a_grammar_that_is_compiled_leaves_no_timer_behind():
+    gate = Gate()
+    pending = gate.compiler(seconds=60).compile(schema_grammar("enum"))
+    assert pending.timer.is_alive()
+    gate.opened.set()
+    assert gate.woken.wait(10)
+    pending.timer.join(10)
+    assert not pending.timer.is_alive()
+
+
 def test_grammars_that_wait_are_bounded_and_one_is_compiled_once():
     gate = Gate()
     compiler = gate.compiler(waiting=2)
