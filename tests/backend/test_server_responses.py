@@ -398,6 +398,17 @@ async def test_an_engine_that_fails_midway_ends_the_stream_with_an_error(start_s
     assert await server.metric(count) == 1
 
 
+async def test_what_the_engine_gives_up_at_once_begins_and_fails(start_server):
+    async def script(request):
+        yield TextDelta(0, "", 0, FinishReason.ABORT)
+
+    server = await start_server()
+    server.generator.script = script
+    events = (await server.respond(stream=True)).typed_events
+    kinds = [event["type"] for event in events]
+    assert kinds == ["response.created", "response.in_progress", "response.failed", "error"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_fails_before_the_first_word_has_a_status_of_its_own(start_server, stream):
     async def script(request):

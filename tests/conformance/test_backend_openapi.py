@@ -9,6 +9,10 @@ import jsonschema
 import orjson
 import pytest
 
+from backend.core.types import FinishReason, TextDelta
+from backend.ports import EngineError
+from backend.server.tools.formats import FORMATS
+
 pytest_plugins = ["running_backend", "running_embedder"]
 
 DATA = Path(os.environ.get("REFRAIN_DATA") or Path(__file__).parents[2] / "../shared/data")
@@ -56,6 +60,20 @@ def check_completion_chunk(description):
     reply["usage"] = {"anyOf": [reply["usage"], {"type": "null"}]}
     schema = {"$ref": "#/components/schemas/CreateCompletionResponse", "components": components}
     return jsonschema.Draft202012Validator(schema).validate
+
+
+@pytest.fixture
+def check_response(description):
+    """OpenAI's schema gives a user to every response; its own, and its example, say null."""
+    components = copy.deepcopy(description["components"])
+    named = components["schemas"]["ModelResponseProperties"]["properties"]
+    named["user"] = {"anyOf": [named["user"], {"type": "null"}]}
+
+    def validate(body, name="Response"):
+        schema = {"$ref": f"#/components/schemas/{name}", "components": components}
+        jsonschema.Draft202012Validator(schema).validate(body)
+
+    return validate
 
 
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}
@@ -117,6 +135,55 @@ async def test_embeddings(embedding_server, check, description):
     assert reply.status == 200, reply.json
 
 
+ADD = {
+    "type": "function",
+    "name": "add",
+    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+}
+
+
+async def test_responses(start_real_server, check_response):
+    server = await start_real_server()
+    asked = {"max_output_tokens": 5, "temperature": 0, "metadata": {"a": "b"}}
+    asked |= {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    response = (await server.respond(**asked)).json
+    check_response(response)
+    assert len(response["output"][0]["content"][0]["logprobs"][0]["top_logprobs"]) == 2
+    events = (await server.respond(**asked, stream=True)).typed_events
+    assert len(events) >= 8
+    for event in events:
+        check_response(event, "ResponseStreamEvent")
+
+
+async def test_responses_with_calls(start_server, check_response):
+    server = await start_server(script=calling, tools=FORMATS["qwen"])
+    asked = {"tools": [ADD], "text": {"format": {"type": "json_object"}}}
+    response = (await server.respond(**asked)).json
+    check_response(response)
+    assert [item["type"] for item in response["output"]] == ["message", "function_call"]
+    for event in (await server.respond(**asked, stream=True)).typed_events:
+        check_response(event, "ResponseStreamEvent")
+
+
+async def calling(request):
+    yield TextDelta(0, "Let me see.", 1)
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    yield TextDelta(0, call, 2, FinishReason.STOP)
+
+
+async def test_responses_that_fail(start_server, check_response):
+    async def script(request):
+        yield TextDelta(0, "Hel", 1)
+        raise EngineError("it broke")
+
+    server = await start_server()
+    server.generator.script = script
+    events = (await server.respond(stream=True)).typed_events
+    assert [event["type"] for event in events[-2:]] == ["response.failed", "error"]
+    for event in events:
+        check_response(event, "ResponseStreamEvent")
+
+
 async def test_models(real_server, check):
     check((await real_server.get("/v1/models")).json, "ListModelsResponse")
     check((await real_server.get("/v1/models/tiny")).json, "Model")
@@ -125,6 +192,7 @@ async def test_models(real_server, check):
 async def test_errors(real_server, check):
     for reply in (
         await real_server.chat(n=0),
+        await real_server.respond(background=True),
         await real_server.chat("x" * 600),
         await real_server.get("/v1/models/other"),
         await real_server.get("/v1/nowhere"),
@@ -144,6 +212,10 @@ async def test_requests_of_the_description_are_understood(real_server, descripti
         assert {"temperature", "logit_bias", "user"} <= parameters
         reply = await ask(**dict.fromkeys(parameters) | {"max_tokens": 1, "extra": 1})
         assert reply.status == 200, reply.json
+    parameters = properties(description, "CreateResponse") - {"model", "input"}
+    assert {"temperature", "instructions", "user", "previous_response_id"} <= parameters
+    reply = await real_server.respond(**dict.fromkeys(parameters) | {"max_output_tokens": 1})
+    assert reply.status == 200, reply.json
 
 
 def properties(description: Any, name: str) -> set[str]:

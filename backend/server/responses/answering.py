@@ -54,12 +54,11 @@ class ResponseAnswer:
         try:
             async with aclosing(self.tally.generation.deltas(self.generator)) as deltas:
                 async for delta in deltas:
-                    told = []
                     if not events.prepared:
                         await events.prepare(request)
-                        told = writer.begin()
+                        await events.send_all(writer.begin())
                     self.tally.add(delta)
-                    await events.send_all(told + writer.push(delta.text, delta.logprobs))
+                    await events.send_all(writer.push(delta.text, delta.logprobs))
             [choice] = self.tally.choices()
             ended = writer.finish(choice.finish_reason, self.tally.usage, int(time.time()))
             await events.end(ended)

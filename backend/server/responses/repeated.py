@@ -19,7 +19,6 @@ def repeated(
     ``sampling`` is what the engine is told, the model's own advice included. Who asks is repeated
     as null too: a cache fills in there who asks for an answer that it has kept.
     """
-    chosen = asked.tool_choice
     return {
         "id": response_id,
         "object": "response",
@@ -41,9 +40,7 @@ def repeated(
             "format": _format(None if asked.text is None else asked.text.format),
             "verbosity": "medium",
         },
-        "tool_choice": chosen.model_dump()
-        if isinstance(chosen, NamedFunction)
-        else chosen or "auto",
+        "tool_choice": _choice(asked),
         "tools": [_tool(tool) for tool in asked.tools or ()],
         "top_logprobs": asked.top_logprobs or 0,
         "top_p": sampling.top_p,
@@ -51,6 +48,13 @@ def repeated(
         "user": asked.user,
         "metadata": asked.metadata or {},
     }
+
+
+def _choice(asked: ResponsesRequest) -> Any:
+    chosen = asked.tool_choice
+    if isinstance(chosen, NamedFunction):
+        return {"type": "function", "name": chosen.name}
+    return chosen or "auto"
 
 
 def _format(wanted: TextFormat | None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Pure. A plain reply is what the last of these events holds, so that it says what
 Law: nothing of an item is told before it is announced, and all of it again when it is done.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,7 +83,7 @@ class ResponseWriter:
         status = "incomplete" if cut else "completed"
         told = list(self._written([] if self._parser is None else self._parser.finish()))
         if self._item is None and not self._output:
-            told += self._announce_message()
+            told += _announced(self._open_message())
         told += self._end_item(status)
         response = self._response(status) | {
             "completed_at": None if cut else now,
@@ -122,7 +122,7 @@ class ResponseWriter:
                 case CallStart(_, name):
                     yield from self._end_item("completed")
                     self._called = True
-                    yield from self._announce_call(name)
+                    yield from _announced(self._open_call(name))
                 case CallArguments(_, text):
                     yield from self._argue(text)
 
@@ -135,10 +135,8 @@ class ResponseWriter:
             return
         if item is None or not item.is_message:
             yield from self._end_item("completed")
-            yield from self._announce_message()
-            item = self._item
-        if item is None:
-            raise RuntimeError("a message was announced")
+            item = self._open_message()
+            yield from _announced(item)
         item.text.append(text)
         item.logprobs += logprobs
         told = item.where | {"delta": text, "logprobs": logprobs}
@@ -150,20 +148,19 @@ class ResponseWriter:
         self._item.text.append(text)
         yield "response.function_call_arguments.delta", self._item.where | {"delta": text}
 
-    def _announce_message(self) -> Iterator[tuple[str, Object]]:
-        message = {
-            "id": self._new_id("msg_"),
-            "type": "message",
-            "status": "in_progress",
-            "role": "assistant",
-            "content": [],
-        }
-        yield self._announce(message)
-        where = self._item.where if self._item is not None else {}
-        yield "response.content_part.added", where | {"part": _part("", [])}
+    def _open_message(self) -> _Item:
+        return self._open(
+            {
+                "id": self._new_id("msg_"),
+                "type": "message",
+                "status": "in_progress",
+                "role": "assistant",
+                "content": [],
+            }
+        )
 
-    def _announce_call(self, name: str) -> Iterator[tuple[str, Object]]:
-        yield self._announce(
+    def _open_call(self, name: str) -> _Item:
+        return self._open(
             {
                 "id": self._new_id("fc_"),
                 "type": "function_call",
@@ -174,10 +171,9 @@ class ResponseWriter:
             }
         )
 
-    def _announce(self, announced: Object) -> tuple[str, Object]:
+    def _open(self, announced: Object) -> _Item:
         self._item = _Item(len(self._output), announced)
-        told = {"output_index": self._item.place, "item": announced}
-        return "response.output_item.added", told
+        return self._item
 
     def _end_item(self, status: str) -> Iterator[tuple[str, Object]]:
         item, self._item = self._item, None
@@ -212,14 +208,18 @@ class ResponseWriter:
         self._logprobs = self._logprobs[len(taken) :]
         return list(chat_logprobs(taken, self._spell)["content"])
 
-    def _numbered(
-        self, events: Sequence[tuple[str, Object]] | Iterator[tuple[str, Object]]
-    ) -> list[Object]:
+    def _numbered(self, events: Iterable[tuple[str, Object]]) -> list[Object]:
         numbered = []
         for kind, event in events:
             numbered.append({"type": kind, "sequence_number": self._number, **event})
             self._number += 1
         return numbered
+
+
+def _announced(item: _Item) -> Iterator[tuple[str, Object]]:
+    yield "response.output_item.added", {"output_index": item.place, "item": item.object}
+    if item.is_message:
+        yield "response.content_part.added", item.where | {"part": _part("", [])}
 
 
 def _part(text: str, logprobs: list[Object]) -> Object:
