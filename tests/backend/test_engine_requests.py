@@ -157,9 +157,17 @@ async def test_an_abort_takes_effect_within_one_step(engine):
         return launch(step)
 
     engine._core.runner.launch = counted
-    task = asyncio.create_task(collect(engine, request(max_tokens=200)))
+    third = asyncio.Event()
+
+    async def read():
+        async for delta in engine.generate(request(max_tokens=200)):
+            if delta.completion_tokens == 3:
+                third.set()
+
+    task = asyncio.create_task(read())
     go.release(3)
-    await until(engine, lambda stats: stats.generated_tokens == 1 + 3)
+    async with asyncio.timeout(LIMIT):
+        await third.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
