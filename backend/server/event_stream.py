@@ -41,7 +41,8 @@ class TypedEventStream(EventStream):
 
     async def send_all(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Send events in one write."""
-        await self.write(b"".join(map(_typed, events)))
+        if written := b"".join(map(_typed, events)):
+            await self.write(written)
 
     async def end(self, events: Iterable[Mapping[str, Any]], *, failed: bool = False) -> None:
         """Send the last events."""

@@ -1,5 +1,6 @@
 """/v1/responses over HTTP, with a scripted generator: OpenAI's shapes, what the engine is told."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -364,6 +365,27 @@ async def test_what_is_refused_is_named(speaking, fields, param, code):
     assert reply.status == (404 if param == "model" else 400)
     assert (reply.error["param"], reply.error["code"]) == (param, code)
     assert not server.generator.requests
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_schema_that_is_too_deep_to_be_repeated_is_refused(speaking, stream):
+    server = await speaking("Hello")
+    for depth, status in ((200, 200), (252, 400), (300, 400)):
+        parameters = {"type": "object"}
+        for _ in range(depth):
+            parameters = {"type": "object", "properties": parameters}
+        tools = json.dumps([WEATHER | {"parameters": parameters}])
+        raw = f'{{"model": "scripted", "input": "Hi", "stream": {json.dumps(stream)}, "tools": '
+        reply = await server.request("POST", "/v1/responses", f"{raw}{tools}}}".encode())
+        assert reply.status == status
+    assert reply.error["message"] == "The request body is nested too deeply."
+
+
+async def test_a_conversation_of_many_items_is_translated(server):
+    server.generator.max_model_len = 100_000
+    given = [{"role": "user", "content": "a"}] * 600
+    assert (await server.respond(given)).status == 200
+    assert prompt(server) == "|".join(["user:a"] * 600)
 
 
 async def test_a_parameter_that_moved_says_where_to(server):

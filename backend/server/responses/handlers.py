@@ -7,13 +7,16 @@ from aiohttp import web
 from backend.server.constraints import constraint_of
 from backend.server.engine_request import constrained, generation_of, sampling_of
 from backend.server.generation import Tally
-from backend.server.prompts import chat_prompt
+from backend.server.prompts import chat_prompt, off_loop
 from backend.server.reading import read_request
 from backend.server.responses.answering import ResponseAnswer
-from backend.server.responses.repeated import repeated
+from backend.server.responses.repeated import check_printable, repeated
 from backend.server.responses.schema import ResponsesRequest
 from backend.server.served_model import ServedModel
 from backend.server.tools.use import tool_use
+
+ON_LOOP_ITEMS = 500
+"""Translating this many takes a millisecond or two."""
 
 
 class ResponsesHandlers:
@@ -36,9 +39,10 @@ class ResponsesHandlers:
             parameters_at="parameters",
         )
         constraint = constraint_of(asked, asked.chat_format, tools, param="text.format")
+        messages = await off_loop(lambda: asked.chat_messages, asked.num_items > ON_LOOP_ITEMS)
         prompt = await chat_prompt(
             loaded.encoder,
-            asked.chat_messages,
+            messages,
             max_model_len=loaded.generator.max_model_len,
             tools=() if tools is None else tools.functions,
             param="input",
@@ -46,10 +50,12 @@ class ResponsesHandlers:
         sampling = sampling_of(asked, asked.max_output_tokens, asked.wanted_logprobs, loaded)
         sampling = constrained(sampling, constraint)
         generation = generation_of("resp_", (prompt,), asked, sampling, request, arrived=arrived)
+        told = repeated(asked, sampling, generation.id, int(time.time()))
+        check_printable(told)
         answer = ResponseAnswer(
             Tally(generation),
             loaded.generator,
-            repeated(asked, sampling, generation.id, int(time.time())),
+            told,
             tools,
             None if asked.wanted_logprobs is None else loaded.encoder.token_bytes,
             constraint,

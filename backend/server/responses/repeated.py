@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import orjson
+
 from backend.core.types import SamplingParams
+from backend.server.errors import ApiError
 from backend.server.responses.schema import (
     FunctionTool,
     NamedFunction,
@@ -48,6 +51,14 @@ def repeated(
         "user": asked.user,
         "metadata": asked.metadata or {},
     }
+
+
+def check_printable(told: dict[str, Any]) -> None:
+    """Raise ApiError (400) where a client's schema is nested deeper than can be repeated."""
+    try:
+        orjson.dumps({"response": told})
+    except orjson.JSONEncodeError:
+        raise ApiError(400, "The request body is nested too deeply.") from None
 
 
 def _choice(asked: ResponsesRequest) -> Any:

@@ -204,6 +204,11 @@ class ResponsesRequest(GenerationFields):
         return (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
 
     @property
+    def num_items(self) -> int:
+        """How many items the conversation has."""
+        return 1 if isinstance(self.input, str) else len(self.input)
+
+    @property
     def chat_messages(self) -> list[AnyMessage]:
         """The conversation as chat has it."""
         told = [Message(role="developer", content=self.instructions)] if self.instructions else []

@@ -1,0 +1,88 @@
+"""Events of a response: whatever the text and its pieces, they add up to what the gateway keeps."""
+
+import orjson
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.core.types import FinishReason
+from backend.server.replies import Usage
+from backend.server.responses.writing import ResponseWriter
+from backend.server.tools.formats import FORMATS
+from gateway.core import sse
+from gateway.core.response_events import render_response
+from gateway.core.response_followed import FollowedResponse
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "b"}}\n</tool_call>'
+BARE = '{"name": "f", "parameters": {"a": 1}}'
+PIECES = st.lists(
+    st.sampled_from([CALL, BARE, CALL[:15], "</tool_call>", "\n", " ", ";", "word", "{", "ü"])
+    | st.text(max_size=5),
+    max_size=6,
+)
+DELTA = ".delta"
+
+
+def counting():
+    count = 0
+
+    def new_id(prefix):
+        nonlocal count
+        count += 1
+        return f"{prefix}{count}"
+
+    return new_id
+
+
+def parser(form):
+    return form and FORMATS[form].parser(["f"], most_calls=None, eager=True)
+
+
+def events_of(form, pieces, reason):
+    repeated = {"id": "resp_1", "object": "response"}
+    writer = ResponseWriter(repeated, parser(form), None, counting())
+    events = writer.begin()
+    for piece in pieces:
+        events += writer.push(piece, ())
+    return events + writer.finish(reason, Usage(1, 2, 0), 5)
+
+
+def merged(events):
+    """The types of events, neighbouring deltas as one, and none that bring nothing."""
+    kinds = [event["type"] for event in events if event.get("delta", " ")]
+    return [
+        kind
+        for at, kind in enumerate(kinds)
+        if not (at and kind.endswith(DELTA) and kinds[at - 1] == kind)
+    ]
+
+
+@given(
+    st.sampled_from([None, *FORMATS]),
+    PIECES,
+    st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]),
+)
+def test_events_add_up_and_depend_on_the_text_alone(form, pieces, reason):
+    events = events_of(form, pieces, reason)
+    last = events[-1]["response"]
+    assert events_of(form, ["".join(pieces)], reason)[-1]["response"] == last
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    followed = FollowedResponse(assemble=True, max_bytes=10**6)
+    for event in events:
+        data = orjson.dumps(event)
+        followed.pass_on(sse.Event(data, data))
+    assert followed.ended
+    assert followed.result() == last
+    rendered = [
+        orjson.loads(event.data)
+        for event in sse.Decoder().feed(render_response(last))
+        if event.data
+    ]
+    assert merged(events) == merged(rendered)
+    whole = ("added", "done", "created", "in_progress", "completed", "incomplete")
+    assert [event for event in map(unnumbered, events) if event["type"].endswith(whole)] == [
+        event for event in map(unnumbered, rendered) if event["type"].endswith(whole)
+    ]
+
+
+def unnumbered(event):
+    return {key: value for key, value in event.items() if key != "sequence_number"}
