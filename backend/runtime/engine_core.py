@@ -186,6 +186,9 @@ class EngineCore:
         except GrammarError as error:
             self._put(job, GrammarRejectedError(str(error)))
             return
+        except OverloadedError as error:
+            self._put(job, error)
+            return
         except NeverFitsError as error:
             self._put(job, RequestRejectedError(str(error)))
             return

@@ -2,7 +2,8 @@
 
 Bounded in every way: threads, grammars that wait, memory of those that are kept, and the time that
 a request waits for one. A compilation cannot be broken off; who waits no longer is told so, and
-the thread ends later. Threads run at low priority where the system lets them.
+the thread ends later. One that has not begun by then is not begun any more: whoever wants others
+compiled would wait for what nobody wants. Threads run at low priority where the system lets them.
 """
 
 import contextlib
@@ -57,12 +58,13 @@ class PendingGrammar:
 
     grammar: Grammar
     done: bool = False
+    begun: bool = False
     _compiled: "xgrammar.CompiledGrammar | None" = None
-    _error: GrammarError | None = None
+    _error: GrammarError | OverloadedError | None = None
     timer: threading.Timer | None = None
 
     def matcher(self) -> GrammarMatcher:
-        """Return a new matcher. Raises GrammarError."""
+        """Return a new matcher. Raises GrammarError, OverloadedError where it had no turn."""
         if self._error is not None:
             raise self._error
         if self._compiled is None:
@@ -70,7 +72,9 @@ class PendingGrammar:
         return GrammarMatcher(self._compiled)
 
     def settle(
-        self, compiled: "xgrammar.CompiledGrammar | None", error: GrammarError | None
+        self,
+        compiled: "xgrammar.CompiledGrammar | None",
+        error: GrammarError | OverloadedError | None,
     ) -> bool:
         """Set what came of it. False: it was settled before."""
         if self.done:
@@ -129,6 +133,10 @@ class GrammarCompiler:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         while True:
             pending = self._jobs.get()
+            with self._lock:
+                if pending.done:
+                    continue
+                pending.begun = True
             try:
                 compiled = self._library.compile(pending.grammar)
             except GrammarError as error:
@@ -158,10 +166,16 @@ class GrammarCompiler:
             self.wake()
 
     def _give_up(self, pending: PendingGrammar) -> None:
-        # It goes on counting as running: the thread is busy, and may yet have it ready for others.
         seconds = f"{self._limits.seconds:g}"
-        error = GrammarError(f"it was not compiled within {seconds} seconds; make it simpler")
+        error: GrammarError | OverloadedError
         with self._lock:
+            if pending.begun:
+                # It goes on counting: the thread is busy, and may yet have it ready for others.
+                error = GrammarError(f"it was not compiled within {seconds} seconds; make it simpler")
+            else:
+                self._running.pop(pending.grammar, None)
+                message = f"other grammars were being compiled for {seconds} seconds"
+                error = OverloadedError(message, self._limits.seconds)
             settled = pending.settle(None, error)
         if settled:
             self.wake()

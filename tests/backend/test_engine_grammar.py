@@ -12,6 +12,7 @@ import pytest
 from backend.core.types import FinishReason, GenerationRequest, Grammar, GrammarKind, SamplingParams
 from backend.ports import EngineError, GrammarRejectedError, OverloadedError
 from backend.runtime import engine_core
+from backend.runtime.grammar import GrammarError
 from backend.runtime.grammar_compiler import CompilerLimits, GrammarCompiler, Vocabulary
 from backend.runtime.loader import load_engine
 from backend.server.json_schema import enforceable
@@ -305,13 +306,45 @@ async def test_others_go_on_while_a_grammar_is_compiled_and_who_leaves_is_forgot
         engine._core.grammars = before
 
 
-def test_a_compilation_is_waited_for_no_longer_than_allowed():
-    gate = Gate()
-    pending = gate.compiler(seconds=0.05).compile(schema_grammar("enum"))
-    assert gate.woken.wait(10)
+def test_a_compilation_is_waited_for_no_longer_than_allowed(monkeypatch):
+    gate, begun, released = Gate(), threading.Event(), threading.Event()
+    compiler = gate.compiler(threads=1)
+    compiled = []
+
+    def compile_slowly(grammar):
+        compiled.append(grammar)
+        begun.set()
+        assert released.wait(10)
+        raise GrammarError("too late")
+
+    monkeypatch.setattr(compiler._library, "compile", compile_slowly)
     gate.opened.set()
+    slow = compiler.compile(schema_grammar("enum"))
+    assert begun.wait(10)
+    unlucky = compiler.compile(schema_grammar("array"))
+    compiler._give_up(slow)
+    compiler._give_up(unlucky)
     with pytest.raises(ValueError, match="not compiled within"):
-        pending.matcher()
+        slow.matcher()
+    with pytest.raises(OverloadedError, match="other grammars"):
+        unlucky.matcher()
+    # Nobody waits for it, so it keeps nobody waiting.
+    last = compiler.compile(schema_grammar("number"))
+    released.set()
+    last.timer.join(10)
+    assert compiled == [schema_grammar("enum"), schema_grammar("number")]
+
+
+async def test_a_grammar_that_had_no_turn_is_no_fault_of_the_clients(engine):
+    gate = Gate()
+    before, engine._core.grammars = engine._core.grammars, gate.compiler(seconds=0.05)
+    engine._core.grammars.wake = before.wake
+    try:
+        with pytest.raises(OverloadedError, match="other grammars"):
+            await collect(engine, request(schema_grammar("enum")))
+    finally:
+        gate.opened.set()
+        engine._core.grammars = before
 
 
 def test_a_grammar_that_is_compiled_leaves_no_timer_behind():
