@@ -171,7 +171,9 @@ class GrammarCompiler:
         with self._lock:
             if pending.begun:
                 # It goes on counting: the thread is busy, and may yet have it ready for others.
-                error = GrammarError(f"it was not compiled within {seconds} seconds; make it simpler")
+                error = GrammarError(
+                    f"it was not compiled within {seconds} seconds; make it simpler"
+                )
             else:
                 self._running.pop(pending.grammar, None)
                 message = f"other grammars were being compiled for {seconds} seconds"

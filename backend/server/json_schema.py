@@ -12,6 +12,8 @@ from urllib.parse import unquote
 
 import orjson
 
+from backend.server.number_bounds import DECIMALS, between_decimals
+
 MOST_BYTES = 64 * 1024
 MOST_DEPTH = 32
 MOST_SUBSCHEMAS = 2_000
@@ -228,7 +230,7 @@ class _Translation:
             "array": self._array,
             "string": self._string,
             "number": self._number,
-            "integer": self._number,
+            "integer": self._integer,
         }
         built = [
             {"type": kind} | (build[kind](schema, path, depth) if kind in build else {})
@@ -294,7 +296,20 @@ class _Translation:
             return {"format": form}
         return lengths
 
+    def _integer(self, schema: dict[str, Any], path: Path, _: int) -> dict[str, Any]:
+        return self._limits(schema, path)
+
     def _number(self, schema: dict[str, Any], path: Path, _: int) -> dict[str, Any]:
+        built = self._limits(schema, path)
+        if between_decimals(built):
+            # xgrammar would take the empty text for such a number.
+            if self._strict:
+                problem = f"no number with {DECIMALS} decimals lies within the bounds"
+                raise SchemaError(path, problem)
+            return {}
+        return built
+
+    def _limits(self, schema: dict[str, Any], path: Path) -> dict[str, Any]:
         built: dict[str, Any] = {}
         for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
             value = schema.get(keyword)

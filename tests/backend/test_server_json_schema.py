@@ -68,6 +68,7 @@ for _ in range(MOST_DEPTH + 1):
         ({"$ref": "http://x"}, "reference 'http://x' must begin with '#'"),
         ({"type": "array", "minItems": 2, "maxItems": 1}, "'minItems' is greater than 'maxItems'"),
         ({"minLength": -1}, "In context=('minLength',), -1 is less than the minimum of 0"),
+        ({"minimum": 1e-7, "exclusiveMaximum": 1e-6}, "no number with 6 decimals lies within"),
         ({"minimum": "1"}, "In context=('minimum',), '1' is not of type 'number'"),
         ({"pattern": "(?=a)"}, "lookarounds and word boundaries are not permitted"),
         ({"pattern": 'a"'}, "quotes, backslashes"),
@@ -91,6 +92,8 @@ def test_a_schema_that_cannot_hold_is_refused_with_its_path(schema, words):
         ({"oneOf": [{"type": "null"}]}, {"anyOf": [{"type": "null"}]}),
         ({"type": "string", "pattern": "a\\n"}, {"type": "string"}),
         ({"not": {"type": "string"}}, {}),
+        ({"minimum": 5.0000001, "maximum": 5.0000002}, {"type": "number"}),
+        ({"minimum": 0.12345678, "maximum": 0.12345678}, {"type": "number"}),
         ({"required": ["a"]}, {"type": "object", "properties": {"a": {}}, "required": ["a"]}),
     ],
 )
@@ -109,3 +112,17 @@ def test_a_pattern_of_brackets_that_are_not_closed_is_read_once(pattern):
 def test_a_pattern_whose_characters_need_no_escape_is_enforced(pattern):
     schema = {"type": "string", "pattern": pattern}
     assert enforceable(schema, strict=True) == schema
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"minimum": 5.0000001, "maximum": 5.0000011},
+        {"exclusiveMinimum": 0.123456, "exclusiveMaximum": 0.1234571},
+        {"minimum": 0.1, "maximum": 0.1},
+        {"minimum": 1e-7},
+        {"minimum": 2, "maximum": 1},
+    ],
+)
+def test_bounds_that_a_number_of_six_decimals_can_keep_are_enforced(limits):
+    assert enforceable({"type": "number"} | limits, strict=False) == {"type": "number"} | limits
