@@ -19,7 +19,9 @@ _MAX_SPLITS = 64
 # A split of fewer keys costs more to join than it saves.
 _SPLIT_KEYS = 256
 # tl.dot needs as many rows and columns.
-_MIN_ROWS = 16
+MIN_ROWS = 16
+# Tiles of as many dimensions are as large as registers and shared memory hold.
+LARGE_HEAD = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,11 @@ class Tiling:
     keys: int = 64
     num_warps: int = 4
     num_stages: int = 3
+
+
+def decode_tiling(dtype: torch.dtype, block_d: int) -> Tiling:
+    """Return what neither spills registers nor asks for more shared memory than there is."""
+    return Tiling(keys=16 if dtype is torch.float32 and block_d > LARGE_HEAD else 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +191,6 @@ def decode_attention(
     ``lengths`` int32 counts keys, the query's own included; 0 gives zeros. ``splits`` is a power of
     two. Returns [sequences, heads, head_dim], ``output`` where it is given.
     """
-    tiling = tiling or Tiling()
     sequences, heads, head_dim = queries.shape
     kv_heads = cache.shape[1] // 2
     group = heads // kv_heads
@@ -193,7 +199,8 @@ def decode_attention(
     if workspace is None:
         rows = sequences * heads * splits if splits > 1 else 0
         workspace = SplitWorkspace.allocate(rows, head_dim, queries.device)
-    block_d = max(triton.next_power_of_2(head_dim), _MIN_ROWS)
+    block_d = max(triton.next_power_of_2(head_dim), MIN_ROWS)
+    tiling = tiling or decode_tiling(queries.dtype, block_d)
     launch(
         _attend_split,
         (sequences, kv_heads, splits),
@@ -213,7 +220,7 @@ def decode_attention(
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=cache.shape[2],
-        BLOCK_M=max(triton.next_power_of_2(group), _MIN_ROWS),
+        BLOCK_M=max(triton.next_power_of_2(group), MIN_ROWS),
         BLOCK_N=tiling.keys,
         BLOCK_D=block_d,
         num_warps=tiling.num_warps,

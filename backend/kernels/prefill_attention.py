@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from backend.kernels.decode_attention import LOG2_E, Tiling
+from backend.kernels.decode_attention import LARGE_HEAD, LOG2_E, MIN_ROWS, Tiling, decode_tiling
 from backend.kernels.launch import launch
 
 QUERY_ROWS = 128
@@ -139,7 +139,10 @@ def _attend_tile(
     tokens = tl.load(tile + 2)
     first = tl.load(tile + 3)
 
-    row = tl.arange(0, BLOCK_M)
+    begin_row = tl.program_id(2) * BLOCK_M
+    if begin_row // GROUP >= tokens:
+        return
+    row = begin_row + tl.arange(0, BLOCK_M)
     dim = tl.arange(0, BLOCK_D)
     token = row // GROUP
     head = kv_head * GROUP + row % GROUP
@@ -151,7 +154,8 @@ def _attend_tile(
     total = tl.zeros((BLOCK_M,), tl.float32)
     sums = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
 
-    stop = first + tokens
+    stop = first + tl.minimum(tokens, (begin_row + BLOCK_M - 1) // GROUP + 1)
+    first += begin_row // GROUP
     if WINDOW > 0:
         begin = tl.maximum(first - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
         middle = begin
@@ -222,15 +226,22 @@ def prefill_attention(
     ``tiles`` is int32 [tiles, 4], see ``query_tiles``; ``blocks`` those of ``BlockTables``.
     Returns [tokens, heads, head_dim], ``output`` where it is given; other rows are not written.
     """
-    tiling = tiling or Tiling(keys=64, num_warps=8, num_stages=3)
     _, heads, head_dim = queries.shape
     kv_heads = cache.shape[1] // 2
     group = heads // kv_heads
+    block_d = max(triton.next_power_of_2(head_dim), MIN_ROWS)
+    rows = max(triton.next_power_of_2(tile_tokens(group) * group), MIN_ROWS)
+    block_m = rows
+    if queries.dtype is torch.float32:
+        # No matrix unit computes it exactly: rows are held in registers, and many would spill.
+        block_m = MIN_ROWS
+        tiling = tiling or decode_tiling(queries.dtype, block_d)
+    tiling = tiling or Tiling(keys=64 if block_d <= LARGE_HEAD else 32, num_warps=8)
     if output is None:
         output = torch.empty(queries.shape, device=queries.device, dtype=queries.dtype)
     launch(
         _attend_tile,
-        (kv_heads, len(tiles)),
+        (kv_heads, len(tiles), rows // block_m),
         queries,
         cache,
         blocks,
@@ -243,9 +254,9 @@ def prefill_attention(
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=cache.shape[2],
-        BLOCK_M=max(triton.next_power_of_2(tile_tokens(group) * group), 16),
+        BLOCK_M=block_m,
         BLOCK_N=tiling.keys,
-        BLOCK_D=max(triton.next_power_of_2(head_dim), 16),
+        BLOCK_D=block_d,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
     )

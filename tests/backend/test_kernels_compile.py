@@ -1,102 +1,79 @@
-"""The large kernels compile for Hopper in bfloat16, where no GPU is needed: Triton brings ptxas.
+"""Kernels compile for real GPUs as they are launched, where none is: Triton brings ptxas.
 
-What the interpreter cannot show: types that only the compiler checks, spilled registers, and
-whether loads are pipelined and products run on the matrix units.
+What the interpreter cannot show: types that only the compiler checks, spilled registers, shared
+memory, and whether loads are wide and in flight and products run on the matrix units.
 """
 
-import subprocess
-from pathlib import Path
-
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+import compiled_kernels as kernels
 
-from backend.kernels import decode_attention, prefill_attention, rotary, sampling
+pytestmark = [
+    # Triton 3.9 announces another default of a later version.
+    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
+    pytest.mark.skipif(
+        not all((kernels.BINARIES / name).exists() for name in ("ptxas", "cuobjdump")),
+        reason="this Triton brings no ptxas and cuobjdump",
+    ),
+]
 
-CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-
-# Triton 3.9 announces another default of a later version.
-pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
-
-HEADS = {"GROUP": 4, "HEAD_DIM": 128, "BLOCK_SIZE": 16, "BLOCK_D": 128, "BLOCK_N": 64}
-B, I32, F32 = "*bf16", "*i32", "*fp32"
+BF16, F32 = torch.bfloat16, torch.float32
+WIDE_AND_IN_FLIGHT = "cp.async.cg.shared.global"
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(monkeypatch, tmp_path):
+@pytest.fixture
+def compiled(monkeypatch, tmp_path):
+    """Compile all that a call launches; every kernel must fit its registers and memory."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
+    def build(call, architecture=90):
+        found = []
+        for launch in kernels.launches(call, monkeypatch):
+            kernel = kernels.compile_for(architecture, launch, tmp_path)
+            assert kernel.stack == 0, (kernel.name, "spills", kernel.stack)
+            assert kernel.shared <= kernels.SHARED_MEMORY[architecture], kernel.name
+            found.append(kernel)
+        return found
 
-def compiled(kernel, types, constants, **options):
-    """Compile as a launch would: addresses and strides are multiples of 16."""
-    names = list(kernel.arg_names)
-    arguments = [name for name in names if name not in constants]
-    signature = dict(zip(arguments, types, strict=True)) | dict.fromkeys(constants, "constexpr")
-    aligned = [["tt.divisibility", 16]]
-    attributes = {
-        (names.index(name),): aligned
-        for name, kind in zip(arguments, types, strict=True)
-        if kind[0] in "*i"
-    }
-    source = ASTSource(kernel, signature, constants, attributes)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return build
 
 
-def assert_nothing_is_spilled(kernel, folder):
-    binary = folder / "kernel.cubin"
-    binary.write_bytes(kernel.asm["cubin"])
-    told = subprocess.run(
-        [CUOBJDUMP, "--dump-resource-usage", binary], capture_output=True, text=True, check=True
-    )
-    assert " LOCAL:0 " in told.stdout, told.stdout
+@pytest.mark.parametrize(("architecture", "head_dim"), [(90, 128), (90, 256), (80, 128)])
+def test_decode_attention(compiled, architecture, head_dim):
+    split, join = compiled(kernels.decode(BF16, head_dim), architecture)
+    assert WIDE_AND_IN_FLIGHT in split.ptx
+    assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in split.ptx
+    assert "ld.global.v4" in join.ptx
 
 
-def test_decode_attention(tmp_path):
-    kernel = compiled(
-        decode_attention._attend_split,
-        [B, B, I32, I32, I32, B, F32, F32, "fp32", "i32", "i64"],
-        HEADS | {"WINDOW": 0, "SPLITS": 8, "BLOCK_M": 16},
-        num_warps=4,
-        num_stages=3,
-    )
-    assert_nothing_is_spilled(kernel, tmp_path)
-    assert "cp.async.c" in kernel.asm["ptx"]
-    assert "mma.sync" in kernel.asm["ptx"]
+def test_decode_attention_behind_a_window_without_groups(compiled):
+    (split,) = compiled(kernels.decode(BF16, 80, heads=8, splits=1, window=4096))
+    assert WIDE_AND_IN_FLIGHT in split.ptx
 
 
-def test_prefill_attention(tmp_path):
-    kernel = compiled(
-        prefill_attention._attend_tile,
-        [B, B, I32, I32, B, "fp32", "i32", "i64"],
-        HEADS | {"WINDOW": 0, "BLOCK_M": 128},
-        num_warps=8,
-        num_stages=3,
-    )
-    assert_nothing_is_spilled(kernel, tmp_path)
-    assert "cp.async.c" in kernel.asm["ptx"]
-    assert "wgmma.mma_async" in kernel.asm["ptx"]
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_prefill_attention(compiled, head_dim):
+    (tile,) = compiled(kernels.prefill(BF16, head_dim))
+    assert WIDE_AND_IN_FLIGHT in tile.ptx
+    assert "wgmma.mma_async.sync.aligned.m64n" in tile.ptx
+    assert ".f32.bf16.bf16" in tile.ptx
 
 
-def test_sampling(tmp_path):
-    kernel = compiled(
-        sampling._sample,
-        [B, F32, F32, F32, F32, I32, "*i64", "i32", "i32"],
-        {"BLOCK": 4096, "PIVOTS": 4, "FURTHEST": sampling._FURTHEST}
-        | {"MIN_TEMPERATURE": 1e-5, "NOT_FINITE": -1},
-        num_warps=16,
-    )
-    assert_nothing_is_spilled(kernel, tmp_path)
+def test_attention_in_float32_takes_no_tf32(compiled):
+    for call in (kernels.decode(F32, 256, splits=1), kernels.prefill(F32, 64)):
+        (kernel,) = compiled(call)
+        assert "tf32" not in kernel.ptx
 
 
-def test_rotary(tmp_path):
-    kernel = compiled(
-        rotary._rotate_and_write,
-        [B, F32, I32, B, B, "i32", "i64", "fp32"],
-        {"QUERY_HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128, "ROTATED": 128, "NORM": True}
-        | {"KEEP_KEYS": False, "BLOCK_SIZE": 16, "BLOCK_H": 8, "BLOCK_D": 128},
-    )
-    assert_nothing_is_spilled(kernel, tmp_path)
+def test_elementwise_kernels(compiled):
+    for kernel in compiled(lambda: kernels.elementwise(BF16)):
+        assert "ld.global.v4" in kernel.ptx, kernel.name
+        assert "st.global.v4" in kernel.ptx, kernel.name
+
+
+def test_sampling(compiled):
+    (kernel,) = compiled(lambda: kernels.sample(BF16, 128_256))
+    assert "ld.global.v4" in kernel.ptx

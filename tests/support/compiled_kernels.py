@@ -1,0 +1,181 @@
+"""Kernels compiled ahead for a GPU that need not be there, from the launches of our own code.
+
+The wrappers are called with tensors without memory, and what they launch is recorded; so types,
+block sizes, warps and stages are those that run.
+"""
+
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from backend.kernels import (
+    activation,
+    decode_attention,
+    kv_write,
+    norm,
+    prefill_attention,
+    rotary,
+    sampling,
+)
+
+BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+SHARED_MEMORY = {80: 163 * 2**10, 90: 227 * 2**10}
+"""Bytes that a block of threads may have, by architecture."""
+
+_MODULES = (
+    activation,
+    decode_attention,
+    kv_write,
+    norm,
+    prefill_attention,
+    rotary,
+    sampling,
+)
+_TYPES = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+_OPTIONS = {"num_warps", "num_stages"}
+
+
+@dataclass(frozen=True)
+class Launch:
+    kernel: Any
+    arguments: tuple[Any, ...]
+    meta: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """``stack`` is what spilled registers take, in bytes a thread."""
+
+    name: str
+    registers: int
+    stack: int
+    shared: int
+    ptx: str
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    """A tensor without memory."""
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def launches(call: Callable[[], object], monkeypatch: Any) -> list[Launch]:
+    """Return what ``call`` launches."""
+    found: list[Launch] = []
+
+    def record(kernel: Any, grid: tuple[int, ...], *arguments: Any, **meta: Any) -> None:
+        assert 0 not in grid
+        found.append(Launch(kernel, arguments, meta))
+
+    with monkeypatch.context() as patch:
+        for module in _MODULES:
+            patch.setattr(module, "launch", record)
+        call()
+    return found
+
+
+def compile_for(architecture: int, launch: Launch, folder: Path) -> Compiled:
+    """Compile as Triton would when launched: it looks at the arguments' types and alignment."""
+    names = list(launch.kernel.arg_names)
+    constants = {name: value for name, value in launch.meta.items() if name not in _OPTIONS}
+    types = {}
+    attributes = {}
+    for place, (name, value) in enumerate(zip(names, launch.arguments, strict=False)):
+        if isinstance(value, torch.Tensor):
+            types[name] = _TYPES[value.dtype]
+        elif isinstance(value, float):
+            types[name] = "fp32"
+            continue
+        elif value == 1:
+            constants[name] = value
+            continue
+        else:
+            types[name] = "i32" if value < 2**31 else "i64"
+        if isinstance(value, torch.Tensor) or value % 16 == 0:
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    signature = {name: types.get(name, "constexpr") for name in names}
+    compiled = triton.compile(
+        ASTSource(launch.kernel, signature, constants, attributes),
+        target=GPUTarget("cuda", architecture, 32),
+        options={name: launch.meta[name] for name in _OPTIONS & launch.meta.keys()},
+    )
+    binary = folder / "kernel.cubin"
+    binary.write_bytes(compiled.asm["cubin"])
+    told = subprocess.run(
+        [BINARIES / "cuobjdump", "--dump-resource-usage", binary],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    used = {name: int(value) for name, value in re.findall(r"\b(REG|STACK):(\d+)", told)}
+    return Compiled(
+        launch.kernel.__name__,
+        used["REG"],
+        used["STACK"],
+        compiled.metadata.shared,
+        compiled.asm["ptx"],
+    )
+
+
+def decode(dtype: torch.dtype, head_dim: int, *, heads: int = 32, splits: int = 8, **options: Any):
+    """Decode attention over 8 KV heads, as a call."""
+    qkv, cache = _projection(dtype, heads, head_dim), _cache(dtype, head_dim)
+    tables = decode_attention.BlockTables(tensor(100), tensor(33))
+    return partial(
+        decode_attention.decode_attention,
+        qkv[:, :heads],
+        cache,
+        tables,
+        tensor(33),
+        splits=splits,
+        **options,
+    )
+
+
+def prefill(dtype: torch.dtype, head_dim: int, *, heads: int = 32, **options: Any):
+    """Prefill attention over 8 KV heads, as a call."""
+    qkv, cache = _projection(dtype, heads, head_dim), _cache(dtype, head_dim)
+    attend = prefill_attention.prefill_attention
+    return partial(attend, qkv[:, :heads], cache, tensor(100), tensor(7, 4), **options)
+
+
+def elementwise(dtype: torch.dtype) -> None:
+    """Launch all others, in the sizes of an 8B model whose heads are normed."""
+    rows, weight = tensor(33, 4096, dtype=dtype), tensor(4096, dtype=dtype)
+    norm.rms_norm(rows, weight, 1e-5)
+    norm.add_rms_norm(rows, rows, weight, 1e-5)
+    activation.silu_mul(tensor(33, 2 * 14336, dtype=dtype))
+    qkv, cache = _projection(dtype, 32, 128), _cache(dtype, 128)
+    turns = tensor(33, 64, 2, dtype=torch.float32)
+    for head_weights in (None, tensor(40, 128, dtype=dtype)):
+        rotary.rotate_and_write(qkv, turns, tensor(33), cache, head_weights=head_weights, eps=1e-5)
+    kv_write.write_kv(tensor(33, 16, 128, dtype=dtype), cache, tensor(33))
+
+
+def sample(dtype: torch.dtype, vocab: int) -> None:
+    """Launch the sampler."""
+    column = tensor(33, 1, dtype=torch.float32)
+    rows = sampling.SamplingRows(column, column, column, column, tensor(33, 2))
+    sampling.sample_tokens(tensor(33, vocab, dtype=dtype), rows)
+
+
+def _projection(dtype: torch.dtype, heads: int, head_dim: int) -> torch.Tensor:
+    return tensor(33, heads + 16, head_dim, dtype=dtype)
+
+
+def _cache(dtype: torch.dtype, head_dim: int) -> torch.Tensor:
+    return tensor(100, 16, 16, head_dim, dtype=dtype)
