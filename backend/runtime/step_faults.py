@@ -4,6 +4,17 @@ from enum import Enum, auto
 
 import torch
 
+# torch has a type of its own for memory that its allocator does not get, and for nothing else: not
+# for that of the host, of a graph, of a kernel's code, of cuBLAS.
+_NO_MEMORY = (
+    "allocate memory",
+    "CUDA error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+# Triton has an error text of its own for what torch calls a CUDA error.
+_STICKY = ("CUDA error", "Triton Error [CUDA]")
+
 
 class DeviceLostError(Exception):
     """The device's state is gone: nothing more can be computed by this process."""
@@ -23,10 +34,9 @@ def fault_of(error: Exception) -> Fault:
         return Fault.MEMORY
     if isinstance(error, RuntimeError):
         text = str(error)
-        # On CPU, torch has no type of its own for memory that it does not get.
-        if "allocate memory" in text:
+        if any(each in text for each in _NO_MEMORY):
             return Fault.MEMORY
         # An error of a kernel is sticky: every later call fails as well.
-        if isinstance(error, torch.AcceleratorError) or "CUDA error" in text:
+        if isinstance(error, torch.AcceleratorError) or any(each in text for each in _STICKY):
             return Fault.DEVICE
     return Fault.STEP
