@@ -40,7 +40,9 @@ def make_cuda_runner(
     on_cuda = model.device.type == "cuda"
     if graphs is None:
         graphs = on_cuda and network.has_static_steps
-    name = prefill or choose_backend(device=model.device.type, dtype=model.dtype)
+    name = prefill or choose_backend(
+        device=model.device.type, dtype=model.dtype, head_dim=network.shape.head_dim
+    )
     logger.info("prefill attention: %s; CUDA graphs of decoding: %s", name, graphs)
     processors = _PROCESSORS_ELSEWHERE
     if on_cuda:

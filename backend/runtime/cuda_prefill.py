@@ -18,6 +18,7 @@ from torch.nn import functional
 from backend.kernels.prefill_attention import prefill_attention
 
 BACKENDS = ("flashinfer", "flash_attn", "triton", "torch")
+_HEAD_DIMS = {"flashinfer": (64, 128, 256), "flash_attn": range(8, 257, 8)}
 _WORKSPACE_BYTES = 128 * 2**20
 
 
@@ -70,15 +71,19 @@ class Prefill(Protocol):
 
 
 def choose_backend(
-    find: Callable[[str], object | None] = find_spec, *, device: str, dtype: torch.dtype
+    find: Callable[[str], object | None] = find_spec,
+    *,
+    device: str,
+    dtype: torch.dtype,
+    head_dim: int,
 ) -> str:
     """Return the first of BACKENDS that can be had; ``find`` looks for a module.
 
-    The libraries know half precision on CUDA only.
+    The libraries know half precision on CUDA only, and heads of some sizes.
     """
     if device == "cuda" and dtype in {torch.float16, torch.bfloat16}:
-        for name in ("flashinfer", "flash_attn"):
-            if find(name) is not None:
+        for name, sizes in _HEAD_DIMS.items():
+            if head_dim in sizes and find(name) is not None:
                 return name
     return "triton" if find("triton") is not None else "torch"
 

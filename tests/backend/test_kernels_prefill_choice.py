@@ -36,13 +36,20 @@ def installed(*names):
 )
 def test_the_first_that_is_installed_is_taken(modules, expected):
     find = installed(*modules)
-    assert choose_backend(find, device="cuda", dtype=torch.bfloat16) == expected
+    assert choose_backend(find, device="cuda", dtype=torch.bfloat16, head_dim=128) == expected
 
 
 def test_the_libraries_are_for_half_precision_on_cuda_alone():
     find = installed("flashinfer", "flash_attn", "triton")
-    assert choose_backend(find, device="cuda", dtype=torch.float32) == "triton"
-    assert choose_backend(find, device="cpu", dtype=torch.float16) == "triton"
+    assert choose_backend(find, device="cuda", dtype=torch.float32, head_dim=128) == "triton"
+    assert choose_backend(find, device="cpu", dtype=torch.float16, head_dim=128) == "triton"
+
+
+def test_heads_of_a_size_that_a_library_does_not_know_go_to_another():
+    find = installed("flashinfer", "flash_attn", "triton")
+    how = {"device": "cuda", "dtype": torch.bfloat16}
+    assert choose_backend(find, **how, head_dim=96) == "flash_attn"
+    assert choose_backend(find, **how, head_dim=100) == "triton"
 
 
 def test_an_unknown_one_is_refused():
