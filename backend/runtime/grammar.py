@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from backend.core.sequence import Matcher, Sequence
+from backend.runtime.token_counts import on_device
 
 if TYPE_CHECKING:
     import xgrammar
@@ -76,7 +77,9 @@ def mask_(logits: Tensor, constrained: SequenceOf[tuple[int, Sequence, Matcher]]
         matcher.fill(masks, row)
     masked = [row for row, _, matcher in constrained if matcher.failure is None]
     if masked:
-        xgrammar.apply_token_bitmask_inplace(logits, masks.to(logits.device), indices=masked)
+        xgrammar.apply_token_bitmask_inplace(
+            logits, on_device(masks.numpy(), logits), indices=masked
+        )
     return [row for row, _, matcher in constrained if matcher.failure is not None]
 
 
