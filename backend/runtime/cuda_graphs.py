@@ -1,8 +1,9 @@
-"""CUDA graphs of decoding: a whole forward pass as one launch, captured for some batch sizes.
+"""CUDA graphs of decoding: all layers as one launch, captured for some batch sizes.
 
 A batch runs in the graph of the next size, the rest of which is padding: rows without keys whose
 KV goes to the padding block. Graphs of all sizes share one pool of memory, so they may not run at
-the same time; they do not, there is one stream.
+the same time; they do not, there is one stream. What a graph returns is kept apart for each size:
+hidden states, which are small, and not logits.
 """
 
 from bisect import bisect_left
@@ -37,20 +38,23 @@ class DecodeGraphs:
     def __init__(self) -> None:
         self._graphs: dict[int, tuple[Any, Tensor]] = {}
         self._pool: Any = None
+        self._stream: Any = None
 
     def __contains__(self, size: object) -> bool:
         return size in self._graphs
 
     def capture(self, size: int, run: Callable[[], Tensor]) -> None:
         """Capture ``run``, which reads its inputs from where they will be, for later sizes too."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        # One stream for all: cuBLAS keeps a workspace, 32 MiB on Hopper, for each it has seen.
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             for _ in range(_WARM_UPS):
                 run()
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             output = run()
         self._pool = self._pool or graph.pool()
         self._graphs[size] = graph, output

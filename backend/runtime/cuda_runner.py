@@ -6,7 +6,7 @@ before it was collected: its unseen tokens are copied on the device from where t
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from backend.runtime.sampler import Sampler
 logger = logging.getLogger(__name__)
 
 # Uses every part of the sampler: what it compiles or allocates shows before the first request.
-_COSTLY = SamplingParams(top_k=20, top_p=0.9, min_p=0.01, logprobs=20)
+_COSTLY = SamplingParams(top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1, logprobs=20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +98,14 @@ class CudaModelRunner:
             batch.tokens.index_copy_(0, targets.long(), tokens)
         scored: tuple[SpanLogprobs, ...] = ()
         if size is not None and self._graphs is not None and size in self._graphs:
-            logits = self._graphs.replay(size)
+            hidden = self._graphs.replay(size)
         else:
             hidden = self._forward(batch)
-            if batch.scored:
-                num_sampling = len(batch.sampling)
-                scored = score(batch.scored, hidden[num_sampling:], self._model.logits)
-                hidden = hidden[:num_sampling]
-            logits = self._model.logits(hidden)
-        sampled = self._sampler.sample(logits[: len(batch.sampling)], batch.sampling)
+        num_sampling = len(batch.sampling)
+        if batch.scored:
+            scored = score(batch.scored, hidden[num_sampling:], self._model.logits)
+        logits = self._model.logits(hidden[:num_sampling])
+        sampled = self._sampler.sample(logits, batch.sampling)
         sequences = tuple(each.sequence for each in batch.sampling)
         self._last = InFlight(sequences, sampled, scored)
         return self._last
@@ -123,8 +122,9 @@ class CudaModelRunner:
 
     def warm_up(self) -> None:
         """Run steps in the padding block: kernels are compiled, graphs captured, errors show."""
-        for num_tokens in (2 * BLOCK_SIZE, 1):
+        for num_tokens in (min(2 * BLOCK_SIZE, self._limits.max_model_len), 1):
             self.collect(self.launch((_nobody(num_tokens),)))
+        self._compile_splits()
         if self._graphs is not None:
             # The largest first: the others then find room in its memory.
             for size in reversed(self._sizes):
@@ -136,10 +136,19 @@ class CudaModelRunner:
         self.discard([PADDING_BLOCK])
 
     @torch.inference_mode()
+    def _compile_splits(self) -> None:
+        """Run decode attention in each number of splits that a step may ask for."""
+        batch = self._inputs.build((_nobody(1),), {})
+        splits = self._inputs.splits(1, self._limits.max_model_len)
+        while splits:
+            self._forward(replace(batch, plan=replace(batch.plan, splits=splits)))
+            splits //= 2
+
+    @torch.inference_mode()
     def _capture(self, size: int) -> None:
         if self._graphs is not None:
             batch = self._inputs.build((_nobody(1),) * size, {}, size)
-            self._graphs.capture(size, lambda: self._model.logits(self._forward(batch)))
+            self._graphs.capture(size, lambda: self._forward(batch))
 
     @torch.inference_mode()
     def discard(self, blocks: Iterable[int]) -> None:

@@ -36,10 +36,10 @@ def test_a_chunked_prompt_beside_decoding_with_norms_by_head(interpreter, checkp
     assert tokens == [reference(model, prompt) for prompt in batch]
 
 
-def test_a_sliding_window(interpreter, checkpoint):
+def test_a_sliding_window_after_warming_up(interpreter, checkpoint):
     directory, model = checkpoint("mistral")
     batch = prompts([model.config.sliding_window + 3])
-    tokens, _ = interpreter(GENERATE, str(directory), batch, NEW_TOKENS)
+    tokens, _ = interpreter(GENERATE, str(directory), batch, NEW_TOKENS, warms_up=True)
     assert tokens == [reference(model, prompt) for prompt in batch]
 
 
