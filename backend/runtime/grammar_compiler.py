@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 _ANY_OBJECT = '{"type": "object"}'
 
+# Enough for what is laid out in lines; without a bound a weak model adds spaces until the end.
+_MOST_SPACES = 16
+
 
 @dataclass(frozen=True, slots=True)
 class CompilerLimits:
@@ -281,9 +284,9 @@ def _new_compiler(vocabulary: Vocabulary, unused: frozenset[int]) -> "xgrammar.G
 def _compile(compiler: "xgrammar.GrammarCompiler", grammar: Grammar) -> "xgrammar.CompiledGrammar":
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
-            return compiler.compile_json_schema(_ANY_OBJECT)
+            return compiler.compile_json_schema(_ANY_OBJECT, max_whitespace_cnt=_MOST_SPACES)
         case GrammarKind.JSON_SCHEMA:
-            return compiler.compile_json_schema(grammar.source)
+            return compiler.compile_json_schema(grammar.source, max_whitespace_cnt=_MOST_SPACES)
         case GrammarKind.REGEX:
             return compiler.compile_regex(grammar.source)
         case GrammarKind.EBNF:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from grammar_walks import Walks, next_tokens
 
 from backend.core.types import FinishReason, GenerationRequest, Grammar, GrammarKind, SamplingParams
 from backend.ports import EngineError, GrammarRejectedError, OverloadedError
@@ -345,6 +346,24 @@ async def test_a_grammar_that_had_no_turn_is_no_fault_of_the_clients(engine):
     finally:
         gate.opened.set()
         engine._core.grammars = before
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar(GrammarKind.JSON_OBJECT),
+        Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object", "properties": {"a": {}}}'),
+    ],
+)
+def test_spaces_between_the_parts_of_json_come_to_an_end(grammar):
+    """A weak model would add some for ever, and never an answer."""
+    matcher = Walks().matcher(grammar)
+    tokens = [ord("{")]
+    while ord(" ") in (allowed := next_tokens(matcher, tokens)):
+        tokens.append(ord(" "))
+        assert len(tokens) < 50
+    assert len(tokens) > 10
+    assert ord('"') in allowed
 
 
 def test_a_grammar_that_is_compiled_leaves_no_timer_behind():
