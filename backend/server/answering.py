@@ -1,5 +1,6 @@
 """Runs one generation and writes its reply, whole or as events."""
 
+import logging
 import time
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from backend.ports import (
     UnavailableError,
 )
 from backend.server.constraints import Constraint
-from backend.server.errors import ApiError, engine_failed, overloaded, unavailable
+from backend.server.errors import ApiError, engine_failed, internal_error, overloaded, unavailable
 from backend.server.event_stream import EventStream
 from backend.server.generation import Tally
 from backend.server.json_reply import json_response
@@ -25,6 +26,8 @@ from backend.server.replies import Head, ReplyForm
 
 FAILURES = (EngineError, OverloadedError, RequestRejectedError)
 """What a generation raises."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,8 @@ class Answer:
             if not events.prepared:
                 raise api_error(error, self.constraint) from error
             await events.fail(api_error(error, self.constraint))
+        except Exception as error:  # noqa: BLE001  # raised again, or logged
+            await events.fail(broken_off(error, events, request))
         return events
 
     def _head(self) -> Head:
@@ -89,6 +94,18 @@ class Answer:
         if delta.finish_reason is not None:
             choices += self.form.finish(delta.index, delta.finish_reason)
         return choices
+
+
+def broken_off(error: Exception, events: EventStream, request: web.Request) -> ApiError:
+    """Return what is told of a defect of ours in the middle of a stream.
+
+    Before it, and where nobody listens any more, ``error`` is raised: another response cannot be
+    begun later.
+    """
+    if isinstance(error, ConnectionResetError) or not events.prepared:
+        raise error
+    log.error("%s failed in the middle of its stream", request.path, exc_info=error)
+    return internal_error()
 
 
 def api_error(error: Exception, constraint: Constraint | None) -> ApiError:

@@ -106,3 +106,13 @@ def overloaded(error: OverloadedError) -> ApiError:
 def engine_failed(reason: str) -> ApiError:
     """Return the error of a generation that broke off through no fault of the client."""
     return ApiError(500, f"The engine failed: {reason}", kind=SERVER_ERROR, code="engine_error")
+
+
+def internal_error() -> ApiError:
+    """Return the error of a defect of ours, which is in the log alone."""
+    return ApiError(
+        500,
+        "The server had an error while processing your request.",
+        kind=SERVER_ERROR,
+        code="internal_error",
+    )

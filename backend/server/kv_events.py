@@ -17,15 +17,15 @@ from backend.core.block_pool import BLOCK_SIZE
 from backend.core.cache_events import BlockRemoved, BlocksStored, EventBatch
 from backend.core.cache_feed import CacheFeed, Change, Cleared, Numbered, Snapshot, parts
 from backend.server.errors import RATE_LIMIT, ApiError
+from backend.server.event_stream import EventStream
 
 MOST_READERS = 32
 BEAT_SECONDS = 15.0
 """A comment is sent after so long a silence, so that a connection that died is found."""
 
-_WRITE_SECONDS = 30.0
 _MOST_CHANGES = 16_384
 _BLOCKS_A_PART = 1_024
-_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+_MOST_DIGITS = 20  # Python refuses to read a number of thousands
 
 
 class KvEvents:
@@ -82,7 +82,7 @@ class KvEvents:
             )
         self._num_readers += 1
         try:
-            response = web.StreamResponse(headers=_HEADERS)
+            response = EventStream()
             await response.prepare(request)
             await self._follow(response, self._position(request.headers.get("Last-Event-ID")))
             await response.write_eof()
@@ -90,34 +90,33 @@ class KvEvents:
             self._num_readers -= 1
         return response
 
-    async def _follow(self, response: web.StreamResponse, position: int | None) -> None:
+    async def _follow(self, response: EventStream, position: int | None) -> None:
         while not self._closed:
             changes = None if position is None else self._feed.since(position)
             if changes is None:
                 snapshot = self._feed.snapshot()
                 for written in self._written_snapshot(snapshot):
-                    await _write(response, written)
+                    await response.write(written)
                 position = snapshot.sequence
             elif changes:
-                await _write(response, b"".join(map(self._written, changes)))
+                await response.write(b"".join(map(self._written, changes)))
                 position = changes[-1].sequence
             else:
                 await self._wait(response)
 
-    async def _wait(self, response: web.StreamResponse) -> None:
+    async def _wait(self, response: EventStream) -> None:
         news = self._news
         try:
             async with asyncio.timeout(self._beat_seconds):
                 await news.wait()
         except TimeoutError:
-            await _write(response, b": no news\n\n")
+            await response.write(b": no news\n\n")
 
     def _position(self, last_event_id: str | None) -> int | None:
         """Return the number that a reader has seen; None when it is not of this server."""
         epoch, _, number = (last_event_id or "").partition("-")
-        return (
-            int(number) if epoch == self._epoch and number.isascii() and number.isdigit() else None
-        )
+        is_ours = epoch == self._epoch and number.isascii() and number.isdigit()
+        return int(number) if is_ours and len(number) <= _MOST_DIGITS else None
 
     def _tell(self, before: int) -> None:
         if self._feed.sequence != before:
@@ -148,14 +147,6 @@ class KvEvents:
 
     def _id(self, sequence: int) -> str:
         return f"{self._epoch}-{sequence}"
-
-
-async def _write(response: web.StreamResponse, data: bytes) -> None:
-    try:
-        async with asyncio.timeout(_WRITE_SECONDS):
-            await response.write(data)
-    except TimeoutError as error:
-        raise ConnectionResetError("the reader does not read") from error
 
 
 def _told(change: Change) -> tuple[str, dict[str, object]]:

@@ -7,7 +7,7 @@ import time
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from backend.server.errors import SERVER_ERROR, ApiError
+from backend.server.errors import ApiError, internal_error
 from backend.server.event_stream import EventStream
 from backend.server.json_reply import json_response
 from backend.server.metrics import Metrics
@@ -101,12 +101,7 @@ def _answering_errors(handler: Handler) -> Handler:
             raise
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
-            failure = ApiError(
-                500,
-                "The server had an error while processing your request.",
-                kind=SERVER_ERROR,
-                code="internal_error",
-            )
+            failure = internal_error()
         return json_response(failure.body(), failure.status, failure.headers)
 
     return answer

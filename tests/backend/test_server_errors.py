@@ -350,3 +350,30 @@ async def test_an_unexpected_failure_is_logged_and_told_without_details(start_se
     assert (reply.status, reply.error["code"]) == (500, "internal_error")
     assert "secret" not in reply.error["message"]
     assert "a secret" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/responses", {"input": "Hi"})]
+)
+async def test_an_unexpected_failure_in_a_stream_is_its_last_event(
+    start_server, caplog, path, body
+):
+    async def script(request):
+        if request.request_id != "warm-up":
+            yield TextDelta(0, "Hel", 1)
+            raise ZeroDivisionError("a secret")
+        yield TextDelta(0, "", 1, FinishReason.STOP)
+
+    server = await start_server(script=script)
+    asked = body | {"model": "scripted", "stream": True}
+    async with server.session.post(server.url + path, json=asked) as reply:
+        assert reply.status == 200
+        text = await reply.text()  # raises where the framing is broken
+    assert "Hel" in text
+    last = orjson.loads(text.strip().rpartition("data: ")[2])
+    assert "internal_error" in str(last) or "server_error" in str(last)
+    assert "HTTP/1.1" not in text
+    assert "secret" not in text
+    assert "a secret" in caplog.text
+    counted = f'refrain_engine_requests_total{{endpoint="{path}",outcome="server_error"}}'
+    assert await server.metric(counted) == 1

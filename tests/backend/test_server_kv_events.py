@@ -106,7 +106,7 @@ async def test_who_comes_back_in_time_gets_what_was_missed_and_others_a_snapshot
     follower = await follow(server, seen)
     assert (await follower.event())[0] == "removed"
     events.apply([EventBatch(2, (BlockRemoved(ONE), BlocksStored(ROOT, (THREE,), 16)))])
-    for stale in (seen, "another-1", "nonsense", "", f"{seen}0"):
+    for stale in (seen, "another-1", "nonsense", "", f"{seen}0", seen + 5_000 * "0"):
         kind, _, data = await (await follow(server, stale)).event()
         assert (kind, data["blocks"]) == ("snapshot", [[THREE.hex(), ROOT.hex()]])
 

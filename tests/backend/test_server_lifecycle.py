@@ -10,6 +10,7 @@ from fake_models import at_once, nothing_to_close
 from backend.core.types import FinishReason, TextDelta
 from backend.ports import EngineError
 from backend.runtime.background import in_background, is_left_behind
+from backend.server import event_stream
 from backend.server.application import build_application
 from backend.server.served_model import LoadedModel, ServedModel
 
@@ -179,6 +180,23 @@ async def test_work_that_is_given_up_leaves_its_thread_and_says_so():
         await task
     assert is_left_behind()
     release.set()
+
+
+async def test_a_client_that_does_not_read_is_let_go(start_server, monkeypatch):
+    monkeypatch.setattr(event_stream, "WRITE_SECONDS", 0.2)
+
+    async def endless(request):
+        if request.request_id == "warm-up":
+            yield TextDelta(0, "", 1, FinishReason.STOP)
+            return
+        for number in range(1, 1_000):
+            yield TextDelta(0, "x" * 100_000, number)
+
+    server = await start_server(script=endless)
+    _, writer = await send_chat(server, stream=True)
+    await asyncio.wait_for(server.generator.cancelled.wait(), 10)
+    assert await server.metric(CANCELLED) == 1
+    writer.close()
 
 
 async def test_stopping_waits_for_open_requests(start_server):

@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from backend.ports import Generator
-from backend.server.answering import FAILURES, api_error
+from backend.server.answering import FAILURES, api_error, broken_off
 from backend.server.constraints import Constraint
 from backend.server.event_stream import TypedEventStream
 from backend.server.generation import Tally
@@ -66,6 +66,9 @@ class ResponseAnswer:
             failure = api_error(error, self.constraint)
             if not events.prepared:
                 raise failure from error
+            await events.end(writer.fail(failure), failed=True)
+        except Exception as error:  # noqa: BLE001  # raised again, or logged
+            failure = broken_off(error, events, request)
             await events.end(writer.fail(failure), failed=True)
         return events
 
