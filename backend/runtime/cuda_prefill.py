@@ -203,6 +203,30 @@ class FlashAttnPrefill:
         )
 
 
+class _Planned:
+    """A wrapper of FlashInfer and the step that it is planned for.
+
+    A plan is laid out in the wrapper's own pinned memory and copied without waiting, so the next
+    one may be made only once that copy has ended.
+    """
+
+    def __init__(self, wrapper: Any, device: torch.device) -> None:
+        self.wrapper = wrapper
+        self._spans: PrefillSpans | None = None
+        self._copied: Any = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def is_for(self, spans: PrefillSpans) -> bool:
+        return self._spans is spans
+
+    def plan(self, spans: PrefillSpans, *arguments: Any, **options: Any) -> None:
+        if self._copied is not None:
+            self._copied.synchronize()
+        self.wrapper.plan(*arguments, **options)
+        if self._copied is not None:
+            self._copied.record()
+        self._spans = spans
+
+
 class FlashInferPrefill:
     """FlashInfer over our blocks; it plans once for each step and window."""
 
@@ -210,9 +234,11 @@ class FlashInferPrefill:
 
     def __init__(self, library: Any, device: torch.device) -> None:
         """``library`` is the module flashinfer."""
-        workspace = torch.empty(_WORKSPACE_BYTES, device=device, dtype=torch.uint8)
-        self._wrapper = library.BatchPrefillWithPagedKVCacheWrapper(workspace, "HND")
-        self._planned: tuple[PrefillSpans, int | None] | None = None
+        self._library = library
+        self._device = device
+        # Steps run one after the other, so all wrappers share what kernels leave for one another.
+        self._workspace = torch.empty(_WORKSPACE_BYTES, device=device, dtype=torch.uint8)
+        self._planned: dict[int | None, _Planned] = {}
 
     def attend(
         self,
@@ -226,40 +252,45 @@ class FlashInferPrefill:
     ) -> None:
         """See Prefill."""
         kv_heads, head_dim = keys_values.shape[1] // 2, keys_values.shape[2]
-        if self._planned is None or self._planned[0] is not spans or self._planned[1] != window:
-            self._plan(queries, kv_heads, spans, window, cache.shape[2])
-            self._planned = (spans, window)
+        planned = self._planned.get(window)
+        if planned is None:
+            wrapper = self._library.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "HND")
+            planned = self._planned[window] = _Planned(wrapper, self._device)
+        if not planned.is_for(spans):
+            _plan(planned, queries, cache, spans, window)
         paged = cache.view(len(cache), 2, kv_heads, cache.shape[2], head_dim)
         rows = slice(spans.first_row, spans.starts[-1])
-        output[rows] = self._wrapper.run(queries[rows].contiguous(), paged)
+        output[rows] = planned.wrapper.run(queries[rows].contiguous(), paged)
 
-    def _plan(
-        self,
-        queries: Tensor,
-        kv_heads: int,
-        spans: PrefillSpans,
-        window: int | None,
-        block_size: int,
-    ) -> None:
-        lengths = [
-            prefix + stop - start
-            for (start, stop), prefix in zip(pairwise(spans.starts), spans.prefixes, strict=True)
-        ]
-        counts = [-(-length // block_size) for length in lengths]
-        # The spans' tables are the last of the step's, and end to end.
-        first = spans.tables[0]
-        ends = [table - first + count for table, count in zip(spans.tables, counts, strict=True)]
-        int32 = torch.int32
-        self._wrapper.plan(
-            torch.tensor([start - spans.first_row for start in spans.starts], dtype=int32),
-            torch.tensor([0, *ends], dtype=int32),
-            spans.blocks[first : first + ends[-1]],
-            torch.tensor([(length - 1) % block_size + 1 for length in lengths], dtype=int32),
-            queries.shape[1],
-            kv_heads,
-            queries.shape[2],
-            block_size,
-            causal=True,
-            window_left=-1 if window is None else window - 1,
-            q_data_type=queries.dtype,
-        )
+
+def _plan(
+    planned: _Planned,
+    queries: Tensor,
+    cache: Tensor,
+    spans: PrefillSpans,
+    window: int | None,
+) -> None:
+    kv_heads, block_size = cache.shape[1] // 2, cache.shape[2]
+    lengths = [
+        prefix + stop - start
+        for (start, stop), prefix in zip(pairwise(spans.starts), spans.prefixes, strict=True)
+    ]
+    counts = [-(-length // block_size) for length in lengths]
+    # The spans' tables are the last of the step's, and end to end.
+    first = spans.tables[0]
+    ends = [table - first + count for table, count in zip(spans.tables, counts, strict=True)]
+    int32 = torch.int32
+    planned.plan(
+        spans,
+        torch.tensor([start - spans.first_row for start in spans.starts], dtype=int32),
+        torch.tensor([0, *ends], dtype=int32),
+        spans.blocks[first : first + ends[-1]],
+        torch.tensor([(length - 1) % block_size + 1 for length in lengths], dtype=int32),
+        queries.shape[1],
+        kv_heads,
+        queries.shape[2],
+        block_size,
+        causal=True,
+        window_left=-1 if window is None else window - 1,
+        q_data_type=queries.dtype,
+    )

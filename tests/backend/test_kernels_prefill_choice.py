@@ -169,3 +169,37 @@ def test_flashinfer_plans_once_for_each_step_and_window():
     assert plans == [first, (*first[:2], 7)]
     assert runs == [(24, (6, 2, KV_HEADS, 16, HEAD_DIM))] * 3
     torch.testing.assert_close(output[1:], queries[1:] + 1)
+
+
+def test_a_plan_waits_until_the_one_before_has_left_pinned_memory(monkeypatch):
+    heard = []
+
+    class Event:
+        def synchronize(self):
+            heard.append("copied")
+
+        def record(self):
+            heard.append("recorded")
+
+    class Wrapper:
+        def __init__(self, workspace, layout):
+            pass
+
+        def plan(self, *arguments, **options):
+            heard.append(f"planned {options['window_left']}")
+
+        def run(self, queries, paged):
+            return queries
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: None)
+    library = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=Wrapper)
+    prefill = make_prefill("flashinfer", lambda _: library, device=torch.device("cuda"))
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    for queries, keys_values, cache, spans, _ in (step((0, 20)), step((0, 3))):
+        for window in (None, 8, None, 8):
+            output = torch.zeros_like(queries)
+            prefill.attend(queries, keys_values, cache, spans, window=window, output=output)
+    each = ["copied", "planned -1", "recorded", "copied", "planned 7", "recorded"]
+    assert heard == each + each
