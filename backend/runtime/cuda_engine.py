@@ -3,6 +3,7 @@
 Imported where there are kernels only: Triton comes with torch for CUDA, not with that for CPU.
 """
 
+import gc
 import logging
 
 import torch
@@ -87,6 +88,7 @@ def read_memory(
     torch.cuda.synchronize(device)
     step = torch.cuda.max_memory_allocated(device) - held
     del runner, cache
+    gc.collect()
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     return MemoryReading(total=total, free=free, step=step)

@@ -130,8 +130,10 @@ class CudaModelRunner:
             for size in reversed(self._sizes):
                 try:
                     self._capture(size)
-                except torch.OutOfMemoryError:
-                    logger.warning("no memory for a graph of %d sequences and less", size)
+                except RuntimeError as error:
+                    # Memory mostly, which a capture may tell in other words. Steps run without;
+                    # where the device is lost, the next of them says so.
+                    logger.warning("no graph of %d sequences and less: %s", size, error)
                     break
         self.discard([PADDING_BLOCK])
 

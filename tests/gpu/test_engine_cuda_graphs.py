@@ -14,6 +14,8 @@ pytest_plugins = ["tiny_checkpoints"]
 
 from interpreted_engine import generate
 
+from backend.runtime.cuda_graphs import DecodeGraphs
+
 NEW_TOKENS = 20
 
 
@@ -67,6 +69,15 @@ def test_overlap_changes_no_draw(checkpoint, batch, dtype):
         for overlap in (False, True)
     )
     assert ahead == plain
+
+
+def test_what_cannot_be_captured_runs_without_graphs(checkpoint, batch, monkeypatch):
+    def capture(graphs, size, run):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(DecodeGraphs, "capture", capture)
+    tokens = run(checkpoint, "llama", batch, graphs=True)
+    assert tokens == [reference(checkpoint("llama")[1], prompt) for prompt in batch]
 
 
 def test_preemption_among_graphs(checkpoint, batch):
