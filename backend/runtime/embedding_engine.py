@@ -16,6 +16,7 @@ from pathlib import Path
 from backend.core.embedding_queue import EmbeddingQueue, Place, QueueBoundError
 from backend.ports import EmbeddingShape, EngineError, QueueFullError
 from backend.runtime.embedding_model import EmbeddingModel, load_embedding_model
+from backend.runtime.step_faults import Fault, fault_of
 from backend.runtime.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -109,16 +110,27 @@ class EmbeddingEngine:
                 self._forget(request_id)
 
     def _run(self) -> None:
+        try:
+            self._run_passes()
+        except Exception:
+            logger.exception("the embedding engine ended")
+        finally:
+            with self._changed:
+                self._refusal = self._refusal or "the engine stopped after an internal error"
+            self._fail(set(self._requests), self._refusal)
+
+    def _run_passes(self) -> None:
         while batch := self._next_batch():
             try:
                 vectors = self._model.embed([tokens for _, tokens in batch])
-            except Exception:
+            except Exception as error:
+                if fault_of(error) is Fault.DEVICE:
+                    raise  # every later pass would fail as well
                 logger.exception("a pass of %d inputs failed", len(batch))
                 reason = "the engine failed while it computed this request"
                 self._fail({place.request_id for place, _ in batch}, reason)
                 continue
             self._deliver([place for place, _ in batch], vectors)
-        self._fail(set(self._requests), self._refusal or "the engine stopped")
 
     def _next_batch(self) -> list[tuple[Place, tuple[int, ...]]]:
         """Wait for inputs; none when the engine is to stop."""

@@ -93,6 +93,24 @@ async def test_a_pass_that_crashes_fails_its_requests_and_no_others(engine, mode
     assert (2,) * 30 not in [tokens for batch in model.batches for tokens in batch]
 
 
+@pytest.mark.parametrize("broken", [RuntimeError("CUDA error: an illegal memory access"), None])
+async def test_an_engine_that_cannot_go_on_fails_whoever_waits_and_says_so(
+    engine, model, monkeypatch, broken
+):
+    def embed(tokens):
+        if broken is not None:
+            raise broken
+        return []  # fewer than there are inputs
+
+    monkeypatch.setattr(model, "embed", embed)
+    async with asyncio.timeout(10):
+        with pytest.raises(EngineError, match="stopped after an internal error"):
+            await engine.embed([(1,), (2,)])
+    assert not engine.ready
+    with pytest.raises(EngineError, match="stopped after an internal error"):
+        await engine.embed([(1,)])
+
+
 async def test_output_that_is_not_finite_fails_its_request_alone(engine, model):
     model.not_finite = 66
     first = asyncio.create_task(engine.embed([(1,)]))
