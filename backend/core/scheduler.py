@@ -144,6 +144,11 @@ class Scheduler:
                     f"{sequence.max_length} tokens need {needed} KV blocks of the "
                     f"{self.pool.num_blocks} that there are"
                 )
+        if len(sequences) > self._max_waiting:
+            raise NeverFitsError(
+                f"{len(sequences)} choices are more than the {self._max_waiting} sequences that "
+                "may wait"
+            )
         if self.num_waiting + len(sequences) > self._max_waiting:
             raise QueueFullError(self.num_waiting, self._waiting.drain_seconds(now))
         twin = None

@@ -93,18 +93,29 @@ async def test_who_waited_for_too_long_is_told_and_nothing_was_computed(held, by
     assert server.generator.stats().generated_tokens == 1 + 3  # the warm-up's and one answer's
 
 
+async def test_more_choices_than_may_ever_wait_are_no_overload(held):
+    server = await held(max_waiting=1)
+    server.release.set()
+    body = {"model": server.model.name, "messages": MESSAGE, "n": 2, "max_tokens": 2}
+    reply = await server.post("/v1/chat/completions", body)
+    assert (reply.status, reply.error["code"]) == (400, "rejected")
+    assert "2 choices" in reply.error["message"]
+
+
 async def test_a_stream_that_never_began_is_refused_with_a_status(held):
     server = await held(max_waiting=1)
     core = server.generator._core
     first = asyncio.create_task(status_of(ask(server)))
     await until(server, lambda: core.scheduler.num_steps_in_flight)
-    body = {"model": "tiny", "messages": MESSAGE, "stream": True, "n": 2, "max_tokens": 2}
-    asked = asyncio.create_task(server.post("/v1/chat/completions", body))
+    second = asyncio.create_task(status_of(ask(server)))
     await until(server, lambda: server.generator._inbox.qsize() == 1)
+    body = {"model": "tiny", "messages": MESSAGE, "stream": True, "max_tokens": 2}
+    asked = asyncio.create_task(server.post("/v1/chat/completions", body))
+    await until(server, lambda: server.generator._inbox.qsize() == 2)
     server.release.set()
     reply = await asyncio.wait_for(asked, LIMIT)
     assert (reply.status, reply.error["code"]) == (429, "queue_full")
-    assert (await first)[0] == 200
+    assert [(await each)[0] for each in (first, second)] == [200, 200]
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "nan", "inf", ""])
