@@ -158,16 +158,14 @@ def _group(
 
 def _biases(params: SequenceOf[SamplingParams], like: Tensor) -> tuple[Tensor, Tensor] | None:
     vocab = like.shape[-1]
-    places = [
-        (row * vocab + token, bias)
-        for row, each in enumerate(params)
-        for token, bias in each.logit_bias
-        if token < vocab  # a tokenizer may know more than the model
-    ]
-    if not places:
+    rows = [(row, np.array(each.logit_bias)) for row, each in enumerate(params) if each.logit_bias]
+    if not rows:
         return None
-    at, bias = zip(*places, strict=True)
-    return on_device(np.array(at, np.int64), like), on_device(np.array(bias, np.float32), like)
+    tokens = np.concatenate([biases[:, 0] for _, biases in rows]).astype(np.int64)
+    bias = np.concatenate([biases[:, 1] for _, biases in rows]).astype(np.float32)
+    offsets = np.repeat([row * vocab for row, _ in rows], [len(biases) for _, biases in rows])
+    known = tokens < vocab  # a tokenizer may know more than the model
+    return on_device((offsets + tokens)[known], like), on_device(bias[known], like)
 
 
 def _column(values: list[float], like: Tensor) -> Tensor:

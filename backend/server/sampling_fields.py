@@ -8,6 +8,9 @@ from pydantic_core import PydanticCustomError
 from backend.server.fields import Strict, combination, one_of, only
 
 MAX_CHOICES = 128
+MOST_TOKENS_NAMED = 1_024
+"""Of ``logit_bias`` and ``stop_token_ids`` each: every change of the batch goes through them."""
+
 _INT64_MAX = 2**63 - 1
 _TOKEN_ID = Annotated[int, Field(ge=0)]
 
@@ -19,6 +22,14 @@ Stop = Annotated[
 
 
 def _token_ids(bias: dict[str, float]) -> dict[str, float]:
+    if len(bias) > MOST_TOKENS_NAMED:
+        problem = (
+            f"Invalid 'logit_bias': too many tokens. Expected at most {MOST_TOKENS_NAMED}, but got "
+            f"{len(bias)} instead."
+        )
+        raise PydanticCustomError(
+            "disorder", "{problem}", {"problem": problem, "param": "logit_bias"}
+        )
     for key in bias:
         if not (key.isascii() and key.isdecimal() and len(key) <= 10):
             raise PydanticCustomError("invalid_key", "", {"param": "logit_bias", "key": key})
@@ -43,7 +54,7 @@ class SamplingFields(Strict):
     ) = None
     seed: Annotated[int, Field(ge=-_INT64_MAX - 1, le=_INT64_MAX)] | None = None
     stop: Stop | None = None
-    stop_token_ids: list[_TOKEN_ID] | None = None
+    stop_token_ids: Annotated[list[_TOKEN_ID], Field(max_length=MOST_TOKENS_NAMED)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     ignore_eos: bool | None = None
 

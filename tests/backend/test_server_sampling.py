@@ -39,6 +39,8 @@ async def test_parameters_reach_the_engine(server, endpoint, fields, expected):
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens", "invalid_parameter_combination"),
         ({"stop_token_ids": [1, -1]}, "stop_token_ids[1]", "integer_below_min_value"),
         ({"stop_token_ids": 3}, "stop_token_ids", "invalid_type"),
+        ({"stop_token_ids": [1] * 1_025}, "stop_token_ids", "array_above_max_length"),
+        ({"logit_bias": dict.fromkeys(map(str, range(1_025)), 1)}, "logit_bias", None),
         ({"logit_bias": [1]}, "logit_bias", "invalid_type"),
         ({"logit_bias": {"a": 1}}, "logit_bias", "invalid_value"),
         ({"logit_bias": {"-1": 1}}, "logit_bias", "invalid_value"),
