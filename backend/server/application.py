@@ -30,8 +30,8 @@ def build_application(
 ) -> web.Application:
     """Return the application for ``model``, which the caller loads once the socket listens.
 
-    On shutdown open requests have ``drain_seconds`` to end, then they are cancelled and the engine
-    is stopped. Run it with ``handler_cancellation=True``, or nobody notices that a client left.
+    On shutdown open requests have ``drain_seconds`` to end, then the engine is stopped and
+    they fail. Run it with ``handler_cancellation=True``, or nobody notices that a client left.
     ``kv_events`` are told to routers, None: that path does not exist.
     """
     metrics = Metrics(model.stats, model.embeddings_waiting, model=model.name)
@@ -61,7 +61,7 @@ def build_application(
     async def drain(_: web.Application) -> None:
         if kv_events is not None:
             kv_events.close()
-        await in_flight.drain(drain_seconds)
+        await in_flight.drain(drain_seconds, model.close)
 
     async def model_lifetime(_: web.Application) -> AsyncIterator[None]:
         if kv_events is not None:

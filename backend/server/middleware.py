@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -11,6 +12,9 @@ from backend.server.errors import ApiError, internal_error
 from backend.server.event_stream import EventStream
 from backend.server.json_reply import json_response
 from backend.server.metrics import Metrics
+
+_GIVEN_UP_SECONDS = 0.5
+"""From the engine's end to the last byte of an error."""
 
 log = logging.getLogger(__name__)
 
@@ -32,16 +36,23 @@ class InFlight:
         finally:
             self._tasks.discard(task)
 
-    async def drain(self, seconds: float) -> None:
-        """Wait for open requests, and cancel those that take longer than ``seconds``."""
+    async def drain(self, seconds: float, give_up: Callable[[], Awaitable[None]]) -> None:
+        """Wait for open requests; ``give_up`` fails those that take longer than ``seconds``.
+
+        So their clients are told. What does not end even then is cancelled.
+        """
         if not self._tasks:
             return
         _, late = await asyncio.wait(self._tasks, timeout=seconds)
-        for task in late:
+        if not late:
+            return
+        log.warning("%d requests did not end in time and were given up", len(late))
+        await give_up()
+        _, stuck = await asyncio.wait(late, timeout=_GIVEN_UP_SECONDS)
+        for task in stuck:
             task.cancel()
-        if late:
-            log.warning("%d requests did not end in time and were cancelled", len(late))
-            await asyncio.wait(late, timeout=seconds)
+        if stuck:
+            await asyncio.wait(stuck, timeout=seconds)
 
 
 class RequestObserver:

@@ -228,6 +228,29 @@ async def test_stopping_cancels_requests_that_take_too_long(start_server):
     writer.close()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stopping_tells_those_whom_the_engine_gives_up(start_server, stream):
+    stopped = asyncio.Event()
+
+    async def until_stopped(request):
+        yield TextDelta(0, "Hello", 1)
+        if request.request_id != "warm-up":
+            await stopped.wait()
+            raise EngineError("the engine is shutting down")
+
+    async def stop():
+        stopped.set()
+
+    server = await start_server(script=until_stopped, limits={"drain_seconds": 0.05}, close=stop)
+    reader, writer = await send_chat(server, stream=stream)
+    await asyncio.wait_for(server.generator.started.wait(), 5)
+    await asyncio.wait_for(server.runner.cleanup(), 5)
+    answer = await asyncio.wait_for(reader.read(), 5)
+    assert b"The engine failed: the engine is shutting down" in answer
+    assert b"[DONE]" not in answer
+    writer.close()
+
+
 async def test_models(server):
     listed = (await server.get("/v1/models")).json
     assert listed["object"] == "list"

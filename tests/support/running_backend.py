@@ -228,13 +228,12 @@ async def start_server(serve_application: StartServer) -> StartServer:
         limits: Any = None,
         sampling: SamplingParams | None = None,
         tools: Any = None,
+        close: Callable[[], Awaitable[None]] = nothing_to_close,
         **script: Any,
     ) -> RunningServer:
         generator = ScriptedGenerator(**script)
         encoder = CharacterEncoder()
-        loaded = LoadedModel(
-            generator, encoder, nothing_to_close, sampling or SamplingParams(), tools
-        )
+        loaded = LoadedModel(generator, encoder, close, sampling or SamplingParams(), tools)
         app = build_application(ServedModel(MODEL, at_once(loaded)), **(limits or {}))
         server = await serve_application(app, generator)
         await server.model.load()
