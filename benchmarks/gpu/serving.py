@@ -1,5 +1,6 @@
 """Whole models: one sequence against copy bandwidth, many beside transformers' batching."""
 
+import gc
 import time
 from typing import Any
 
@@ -47,6 +48,7 @@ def alone(machine: Machine, bandwidth: float) -> dict[str, Any]:
                     generate(core, prompts, [count], time.monotonic())
                     seconds.append(time.perf_counter() - start)
                 times[count] = min(seconds)
+        del core
         rate = (new_tokens - 1) / max(times[new_tokens] - times[1], 1e-9)
         result[_name(graphs, overlap)] = {
             "tokens_per_s": rate,
@@ -98,6 +100,7 @@ def many(machine: Machine) -> dict[str, Any]:
             start = time.perf_counter()
             answers[_name(graphs, overlap)] = generate(core, prompts, new_tokens, time.monotonic())
             seconds = time.perf_counter() - start
+        del core
         result[_name(graphs, overlap)] = {
             "seconds": seconds,
             "output_tokens_per_s": sum(new_tokens) / seconds,
@@ -110,6 +113,8 @@ def many(machine: Machine) -> dict[str, Any]:
     del model
     if machine.smoke:
         return result  # on CPU the peer takes a minute to start
+    gc.collect()
+    torch.cuda.empty_cache()
     result["transformers"] = _peer(machine, prompts, new_tokens)
     theirs = result["transformers"].get("output_tokens_per_s")
     if theirs:

@@ -1,5 +1,6 @@
 """Models of real shapes with random weights, and engines around them, without a checkpoint."""
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -119,6 +120,10 @@ def engine(
     overlap: bool,
 ) -> Iterator[EngineCore]:
     """Warm an engine up and hold its memory for the time of the context."""
+    # An engine and its loop know one another: what the last one held is freed here at the latest.
+    gc.collect()
+    if not machine.smoke:
+        torch.cuda.empty_cache()
     tokens_per_step = 64 if machine.smoke else 8192
     cache = KVCache(model.config, num_blocks, device=machine.device, dtype=machine.dtype)
     runner = make_cuda_runner(
@@ -140,9 +145,6 @@ def engine(
     if not machine.smoke:
         core.warm_up()
     yield core
-    del core, runner, cache
-    if not machine.smoke:
-        torch.cuda.empty_cache()
 
 
 def _no_vocabulary() -> Any:
