@@ -9,6 +9,7 @@ import orjson
 from backend.core.types import Grammar, GrammarKind
 from backend.server.errors import ApiError
 from backend.server.json_schema import SchemaError, enforceable
+from backend.server.prompts import off_loop
 from backend.server.schema import GenerationFields
 from backend.server.structure_fields import ResponseFormat, StructuredOutputs
 from backend.server.tools.use import ToolUse, functions_held
@@ -49,6 +50,21 @@ def constraint_of(
             code="invalid_parameter_combination",
         )
     return constraint
+
+
+async def constraint_off_loop(
+    asked: GenerationFields,
+    response_format: ResponseFormat | None = None,
+    tools: ToolUse | None = None,
+    *,
+    param: str = "response_format",
+) -> Constraint | None:
+    """Return ``constraint_of``: the schemas of many functions take seconds. Raises ApiError."""
+    demanded = (response_format, tools, asked.structured_outputs)
+    return await off_loop(
+        lambda: constraint_of(asked, response_format, tools, param=param),
+        any(each is not None for each in demanded),
+    )
 
 
 def _constraint(answer: Constraint | None, tools: ToolUse | None) -> Constraint | None:

@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from backend.server.answering import Answer
-from backend.server.constraints import constraint_of
+from backend.server.constraints import constraint_off_loop
 from backend.server.engine_request import constrained, generation_of, sampling_of
 from backend.server.generation import Tally
 from backend.server.json_reply import json_response
@@ -37,7 +37,7 @@ class Handlers:
         tools = tool_use(
             asked.tools, asked.tool_choice, asked.parallel_tool_calls, loaded.tool_format
         )
-        constraint = constraint_of(asked, asked.response_format, tools)
+        constraint = await constraint_off_loop(asked, asked.response_format, tools)
         prompt = await chat_prompt(
             loaded.encoder,
             asked.messages,
@@ -66,7 +66,7 @@ class Handlers:
         )
         # The engine computes one token at least; where none is wanted, it is not told.
         sampling = sampling_of(asked, asked.most_tokens or 1, asked.logprobs, loaded)
-        constraint = constraint_of(asked)
+        constraint = await constraint_off_loop(asked)
         sampling = constrained(sampling, constraint)
         if asked.echo:
             sampling = replace(sampling, prompt_logprobs=asked.logprobs)

@@ -1,11 +1,14 @@
 """Tool calls over HTTP, with a scripted generator: OpenAI's shapes, and what the engine is told."""
 
 import json
+import threading
 
 import pytest
 
 from backend.core.types import FinishReason, GrammarKind, TextDelta, TokenLogprobs
 from backend.ports import GrammarRejectedError
+from backend.server import constraints
+from backend.server.json_schema import enforceable
 from backend.server.tools.formats import FORMATS
 
 pytest_plugins = ["running_backend"]
@@ -321,3 +324,21 @@ async def test_forms_of_answers_become_grammars(server, endpoint, fields, kind, 
     assert (await getattr(server, endpoint)(**fields)).status == 200
     grammar = server.generator.requests[-1].sampling.grammar
     assert (grammar.kind, grammar.source) == (kind, source)
+
+
+async def test_schemas_are_read_off_the_event_loop(server, monkeypatch):
+    # 128 functions may have 64 KiB each.
+    threads = []
+
+    def noted(schema, *, strict):
+        threads.append(threading.current_thread())
+        return enforceable(schema, strict=strict)
+
+    monkeypatch.setattr(constraints, "enforceable", noted)
+    named = {"name": "a", "schema": {"type": "object"}}
+    response_format = {"type": "json_schema", "json_schema": named}
+    outputs = {"structured_outputs": {"json": {"type": "object"}}}
+    assert (await server.chat("Hi", response_format=response_format)).status == 200
+    assert (await server.complete("Hi", **outputs)).status == 200
+    assert len(threads) == 2
+    assert threading.current_thread() not in threads

@@ -4,7 +4,7 @@ import time
 
 from aiohttp import web
 
-from backend.server.constraints import constraint_of
+from backend.server.constraints import constraint_off_loop
 from backend.server.engine_request import constrained, generation_of, sampling_of
 from backend.server.generation import Tally
 from backend.server.prompts import chat_prompt, off_loop
@@ -38,7 +38,7 @@ class ResponsesHandlers:
             loaded.tool_format,
             parameters_at="parameters",
         )
-        constraint = constraint_of(asked, asked.chat_format, tools, param="text.format")
+        constraint = await constraint_off_loop(asked, asked.chat_format, tools, param="text.format")
         messages = await off_loop(lambda: asked.chat_messages, asked.num_items > ON_LOOP_ITEMS)
         prompt = await chat_prompt(
             loaded.encoder,
