@@ -75,8 +75,7 @@ class EngineHost:
         """Fail open requests and end the process; a second call is harmless."""
         if self._keeper is not None:
             self._keeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._keeper
+            await asyncio.gather(self._keeper, return_exceptions=True)
         self.client.close("the engine is shutting down")
         link, self._link = self._link, None
         if link is not None:
@@ -107,6 +106,10 @@ class EngineHost:
                 except (ModelLoadError, OSError) as error:  # no process to be had is one
                     log.error("the engine cannot be started: %s", error)  # noqa: TRY400
                     self.client.close(f"the engine cannot be started: {error}")
+                except Exception:
+                    # Nobody but this task would ever try again.
+                    log.exception("the engine cannot be started")
+                    self.client.close("the engine cannot be started")
             link = self._link
             self.client.open(link.description, text)
             log.info("the engine is ready again")

@@ -13,7 +13,7 @@ from backend.models.errors import ModelLoadError
 from backend.ports import EngineError, RequestRejectedError, UnavailableError
 from backend.runtime import engine_host
 from backend.runtime.engine_host import EngineHost
-from backend.runtime.messages import EngineOptions
+from backend.runtime.messages import EngineDescription, EngineOptions
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 30.0
@@ -173,3 +173,41 @@ async def test_starts_and_stops_leak_no_descriptor(start):
         await until(lambda client=host.client: client.ready)
         await host.stop()
     assert descriptors() == before
+
+
+class ScriptedLink:
+    """The way to an engine that ends when the test says so."""
+
+    def __init__(self):
+        self.closed = asyncio.Event()
+        self.description = EngineDescription("directory", max_model_len=16, vocab_size=8)
+
+    def send(self, message):
+        pass
+
+    async def end(self, *, patience):
+        return "exit code 1"
+
+
+async def test_a_start_that_fails_in_an_unforeseen_way_is_tried_again(monkeypatch):
+    first, last = ScriptedLink(), ScriptedLink()
+    outcomes = iter([first, TypeError("unforeseen"), last])
+
+    async def launch(*_):
+        outcome = next(outcomes)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(engine_host, "_launch", launch)
+    monkeypatch.setattr(engine_host, "FIRST_BACKOFF_SECONDS", 0.001)
+    host = EngineHost(EngineOptions("model"), str)
+    await host.start()
+    host.open(None)
+    assert host.client.ready
+    first.closed.set()
+    async with asyncio.timeout(10):
+        while host._link is not last or not host.client.ready:  # noqa: ASYNC110 (it says nothing)
+            await asyncio.sleep(0)
+    await host.stop()
+    assert not host.client.ready
