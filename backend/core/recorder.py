@@ -97,5 +97,5 @@ class Recorder:
         for scheduled in step:
             if scheduled.sequence in self._left:
                 self.num_tokens_after_disconnect += scheduled.num_tokens
-                if not scheduled.sequence.num_steps_in_flight:
-                    self._left.discard(scheduled.sequence)
+        # Of those whose step failed no other is completed.
+        self._left = {each for each in self._left if each.num_steps_in_flight}

@@ -159,6 +159,19 @@ def test_tokens_after_a_client_left_are_those_of_steps_that_came_later():
     assert loop.recorder.num_tokens_after_disconnect == 2
 
 
+def test_who_left_during_a_step_that_failed_is_forgotten():
+    recorder = Recorder()
+    gone, other = Sequence(1, [1, 2], 9), Sequence(2, [1, 2], 9)
+    recorder.arrived((gone, other), 0.0)
+    gone.num_steps_in_flight = other.num_steps_in_flight = 1
+    recorder.left(gone, 1.0)
+    recorder.ended(gone, "abort")
+    gone.num_steps_in_flight = other.num_steps_in_flight = 0
+    recorder.completed((ScheduledSequence(other, 0, 2, True),), 1.0, 2.0)
+    assert not recorder._left
+    assert recorder.num_tokens_after_disconnect == 0
+
+
 def test_everybody_has_an_end_when_the_engine_starts_over():
     loop = Loop()
     sequence = loop.arrive()
