@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from backend.server.fields import Strict, only
 from backend.server.message_fields import AnyMessage
-from backend.server.schema import Prompt
+from backend.server.schema import Prompt, each_of
 
 MAX_TOKENS_OF_A_REQUEST = 300_000
 """OpenAI's bound on the inputs of one embeddings request together."""
@@ -26,11 +26,7 @@ class EmbeddingRequest(Strict):
     @property
     def inputs(self) -> tuple[str | tuple[int, ...], ...]:
         """One element for each input: text, or tokens."""
-        if isinstance(self.input, str):
-            return (self.input,)
-        if isinstance(self.input[0], int):
-            return (tuple(self.input),)  # an array of one kind
-        return tuple(item if isinstance(item, str) else tuple(item) for item in self.input)
+        return each_of(self.input)
 
 
 class TokenizeRequest(Strict):

@@ -149,6 +149,17 @@ Prompt = Annotated[
 ]
 
 
+def each_of(
+    prompt: str | list[str] | list[int] | list[list[int]],
+) -> tuple[str | tuple[int, ...], ...]:
+    """Return one element for each of a ``Prompt``'s texts: text, or tokens."""
+    if isinstance(prompt, str):
+        return (prompt,)
+    if isinstance(prompt[0], int):
+        return (tuple(prompt),)  # an array of one kind
+    return tuple(item if isinstance(item, str) else tuple(item) for item in prompt)
+
+
 class CompletionRequest(CompletionFields):
     """POST /v1/completions."""
 
@@ -167,11 +178,7 @@ class CompletionRequest(CompletionFields):
     @property
     def prompts(self) -> tuple[str | tuple[int, ...], ...]:
         """One element for each prompt: text, or tokens."""
-        if isinstance(self.prompt, str):
-            return (self.prompt,)
-        if isinstance(self.prompt[0], int):
-            return (tuple(self.prompt),)  # an array of one kind
-        return tuple(item if isinstance(item, str) else tuple(item) for item in self.prompt)
+        return each_of(self.prompt)
 
     @model_validator(mode="after")
     def _best_of_takes_no_choice(self) -> Self:
