@@ -179,4 +179,5 @@ def test_other_threads_run_while_a_long_text_is_worked_on(directory, work):
         time.sleep(0)
         turns += 1
     thread.join()
-    assert turns > 1_000
+    # A call that keeps the interpreter to itself leaves a handful, however fast the machine is.
+    assert turns > 100
