@@ -9,15 +9,8 @@ import openai
 import pytest
 import tokenizers
 from pydantic import BaseModel, Field
-from tool_templates import with_template
 
-from backend.core.types import SamplingParams
-from backend.runtime.loader import load_engine
-from backend.server.application import build_application
-from backend.server.served_model import LoadedModel, ServedModel
-from backend.server.tools.formats import format_of
-
-pytest_plugins = ["running_backend"]
+pytest_plugins = ["tool_client"]
 
 MESSAGES = [{"role": "user", "content": "Paint it, please."}]
 ALPHABET = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
@@ -50,27 +43,10 @@ TOOLS = [openai.pydantic_function_tool(Painting), openai.pydantic_function_tool(
 
 @pytest.fixture(scope="module", params=["qwen", "llama"])
 def model(request, chat_model, tmp_path_factory):
-    from running_backend import nothing_to_close
+    from tool_client import tool_model
 
     directory = tmp_path_factory.mktemp("tools") / request.param
-    with_template(chat_model, directory, request.param)
-    engine, tokenizer = load_engine(str(directory), device="cpu")
-    engine.start()
-    form = format_of(tokenizer.tool_template)
-    yield LoadedModel(engine, tokenizer, nothing_to_close, SamplingParams(), form)
-    engine.stop()
-
-
-@pytest.fixture
-async def client(model, serve_application):
-    from running_backend import at_once
-
-    server = await serve_application(build_application(ServedModel("tiny", at_once(model))))
-    await server.model.load()
-    async with openai.AsyncOpenAI(
-        base_url=f"{server.url}/v1", api_key="anything", max_retries=0
-    ) as client:
-        yield client
+    yield from tool_model(chat_model, directory, request.param)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -1,0 +1,44 @@
+"""A pytest plugin: the real `openai` client on an engine whose model is told of tools.
+
+Whoever uses it has a fixture ``model`` that yields from ``tool_model``.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from tool_templates import with_template
+
+from backend.core.types import SamplingParams
+from backend.runtime.loader import load_engine
+from backend.server.application import build_application
+from backend.server.served_model import LoadedModel, ServedModel
+from backend.server.tools.formats import format_of
+
+pytest_plugins = ["running_backend"]
+
+
+def tool_model(chat_model: Any, directory: Path, family: str) -> Iterator[LoadedModel]:
+    """Yield ``chat_model`` with the template of ``family``, its engine running."""
+    from running_backend import nothing_to_close
+
+    with_template(chat_model, directory, family)
+    engine, tokenizer = load_engine(str(directory), device="cpu")
+    engine.start()
+    form = format_of(tokenizer.tool_template)
+    yield LoadedModel(engine, tokenizer, nothing_to_close, SamplingParams(), form)
+    engine.stop()
+
+
+@pytest.fixture
+async def client(model: LoadedModel, serve_application: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+    from running_backend import at_once
+
+    server = await serve_application(build_application(ServedModel("tiny", at_once(model))))
+    await server.model.load()
+    async with openai.AsyncOpenAI(
+        base_url=f"{server.url}/v1", api_key="anything", max_retries=0
+    ) as client:
+        yield client
