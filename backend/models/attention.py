@@ -37,6 +37,12 @@ class Attention(Protocol):
 class RuledAttention(Protocol):
     """An ``Attention`` that can do more to scores than scale them."""
 
+    def __call__(
+        self, layer: int, queries: Tensor, keys_values: Tensor, window: int | None
+    ) -> Tensor:
+        """See Attention."""
+        return self.ruled(layer, queries, keys_values, window, None)
+
     def ruled(
         self,
         layer: int,
@@ -123,19 +129,13 @@ class AttentionPlan:
 
 
 @dataclass(slots=True)
-class PagedAttention:
+class PagedAttention(RuledAttention):
     """``Attention`` in plain torch: a step's plan and the caches of all layers."""
 
     plan: AttentionPlan
     caches: Sequence[Tensor]
     _masks: dict[tuple[int, int | None], Tensor | None] = field(default_factory=dict)
     """By first token of a group or span, and window."""
-
-    def __call__(
-        self, layer: int, queries: Tensor, keys_values: Tensor, window: int | None
-    ) -> Tensor:
-        """See Attention."""
-        return self.ruled(layer, queries, keys_values, window, None)
 
     def ruled(
         self,

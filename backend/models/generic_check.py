@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from backend.models.attention import RuledAttention
 from backend.models.errors import ModelLoadError
 from backend.models.generic import GenericModel, GenericShape
 from backend.models.score_rules import ScoreRules, ruled_prefill
@@ -25,18 +26,13 @@ _STEPS = (((0, 10), (1, 7)), ((0, 1), (1, 10)), ((0, 13),))
 _SHORT_WINDOW = 5
 
 
-class _Recorder:
+class _Recorder(RuledAttention):
     """An ``Attention`` that only looks at what it is given."""
 
     def __init__(self) -> None:
         self.shapes: list[tuple[int, int, int]] = []
         self.windows: list[int | None] = []
         self.repeated = False
-
-    def __call__(
-        self, layer: int, queries: Tensor, keys_values: Tensor, window: int | None
-    ) -> Tensor:
-        return self.ruled(layer, queries, keys_values, window, None)
 
     def ruled(
         self,
@@ -53,17 +49,12 @@ class _Recorder:
         return torch.zeros_like(queries).flatten(1)
 
 
-class _PlainAttention:
+class _PlainAttention(RuledAttention):
     """An ``Attention`` over everything that each sequence has had so far."""
 
     def __init__(self) -> None:
         self.spans: tuple[tuple[int, int], ...] = ()
         self._past: dict[tuple[int, int], Tensor] = {}
-
-    def __call__(
-        self, layer: int, queries: Tensor, keys_values: Tensor, window: int | None
-    ) -> Tensor:
-        return self.ruled(layer, queries, keys_values, window, None)
 
     def ruled(
         self,
