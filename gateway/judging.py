@@ -17,6 +17,7 @@ from gateway.core.comparison import Outcome
 from gateway.core.errors import UpstreamError
 from gateway.core.headers import Fields, request_fields, without
 from gateway.core.outbound import with_priority
+from gateway.core.outgoing import Outgoing
 from gateway.ports import Upstream
 from policies.decide import Priority
 
@@ -80,7 +81,7 @@ class Judge:
         )
 
     async def _asked(self, body: bytes, headers: Fields) -> bool | None:
-        async with self.upstream.send(_PATH, headers, body) as reply:
+        async with self.upstream.send(Outgoing(_PATH, headers, body, self.model)) as reply:
             if reply.status != HTTPStatus.OK:
                 return None
             read = b""

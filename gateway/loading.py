@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from gateway.core.errors import RequestError
+from gateway.core.outgoing import Outgoing, Served
 from gateway.core.selection import SelectionError, read_headers, read_holder
 from gateway.core.types import Endpoint
 from gateway.exchange import Inbound
@@ -26,6 +27,7 @@ class KnownReply:
     """A reply whose body is there already; see the port ``UpstreamReply``."""
 
     body: bytes
+    served: Served
     status: int = 200
     headers: Sequence[tuple[str, str]] = (("Content-Type", "application/json"),)
     content_type: str = "application/json"
@@ -43,12 +45,10 @@ class KnownAnswer:
     body: bytes
 
     @asynccontextmanager
-    async def send(
-        self, path: str, headers: Sequence[tuple[str, str]], body: bytes
-    ) -> AsyncIterator[KnownReply]:
+    async def send(self, outgoing: Outgoing) -> AsyncIterator[KnownReply]:
         """Answer what is known, whatever is asked."""
-        del path, headers, body
-        yield KnownReply(self.body)
+        del outgoing
+        yield KnownReply(self.body, Served(self.name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from gateway.core.outgoing import Outgoing, Served
 from gateway.core.plan import Plan
 from gateway.core.types import Entry
 from gateway.core.verification import Verification
@@ -276,6 +277,11 @@ class UpstreamReply(Protocol):
     """The head of an upstream's reply, and its body as it arrives."""
 
     @property
+    def served(self) -> Served:
+        """Which upstream this is, where one name stands for several."""
+        ...
+
+    @property
     def status(self) -> int:
         """HTTP status code."""
         ...
@@ -303,10 +309,8 @@ class Upstream(Protocol):
         """Base URL without credentials; part of every key."""
         ...
 
-    def send(
-        self, path: str, headers: Sequence[tuple[str, str]], body: bytes
-    ) -> AbstractAsyncContextManager[UpstreamReply]:
-        """POST ``body`` to ``path`` (``/v1/...``); leaving the context cancels what is left.
+    def send(self, outgoing: Outgoing) -> AbstractAsyncContextManager[UpstreamReply]:
+        """POST; leaving the context cancels what is left.
 
         Raises UpstreamError when it cannot be reached or sends no head in time.
         """

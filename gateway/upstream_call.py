@@ -18,6 +18,7 @@ from gateway.checking import Checks
 from gateway.core import sse
 from gateway.core.errors import UpstreamError
 from gateway.core.headers import end_to_end, request_fields, without
+from gateway.core.outgoing import Outgoing
 from gateway.core.streamed import Followed, followed
 from gateway.core.types import Endpoint, Reason
 from gateway.core.usage import ask_for_usage
@@ -92,8 +93,9 @@ class Caller:
         # The answer is read here, so it must come unencoded; our span stands for the client's.
         headers = without(request_fields(inbound.fields), *_OURS, *seen.trace_headers)
         headers += (("Accept-Encoding", "identity"), *seen.trace_headers.items())
+        outgoing = Outgoing(inbound.target, headers, raw, exchange.body.get("model") or "")
         answer.upstream_started = seen.clock()
-        async with self.upstream.send(inbound.target, headers, raw) as upstream:
+        async with self.upstream.send(outgoing) as upstream:
             answer.upstream_head = seen.clock()
             if refused and upstream.status < HTTPStatus.BAD_REQUEST:
                 log.info("%s refuses stream_options: not asked for again", self.upstream.name)

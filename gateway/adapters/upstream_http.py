@@ -18,6 +18,7 @@ from yarl import URL
 
 from gateway.core.errors import UpstreamError
 from gateway.core.outbound import with_key
+from gateway.core.outgoing import Outgoing, Served
 from gateway.core.types import Reason
 
 _BODY_HEADERS = frozenset({"content-length", "content-encoding"})
@@ -42,6 +43,7 @@ class HttpUpstream:
         api_key: str | None = None,
     ) -> None:
         self._name = name or base_url
+        self._served = Served(self._name)
         self._origin = base_url.removesuffix("/v1")
         self._own_credential = own_credential
         self._api_key = api_key
@@ -75,12 +77,11 @@ class HttpUpstream:
         return URL(self._origin + path_qs, encoded=True)
 
     @asynccontextmanager
-    async def send(
-        self, path: str, headers: Sequence[tuple[str, str]], body: bytes
-    ) -> AsyncIterator["HttpReply"]:
+    async def send(self, outgoing: Outgoing) -> AsyncIterator["HttpReply"]:
         """POST; see the port."""
+        path, headers, body = outgoing.target, outgoing.fields, outgoing.raw
         async with self.request("POST", path, headers, body) as response:
-            yield HttpReply(response, self.body(response))
+            yield HttpReply(response, self.body(response), self._served)
 
     @asynccontextmanager
     async def request(
@@ -154,9 +155,12 @@ def _fault(error: BaseException, name: str) -> UpstreamError:
 class HttpReply:
     """An upstream's reply; see the port."""
 
-    def __init__(self, response: ClientResponse, body: AsyncIterator[bytes]) -> None:
+    def __init__(
+        self, response: ClientResponse, body: AsyncIterator[bytes], served: Served
+    ) -> None:
         self._response = response
         self._body = body
+        self.served = served
 
     @property
     def status(self) -> int:

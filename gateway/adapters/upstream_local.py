@@ -16,6 +16,7 @@ import orjson
 from gateway.asked import LocalModel
 from gateway.core.embedding_batch import items_of
 from gateway.core.errors import ClientError, UpstreamError
+from gateway.core.outgoing import Outgoing, Served
 from gateway.core.types import Reason
 from gateway.forwarding import Forwarder
 from gateway.ports import LocalEncoder, SemanticUnavailableError, Upstream
@@ -45,17 +46,13 @@ class LocalUpstream:
         return f"local:{self._encoder.digest}"
 
     @asynccontextmanager
-    async def send(
-        self,
-        path: str,  # noqa: ARG002 - there is one only
-        headers: Sequence[tuple[str, str]],  # noqa: ARG002 - nothing in them matters here
-        body: bytes,
-    ) -> AsyncIterator["LocalReply"]:
-        """Answer at once; see the port."""
+    async def send(self, outgoing: Outgoing) -> AsyncIterator["LocalReply"]:
+        """Answer at once, there is one path only; see the port."""
+        served = Served(self.name)
         try:
-            reply = LocalReply(200, await self._answer(orjson.loads(body)))
+            reply = LocalReply(200, await self._answer(orjson.loads(outgoing.raw)), served)
         except ClientError as error:
-            reply = LocalReply(error.status, error.body())
+            reply = LocalReply(error.status, error.body(), served)
         yield reply
 
     async def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -88,8 +85,9 @@ class LocalReply:
     content_type = "application/json"
     headers = (("Content-Type", "application/json"),)
 
-    def __init__(self, status: int, body: dict[str, Any]) -> None:
+    def __init__(self, status: int, body: dict[str, Any], served: Served) -> None:
         self.status = status
+        self.served = served
         self._body = orjson.dumps(body)
 
     async def chunks(self) -> AsyncIterator[bytes]:

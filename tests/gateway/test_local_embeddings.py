@@ -49,7 +49,7 @@ class NoUpstream:
 
     name = "http://upstream/v1"
 
-    def send(self, path, headers, body):
+    def send(self, outgoing):
         raise UpstreamError(502, "asked", Reason.UPSTREAM_UNREACHABLE)
 
 

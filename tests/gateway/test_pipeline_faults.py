@@ -14,6 +14,7 @@ from gateway.adapters.store_memory import MemoryStore
 from gateway.admitting import Admitter
 from gateway.app import default_policy
 from gateway.core.errors import UpstreamError
+from gateway.core.outgoing import Served
 from gateway.core.types import Endpoint, Entry, Reason
 from gateway.exchange import Inbound, Reply
 from gateway.forwarding import Forwarder
@@ -69,11 +70,12 @@ class PlainUpstream:
     status = 200
     headers = (("Content-Type", "application/json"),)
     content_type = "application/json"
+    served = Served("upstream")
 
     def __init__(self) -> None:
         self.calls = 0
 
-    def send(self, path, headers, body):
+    def send(self, outgoing):
         self.calls += 1
         return self
 

@@ -16,6 +16,7 @@ from verifiers import SaidVerifier
 from gateway.adapters.policy_file import PolicyFile
 from gateway.adapters.store_memory import MemoryStore
 from gateway.admitting import Admitter
+from gateway.core.outgoing import Outgoing, Served
 from gateway.core.types import Endpoint
 from gateway.exchange import Inbound
 from gateway.forwarding import Forwarder
@@ -88,6 +89,7 @@ class Reply:
     status = 200
     headers = (("Content-Type", "application/json"),)
     content_type = "application/json"
+    served = Served("upstream")
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -113,8 +115,8 @@ class Upstream:
     def __init__(self) -> None:
         self.tells = False
 
-    def send(self, path: str, headers: Any, body: bytes) -> Reply:
-        user = orjson.loads(body).get("user")
+    def send(self, outgoing: Outgoing) -> Reply:
+        user = orjson.loads(outgoing.raw).get("user")
         return Reply(f"for {user}" + (f" {SECRET_WORD}" if self.tells else ""))
 
 

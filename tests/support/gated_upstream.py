@@ -8,6 +8,7 @@ from typing import Any, Self
 import orjson
 
 from gateway.core.errors import UpstreamError
+from gateway.core.outgoing import Outgoing, Served
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -17,6 +18,8 @@ Fields = Sequence[tuple[str, str]]
 
 class Call:
     """One call as the upstream sees it: what was asked, and the reply's head and body."""
+
+    served = Served("upstream")
 
     def __init__(self, headers: Fields, body: bytes) -> None:
         self.headers: Fields = ()
@@ -105,9 +108,9 @@ class GatedUpstream:
         self.calls: list[Call] = []
         self._new: asyncio.Queue[Call] = asyncio.Queue()
 
-    def send(self, path: str, headers: Fields, body: bytes) -> Call:
+    def send(self, outgoing: Outgoing) -> Call:
         """See the port."""
-        call = Call(headers, body)
+        call = Call(outgoing.fields, outgoing.raw)
         self.calls.append(call)
         self._new.put_nowait(call)
         return call

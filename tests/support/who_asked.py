@@ -7,6 +7,7 @@ from typing import Any, Self
 import orjson
 from scripted_responses import message, response, text
 
+from gateway.core.outgoing import Outgoing, Served
 from scripted_upstream import completion
 
 HEADERS = ("authorization", "api-key", "x-api-key", "openai-organization", "openai-project")
@@ -74,10 +75,10 @@ class NamingUpstream:
 
     name = "http://upstream/v1"
 
-    def send(self, path: str, headers: Any, body: bytes) -> "NamingReply":
-        asked = orjson.loads(body)
-        asker = asker_in({name.lower(): value for name, value in headers}, asked)
-        return NamingReply(answer_to(path, asker, asked))
+    def send(self, outgoing: Outgoing) -> "NamingReply":
+        asked = orjson.loads(outgoing.raw)
+        asker = asker_in({name.lower(): value for name, value in outgoing.fields}, asked)
+        return NamingReply(answer_to(outgoing.target, asker, asked))
 
 
 class NamingReply:
@@ -86,6 +87,7 @@ class NamingReply:
     status = 200
     headers = (("Content-Type", "application/json"),)
     content_type = "application/json"
+    served = Served("upstream")
 
     def __init__(self, answer: dict[str, Any]) -> None:
         self._answer = answer
