@@ -292,7 +292,9 @@ def _observers(log: DecisionLog | None) -> tuple[Sink, ...]:
 
 
 def _recorder(settings: Settings, secret: bytes) -> Recorder | None:
-    return None if settings.decision_log is None else Recorder(secret, settings.decision_log_text)
+    if settings.decision_log is None:
+        return None
+    return Recorder(secret, settings.decision_log_text, settings.decision_log_requests)
 
 
 async def _closed(log: DecisionLog | None) -> None:

@@ -64,6 +64,7 @@ class Settings(BaseModel):
     decision_log: Path | None = None
     decision_log_bytes: int = Field(default=256 * 2**20, ge=2**20)
     decision_log_text: bool = False
+    decision_log_requests: bool = False
     store_bytes: int = Field(default=2**30, ge=2**20)
     memory_bytes: int = Field(default=128 * 2**20, ge=0)
     embeddings_model: str | None = None

@@ -17,6 +17,7 @@ from gateway.adapters.turned_file import turned
 from gateway.observation import Observation
 
 MAX_WAITING = 10_000
+MAX_WAITING_BYTES = 64 * 2**20
 GROUP_LINES = 512
 
 _log = logging.getLogger(__name__)
@@ -31,6 +32,8 @@ class DecisionLog:
         self._clock = clock
         self._lines: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING)
         self._dropped = 0
+        self._bytes_queued = 0  # both only grow, each by one thread
+        self._bytes_written = 0
         self._complained = False
         self._thread = threading.Thread(target=self._run, name="decision-log", daemon=True)
         self._thread.start()
@@ -39,9 +42,14 @@ class DecisionLog:
         """Queue the line of a finished request, if it was planned."""
         if seen.record is None:
             return
+        if self._bytes_queued - self._bytes_written > MAX_WAITING_BYTES:
+            self._dropped += 1
+            return
         record = {"time": self._clock(), **seen.record, **_outcome(seen)}
         try:
-            self._lines.put_nowait(orjson.dumps(record, option=orjson.OPT_NON_STR_KEYS))
+            line = orjson.dumps(record, option=orjson.OPT_NON_STR_KEYS)
+            self._lines.put_nowait(line)
+            self._bytes_queued += len(line)
         except queue.Full:
             self._dropped += 1
         except (TypeError, UnicodeEncodeError):
@@ -73,6 +81,7 @@ class DecisionLog:
                 if not self._complained:
                     _log.error("%s cannot be written: %s", self._path, error.strerror)
                 self._complained = True
+            self._bytes_written += sum(len(line) for line in lines if line is not None)
             if self._dropped:
                 _log.warning("decision log: %d lines were dropped", self._dropped)
                 self._dropped = 0
@@ -96,6 +105,8 @@ def _outcome(seen: Observation) -> dict[str, object]:
         "similarity": seen.similarity,
         "score": seen.score,
         "threshold": seen.threshold,
+        "prompt_tokens": seen.prompt_tokens,
+        "cached_tokens": seen.cached_tokens,
         "tokens": tokens or (0 if seen.entry is None else seen.entry.tokens),
         "bytes": seen.answer_bytes,
         "status": seen.status,

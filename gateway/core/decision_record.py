@@ -25,6 +25,8 @@ class Recorder:
 
     secret: bytes
     with_text: bool
+    with_requests: bool = False
+    """Whether whole bodies are written down, so that it can be told where prompts part."""
 
     def record(
         self,
@@ -53,6 +55,8 @@ class Recorder:
         }
         if self.with_text:
             record |= {"text": facts.last_user_text, "system": facts.system_text}
+        if self.with_requests:
+            record["request"] = body
         return record
 
     def _scopes(self, body: dict[str, Any], tenant: Tenant) -> dict[str, str | None]:

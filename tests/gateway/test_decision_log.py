@@ -87,6 +87,15 @@ async def test_with_text_what_was_said_is_in_it(record):
     assert orjson.loads(log.read_bytes().splitlines()[0])["text"] == "The price of chocolate?"
 
 
+async def test_with_requests_the_whole_body_is_in_it_and_what_the_prompt_took(record):
+    log = await record(some, decision_log_requests=True)
+    lines = [orjson.loads(line) for line in log.read_bytes().splitlines()]
+    asked = lines[0]["request"]["messages"]
+    assert asked == [{"role": "user", "content": "The price of chocolate?"}]
+    assert {line["prompt_tokens"] for line in lines if line["outcome"] == "miss"} == {7}
+    assert b"the-api-key" not in log.read_bytes()
+
+
 async def test_replay_tells_what_would_change(record, policy, tmp_path, capsys):
     log = await record(some)
     code, out, err = await asyncio.to_thread(replay, capsys, "--policy", policy, log)
