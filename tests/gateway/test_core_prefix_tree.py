@@ -1,13 +1,18 @@
 """Where prompts part, and how much an unbounded prefix cache would have had of each."""
 
-from os.path import commonprefix
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.prefix_tree import PrefixTree
 
 TEXTS = st.lists(st.text("ab", max_size=8), max_size=12)
+
+
+def common(one, other):
+    return next(
+        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
 
 
 def test_a_prompt_that_goes_on_with_another_does_not_part_from_it():
@@ -31,7 +36,7 @@ def test_where_prompts_part_is_told_with_what_had_to_be_read_anew():
 def test_what_is_shared_is_the_longest_beginning_that_any_earlier_prompt_has(texts):
     tree = PrefixTree()
     for number, text in enumerate(texts):
-        shared = [len(commonprefix([text, earlier])) for earlier in texts[:number]]
+        shared = [common(text, earlier) for earlier in texts[:number]]
         assert tree.add(text) == max(shared, default=0)
 
 
@@ -42,5 +47,5 @@ def test_every_parting_is_one_of_the_prompts_and_they_differ_behind_it(texts):
         tree.add(text)
     for node in tree.partings():
         ways = [texts[child.prompt] for child in node.children.values()]
-        assert {commonprefix([one, ways[0]]) for one in ways[1:]} == {ways[0][: node.end]}
+        assert {common(one, ways[0]) for one in ways[1:]} == {node.end}
         assert len({one[node.end] for one in ways}) == len(ways) > 1

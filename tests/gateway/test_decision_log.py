@@ -187,6 +187,16 @@ def test_lines_that_cannot_be_queued_or_written_are_counted(tmp_path, monkeypatc
     assert "lines were dropped" in caplog.text
 
 
+def test_lines_of_more_bytes_than_may_wait_are_dropped_and_counted(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(decision_log, "MAX_WAITING_BYTES", -1)
+    log = DecisionLog(tmp_path / "log.jsonl", max_bytes=10**6, clock=lambda: 1.0)
+    for _ in range(3):
+        log.observe(seen())
+    log.close()
+    assert "decision log: 3 lines were dropped" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
 class Dropping(logging.Handler):
     """Tells when the log has dropped lines."""
 
