@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from backend.models.score_rules import ScoreRules, ruled_decode, ruled_prefill
+from backend.models.threads import threads_worth
 
 
 class Attention(Protocol):
@@ -194,11 +195,12 @@ class PagedAttention(RuledAttention):
         grouped = queries.reshape(batch, -1, head_dim)
         if rules is not None:
             return ruled_decode(grouped, keys, values, mask, rules).view(num_tokens, -1)
-        scores = torch.baddbmm(mask, grouped, keys, alpha=head_dim**-0.5)
-        weights = torch.softmax(scores, dim=-1, dtype=torch.float32)
-        if values.dtype is not torch.float32:
-            weights = weights.to(values.dtype)
-        return torch.bmm(weights, values).view(num_tokens, -1)
+        with threads_worth(2 * keys.nbytes):
+            scores = torch.baddbmm(mask, grouped, keys, alpha=head_dim**-0.5)
+            weights = torch.softmax(scores, dim=-1, dtype=torch.float32)
+            if values.dtype is not torch.float32:
+                weights = weights.to(values.dtype)
+            return torch.bmm(weights, values).view(num_tokens, -1)
 
     def _prefill(
         self,
