@@ -1,0 +1,72 @@
+"""A prompt as a chain of block digests, by which prompts that begin alike are known.
+
+Laws:
+- The order of bytes is that of the rendered prompt: tools, instructions, then the turns. So two
+  chains have as many digests in common as their prompts have blocks in common from the start on.
+- The root holds the model and the salt: what an upstream's cache keeps apart never looks alike.
+- Digests only; no text is kept.
+
+An upstream cuts its blocks by tokens and renders the prompt by a template of its own, so what is
+said here of the length of a common prefix is true to within a block or two of each.
+"""
+
+import json
+from hashlib import blake2b
+from typing import Any
+
+import orjson
+
+from gateway.core.outbound import SALT
+from gateway.core.types import Endpoint
+
+BLOCK_BYTES = 512
+"""About 128 tokens of English."""
+
+MOST_BLOCKS = 2048
+"""What follows the first MiB of a prompt does not tell replicas apart."""
+
+DIGEST_BYTES = 7
+"""Python keeps an integer of 56 bits in 32 bytes, one of 64 in 48."""
+
+_IN_ORDER: dict[Endpoint, tuple[str, ...]] = {
+    Endpoint.CHAT: ("tools", "functions", "documents", "messages"),
+    Endpoint.COMPLETIONS: ("prompt",),
+    Endpoint.RESPONSES: ("tools", "instructions", "input"),
+}
+
+
+def prefix_blocks(endpoint: Endpoint, body: dict[str, Any]) -> tuple[int, ...]:
+    """Return the chain of a request as it is sent; entry i covers the blocks 0 to i.
+
+    Empty for a prompt of less than a block, for one that cannot be printed, and for embeddings,
+    which no prefix cache serves.
+    """
+    try:
+        text = b"".join(
+            _printed(body[name]) for name in _IN_ORDER.get(endpoint, ()) if body.get(name)
+        )
+    except (RecursionError, ValueError):
+        return ()
+    # The salt's length says where the model's name ends.
+    salt = str(body.get(SALT) or "")
+    root = f"{len(salt)}:{salt}{body.get('model')}".encode("utf-8", "surrogatepass")
+    return chain_of(text[: MOST_BLOCKS * BLOCK_BYTES], root)
+
+
+def chain_of(text: bytes, root: bytes) -> tuple[int, ...]:
+    """Return a digest for each full block of ``text``, each of all bytes up to its end."""
+    running = blake2b(root, digest_size=DIGEST_BYTES, person=b"refrain prefix")
+    update, digest, number = running.update, running.digest, int.from_bytes
+    chain = []
+    for end in range(BLOCK_BYTES, len(text) + 1, BLOCK_BYTES):
+        update(text[end - BLOCK_BYTES : end])
+        chain.append(number(digest(), "big"))
+    return tuple(chain)
+
+
+def _printed(value: Any) -> bytes:
+    """Return JSON without its last byte, the closing one: what a longer prompt begins with too."""
+    try:
+        return orjson.dumps(value)[:-1]
+    except TypeError:  # an integer of more than 64 bits, half of a surrogate pair
+        return json.dumps(value).encode()[:-1]
