@@ -61,6 +61,10 @@ class EmbeddingsService:
     def ready(self, texts: TextIndex, pairs: PairScores) -> None:
         """From now on answer from these."""
         self._loaded = texts, pairs
+        loaded = texts.status()
+        _log.info(
+            "embeddings ready: %s, %d vectors in %s", loaded.encoder, loaded.vectors, loaded.index
+        )
 
     async def answer(self, request: Request) -> Reply:
         """Carry out one request. Raises nothing but its own cancellation."""

@@ -133,7 +133,6 @@ async def open_text_index(settings: TextIndexSettings, clock: Callable[[], float
         thread, load_encoder, settings.encoder
     )
     index = await _open_index(settings, encoder, clock)
-    _log.info("embeddings ready: %s, %d vectors in %s", encoder.name, index.size, index.name)
     return TextIndex(encoder, thread, index, clock)
 
 

@@ -33,8 +33,29 @@ async def upstream() -> AsyncIterator[ScriptedUpstream]:
     await runner.cleanup()
 
 
+BOUNDS = (
+    "gateway.stores.DISK_READ_SECONDS",
+    "gateway.stores.DISK_WRITE_SECONDS",
+    "gateway.stores.REDIS_SECONDS",
+    "gateway.adapters.claims_redis.CALL_SECONDS",
+    "gateway.scanning.SCAN_SECONDS",
+    "gateway.verifying.GUARD_SECONDS",
+    "gateway.shared_streams.JOIN_SECONDS",
+)
+"""Whatever takes longer becomes a miss, which on a busy machine anything may."""
+
+
 @pytest.fixture
-async def start_gateway(upstream: ScriptedUpstream, tmp_path: Path) -> AsyncIterator[StartGateway]:
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a gateway in this process wait; who tests a bound sets it again."""
+    for bound in BOUNDS:
+        monkeypatch.setattr(bound, 30.0)
+
+
+@pytest.fixture
+async def start_gateway(
+    upstream: ScriptedUpstream, tmp_path: Path, patient: None
+) -> AsyncIterator[StartGateway]:
     """Start gateways in this process; keyword arguments are settings."""
     from gateway.app import create_app
     from gateway.settings import Settings
@@ -42,7 +63,13 @@ async def start_gateway(upstream: ScriptedUpstream, tmp_path: Path) -> AsyncIter
     stops: list[Callable[[], Awaitable[None]]] = []
 
     async def start(*, semantic_socket: Path | None = None, **changes: Any) -> RunningGateway:
-        options = {"upstream": (f"{upstream.url}/v1",), "data_dir": tmp_path / "data", **changes}
+        options = {
+            "upstream": (f"{upstream.url}/v1",),
+            "data_dir": tmp_path / "data",
+            "semantic_timeout": 30.0,
+            "verifier_timeout": 30.0,
+            **changes,
+        }
         app = create_app(Settings(**options), semantic_socket=semantic_socket)
         runner, url = await start_app(app)
         session = ClientSession()

@@ -51,9 +51,16 @@ async def start():
 
 
 def children():
-    path = Path(f"/proc/{os.getpid()}/task")
-    pids = [pid for task in path.iterdir() for pid in (task / "children").read_text().split()]
-    return [pid for pid in pids if b"fake_engine" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    tasks = Path(f"/proc/{os.getpid()}/task").iterdir()
+    pids = [pid for task in tasks for pid in read(task / "children").decode().split()]
+    return [pid for pid in pids if b"fake_engine" in read(Path(f"/proc/{pid}/cmdline"))]
+
+
+def read(path):
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""  # a thread or a process that has ended since it was listed
 
 
 def descriptors():

@@ -1,6 +1,7 @@
 """Gateways that share a real Redis make one upstream call for a plain miss that both have."""
 
 import asyncio
+from collections import Counter
 
 import pytest
 from aiohttp import web
@@ -32,36 +33,57 @@ def gate(upstream):
 
 
 @pytest.fixture
+def store_seconds():
+    """How long a store that does not answer is waited for."""
+    return 30.0
+
+
+@pytest.fixture
+def patient(patient, monkeypatch, store_seconds):
+    monkeypatch.setattr("gateway.stores.REDIS_SECONDS", store_seconds)
+    monkeypatch.setattr("gateway.adapters.claims_redis.CALL_SECONDS", store_seconds)
+
+
+@pytest.fixture
 async def pair(start_gateway, server, redis, tmp_path, monkeypatch):
     monkeypatch.setenv("REFRAIN_SECRET", "ab" * 32)
-    # A slow machine is not what is tested here.
-    monkeypatch.setattr("gateway.stores.REDIS_SECONDS", 1.0)
-    monkeypatch.setattr("gateway.adapters.claims_redis.CALL_SECONDS", 1.0)
     return [await start_gateway(store=server.url, data_dir=tmp_path / name) for name in "ab"]
 
 
-async def asked_for_a_claim(redis, times):
-    """Wait until claims were asked for so often; whoever waits for one asks again and again."""
+@pytest.fixture
+def refusals(monkeypatch):
+    """How often each gateway was told that another makes the call."""
+    told = Counter()
+    take = claims_redis.RedisClaims.take
+
+    async def counted(self, slot):
+        taken = await take(self, slot)
+        told[self] += not taken
+        return taken
+
+    monkeypatch.setattr(claims_redis.RedisClaims, "take", counted)
+    return told
+
+
+async def waiting(refusals, gateways):
+    """Wait until so many gateways wait for a call: who does asks again and again."""
     async with asyncio.timeout(SECONDS):
-        while True:
-            sets = (await redis.info("commandstats")).get("cmdstat_set", {"calls": 0})["calls"]
-            if sets >= times:
-                return
+        while sum(times > 1 for times in refusals.values()) < gateways:  # noqa: ASYNC110
+            await asyncio.sleep(0)
 
 
-async def lead_and_follow(pair, upstream, redis, **second):
+async def lead_and_follow(pair, upstream, refusals, **second):
     """Ask both gateways the same; return once the second has found the first's call under way."""
     first, other = pair
-    await redis.config_resetstat()
     leading = asyncio.create_task(first.ask("same"))
     await asyncio.wait_for(upstream.arrived.wait(), SECONDS)
     following = asyncio.create_task(other.ask("same", **second))
-    await asked_for_a_claim(redis, 3)
+    await waiting(refusals, 1)
     return leading, following
 
 
-async def test_two_gateways_make_one_call(pair, upstream, gate, redis):
-    leading, following = await lead_and_follow(pair, upstream, redis)
+async def test_two_gateways_make_one_call(pair, upstream, gate, refusals):
+    leading, following = await lead_and_follow(pair, upstream, refusals)
     gate.open.set()
     lead, follow = await leading, await following
     assert upstream.calls == 1
@@ -82,7 +104,7 @@ async def test_who_wants_a_stream_does_not_wait_for_a_call_elsewhere(pair, upstr
     assert upstream.calls == 2
 
 
-async def test_a_call_that_fails_is_made_again_by_who_waited(pair, upstream, gate, redis):
+async def test_a_call_that_fails_is_made_again_by_who_waited(pair, upstream, gate, refusals):
     failed = []
 
     async def fail_once(request, body):
@@ -92,21 +114,23 @@ async def test_a_call_that_fails_is_made_again_by_who_waited(pair, upstream, gat
         return await answer_by_default(request, body)
 
     gate.answer = fail_once
-    leading, following = await lead_and_follow(pair, upstream, redis)
+    leading, following = await lead_and_follow(pair, upstream, refusals)
     gate.open.set()
     assert (await leading).status == 500
     assert (await following).text == "You asked: same"
     assert upstream.calls == 2
 
 
-async def test_an_answer_that_is_not_stored_is_asked_for_by_who_waited(pair, upstream, gate, redis):
+async def test_an_answer_that_is_not_stored_is_asked_for_by_who_waited(
+    pair, upstream, gate, refusals
+):
     async def cut(request, body):
         from scripted_upstream import completion
 
         return web.json_response(completion("cut", finish_reason="length"))
 
     gate.answer = cut
-    leading, following = await lead_and_follow(pair, upstream, redis)
+    leading, following = await lead_and_follow(pair, upstream, refusals)
     gate.open.set()
     assert (await leading).status == (await following).status == 200
     assert upstream.calls == 2
@@ -118,7 +142,7 @@ async def third(pair, start_gateway, server, tmp_path):
 
 
 async def test_of_several_who_waited_for_nothing_none_waits_again(
-    pair, third, upstream, gate, redis
+    pair, third, upstream, gate, refusals
 ):
     together = asyncio.Barrier(2)
 
@@ -126,20 +150,20 @@ async def test_of_several_who_waited_for_nothing_none_waits_again(
         from scripted_upstream import completion
 
         if upstream.calls > 1:
-            await asyncio.wait_for(together.wait(), SECONDS / 4)
+            await asyncio.wait_for(together.wait(), SECONDS)
         return web.json_response(completion("cut", finish_reason="length"))
 
     gate.answer = cut
-    leading, following = await lead_and_follow(pair, upstream, redis)
+    leading, following = await lead_and_follow(pair, upstream, refusals)
     late = asyncio.create_task(third.ask("same"))
-    await asked_for_a_claim(redis, 6)
+    await waiting(refusals, 2)
     gate.open.set()
     assert [(await each).status for each in (leading, following, late)] == [200] * 3
     assert upstream.calls == 3
 
 
-async def test_when_the_one_who_called_is_gone_who_waited_calls(pair, upstream, gate, redis):
-    leading, following = await lead_and_follow(pair, upstream, redis)
+async def test_when_the_one_who_called_is_gone_who_waited_calls(pair, upstream, gate, refusals):
+    leading, following = await lead_and_follow(pair, upstream, refusals)
     leading.cancel()
     await asyncio.wait_for(upstream.cancelled.wait(), SECONDS)
     gate.open.set()
@@ -147,8 +171,8 @@ async def test_when_the_one_who_called_is_gone_who_waited_calls(pair, upstream, 
     assert upstream.calls == 2
 
 
-async def test_a_waiting_client_that_leaves_disturbs_nobody(pair, upstream, gate, redis):
-    leading, following = await lead_and_follow(pair, upstream, redis)
+async def test_a_waiting_client_that_leaves_disturbs_nobody(pair, upstream, gate, refusals):
+    leading, following = await lead_and_follow(pair, upstream, refusals)
     following.cancel()
     gate.open.set()
     assert (await leading).text == "You asked: same"
@@ -156,8 +180,9 @@ async def test_a_waiting_client_that_leaves_disturbs_nobody(pair, upstream, gate
     assert upstream.calls == 1
 
 
-async def test_when_redis_freezes_who_waits_calls(pair, upstream, gate, redis, server):
-    leading, following = await lead_and_follow(pair, upstream, redis)
+@pytest.mark.parametrize("store_seconds", [1.0])
+async def test_when_redis_freezes_who_waits_calls(pair, upstream, gate, refusals, server):
+    leading, following = await lead_and_follow(pair, upstream, refusals)
     upstream.arrived.clear()
     server.freeze()
     try:
@@ -181,8 +206,8 @@ async def test_tenants_do_not_wait_for_one_another(pair, upstream, gate):
     assert upstream.calls == 2
 
 
-async def test_no_claim_is_left_when_all_is_over(pair, upstream, gate, redis):
-    leading, following = await lead_and_follow(pair, upstream, redis)
+async def test_no_claim_is_left_when_all_is_over(pair, upstream, gate, redis, refusals):
+    leading, following = await lead_and_follow(pair, upstream, refusals)
     gate.open.set()
     await asyncio.gather(leading, following)
     for gateway in pair:

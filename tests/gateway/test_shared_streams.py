@@ -53,16 +53,20 @@ def stream(upstream):
 
 
 @pytest.fixture
-def patient(monkeypatch):
-    """A slow machine is not what is tested here."""
-    monkeypatch.setenv("REFRAIN_SECRET", "ab" * 32)
-    monkeypatch.setattr("gateway.stores.REDIS_SECONDS", 1.0)
-    monkeypatch.setattr("gateway.adapters.claims_redis.CALL_SECONDS", 1.0)
-    monkeypatch.setattr(shared_streams, "JOIN_SECONDS", 10.0)
+def store_seconds():
+    """How long a store that does not answer is waited for."""
+    return 30.0
 
 
 @pytest.fixture
-async def pair(start_gateway, server, redis, tmp_path, patient):
+def patient(patient, monkeypatch, store_seconds):
+    monkeypatch.setattr("gateway.stores.REDIS_SECONDS", store_seconds)
+    monkeypatch.setattr("gateway.adapters.claims_redis.CALL_SECONDS", store_seconds)
+
+
+@pytest.fixture
+async def pair(start_gateway, server, redis, tmp_path, monkeypatch):
+    monkeypatch.setenv("REFRAIN_SECRET", "ab" * 32)
     gateways = [await start_gateway(store=server.url, data_dir=tmp_path / name) for name in "ab"]
     async with asyncio.timeout(SECONDS):
         while len(await redis.pubsub_channels("refrain:1:streams:*")) < 2:
@@ -263,9 +267,8 @@ async def test_when_redis_dies_in_a_stream_who_leads_goes_on_and_who_follows_is_
         server.start()
 
 
-async def test_a_frozen_redis_is_waited_for_in_bounds(pair, server, stream, monkeypatch):
-    monkeypatch.setattr(shared_streams, "SILENCE_SECONDS", 0.5)
-    monkeypatch.setattr(shared_streams, "BEAT_SECONDS", 0.1)
+@pytest.mark.parametrize("store_seconds", [1.0])
+async def test_a_frozen_redis_is_waited_for_in_bounds(pair, server, stream):
     lead, follow = await lead_and_follow(pair, stream)
     await follow.until(b'"You"')
     server.freeze()
@@ -329,11 +332,10 @@ async def test_a_piece_that_is_lost_is_noticed(pair, stream, monkeypatch):
 async def test_a_follower_that_is_heard_of_no_more_holds_no_call(
     pair, upstream, stream, monkeypatch
 ):
-    monkeypatch.setattr(shared_streams, "SILENCE_SECONDS", 0.5)
-    monkeypatch.setattr(shared_streams, "BEAT_SECONDS", 0.1)
     drop(monkeypatch, (Kind.STAY, 0))
     lead, follow = await lead_and_follow(pair, stream)
     await follow.until(b'"You"')
+    monkeypatch.setattr(shared_streams, "SILENCE_SECONDS", 0.5)
     lead.reply.close()
     await asyncio.wait_for(upstream.cancelled.wait(), SECONDS)
     assert b'"error"' in await follow.rest()

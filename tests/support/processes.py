@@ -8,6 +8,13 @@ import sys
 import threading
 from pathlib import Path
 
+PATIENT = {
+    "HF_HUB_OFFLINE": "1",
+    "REFRAIN_SEMANTIC_TIMEOUT": "30",
+    "REFRAIN_VERIFIER_TIMEOUT": "30",
+}
+"""On a busy machine a lookup takes its time, and would be a miss."""
+
 
 class Process:
     """A command with its output collected line by line."""
@@ -20,7 +27,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
+            env={**os.environ, **PATIENT, **environment},
             start_new_session=True,
         )
         self._collector = threading.Thread(target=self._collect, daemon=True)
