@@ -134,8 +134,11 @@ class Scheduler:
         """Queue a new sequence. Raises NeverFitsError or QueueFullError, and has not taken it."""
         self.add_all((sequence,), now)
 
-    def add_all(self, sequences: SequenceOf[Sequence], now: float) -> None:
-        """Queue all of ``sequences``, or none where it raises."""
+    def add_all(self, sequences: SequenceOf[Sequence], now: float, *, among: int = 0) -> None:
+        """Queue all of ``sequences``, or none where it raises.
+
+        They come ``among`` so many, of which others are added apart.
+        """
         for sequence in sequences:
             # The last token is chosen but never fed back, so its KV needs no room.
             needed = blocks_for(max(sequence.max_length - 1, len(sequence.tokens)))
@@ -144,9 +147,10 @@ class Scheduler:
                     f"{sequence.max_length} tokens need {needed} KV blocks of the "
                     f"{self.pool.num_blocks} that there are"
                 )
-        if len(sequences) > self._max_waiting:
+        together = max(len(sequences), among)
+        if together > self._max_waiting:
             raise NeverFitsError(
-                f"{len(sequences)} choices are more than the {self._max_waiting} sequences that "
+                f"{together} choices are more than the {self._max_waiting} sequences that "
                 "may wait"
             )
         if self.num_waiting + len(sequences) > self._max_waiting:

@@ -182,7 +182,7 @@ class EngineCore:
         job = _Job(message.number, request.stream or bool(request.sampling.stop))
         try:
             sequences = self._sequences(request, message.arrived, grammar)
-            self.scheduler.add_all(sequences, monotonic())
+            self.scheduler.add_all(sequences, monotonic(), among=request.among)
         except GrammarError as error:
             self._put(job, GrammarRejectedError(str(error)))
             return

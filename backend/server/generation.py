@@ -63,6 +63,7 @@ class Generation:
                     queue_seconds=self.queue_seconds,
                     cache_salt=self.cache_salt,
                     arrived=self.arrived,
+                    among=self.num_choices,
                 )
             )
             for position, prompt in enumerate(self.prompts)

@@ -104,6 +104,17 @@ async def test_more_choices_than_may_ever_wait_are_no_overload(held):
     assert "2 choices" in reply.error["message"]
 
 
+@pytest.mark.parametrize("n", [1, 2])
+async def test_more_prompts_than_may_ever_wait_are_no_overload(held, n):
+    server = await held(max_waiting=2)
+    server.release.set()
+    reply = await server.complete(["one", "two", "three"], n=n, max_tokens=2)
+    assert (reply.status, reply.error["code"]) == (400, "rejected")
+    assert f"{3 * n} choices are more than the 2 sequences that may wait" in reply.error["message"]
+    assert server.generator.stats().generated_tokens == 1  # the warm-up's
+    assert (await server.complete(["one", "two"], max_tokens=2)).status == 200
+
+
 async def test_a_stream_that_never_began_is_refused_with_a_status(held):
     server = await held(max_waiting=1)
     core = server.generator._core
