@@ -150,8 +150,7 @@ class Scheduler:
         together = max(len(sequences), among)
         if together > self._max_waiting:
             raise NeverFitsError(
-                f"{together} choices are more than the {self._max_waiting} sequences that "
-                "may wait"
+                f"{together} choices are more than the {self._max_waiting} sequences that may wait"
             )
         if self.num_waiting + len(sequences) > self._max_waiting:
             raise QueueFullError(self.num_waiting, self._waiting.drain_seconds(now))

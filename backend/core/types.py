@@ -95,8 +95,8 @@ class GenerationRequest:
     KV is shared between prompts of one ``cache_salt`` alone. Without ``stream`` the text is wanted
     at the end only. ``queue_seconds`` bounds the wait before the first step, None leaves it to the
     engine. ``arrived`` is when whoever asks began to wait, on the clock of ``time.monotonic``; None
-    is when the engine's client was called. ``among`` so many choices it is sent, where other requests
-    come with it: it never runs where these could never wait together.
+    is when the engine's client was called. It comes ``among`` so many choices, where other requests
+    are sent with it, and never runs where these could never wait together.
     """
 
     request_id: str

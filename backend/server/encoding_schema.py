@@ -2,12 +2,13 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from backend.server.fields import Strict, only
 from backend.server.message_fields import AnyMessage
 from backend.server.schema import Prompt, each_of
+from backend.server.token_arrays import in_pieces
 
 MAX_TOKENS_OF_A_REQUEST = 300_000
 """OpenAI's bound on the inputs of one embeddings request together."""
@@ -59,4 +60,8 @@ class DetokenizeRequest(Strict):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Field(fail_fast=True)]
+    tokens: Annotated[
+        list[Annotated[int, Field(ge=0, lt=2**32)]],
+        Field(fail_fast=True),
+        WrapValidator(in_pieces),
+    ]

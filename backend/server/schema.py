@@ -14,6 +14,7 @@ from backend.server.fields import Strict, combination, only
 from backend.server.message_fields import AnyMessage, check_order
 from backend.server.sampling_fields import MAX_CHOICES, ChatLogprobFields, SamplingFields
 from backend.server.structure_fields import ResponseFormat, StructuredOutputs
+from backend.server.token_arrays import Tokens
 from backend.server.tools.fields import NamedChoice, ToolChoice, Tools
 
 MAX_PROMPTS = 2_048
@@ -113,10 +114,6 @@ class ChatRequest(CompletionFields, ChatLogprobFields):
         return self.max_completion_tokens or self.max_tokens
 
 
-# One complaint is sent, so a long array of wrong elements needs no more than one made.
-_Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, fail_fast=True)]
-
-
 def _prompt_tag(value: Any) -> str | None:
     if type(value) is str:
         return "<text>"
@@ -134,10 +131,8 @@ Prompt = Annotated[
     | Annotated[
         list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("<texts>")
     ]
-    | Annotated[_Tokens, Tag("<tokens>")]
-    | Annotated[
-        list[_Tokens], Field(max_length=MAX_PROMPTS, fail_fast=True), Tag("<token arrays>")
-    ],
+    | Annotated[Tokens, Tag("<tokens>")]
+    | Annotated[list[Tokens], Field(max_length=MAX_PROMPTS, fail_fast=True), Tag("<token arrays>")],
     Discriminator(
         _prompt_tag,
         custom_error_type="invalid_type",
