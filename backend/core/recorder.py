@@ -1,6 +1,6 @@
 """Records a loop's steps and sequences as figures; see ``figures`` for what they mean.
 
-Law: every sequence that was taken in is given an end exactly once, whatever happens to it.
+Law: every sequence that ran is given an end exactly once, whatever happens to it.
 """
 
 from collections.abc import Iterable
@@ -59,13 +59,19 @@ class Recorder:
             self._left.add(sequence)
 
     def ended(self, sequence: Sequence, reason: str) -> None:
-        """Record an end; ``reason`` is one of a fixed vocabulary. A second call does nothing."""
+        """Record an end; ``reason`` is one of a fixed vocabulary. A second call does nothing.
+
+        Nor does the abort of what never ran: of a request whose other prompts were refused, or
+        whose client left the line, nothing was generated.
+        """
         times = self._times.pop(sequence, None)
         if times is None:
             return
         if sequence in self._sampled:
             times.last_token = self._sampled_at
             self._sampled.discard(sequence)
+        elif reason == "abort" and sequence.admitted is None:
+            return
         num_tokens = len(sequence.tokens) - sequence.num_prompt_tokens
         self._figures.finished(times, reason, sequence.num_prompt_tokens, num_tokens)
 

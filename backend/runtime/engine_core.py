@@ -231,10 +231,12 @@ class EngineCore:
         if continuation is None:
             return  # it ended while the step was on its way
         if sampled is None:
-            reason = "the model's output is not finite for this request"
-            if sequence.matcher is not None and sequence.matcher.failure is not None:
-                reason = f"constrained decoding cannot go on: {sequence.matcher.failure}"
-            self._fail(continuation.job, reason)
+            self._fail(continuation.job, "the model's output is not finite for this request")
+            return
+        if sequence.matcher is not None and (failure := sequence.matcher.failure) is not None:
+            # Its KV is as good as any, and may stay in the prefix cache; only its last token is
+            # not.
+            self._fail(continuation.job, f"constrained decoding cannot go on: {failure}")
             return
         self._generated_tokens += 1
         self._tell(sequence, continuation, sampled)

@@ -64,10 +64,10 @@ class GrammarMatcher:
             self.failure = "no token of the model fits the grammar"
 
 
-def mask_(logits: Tensor, constrained: SequenceOf[tuple[int, Sequence, Matcher]]) -> list[int]:
+def mask_(logits: Tensor, constrained: SequenceOf[tuple[int, Sequence, Matcher]]) -> None:
     """Make -inf of every token that may not come next, in the rows of ``constrained``.
 
-    Returns the rows whose matcher failed; they are left as they are.
+    Rows whose matcher fails are left as they are; what is chosen from them is not to be told.
     """
     import xgrammar  # noqa: PLC0415  # loaded when the first matcher was made
 
@@ -80,7 +80,6 @@ def mask_(logits: Tensor, constrained: SequenceOf[tuple[int, Sequence, Matcher]]
         xgrammar.apply_token_bitmask_inplace(
             logits, on_device(masks.numpy(), logits), indices=masked
         )
-    return [row for row, _, matcher in constrained if matcher.failure is not None]
 
 
 def explain(error: Exception) -> str:

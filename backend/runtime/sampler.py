@@ -58,8 +58,7 @@ def _sample(
     adjusted = _adjust(logits, batch, lengths)
     if batch.constrained:
         # Masks are made on the host while the device is still at work.
-        for row in mask_(adjusted, batch.constrained):
-            finite[row] = False
+        mask_(adjusted, batch.constrained)
     if adjusted is not logits:
         tokens = adjusted.argmax(dim=-1)
     for group in batch.groups:

@@ -11,7 +11,7 @@ from backend.server.errors import ApiError
 from backend.server.json_schema import SchemaError, enforceable
 from backend.server.prompts import off_loop
 from backend.server.schema import GenerationFields
-from backend.server.structure_fields import ResponseFormat, StructuredOutputs
+from backend.server.structure_fields import MOST_CHARACTERS, ResponseFormat, StructuredOutputs
 from backend.server.tools.use import ToolUse, functions_held
 
 
@@ -148,7 +148,7 @@ def _of_structured_outputs(outputs: StructuredOutputs) -> Constraint | None:
     if outputs.regex is not None:
         return _of_text(GrammarKind.REGEX, outputs.regex, "structured_outputs.regex")
     if outputs.choice is not None:
-        return _of_text(GrammarKind.EBNF, _choices(outputs.choice), "structured_outputs.choice")
+        return _of_choices(outputs.choice, "structured_outputs.choice")
     if outputs.grammar is not None:
         return _of_text(GrammarKind.EBNF, outputs.grammar, "structured_outputs.grammar")
     if outputs.json_object:
@@ -160,9 +160,14 @@ def _of_text(kind: GrammarKind, source: str, param: str) -> Constraint:
     return Constraint(Grammar(kind, source), f"'{param}'", param)
 
 
-def _choices(choices: Sequence[str]) -> str:
+def _of_choices(choices: Sequence[str], param: str) -> Constraint:
     """Return the grammar of one of ``choices``, each spelled out in bytes that need no escape."""
-    return "root ::= " + " | ".join(f'"{_spelled(choice)}"' for choice in choices)
+    size = sum(map(len, choices))
+    if size > MOST_CHARACTERS:
+        problem = f"{size} characters together, of which {MOST_CHARACTERS} are allowed"
+        raise ApiError(400, f"Invalid '{param}': the choices have {problem}.", param=param)
+    source = "root ::= " + " | ".join(f'"{_spelled(choice)}"' for choice in choices)
+    return _of_text(GrammarKind.EBNF, source, param)
 
 
 def _spelled(text: str) -> str:

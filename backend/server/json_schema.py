@@ -15,6 +15,8 @@ import orjson
 from backend.server.number_bounds import DECIMALS, between_decimals
 
 MOST_BYTES = 64 * 1024
+MOST_ENFORCED_BYTES = 4 * MOST_BYTES
+"""Of what is enforced: a schema that refers to parts of its own has them once more."""
 MOST_DEPTH = 32
 MOST_SUBSCHEMAS = 2_000
 
@@ -60,7 +62,12 @@ def enforceable(schema: Any, *, strict: bool) -> dict[str, Any]:
     size = len(orjson.dumps(schema))
     if size > MOST_BYTES:
         raise SchemaError((), f"the schema has {size} bytes, of which {MOST_BYTES} are allowed")
-    return _Translation(schema, strict=strict).result()
+    enforced = _Translation(schema, strict=strict).result()
+    size = len(orjson.dumps(enforced))
+    if size > MOST_ENFORCED_BYTES:
+        problem = f"with what it refers to the schema has {size} bytes"
+        raise SchemaError((), f"{problem}, of which {MOST_ENFORCED_BYTES} are allowed")
+    return enforced
 
 
 class _Translation:
@@ -68,7 +75,8 @@ class _Translation:
         self._root = root
         self._strict = strict
         self._num_subschemas = 0
-        self._names: dict[str, str] = {}
+        self._names: dict[int, str] = {}
+        """By the identity of what is referred to, which has many spellings."""
         self._definitions: dict[str, Any] = {}
 
     def result(self) -> dict[str, Any]:
@@ -121,10 +129,11 @@ class _Translation:
     def _reference(self, schema: dict[str, Any], path: Path, depth: int) -> dict[str, Any]:
         self._alone(schema, "$ref", path)
         reference = _of_type(schema, "$ref", str, "string", path)
-        name = self._names.get(reference)
+        target = self._resolve(reference, path)
+        # Truth values are one object wherever they stand, and mean the same.
+        name = self._names.get(id(target))
         if name is None:
-            target = self._resolve(reference, path)
-            name = self._names[reference] = f"d{len(self._names)}"
+            name = self._names[id(target)] = f"d{len(self._names)}"
             at = (
                 tuple(reference.removeprefix("#").strip("/").split("/")) if "/" in reference else ()
             )
@@ -266,16 +275,24 @@ class _Translation:
 
     def _array(self, schema: dict[str, Any], path: Path, depth: int) -> dict[str, Any]:
         built: dict[str, Any] = _bounds(schema, "minItems", "maxItems", path)
-        first = _of_type(schema, "prefixItems", list, "array", path, default=[])
+        least, most = built.get("minItems", 0), built.get("maxItems")
+        given = _of_type(schema, "prefixItems", list, "array", path, default=[])
+        first = [
+            self._schema(inner, (*path, "prefixItems", index), depth + 1)
+            for index, inner in enumerate(given[:most])
+        ]
         if first:
-            built["prefixItems"] = [
-                self._schema(inner, (*path, "prefixItems", index), depth + 1)
-                for index, inner in enumerate(first)
-            ]
-        if schema.get("items") is False:
+            built["prefixItems"] = first
+        others = schema.get("items")
+        if others is False or len(given) > len(first) or (most is not None and most == len(first)):
+            if least > len(first):
+                problem = f"'minItems' is {least}, and only {len(first)} items are permitted"
+                raise SchemaError(path, problem)
             built["items"] = False
-        elif "items" in schema:
-            built["items"] = self._schema(schema["items"], (*path, "items"), depth + 1)
+        elif others is not None:
+            built["items"] = self._schema(others, (*path, "items"), depth + 1)
+        elif least > len(first):
+            built["items"] = {}
         return built
 
     def _string(self, schema: dict[str, Any], path: Path, _: int) -> dict[str, Any]:

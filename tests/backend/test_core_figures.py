@@ -97,11 +97,21 @@ def test_a_sequences_times():
 
 def test_a_sequence_that_ended_before_its_first_token_has_no_latencies():
     loop = Loop()
-    loop.recorder.ended(loop.arrive(), "abort")
+    loop.recorder.ended(loop.arrive(admitted=0.5), "abort")
     found = loop.found()
     assert found["sequences_finished_total", "abort"] == 1
     assert found["decode_seconds_count",] == found["time_per_output_token_seconds_count",] == 0
     assert found["sequence_generation_tokens_sum",] == 0
+
+
+def test_a_sequence_that_never_ran_ends_by_a_refusals_reason_or_uncounted():
+    loop = Loop()
+    loop.recorder.ended(loop.arrive(), "abort")
+    loop.recorder.ended(loop.arrive(), "queue_timeout")
+    found = loop.found()
+    assert ("sequences_finished_total", "abort") not in found
+    assert found["sequences_finished_total", "queue_timeout"] == 1
+    assert found["sequence_prompt_tokens_count",] == 1
 
 
 def test_a_step_that_was_in_flight_when_a_sequence_ended_is_not_a_token_of_it():

@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -253,16 +254,24 @@ async def test_a_matcher_that_fails_ends_its_own_request_only(engine, monkeypatc
         if len(calls) > 2 and self is not None:
             self.failure = "it is broken"
 
-    neighbour = GenerationRequest("f", PROMPT, SamplingParams(seed=1, max_tokens=30))
+    prompt = PROMPT * 4
+    neighbour = GenerationRequest("f", prompt, SamplingParams(seed=1, max_tokens=30))
     grammar = schema_grammar("nested")
     await collect(engine, request(grammar, max_tokens=1))
     monkeypatch.setattr(GrammarMatcher, "fill", failing)
     broken, whole = await asyncio.gather(
-        collect(engine, request(grammar)), collect(engine, neighbour), return_exceptions=True
+        collect(engine, replace(request(grammar), prompt_tokens=prompt)),
+        collect(engine, neighbour),
+        return_exceptions=True,
     )
     assert isinstance(broken, EngineError)
     assert "it is broken" in str(broken)
     assert whole[0][1] is not None
+    # What it computed is as good as anybody's.
+    before = engine.stats().prefix_hits
+    assert await collect(engine, neighbour) == whole
+    assert engine.stats().prefix_hits - before == (len(prompt) - 1) // 16 * 16
+    assert not engine._core.scheduler.pool.take_to_erase()
 
 
 class Gate:

@@ -29,6 +29,16 @@ from backend.server.json_schema import MOST_BYTES, MOST_DEPTH, SchemaError, enfo
             {"type": "array", "prefixItems": [{"type": "null"}], "items": False},
             {"type": "array", "prefixItems": [{"type": "null"}], "items": False},
         ),
+        ({"prefixItems": [{}]}, {"type": "array", "prefixItems": [{}]}),
+        ({"type": "array", "minItems": 1}, {"type": "array", "minItems": 1, "items": {}}),
+        (
+            {"prefixItems": [{}], "minItems": 2, "maxItems": 3},
+            {"type": "array", "prefixItems": [{}], "items": {}, "minItems": 2, "maxItems": 3},
+        ),
+        (
+            {"prefixItems": [{}, {"type": "null"}], "items": {}, "maxItems": 1},
+            {"type": "array", "prefixItems": [{}], "items": False, "maxItems": 1},
+        ),
     ],
 )
 def test_what_is_enforced_says_the_same_in_fewer_ways(schema, enforced):
@@ -42,6 +52,22 @@ def test_a_schema_may_refer_to_itself():
     enforced = enforceable(NODE, strict=True)
     assert enforced["properties"]["next"] == {"$ref": "#/$defs/d0"}
     assert enforced["$defs"]["d0"]["properties"]["next"] == {"$ref": "#/$defs/d0"}
+
+
+def test_one_schema_that_is_referred_to_in_many_spellings_is_written_once():
+    names = ("#/$defs/ab", "#/$defs/%61b", "#/$defs/a%62", "#/%24defs/ab")
+    schema = {"$defs": {"ab": {"const": "x"}}, "anyOf": [{"$ref": name} for name in names]}
+    assert list(enforceable(schema, strict=True)["$defs"]) == ["d0"]
+
+
+def test_a_schema_that_grows_by_what_it_refers_to_is_refused():
+    inner: dict = {"const": "x" * (MOST_BYTES // 2)}
+    references = []
+    for level in range(12):
+        inner = {"properties": {"a": inner}}
+        references.append({"$ref": "#/$defs/d" + "/properties/a" * level})
+    with pytest.raises(SchemaError, match="with what it refers to the schema has"):
+        enforceable({"$defs": {"d": inner}, "anyOf": references}, strict=True)
 
 
 NESTED: dict = {"type": "null"}
@@ -67,6 +93,7 @@ for _ in range(MOST_DEPTH + 1):
         ({"$ref": "#/$defs/a"}, "reference '#/$defs/a' points nowhere"),
         ({"$ref": "http://x"}, "reference 'http://x' must begin with '#'"),
         ({"type": "array", "minItems": 2, "maxItems": 1}, "'minItems' is greater than 'maxItems'"),
+        ({"prefixItems": [{}], "items": False, "minItems": 2}, "'minItems' is 2, and only 1 items"),
         ({"minLength": -1}, "In context=('minLength',), -1 is less than the minimum of 0"),
         ({"minimum": 1e-7, "exclusiveMaximum": 1e-6}, "no number with 6 decimals lies within"),
         ({"minimum": "1"}, "In context=('minimum',), '1' is not of type 'number'"),

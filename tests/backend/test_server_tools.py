@@ -283,6 +283,27 @@ async def test_a_bad_schema_of_a_function_is_named(speaking, parameters, message
     assert reply.error["message"].startswith(f"Invalid schema for function 'g': {message}")
 
 
+async def test_schemas_of_functions_that_are_too_large_together_are_refused(speaking):
+    server = await speaking("Hello")
+    parameters = {"properties": {"a": {"enum": ["x" * 60_000]}}}
+    tools = [
+        {"type": "function", "function": {"name": f"f{at}", "parameters": parameters}}
+        for at in range(6)
+    ]
+    assert (await server.chat(tools=tools[:4], tool_choice="required")).status == 200
+    assert (await server.chat(tools=tools)).status == 200  # nothing is held to them
+    reply = await server.chat(tools=tools, tool_choice="required")
+    assert (reply.status, reply.error["param"]) == (400, "tools")
+    assert "up to 'f4' (number 5 of 6) they have" in reply.error["message"]
+    assert "of which 262144 are allowed" in reply.error["message"]
+
+
+async def test_choices_that_are_too_large_together_are_refused(server):
+    reply = await server.complete(structured_outputs={"choice": ["x" * 40_000, "y" * 30_000]})
+    assert (reply.status, reply.error["param"]) == (400, "structured_outputs.choice")
+    assert "70000 characters together, of which 65536 are allowed" in reply.error["message"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_schema_that_the_engine_cannot_compile_is_the_clients_fault(start_server, stream):
     async def script(request):

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from backend.server.errors import ApiError
-from backend.server.json_schema import SchemaError, enforceable
+from backend.server.json_schema import MOST_ENFORCED_BYTES, SchemaError, enforceable
 from backend.server.tools.events import ToolCallParser
 from backend.server.tools.fields import Function, NamedChoice, Tool, ToolChoice
 from backend.server.tools.formats import CallableFunction, ToolFormat
@@ -65,10 +67,23 @@ def tool_use(
 
 def functions_held(use: ToolUse) -> list[CallableFunction]:
     """Return the functions with what their arguments are held to. Raises ApiError."""
-    return [
-        CallableFunction(function.name, _schema(function, f"tools[{position}].{use.parameters_at}"))
-        for function, position in zip(use.functions, use.positions, strict=True)
-    ]
+    held: list[CallableFunction] = []
+    size = 0
+    for function, position in zip(use.functions, use.positions, strict=True):
+        schema = _schema(function, f"tools[{position}].{use.parameters_at}")
+        size += len(orjson.dumps(schema))
+        if size > MOST_ENFORCED_BYTES:
+            # Counted as they come, so that no request makes thousands of large ones.
+            number = f"number {len(held) + 1} of {len(use.functions)}"
+            raise ApiError(
+                400,
+                f"Invalid schemas for functions: up to '{function.name}' ({number}) they have "
+                f"{size} bytes together, of which {MOST_ENFORCED_BYTES} are allowed.",
+                param="tools",
+                code="invalid_function_parameters",
+            )
+        held.append(CallableFunction(function.name, schema))
+    return held
 
 
 def _schema(function: Function, param: str) -> dict[str, Any]:
