@@ -5,58 +5,19 @@ dozen tensor operations and nothing else. Tokens of all sequences of a step lie 
 only attention knows whose they are. What is not a matrix product goes through ``Operations``.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from backend.models.attention import Attention
 from backend.models.config import DecoderConfig
-from backend.models.layers import Linear, RMSNorm
-from backend.models.moe import Experts
+from backend.models.decoder_weights import DecoderWeights
 from backend.models.operations import Operations, TorchOperations
-
-
-@dataclass(frozen=True, slots=True)
-class MLP:
-    """The gated MLP; gate and up are one product."""
-
-    gate_up: Linear
-    down: Linear
-
-    def __call__(self, rows: Tensor, operations: Operations) -> Tensor:
-        """Map [tokens, hidden] to the same shape."""
-        return self.down(operations.gated(self.gate_up(rows)))
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderLayer:
-    """One layer; q, k and v are one product.
-
-    ``head_norm`` normalises queries and keys head by head, in the families that do.
-    """
-
-    input_norm: RMSNorm
-    qkv: Linear
-    head_norm: RMSNorm | None
-    output: Linear
-    mlp_norm: RMSNorm
-    mlp: MLP | Experts
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderWeights:
-    """Everything a checkpoint holds; ``head`` shares the embedding where they are tied."""
-
-    embedding: Tensor
-    layers: tuple[DecoderLayer, ...]
-    final_norm: RMSNorm
-    head: Linear
+from backend.models.single_row import SingleRowDecoder
 
 
 class Decoder:
-    """A model ready to compute; stateless, the caches belong to the caller."""
+    """A model ready to compute, for one thread at a time; the caches belong to the caller."""
 
     def __init__(
         self,
@@ -72,6 +33,9 @@ class Decoder:
         self._weights = weights
         self._rotations = rotations
         self._operations = TorchOperations() if operations is None else operations
+        # Kernels are faster than it, where there are any.
+        in_torch = isinstance(self._operations, TorchOperations)
+        self._single = SingleRowDecoder.of(config, weights, rotations) if in_torch else None
         # The norm after a layer is the next one's first, so that it fuses with the addition.
         next_norms = [layer.input_norm for layer in weights.layers[1:]]
         self._layers = tuple(
@@ -105,6 +69,8 @@ class Decoder:
         ``tokens`` and ``positions`` are [tokens]. ``logit_rows`` are the tokens whose successor
         is wanted, all when None. ``logits`` goes on from here.
         """
+        if self._single is not None and logit_rows is None and tokens.shape[0] == 1:
+            return self._single.forward(tokens, positions, attention)
         operations = self._operations
         rotations = self._rotations.index_select(0, positions).unsqueeze(1)
         hidden = functional.embedding(tokens, self._weights.embedding)

@@ -33,6 +33,11 @@ class Linear:
         worth = small and self.weight.device.type == "cpu" and self.weight.dtype is torch.float32
         object.__setattr__(self, "_by_input", self.weight.t().contiguous() if worth else None)
 
+    @property
+    def by_input(self) -> Tensor:
+        """The weight as [in, out], the way that is best for one row."""
+        return self.weight.t() if self._by_input is None else self._by_input
+
     def __call__(self, rows: Tensor) -> Tensor:
         """Map [rows, in] to [rows, out]; on CPU the result may be transposed in memory."""
         if rows.shape[0] == 1 and self._by_input is not None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from backend.models.config import DecoderConfig, ExpertsConfig, parse_config
-from backend.models.decoder import MLP, DecoderLayer, DecoderWeights
+from backend.models.decoder_weights import MLP, DecoderLayer, DecoderWeights
 from backend.models.errors import ModelLoadError
 from backend.models.layers import Linear, RMSNorm
 from backend.models.moe import Experts

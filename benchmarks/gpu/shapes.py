@@ -11,7 +11,8 @@ from torch import Tensor
 
 from backend.core.types import GenerationRequest, SamplingParams
 from backend.models.config import DecoderConfig, parse_config
-from backend.models.decoder import Decoder, DecoderWeights
+from backend.models.decoder import Decoder
+from backend.models.decoder_weights import DecoderWeights
 from backend.models.model import Model
 from backend.models.operations import Operations
 from backend.models.rotary import rotation_table
