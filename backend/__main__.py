@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from backend.arguments import above_zero, add_engine_arguments, port, positive
+from backend.arguments import above_zero, add_engine_arguments, name, port, positive
 from backend.process import configure_logging
 from backend.settings import Settings
 
@@ -57,6 +57,7 @@ def _parse(argv: Sequence[str]) -> Settings:
     add = parser.add_argument
     add(
         "--served-model-name",
+        type=name,
         metavar="NAME",
         help="what clients call it (default: the directory's name, or the hub id)",
     )

@@ -38,6 +38,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=positive, metavar="N", help="CPU threads (default: torch's choice)")
 
 
+def name(text: str) -> str:
+    """Read a name that people and logs can show."""
+    if not text.strip() or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"expected a name, got {text!a}")
+    return text
+
+
 def positive(text: str) -> int:
     """Read a whole number of at least 1."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:

@@ -12,3 +12,6 @@ def configure_logging() -> None:
         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
         datefmt="%H:%M:%S",
     )
+    # It quotes what it cannot parse: header lines, which may have keys in them. Faults of ours are
+    # logged by who answers for them.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)

@@ -32,6 +32,7 @@ from backend.runtime.messages import (
     Submit,
     ToEngine,
 )
+from backend.runtime.turns import text_of
 
 _NO_STATS = EngineStats(
     running=0,
@@ -157,7 +158,7 @@ class EngineClient:
                 for tokens in await stream.receive():
                     choice = choices.get(tokens.index)
                     # The engine learns of a stop string later than this.
-                    delta = None if choice is None else choice.push(tokens)
+                    delta = None if choice is None else await text_of(choice, tokens)
                     if delta is None:
                         continue
                     if delta.finish_reason is not None:

@@ -14,6 +14,7 @@ def resolve_model(model: str) -> Path:
     """
     path = Path(model).expanduser()
     if path.is_dir():
+        _refuse_pipes(path)
         return path
     if path.exists() or path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         raise ModelLoadError(f"{model}: no such directory")
@@ -28,6 +29,17 @@ def resolve_model(model: str) -> Path:
         raise ModelLoadError(
             f"{model}: no such directory, and the hub does not provide it: {reason}"
         ) from error
+
+
+def _refuse_pipes(directory: Path) -> None:
+    """Raise ModelLoadError for what is read as a file and is none: a pipe would be waited for."""
+    try:
+        for pattern in (*_HUB_FILES, *(f"*/{each}" for each in _HUB_FILES)):
+            for path in directory.glob(pattern):
+                if path.exists() and not path.is_file():
+                    raise ModelLoadError(f"{path}: no regular file")
+    except OSError as error:
+        raise ModelLoadError(f"{directory}: {error}") from error
 
 
 def is_embedding_model(directory: Path) -> bool:

@@ -2,10 +2,12 @@
 
 import logging
 import time
+from collections.abc import Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
 from aiohttp import web
 
 from backend.core.types import TextDelta
@@ -21,11 +23,14 @@ from backend.server.constraints import Constraint
 from backend.server.errors import ApiError, engine_failed, internal_error, overloaded, unavailable
 from backend.server.event_stream import EventStream
 from backend.server.generation import Tally
-from backend.server.json_reply import json_response
-from backend.server.replies import Head, ReplyForm
+from backend.server.prompts import off_loop
+from backend.server.replies import FinishedChoice, Head, ReplyForm
 
 FAILURES = (EngineError, OverloadedError, RequestRejectedError)
 """What a generation raises."""
+
+_ON_LOOP_CHARACTERS = 20_000
+_CHARACTERS_OF_A_LOGPROB = 400  # twenty others belong to it, perhaps
 
 log = logging.getLogger(__name__)
 
@@ -47,11 +52,16 @@ class Answer:
                 async for delta in deltas:
                     self.tally.add(delta)
             choices = self.tally.choices()
-            written = [self.form.whole(index, choice) for index, choice in enumerate(choices)]
+
+            def write() -> bytes:
+                written = [self.form.whole(index, choice) for index, choice in enumerate(choices)]
+                body = self._head().body(self.form.whole_kind, written)
+                return orjson.dumps(body | {"usage": self.tally.usage.body()})
+
+            written = await off_loop(write, is_long(choices))
         except FAILURES as error:
             raise api_error(error, self.constraint) from error
-        body = self._head().body(self.form.whole_kind, written)
-        return json_response(body | {"usage": self.tally.usage.body()})
+        return web.Response(body=written, content_type="application/json")
 
     async def stream(self, request: web.Request, *, include_usage: bool) -> EventStream:
         """Answer as deltas arrive. Raises ApiError for what fails before the first one."""
@@ -94,6 +104,12 @@ class Answer:
         if delta.finish_reason is not None:
             choices += self.form.finish(delta.index, delta.finish_reason)
         return choices
+
+
+def is_long(choices: Iterable[FinishedChoice]) -> bool:
+    """Whether writing ``choices`` whole takes more than a millisecond or two."""
+    effort = sum(len(each.text) + _CHARACTERS_OF_A_LOGPROB * len(each.logprobs) for each in choices)
+    return effort > _ON_LOOP_CHARACTERS
 
 
 def broken_off(error: Exception, events: EventStream, request: web.Request) -> ApiError:

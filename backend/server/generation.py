@@ -89,18 +89,21 @@ class _Ended:
 async def _merge(
     streams: Sequence[AsyncGenerator[TextDelta, None]], n: int
 ) -> AsyncGenerator[TextDelta, None]:
-    """Interleave, renumbering choices. The first failure ends everything."""
-    arrivals: asyncio.Queue[TextDelta | _Ended] = asyncio.Queue()
+    """Interleave, renumbering choices. The first failure ends everything.
+
+    What is not read is not fetched either: it gathers where it becomes one delta.
+    """
+    arrivals: asyncio.Queue[TextDelta | _Ended] = asyncio.Queue(maxsize=len(streams))
 
     async def pump(position: int, stream: AsyncGenerator[TextDelta, None]) -> None:
+        error: Exception | None = None
         try:
             async with aclosing(stream):
                 async for delta in stream:
-                    arrivals.put_nowait(replace(delta, index=position * n + delta.index))
-        except Exception as error:  # noqa: BLE001  # raised again by the reader
-            arrivals.put_nowait(_Ended(error))
-        else:
-            arrivals.put_nowait(_Ended(None))
+                    await arrivals.put(replace(delta, index=position * n + delta.index))
+        except Exception as failure:  # noqa: BLE001  # raised again by the reader
+            error = failure
+        await arrivals.put(_Ended(error))
 
     pumps = [asyncio.create_task(pump(*item)) for item in enumerate(streams)]
     try:

@@ -132,6 +132,35 @@ def test_an_unknown_architecture(capsys, chat_model, tmp_path):
     assert re.fullmatch("refrain backend: .*perceptron.*\n", capsys.readouterr().err)
 
 
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer_config.json", "model.safetensors", "1_Pooling/config.json"]
+)
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(capsys, chat_model, tmp_path, name):
+    for file in chat_model.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    assert main(["--model", str(tmp_path), "--port", "0"]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"refrain backend: {tmp_path / name}: no regular file"
+
+
+async def test_a_header_that_is_too_long_is_not_logged(start, chat_model):
+    process = await start("--model", chat_model, "--port", 0, REFRAIN_PARENT_PIPE="1")
+    port = int((await process.line(r"listening on http://127.0.0.1:(\d+)"))[1])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    secret = "the-api-key"
+    head = f"GET /healthz HTTP/1.1\r\nAuthorization: Bearer {secret * 2000}\r\n\r\n"
+    writer.write(head.encode())
+    async with asyncio.timeout(LIMIT):
+        assert b" 400 " in await reader.readline()
+    writer.close()
+    process.process.stdin.close()
+    code, said = await process.end()
+    assert (code, secret in said) == (0, False)
+
+
 def test_a_host_that_is_none(capsys, tmp_path):
     assert main(["--model", str(tmp_path), "--host", "no such host", "--port", "0"]) == 1
     said = capsys.readouterr().err
@@ -156,6 +185,9 @@ async def test_a_port_in_use(start, chat_model):
         (["--model", "m", "--target-itl-ms", "fast"], "expected a number above 0, got 'fast'"),
         (["--model", "m", "--kv-bytes", "lots"], "expected bytes such as 512MiB"),
         (["--model", "m", "--dtype", "int4"], "invalid choice"),
+        (["--model", "m", "--served-model-name", ""], "argument --served-model-name: expected a"),
+        (["--model", "m", "--served-model-name", " \t"], "argument --served-model-name: expected"),
+        (["--model", "m", "--served-model-name", "a\nb"], "expected a name, got 'a\\nb'"),
         (["--model", "m", "--no-such-flag"], "unrecognized arguments"),
     ],
 )

@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-from backend.core.types import FinishReason, TextDelta
+from backend.core.types import FinishReason, SamplingParams, TextDelta
 from backend.ports import EngineError
+from backend.server.generation import Generation
 
 pytest_plugins = ["running_backend"]
 
@@ -129,3 +130,27 @@ async def test_one_failing_prompt_fails_all_and_cancels_the_others(start_server)
     reply = await server.complete(["a", "b"])
     assert (reply.status, reply.error["code"]) == (500, "engine_error")
     await asyncio.wait_for(server.generator.cancelled.wait(), 5)
+
+
+async def test_what_a_slow_reader_does_not_take_is_not_fetched():
+    made = 0
+
+    class Endless:
+        async def generate(self, request):
+            nonlocal made
+            while True:
+                made += 1
+                yield TextDelta(0, "x", 1)
+                await asyncio.sleep(0)
+
+    generation = Generation("id", ((1,), (2,), (3,)), SamplingParams(), n=1)
+    deltas = generation.deltas(Endless())
+    await anext(deltas)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert made <= 8  # one that was read, and of each prompt one that waits and one in hand
+    assert {(await anext(deltas)).index for _ in range(6)} == {0, 1, 2}
+    await deltas.aclose()
+    before = made
+    await asyncio.sleep(0)
+    assert made == before

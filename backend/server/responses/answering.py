@@ -7,15 +7,16 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
 from aiohttp import web
 
 from backend.ports import Generator
-from backend.server.answering import FAILURES, api_error, broken_off
+from backend.server.answering import FAILURES, api_error, broken_off, is_long
 from backend.server.constraints import Constraint
 from backend.server.event_stream import TypedEventStream
 from backend.server.generation import Tally
-from backend.server.json_reply import json_response
 from backend.server.logprob_replies import Spell
+from backend.server.prompts import off_loop
 from backend.server.responses.writing import ResponseWriter
 from backend.server.tools.use import ToolUse
 
@@ -43,9 +44,14 @@ class ResponseAnswer:
             raise api_error(error, self.constraint) from error
         # A call that was demanded can be cut short, but never be anything else.
         writer = self._writer(eager=self.tools is not None and self.tools.demanded)
-        writer.push(choice.text, choice.logprobs)
-        *_, last = writer.finish(choice.finish_reason, self.tally.usage, int(time.time()))
-        return json_response(last["response"])
+
+        def write() -> bytes:
+            writer.push(choice.text, choice.logprobs)
+            *_, last = writer.finish(choice.finish_reason, self.tally.usage, int(time.time()))
+            return orjson.dumps(last["response"])
+
+        written = await off_loop(write, is_long([choice]))
+        return web.Response(body=written, content_type="application/json")
 
     async def stream(self, request: web.Request) -> TypedEventStream:
         """Answer as deltas arrive. Raises ApiError for what fails before the first one."""
