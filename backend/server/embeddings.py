@@ -11,7 +11,7 @@ from backend.ports import EmbeddingShape, EngineError, OverloadedError, PromptEn
 from backend.server.encoding_schema import MAX_TOKENS_OF_A_REQUEST, EmbeddingRequest
 from backend.server.errors import ApiError, engine_failed, overloaded
 from backend.server.metrics import Metrics
-from backend.server.prompts import ON_LOOP_CHARACTERS, off_loop, refuse_outside_vocabulary
+from backend.server.prompts import encode_each, off_loop
 from backend.server.reading import read_request
 from backend.server.served_model import ServedModel
 
@@ -66,15 +66,7 @@ async def input_tokens(
                 code="empty_string",
             )
 
-    def encode() -> tuple[tuple[int, ...], ...]:
-        return tuple(
-            tuple(encoder.encode(given, add_special_tokens=True))
-            if isinstance(given, str)
-            else refuse_outside_vocabulary(given, encoder.vocab_size, "input")
-            for given in inputs
-        )
-
-    encoded = await off_loop(encode, sum(map(len, inputs)) > ON_LOOP_CHARACTERS)
+    encoded = await encode_each(encoder, inputs, "input")
     _check_lengths(encoded, max_tokens)
     return encoded
 

@@ -5,7 +5,9 @@ vocabulary, a prompt that leaves no room in the context.
 """
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any, TypeVar
 
 from backend.ports import PromptEncoder
@@ -20,6 +22,7 @@ ON_LOOP_CHARACTERS = 2_000
 _CHARACTERS_OF_A_MESSAGE = 50  # what a template adds, and costs, for each
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 
 # Templates of older models know nothing of the developer role, which took the place of system.
 _TEMPLATE_ROLES = {"developer": "system"}
@@ -73,16 +76,7 @@ async def completion_prompts(
     encoder: PromptEncoder, prompts: Sequence[str | tuple[int, ...]], *, max_model_len: int
 ) -> tuple[tuple[int, ...], ...]:
     """Return the tokens of each prompt. Raises ApiError."""
-
-    def encode() -> tuple[tuple[int, ...], ...]:
-        return tuple(
-            tuple(encoder.encode(prompt, add_special_tokens=True))
-            if isinstance(prompt, str)
-            else refuse_outside_vocabulary(prompt, encoder.vocab_size, "prompt")
-            for prompt in prompts
-        )
-
-    encoded = await off_loop(encode, sum(map(len, prompts)) > ON_LOOP_CHARACTERS)
+    encoded = await encode_each(encoder, prompts, "prompt")
     for tokens in encoded:
         if not tokens:
             raise ApiError(
@@ -102,18 +96,27 @@ async def echoed_prompts(
 ) -> tuple[EchoedPrompt, ...]:
     """Return each prompt as it is sent back; of tokens special ones are spelled too."""
 
-    def spell() -> tuple[EchoedPrompt, ...]:
-        return tuple(
-            EchoedPrompt(
-                prompt
-                if isinstance(prompt, str)
-                else encoder.decode(prompt, skip_special_tokens=False),
-                tokens,
-            )
-            for prompt, tokens in zip(prompts, encoded, strict=True)
-        )
+    def spell(item: tuple[str | tuple[int, ...], tuple[int, ...]]) -> EchoedPrompt:
+        prompt, tokens = item
+        if isinstance(prompt, str):
+            return EchoedPrompt(prompt, tokens)
+        return EchoedPrompt(encoder.decode(prompt, skip_special_tokens=False), tokens)
 
-    return await off_loop(spell, sum(map(len, encoded)) > ON_LOOP_CHARACTERS)
+    items = tuple(zip(prompts, encoded, strict=True))
+    return await each_off_loop(spell, items, sum(map(len, encoded)) > ON_LOOP_CHARACTERS)
+
+
+async def encode_each(
+    encoder: PromptEncoder, texts: Sequence[str | tuple[int, ...]], param: str
+) -> tuple[tuple[int, ...], ...]:
+    """Return the tokens of each; arrays are taken as they are. Raises ApiError."""
+
+    def encode(text: str | tuple[int, ...]) -> tuple[int, ...]:
+        if isinstance(text, str):
+            return tuple(encoder.encode(text, add_special_tokens=True))
+        return refuse_outside_vocabulary(text, encoder.vocab_size, param)
+
+    return await each_off_loop(encode, texts, sum(map(len, texts)) > ON_LOOP_CHARACTERS)
 
 
 def check_biases(biases: Sequence[tuple[int, float]], vocab_size: int) -> None:
@@ -149,8 +152,26 @@ def _for_template(message: AnyMessage) -> dict[str, Any]:
 
 
 async def off_loop(work: Callable[[], T], is_long: bool) -> T:
-    """Do ``work`` in a thread if it is long, else at once."""
+    """Do ``work`` in a thread if it is long, else at once.
+
+    Whoever leaves takes along what no thread has begun.
+    """
     return await asyncio.to_thread(work) if is_long else work()
+
+
+async def each_off_loop(
+    work: Callable[[Item], T], items: Sequence[Item], is_long: bool
+) -> tuple[T, ...]:
+    """Do ``work`` for each item, as ``off_loop`` does, until nobody waits for it any more."""
+    left = threading.Event()
+
+    def work_all() -> tuple[T, ...]:
+        return tuple(work(item) for item in takewhile(lambda _: not left.is_set(), items))
+
+    try:
+        return await off_loop(work_all, is_long)
+    finally:
+        left.set()
 
 
 def refuse_outside_vocabulary(
