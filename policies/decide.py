@@ -39,6 +39,24 @@ class Priority(StrEnum):
     LOW = "low"
 
 
+@plain_members
+class SchemaKeys(StrEnum):
+    """Which keys of a tool's schema go in one order."""
+
+    ON = "on"
+    KEYWORDS = "keywords"
+    """The schema language's own, and not the names of properties."""
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixSettings:
+    """What of a prompt is rewritten on its way to the upstream, so that its prefix repeats."""
+
+    schema_keys: SchemaKeys = SchemaKeys.ON
+    sorts_tools: bool = False
+
+
 CLEAN_FINISH_REASONS = frozenset({"stop", "tool_calls", "function_call"})
 """Finish reasons of an answer that said all it had to say."""
 
@@ -107,6 +125,7 @@ class Decision:
     priority: Priority = Priority.NORMAL
     tags: tuple[str, ...] = ()
     """Words by which the operator finds and purges entries."""
+    prefix: PrefixSettings = PrefixSettings()
 
 
 Test = Callable[[RequestFacts], bool]

@@ -101,7 +101,8 @@ def text(value: object) -> str:
     return value
 
 
-def _one_of(choices: Sequence[str]) -> Callable[[object], str]:
+def one_of(choices: Sequence[str]) -> Callable[[object], str]:
+    """Return a reader of one of these words."""
     listed = ", ".join(choices[:-1]) + f" or {choices[-1]}"
 
     def read(value: object) -> str:
@@ -283,15 +284,15 @@ HeaderName = Annotated[
     str, PlainValidator(header_name), _schema(pattern=f"^{_HEADER_NAME.pattern}$")
 ]
 TenantReference = Annotated[str, PlainValidator(_name), _schema(pattern=_NAME_SCHEMA)]
-EndpointPath = Annotated[str, PlainValidator(_one_of(ENDPOINTS)), _schema(enum=list(ENDPOINTS))]
+EndpointPath = Annotated[str, PlainValidator(one_of(ENDPOINTS)), _schema(enum=list(ENDPOINTS))]
 Region = Annotated[
     str, PlainValidator(region), _schema(enum=sorted(phonenumbers.SUPPORTED_REGIONS))
 ]
 ScopeName = Annotated[
-    str, PlainValidator(_one_of([*Scope])), _schema(enum=[scope.value for scope in Scope])
+    str, PlainValidator(one_of([*Scope])), _schema(enum=[scope.value for scope in Scope])
 ]
 PiiActionName = Annotated[
-    str, PlainValidator(_one_of([*PiiAction])), _schema(enum=[action.value for action in PiiAction])
+    str, PlainValidator(one_of([*PiiAction])), _schema(enum=[action.value for action in PiiAction])
 ]
 Similarity = Annotated[
     float,
@@ -350,7 +351,7 @@ PromptTokens = Annotated[
     ),
 ]
 PriorityName = Annotated[
-    str, PlainValidator(_one_of([*Priority])), _schema(enum=[each.value for each in Priority])
+    str, PlainValidator(one_of([*Priority])), _schema(enum=[each.value for each in Priority])
 ]
 Tag = Annotated[
     str,

@@ -10,6 +10,7 @@ from policies.conditions import conditions
 from policies.decide import Decision, Policy, Rule
 from policies.document import Document, Path, read_document
 from policies.fields import ANONYMOUS
+from policies.prefix_settings import PrefixSpec
 from policies.problems import PolicyError, Problem
 from policies.reach import unreachable
 from policies.rule_settings import (
@@ -91,6 +92,7 @@ _SETTINGS: dict[object, type[BaseModel]] = {
     "semantic": SemanticSpec,
     "grace": GraceSpec,
     "coalescing": CoalescingSpec,
+    "prefix": PrefixSpec,
 }
 
 

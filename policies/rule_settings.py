@@ -1,13 +1,13 @@
 """What a rule sets, and the decision that comes of it.
 
 Law: what is left out is as in ``default``, and what that leaves out is as in ``Decision``; so it
-is for the keys of ``semantic``, ``grace`` and ``coalescing``, too.
+is for the keys of ``semantic``, ``grace``, ``coalescing`` and ``prefix``, too.
 """
 
 from dataclasses import replace
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
 from policies.decide import Decision, PiiAction, Priority, Scope
 from policies.fields import (
@@ -29,29 +29,13 @@ from policies.fields import (
     Variants,
     duration_or_off,
 )
-from policies.shapes import OFF, AnyNumber, Described, OneOrMany, OrShort, expected, or_on_off
+from policies.mappings import FilledSpec, MappingSpec
+from policies.prefix_settings import Prefix, prefix_settings
+from policies.shapes import OFF, AnyNumber, Described, OneOrMany, OrShort, or_on_off
 
 DEFAULT_MAX_WRONG_HITS = 0.01
 DEFAULT_MIN_SIMILARITY = 0.75
 DEFAULT_FOLLOWERS = 10_000
-
-
-class MappingSpec(BaseModel):
-    """A mapping of the file that knows all its keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class FilledSpec(MappingSpec):
-    """A mapping that would be a mistake if it were empty."""
-
-    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
-
-    @model_validator(mode="after")
-    def _is_filled(self) -> Self:
-        if not self.model_fields_set:
-            raise expected(f"at least one of the keys {', '.join(type(self).model_fields)}")
-        return self
 
 
 class SemanticSpec(FilledSpec):
@@ -290,6 +274,7 @@ class SettingsSpec(MappingSpec):
     scope: SharedBy | None = None
     pii: PersonalData | None = None
     tags: Tags | None = None
+    prefix: Prefix | None = None
 
 
 class DefaultSpec(SettingsSpec):
@@ -350,6 +335,8 @@ def _set(settings: SettingsSpec, inherited: Decision) -> dict[str, Any]:
     if settings.grace is not None:
         found["grace_revalidate"] = _seconds(settings.grace.while_revalidate)
         found["grace_error"] = _seconds(settings.grace.if_error)
+    if settings.prefix is not None:
+        found["prefix"] = prefix_settings(settings.prefix, inherited.prefix)
     if settings.coalescing is not None:
         found |= _coalescing(settings.coalescing, inherited)
     written = {name: value for name, value in found.items() if value is not None}

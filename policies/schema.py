@@ -27,7 +27,8 @@ from policies.fields import (
     Text,
     VersionOne,
 )
-from policies.rule_settings import DefaultSpec, FilledSpec, MappingSpec, SettingsSpec
+from policies.mappings import FilledSpec, MappingSpec
+from policies.rule_settings import DefaultSpec, SettingsSpec
 from policies.shapes import Filled, OneOrMany
 
 DEFAULT_REGIONS = ("US", "GB")

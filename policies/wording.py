@@ -3,6 +3,7 @@
 from typing import Any
 
 from policies.decide import Decision
+from policies.prefix_settings import prefix_words
 
 _UNITS = (("w", 604_800), ("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
 
@@ -31,6 +32,7 @@ def settings_of(decision: Decision) -> dict[str, Any]:
         "scope": decision.scope.value,
         "pii": decision.pii.value,
         "tags": list(decision.tags),
+        "prefix": prefix_words(decision.prefix),
     }
 
 

@@ -1,0 +1,137 @@
+"""One order for the keys of tool schemas.
+
+Law: objects are equal whatever the order of their members, and arrays are never reordered, so what
+is written here is JSON-equal to what was read. Where the order of properties is the order in which
+a model must write its arguments (``strict`` tools) it stays as it is.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import orjson
+
+from gateway.core.rewrite.places import member
+from policies.decide import SchemaKeys
+
+_REMEMBERED_BYTES = 16_384
+_REMEMBERED_TOOLS = 1024
+
+_NAMED = frozenset(
+    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+    | {"dependentRequired", "dependencies"}
+)
+"""Keywords whose members are named by the author of the schema."""
+_SCHEMAS = frozenset(
+    {"items", "prefixItems", "additionalItems", "additionalProperties", "contains", "not", "if"}
+    | {"then", "else", "allOf", "anyOf", "oneOf", "propertyNames", "unevaluatedItems"}
+    | {"unevaluatedProperties", "contentSchema"}
+)
+"""Keywords that hold schemas; what any other holds is data."""
+
+
+class Tool(NamedTuple):
+    """A tool with its schema in order, its compact JSON, and that of the tool as it came."""
+
+    value: dict[str, Any]
+    printed: bytes
+    came: bytes
+
+    @property
+    def moved(self) -> bool:
+        """Tell whether its schema was not in order."""
+        return self.printed is not self.came
+
+
+def in_order(tool: dict[str, Any], keys: SchemaKeys) -> Tool:
+    """Return a tool with the keys of its schema in order. Raises TypeError if it cannot print."""
+    printed = orjson.dumps(tool)
+    if keys is SchemaKeys.OFF:
+        return Tool(tool, printed, printed)
+    if len(printed) > _REMEMBERED_BYTES:
+        return _ordered(printed, keys)
+    return _remembered(printed, keys)
+
+
+def tool_text(text: bytes, keys: SchemaKeys) -> bytes:
+    """Return the JSON of a tool, however it is written, with the keys of its schema in order.
+
+    Nothing else of it is printed anew, and numbers stay as they are written.
+    """
+    if len(text) > _REMEMBERED_BYTES:
+        return _text_in_order(text, keys)
+    return _remembered_text(text, keys)
+
+
+def _ordered(printed: bytes, keys: SchemaKeys) -> Tool:
+    tool = orjson.loads(printed)
+    path = _path_of_schema(tool)
+    if path is None:
+        return Tool(tool, printed, printed)
+    holder = tool if len(path) == 1 else tool[path[0]]
+    schema = holder["parameters"]
+    if _whole(tool, keys):
+        ordered = orjson.loads(orjson.dumps(schema, option=orjson.OPT_SORT_KEYS))
+    else:
+        ordered = _keywords_in_order(schema)
+    holder["parameters"] = ordered  # the place of the key stays
+    again = orjson.dumps(tool)
+    return Tool(tool, again if again != printed else printed, printed)
+
+
+def _text_in_order(text: bytes, keys: SchemaKeys) -> bytes:
+    tool = json.loads(text)
+    path = _path_of_schema(tool)
+    if path is None:
+        return text
+    place, holder = (0, len(text)), tool
+    for name in path:
+        place = member(text, place, holder, name)
+        holder = holder[name]
+    written = text[slice(*place)]
+    schema = json.loads(written, parse_int=orjson.Fragment, parse_float=orjson.Fragment)
+    if _whole(tool, keys):
+        ordered = orjson.dumps(schema, option=orjson.OPT_SORT_KEYS)
+    else:
+        ordered = orjson.dumps(_keywords_in_order(schema))
+    return text[: place[0]] + ordered + text[place[1] :]
+
+
+_remembered = lru_cache(maxsize=_REMEMBERED_TOOLS)(_ordered)
+_remembered_text = lru_cache(maxsize=_REMEMBERED_TOOLS)(_text_in_order)
+"""Agents send the same tools thousands of times. What is kept is shared, and never changed."""
+
+
+def _path_of_schema(tool: dict[str, Any]) -> tuple[str, ...] | None:
+    match tool:
+        case {"function": {"parameters": dict()}}:
+            return "function", "parameters"
+        case {"parameters": dict()}:
+            return ("parameters",)
+        case _:
+            return None
+
+
+def _whole(tool: Mapping[str, Any], keys: SchemaKeys) -> bool:
+    """Tell whether all keys are to be sorted, those that the author named too."""
+    function = tool.get("function")
+    strict = (function if isinstance(function, dict) else tool).get("strict")
+    return keys is SchemaKeys.ON and strict is not True
+
+
+def _keywords_in_order(schema: Any) -> Any:
+    """Return a schema whose keywords are sorted, and what its author named is as it was."""
+    if isinstance(schema, list):
+        return [_keywords_in_order(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    ordered = {}
+    for keyword in sorted(schema):
+        value = schema[keyword]
+        if keyword in _NAMED and isinstance(value, dict):
+            value = {name: _keywords_in_order(each) for name, each in value.items()}
+        elif keyword in _SCHEMAS:
+            value = _keywords_in_order(value)
+        ordered[keyword] = value
+    return ordered
