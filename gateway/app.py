@@ -41,6 +41,7 @@ from gateway.judging import Judge
 from gateway.loading import Loader
 from gateway.observation import Observation, Sink
 from gateway.operations import Operations
+from gateway.outgoing import Outbox
 from gateway.pipeline import Pipeline
 from gateway.ports import Quarantine, Upstream
 from gateway.scanning import Scans
@@ -132,11 +133,11 @@ def create_app(
         forwarder=forwarder,
         scans=scans,
         secret=secret,
+        outbox=Outbox(secret, settings.upstream_cache_salt),
         recorder=_recorder(settings, secret),
         now=time.time,
         semantic_seconds=settings.semantic_timeout,
         learned=journal,
-        salts_caches=settings.upstream_cache_salt,
         local=None if semantic is None else local_model(semantic, make_forwarder),
     )
     budgets = Budgets(policies, lambda: _verifier_known(semantic), verifier.threshold)

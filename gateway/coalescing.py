@@ -62,6 +62,7 @@ class Coalescer:
         ):
             return False
         exchange.seen.outcome = outcome
+        exchange.note_rewrites()
         answer = self._answer(plan.coalescing_key, exchange, attended=False)
         self._background[outcome] += 1
         self._run(self._refresh(exchange, answer, outcome), answer)

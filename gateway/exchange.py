@@ -7,6 +7,7 @@ from typing import Any
 
 from gateway.core.lookup import Forward
 from gateway.core.plan import Plan
+from gateway.core.rewrite.outcome import Declined, Rewrite
 from gateway.core.types import Endpoint
 from gateway.observation import Observation
 from gateway.ports import Scanner
@@ -59,6 +60,9 @@ class Exchange:
     state: Forward
     scanner: Scanner
     seen: Observation
+    rewrites: tuple[Rewrite, ...] = ()
+    """What of the prompt was rewritten, and what was left with its reason."""
+    not_rewritten: tuple[Declined, ...] = ()
 
     @property
     def plan(self) -> Plan | None:
@@ -77,3 +81,7 @@ class Exchange:
             return True  # it is part of the last event
         options = self.body.get("stream_options")
         return isinstance(options, dict) and options.get("include_usage") is True
+
+    def note_rewrites(self) -> None:
+        """Tell the sinks, once it is clear that this request is the one that is sent."""
+        self.seen.rewrites, self.seen.not_rewritten = self.rewrites, self.not_rewritten

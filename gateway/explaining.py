@@ -238,7 +238,7 @@ def explain_action(
         pipeline.secret,
         upstream,
         pipeline.now,
-        salts_caches=pipeline.salts_caches,
+        salts_caches=pipeline.outbox.salts_caches,
         holder=holder,
         barred=pipeline.forwarder.admitter.quarantine.holds,
         learned=pipeline.learned,

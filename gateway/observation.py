@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.core.rewrite.outcome import Declined, Rewrite
 from gateway.core.status import ForwardStatus
 from gateway.core.types import Entry, Ineligible, Reason
 
@@ -45,6 +46,9 @@ class Observation:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
+    rewrites: tuple[Rewrite, ...] = ()
+    """What of the prompt was rewritten before it was sent, and what was left with its reason."""
+    not_rewritten: tuple[Declined, ...] = ()
     record: dict[str, Any] | None = None
     """What the decision log holds of the request, None where there is no log."""
     key: bytes | None = None

@@ -18,7 +18,7 @@ from gateway.core.conversation import is_readable, prompt_text
 from gateway.core.decision_record import Recorder
 from gateway.core.embedding_batch import item_body, items_of
 from gateway.core.errors import UpstreamError
-from gateway.core.key import Tenant, cache_salt, identify
+from gateway.core.key import Tenant, identify
 from gateway.core.lookup import (
     NEAREST,
     FetchCandidate,
@@ -39,7 +39,7 @@ from gateway.core.lookup import (
     start,
 )
 from gateway.core.lookup_ends import forward
-from gateway.core.outbound import with_priority, with_salt, without_salt
+from gateway.core.outbound import without_salt
 from gateway.core.plan import Plan, plan_request
 from gateway.core.prompt_size import refuse_long_prompt
 from gateway.core.query import METHOD
@@ -51,6 +51,7 @@ from gateway.embedding_items import MissingItems, end_of, for_each, to_be_had
 from gateway.exchange import Inbound, Reply
 from gateway.forwarding import Exchange, Forwarder
 from gateway.observation import Observation
+from gateway.outgoing import Outbox
 from gateway.ports import (
     ActivePolicy,
     Learned,
@@ -85,13 +86,12 @@ class Pipeline:
     forwarder: Forwarder
     scans: Scans
     secret: bytes = field(repr=False)
+    outbox: Outbox
     recorder: Recorder | None
     now: Callable[[], float]
     clock: Callable[[], float] = time.monotonic
     semantic_seconds: float = 1.0
     """From here on a lookup by meaning begins nothing more and is a miss."""
-    salts_caches: bool = False
-    """Whether the upstream knows ``cache_salt``, so that the gateway gives it one a tenant."""
     local: LocalModel | None = None
     learned: Learned | None = None
     rotation: Rotation = field(default_factory=Rotation)
@@ -115,7 +115,7 @@ class Pipeline:
         if isinstance(end, Refused):
             return refuse(seen)
         if isinstance(end, Hit) and end.check is not None:
-            self._sample(asked, end)
+            await self._sample(asked, end)
         if isinstance(end, Hit) and end.revalidate is None:
             reply = render_hit(endpoint, asked.body, end, seen)
         else:
@@ -147,7 +147,7 @@ class Pipeline:
         self, asked: Asked, end: Hit | Forward, items: Sequence[Hit | Forward]
     ) -> Reply:
         """Forward a miss, or a hit to be revalidated; ``items`` are those of a batch."""
-        exchange = self._exchange(asked, _forward(end))
+        exchange = await self._exchange(asked, _forward(end))
         if isinstance(end, Hit):
             asked.forwarder.refresh(replace(exchange, seen=asked.seen.of_background("refresh")))
             return render_hit(asked.endpoint, asked.body, end, asked.seen)
@@ -157,14 +157,14 @@ class Pipeline:
             send = asked.forwarder.forward(exchange)
         return await self._forwarded(exchange, send)
 
-    def _sample(self, asked: Asked, hit: Hit) -> None:
+    async def _sample(self, asked: Asked, hit: Hit) -> None:
         """Ask the upstream as well, for one of some hits, so that the answers can be compared."""
         if not self.sampling.draws(hit.entry.key, asked.decision.sample):
             return
         state = Forward(ForwardStatus(Forwarded.MISS), hit.plan, check=hit.check)
         decision = replace(asked.decision, priority=Priority.LOW)
         seen = asked.seen.of_background("sample")
-        exchange = self._exchange(asked._replace(decision=decision, seen=seen), state)
+        exchange = await self._exchange(asked._replace(decision=decision, seen=seen), state)
         asked.forwarder.refresh(exchange)
 
     async def _forwarded(self, exchange: Exchange, send: Awaitable[Reply]) -> Reply:
@@ -280,7 +280,7 @@ class Pipeline:
     def _plan(self, asked: Asked, body: dict[str, Any]) -> State:
         directives = parse_directives(asked.inbound.headers.get("cache-control"))
         plan = plan_request(
-            without_salt(body) if self._salts(asked) else body,
+            without_salt(body) if self.outbox.salts(asked) else body,
             endpoint=asked.endpoint,
             upstream=asked.forwarder.upstream.name,
             query=asked.inbound.query,
@@ -296,21 +296,10 @@ class Pipeline:
             return start(plan)
         return start(plan, self.rotation.draw(plan.key))
 
-    def _exchange(self, asked: Asked, state: Forward) -> Exchange:
-        """Return the request as it goes on, with what the gateway says in its own name."""
-        body, raw = asked.body, asked.inbound.raw
-        if self._salts(asked):
-            body, raw = with_salt(body, raw, cache_salt(self.secret, asked.tenant))
-        fields = with_priority(asked.inbound.fields, asked.decision.priority)
-        inbound = replace(asked.inbound, raw=raw, fields=fields)
+    async def _exchange(self, asked: Asked, state: Forward) -> Exchange:
         if asked.local and state.status == ForwardStatus(Forwarded.MISS):
             state = replace(state, status=ForwardStatus(Forwarded.MISS, Reason.LOCAL))
-        scanner = asked.active.scanner
-        return Exchange(asked.endpoint, inbound, body, state, scanner, asked.seen)
-
-    def _salts(self, asked: Asked) -> bool:
-        # Embeddings have no prefix cache, and servers that know the field may refuse it there.
-        return self.salts_caches and asked.endpoint is not Endpoint.EMBEDDINGS
+        return await self.outbox.exchange(asked, state)
 
     async def _get(self, key: bytes, *, indexed: bool = False) -> Entry | None:
         """Return the entry; where the index named it, an absent one leaves the index, too."""

@@ -18,6 +18,7 @@ from gateway.core.errors import UpstreamError
 from gateway.core.headers import Fields, shared_fields, without
 from gateway.core.key import identify
 from gateway.core.render import render_stream
+from gateway.core.rewrite.outcome import REWRITE, rewrites_told
 from gateway.core.status import joined
 from gateway.core.types import Reason
 from gateway.exchange import Exchange, Reply
@@ -49,6 +50,8 @@ class Reader(AsyncIterator[bytes]):
         seen = exchange.seen
         seen.forward = self._status
         seen.reason = exchange.state.status.reason if self._leads else Reason.COLLAPSED
+        if self._leads:
+            exchange.note_rewrites()
 
     def leave(self) -> None:
         """Stop reading. The call ends with its last reader."""
@@ -169,7 +172,15 @@ class Reader(AsyncIterator[bytes]):
         if not self._leads:
             fields = shared_fields(fields, same_tenant=self._same_tenant())
         theirs = ", ".join(value for name, value in fields if name.lower() == "cache-status")
-        return (*without(fields, "cache-status"), ("Cache-Status", joined(theirs, ours)))
+        fields = (
+            *without(fields, "cache-status", REWRITE.lower()),
+            ("Cache-Status", joined(theirs, ours)),
+        )
+        sent = self._answer.leader
+        told = rewrites_told(sent.rewrites, sent.not_rewritten)
+        if told is None or self._answer.elsewhere:
+            return fields
+        return (*fields, (REWRITE, told))
 
     async def __anext__(self) -> bytes:
         """Return all that is new, in one piece; wait where nothing is.

@@ -64,6 +64,18 @@ class Metrics:
             ("rule", "kind", "outcome"),
             registry=self._registry,
         )
+        self._rewrites = Counter(
+            "refrain_rewrites_total",
+            "Prompts rewritten on their way to the upstream, by what of them was.",
+            ("rule", "rewrite"),
+            registry=self._registry,
+        )
+        self._not_rewritten = Counter(
+            "refrain_rewrites_declined_total",
+            "Prompts that a rewrite left as they were, by reason.",
+            ("rule", "rewrite", "reason"),
+            registry=self._registry,
+        )
         self._ttft = Histogram(
             "refrain_time_to_first_token_seconds",
             "From the request's head to the first piece of the answer.",
@@ -114,14 +126,25 @@ class Metrics:
             self._upstream.observe(seen.upstream_head - seen.upstream_started)
         if seen.declined is not None:
             self._declined.labels(seen.rule, seen.declined.value).inc()
+        self._count_by_meaning(seen)
+        if seen.ineligible is not None:
+            self._ineligible.labels(seen.rule, seen.ineligible.value).inc()
+        if seen.rewrites or seen.not_rewritten:
+            self._count_rewrites(seen)
+
+    def _count_by_meaning(self, seen: Observation) -> None:
         if seen.semantic_fault is not None:
             self._semantic_faults.labels(seen.semantic_fault).inc()
         for result, score in seen.verified:
             self._candidates.labels(result).inc()
             if score is not None:
                 self._scores.observe(score)
-        if seen.ineligible is not None:
-            self._ineligible.labels(seen.rule, seen.ineligible.value).inc()
+
+    def _count_rewrites(self, seen: Observation) -> None:
+        for rewrite in seen.rewrites:
+            self._rewrites.labels(seen.rule, rewrite.value).inc()
+        for each in seen.not_rewritten:
+            self._not_rewritten.labels(seen.rule, each.rewrite.value, each.why.value).inc()
 
     def policy_reloaded(self, good: bool) -> None:
         """Count an edit of the policy file."""

@@ -2,6 +2,7 @@
 
 import logging
 
+from gateway.core.rewrite.outcome import rewrites_told
 from gateway.observation import Observation
 
 log = logging.getLogger(__name__)
@@ -21,13 +22,14 @@ def log_request(seen: Observation) -> None:
         )
     if log.isEnabledFor(logging.DEBUG) and seen.ended is not None:
         log.debug(
-            "%s model=%r rule=%s outcome=%s reason=%s declined=%s status=%d ms=%.1f",
+            "%s model=%r rule=%s outcome=%s reason=%s declined=%s rewrites=%s status=%d ms=%.1f",
             seen.endpoint,
             seen.model[:128],
             seen.rule,
             seen.outcome,
             seen.reason,
             seen.declined,
+            rewrites_told(seen.rewrites, seen.not_rewritten),
             seen.status,
             (seen.ended - seen.started) * 1000,
         )

@@ -64,6 +64,8 @@ def _end(span: Span, seen: Observation) -> None:
         "refrain.declined": seen.declined.value if seen.declined else None,
         "refrain.ineligible": seen.ineligible.value if seen.ineligible else None,
         "refrain.rule": seen.rule,
+        "refrain.rewrites": ", ".join(seen.rewrites) or None,
+        "refrain.rewrites_declined": ", ".join(map(str, seen.not_rewritten)) or None,
         "refrain.similarity": seen.similarity,
         "refrain.semantic_score": seen.score,
         "refrain.semantic_threshold": seen.threshold,

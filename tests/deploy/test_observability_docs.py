@@ -14,6 +14,7 @@ from backend.core.types import EngineStats, MemoryUse
 from backend.server.metrics import Metrics as EngineMetrics
 from gateway.adapters.metrics import Metrics as GatewayMetrics
 from gateway.adapters.tracing import Tracing
+from gateway.core.rewrite.outcome import Declined, Rewrite, WhyNot
 from gateway.core.types import Ineligible, Reason
 from gateway.observation import Observation
 from gateway.ports import StoreStats
@@ -68,6 +69,8 @@ def seen(**values: object) -> Observation:
         "score": 0.99,
         "threshold": 0.98,
         "ineligible": Ineligible.TIME,
+        "rewrites": (Rewrite.TOOLS,),
+        "not_rewritten": (Declined(Rewrite.SCHEMA_KEYS, WhyNot.TOO_LARGE),),
         "status": 200,
         "upstream_started": 1.0,
         "upstream_head": 2.0,
@@ -143,6 +146,11 @@ def test_span_attributes_are_documented_and_documented_ones_exist(outcome, faile
 
 def test_reasons_are_documented_and_documented_reasons_exist():
     assert {words(row[0])[0] for row in table("Reason")} == {reason.value for reason in Reason}
+
+
+def test_rewrites_and_why_there_was_none_are_documented():
+    assert {words(row[0])[0] for row in table("Rewrite")} == {each.value for each in Rewrite}
+    assert {words(row[0])[0] for row in table("Not rewritten")} == {each.value for each in WhyNot}
 
 
 def test_outcomes_are_documented():

@@ -22,6 +22,7 @@ from gateway.core.types import Endpoint, Reason
 from gateway.exchange import Inbound
 from gateway.forwarding import Forwarder
 from gateway.observation import Observation
+from gateway.outgoing import Outbox
 from gateway.pipeline import Pipeline
 from gateway.ports import SemanticUnavailableError
 from gateway.scanning import Scans
@@ -68,6 +69,7 @@ class Rig:
             forwarder=made(NoUpstream()),
             scans=scans,
             secret=bytes(32),
+            outbox=Outbox(bytes(32)),
             recorder=None,
             now=time.time,
             local=local_model(self.encoder, made),

@@ -19,6 +19,7 @@ from gateway.core.types import Endpoint, Entry, Reason
 from gateway.exchange import Inbound, Reply
 from gateway.forwarding import Forwarder
 from gateway.observation import Observation
+from gateway.outgoing import Outbox
 from gateway.pipeline import Pipeline
 from gateway.ports import ActivePolicy, Candidate, SemanticUnavailableError, StoreError
 from gateway.scanning import Scans
@@ -111,6 +112,7 @@ class Rig:
             ),
             scans=scans,
             secret=bytes(32),
+            outbox=Outbox(bytes(32)),
             recorder=None,
             now=time.time,
         )

@@ -14,6 +14,7 @@ from gateway.adapters.policy_file import PolicyFile
 from gateway.app import default_policy
 from gateway.core.types import Endpoint
 from gateway.exchange import Inbound
+from gateway.outgoing import Outbox
 from gateway.pipeline import Pipeline
 from gateway.ports import Candidate, SemanticUnavailableError
 from gateway.scanning import Scans
@@ -54,6 +55,7 @@ class Whole:
             forwarder=self.rig.forwarder,
             scans=Scans(),
             secret=bytes(32),
+            outbox=Outbox(bytes(32)),
             recorder=None,
             now=time.time,
         )

@@ -49,6 +49,7 @@ def test_the_index_names_every_page():
         ("SemanticSpec", "semantic"),
         ("GraceSpec", "grace"),
         ("CoalescingSpec", "coalescing"),
+        ("PrefixSpec", "prefix"),
         ("TenantSpec", "tenants"),
     ],
 )

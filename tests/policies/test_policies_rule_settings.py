@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from policies.decide import CLEAN_FINISH_REASONS, Decision, Priority
+from policies.decide import CLEAN_FINISH_REASONS, Decision, PrefixSettings, Priority, SchemaKeys
 from policies.parse import PolicyError, parse_policy
 from policies.rule_settings import SettingsSpec
 from policies.wording import settings_of
@@ -33,6 +33,7 @@ def test_what_nobody_sets_is_neutral():
     assert (default.max_temperature, default.max_prompt_tokens, default.variants) == (None, None, 1)
     assert (default.shadow, default.sample, default.promote) == (False, 0, False)
     assert (default.priority, default.tags) == (Priority.NORMAL, ())
+    assert default.prefix == PrefixSettings(SchemaKeys.ON)
 
 
 SET = [
@@ -67,6 +68,9 @@ SET = [
     ("tags: catalog", {"tags": ("catalog",)}),
     ("tags: [catalog, 'team:shop', catalog]", {"tags": ("catalog", "team:shop")}),
     ("tags: []", {"tags": ()}),
+    ("prefix: {tools: sorted}", {"prefix": PrefixSettings(sorts_tools=True)}),
+    ("prefix: {schema_keys: keywords}", {"prefix": PrefixSettings(SchemaKeys.KEYWORDS)}),
+    ("prefix: off", {"prefix": PrefixSettings(SchemaKeys.OFF)}),
 ]
 
 
@@ -100,6 +104,14 @@ OTHERS = (
     "jitter: 7%, grace: 3m, coalescing: {followers: 7, wait: 7s}, finish_reasons: length, "
     "max_temperature: 0.7, variants: 7, max_prompt_tokens: 7, priority: low, tags: seven"
 )
+
+
+def test_a_key_of_prefix_that_a_rule_leaves_out_is_as_in_the_default():
+    rule, default = decisions(
+        in_default="prefix: {tools: sorted}", in_rule="prefix: {schema_keys: off}"
+    )
+    assert rule.prefix == PrefixSettings(SchemaKeys.OFF, sorts_tools=True)
+    assert default.prefix == PrefixSettings(SchemaKeys.ON, sorts_tools=True)
 
 
 @pytest.mark.parametrize(("written", "meant"), SET, ids=[written for written, _ in SET])
@@ -220,6 +232,10 @@ def test_every_field_of_a_decision_can_be_set():
         ('tags: "a\\nb"', "tags: expected a tag of at most 63 letters"),
         ("tags: [x, 1]", "tags[1]: expected a tag of at most 63 letters, digits and ._:/-, got 1"),
         ("tags: ''", "tags: expected a tag of at most 63 letters"),
+        ("prefix: on", "prefix: expected off or a mapping such as {tools: sorted}, got 'on'"),
+        ("prefix: {}", "prefix: expected at least one of the keys schema_keys, tools"),
+        ("prefix: {tools: on}", "prefix.tools: expected sorted or as_sent, got 'on'"),
+        ("prefix: {schema_keys: all}", "prefix.schema_keys: expected on, off or keywords, got"),
     ],
 )
 def test_a_wrong_setting_is_told_with_its_line(written, told):

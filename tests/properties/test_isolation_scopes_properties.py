@@ -25,6 +25,7 @@ from gateway.core.types import Endpoint
 from gateway.exchange import Inbound
 from gateway.forwarding import Forwarder
 from gateway.observation import Observation
+from gateway.outgoing import Outbox
 from gateway.pipeline import Pipeline
 from gateway.ports import Candidate
 from gateway.scanning import Scans
@@ -66,6 +67,7 @@ def pipeline_for(policy: PolicyFile, quarantine: QuarantineFile, scans: Scans) -
         forwarder=Forwarder(NamingUpstream(), admitter, 2**20),
         scans=scans,
         secret=bytes(32),
+        outbox=Outbox(bytes(32)),
         recorder=None,
         now=time.time,
     )

@@ -21,6 +21,7 @@ from gateway.core.types import Endpoint
 from gateway.exchange import Inbound
 from gateway.forwarding import Forwarder
 from gateway.observation import Observation
+from gateway.outgoing import Outbox
 from gateway.pipeline import Pipeline
 from gateway.ports import Candidate
 from gateway.scanning import Scans
@@ -143,6 +144,7 @@ async def _ask_all(asked: list[tuple[str | None, str, bool, int, bool]]) -> None
         forwarder=Forwarder(upstream, admitter, 2**20),
         scans=scans,
         secret=bytes(32),
+        outbox=Outbox(bytes(32)),
         now=lambda: clock[0],
         recorder=None,
     )

@@ -21,6 +21,7 @@ from gateway.exchange import Inbound
 from gateway.forwarding import Forwarder
 from gateway.judging import Judge
 from gateway.observation import Observation
+from gateway.outgoing import Outbox
 from gateway.pipeline import Pipeline
 from gateway.ports import Candidate, SemanticUnavailableError
 from gateway.scanning import Scans
@@ -118,6 +119,7 @@ class LearningRig:
             forwarder=Forwarder(self.upstream, admitter, 2**20, checks=self.checks),
             scans=scans,
             secret=bytes(32),
+            outbox=Outbox(bytes(32)),
             recorder=None,
             now=time.time,
             learned=self.journal,

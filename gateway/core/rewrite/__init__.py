@@ -1,1 +1,1 @@
-"""Rewriting of prompts so that the upstream's prefix cache hits; pure, ``plan.rewrite`` is the way in."""
+"""Prompts rewritten so that the upstream's prefix cache hits; ``plan.rewrite`` is the way in."""

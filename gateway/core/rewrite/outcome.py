@@ -1,9 +1,13 @@
 """What was rewritten and what was not: one vocabulary for header, metric, log and trace."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from policies.plain_enum import plain_members
+
+REWRITE = "X-Refrain-Rewrite"
+"""The reply header."""
 
 
 @plain_members
@@ -12,9 +16,6 @@ class Rewrite(StrEnum):
 
     SCHEMA_KEYS = "schema-keys"
     TOOLS = "tools"
-    WHITESPACE = "whitespace"
-    DOCUMENTS = "documents"
-    VOLATILE = "volatile"
 
 
 @plain_members
@@ -22,13 +23,8 @@ class WhyNot(StrEnum):
     """Why a rule that the policy asks for left a request as it was."""
 
     TOO_LARGE = "too-large"
-    UNBALANCED_MARKERS = "unbalanced-markers"
-    NESTED_MARKERS = "nested-markers"
-    TOO_MANY = "too-many"
-    TOO_MUCH = "too-much"
-    PLACEHOLDERS = "placeholders"
-    NO_USER_TURN = "no-user-turn"
     UNREADABLE = "unreadable"
+    TIMEOUT = "timeout"
     FAULT = "fault"
 
 
@@ -43,8 +39,8 @@ class Declined:
         return f"{self.rewrite}={self.why}"
 
 
-def header(changes: tuple[Rewrite, ...], declined: tuple[Declined, ...]) -> str | None:
-    """Return the value of ``X-Refrain-Rewrite``, None where there is nothing to tell."""
+def rewrites_told(changes: Sequence[Rewrite], declined: Sequence[Declined]) -> str | None:
+    """Return the value of the header ``REWRITE``, None where there is nothing to tell."""
     if not changes and not declined:
         return None
     told = ", ".join(changes) or "none"

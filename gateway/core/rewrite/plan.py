@@ -30,6 +30,15 @@ class Rewritten:
     declined: tuple[Declined, ...] = ()
 
 
+def rules_for(
+    endpoint: Endpoint, body: dict[str, Any], settings: PrefixSettings
+) -> tuple[Rewrite, ...]:
+    """Return the rules that are on and have something to look at."""
+    if any(body.get(field) for field in _TOOL_FIELDS.get(endpoint, ())):
+        return _tool_rules(settings)
+    return ()
+
+
 def rewrite(
     endpoint: Endpoint, body: dict[str, Any], raw: bytes, settings: PrefixSettings
 ) -> Rewritten:

@@ -38,13 +38,13 @@ def arranged(tools: list[Any], settings: PrefixSettings) -> Arranged | None:
     if sum(len(tool.printed) for tool in ready) > MOST_BYTES:
         raise TooLargeError
     order = tuple(range(len(ready)))
-    changes = (Rewrite.SCHEMA_KEYS,) if any(tool.moved for tool in ready) else ()
+    changes: list[Rewrite] = [Rewrite.SCHEMA_KEYS] if any(tool.moved for tool in ready) else []
     if settings.sorts_tools:
         by_name = tuple(sorted(order, key=lambda index: _rank(ready[index])))
         if by_name != order:
             order = by_name
-            changes += (Rewrite.TOOLS,)
-    return Arranged(ready, order, changes) if changes else None
+            changes.append(Rewrite.TOOLS)
+    return Arranged(ready, order, tuple(changes)) if changes else None
 
 
 def _rank(tool: Tool) -> tuple[str, bytes]:

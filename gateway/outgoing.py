@@ -1,0 +1,77 @@
+"""A request on its way out: rewritten for the prefix cache, and with what the gateway says itself.
+
+Law: looked up, scanned and keyed is the request as it was asked; what is changed here is only sent.
+Rewriting never fails a request and never holds up the loop: what it cannot do, or not in time, is
+left as it came, with the reason.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field, replace
+
+from gateway.asked import Asked
+from gateway.core.key import cache_salt
+from gateway.core.lookup import Forward
+from gateway.core.outbound import with_priority, with_salt
+from gateway.core.rewrite.outcome import Declined, WhyNot
+from gateway.core.rewrite.plan import Rewritten, rewrite, rules_for
+from gateway.core.types import Endpoint
+from gateway.exchange import Exchange
+
+log = logging.getLogger(__name__)
+
+INLINE_BYTES = 131_072
+"""Longer bodies are rewritten in a thread. What is within takes well under a millisecond."""
+SECONDS = 1.0
+"""Rewriting that takes longer is given up: the client is waiting for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """Makes of what was asked what is sent."""
+
+    secret: bytes = field(repr=False)
+    salts_caches: bool = False
+    """Whether the upstream knows ``cache_salt``, so that the gateway gives it one a tenant."""
+
+    def salts(self, asked: Asked) -> bool:
+        """Tell whether the request gets a salt."""
+        # Embeddings have no prefix cache, and servers that know the field may refuse it there.
+        return self.salts_caches and asked.endpoint is not Endpoint.EMBEDDINGS
+
+    async def exchange(self, asked: Asked, state: Forward) -> Exchange:
+        """Return the request as it is sent."""
+        rewritten = await _rewritten(asked)
+        body, raw = rewritten.body, rewritten.raw
+        if self.salts(asked):
+            body, raw = with_salt(body, raw, cache_salt(self.secret, asked.tenant))
+        fields = with_priority(asked.inbound.fields, asked.decision.priority)
+        return Exchange(
+            asked.endpoint,
+            replace(asked.inbound, raw=raw, fields=fields),
+            body,
+            state,
+            asked.active.scanner,
+            asked.seen,
+            rewritten.changes,
+            rewritten.declined,
+        )
+
+
+async def _rewritten(asked: Asked) -> Rewritten:
+    body, raw, settings = asked.body, asked.inbound.raw, asked.decision.prefix
+    rules = rules_for(asked.endpoint, body, settings)
+    if not rules:
+        return Rewritten(body, raw)
+    try:
+        if len(raw) <= INLINE_BYTES:
+            return rewrite(asked.endpoint, body, raw, settings)
+        async with asyncio.timeout(SECONDS):
+            return await asyncio.to_thread(rewrite, asked.endpoint, body, raw, settings)
+    except TimeoutError:
+        why = WhyNot.TIMEOUT
+    except Exception as error:  # noqa: BLE001 - whatever it is, the request can go on as it came
+        # Its message may quote the prompt, so only its type is told.
+        log.warning("a prompt could not be rewritten (%s)", type(error).__name__)
+        why = WhyNot.FAULT
+    return Rewritten(body, raw, declined=tuple(Declined(rule, why) for rule in rules))
