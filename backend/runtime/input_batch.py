@@ -3,7 +3,9 @@
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from backend.core.block_pool import BLOCK_SIZE, PADDING_BLOCK, blocks_for
@@ -52,6 +54,7 @@ class InputBatchBuilder:
         _, self._rows_per_block, _, self._head_dim = like.shape
         self._num_kv_heads = self._rows_per_block // 2
         self._heads = torch.arange(self._rows_per_block, device=self._device)
+        self._head_offsets = np.arange(self._rows_per_block) * BLOCK_SIZE
         self._longest = blocks_for(max_model_len) * BLOCK_SIZE
         self._block_bytes = like[0].nbytes
         self._mirror = KVMirror(caches, max_model_len, mirror_bytes)
@@ -90,11 +93,13 @@ class InputBatchBuilder:
             slots += self._slots(sequence.block_table, start, stop)
             if each.samples:
                 logit_rows.append(len(tokens) - 1)
+        placed = self._tensor([tokens, positions])
+        write_rows = np.add.outer(np.array(slots), self._head_offsets)
         return InputBatch(
-            tokens=self._tensor(tokens),
-            positions=self._tensor(positions),
+            tokens=placed[0],
+            positions=placed[1],
             plan=AttentionPlan(
-                write_rows=(self._tensor(slots).unsqueeze(1) + self._heads * BLOCK_SIZE).flatten(),
+                write_rows=self._tensor(write_rows.reshape(-1)),
                 decode=tuple(decode),
                 prefill=self._prefill_spans(spans, num_singles),
             ),
@@ -106,8 +111,9 @@ class InputBatchBuilder:
             scored=tuple(scored),
         )
 
-    def _tensor(self, values: SequenceOf[int]) -> Tensor:
-        return torch.tensor(values, device=self._device, dtype=torch.long)
+    def _tensor(self, values: ArrayLike) -> Tensor:
+        # By way of numpy, in half the time of torch.tensor.
+        return torch.from_numpy(np.asarray(values, np.int64)).to(self._device)
 
     def _slots(self, table: list[int], start: int, stop: int) -> list[int]:
         """Return the rows of each token's first head."""

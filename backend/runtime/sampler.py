@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from backend.core.scheduler import ScheduledSequence
+from backend.models.threads import threads_worth
 from backend.runtime.grammar import mask_
 from backend.runtime.gumbel import Uint64s, log_exponential, vocabulary
 from backend.runtime.sampled import SampledTokens, raw_logprobs
@@ -45,22 +46,21 @@ class Sampler:
         sequences = tuple(scheduled.sequence for scheduled in step)
         if self._batch is None or self._batch.sequences != sequences:
             self._batch = build_batch(sequences, self._batch, logits)
-        return _sample(logits, self._batch, step, self._draw)
+        with threads_worth(logits.nbytes):
+            return _sample(logits, self._batch, step, self._draw)
 
 
 def _sample(
     logits: Tensor, batch: SamplingBatch, step: SequenceOf[ScheduledSequence], draw: Draw
 ) -> SampledTokens:
-    # max propagates NaN, and an overflow shows as inf. -inf elsewhere in a row is legitimate.
-    top, tokens = logits.max(dim=-1)
-    finite = top.abs() < torch.inf
+    tokens, finite = _largest(logits)
     lengths = _lengths(step) if batch.bounded or batch.groups else np.zeros(0, np.uint64)
     adjusted = _adjust(logits, batch, lengths)
     if batch.constrained:
         # Masks are made on the host while the device is still at work.
         mask_(adjusted, batch.constrained)
     if adjusted is not logits:
-        tokens = adjusted.argmax(dim=-1)
+        tokens, _ = _largest(adjusted)
     for group in batch.groups:
         own = adjusted if group.index is None else adjusted.index_select(0, group.index)
         keys = group.keys(lengths, logits)
@@ -70,6 +70,21 @@ def _sample(
     if batch.reported:
         logprobs = raw_logprobs(logits, batch.reported_index, batch.reported, tokens)
     return SampledTokens(tokens, finite, logprobs)
+
+
+def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the token with the largest logit of each row, and whether the row is finite.
+
+    NaN is larger than all, and an overflow shows as inf. -inf elsewhere in a row is legitimate.
+    """
+    if logits.device.type == "cpu" and logits.dtype is torch.float32:
+        # A fifth of the time of torch's max, which does not use vector instructions there.
+        rows = logits.numpy()
+        tokens = rows.argmax(axis=-1)
+        top = rows[np.arange(len(rows)), tokens]
+        return torch.from_numpy(tokens), torch.from_numpy(np.isfinite(top))
+    best, places = logits.max(dim=-1)
+    return places, best.abs() < torch.inf
 
 
 def _draw_in_torch(logits: Tensor, group: DrawGroup, keys: Tensor) -> Tensor:
