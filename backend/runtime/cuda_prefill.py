@@ -128,6 +128,11 @@ class TorchPrefill:
 
     reads_new_keys = False
 
+    def __init__(self) -> None:
+        self._spans: PrefillSpans | None = None
+        self._masks: dict[tuple[int, int | None], Tensor | None] = {}
+        """Of one step, by first row and window."""
+
     def attend(
         self,
         queries: Tensor,
@@ -139,17 +144,15 @@ class TorchPrefill:
         output: Tensor,
     ) -> None:
         """See Prefill."""
+        if self._spans is not spans:
+            self._spans, self._masks = spans, {}
         kv_heads, block_size = keys_values.shape[1] // 2, cache.shape[2]
         bounds = pairwise(spans.starts)
         for (start, stop), prefix, table in zip(bounds, spans.prefixes, spans.tables, strict=True):
             num_keys = prefix + stop - start
             blocks = spans.blocks[table : table - (-num_keys // block_size)]
             rows = cache.index_select(0, blocks).transpose(0, 1).flatten(1, 2)[:, :num_keys]
-            mask = None
-            if prefix or window is not None:
-                keys = torch.arange(num_keys, device=queries.device)
-                ages = keys[prefix:].unsqueeze(1) - keys
-                mask = (ages >= 0) & (ages < (num_keys if window is None else window))
+            mask = self._mask(start, prefix, num_keys, window, queries.device)
             attended = functional.scaled_dot_product_attention(
                 queries[start:stop].transpose(0, 1).unsqueeze(0),
                 rows[:kv_heads].unsqueeze(0),
@@ -159,6 +162,20 @@ class TorchPrefill:
                 enable_gqa=kv_heads != queries.shape[1],
             )
             output[start:stop] = attended[0].transpose(0, 1)
+
+    def _mask(
+        self, start: int, prefix: int, num_keys: int, window: int | None, device: torch.device
+    ) -> Tensor | None:
+        """Return which keys each token of a span sees, None where that is plainly causal."""
+        place = (start, window)
+        if place not in self._masks:
+            mask = None
+            if prefix or window is not None:
+                keys = torch.arange(num_keys, device=device)
+                ages = keys[prefix:].unsqueeze(1) - keys
+                mask = (ages >= 0) & (ages < (num_keys if window is None else window))
+            self._masks[place] = mask
+        return self._masks[place]
 
 
 class FlashAttnPrefill:

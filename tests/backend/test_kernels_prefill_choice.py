@@ -97,6 +97,29 @@ def test_torch_attends_like_the_oracle(window):
     torch.testing.assert_close(output, expected)
 
 
+def test_torch_keeps_masks_for_one_step_alone(monkeypatch):
+    prefill, masks = TorchPrefill(), []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def noting(*tensors, attn_mask, **options):
+        masks.append(attn_mask)
+        return attend(*tensors, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noting)
+    for lengths in (35, 3), (19, 3), (19, 4):
+        queries, keys_values, cache, spans, tiles = step(lengths)
+        for window in (5, None, 5, None):  # four layers
+            output = torch.zeros_like(queries)
+            prefill.attend(queries, keys_values, cache, spans, window=window, output=output)
+            expected = reference.prefill_attention(
+                queries, cache, spans.blocks, tiles, window=window
+            )
+            torch.testing.assert_close(output, expected)
+    assert [masks[layer] is masks[layer - 2] for layer in range(2, 12)] == [
+        layer % 4 > 1 for layer in range(2, 12)
+    ]
+
+
 class FlashAttn:
     """The library's function, computed plainly; remembers its arguments."""
 

@@ -249,6 +249,19 @@ async def server(start_server: StartServer) -> RunningServer:
 
 
 @pytest.fixture
+def speaking(start_server: StartServer) -> StartServer:
+    """Start servers that say these pieces, and read Qwen's tool calls."""
+    from spoken_responses import saying
+
+    from backend.server.tools.formats import FORMATS
+
+    async def start(*pieces: str, **options: Any) -> RunningServer:
+        return await start_server(script=saying(*pieces, **options), tools=FORMATS["qwen"])
+
+    return start
+
+
+@pytest.fixture
 async def start_real_server(
     serve_application: StartServer, chat_model: Path
 ) -> AsyncIterator[StartServer]:
