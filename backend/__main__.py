@@ -97,6 +97,22 @@ def _parse(argv: Sequence[str]) -> Settings:
         "X-Refrain-Queue-Timeout goes before it (default: wait without end)",
     )
     add(
+        "--step-timeout",
+        type=above_zero,
+        default=300.0,
+        metavar="SECONDS",
+        help="kill an engine that has requests and says nothing for so long, and start another; "
+        "longer than the longest step may take (default: %(default)g)",
+    )
+    add(
+        "--load-timeout",
+        type=above_zero,
+        default=600.0,
+        metavar="SECONDS",
+        help="give up an engine that tells of no progress for so long while it is loaded; the "
+        "whole may take longer (default: %(default)g)",
+    )
+    add(
         "--target-ttft-ms",
         type=above_zero,
         metavar="MS",

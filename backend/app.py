@@ -40,7 +40,12 @@ async def _load(
     if is_embedding_model(directory):
         tell("loading the encoder")
         return await in_background(lambda: _load_embedder(directory, settings))
-    host = EngineHost(_options(directory, settings), tell)
+    host = EngineHost(
+        _options(directory, settings),
+        tell,
+        step_seconds=settings.step_timeout,
+        load_seconds=settings.load_timeout,
+    )
     if kv_events is not None:
         host.client.follow_cache(kv_events.publish)
         kv_events.fingerprint = lambda: host.client.fingerprint

@@ -12,7 +12,8 @@ class Settings:
     ``threads`` torch's within one operation. ``kv_events`` opens ``GET /kv_events`` to routers.
     ``tool_call_parser`` is qwen, llama, none, or auto for what the chat template says.
     ``max_waiting`` sequences may wait, for ``queue_timeout`` seconds each; targets are in
-    milliseconds.
+    milliseconds. An engine hangs that is silent for ``step_timeout`` seconds while it has requests,
+    or for ``load_timeout`` seconds while it is loaded.
     """
 
     model: str
@@ -25,6 +26,8 @@ class Settings:
     max_tokens_per_step: int | None = None
     max_waiting: int = 1024
     queue_timeout: float | None = None
+    step_timeout: float = 300.0
+    load_timeout: float = 600.0
     target_ttft_ms: float | None = None
     target_itl_ms: float | None = None
     max_model_len: int | None = None

@@ -29,7 +29,8 @@ class Stream:
     async def receive(self) -> list[TokenDelta]:
         """Wait for deltas and return them in order, at most one for each choice.
 
-        Raises the exception that ended the stream, once the deltas before it were returned.
+        Raises the exception that ended the stream, once the deltas before it were returned. That
+        an engine which hangs ends its streams too is its host's to see to.
         """
         await self._arrival.wait()
         items = self._items

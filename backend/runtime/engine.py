@@ -1,7 +1,7 @@
 """An engine in a thread of this process: for embedded use, benchmarks and tests.
 
 ``refrain backend`` has its engine in a process of its own (``engine_process``); loop and client are
-the same.
+the same. A step that hangs is not found here: a thread cannot be ended.
 """
 
 import logging

@@ -89,11 +89,12 @@ class EngineClient:
     def close(self, reason: str) -> None:
         """Let nobody in, and fail whoever is; a second call changes the reason."""
         with self._lock:
-            self._engine = None
+            was_open, self._engine = self._engine is not None, None
             self._refusal = reason
             self._stats = replace(self._stats, running=0, waiting=0, kv_blocks_used=0)
             streams, self._streams = self._streams, {}
-        self._tell_cache([NOTHING_CACHED])
+        if was_open:
+            self._tell_cache([NOTHING_CACHED])
         deliver((stream, EngineError(reason)) for stream in streams.values())
 
     def receive(self, report: Report) -> None:
@@ -126,6 +127,11 @@ class EngineClient:
     def ready(self) -> bool:
         """See ``Generator``."""
         return self._engine is not None
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether anybody is let in and not gone."""
+        return bool(self._streams)
 
     @property
     def unready_reason(self) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol, assert_never
 
 from backend.runtime.engine_core import EngineCore
-from backend.runtime.messages import Abort, Report, Stop, Submit, ToEngine
+from backend.runtime.messages import Abort, Ping, Report, Stop, Submit, ToEngine
 from backend.runtime.step_faults import DeviceLostError
 
 logger = logging.getLogger(__name__)
@@ -76,6 +76,8 @@ class EngineLoop:
                     self._core.submit(message)
                 case Abort():
                     self._core.abort(message)
+                case Ping():
+                    self._stats_at = -float("inf")
                 case Stop():
                     return False
                 case _:

@@ -62,7 +62,7 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
     tokenizer = Tokenizer.load(directory)
     torch_device = _device(options.device)
     tell(f"reading the weights of {directory}")
-    network = load_network(directory, device=torch_device, dtype=options.dtype)
+    network = load_network(directory, device=torch_device, dtype=options.dtype, tell=tell)
     shape, torch_dtype = network.shape, network.dtype
     max_tokens_per_step = options.max_tokens_per_step
     if max_tokens_per_step is None:
@@ -87,6 +87,7 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
         kv_bytes=options.kv_bytes,
         reading=reading,
     )
+    tell("making the KV pool")
     try:
         cache = KVCache(shape, sizing.num_blocks, device=torch_device, dtype=torch_dtype)
     except torch.OutOfMemoryError as error:

@@ -87,7 +87,12 @@ class Stop:
     """End the loop; what is open fails."""
 
 
-ToEngine = Submit | Abort | Stop
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Report in this turn of the loop, whether or not there is news."""
+
+
+ToEngine = Submit | Abort | Stop | Ping
 
 Item = TokenDelta | Exception
 """An exception ends its request."""

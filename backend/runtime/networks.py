@@ -44,15 +44,24 @@ class Network:
     """Whether its attention has to be a ``RuledAttention``."""
 
 
-def load_network(directory: Path, *, device: torch.device, dtype: str) -> Network:
-    """Load what ``directory`` holds. ``dtype`` is auto or a name. Raises ModelLoadError."""
+def load_network(
+    directory: Path,
+    *,
+    device: torch.device,
+    dtype: str,
+    tell: Callable[[str], None] = logger.debug,
+) -> Network:
+    """Load what ``directory`` holds. ``dtype`` is auto or a name. Raises ModelLoadError.
+
+    ``tell`` is called with how far that is.
+    """
     source = directory / "config.json"
     values = read_json(source)
     refuse_quantised(values, str(source))
     try:
         if native_family(values) is None:
-            return _generic(directory, values, device, dtype)
-        return _native(directory, values, device, dtype)
+            return _generic(directory, values, device, dtype, tell)
+        return _native(directory, values, device, dtype, tell)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise ModelLoadError(f"{directory}: out of memory on {device} while loading") from error
     except RuntimeError as error:
@@ -63,11 +72,15 @@ def load_network(directory: Path, *, device: torch.device, dtype: str) -> Networ
 
 
 def _native(
-    directory: Path, values: Mapping[str, Any], device: torch.device, dtype: str
+    directory: Path,
+    values: Mapping[str, Any],
+    device: torch.device,
+    dtype: str,
+    tell: Callable[[str], None],
 ) -> Network:
     config = parse_config(values, str(directory / "config.json"))
     chosen = _dtype(dtype, config.checkpoint_dtype, device)
-    weights = load_weights(directory, config, device=device, dtype=chosen)
+    weights = load_weights(directory, config, device=device, dtype=chosen, tell=tell)
 
     def with_context(length: int, operations: Operations) -> Model:
         _tell_of_long_factors(config, length)
@@ -90,7 +103,11 @@ def _tell_of_long_factors(config: DecoderConfig, context: int) -> None:
 
 
 def _generic(
-    directory: Path, values: Mapping[str, Any], device: torch.device, dtype: str
+    directory: Path,
+    values: Mapping[str, Any],
+    device: torch.device,
+    dtype: str,
+    tell: Callable[[str], None],
 ) -> Network:
     text = values.get("text_config")
     named = next(
@@ -116,6 +133,7 @@ def _generic(
             f"needs the package transformers: {error}"
         ) from error
     model = load_generic(directory, values, device=device, dtype=chosen)
+    tell(f"comparing {directory} with transformers")
     shape = verify(model, named)
     return Network(
         shape,

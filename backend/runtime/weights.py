@@ -6,7 +6,7 @@ one tensor more.
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -34,12 +34,17 @@ def load_config(directory: Path) -> DecoderConfig:
 
 
 def load_weights(
-    directory: Path, config: DecoderConfig, *, device: torch.device, dtype: torch.dtype
+    directory: Path,
+    config: DecoderConfig,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    tell: Callable[[str], None] = logger.debug,
 ) -> DecoderWeights:
     """Read all tensors, cast and move them. Raises ModelLoadError."""
     checkpoint = Checkpoint(directory)
     checkpoint.check_room(device, dtype)
-    weights = _Builder(config, checkpoint, device, dtype).build()
+    weights = _Builder(config, checkpoint, device, dtype, tell).build()
     checkpoint.close()
     return weights
 
@@ -51,7 +56,7 @@ def random_weights(
 
     For measurements: a model's real shapes without its checkpoint.
     """
-    return _Builder(config, _RandomTensors(device, seed), device, dtype).build()
+    return _Builder(config, _RandomTensors(device, seed), device, dtype, logger.debug).build()
 
 
 class _Tensors(Protocol):
@@ -82,12 +87,18 @@ class _Builder:
     """Allocates fused buffers and has them filled."""
 
     def __init__(
-        self, config: DecoderConfig, tensors: _Tensors, device: torch.device, dtype: torch.dtype
+        self,
+        config: DecoderConfig,
+        tensors: _Tensors,
+        device: torch.device,
+        dtype: torch.dtype,
+        tell: Callable[[str], None],
     ) -> None:
         self._config = config
         self._tensors = tensors
         self._device = device
         self._dtype = dtype
+        self._tell = tell
         self._bytes = 0
 
     def build(self) -> DecoderWeights:
@@ -98,6 +109,7 @@ class _Builder:
         tenth = max(config.num_layers // 10, 1)
         for index in range(config.num_layers):
             layers.append(self._layer(index))
+            self._tell(f"{index + 1} of {config.num_layers} layers of {self._tensors.source}")
             if self._bytes > _LARGE_BYTES and (index + 1) % tenth == 0:
                 logger.info(
                     "%s: %d of %d layers, %.1f GiB",

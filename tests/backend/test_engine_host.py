@@ -6,80 +6,20 @@ import signal
 from pathlib import Path
 
 import pytest
+from host_requests import LIMIT, ask, children, request, until
 
-from backend.core.detokenizer import ByteLevelDetokenizer
-from backend.core.types import FinishReason, GenerationRequest, SamplingParams
+from backend.core.types import FinishReason
 from backend.models.errors import ModelLoadError
 from backend.ports import EngineError, RequestRejectedError, UnavailableError
 from backend.runtime import engine_host
 from backend.runtime.engine_host import EngineHost
 from backend.runtime.messages import EngineDescription, EngineOptions
 
-ROOT = Path(__file__).parents[2]
-LIMIT = 30.0
-
-
-class Letters:
-    """Token 1 is "a", and so on."""
-
-    def detokenizer(self):
-        return ByteLevelDetokenizer(lambda token: bytes([96 + token]))
-
-
-@pytest.fixture(autouse=True)
-def _stand_in(monkeypatch):
-    monkeypatch.setattr(engine_host, "MODULE", "fake_engine")
-    monkeypatch.setattr(engine_host, "FIRST_BACKOFF_SECONDS", 0.01)
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support'}")
-
-
-@pytest.fixture
-async def start():
-    hosts = []
-
-    async def run(model="serve", stages=None):
-        host = EngineHost(EngineOptions(str(model)), (stages if stages is not None else []).append)
-        hosts.append(host)
-        await host.start()
-        host.open(Letters())
-        return host
-
-    yield run
-    for host in hosts:
-        await host.stop()
-    assert children() == []
-
-
-def children():
-    tasks = Path(f"/proc/{os.getpid()}/task").iterdir()
-    pids = [pid for task in tasks for pid in read(task / "children").decode().split()]
-    return [pid for pid in pids if b"fake_engine" in read(Path(f"/proc/{pid}/cmdline"))]
-
-
-def read(path):
-    try:
-        return path.read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return b""  # a thread or a process that has ended since it was listed
+pytest_plugins = ["running_host"]
 
 
 def descriptors():
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def request(token=1, max_tokens=3):
-    return GenerationRequest("r", (token,), SamplingParams(max_tokens=max_tokens))
-
-
-async def ask(host, **fields):
-    deltas = [delta async for delta in host.client.generate(request(**fields))]
-    return "".join(delta.text for delta in deltas), deltas[-1].finish_reason
-
-
-async def until(condition):
-    async with asyncio.timeout(LIMIT):
-        while not condition():  # noqa: ASYNC110 (a process of its own)
-            await asyncio.sleep(0.005)
 
 
 async def test_answers_come_back_and_loading_tells_its_stages(start):
@@ -186,10 +126,17 @@ class ScriptedLink:
     """The way to an engine that ends when the test says so."""
 
     def __init__(self):
-        self.closed = asyncio.Event()
+        self.died = asyncio.Event()
+        self.closed = None
         self.description = EngineDescription("directory", max_model_len=16, vocab_size=8)
 
     def send(self, message):
+        pass
+
+    async def watch(self, *_, **__):
+        return await self.died.wait()
+
+    def sever(self):
         pass
 
     async def end(self, *, patience):
@@ -200,19 +147,19 @@ async def test_a_start_that_fails_in_an_unforeseen_way_is_tried_again(monkeypatc
     first, last = ScriptedLink(), ScriptedLink()
     outcomes = iter([first, TypeError("unforeseen"), last])
 
-    async def launch(*_):
+    async def launch(*_, **__):
         outcome = next(outcomes)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
-    monkeypatch.setattr(engine_host, "_launch", launch)
+    monkeypatch.setattr(engine_host, "launch", launch)
     monkeypatch.setattr(engine_host, "FIRST_BACKOFF_SECONDS", 0.001)
     host = EngineHost(EngineOptions("model"), str)
     await host.start()
     host.open(None)
     assert host.client.ready
-    first.closed.set()
+    first.died.set()
     async with asyncio.timeout(10):
         while host._link is not last or not host.client.ready:  # noqa: ASYNC110 (it says nothing)
             await asyncio.sleep(0)

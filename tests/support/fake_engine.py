@@ -1,8 +1,9 @@
 """A stand-in for the engine's process that needs no torch: it speaks the wire, and obeys its model.
 
-The "model" is what it does: ``refuse`` and ``die`` while loading, ``hang`` for ever instead of
-stopping, ``serve`` otherwise. A prompt's first token is repeated as the answer; a request for no
-end (``max_tokens`` None) gets one token and no more.
+The "model" is what it does: ``refuse``, ``die`` and ``freeze`` while loading, ``hang`` for ever
+instead of stopping, ``serve`` otherwise. A prompt's first token is repeated as the answer; a
+request for no end (``max_tokens`` None) gets one token and no more; ``STUCK`` is a step that never
+returns.
 """
 
 import os
@@ -20,15 +21,25 @@ from backend.runtime.messages import (
     Loaded,
     LoadFailed,
     Loading,
+    Ping,
     Report,
     Stop,
     Submit,
 )
 from backend.runtime.wire import PeerGoneError, SocketEndpoint
 
+STUCK = 26
+
+
+def sleep():
+    while True:
+        time.sleep(60)
+
 
 def answer(message):
     token, wanted = message.request.prompt_tokens[0], message.request.sampling.max_tokens
+    if token == STUCK:
+        sleep()
     if wanted is None:
         return [(message.number, TokenDelta(0, (token,)))]
     return [(message.number, TokenDelta(0, (token,) * wanted, finish_reason=FinishReason.LENGTH))]
@@ -42,6 +53,8 @@ def serve(endpoint):
                     endpoint.send(Report(answer(message)))
                 case Abort():
                     print("abort", message.number, file=sys.stderr, flush=True)
+                case Ping():
+                    endpoint.send(Report())
                 case Stop():
                     return
 
@@ -59,13 +72,15 @@ def main():
         return
     if model == "die":
         os.kill(os.getpid(), signal.SIGKILL)
+    if model == "freeze":
+        sleep()
     endpoint.tell(Loaded(EngineDescription("nowhere", 100, 50)))
     try:
         serve(endpoint)
     except PeerGoneError:
         return
-    while model == "hang":
-        time.sleep(60)
+    if model == "hang":
+        sleep()
 
 
 if __name__ == "__main__":
