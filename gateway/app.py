@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -22,11 +22,10 @@ from gateway.adapters.metrics import Metrics
 from gateway.adapters.pass_through import PassThrough
 from gateway.adapters.policy_file import PolicyFile
 from gateway.adapters.quarantine_file import QuarantineFile
-from gateway.adapters.readiness import Readiness, engine_ready
+from gateway.adapters.readiness import Readiness
 from gateway.adapters.request_log import log_request
 from gateway.adapters.secret import load_or_create_secret
-from gateway.adapters.secret_setting import SecretSettingError, secret_setting, shared_secret
-from gateway.adapters.upstream_http import HttpUpstream
+from gateway.adapters.secret_setting import secret_setting, shared_secret
 from gateway.adapters.upstream_local import local_model
 from gateway.admitting import Admitter
 from gateway.budgets import Budgets
@@ -49,6 +48,7 @@ from gateway.semantic_report import SemanticOperations
 from gateway.semantics import SemanticService
 from gateway.settings import Settings
 from gateway.stores import Entries, open_store
+from gateway.upstreams import open_upstreams
 from gateway.verifying import CalibratedVerifier
 
 POLICY_POLL_SECONDS = 0.5
@@ -58,21 +58,6 @@ ENCODER_POLL_SECONDS = 0.5
 def default_policy() -> Path:
     """Return the policy that holds where none is given."""
     return Path(str(files("policies") / "default.yaml"))
-
-
-def _upstream_key(environment: Mapping[str, str], *, own_keys: bool) -> str | None:
-    """Return the key the gateway itself has for the upstream. Raises SecretSettingError."""
-    api_key = secret_setting(environment, "UPSTREAM_API_KEY")
-    if api_key is None:
-        return None
-    if not own_keys:
-        raise SecretSettingError(
-            "REFRAIN_UPSTREAM_API_KEY is given, but not gateway_keys: whoever reaches the gateway "
-            "could spend it"
-        )
-    if not (api_key.isascii() and api_key.isprintable()) or " " in api_key:
-        raise SecretSettingError("REFRAIN_UPSTREAM_API_KEY: expected a key: one word of ASCII")
-    return api_key
 
 
 def create_app(
@@ -87,16 +72,12 @@ def create_app(
     access = Access(settings.gateway_keys, settings.denied_keys)
     store = (entries := open_store(settings, os.environ)).store
     secret = shared_secret(os.environ) or load_or_create_secret(settings.data_dir)
-    upstream = HttpUpstream(
-        settings.upstream[0],
-        own_credential=access.own_keys,
-        api_key=_upstream_key(os.environ, own_keys=access.own_keys),
-        name=settings.upstream_name,
-        connect_seconds=settings.connect_timeout,
-        read_seconds=settings.read_timeout,
+    upstreams = open_upstreams(
+        settings, os.environ, own_keys=access.own_keys, required=engine_required
     )
+    upstream = upstreams.upstream
     semantic = _semantic(settings, semantic_socket)
-    checks = [engine_ready(upstream, required=engine_required)]
+    checks = [upstreams.ready]
     if semantic is not None:
         checks.append(semantic.not_ready)
     metrics = Metrics(store.stats)
@@ -144,11 +125,12 @@ def create_app(
     app = web.Application(client_max_size=settings.max_body_bytes)
     handlers = Handlers(
         pipeline,
-        PassThrough(upstream, client_seconds=settings.client_timeout),
+        PassThrough(upstreams.passing, client_seconds=settings.client_timeout),
         Readiness(
             checks,
             lambda: {
                 **_details(policies, entries, semantic, verifier, access),
+                **upstreams.details(),
                 "rules_off": sorted(rule for rule, off in journal.rules_off().items() if off),
                 "budgets_not_kept": budgets.not_kept(),
             },
@@ -179,8 +161,7 @@ def create_app(
             stack.push_async_callback(_closed, decision_log)
             await stack.enter_async_context(entries.opened())
             stack.callback(scans.close)
-            await upstream.open()
-            stack.push_async_callback(upstream.close)
+            await stack.enter_async_context(upstreams.opened())
             if semantic is not None:
                 stack.push_async_callback(semantic.close)
                 learning = asyncio.create_task(_learnt(semantic, budgets))
@@ -225,7 +206,7 @@ def _learning(
     verifier: CalibratedVerifier,
     *,
     metrics: Metrics,
-    upstream: HttpUpstream,
+    upstream: Upstream,
 ) -> tuple[CheckJournal, Checks]:
     journal = CheckJournal(settings.data_dir / CHECKS_FILE, quarantine)
     model = settings.semantic_judge_model

@@ -205,11 +205,9 @@ def _serve(options: argparse.Namespace) -> int:
     settings = _settings(options)
     if isinstance(settings, str):
         return _fail(settings, 2)
-    if not settings.upstream:
+    if not settings.all_upstreams:
         hint = "give --upstream URL, REFRAIN_UPSTREAM, or upstream: in refrain.yaml"
         return _fail(f"no upstream: {hint}", 2)
-    if len(settings.upstream) > 1:
-        return _fail("upstream: one for now; several are not routed between yet", 2)
     try:
         return run_gateway(settings)
     except StartError as error:

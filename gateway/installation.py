@@ -54,7 +54,8 @@ def run_gateway(settings: Settings) -> int:
     configure_logging(settings.log_level)
     _check(settings)
     with _listen(settings.host, settings.port) as sock, _runtime_dir() as runtime:
-        log.info("listening on %s, upstream %s", _url(settings, sock), settings.upstream[0])
+        urls = ", ".join(upstream.url for upstream in settings.all_upstreams)
+        log.info("listening on %s, upstream %s", _url(settings, sock), urls)
         children = [*_embeddings(settings, Path(runtime))]
         children += _workers(settings, sock, Path(runtime), semantic=bool(children))
         url = _url(settings, sock)
@@ -67,12 +68,13 @@ def run_demo(settings: Settings) -> int:
     model = Path(str(files("backend") / "demo" / "model"))
     _require("torch", "the bundled engine")
     _check(settings)
-    if settings.upstream:
-        log.warning("the demo serves its own engine: upstream %s is not used", settings.upstream[0])
+    if given := settings.all_upstreams:
+        log.warning("the demo serves its own engine: upstream %s is not used", given[0].url)
     with _listen(settings.host, settings.port) as sock, _runtime_dir() as runtime:
         engine_port = _free_port()
         update = {
             "upstream": (f"http://127.0.0.1:{engine_port}/v1",),
+            "upstreams": (),
             # The port is another one each time; what makes the answers is the weights.
             "upstream_name": f"{DEMO_MODEL}/{_digest(model / 'model.safetensors')}",
         }

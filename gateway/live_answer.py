@@ -220,6 +220,6 @@ class LiveAnswer(Flight):
             case None:
                 pass
             case UpstreamError() as error:
-                raise UpstreamError(error.status, error.message, error.reason)
+                raise error.again()
             case other:
                 raise RuntimeError("the upstream call failed") from other

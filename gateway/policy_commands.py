@@ -123,7 +123,7 @@ async def _look(
     secret = _secret(settings)
     store = open_store(opened, os.environ).store
     try:
-        name = settings.upstream_name or next(iter(settings.upstream), None)
+        name = settings.upstream_identity
         explainer = Explainer(
             policies,
             store,

@@ -15,7 +15,8 @@ from pydantic import (
     model_validator,
 )
 
-from policies.document import Document, policy_text, read_document
+from gateway.upstream_settings import UpstreamSettings, base_url, named_apart
+from policies.document import Document, key_path, policy_text, read_document
 from policies.problems import PolicyError
 
 ENVIRONMENT_PREFIX = "REFRAIN_"
@@ -48,6 +49,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     upstream: tuple[str, ...] = Field(default=(), description="OpenAI-style base URL, ends in /v1")
+    upstreams: tuple[UpstreamSettings, ...] = ()
     upstream_name: str | None = None
     upstream_cache_salt: bool = False
     gateway_keys: Path | None = None
@@ -76,6 +78,10 @@ class Settings(BaseModel):
     vectors_timeout: float = Field(default=0.05, gt=0)
     connect_timeout: float = Field(default=10.0, gt=0)
     read_timeout: float = Field(default=600.0, gt=0)
+    first_token_timeout: float | None = Field(default=None, gt=0)
+    between_tokens_timeout: float | None = Field(default=None, gt=0)
+    queue_size: int = Field(default=256, ge=0, le=100_000)
+    queue_timeout: float = Field(default=10.0, gt=0, le=600)
     client_timeout: float = Field(default=300.0, gt=0)
 
     @field_validator("vectors")
@@ -103,19 +109,13 @@ class Settings(BaseModel):
     @field_validator("upstream")
     @classmethod
     def _base_urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        urls = tuple(url.rstrip("/") for url in value)
-        for url in urls:
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise ValueError(f"expected a URL such as http://127.0.0.1:8000/v1, got {url!r}")
-            if "@" in parts.netloc:
-                raise ValueError(
-                    f"expected no user name or password in the URL of {parts.hostname}: "
-                    "the client's own Authorization is passed on"
-                )
-            if not parts.path.endswith("/v1"):
-                raise ValueError(f"expected a base URL that ends in /v1, got {url!r}")
-        return urls
+        return tuple(map(base_url, value))
+
+    @field_validator("upstreams")
+    @classmethod
+    def _named_apart(cls, value: tuple[UpstreamSettings, ...]) -> tuple[UpstreamSettings, ...]:
+        named_apart(value)
+        return value
 
     @field_validator("store")
     @classmethod
@@ -136,6 +136,29 @@ class Settings(BaseModel):
         if not set(options) <= set(_REDIS_OPTIONS):
             raise ValueError(f"expected no options in the URL but {', '.join(_REDIS_OPTIONS)}")
         return value
+
+    @model_validator(mode="after")
+    def _upstreams_in_one_form(self) -> Self:
+        if self.upstream and self.upstreams:
+            raise ValueError("expected upstream or upstreams, not both: the second says more")
+        return self
+
+    @property
+    def all_upstreams(self) -> tuple[UpstreamSettings, ...]:
+        """The upstreams, whichever way they were given; replicas that were given by URL alone."""
+        if self.upstreams:
+            return self.upstreams
+        alone = tuple(UpstreamSettings(url=url) for url in dict.fromkeys(self.upstream))
+        names = {upstream.called for upstream in alone}
+        if len(names) == len(alone):
+            return alone
+        return tuple(upstream.model_copy(update={"name": upstream.url}) for upstream in alone)
+
+    @property
+    def upstream_identity(self) -> str | None:
+        """What keys say of the upstreams: one more replica must not drop the cache."""
+        first = next((upstream.url for upstream in self.all_upstreams), None)
+        return self.upstream_name or first
 
     @model_validator(mode="after")
     def _memory_is_one_workers(self) -> Self:
@@ -215,15 +238,17 @@ def _told(
     if name in in_environment:
         return f"{ENVIRONMENT_PREFIX}{name.upper()}: {message}"
     if problem["type"] == "extra_forbidden":
-        near = get_close_matches(name, Settings.model_fields, n=1)
-        hint = f"such as {near[0]}" if near else ", ".join(sorted(Settings.model_fields))
-        return str(document.problem(path, f"a known key ({hint})", f"unknown key {name!r}"))
-    return f"{document.source}:{document.places[path[:1]].line}: {name}: {message}"
+        known = Settings.model_fields if len(path) == 1 else UpstreamSettings.model_fields
+        near = get_close_matches(str(path[-1]), known, n=1)
+        hint = f"such as {near[0]}" if near else ", ".join(sorted(known))
+        return str(document.problem(path, f"a known key ({hint})", f"unknown key {path[-1]!r}"))
+    return f"{document.source}:{_line(path, document)}: {key_path(path)}: {message}"
 
 
 def _line(path: tuple[Any, ...], document: Document) -> int:
-    place = document.places.get(path[:1])
-    return place.line if path and place is not None else 0
+    while path and path not in document.places:
+        path = path[:-1]
+    return document.places[path].line if path else 0
 
 
 def _expected(problem: Mapping[str, Any]) -> str:

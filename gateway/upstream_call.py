@@ -17,8 +17,8 @@ from gateway.admitting import Admitter
 from gateway.checking import Checks
 from gateway.core import sse
 from gateway.core.errors import UpstreamError
-from gateway.core.headers import end_to_end, request_fields, without
-from gateway.core.outgoing import Outgoing
+from gateway.core.headers import Fields, end_to_end, request_fields, without
+from gateway.core.outgoing import UPSTREAM, Outgoing, Served
 from gateway.core.streamed import Followed, followed
 from gateway.core.types import Endpoint, Reason
 from gateway.core.usage import ask_for_usage
@@ -93,14 +93,15 @@ class Caller:
         # The answer is read here, so it must come unencoded; our span stands for the client's.
         headers = without(request_fields(inbound.fields), *_OURS, *seen.trace_headers)
         headers += (("Accept-Encoding", "identity"), *seen.trace_headers.items())
-        outgoing = Outgoing(inbound.target, headers, raw, exchange.body.get("model") or "")
+        model = exchange.body.get("model") or ""
+        outgoing = Outgoing(inbound.target, headers, raw, model, streamed=exchange.streamed)
         answer.upstream_started = seen.clock()
         async with self.upstream.send(outgoing) as upstream:
             answer.upstream_head = seen.clock()
             if refused and upstream.status < HTTPStatus.BAD_REQUEST:
                 log.info("%s refuses stream_options: not asked for again", self.upstream.name)
                 self.asks_for_usage = False
-            fields = end_to_end(upstream.headers)
+            fields = _told(end_to_end(upstream.headers), upstream.served)
             if upstream.content_type == "text/event-stream":
                 answer.open(Head(upstream.status, fields, events=True, usage=usage))
                 await self._relay(upstream, exchange, answer)
@@ -209,6 +210,12 @@ class Caller:
             self.checks.begin(check, exchange.plan, plain, exchange.inbound.fields)
         if (payer := answer.payer) is not None:
             payer.stored = True
+
+
+def _told(fields: Fields, served: Served) -> Fields:
+    """Return the reply's headers with who answered, where there are several upstreams."""
+    header = served.header()
+    return fields if header is None else (*without(fields, UPSTREAM.lower()), (UPSTREAM, header))
 
 
 async def _pass_on(

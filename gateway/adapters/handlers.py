@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from http import HTTPStatus
+from math import ceil
 from typing import Any
 
 import orjson
@@ -18,6 +19,7 @@ from gateway.core import query
 from gateway.core.access import UnauthorizedError
 from gateway.core.errors import ClientError, RequestError, UpstreamError, error_body
 from gateway.core.headers import folded
+from gateway.core.outgoing import UPSTREAM, told
 from gateway.core.status import Forwarded, ForwardStatus, RefusedStatus
 from gateway.core.types import Endpoint, Reason
 from gateway.exchange import Inbound, Reply
@@ -238,7 +240,12 @@ def _refused(error: RequestError, seen: Observation) -> web.Response:
     if isinstance(error, UpstreamError):
         forward = seen.forward or ForwardStatus(Forwarded.BYPASS)
         seen.outcome, seen.reason = "error", error.reason
-        return _json(error.status, error.body(), forward.header(declined=error.reason))
+        response = _json(error.status, error.body(), forward.header(declined=error.reason))
+        if error.retry_after is not None:
+            response.headers["Retry-After"] = str(ceil(error.retry_after))
+        if error.tried:
+            response.headers[UPSTREAM] = told("", error.tried)
+        return response
     reason = error.reason if isinstance(error, ClientError) else Reason.INVALID_REQUEST
     seen.outcome, seen.reason = "invalid", reason
     response = _json(error.status, error.body(), RefusedStatus(reason).header())

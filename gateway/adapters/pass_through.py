@@ -8,6 +8,7 @@ from urllib.parse import unquote
 
 from aiohttp import ClientResponse, web
 
+from gateway.adapters.pool_requests import PoolRequests
 from gateway.adapters.upstream_http import HttpUpstream
 from gateway.core.errors import ClientError, UpstreamError
 from gateway.core.headers import Fields, end_to_end, request_fields, without
@@ -26,7 +27,7 @@ _CACHED = frozenset(endpoint.value for endpoint in Endpoint)
 class PassThrough:
     """Forwards untouched; ``client_seconds`` bounds each wait for the client."""
 
-    def __init__(self, upstream: HttpUpstream, *, client_seconds: float) -> None:
+    def __init__(self, upstream: HttpUpstream | PoolRequests, *, client_seconds: float) -> None:
         self._upstream = upstream
         self._client_seconds = client_seconds
 

@@ -1,5 +1,6 @@
 """Any OpenAI-compatible server over HTTP, with every wait bounded and every fault named."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -10,6 +11,7 @@ from aiohttp import (
     ClientResponse,
     ClientSession,
     ClientTimeout,
+    ConnectionTimeoutError,
     DummyCookieJar,
     ServerTimeoutError,
     TCPConnector,
@@ -28,8 +30,10 @@ class HttpUpstream:
     """Sends requests to ``base_url``, which ends in ``/v1``.
 
     ``connect_seconds`` bounds connecting; ``read_seconds`` bounds the wait for the head and
-    between two reads of the body. Clients' credentials are passed on unless ``own_credential`` is
-    set: then ``api_key`` takes their place, or nothing.
+    between two reads of the body, but for streams where they are given ``first_token_seconds`` the
+    wait for the body's first byte and ``between_tokens_seconds`` each one after. Clients'
+    credentials are passed on unless ``own_credential`` is set: then ``api_key`` takes their place,
+    or nothing.
     """
 
     def __init__(
@@ -39,6 +43,8 @@ class HttpUpstream:
         name: str | None = None,
         connect_seconds: float = 10.0,
         read_seconds: float = 600.0,
+        first_token_seconds: float | None = None,
+        between_tokens_seconds: float | None = None,
         own_credential: bool = False,
         api_key: str | None = None,
     ) -> None:
@@ -47,7 +53,11 @@ class HttpUpstream:
         self._origin = base_url.removesuffix("/v1")
         self._own_credential = own_credential
         self._api_key = api_key
-        self._timeout = ClientTimeout(total=None, connect=connect_seconds, sock_read=read_seconds)
+        self._first_token = first_token_seconds or read_seconds
+        self._between_tokens = between_tokens_seconds or read_seconds
+        self._times_streams = bool(first_token_seconds or between_tokens_seconds)
+        longest = max(read_seconds, self._first_token, self._between_tokens)
+        self._timeout = ClientTimeout(total=None, connect=connect_seconds, sock_read=longest)
         self._session: ClientSession | None = None
 
     @property
@@ -79,9 +89,13 @@ class HttpUpstream:
     @asynccontextmanager
     async def send(self, outgoing: Outgoing) -> AsyncIterator["HttpReply"]:
         """POST; see the port."""
-        path, headers, body = outgoing.target, outgoing.fields, outgoing.raw
-        async with self.request("POST", path, headers, body) as response:
-            yield HttpReply(response, self.body(response), self._served)
+        target, fields, raw = outgoing.target, outgoing.fields, outgoing.raw
+        by = None
+        if outgoing.streamed and self._times_streams:
+            by = asyncio.get_running_loop().time() + self._first_token
+        async with self.request("POST", target, fields, raw, head_by=by) as response:
+            body = self.body(response) if by is None else self._stream(response, by)
+            yield HttpReply(response, body, self._served)
 
     @asynccontextmanager
     async def request(
@@ -92,21 +106,26 @@ class HttpUpstream:
         body: bytes | AsyncIterator[bytes] | None,
         *,
         decode: bool = True,
+        head_by: float | None = None,
     ) -> AsyncIterator[ClientResponse]:
-        """Send any request. Raises UpstreamError; redirects are not followed."""
+        """Send any request. Raises UpstreamError; redirects are not followed.
+
+        ``head_by`` is when the head must have come, by the loop's clock.
+        """
         if self._session is None:
             raise RuntimeError("the upstream is not open")
         if self._own_credential:
             headers = with_key(headers, self._api_key)
         try:
-            response = await self._session.request(
-                method,
-                self.url(path_qs),
-                headers=headers,
-                data=body,
-                allow_redirects=False,
-                auto_decompress=decode,
-            )
+            async with asyncio.timeout_at(head_by):
+                response = await self._session.request(
+                    method,
+                    self.url(path_qs),
+                    headers=headers,
+                    data=body,
+                    allow_redirects=False,
+                    auto_decompress=decode,
+                )
         except (ClientError, TimeoutError, OSError) as error:
             raise _fault(error, self._name) from error
         try:
@@ -125,10 +144,31 @@ class HttpUpstream:
         except (ClientError, TimeoutError, OSError) as error:
             raise _fault(error, self._name) from error
 
+    async def _stream(self, response: ClientResponse, by: float) -> AsyncIterator[bytes]:
+        """Yield a stream's body, whose first byte comes ``by`` then. Raises UpstreamError."""
+        clock = asyncio.get_running_loop().time
+        try:
+            while True:
+                async with asyncio.timeout_at(by):
+                    chunk = await response.content.readany()
+                if not chunk:
+                    return
+                yield chunk
+                by = clock() + self._between_tokens
+        except (ClientError, TimeoutError, OSError) as error:
+            raise _fault(error, self._name) from error
+
 
 def _fault(error: BaseException, name: str) -> UpstreamError:
     """Say in one line what went wrong with the upstream."""
     match error:
+        case ConnectionTimeoutError():
+            return UpstreamError(
+                504,
+                f"The upstream {name} did not answer in time.",
+                Reason.UPSTREAM_TIMEOUT,
+                sent=False,
+            )
         case ServerTimeoutError() | TimeoutError():
             return UpstreamError(
                 504, f"The upstream {name} did not answer in time.", Reason.UPSTREAM_TIMEOUT
@@ -138,6 +178,7 @@ def _fault(error: BaseException, name: str) -> UpstreamError:
                 502,
                 f"The upstream {name} could not be reached: {error.os_error.strerror or error}.",
                 Reason.UPSTREAM_UNREACHABLE,
+                sent=False,
             )
         case ClientConnectionError() | OSError():
             return UpstreamError(

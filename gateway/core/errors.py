@@ -52,11 +52,38 @@ class PromptTooLongError(ClientError):
 
 
 class UpstreamError(RequestError):
-    """The upstream could not be reached, did not answer in time, or broke off."""
+    """The upstream could not be reached, did not answer in time, or broke off.
 
-    def __init__(self, status: int, message: str, reason: Reason) -> None:
+    ``sent`` says that it may have got the request. ``retry_after`` is when to come back, in
+    seconds, and ``tried`` are those who failed and why, where there are several upstreams.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        reason: Reason,
+        *,
+        sent: bool = True,
+        retry_after: float | None = None,
+        tried: tuple[tuple[str, Reason], ...] = (),
+    ) -> None:
         super().__init__(status, message, kind="upstream_error", code=reason.value)
         self.reason = reason
+        self.sent = sent
+        self.retry_after = retry_after
+        self.tried = tried
+
+    def again(self) -> "UpstreamError":
+        """Return the same for another reader: each raises its own."""
+        return UpstreamError(
+            self.status,
+            self.message,
+            self.reason,
+            sent=self.sent,
+            retry_after=self.retry_after,
+            tried=self.tried,
+        )
 
 
 def error_body(

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from gateway.core.headers import Fields
 from gateway.core.types import Reason
 
+UPSTREAM = "X-Refrain-Upstream"
+MODEL = "X-Refrain-Model"
+
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
@@ -19,6 +22,8 @@ class Outgoing:
     raw: bytes = field(repr=False)
     model: str = ""
     prefix: tuple[int, ...] = field(default=(), repr=False)
+    streamed: bool = False
+    """Whether a stream is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +32,15 @@ class Served:
 
     upstream: str
     tried: tuple[tuple[str, Reason], ...] = ()
+    several: bool = False
+    """Whether another one could have answered."""
+
+    def header(self) -> str | None:
+        """Return what ``X-Refrain-Upstream`` says, None where there is one upstream only."""
+        return told(self.upstream, self.tried) if self.several else None
+
+
+def told(upstream: str, tried: tuple[tuple[str, Reason], ...]) -> str:
+    """Return the name of who answered, if anybody, and of those tried before, with the reasons."""
+    failed = ", ".join(f"{name}={reason}" for name, reason in tried)
+    return "; ".join(([upstream] if upstream else []) + ([f'tried="{failed}"'] if failed else []))

@@ -73,6 +73,8 @@ class Reason(StrEnum):
     UPSTREAM_UNREACHABLE = "upstream-unreachable"
     UPSTREAM_TIMEOUT = "upstream-timeout"
     UPSTREAM_BROKE = "upstream-broke"
+    UPSTREAM_LIMITED = "upstream-limited"
+    UPSTREAM_BUSY = "upstream-busy"
     CLIENT_GONE = "client-gone"
     CLIENT_TIMEOUT = "client-timeout"
     UNAUTHORIZED = "unauthorized"

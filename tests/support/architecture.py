@@ -27,6 +27,7 @@ ROOTS = frozenset(
         "gateway.app",
         "gateway.calibrating",
         "gateway.stores",
+        "gateway.upstreams",
         "gateway.worker",
         "gateway.operator_commands",
         "gateway.policy_commands",

@@ -1,0 +1,68 @@
+"""Requests of any kind to a pool: those that pass through, of which nothing is known but the path.
+
+Law: they go to the first upstream of the declaration that is well, so that what it keeps for its
+clients is found there again; to another only while nothing was sent.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from aiohttp import ClientResponse
+
+from gateway.adapters.upstream_http import HttpUpstream
+from gateway.core.errors import UpstreamError
+from gateway.core.pool.table import PoolTable
+from gateway.core.types import Reason
+
+
+class PoolRequests:
+    """See ``HttpUpstream``, whose ``request`` and ``body`` it has."""
+
+    def __init__(
+        self, upstreams: Mapping[str, HttpUpstream], table: PoolTable, clock: Callable[[], float]
+    ) -> None:
+        self._upstreams = upstreams
+        self._table = table
+        self._clock = clock
+
+    def order(self, model: str | None = None) -> list[HttpUpstream]:
+        """Return the upstreams, the first to be asked first."""
+        names = self._table.first_available(model, self._clock())
+        return [self._upstreams[name] for name in names]
+
+    @asynccontextmanager
+    async def request(
+        self,
+        method: str,
+        path_qs: str,
+        headers: Sequence[tuple[str, str]],
+        body: AsyncIterator[bytes] | None,
+        *,
+        decode: bool = True,
+    ) -> AsyncIterator[ClientResponse]:
+        """Send a request to the first that can be reached. Raises UpstreamError."""
+        model = _model_of(path_qs)
+        fault = UpstreamError(502, "There is no upstream.", Reason.UPSTREAM_UNREACHABLE)
+        async with AsyncExitStack() as stack:
+            for upstream in self.order(model):
+                sending = upstream.request(method, path_qs, headers, body, decode=decode)
+                try:
+                    response = await stack.enter_async_context(sending)
+                except UpstreamError as error:
+                    if error.sent:
+                        raise
+                    fault = error
+                else:
+                    yield response
+                    return
+        raise fault
+
+    def body(self, response: ClientResponse) -> AsyncIterator[bytes]:
+        """Yield a reply's body as it arrives. Raises UpstreamError."""
+        return next(iter(self._upstreams.values())).body(response)
+
+
+def _model_of(path_qs: str) -> str | None:
+    """Return the model that a path is about."""
+    path = path_qs.partition("?")[0]
+    return path.removeprefix("/v1/models/") if path.startswith("/v1/models/") else None

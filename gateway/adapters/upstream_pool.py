@@ -1,0 +1,339 @@
+"""Several upstreams as one: the only driver of the pool's decisions.
+
+Law: what is to be done is decided by ``core.pool``; here it is awaited, and what came of it handed
+back. A reply is passed on once its first byte is here, and from then on nothing is sent again.
+Every call that was begun is ended, also where its client leaves.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from math import ceil
+from types import TracebackType
+
+from gateway.core.errors import UpstreamError
+from gateway.core.headers import without
+from gateway.core.outgoing import Outgoing, Served
+from gateway.core.pool.failure import Failure, Tries, failure_of, refusal_of
+from gateway.core.pool.health import State
+from gateway.core.pool.table import Call, Change, NoRoom, PoolTable
+from gateway.core.pool.waiting import Ticket, Waiting
+from gateway.core.types import Reason
+from gateway.ports import Upstream, UpstreamReply
+
+log = logging.getLogger(__name__)
+
+Told = Callable[[str, Reason], None]
+
+BEHIND_OTHERS = NoRoom(429, Reason.UPSTREAM_BUSY, None, waits=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How many may wait for room at an upstream, and for how long."""
+
+    waiting: int = 256
+    seconds: float = 10.0
+
+
+class UpstreamPool:
+    """See the port ``Upstream``; ``name`` is what keys say of all of them together."""
+
+    def __init__(
+        self,
+        name: str,
+        upstreams: Mapping[str, Upstream],
+        table: PoolTable,
+        bounds: Bounds,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        drawn: Callable[[], float] = random.random,
+        failed: Told = lambda _name, _reason: None,
+    ) -> None:
+        """``drawn`` gives random numbers from 0 to 1; ``failed`` is told of every failure."""
+        self.name = name
+        self.table = table
+        self._upstreams = upstreams
+        self._bounds = bounds
+        self._clock = clock
+        self._wall = wall
+        self._drawn = drawn
+        self._told = failed
+        self._waiting: Waiting[asyncio.Future[Call]] = Waiting(bounds.waiting)
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for room."""
+        return len(self._waiting)
+
+    def overloaded(self, model: str) -> bool:
+        """Tell whether a request for the model could not be sent at once."""
+        return self._waiting.has(model) or self.table.overloaded(model, self._clock())
+
+    def send(self, outgoing: Outgoing) -> "Sending":
+        """POST to whoever is best; see the port."""
+        return Sending(self, outgoing)
+
+    async def opened(self, outgoing: Outgoing) -> "Opened":
+        """Return a reply whose first byte is here. Raises UpstreamError where nobody gives one."""
+        tries = Tries()
+        call: Call | None = await self._first(outgoing)
+        while call is not None:
+            got = await self._attempt(call, outgoing)
+            failure = got.failure
+            if failure is None:
+                break
+            tries = tries.after(call.name, failure)
+            call = self._other(outgoing, tries)
+            if isinstance(got, Opened):
+                if call is None:
+                    break
+                await got.close()
+            elif call is None and tries.may_ask_again(failure):
+                await asyncio.sleep(tries.pause(self._drawn()))
+                call = self.table.again(tries.last, outgoing, self._clock())
+                tries = tries.asking_again()
+        if isinstance(got, Opened):
+            got.tried = tries.failed[:-1] if got.failure else tries.failed
+            got.come_back = self._back_in(outgoing) if got.failure else None
+            return got
+        error = got.error.again()
+        error.tried, error.retry_after = tries.failed, self._back_in(outgoing)
+        raise error
+
+    def note_failure(self, call: Call, failure: Failure) -> None:
+        """Count a failure."""
+        self._told(call.name, failure.reason)
+        self.table.failed(call, failure, self._clock())
+
+    def ended(self, call: Call) -> None:
+        """Note the end of a call, and let in who waits."""
+        self.table.end(call, self._clock())
+        self.admit()
+
+    def admit(self) -> None:
+        """Begin the calls of those who wait and for whom there is room."""
+        if not self._waiting:
+            return
+        begun, again = self._waiting.admit(self.table, self._clock())
+        for waiter, call in begun:
+            if waiter.done():  # gave up in this very turn
+                self.ended(call)
+            else:
+                waiter.set_result(call)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if again is not None:
+            wait = max(0.0, again - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(wait, self.admit)
+
+    def close(self) -> None:
+        """Stop the timer; whoever waits is cancelled by who made the call."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def _first(self, outgoing: Outgoing) -> Call:
+        """Begin a call, as soon as there is room. Raises UpstreamError where there is none."""
+        now = self._clock()
+        got: Call | NoRoom = BEHIND_OTHERS
+        if not (self._waiting and self._waiting.has(outgoing.model)):
+            got = self.table.begin(outgoing, now)
+        if isinstance(got, Call):
+            return got
+        late = got.at is not None and got.at > now + self._bounds.seconds
+        if not got.waits or late or self._waiting.full:
+            raise self._refusal(got, now)
+        waiter: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
+        ticket = Ticket(outgoing, waiter)
+        self._waiting.add(ticket)
+        self.admit()
+        try:
+            async with asyncio.timeout(self._bounds.seconds):
+                return await waiter
+        except BaseException as error:
+            self._waiting.remove(ticket)
+            if waiter.done() and not waiter.cancelled():  # let in and gone in the same turn
+                self.ended(waiter.result())
+            if isinstance(error, TimeoutError):
+                raise self._refusal(got, self._clock()) from None
+            raise
+
+    async def _attempt(self, call: Call, outgoing: Outgoing) -> "Opened | Failed":
+        """Send to one upstream and wait for the first byte."""
+        context = self._upstreams[call.name].send(outgoing)
+        opened: Opened | None = None
+        try:
+            reply = await context.__aenter__()
+            opened = Opened(self, call, context, reply)
+            opened.failure = refusal_of(reply.status, reply.headers, self._wall())
+            if opened.failure is None:
+                await opened.read_first()
+        except UpstreamError as error:
+            failure = failure_of(error, head=opened is not None)
+            self.note_failure(call, failure)
+            await self._left(opened, call)
+            return Failed(error, failure)
+        except BaseException:
+            await self._left(opened, call)
+            raise
+        if opened.failure is None:
+            self.table.first_byte(call, self._clock())
+        else:
+            self.note_failure(call, opened.failure)
+        return opened
+
+    async def _left(self, opened: "Opened | None", call: Call) -> None:
+        if opened is None:
+            self.ended(call)
+        else:
+            await opened.close()
+
+    def _other(self, outgoing: Outgoing, tries: Tries) -> Call | None:
+        """Begin the next try elsewhere, if there is to be one."""
+        if not tries.may_go_on:
+            return None
+        other = self.table.begin(outgoing, self._clock(), tries.names)
+        return other if isinstance(other, Call) else None
+
+    def _back_in(self, outgoing: Outgoing) -> float | None:
+        now = self._clock()
+        at = self.table.resting_until(outgoing.model, now)
+        return None if at is None else max(1.0, at - now)
+
+    def _refusal(self, none: NoRoom, now: float) -> UpstreamError:
+        at = now + self._bounds.seconds if none.at is None else none.at
+        message = (
+            "All upstreams of this model are busy. Please try again later."
+            if none.waits
+            else "No upstream of this model can be reached at the moment."
+        )
+        wait = max(1.0, at - now)
+        return UpstreamError(none.status, message, none.why, sent=False, retry_after=wait)
+
+
+class Sending(AbstractAsyncContextManager["Opened"]):
+    """One request to the pool; see the port."""
+
+    def __init__(self, pool: UpstreamPool, outgoing: Outgoing) -> None:
+        self._pool = pool
+        self._outgoing = outgoing
+        self._opened: Opened | None = None
+
+    async def __aenter__(self) -> "Opened":
+        """Wait for a reply."""
+        self._opened = await self._pool.opened(self._outgoing)
+        return self._opened
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Leave it."""
+        if self._opened is not None:
+            await self._opened.close(kind, error, traceback)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """No reply, or one that broke before its first byte."""
+
+    error: UpstreamError
+    failure: Failure
+
+
+class Opened:
+    """A reply whose first byte is here; see the port ``UpstreamReply``."""
+
+    def __init__(
+        self,
+        pool: UpstreamPool,
+        call: Call,
+        context: AbstractAsyncContextManager[UpstreamReply],
+        reply: UpstreamReply,
+    ) -> None:
+        self.failure: Failure | None = None
+        """Why this is no answer, though it is passed on where nobody gives one."""
+        self.come_back: float | None = None
+        """In how many seconds somebody may answer."""
+        self.tried: tuple[tuple[str, Reason], ...] = ()
+        self._pool = pool
+        self._call = call
+        self._context = context
+        self._reply = reply
+        self._body = reply.chunks()
+        self._first = b""
+
+    @property
+    def served(self) -> Served:
+        """Who answered, and who did not before."""
+        return Served(self._call.name, self.tried, several=True)
+
+    @property
+    def status(self) -> int:
+        """HTTP status code."""
+        return self._reply.status
+
+    @property
+    def headers(self) -> Sequence[tuple[str, str]]:
+        """End-to-end headers; of a refusal with the time until the first of all comes back."""
+        if self.come_back is None:
+            return self._reply.headers
+        kept = without(self._reply.headers, "retry-after", "retry-after-ms")
+        return (*kept, ("Retry-After", str(ceil(self.come_back))))
+
+    @property
+    def content_type(self) -> str:
+        """Media type without parameters, lower case."""
+        return self._reply.content_type
+
+    async def read_first(self) -> None:
+        """Wait for the first byte, or the end of a body without one. Raises UpstreamError."""
+        self._first = await anext(self._body, b"")
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body. Raises UpstreamError, which counts against the upstream."""
+        if self._first:
+            yield self._first
+        try:
+            async for chunk in self._body:
+                yield chunk
+        except UpstreamError as error:
+            self._pool.note_failure(self._call, failure_of(error, head=True))
+            raise
+
+    async def close(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        """Leave the reply and end the call."""
+        try:
+            await self._context.__aexit__(kind, error, traceback)
+        finally:
+            self._pool.ended(self._call)
+
+
+def log_change(change: Change) -> None:
+    """Write a line about an upstream that came into another state."""
+    why = "" if change.why is None else f" ({change.why})"
+    match change.after:
+        case State.UP:
+            log.info("upstream %s is up", change.name)
+        case State.RESTING:
+            log.warning("upstream %s rests for %.1f s%s", change.name, change.seconds, why)
+        case State.TRIAL:
+            log.info("upstream %s answers probes again: the next call tries it", change.name)
+        case State.OPEN:
+            log.warning(
+                "upstream %s fails%s: left alone for %.1f s", change.name, why, change.seconds
+            )

@@ -1,0 +1,326 @@
+"""Which upstream of a pool a request goes to, and what is known of each.
+
+Laws:
+- It goes to one that serves the model, in the lowest tier in which one has room; among those the
+  routing decides.
+- What was begun is ended once, and counts as under way until then.
+- Where all are left alone because they fail, one call at a time tries the next of them all the
+  same: the last upstream is never shut out.
+- Who waits for room goes in the order of coming, model by model.
+
+The table does no I/O; ``now`` is a reading of one clock that never goes back.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from gateway.core.outgoing import Outgoing
+from gateway.core.pool import health as healths
+from gateway.core.pool.failure import Failure
+from gateway.core.pool.health import Health, Open, State, Trial, Up
+from gateway.core.pool.member import Member, serving
+from gateway.core.pool.rate import Rate
+from gateway.core.routing import Load, Routing, Sent
+from gateway.core.types import Reason
+
+NOBODY: frozenset[str] = frozenset()
+_SOON = 1.0
+"""Seconds after which to come back where nothing tells when there is room."""
+
+
+@dataclass(eq=False, slots=True)
+class Standing:
+    """What is known of one upstream now."""
+
+    member: Member
+    health: Health
+    rate: Rate | None = None
+    in_flight: int = 0
+    tried: bool = False
+    """Whether a call is under way that shows if it is back."""
+    heard_at: float = 0.0
+    """When it last answered anything."""
+    probed_at: float = 0.0
+    requests: int = 0
+
+    def has_room(self, now: float) -> bool:
+        """Tell whether its own limits let one more request go there."""
+        most = self.member.max_concurrency
+        return (most is None or self.in_flight < most) and self.room_at(now) <= now
+
+    def room_at(self, now: float) -> float:
+        """Return when its rate lets the next one go there."""
+        return now if self.rate is None else self.rate.free_at(now)
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One request under way to one upstream."""
+
+    standing: Standing
+    sent: Sent = field(repr=False)
+    trial: bool
+    ended: bool = False
+
+    @property
+    def name(self) -> str:
+        """The upstream's name."""
+        return self.standing.member.name
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """Nobody can be asked now.
+
+    ``at`` is when somebody may be, where that is known by the clock; ``status`` and ``why`` what
+    a client is told that does not wait.
+    """
+
+    status: int
+    why: Reason
+    at: float | None
+    waits: bool
+    """Whether it is worth waiting: somebody is well, and only busy or resting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An upstream came into another state."""
+
+    name: str
+    before: State
+    after: State
+    why: Reason | None
+    seconds: float
+    """How long it is left alone."""
+
+
+class PoolTable:
+    """The one owner of what is known of a pool's upstreams."""
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        routing: Routing,
+        now: float,
+        changed: Callable[[Change], None] = lambda _change: None,
+    ) -> None:
+        self._routing = routing
+        self._changed = changed
+        self._members = tuple(members)
+        self.standings = {member.name: _new(member, now) for member in members}
+        self._serving: dict[str, tuple[tuple[Standing, ...], ...]] = {}
+
+    def begin(
+        self, outgoing: Outgoing, now: float, tried: AbstractSet[str] = NOBODY
+    ) -> Call | NoRoom:
+        """Begin a call to the best of those that were not tried, or tell why there is none."""
+        tiers = self._tiers(outgoing.model)
+        for tier in tiers:
+            able = [one for one in tier if one.member.name not in tried and _able(one, now)]
+            if able:
+                return self._begun(self._best(able, outgoing, now), outgoing, now)
+        left = [one for tier in tiers for one in tier if one.member.name not in tried]
+        shut = [one for one in left if isinstance(one.health.at, Open | Trial)]
+        if shut and len(shut) == len(left):
+            free = [one for one in shut if not one.tried and one.has_room(now)]
+            if free:
+                last = min(free, key=lambda one: one.health.back_at(now))
+                return self._begun(last, outgoing, now)
+        return _no_room(left, now)
+
+    def again(self, name: str, outgoing: Outgoing, now: float) -> Call | None:
+        """Begin a call to the same upstream once more, if it is there and has room."""
+        standing = self.standings[name]
+        if not (_able(standing, now) or (not standing.tried and standing.has_room(now))):
+            return None
+        return self._begun(standing, outgoing, now)
+
+    def overloaded(self, model: str, now: float) -> bool:
+        """Tell whether nobody who serves the model can be asked at once."""
+        return not any(_able(one, now) for tier in self._tiers(model) for one in tier)
+
+    def resting_until(self, model: str, now: float) -> float | None:
+        """Return when the first that rests may be asked again; None where none does."""
+        times = [
+            one.health.rests_until
+            for tier in self._tiers(model)
+            for one in tier
+            if one.health.rests_until > now
+        ]
+        return min(times, default=None)
+
+    def first_byte(self, call: Call, now: float) -> None:
+        """Note that the upstream has answered."""
+        call.standing.heard_at = now
+        self._routing.first_token(call.sent, now)
+        with self._watched(call.standing, now):
+            call.standing.health = healths.answered(call.standing.health, now)
+        self._end_trial(call)
+
+    def failed(self, call: Call, failure: Failure, now: float) -> None:
+        """Note that it has not, or broke off."""
+        standing = call.standing
+        with self._watched(standing, now):
+            if failure.refused is not None:
+                standing.health = healths.asked_for_rest(
+                    standing.health, failure.rest, failure.reason, now
+                )
+            else:
+                standing.health = healths.call_failed(standing.health, failure.reason, now)
+        self._end_trial(call)
+
+    def end(self, call: Call, now: float) -> None:
+        """Note that a call is over, however it ended. A second time changes nothing."""
+        if call.ended:
+            return
+        call.ended = True
+        call.standing.in_flight -= 1
+        self._end_trial(call)
+        self._routing.ended(call.sent, now)
+
+    def probed(self, name: str, fault: Reason | None, now: float, *, for_sure: bool) -> None:
+        """Note what a probe told."""
+        standing = self.standings[name]
+        standing.probed_at = now
+        if fault is None:
+            standing.heard_at = now
+        with self._watched(standing, now):
+            standing.health = healths.probed(standing.health, fault, now, for_sure=for_sure)
+
+    def probe_at(self, name: str, every: float) -> float:
+        """Return when to probe it: when its pause is over, or if it is not heard of for long."""
+        standing = self.standings[name]
+        match standing.health.at:
+            case Open(until=until):
+                return until
+            case Up(probes_failed=failed) if failed:
+                return standing.probed_at + _SOON
+            case _:
+                return max(standing.heard_at, standing.probed_at) + every
+
+    def first_available(self, model: str | None, now: float) -> list[str]:
+        """Return all names in the order in which requests of no known kind go there.
+
+        That of the declaration, those that are well first: what an upstream keeps for its clients
+        (files, batches) is found again where it was put.
+        """
+        serves = [one for tier in self._tiers(model) for one in tier] if model else None
+        ordered = serves or list(self.standings.values())
+        return [one.member.name for one in sorted(ordered, key=lambda one: _unwell(one, now))]
+
+    def _tiers(self, model: str) -> tuple[tuple[Standing, ...], ...]:
+        tiers = self._serving.get(model)
+        if tiers is None:
+            if len(self._serving) >= _MOST_MODELS:
+                self._serving.clear()
+            members = serving(self._members, model)
+            tiers = tuple(
+                tuple(self.standings[member.name] for member in members if member.tier == tier)
+                for tier in sorted({member.tier for member in members})
+            )
+            self._serving[model] = tiers
+        return tiers
+
+    def _best(self, able: list[Standing], outgoing: Outgoing, now: float) -> Standing:
+        if len(able) == 1:
+            return able[0]
+        loads = [Load(one.member.name, one.in_flight, weight=one.member.weight) for one in able]
+        return self.standings[self._routing.order(outgoing.prefix, loads, now)[0].name]
+
+    def _begun(self, standing: Standing, outgoing: Outgoing, now: float) -> Call:
+        standing.in_flight += 1
+        standing.requests += 1
+        if standing.rate is not None:
+            standing.rate.take(now)
+        trial = not isinstance(standing.health.at, Up)
+        standing.tried = standing.tried or trial
+        sent = self._routing.sent(standing.member.name, outgoing.prefix, now)
+        return Call(standing, sent, trial)
+
+    def _end_trial(self, call: Call) -> None:
+        if call.trial:
+            call.trial = call.standing.tried = False
+
+    def _watched(self, standing: Standing, now: float) -> "_Watched":
+        return _Watched(self, standing, now)
+
+    def tell(self, standing: Standing, before: State, now: float) -> None:
+        """Tell of a change of state, and let the routing forget whose cache may be gone."""
+        health, name = standing.health, standing.member.name
+        after = health.state(now)
+        if after is before:
+            return
+        if after is State.OPEN and before is not State.TRIAL:
+            self._routing.forget(name)
+        seconds = max(0.0, health.back_at(now) - now)
+        self._changed(Change(name, before, after, health.why(now), seconds))
+
+
+_MOST_MODELS = 1024
+
+
+class _Watched:
+    """Tells of a change of state that happened inside."""
+
+    __slots__ = ("_before", "_now", "_standing", "_table")
+
+    def __init__(self, table: PoolTable, standing: Standing, now: float) -> None:
+        self._table, self._standing, self._now = table, standing, now
+        self._before = standing.health.state(now)
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        self._table.tell(self._standing, self._before, self._now)
+
+
+def _new(member: Member, now: float) -> Standing:
+    most = member.requests_per_minute
+    return Standing(member, healths.new(now), None if most is None else Rate(most), heard_at=now)
+
+
+def _able(one: Standing, now: float) -> bool:
+    """Tell whether it may be asked now."""
+    match one.health.at:
+        case Up():
+            return now >= one.health.rests_until and one.has_room(now)
+        case Trial():
+            return not one.tried and now >= one.health.rests_until and one.has_room(now)
+        case Open():
+            return False
+
+
+def _no_room(left: Sequence[Standing], now: float) -> NoRoom:
+    """Tell when, and with what words: the least that keeps somebody from being asked."""
+    well = [one for one in left if isinstance(one.health.at, Up)]
+    if not well:
+        at = min((one.health.back_at(now) for one in left), default=now + _SOON)
+        why = next((why for one in left if (why := one.health.why(now))), Reason.UPSTREAM_BUSY)
+        return NoRoom(503, why, max(at, now + _SOON), waits=False)
+    times = [
+        max(one.health.rests_until, one.room_at(now))
+        for one in well
+        if one.member.max_concurrency is None or one.in_flight < one.member.max_concurrency
+    ]
+    return NoRoom(429, Reason.UPSTREAM_BUSY, min(times, default=None), waits=True)
+
+
+def _unwell(one: Standing, now: float) -> int:
+    match one.health.state(now):
+        case State.UP:
+            return 0
+        case State.RESTING:
+            return 1
+        case State.TRIAL:
+            return 2
+        case State.OPEN:
+            return 3
+
+
+def states(table: PoolTable, now: float) -> Iterator[tuple[Standing, State]]:
+    """Yield each upstream and its state."""
+    for standing in table.standings.values():
+        yield standing, standing.health.state(now)

@@ -1,0 +1,209 @@
+"""Which upstreams there are, and what stands before them: part of the composition root.
+
+Law: one upstream that is given by its URL alone is asked without anything in between.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gateway.adapters.pool_requests import PoolRequests
+from gateway.adapters.readiness import Check, engine_ready
+from gateway.adapters.secret_setting import SecretSettingError, secret_setting
+from gateway.adapters.upstream_health import PATHS, Prober
+from gateway.adapters.upstream_http import HttpUpstream
+from gateway.adapters.upstream_pool import Bounds, UpstreamPool, log_change
+from gateway.core.pool.member import Member
+from gateway.core.pool.table import PoolTable, states
+from gateway.core.routing import LeastLoaded
+from gateway.core.types import Reason
+from gateway.ports import Upstream
+from gateway.settings import Settings
+from gateway.upstream_settings import UpstreamSettings
+
+log = logging.getLogger(__name__)
+
+KEY = "UPSTREAM_API_KEY"
+
+
+@dataclass(frozen=True, slots=True)
+class Upstreams:
+    """The upstreams as one, each by its name, and the pool where there is one."""
+
+    upstream: Upstream
+    passing: HttpUpstream | PoolRequests
+    each: Mapping[str, HttpUpstream]
+    ready: Check
+    pool: UpstreamPool | None = None
+    prober: Prober | None = None
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Connect when asked, and probe all the while."""
+        async with contextlib.AsyncExitStack() as stack:
+            for upstream in self.each.values():
+                await upstream.open()
+                stack.push_async_callback(upstream.close)
+            if self.pool is not None:
+                stack.callback(self.pool.close)
+            if self.prober is not None:
+                probing = asyncio.create_task(self.prober.run())
+                stack.push_async_callback(_ended, probing)
+            yield
+
+    def overloaded(self, model: str) -> bool:
+        """Tell whether a request for the model could not be sent at once."""
+        return self.pool is not None and self.pool.overloaded(model)
+
+    def details(self) -> dict[str, Any]:
+        """Return what ``/readyz`` tells of them."""
+        if self.pool is None:
+            return {}
+        now = time.monotonic()
+        told = {}
+        for standing, state in states(self.pool.table, now):
+            why = standing.health.why(now)
+            told[standing.member.name] = {
+                "state": state.value,
+                "why": None if why is None else why.value,
+                "in_flight": standing.in_flight,
+            }
+        return {"upstreams": told}
+
+
+def open_upstreams(
+    settings: Settings,
+    environment: Mapping[str, str],
+    *,
+    own_keys: bool,
+    required: bool,
+    failed: Callable[[str, Reason], None] = lambda _name, _reason: None,
+) -> Upstreams:
+    """Return the upstreams of the settings. Raises SecretSettingError.
+
+    ``own_keys`` says that the gateway has keys of its own, ``required`` that an upstream must
+    answer before the gateway is ready.
+    """
+    given = settings.all_upstreams
+    name = settings.upstream_identity or ""
+    common = _key(secret_setting(environment, KEY), f"REFRAIN_{KEY}", own_keys=own_keys)
+    is_alone = len(given) == 1 and not settings.upstreams
+    each = {}
+    for one in given:
+        api_key = _own_key(one, environment, own_keys=own_keys) or common
+        told = name if is_alone else one.called
+        each[told] = _http(one, settings, told, api_key, own_keys=own_keys)
+    checks = [engine_ready(upstream, required=required) for upstream in each.values()]
+    if is_alone:
+        return Upstreams(each[name], each[name], each, checks[0])
+    members = [_member(one, settings.workers) for one in given]
+    table = PoolTable(members, LeastLoaded(), time.monotonic(), log_change)
+    bounds = Bounds(settings.queue_size, settings.queue_timeout)
+    pool = UpstreamPool(name, each, table, bounds, failed=failed)
+    paths = {one.called: _probe_paths(one) for one in given}
+    prober = Prober(each, paths, table, time.monotonic, pool.admit)
+    passing = PoolRequests(each, table, time.monotonic)
+    return Upstreams(pool, passing, each, _any(checks), pool, prober)
+
+
+def _http(
+    one: UpstreamSettings, settings: Settings, name: str, api_key: str | None, *, own_keys: bool
+) -> HttpUpstream:
+    return HttpUpstream(
+        one.url,
+        name=name,
+        own_credential=own_keys or api_key is not None,
+        api_key=api_key,
+        connect_seconds=one.connect_timeout or settings.connect_timeout,
+        read_seconds=one.read_timeout or settings.read_timeout,
+        first_token_seconds=one.first_token_timeout or settings.first_token_timeout,
+        between_tokens_seconds=one.between_tokens_timeout or settings.between_tokens_timeout,
+    )
+
+
+def _member(one: UpstreamSettings, workers: int) -> Member:
+    return Member(
+        one.called,
+        one.models,
+        one.tier,
+        _share(one.max_concurrency, workers),
+        _share(one.requests_per_minute, workers),
+        one.weight,
+    )
+
+
+def _share(limit: int | None, workers: int) -> int | None:
+    """Return one worker's part of a limit: they know nothing of one another."""
+    return None if limit is None else max(1, limit // workers)
+
+
+def _probe_paths(one: UpstreamSettings) -> tuple[str, ...]:
+    match one.probe:
+        case "auto":
+            return PATHS
+        case "off":
+            return ()
+        case path:
+            return (path,)
+
+
+def _own_key(
+    one: UpstreamSettings, environment: Mapping[str, str], *, own_keys: bool
+) -> str | None:
+    """Return the key of one upstream. Raises SecretSettingError."""
+    if one.api_key_env is not None:
+        where = f"upstream {one.called}: {one.api_key_env}"
+        found = environment.get(one.api_key_env, "").strip()
+    elif one.api_key_file is not None:
+        where = f"upstream {one.called}: {one.api_key_file}"
+        found = _read(one.api_key_file, where)
+    else:
+        return None
+    if not found:
+        raise SecretSettingError(f"{where}: holds no key")
+    return _key(found, where, own_keys=own_keys)
+
+
+def _read(file: Path, where: str) -> str:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(64 << 10).decode().strip()
+    except OSError as error:
+        raise SecretSettingError(f"{where}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise SecretSettingError(f"{where}: expected text") from None
+
+
+def _key(api_key: str | None, where: str, *, own_keys: bool) -> str | None:
+    """Return the key once it is known to be one that may be used. Raises SecretSettingError."""
+    if api_key is None:
+        return None
+    if not own_keys:
+        raise SecretSettingError(
+            f"{where} is given, but not gateway_keys: whoever reaches the gateway could spend it"
+        )
+    if not (api_key.isascii() and api_key.isprintable()) or " " in api_key:
+        raise SecretSettingError(f"{where}: expected a key: one word of ASCII")
+    return api_key
+
+
+def _any(checks: list[Check]) -> Check:
+    """Return a check that holds where one of them does."""
+
+    async def check() -> str | None:
+        reasons = await asyncio.gather(*(each() for each in checks))
+        return None if None in reasons else reasons[0]
+
+    return check
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
