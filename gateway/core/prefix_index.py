@@ -8,7 +8,7 @@ Laws:
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 
 DEFAULT_CAPACITY = 65_536
 """Blocks of a replica of which nothing is known: of 128 tokens each, more than most GPUs hold."""
@@ -27,8 +27,10 @@ class PrefixIndex:
         self._capacity = capacity
         self._most = most
         self._capacities: dict[str, int] = {}
-        # Blocks in the order of their last use. A plain dict takes half of an OrderedDict's bytes.
-        self._blocks: dict[str, dict[int, None]] = {}
+        # Blocks in the order of their last use, with its number; those of one use share it. A
+        # plain dict takes half of an OrderedDict's bytes.
+        self._blocks: dict[str, dict[int, int]] = {}
+        self._uses = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._blocks.values()))
@@ -39,7 +41,7 @@ class PrefixIndex:
 
     def capacity(self, name: str) -> int:
         """Return how many blocks are remembered of the replica at most."""
-        share = self._most // max(1, len(self._blocks | self._capacities))
+        share = self._most // max(1, len(self._blocks))
         return max(1, min(self._capacities.get(name, self._capacity), share))
 
     def resize(self, name: str, capacity: int) -> None:
@@ -63,12 +65,23 @@ class PrefixIndex:
             self._blocks[name] = {}
             for other in self._blocks:  # whose shares are smaller now
                 self._bound(other)
+        self._uses = use = self._uses + 1
         blocks = self._blocks[name]
         pop = blocks.pop
         for digest in reversed(prefix):
             pop(digest, None)
-            blocks[digest] = None
+            blocks[digest] = use
         self._bound(name)
+
+    def last_use(self, name: str, digest: int) -> int:
+        """Return the number of the block's last use; 0 where it is not known."""
+        return self._blocks.get(name, {}).get(digest, 0)
+
+    def drop_idle(self, name: str, use: int) -> None:
+        """Forget what the replica has last used with this number or before."""
+        blocks = self._blocks.get(name, {})
+        for digest in list(takewhile(lambda digest: blocks[digest] <= use, blocks)):
+            del blocks[digest]
 
     def drop(self, name: str, digests: Iterable[int]) -> None:
         """Forget these blocks of the replica, those that are known."""

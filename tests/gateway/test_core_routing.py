@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from gateway.core.prefix_index import PrefixIndex
-from gateway.core.routing import LeastLoaded, Load, PrefixAware, Route
+from gateway.core.prefix_routing import PrefixAware
+from gateway.core.routing import LeastLoaded, Load, Route
 
 PROMPT = tuple(range(100, 120))
 OTHER = tuple(range(200, 220))
@@ -14,46 +14,59 @@ def loads(**in_flight: int) -> list[Load]:
 
 
 def router(**held: Sequence[int]) -> PrefixAware:
-    made = PrefixAware(PrefixIndex())
+    made = PrefixAware()
     for name, prefix in held.items():
         made.index.add(name, prefix)
     return made
 
 
+def first(routing: PrefixAware, prompt: Sequence[int], offered: list[Load]) -> str:
+    return routing.order(prompt, offered, 0.0)[0].name
+
+
+def complete(routing: PrefixAware, name: str, prompt: Sequence[int], cached: int = 1) -> None:
+    sent = routing.sent(name, prompt, 0.0)
+    routing.held_back(sent, 0.0)
+    routing.first_token(sent, 1.0)
+    routing.answered(sent, cached, 2.0)
+    routing.ended(sent, 2.0)
+
+
 def test_the_replica_that_holds_the_longest_prefix_is_first() -> None:
-    order = router(a=PROMPT[:5], c=PROMPT[:9]).order(PROMPT, loads(a=0, b=0, c=0), 0.0)
-    assert [(choice.name, choice.blocks_hit) for choice in order] == [("c", 9), ("a", 5), ("b", 0)]
+    order = router(a=PROMPT[:3], c=PROMPT[:15]).order(PROMPT, loads(a=0, b=0, c=0), 0.0)
+    assert [(choice.name, choice.blocks_hit) for choice in order] == [("c", 15), ("a", 3), ("b", 0)]
     assert [choice.why for choice in order] == [Route.PREFIX, Route.BALANCE, Route.BALANCE]
 
 
 def test_a_replica_with_too_much_to_do_is_passed_over() -> None:
-    order = router(a=PROMPT).order(PROMPT, loads(a=10, b=3, c=3), 0.0)
+    order = router(a=PROMPT).order(PROMPT, loads(a=20, b=3, c=3), 0.0)
     assert order[0].why is Route.BALANCE
     assert order[-1].name == "a"
 
 
 def test_a_few_requests_are_no_load_that_counts() -> None:
-    assert router(a=PROMPT).order(PROMPT, loads(a=3, b=0), 0.0)[0].name == "a"
+    assert first(router(a=PROMPT), PROMPT, loads(a=3, b=0)) == "a"
 
 
 def test_a_stronger_replica_may_have_more_at_a_time() -> None:
-    offered = [Load("a", 10, weight=3.0), Load("b", 3)]
-    assert router(a=PROMPT).order(PROMPT, offered, 0.0)[0].name == "a"
+    others = [Load(name, 1) for name in "bcd"]
+    assert first(router(a=PROMPT), PROMPT, [Load("a", 10), *others]) != "a"
+    assert first(router(a=PROMPT), PROMPT, [Load("a", 10, weight=4.0), *others]) == "a"
 
 
-def test_what_is_to_be_computed_before_counts_as_well() -> None:
+def test_what_is_to_be_computed_before_counts_until_its_first_token() -> None:
     made = router(a=PROMPT[:4])
-    waiting = made.sent("a", OTHER, 0.0)
-    assert made.order(PROMPT, loads(a=1, b=0), 0.0)[0].name == "b"
+    waiting = made.sent("a", tuple(range(1000, 2000)), 0.0)
+    assert first(made, PROMPT, loads(a=1, b=0)) == "b"
     made.first_token(waiting, 1.0)
     made.ended(waiting, 2.0)
     made.ended(waiting, 2.0)
-    assert made.order(PROMPT, loads(a=0, b=0), 0.0)[0].name == "a"
+    assert first(made, PROMPT, loads(a=0, b=0)) == "a"
 
 
 def test_tokens_that_the_replica_says_are_queued_count_too() -> None:
-    offered = [Load("a", 0, queued_tokens=100_000), Load("b", 0)]
-    assert router(a=PROMPT).order(PROMPT, offered, 0.0)[0].name == "b"
+    offered = [Load("a", 0, queued_tokens=1_000_000), Load("b", 0)]
+    assert first(router(a=PROMPT), PROMPT, offered) == "b"
 
 
 def test_what_nobody_holds_goes_where_another_gateway_sends_it() -> None:
@@ -65,8 +78,7 @@ def test_what_nobody_holds_goes_where_another_gateway_sends_it() -> None:
 
 def test_cold_prompts_spread_over_all_replicas() -> None:
     offered = loads(a=0, b=0, c=0)
-    firsts = {router().order((number,), offered, 0.0)[0].name for number in range(50)}
-    assert firsts == {"a", "b", "c"}
+    assert {first(router(), (number,), offered) for number in range(50)} == {"a", "b", "c"}
 
 
 def test_gateways_that_know_different_conversations_agree_by_where_prompts_part() -> None:
@@ -74,11 +86,9 @@ def test_gateways_that_know_different_conversations_agree_by_where_prompts_part(
     system = tuple(range(8))
     one, another = router(a=system, b=system), router(a=(*system, *OTHER), b=system)
     offered = loads(a=0, b=0)
-    for first in range(1000, 1020):
-        prompt = (*system, first)
-        assert (
-            one.order(prompt, offered, 0.0)[0].name == another.order(prompt, offered, 0.0)[0].name
-        )
+    for number in range(1000, 1020):
+        prompt = (*system, number)
+        assert first(one, prompt, offered) == first(another, prompt, offered)
 
 
 def test_a_replica_that_started_anew_holds_nothing() -> None:
@@ -87,8 +97,42 @@ def test_a_replica_that_started_anew_holds_nothing() -> None:
     assert made.order(PROMPT, loads(a=0, b=0), 0.0)[0].why is Route.COLD
 
 
+def test_what_was_not_computed_after_all_is_not_believed() -> None:
+    made = router(a=PROMPT[:4])
+    made.ended(made.sent("a", PROMPT, 0.0), 1.0)
+    assert made.index.held("a", PROMPT) == 4
+
+
+def test_a_failure_does_not_take_from_another_what_it_computed() -> None:
+    made = router()
+    failing, other = made.sent("a", PROMPT, 0.0), made.sent("a", PROMPT, 0.0)
+    made.ended(failing, 1.0)
+    made.first_token(other, 2.0)
+    assert made.index.held("a", PROMPT) == len(PROMPT)
+
+
+def test_a_replica_that_had_nothing_of_it_has_lost_what_was_used_before_too() -> None:
+    made = router()
+    older, newer = tuple(range(300, 320)), tuple(range(400, 420))
+    for prompt in (older, PROMPT, newer):
+        complete(made, "a", prompt)
+    complete(made, "a", PROMPT, cached=0)
+    assert made.index.held("a", older) == 0
+    assert made.index.held("a", newer) == len(newer)
+    assert made.index.held("a", PROMPT) == len(PROMPT)
+
+
+def test_what_is_still_being_computed_proves_no_loss() -> None:
+    made = router()
+    complete(made, "a", OTHER)
+    made.held_back(made.sent("a", PROMPT, 0.0), 0.0)
+    second = made.sent("a", PROMPT, 0.0)
+    made.answered(second, 0, 1.0)
+    assert made.index.held("a", OTHER) == len(OTHER)
+
+
 def test_a_prompt_without_blocks_goes_to_the_least_loaded() -> None:
-    assert router().order((), loads(a=5, b=3, c=8), 0.0)[0].name == "b"
+    assert first(router(), (), loads(a=5, b=3, c=8)) == "b"
 
 
 def test_no_replica_offered_is_no_choice() -> None:

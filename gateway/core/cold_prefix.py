@@ -1,0 +1,57 @@
+"""Prompts that are being computed: who comes with the same beginning waits for the first of them.
+
+Law: a block is computed by one request of a replica at a time, as far as waiting can see to it.
+Nobody waits behind who waits, nor for a few blocks, nor for long.
+"""
+
+from gateway.core.routing import Sent, Wait
+
+LEAST_BLOCKS = 8
+"""Computing so many blocks twice costs less than waiting does."""
+
+MOST_SECONDS = 2.0
+
+
+class ColdPrefixes:
+    """The blocks that are being computed, each with who does it; not thread-safe."""
+
+    def __init__(
+        self, *, least_blocks: int = LEAST_BLOCKS, most_seconds: float = MOST_SECONDS
+    ) -> None:
+        self._least_blocks = least_blocks
+        self._most_seconds = most_seconds
+        self._computing: dict[str, dict[int, Sent]] = {}
+
+    def computed(self, sent: Sent) -> int:
+        """Return how many of the blocks that the replica holds are not still being computed."""
+        computing = self._computing.get(sent.name, {})
+        for number, digest in enumerate(sent.prefix[: sent.held]):
+            if digest in computing:
+                return number
+        return sent.held
+
+    def wait(self, sent: Sent, now: float) -> Wait | None:
+        """Return whom to wait for before ``sent`` goes, if there is somebody worth it."""
+        until = sent.at + self._most_seconds
+        if now >= until:
+            return None
+        computing = self._computing.get(sent.name, {})
+        leaders = [computing[digest] for digest in sent.prefix if digest in computing]
+        return (
+            Wait(leaders[-1], until)
+            if len(leaders) >= self._least_blocks and leaders[-1] is not sent
+            else None
+        )
+
+    def begin(self, sent: Sent) -> None:
+        """Note that it computes what nobody has computed or is computing."""
+        computing = self._computing.setdefault(sent.name, {})
+        for digest in sent.prefix[self.computed(sent) :]:
+            computing.setdefault(digest, sent)
+
+    def end(self, sent: Sent) -> None:
+        """Note that it computes no more."""
+        computing = self._computing.get(sent.name, {})
+        for digest in sent.prefix:
+            if computing.get(digest) is sent:
+                del computing[digest]

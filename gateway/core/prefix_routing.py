@@ -1,0 +1,168 @@
+"""The replica that holds the longest prefix, unless that costs more than it saves.
+
+Laws:
+- Load is bounded: while another has room, no replica is chosen that has twice its share of the
+  requests under way, however much of the prompt it holds.
+- Within the bound the cheapest is chosen: blocks to compute count most, for they cost all
+  replicas together; those that wait there already cost this request alone.
+- Gateways that know nothing of one another agree where load does not speak against it: what no
+  replica holds has a home, by rendezvous of the first block of it. So the next turn of a
+  conversation is expected where another gateway sent the turn before.
+- What a replica is believed to hold is corrected by what it says. Believing too much costs
+  nothing that was measured (benchmarks/prefix_routing.py), believing too little does.
+
+Sources: Mirrokni, Thorup, Zadimoghaddam: "Consistent hashing with bounded loads", SODA 2018;
+Thaler, Ravishankar: "Using name-based mappings to increase hit rates", 1998.
+"""
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from math import ceil, log
+
+from gateway.core.cold_prefix import ColdPrefixes
+from gateway.core.prefix_index import PrefixIndex
+from gateway.core.routing import Choice, Load, Route, Sent, Wait
+
+TOKENS_A_BLOCK = 128
+
+_SURELY_FOUND = 8
+"""Blocks that an upstream would find if it had them: some report no less than 1,024 tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """How costs are weighed; the defaults are the best found on the Mooncake traces."""
+
+    share_over: float = 1.0
+    """A replica may have so much more than its share of the requests under way."""
+    always_room: int = 4
+    """So few requests at a time are no load that anybody is kept from."""
+    block_ahead: float = 0.05
+    """What a block that others wait for costs, in blocks to compute."""
+    request: float = 1.0
+    """What a request under way costs the next one beside it, in blocks to compute."""
+    home: float = 0.25
+    """The part of what no replica holds that is not counted at its home."""
+
+
+class PrefixAware:
+    """See ``Routing``. Replicas in ``sharing`` compute what several prompts begin with once."""
+
+    def __init__(
+        self,
+        index: PrefixIndex | None = None,
+        *,
+        weights: Weights | None = None,
+        sharing: Container[str] = (),
+    ) -> None:
+        self.index = index or PrefixIndex()
+        self._weights = weights or Weights()
+        self._sharing = sharing
+        self._cold = ColdPrefixes()
+        self._pending: dict[str, int] = {}
+
+    def order(self, prefix: Sequence[int], loads: Sequence[Load], now: float) -> list[Choice]:
+        """See ``Routing``."""
+        del now
+        if not loads:
+            return []
+        held = {load.name: self.index.held(load.name, prefix) for load in loads}
+        most = max(held.values())
+        # Where prompts part: alike for all who know what prompts have in common.
+        parting = prefix[min(most, len(prefix) - 1)] if prefix else 0
+        home = min(loads, key=lambda load: (_rendezvous(load, parting), load.name)).name
+        spared = self._weights.home * (len(prefix) - most)
+        even = (sum(load.in_flight for load in loads) + 1) / sum(load.weight for load in loads)
+
+        def rank(load: Load) -> tuple[bool, float, bool, str]:
+            blocks = len(prefix) - held[load.name] - (spared if load.name == home else 0)
+            crowded = load.in_flight >= self._room(load, even)
+            return crowded, self._cost(load, blocks), load.name != home, load.name
+
+        names = [load.name for load in sorted(loads, key=rank)]
+        return [Choice(name, held[name], _why(held[name], most)) for name in names]
+
+    def sent(self, name: str, prefix: Sequence[int], now: float) -> Sent:
+        """See ``Routing``."""
+        held = self.index.held(name, prefix)
+        sent = Sent(name, prefix, now, held, len(prefix) - held)
+        if (computed := self._cold.computed(sent)) >= _SURELY_FOUND:
+            sent.last_use = self.index.last_use(name, prefix[computed - 1])
+        self._pending[name] = self._pending.get(name, 0) + sent.blocks
+        self.index.add(name, prefix)
+        return sent
+
+    def held_back(self, sent: Sent, now: float) -> Wait | None:
+        """See ``Routing``."""
+        wait = None if sent.name in self._sharing else self._cold.wait(sent, now)
+        if wait is None:
+            self._take_over(sent)
+            self._cold.begin(sent)
+        return wait
+
+    def first_token(self, sent: Sent, now: float) -> None:
+        """See ``Routing``."""
+        del now
+        self._settle(sent)
+        if self.index.held(sent.name, sent.prefix) < len(sent.prefix):
+            self.index.add(sent.name, sent.prefix)
+
+    def answered(self, sent: Sent, cached_tokens: int, now: float) -> None:
+        """See ``Routing``."""
+        del now
+        if cached_tokens <= 0 and sent.last_use:
+            # What was used later than all that is gone may still be there.
+            self.index.drop_idle(sent.name, sent.last_use)
+
+    def ended(self, sent: Sent, now: float) -> None:
+        """See ``Routing``."""
+        del now
+        if sent.blocks:
+            self.index.drop(sent.name, sent.prefix[sent.held :])
+        self._settle(sent)
+
+    def forget(self, name: str) -> None:
+        """See ``Routing``."""
+        self.index.forget(name)
+
+    def queued_blocks(self, name: str) -> int:
+        """Return how many blocks the replica has yet to compute, of what was sent from here."""
+        return self._pending.get(name, 0)
+
+    def _take_over(self, sent: Sent) -> None:
+        """Let it compute what others were at when it was sent, and did not come to the end of."""
+        lost = sent.held - self.index.held(sent.name, sent.prefix[: sent.held])
+        if lost:
+            sent.held -= lost
+            sent.blocks += lost
+            self._pending[sent.name] += lost
+            self.index.add(sent.name, sent.prefix)
+
+    def _settle(self, sent: Sent) -> None:
+        if sent.blocks:
+            self._pending[sent.name] -= sent.blocks
+            sent.blocks = 0
+        self._cold.end(sent)
+
+    def _room(self, load: Load, even: float) -> int:
+        share = ceil((1 + self._weights.share_over) * even * load.weight)
+        return max(self._weights.always_room, share)
+
+    def _cost(self, load: Load, blocks: float) -> float:
+        ahead = self.queued_blocks(load.name) + load.queued_tokens / TOKENS_A_BLOCK
+        beside = load.in_flight * self._weights.request
+        return (blocks + ahead * self._weights.block_ahead + beside) / load.weight
+
+
+def _why(held: int, most: int) -> Route:
+    if not most:
+        return Route.COLD
+    return Route.PREFIX if held == most else Route.BALANCE
+
+
+def _rendezvous(load: Load, key: int) -> float:
+    """Return the replica's rank for ``key``, the least first; it is first for its weight's part."""
+    data = f"{key}:{load.name}".encode()
+    drawn = int.from_bytes(blake2b(data, digest_size=7).digest(), "big")
+    return -log((drawn + 1) / (1 << 56)) / load.weight

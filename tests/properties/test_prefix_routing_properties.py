@@ -1,0 +1,115 @@
+"""Whatever is asked: only what is offered, load bounded, the same answer to the same question."""
+
+from math import ceil
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.prefix_index import PrefixIndex
+from gateway.core.prefix_routing import PrefixAware, Weights
+from gateway.core.routing import Load, Sent
+
+NAMES = "abcd"
+
+PROMPTS = st.lists(st.integers(0, 3), max_size=6).map(
+    # Digests of chains: entry i stands for all before it as well.
+    lambda turns: tuple(hash(tuple(turns[: end + 1])) for end in range(len(turns)))
+)
+LOADS = st.lists(
+    st.builds(
+        Load,
+        st.sampled_from(NAMES),
+        st.integers(0, 50),
+        st.integers(0, 10_000),
+        st.sampled_from((0.5, 1.0, 4.0)),
+    ),
+    min_size=1,
+    unique_by=lambda load: load.name,
+)
+HISTORY = st.lists(st.tuples(st.sampled_from(NAMES), PROMPTS), max_size=20)
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(("send", "go", "token", "none cached", "end", "forget")),
+        st.sampled_from(NAMES),
+        PROMPTS,
+        st.integers(0, 9),
+    ),
+    max_size=40,
+)
+
+
+def grown(history: list[tuple[str, tuple[int, ...]]]) -> PrefixAware:
+    routing = PrefixAware(PrefixIndex(capacity=12))
+    for name, prefix in history:
+        sent = routing.sent(name, prefix, 0.0)
+        routing.first_token(sent, 0.0)
+        routing.ended(sent, 0.0)
+    return routing
+
+
+@given(HISTORY, PROMPTS, LOADS)
+def test_all_that_is_offered_is_ordered_and_nothing_else(
+    history: list[tuple[str, tuple[int, ...]]], prompt: tuple[int, ...], loads: list[Load]
+) -> None:
+    order = grown(history).order(prompt, loads, 0.0)
+    assert sorted(choice.name for choice in order) == sorted(load.name for load in loads)
+    assert all(0 <= choice.blocks_hit <= len(prompt) for choice in order)
+
+
+@given(HISTORY, PROMPTS, LOADS)
+def test_the_first_has_room(
+    history: list[tuple[str, tuple[int, ...]]], prompt: tuple[int, ...], loads: list[Load]
+) -> None:
+    first = grown(history).order(prompt, loads, 0.0)[0].name
+    load = next(load for load in loads if load.name == first)
+    under_way = sum(load.in_flight for load in loads) + 1
+    share = under_way / sum(load.weight for load in loads) * load.weight
+    weights = Weights()
+    most = max(weights.always_room, ceil((1 + weights.share_over) * share))
+    assert load.in_flight + 1 <= most
+
+
+@given(HISTORY, PROMPTS, LOADS, st.randoms(use_true_random=False))
+def test_the_same_question_has_the_same_answer_in_whatever_order_it_is_put(
+    history: list[tuple[str, tuple[int, ...]]],
+    prompt: tuple[int, ...],
+    loads: list[Load],
+    rng: Random,
+) -> None:
+    shuffled = list(loads)
+    rng.shuffle(shuffled)
+    one, other = grown(history), grown(history)
+    assert one.order(prompt, loads, 0.0) == other.order(prompt, shuffled, 9.0)
+
+
+@given(STEPS)
+def test_whatever_happens_the_account_comes_out_even_and_the_index_stays_bounded(
+    steps: list[tuple[str, str, tuple[int, ...], int]],
+) -> None:
+    routing = PrefixAware(PrefixIndex(capacity=10, most=25))
+    under_way: list[Sent] = []
+    for step, name, prompt, which in steps:
+        sent = under_way[which % len(under_way)] if under_way else None
+        match step:
+            case "send":
+                under_way.append(routing.sent(name, prompt, 0.0))
+            case "forget":
+                routing.forget(name)
+            case "go" if sent is not None:
+                wait = routing.held_back(sent, float(which))
+                assert wait is None or wait.leader is not sent
+            case "token" if sent is not None:
+                routing.first_token(sent, 1.0)
+            case "none cached" if sent is not None:
+                routing.answered(sent, 0, 1.0)
+            case "end" if sent is not None:
+                routing.ended(sent, 1.0)
+                under_way.remove(sent)
+        assert all(routing.index.size(each) <= 10 for each in NAMES)
+        assert len(routing.index) <= 25
+    for sent in under_way:
+        routing.ended(sent, 2.0)
+    for name in NAMES:
+        assert routing.queued_blocks(name) == 0
+        assert routing.held_back(routing.sent(name, tuple(range(20)), 3.0), 3.0) is None
