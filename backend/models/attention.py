@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from backend.models.score_rules import ScoreRules, ruled_decode, ruled_prefill
-from backend.models.threads import threads_worth
+from backend.models.threads import ThreadsWorth
 
 
 class Attention(Protocol):
@@ -181,25 +181,25 @@ class PagedAttention(RuledAttention):
         # CPU two batched products take 0.6 of the time of scaled_dot_product_attention here.
         num_tokens, _, head_dim = queries.shape
         batch, _, num_keys = group.mask.shape
-        match group.keys_values:
-            case Mirror(write_rows, layers):
-                mirrored = layers[layer]
-                mirrored.rows.index_copy_(0, write_rows, new_rows)
-                keys, values = mirrored.keys, mirrored.values
-            case Gather(cache_rows, buffer):
-                blocks = self.caches[layer].flatten(0, 1)
-                torch.index_select(blocks, 0, cache_rows, out=buffer)
-                gathered, values = buffer.view(2, batch, num_keys, head_dim).unbind(0)
-                keys = gathered.transpose(1, 2)
+        copies = group.keys_values
+        if isinstance(copies, Mirror):
+            mirrored = copies.layers[layer]
+            mirrored.rows.index_copy_(0, copies.write_rows, new_rows)
+            keys, values = mirrored.keys, mirrored.values
+        else:
+            blocks = self.caches[layer].flatten(0, 1)
+            torch.index_select(blocks, 0, copies.cache_rows, out=copies.buffer)
+            gathered, values = copies.buffer.view(2, batch, num_keys, head_dim).unbind(0)
+            keys = gathered.transpose(1, 2)
         mask = group.mask if window is None else self._decode_mask(group, window)
         grouped = queries.reshape(batch, -1, head_dim)
         if rules is not None:
             return ruled_decode(grouped, keys, values, mask, rules).view(num_tokens, -1)
-        with threads_worth(2 * keys.nbytes):
+        with ThreadsWorth(2 * batch * num_keys * head_dim * queries.itemsize):
             scores = torch.baddbmm(mask, grouped, keys, alpha=head_dim**-0.5)
-            weights = torch.softmax(scores, dim=-1, dtype=torch.float32)
-            if values.dtype is not torch.float32:
-                weights = weights.to(values.dtype)
+            weights = torch.softmax(scores, -1, dtype=torch.float32)
+            if queries.dtype is not torch.float32:
+                weights = weights.to(queries.dtype)
             return torch.bmm(weights, values).view(num_tokens, -1)
 
     def _prefill(

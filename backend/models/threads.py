@@ -4,8 +4,7 @@ Threads that share an operation wait for the last of them. Where other work take
 is a time slice: hundreds of times what a small operation saves.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 import torch
 
@@ -13,15 +12,27 @@ import torch
 _WORTH_SHARING = 2**20
 
 
-@contextmanager
-def threads_worth(num_bytes: int) -> Iterator[None]:
+class ThreadsWorth:
     """Within, torch shares operations among threads only where they read enough for that."""
-    before = torch.get_num_threads()
-    if num_bytes >= _WORTH_SHARING or before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+
+    # A class, because contextlib's generators cost as much as a small operation.
+    __slots__ = ("_before",)
+
+    def __init__(self, num_bytes: int) -> None:
+        """``num_bytes`` are those that operations within read together."""
+        self._before = torch.get_num_threads() if num_bytes < _WORTH_SHARING else 1
+
+    def __enter__(self) -> None:
+        """Take away all threads but one."""
+        if self._before > 1:
+            torch.set_num_threads(1)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Give them back."""
+        if self._before > 1:
+            torch.set_num_threads(self._before)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from backend.core.scheduler import ScheduledSequence
-from backend.models.threads import threads_worth
+from backend.models.threads import ThreadsWorth
 from backend.runtime.grammar import mask_
 from backend.runtime.gumbel import Uint64s, log_exponential, vocabulary
 from backend.runtime.sampled import SampledTokens, raw_logprobs
@@ -46,7 +46,7 @@ class Sampler:
         sequences = tuple(scheduled.sequence for scheduled in step)
         if self._batch is None or self._batch.sequences != sequences:
             self._batch = build_batch(sequences, self._batch, logits)
-        with threads_worth(logits.nbytes):
+        with ThreadsWorth(logits.nbytes):
             return _sample(logits, self._batch, step, self._draw)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from backend.models.threads import threads_worth
+from backend.models.threads import ThreadsWorth
 
 
 @pytest.fixture(autouse=True)
@@ -15,18 +15,18 @@ def two_threads():
 
 
 def test_a_small_operation_has_one_thread():
-    with threads_worth(2**20 - 1):
+    with ThreadsWorth(2**20 - 1):
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
 
 
 def test_a_large_operation_has_all_threads():
-    with threads_worth(2**20):
+    with ThreadsWorth(2**20):
         assert torch.get_num_threads() == 2
     assert torch.get_num_threads() == 2
 
 
 def test_an_operation_that_fails_leaves_all_threads_to_the_next():
-    with pytest.raises(RuntimeError), threads_worth(1):
+    with pytest.raises(RuntimeError), ThreadsWorth(1):
         torch.mm(torch.ones(1, 2), torch.ones(3, 1))
     assert torch.get_num_threads() == 2
