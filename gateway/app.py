@@ -72,15 +72,19 @@ def create_app(
     access = Access(settings.gateway_keys, settings.denied_keys)
     store = (entries := open_store(settings, os.environ)).store
     secret = shared_secret(os.environ) or load_or_create_secret(settings.data_dir)
+    metrics = Metrics(store.stats)
     upstreams = open_upstreams(
-        settings, os.environ, own_keys=access.own_keys, required=engine_required
+        settings,
+        os.environ,
+        own_keys=access.own_keys,
+        required=engine_required,
+        metrics=metrics,
     )
     upstream = upstreams.upstream
     semantic = _semantic(settings, semantic_socket)
     checks = [upstreams.ready]
     if semantic is not None:
         checks.append(semantic.not_ready)
-    metrics = Metrics(store.stats)
     decision_log = _decision_log(settings)
     sinks: tuple[Sink, ...] = (metrics.observe, log_request, *_observers(decision_log))
     tracing = _tracing()
@@ -125,7 +129,9 @@ def create_app(
     app = web.Application(client_max_size=settings.max_body_bytes)
     handlers = Handlers(
         pipeline,
-        PassThrough(upstreams.passing, client_seconds=settings.client_timeout),
+        PassThrough(
+            upstreams.passing, client_seconds=settings.client_timeout, models=upstreams.models
+        ),
         Readiness(
             checks,
             lambda: {

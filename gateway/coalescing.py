@@ -137,6 +137,7 @@ class Coalescer:
                 answer.upstream_started,
                 answer.upstream_head,
             )
+            seen.note_served(answer.served)
             seen.status = answer.head.status if answer.head is not None else 0
             if answer.fault is not None:
                 fault = answer.fault

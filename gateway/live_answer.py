@@ -13,6 +13,7 @@ from gateway.core.answer_log import AnswerLog
 from gateway.core.errors import UpstreamError
 from gateway.core.flight import Flight, FlightTable
 from gateway.core.headers import Fields
+from gateway.core.outgoing import Served
 from gateway.core.streamed import failure_event
 from gateway.core.types import Reason
 from gateway.exchange import Exchange
@@ -89,6 +90,7 @@ class LiveAnswer(Flight):
     """Whether another process made the call, and this is what it stored or streamed."""
     stored: bool = False
     declined: Reason | None = None
+    served: Served | None = None
     upstream_started: float | None = None
     upstream_head: float | None = None
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.core.outgoing import Served
 from gateway.core.rewrite.outcome import Declined, Rewrite
 from gateway.core.status import ForwardStatus
 from gateway.core.types import Entry, Ineligible, Reason
@@ -37,6 +38,9 @@ class Observation:
     forward: ForwardStatus | None = None
     stored: bool = False
     declined: Reason | None = None
+    upstream: str | None = None
+    """Which of several upstreams answered; ``tried`` are those who failed before."""
+    tried: tuple[tuple[str, Reason], ...] = ()
     upstream_started: float | None = None
     upstream_head: float | None = None
     first_token: float | None = None
@@ -62,6 +66,11 @@ class Observation:
     """Of each candidate that was looked into: ``hit`` or why not, and its score if it has one."""
     span: "Sink | None" = None
     """A sink for this request alone."""
+
+    def note_served(self, served: Served | None) -> None:
+        """Note which upstream answered, where there are several."""
+        if served is not None and served.several:
+            self.upstream, self.tried = served.upstream, served.tried
 
     def of_background(self, outcome: str) -> "Observation":
         """Return the observation of a call of ours that this request gives rise to."""

@@ -77,6 +77,7 @@ class Reader(AsyncIterator[bytes]):
                 await answer.news()
             exchange.seen.upstream_started = answer.upstream_started
             exchange.seen.upstream_head = answer.upstream_head
+            exchange.seen.note_served(answer.served)
         elif not await self._began():
             return Way.ALONE
         head = answer.head

@@ -98,6 +98,7 @@ class Caller:
         answer.upstream_started = seen.clock()
         async with self.upstream.send(outgoing) as upstream:
             answer.upstream_head = seen.clock()
+            answer.served = upstream.served
             if refused and upstream.status < HTTPStatus.BAD_REQUEST:
                 log.info("%s refuses stream_options: not asked for again", self.upstream.name)
                 self.asks_for_usage = False

@@ -7,12 +7,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gateway.adapters.metrics import Metrics
+from gateway.adapters.model_list import ModelList
 from gateway.adapters.pool_requests import PoolRequests
 from gateway.adapters.readiness import Check, engine_ready
 from gateway.adapters.secret_setting import SecretSettingError, secret_setting
@@ -22,7 +24,6 @@ from gateway.adapters.upstream_pool import Bounds, UpstreamPool, log_change
 from gateway.core.pool.member import Member
 from gateway.core.pool.table import PoolTable, states
 from gateway.core.routing import LeastLoaded
-from gateway.core.types import Reason
 from gateway.ports import Upstream
 from gateway.settings import Settings
 from gateway.upstream_settings import UpstreamSettings
@@ -42,6 +43,7 @@ class Upstreams:
     ready: Check
     pool: UpstreamPool | None = None
     prober: Prober | None = None
+    models: ModelList | None = None
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -67,7 +69,7 @@ class Upstreams:
             return {}
         now = time.monotonic()
         told = {}
-        for standing, state in states(self.pool.table, now):
+        for standing, state, _ in states(self.pool.table, now):
             why = standing.health.why(now)
             told[standing.member.name] = {
                 "state": state.value,
@@ -83,7 +85,7 @@ def open_upstreams(
     *,
     own_keys: bool,
     required: bool,
-    failed: Callable[[str, Reason], None] = lambda _name, _reason: None,
+    metrics: Metrics,
 ) -> Upstreams:
     """Return the upstreams of the settings. Raises SecretSettingError.
 
@@ -105,11 +107,13 @@ def open_upstreams(
     members = [_member(one, settings.workers) for one in given]
     table = PoolTable(members, LeastLoaded(), time.monotonic(), log_change)
     bounds = Bounds(settings.queue_size, settings.queue_timeout)
-    pool = UpstreamPool(name, each, table, bounds, failed=failed)
+    pool = UpstreamPool(name, each, table, bounds, figures=metrics.upstreams)
+    metrics.tell_upstreams(lambda: states(table, time.monotonic()), lambda: pool.waiting)
     paths = {one.called: _probe_paths(one) for one in given}
     prober = Prober(each, paths, table, time.monotonic, pool.admit)
     passing = PoolRequests(each, table, time.monotonic)
-    return Upstreams(pool, passing, each, _any(checks), pool, prober)
+    models = ModelList(passing, {member.name: member for member in members})
+    return Upstreams(pool, passing, each, _any(checks), pool, prober, models)
 
 
 def _http(

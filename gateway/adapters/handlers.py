@@ -243,6 +243,7 @@ def _refused(error: RequestError, seen: Observation) -> web.Response:
         response = _json(error.status, error.body(), forward.header(declined=error.reason))
         if error.retry_after is not None:
             response.headers["Retry-After"] = str(ceil(error.retry_after))
+        seen.tried = error.tried
         if error.tried:
             response.headers[UPSTREAM] = told("", error.tried)
         return response

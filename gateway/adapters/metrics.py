@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from gateway.adapters.upstream_metrics import Standings, UpstreamCollector, UpstreamMetrics
 from gateway.observation import Observation
 from gateway.ports import StoreStats
 
@@ -102,6 +103,7 @@ class Metrics:
             ("result",),
             registry=self._registry,
         )
+        self.upstreams = UpstreamMetrics(self._registry)
         self._collectors: list[Collector] = []
         self._add(_StoreCollector(store_stats))
 
@@ -153,6 +155,10 @@ class Metrics:
     def tell_rules_off(self, rules_off: Callable[[], Mapping[str, bool]]) -> None:
         """Tell of the rules, whenever asked, whether their semantic hits are off."""
         self._add(_RuleCollector(rules_off))
+
+    def tell_upstreams(self, standings: Standings, waiting: Callable[[], int]) -> None:
+        """Tell of the upstreams of a pool, whenever asked."""
+        self._add(UpstreamCollector(standings, waiting))
 
     def _add(self, collector: Collector) -> None:
         self._collectors.append(collector)

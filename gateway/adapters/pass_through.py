@@ -8,6 +8,7 @@ from urllib.parse import unquote
 
 from aiohttp import ClientResponse, web
 
+from gateway.adapters.model_list import ModelList
 from gateway.adapters.pool_requests import PoolRequests
 from gateway.adapters.upstream_http import HttpUpstream
 from gateway.core.errors import ClientError, UpstreamError
@@ -27,8 +28,15 @@ _CACHED = frozenset(endpoint.value for endpoint in Endpoint)
 class PassThrough:
     """Forwards untouched; ``client_seconds`` bounds each wait for the client."""
 
-    def __init__(self, upstream: HttpUpstream | PoolRequests, *, client_seconds: float) -> None:
+    def __init__(
+        self,
+        upstream: HttpUpstream | PoolRequests,
+        *,
+        client_seconds: float,
+        models: ModelList | None = None,
+    ) -> None:
         self._upstream = upstream
+        self._models = models
         self._client_seconds = client_seconds
 
     async def handle(self, request: web.Request, seen: Observation) -> web.StreamResponse:
@@ -38,6 +46,10 @@ class PassThrough:
         faults: list[ClientError] = []
         body = self._body(request, faults) if request.can_read_body else None
         seen.upstream_started = seen.clock()
+        if self._models is not None and (request.method, request.path) == ("GET", "/v1/models"):
+            response = await self._models.answer(request.path_qs, _fields(request, seen))
+            seen.status = response.status
+            return response
         try:
             async with self._upstream.request(
                 request.method, request.path_qs, _fields(request, seen), body, decode=False

@@ -30,6 +30,12 @@ class PoolRequests:
         names = self._table.first_available(model, self._clock())
         return [self._upstreams[name] for name in names]
 
+    def well(self) -> list[HttpUpstream]:
+        """Return those that are not left alone for their failures, all where all are."""
+        names = self._table.first_available(None, self._clock())
+        up = [name for name in names if self._table.standings[name].is_well]
+        return [self._upstreams[name] for name in up or names]
+
     @asynccontextmanager
     async def request(
         self,

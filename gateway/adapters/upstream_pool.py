@@ -9,27 +9,38 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from math import ceil
 from types import TracebackType
+from typing import Protocol
 
+from gateway.adapters.pooled_reply import Opened
 from gateway.core.errors import UpstreamError
-from gateway.core.headers import without
-from gateway.core.outgoing import Outgoing, Served
+from gateway.core.outgoing import Outgoing
 from gateway.core.pool.failure import Failure, Tries, failure_of, refusal_of
 from gateway.core.pool.health import State
-from gateway.core.pool.table import Call, Change, NoRoom, PoolTable
+from gateway.core.pool.standing import NoRoom
+from gateway.core.pool.table import Call, Change, PoolTable
 from gateway.core.pool.waiting import Ticket, Waiting
 from gateway.core.types import Reason
-from gateway.ports import Upstream, UpstreamReply
+from gateway.ports import Upstream
 
 log = logging.getLogger(__name__)
 
-Told = Callable[[str, Reason], None]
-
 BEHIND_OTHERS = NoRoom(429, Reason.UPSTREAM_BUSY, None, waits=True)
+
+
+class Figures(Protocol):
+    """Counts what goes to the upstreams."""
+
+    def asked(self, name: str) -> None:
+        """Count a request."""
+        ...
+
+    def failed(self, name: str, reason: Reason) -> None:
+        """Count a failure."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +49,14 @@ class Bounds:
 
     waiting: int = 256
     seconds: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """No reply, or one that broke before its first byte."""
+
+    error: UpstreamError
+    failure: Failure
 
 
 class UpstreamPool:
@@ -53,9 +72,9 @@ class UpstreamPool:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         drawn: Callable[[], float] = random.random,
-        failed: Told = lambda _name, _reason: None,
+        figures: Figures | None = None,
     ) -> None:
-        """``drawn`` gives random numbers from 0 to 1; ``failed`` is told of every failure."""
+        """``drawn`` gives random numbers from 0 to 1; ``figures`` counts."""
         self.name = name
         self.table = table
         self._upstreams = upstreams
@@ -63,7 +82,7 @@ class UpstreamPool:
         self._clock = clock
         self._wall = wall
         self._drawn = drawn
-        self._told = failed
+        self._figures = figures
         self._waiting: Waiting[asyncio.Future[Call]] = Waiting(bounds.waiting)
         self._timer: asyncio.TimerHandle | None = None
 
@@ -80,7 +99,7 @@ class UpstreamPool:
         """POST to whoever is best; see the port."""
         return Sending(self, outgoing)
 
-    async def opened(self, outgoing: Outgoing) -> "Opened":
+    async def opened(self, outgoing: Outgoing) -> Opened:
         """Return a reply whose first byte is here. Raises UpstreamError where nobody gives one."""
         tries = Tries()
         call: Call | None = await self._first(outgoing)
@@ -109,7 +128,8 @@ class UpstreamPool:
 
     def note_failure(self, call: Call, failure: Failure) -> None:
         """Count a failure."""
-        self._told(call.name, failure.reason)
+        if self._figures is not None:
+            self._figures.failed(call.name, failure.reason)
         self.table.failed(call, failure, self._clock())
 
     def ended(self, call: Call) -> None:
@@ -165,8 +185,10 @@ class UpstreamPool:
                 raise self._refusal(got, self._clock()) from None
             raise
 
-    async def _attempt(self, call: Call, outgoing: Outgoing) -> "Opened | Failed":
+    async def _attempt(self, call: Call, outgoing: Outgoing) -> Opened | Failed:
         """Send to one upstream and wait for the first byte."""
+        if self._figures is not None:
+            self._figures.asked(call.name)
         context = self._upstreams[call.name].send(outgoing)
         opened: Opened | None = None
         try:
@@ -189,7 +211,7 @@ class UpstreamPool:
             self.note_failure(call, opened.failure)
         return opened
 
-    async def _left(self, opened: "Opened | None", call: Call) -> None:
+    async def _left(self, opened: Opened | None, call: Call) -> None:
         if opened is None:
             self.ended(call)
         else:
@@ -218,7 +240,7 @@ class UpstreamPool:
         return UpstreamError(none.status, message, none.why, sent=False, retry_after=wait)
 
 
-class Sending(AbstractAsyncContextManager["Opened"]):
+class Sending(AbstractAsyncContextManager[Opened]):
     """One request to the pool; see the port."""
 
     def __init__(self, pool: UpstreamPool, outgoing: Outgoing) -> None:
@@ -226,7 +248,7 @@ class Sending(AbstractAsyncContextManager["Opened"]):
         self._outgoing = outgoing
         self._opened: Opened | None = None
 
-    async def __aenter__(self) -> "Opened":
+    async def __aenter__(self) -> Opened:
         """Wait for a reply."""
         self._opened = await self._pool.opened(self._outgoing)
         return self._opened
@@ -240,87 +262,6 @@ class Sending(AbstractAsyncContextManager["Opened"]):
         """Leave it."""
         if self._opened is not None:
             await self._opened.close(kind, error, traceback)
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """No reply, or one that broke before its first byte."""
-
-    error: UpstreamError
-    failure: Failure
-
-
-class Opened:
-    """A reply whose first byte is here; see the port ``UpstreamReply``."""
-
-    def __init__(
-        self,
-        pool: UpstreamPool,
-        call: Call,
-        context: AbstractAsyncContextManager[UpstreamReply],
-        reply: UpstreamReply,
-    ) -> None:
-        self.failure: Failure | None = None
-        """Why this is no answer, though it is passed on where nobody gives one."""
-        self.come_back: float | None = None
-        """In how many seconds somebody may answer."""
-        self.tried: tuple[tuple[str, Reason], ...] = ()
-        self._pool = pool
-        self._call = call
-        self._context = context
-        self._reply = reply
-        self._body = reply.chunks()
-        self._first = b""
-
-    @property
-    def served(self) -> Served:
-        """Who answered, and who did not before."""
-        return Served(self._call.name, self.tried, several=True)
-
-    @property
-    def status(self) -> int:
-        """HTTP status code."""
-        return self._reply.status
-
-    @property
-    def headers(self) -> Sequence[tuple[str, str]]:
-        """End-to-end headers; of a refusal with the time until the first of all comes back."""
-        if self.come_back is None:
-            return self._reply.headers
-        kept = without(self._reply.headers, "retry-after", "retry-after-ms")
-        return (*kept, ("Retry-After", str(ceil(self.come_back))))
-
-    @property
-    def content_type(self) -> str:
-        """Media type without parameters, lower case."""
-        return self._reply.content_type
-
-    async def read_first(self) -> None:
-        """Wait for the first byte, or the end of a body without one. Raises UpstreamError."""
-        self._first = await anext(self._body, b"")
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body. Raises UpstreamError, which counts against the upstream."""
-        if self._first:
-            yield self._first
-        try:
-            async for chunk in self._body:
-                yield chunk
-        except UpstreamError as error:
-            self._pool.note_failure(self._call, failure_of(error, head=True))
-            raise
-
-    async def close(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
-        """Leave the reply and end the call."""
-        try:
-            await self._context.__aexit__(kind, error, traceback)
-        finally:
-            self._pool.ended(self._call)
 
 
 def log_change(change: Change) -> None:

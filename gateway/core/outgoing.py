@@ -26,12 +26,16 @@ class Outgoing:
     """Whether a stream is asked for."""
 
 
+Tried = tuple[tuple[str, Reason], ...]
+"""Who failed, and why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """Which upstream answered, and those that were tried before it, each with why it did not."""
 
     upstream: str
-    tried: tuple[tuple[str, Reason], ...] = ()
+    tried: Tried = ()
     several: bool = False
     """Whether another one could have answered."""
 
@@ -40,7 +44,7 @@ class Served:
         return told(self.upstream, self.tried) if self.several else None
 
 
-def told(upstream: str, tried: tuple[tuple[str, Reason], ...]) -> str:
+def told(upstream: str, tried: Tried) -> str:
     """Return the name of who answered, if anybody, and of those tried before, with the reasons."""
     failed = ", ".join(f"{name}={reason}" for name, reason in tried)
     return "; ".join(([upstream] if upstream else []) + ([f'tried="{failed}"'] if failed else []))

@@ -14,7 +14,10 @@ from backend.core.types import EngineStats, MemoryUse
 from backend.server.metrics import Metrics as EngineMetrics
 from gateway.adapters.metrics import Metrics as GatewayMetrics
 from gateway.adapters.tracing import Tracing
+from gateway.core.pool.member import Member
+from gateway.core.pool.table import PoolTable, states
 from gateway.core.rewrite.outcome import Declined, Rewrite, WhyNot
+from gateway.core.routing import LeastLoaded
 from gateway.core.types import Ineligible, Reason
 from gateway.observation import Observation
 from gateway.ports import StoreStats
@@ -77,6 +80,8 @@ def seen(**values: object) -> Observation:
         "first_token": 2.0,
         "prompt_tokens": 3,
         "completion_tokens": 4,
+        "upstream": "b",
+        "tried": (("a", Reason.UPSTREAM_BROKE),),
     }
     for name, value in {**everything, **values}.items():
         setattr(observation, name, value)
@@ -91,6 +96,10 @@ def gateway_page() -> str:
     metrics.policy_reloaded(True)
     metrics.compared("default", "served", "equal")
     metrics.tell_rules_off(lambda: {"default": True})
+    metrics.upstreams.asked("a")
+    metrics.upstreams.failed("a", Reason.UPSTREAM_BROKE)
+    table = PoolTable([Member("a")], LeastLoaded(), 0.0)
+    metrics.tell_upstreams(lambda: states(table, 1.0), lambda: 0)
     return metrics.page()[0].decode()
 
 

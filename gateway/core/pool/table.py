@@ -18,40 +18,13 @@ from dataclasses import dataclass, field
 from gateway.core.outgoing import Outgoing
 from gateway.core.pool import health as healths
 from gateway.core.pool.failure import Failure
-from gateway.core.pool.health import Health, Open, State, Trial, Up
+from gateway.core.pool.health import Open, State, Trial, Up
 from gateway.core.pool.member import Member, serving
-from gateway.core.pool.rate import Rate
+from gateway.core.pool.standing import SOON, NoRoom, Standing, new, no_room
 from gateway.core.routing import Load, Routing, Sent
 from gateway.core.types import Reason
 
 NOBODY: frozenset[str] = frozenset()
-_SOON = 1.0
-"""Seconds after which to come back where nothing tells when there is room."""
-
-
-@dataclass(eq=False, slots=True)
-class Standing:
-    """What is known of one upstream now."""
-
-    member: Member
-    health: Health
-    rate: Rate | None = None
-    in_flight: int = 0
-    tried: bool = False
-    """Whether a call is under way that shows if it is back."""
-    heard_at: float = 0.0
-    """When it last answered anything."""
-    probed_at: float = 0.0
-    requests: int = 0
-
-    def has_room(self, now: float) -> bool:
-        """Tell whether its own limits let one more request go there."""
-        most = self.member.max_concurrency
-        return (most is None or self.in_flight < most) and self.room_at(now) <= now
-
-    def room_at(self, now: float) -> float:
-        """Return when its rate lets the next one go there."""
-        return now if self.rate is None else self.rate.free_at(now)
 
 
 @dataclass(eq=False, slots=True)
@@ -67,21 +40,6 @@ class Call:
     def name(self) -> str:
         """The upstream's name."""
         return self.standing.member.name
-
-
-@dataclass(frozen=True, slots=True)
-class NoRoom:
-    """Nobody can be asked now.
-
-    ``at`` is when somebody may be, where that is known by the clock; ``status`` and ``why`` what
-    a client is told that does not wait.
-    """
-
-    status: int
-    why: Reason
-    at: float | None
-    waits: bool
-    """Whether it is worth waiting: somebody is well, and only busy or resting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +67,7 @@ class PoolTable:
         self._routing = routing
         self._changed = changed
         self._members = tuple(members)
-        self.standings = {member.name: _new(member, now) for member in members}
+        self.standings = {member.name: new(member, now) for member in members}
         self._serving: dict[str, tuple[tuple[Standing, ...], ...]] = {}
 
     def begin(
@@ -118,7 +76,7 @@ class PoolTable:
         """Begin a call to the best of those that were not tried, or tell why there is none."""
         tiers = self._tiers(outgoing.model)
         for tier in tiers:
-            able = [one for one in tier if one.member.name not in tried and _able(one, now)]
+            able = [one for one in tier if one.member.name not in tried and one.is_able(now)]
             if able:
                 return self._begun(self._best(able, outgoing, now), outgoing, now)
         left = [one for tier in tiers for one in tier if one.member.name not in tried]
@@ -128,18 +86,18 @@ class PoolTable:
             if free:
                 last = min(free, key=lambda one: one.health.back_at(now))
                 return self._begun(last, outgoing, now)
-        return _no_room(left, now)
+        return no_room(left, now)
 
     def again(self, name: str, outgoing: Outgoing, now: float) -> Call | None:
         """Begin a call to the same upstream once more, if it is there and has room."""
         standing = self.standings[name]
-        if not (_able(standing, now) or (not standing.tried and standing.has_room(now))):
+        if not (standing.is_able(now) or (not standing.tried and standing.has_room(now))):
             return None
         return self._begun(standing, outgoing, now)
 
     def overloaded(self, model: str, now: float) -> bool:
         """Tell whether nobody who serves the model can be asked at once."""
-        return not any(_able(one, now) for tier in self._tiers(model) for one in tier)
+        return not any(one.is_able(now) for tier in self._tiers(model) for one in tier)
 
     def resting_until(self, model: str, now: float) -> float | None:
         """Return when the first that rests may be asked again; None where none does."""
@@ -196,7 +154,7 @@ class PoolTable:
             case Open(until=until):
                 return until
             case Up(probes_failed=failed) if failed:
-                return standing.probed_at + _SOON
+                return standing.probed_at + SOON
             case _:
                 return max(standing.heard_at, standing.probed_at) + every
 
@@ -208,7 +166,7 @@ class PoolTable:
         """
         serves = [one for tier in self._tiers(model) for one in tier] if model else None
         ordered = serves or list(self.standings.values())
-        return [one.member.name for one in sorted(ordered, key=lambda one: _unwell(one, now))]
+        return [one.member.name for one in sorted(ordered, key=lambda one: one.unwell(now))]
 
     def _tiers(self, model: str) -> tuple[tuple[Standing, ...], ...]:
         tiers = self._serving.get(model)
@@ -231,7 +189,6 @@ class PoolTable:
 
     def _begun(self, standing: Standing, outgoing: Outgoing, now: float) -> Call:
         standing.in_flight += 1
-        standing.requests += 1
         if standing.rate is not None:
             standing.rate.take(now)
         trial = not isinstance(standing.health.at, Up)
@@ -277,50 +234,8 @@ class _Watched:
         self._table.tell(self._standing, self._before, self._now)
 
 
-def _new(member: Member, now: float) -> Standing:
-    most = member.requests_per_minute
-    return Standing(member, healths.new(now), None if most is None else Rate(most), heard_at=now)
-
-
-def _able(one: Standing, now: float) -> bool:
-    """Tell whether it may be asked now."""
-    match one.health.at:
-        case Up():
-            return now >= one.health.rests_until and one.has_room(now)
-        case Trial():
-            return not one.tried and now >= one.health.rests_until and one.has_room(now)
-        case Open():
-            return False
-
-
-def _no_room(left: Sequence[Standing], now: float) -> NoRoom:
-    """Tell when, and with what words: the least that keeps somebody from being asked."""
-    well = [one for one in left if isinstance(one.health.at, Up)]
-    if not well:
-        at = min((one.health.back_at(now) for one in left), default=now + _SOON)
-        why = next((why for one in left if (why := one.health.why(now))), Reason.UPSTREAM_BUSY)
-        return NoRoom(503, why, max(at, now + _SOON), waits=False)
-    times = [
-        max(one.health.rests_until, one.room_at(now))
-        for one in well
-        if one.member.max_concurrency is None or one.in_flight < one.member.max_concurrency
-    ]
-    return NoRoom(429, Reason.UPSTREAM_BUSY, min(times, default=None), waits=True)
-
-
-def _unwell(one: Standing, now: float) -> int:
-    match one.health.state(now):
-        case State.UP:
-            return 0
-        case State.RESTING:
-            return 1
-        case State.TRIAL:
-            return 2
-        case State.OPEN:
-            return 3
-
-
-def states(table: PoolTable, now: float) -> Iterator[tuple[Standing, State]]:
-    """Yield each upstream and its state."""
+def states(table: PoolTable, now: float) -> Iterator[tuple[Standing, State, float]]:
+    """Yield each upstream, its state, and for how many seconds it is left alone."""
     for standing in table.standings.values():
-        yield standing, standing.health.state(now)
+        health = standing.health
+        yield standing, health.state(now), max(0.0, health.back_at(now) - now)

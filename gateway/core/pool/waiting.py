@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from gateway.core.outgoing import Outgoing
-from gateway.core.pool.table import Call, NoRoom, PoolTable
+from gateway.core.pool.standing import NoRoom
+from gateway.core.pool.table import Call, PoolTable
 
 T = TypeVar("T")
 

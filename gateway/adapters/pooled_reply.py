@@ -1,0 +1,102 @@
+"""A reply of one of several upstreams, whose first byte is here.
+
+Law: from here on nothing is sent again. However the reply is left, its call is ended once.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from math import ceil
+from types import TracebackType
+from typing import Protocol
+
+from gateway.core.errors import UpstreamError
+from gateway.core.headers import without
+from gateway.core.outgoing import Served, Tried
+from gateway.core.pool.failure import Failure, failure_of
+from gateway.core.pool.table import Call
+from gateway.ports import UpstreamReply
+
+
+class CallOwner(Protocol):
+    """Who has begun the call."""
+
+    def note_failure(self, call: Call, failure: Failure) -> None:
+        """Note that it broke off."""
+        ...
+
+    def ended(self, call: Call) -> None:
+        """Note its end."""
+        ...
+
+
+class Opened:
+    """A reply whose first byte is here; see the port ``UpstreamReply``."""
+
+    def __init__(
+        self,
+        owner: "CallOwner",
+        call: Call,
+        context: AbstractAsyncContextManager[UpstreamReply],
+        reply: UpstreamReply,
+    ) -> None:
+        self.failure: Failure | None = None
+        """Why this is no answer, though it is passed on where nobody gives one."""
+        self.come_back: float | None = None
+        """In how many seconds somebody may answer."""
+        self.tried: Tried = ()
+        self._owner = owner
+        self._call = call
+        self._context = context
+        self._reply = reply
+        self._body = reply.chunks()
+        self._first = b""
+
+    @property
+    def served(self) -> Served:
+        """Who answered, and who did not before."""
+        return Served(self._call.name, self.tried, several=True)
+
+    @property
+    def status(self) -> int:
+        """HTTP status code."""
+        return self._reply.status
+
+    @property
+    def headers(self) -> Sequence[tuple[str, str]]:
+        """End-to-end headers; of a refusal with the time until the first of all comes back."""
+        if self.come_back is None:
+            return self._reply.headers
+        kept = without(self._reply.headers, "retry-after", "retry-after-ms")
+        return (*kept, ("Retry-After", str(ceil(self.come_back))))
+
+    @property
+    def content_type(self) -> str:
+        """Media type without parameters, lower case."""
+        return self._reply.content_type
+
+    async def read_first(self) -> None:
+        """Wait for the first byte, or the end of a body without one. Raises UpstreamError."""
+        self._first = await anext(self._body, b"")
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body. Raises UpstreamError, which counts against the upstream."""
+        if self._first:
+            yield self._first
+        try:
+            async for chunk in self._body:
+                yield chunk
+        except UpstreamError as error:
+            self._owner.note_failure(self._call, failure_of(error, head=True))
+            raise
+
+    async def close(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        """Leave the reply and end the call."""
+        try:
+            await self._context.__aexit__(kind, error, traceback)
+        finally:
+            self._owner.ended(self._call)
