@@ -79,6 +79,7 @@ async def test_answers_are_parsed_into_a_model(client):
     assert reply.text.format.name == "Painting"
 
 
+@pytest.mark.usefixtures("one_by_one")
 async def test_a_streamed_answer_is_parsed_into_a_model(client):
     async with client.responses.stream(
         **ASKED, text_format=Painting, extra_body=NO_SPACE | {"seed": 2}
@@ -89,6 +90,14 @@ async def test_a_streamed_answer_is_parsed_into_a_model(client):
     assert isinstance(streamed.output_parsed, Painting)
 
 
+@pytest.mark.usefixtures("one_by_one")
+async def test_required_calls_are_streamed(client):
+    asked = ASKED | {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+    async with client.responses.stream(**asked, extra_body=NO_SPACE | {"seed": 4}) as stream:
+        kinds = [event.type async for event in stream]
+    assert kinds.count("response.function_call_arguments.delta") > 3
+
+
 async def test_required_calls_are_valid_plain_and_streamed_and_can_be_answered(client):
     asked = ASKED | {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
     asked["extra_body"] = NO_SPACE | {"seed": 4}
@@ -96,9 +105,7 @@ async def test_required_calls_are_valid_plain_and_streamed_and_can_be_answered(c
     [call] = plain.output
     assert isinstance(Painting.model_validate_json(call.arguments), Painting)
     async with client.responses.stream(**asked) as stream:
-        kinds = [event.type async for event in stream]
         streamed = await stream.get_final_response()
-    assert kinds.count("response.function_call_arguments.delta") > 3
     [again] = streamed.output
     assert (again.name, again.arguments) == ("Painting", call.arguments)
     assert again.parsed_arguments == orjson.loads(call.arguments)

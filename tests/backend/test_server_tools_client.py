@@ -75,18 +75,25 @@ async def test_a_streamed_answer_is_parsed_into_a_model(client):
     assert streamed.choices[0].message.parsed == plain.choices[0].message.parsed
 
 
+REQUIRED = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS, "tool_choice": "required"}
+REQUIRED |= {"seed": 4, "parallel_tool_calls": False, "logit_bias": NO_SPACE}
+
+
+@pytest.mark.usefixtures("one_by_one")
+async def test_required_calls_are_streamed(client):
+    async with client.chat.completions.stream(**REQUIRED) as stream:
+        kinds = [event.type async for event in stream]
+    assert kinds.count("tool_calls.function.arguments.delta") > 3
+
+
 async def test_required_calls_are_valid_plain_and_streamed(client):
-    asked = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS, "tool_choice": "required"}
-    asked |= {"seed": 4, "parallel_tool_calls": False, "logit_bias": NO_SPACE}
-    plain = (await client.chat.completions.parse(**asked)).choices[0]
+    plain = (await client.chat.completions.parse(**REQUIRED)).choices[0]
     assert plain.finish_reason == "tool_calls"
     assert plain.message.content is None
     [call] = plain.message.tool_calls
     assert isinstance(call.function.parsed_arguments, Painting | Wipe)
-    async with client.chat.completions.stream(**asked) as stream:
-        kinds = [event.type async for event in stream]
+    async with client.chat.completions.stream(**REQUIRED) as stream:
         streamed = (await stream.get_final_completion()).choices[0]
-    assert kinds.count("tool_calls.function.arguments.delta") > 3
     assert streamed.finish_reason == "tool_calls"
     [again] = streamed.message.tool_calls
     assert again.function.arguments == call.function.arguments

@@ -3,6 +3,7 @@
 Whoever uses it has a fixture ``model`` that yields from ``tool_model``.
 """
 
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from tool_templates import with_template
 
 from backend.core.types import SamplingParams
+from backend.runtime.delivery import Stream
 from backend.runtime.loader import load_engine
 from backend.server.application import build_application
 from backend.server.served_model import LoadedModel, ServedModel
@@ -30,6 +32,26 @@ def tool_model(chat_model: Any, directory: Path, family: str) -> Iterator[Loaded
     form = format_of(tokenizer.tool_template)
     yield LoadedModel(engine, tokenizer, nothing_to_close, SamplingParams(), form)
     engine.stop()
+
+
+@pytest.fixture
+def one_by_one(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute a token when the one before was read, of streams only: none are merged."""
+    runner, read = model.generator._core.runner, threading.Semaphore(0)
+    launch, receive = runner.launch, Stream.receive
+
+    def wait(step: Any) -> Any:
+        if any(each.start >= each.sequence.num_prompt_tokens for each in step):
+            assert read.acquire(timeout=60)
+        return launch(step)
+
+    async def tell(self: Stream) -> Any:
+        received = await receive(self)
+        read.release()
+        return received
+
+    monkeypatch.setattr(runner, "launch", wait)
+    monkeypatch.setattr(Stream, "receive", tell)
 
 
 @pytest.fixture
