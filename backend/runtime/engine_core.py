@@ -35,10 +35,11 @@ from backend.ports import (
 )
 from backend.ports import QueueFullError as QueueIsFullError
 from backend.runtime.grammar import GrammarError
-from backend.runtime.grammar_compiler import GrammarCompiler, PendingGrammar
+from backend.runtime.grammar_compiler import GrammarCompiler
 from backend.runtime.memory_use import MemoryMeter
 from backend.runtime.messages import Abort, AbortCause, Item, Submit
 from backend.runtime.model_runner import Runner
+from backend.runtime.pending_grammar import PendingGrammar
 from backend.runtime.sampled import SampledToken
 from backend.runtime.stepper import Stepper
 
@@ -161,10 +162,8 @@ class EngineCore:
             error = OverloadedError("too many requests wait for their grammars", 1.0)
             self._items.append((message.number, error))
             return
-        try:
-            self._compiling[message.number] = message, self.grammars.compile(grammar)
-        except OverloadedError as error:
-            self._items.append((message.number, error))
+        pending = self.grammars.compile(grammar, message.request.cache_salt)
+        self._compiling[message.number] = message, pending
         self.admit_compiled()
 
     def admit_compiled(self) -> None:
@@ -205,7 +204,9 @@ class EngineCore:
 
     def abort(self, message: Abort) -> None:
         """End a choice, or what is left of a request, without a word: nobody listens any more."""
-        self._compiling.pop(message.number, None)
+        if message.number in self._compiling:
+            _, pending = self._compiling.pop(message.number)
+            self.grammars.forget(pending)
         job = self._jobs.get(message.number)
         if job is None:
             return  # it ended while the message was on its way

@@ -14,7 +14,8 @@ from backend.models.operations import TorchOperations
 from backend.runtime.engine import Engine
 from backend.runtime.engine_core import EngineCore, EngineLimits
 from backend.runtime.fingerprint import model_fingerprint
-from backend.runtime.grammar_compiler import GrammarCompiler, Vocabulary
+from backend.runtime.grammar_compiler import GrammarCompiler
+from backend.runtime.grammar_library import Vocabulary
 from backend.runtime.input_batch import InputBatchBuilder
 from backend.runtime.kv_cache import KVCache, block_bytes
 from backend.runtime.messages import EngineDescription, EngineOptions

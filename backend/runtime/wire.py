@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from backend.runtime.messages import FromEngine, Report, ToEngine
 
-_LENGTH = struct.Struct("!I")
+LENGTH = struct.Struct("!I")
 _CHUNK = 1 << 16
 
 MessageT = TypeVar("MessageT")
@@ -28,7 +28,7 @@ class PeerGoneError(Exception):
 def frame(message: object) -> bytes:
     """Return a message as it is sent."""
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    return _LENGTH.pack(len(body)) + body
+    return LENGTH.pack(len(body)) + body
 
 
 class FrameReader:
@@ -42,12 +42,12 @@ class FrameReader:
         self._buffer += data
         start = 0
         try:
-            while len(self._buffer) - start >= _LENGTH.size:
-                (size,) = _LENGTH.unpack_from(self._buffer, start)
-                stop = start + _LENGTH.size + size
+            while len(self._buffer) - start >= LENGTH.size:
+                (size,) = LENGTH.unpack_from(self._buffer, start)
+                stop = start + LENGTH.size + size
                 if len(self._buffer) < stop:
                     return
-                body = bytes(memoryview(self._buffer)[start + _LENGTH.size : stop])
+                body = bytes(memoryview(self._buffer)[start + LENGTH.size : stop])
                 start = stop
                 # Both ends are processes that we started ourselves.
                 yield pickle.loads(body)  # noqa: S301

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from grammar_walks import Walks, next_tokens
+from grammar_walks import BYTES, HeldTrials, NoTrials, Walks, next_tokens
 
 from backend.core.types import FinishReason, GenerationRequest, Grammar, GrammarKind, SamplingParams
 from backend.ports import EngineError, GrammarRejectedError, OverloadedError
 from backend.runtime import engine_core
-from backend.runtime.grammar import GrammarError
-from backend.runtime.grammar_compiler import CompilerLimits, GrammarCompiler, Vocabulary
+from backend.runtime.grammar_compiler import GrammarCompiler
+from backend.runtime.grammar_jobs import Tried
+from backend.runtime.grammar_library import Vocabulary
 from backend.runtime.loader import load_engine
 from backend.server.json_schema import enforceable
 
@@ -211,7 +212,9 @@ def test_a_vocabulary_of_sentencepiece_spells_what_its_decoder_writes():
         b" 1",
         "é".encode(),
     ]
-    compiler = GrammarCompiler(lambda: Vocabulary(spelled, len(pieces), frozenset({1})))
+    compiler = GrammarCompiler(
+        lambda: Vocabulary(spelled, len(pieces), frozenset({1})), trials=NoTrials()
+    )
     woken = threading.Event()
     compiler.wake = woken.set
     source = '{"type":"object","properties":{"a":{"const":1}},"required":["a"]}'
@@ -234,6 +237,7 @@ async def test_preemption_and_overlap_change_nothing(chat_model):
     texts = []
     for options in ({}, {"kv_bytes": small}, {"kv_bytes": small, "overlap": True}):
         engine, _ = load_engine(str(chat_model), device="cpu", max_num_seqs=16, **options)
+        engine._core.grammars = GrammarCompiler(lambda: BYTES, trials=NoTrials())
         engine.start()
         try:
             texts.append(await asyncio.gather(*(collect(engine, each) for each in wanted)))
@@ -274,26 +278,12 @@ async def test_a_matcher_that_fails_ends_its_own_request_only(engine, monkeypatc
     assert not engine._core.scheduler.pool.take_to_erase()
 
 
-class Gate:
-    """A vocabulary that is not there before the gate opens."""
-
-    def __init__(self):
-        self.opened = threading.Event()
-        self.woken = threading.Event()
-
-    def compiler(self, **limits):
-        from grammar_walks import BYTES
-
-        compiler = GrammarCompiler(lambda: self.opened.wait(20) and BYTES, CompilerLimits(**limits))
-        compiler.wake = self.woken.set
-        return compiler
-
-
 async def test_others_go_on_while_a_grammar_is_compiled_and_who_leaves_is_forgotten(
     engine, monkeypatch
 ):
-    gate = Gate()
-    before, engine._core.grammars = engine._core.grammars, gate.compiler()
+    trials = HeldTrials()
+    before = engine._core.grammars
+    engine._core.grammars = GrammarCompiler(lambda: BYTES, trials=trials)
     engine._core.grammars.wake = before.wake
     try:
         waiting = asyncio.create_task(collect(engine, request(schema_grammar("enum"))))
@@ -301,6 +291,7 @@ async def test_others_go_on_while_a_grammar_is_compiled_and_who_leaves_is_forgot
         free = GenerationRequest("f", PROMPT, SamplingParams(seed=1, max_tokens=30))
         for _ in range(3):
             await collect(engine, free)
+        trial, others = trials.next(), trials.next()
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
         assert not waiting.done()
@@ -309,51 +300,10 @@ async def test_others_go_on_while_a_grammar_is_compiled_and_who_leaves_is_forgot
         monkeypatch.setattr(engine_core, "_MOST_COMPILING", 1)
         with pytest.raises(OverloadedError, match="wait for their grammars"):
             await collect(engine, request(schema_grammar("number")))
-        gate.opened.set()
+        assert others.cancelled.is_set()
+        trial.answer(Tried(None))
         assert (await waiting)[0][1] is FinishReason.STOP
     finally:
-        gate.opened.set()
-        engine._core.grammars = before
-
-
-def test_a_compilation_is_waited_for_no_longer_than_allowed(monkeypatch):
-    gate, begun, released = Gate(), threading.Event(), threading.Event()
-    compiler = gate.compiler(threads=1)
-    compiled = []
-
-    def compile_slowly(grammar):
-        compiled.append(grammar)
-        begun.set()
-        assert released.wait(10)
-        raise GrammarError("too late")
-
-    monkeypatch.setattr(compiler._library, "compile", compile_slowly)
-    gate.opened.set()
-    slow = compiler.compile(schema_grammar("enum"))
-    assert begun.wait(10)
-    unlucky = compiler.compile(schema_grammar("array"))
-    compiler._give_up(slow)
-    compiler._give_up(unlucky)
-    with pytest.raises(ValueError, match="not compiled within"):
-        slow.matcher()
-    with pytest.raises(OverloadedError, match="other grammars"):
-        unlucky.matcher()
-    # Nobody waits for it, so it keeps nobody waiting.
-    last = compiler.compile(schema_grammar("number"))
-    released.set()
-    last.timer.join(10)
-    assert compiled == [schema_grammar("enum"), schema_grammar("number")]
-
-
-async def test_a_grammar_that_had_no_turn_is_no_fault_of_the_clients(engine):
-    gate = Gate()
-    before, engine._core.grammars = engine._core.grammars, gate.compiler(seconds=0.05)
-    engine._core.grammars.wake = before.wake
-    try:
-        with pytest.raises(OverloadedError, match="other grammars"):
-            await collect(engine, request(schema_grammar("enum")))
-    finally:
-        gate.opened.set()
         engine._core.grammars = before
 
 
@@ -373,34 +323,3 @@ def test_spaces_between_the_parts_of_json_come_to_an_end(grammar):
         assert len(tokens) < 50
     assert len(tokens) > 10
     assert ord('"') in allowed
-
-
-def test_a_grammar_that_is_compiled_leaves_no_timer_behind():
-    gate = Gate()
-    pending = gate.compiler(seconds=60).compile(schema_grammar("enum"))
-    assert pending.timer.is_alive()
-    gate.opened.set()
-    assert gate.woken.wait(10)
-    pending.timer.join(10)
-    assert not pending.timer.is_alive()
-
-
-def test_grammars_that_wait_are_bounded_and_one_is_compiled_once():
-    gate = Gate()
-    compiler = gate.compiler(waiting=2)
-    first = compiler.compile(schema_grammar("enum"))
-    assert compiler.compile(schema_grammar("enum")) is first
-    compiler.compile(schema_grammar("array"))
-    with pytest.raises(OverloadedError):
-        compiler.compile(schema_grammar("number"))
-    gate.opened.set()
-
-
-def test_grammars_that_are_kept_are_bounded():
-    from grammar_walks import Walks
-
-    walks = Walks(CompilerLimits(cache_bytes=1))
-    walks.matcher(schema_grammar("enum"))
-    walks.matcher(schema_grammar("array"))
-    assert list(walks.compiler._ready) == [schema_grammar("array")]
-    assert walks.compiler.compile(schema_grammar("array")).done

@@ -1,5 +1,6 @@
 """Texts that a grammar admits, chosen at random: what a model with any weights may generate."""
 
+import queue
 import random
 import threading
 
@@ -7,7 +8,9 @@ import torch
 
 from backend.core.types import Grammar
 from backend.runtime.grammar import GrammarError, GrammarMatcher
-from backend.runtime.grammar_compiler import CompilerLimits, GrammarCompiler, Vocabulary
+from backend.runtime.grammar_compiler import CompilerLimits, GrammarCompiler
+from backend.runtime.grammar_jobs import Tried
+from backend.runtime.grammar_library import Vocabulary
 
 END = 256
 BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), 257, frozenset({END}))
@@ -15,12 +18,64 @@ BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), 257, frozense
 _CLOSING = frozenset(b'"}]') | {END}
 
 
+class NoTrials:
+    """Finds every grammar quick, so that it is compiled in this process alone."""
+
+    def begin(self, job):
+        return self
+
+    def result(self):
+        return Tried(None)
+
+    def cancel(self):
+        pass
+
+
+class HeldTrials:
+    """Trials that end when a test says so."""
+
+    def __init__(self):
+        self._begun = queue.Queue()
+
+    def begin(self, job):
+        trial = HeldTrial(job)
+        self._begun.put(trial)
+        return trial
+
+    def next(self):
+        return self._begun.get(timeout=60)
+
+    @property
+    def idle(self):
+        return self._begun.empty()
+
+
+class HeldTrial:
+    def __init__(self, job):
+        self.job = job
+        self.cancelled = threading.Event()
+        self._outcomes = queue.Queue()
+
+    def result(self):
+        outcome = self._outcomes.get(timeout=60)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def cancel(self):
+        self.cancelled.set()
+        self._outcomes.put(None)
+
+    def answer(self, outcome):
+        self._outcomes.put(outcome)
+
+
 class Walks:
     """Compiles grammars over single bytes, one at a time."""
 
     def __init__(self, limits: CompilerLimits | None = None) -> None:
         self._woken = threading.Event()
-        self.compiler = GrammarCompiler(lambda: BYTES, limits)
+        self.compiler = GrammarCompiler(lambda: BYTES, limits, NoTrials())
         self.compiler.wake = self._woken.set
 
     def matcher(self, grammar: Grammar) -> GrammarMatcher:
