@@ -45,7 +45,7 @@ class CompilerLimits:
 
     quick_threads: int = 2
     slow_threads: int = 2
-    quick_seconds: float = 1.0
+    quick_seconds: float = 0.5
     waiting: int = 64
     seconds: float = 30.0
     cache_bytes: int = 64 * 2**20
@@ -144,6 +144,10 @@ class GrammarCompiler:
         self._turn.notify_all()
 
     def _work(self, lane: _Lane) -> None:
+        with contextlib.suppress(Exception):  # what is wrong, everybody who asks is told
+            # Before the priority is lowered, which the process would inherit while it loads.
+            self._trials.start()
+            self._library.load()
         with contextlib.suppress(OSError, AttributeError):  # where threads have no priority
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         while True:
@@ -200,7 +204,6 @@ class GrammarCompiler:
             pending.trial = trial
             if pending.done:  # in the meantime
                 trial.cancel()
-        self._library.load()  # in the meantime; it takes seconds
         outcome = trial.result()
         with self._turn:
             pending.trial = None

@@ -29,6 +29,8 @@ _MOST_DATA = 512 * 2**20
 """Memory that a child may take beyond what it begins with."""
 _MOST_STACK = 4 * 2**20
 """Half of what threads have: what was tried in it does not overflow theirs."""
+_NICE, _NICEST = 5, 19
+"""Of children whose time is short, and of the others."""
 _MOST_SERIALISED = 128 * 2**20
 
 
@@ -47,9 +49,6 @@ def main(argv: Sequence[str]) -> int:
     from backend.runtime.grammar_library import GrammarLibrary  # noqa: PLC0415
 
     library = GrammarLibrary(vocabulary, most_bytes)
-    with contextlib.suppress(OSError):
-        os.nice(10)
-
     while True:
         kind, descriptors, _, _ = socket.recv_fds(sock, 1, 1)
         if not kind:
@@ -74,6 +73,8 @@ def _run(library: "GrammarLibrary", sock: socket.socket) -> None:
 
 
 def _limit(job: Job) -> None:
+    with contextlib.suppress(OSError):
+        os.nice(_NICEST if job.cpu_seconds is None else _NICE)
     signal.setitimer(signal.ITIMER_REAL, job.seconds)
     if job.cpu_seconds is not None:
         signal.setitimer(signal.ITIMER_PROF, job.cpu_seconds)

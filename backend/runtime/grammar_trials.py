@@ -45,6 +45,10 @@ class Trial(Protocol):
 class Trials(Protocol):
     """Where grammars are tried."""
 
+    def start(self) -> None:
+        """Get ready for the first trial, which does so otherwise."""
+        ...
+
     def begin(self, job: Job) -> Trial:
         """Begin one, from any thread. Raises NoTrialsError."""
         ...
@@ -60,6 +64,11 @@ class ProcessTrials:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+
+    def start(self) -> None:
+        """See Trials."""
+        with self._lock:
+            self._running()
 
     def begin(self, job: Job) -> Trial:
         """See Trials."""
@@ -81,14 +90,18 @@ class ProcessTrials:
     def _send(self, theirs: socket.socket, grammar: Grammar) -> subprocess.Popen[bytes]:
         kind = bytes([KINDS.index(grammar.kind)])
         with self._lock:
-            if self._process is not None and self._process.poll() is not None:
-                self._end()
-            if self._process is None or self._socket is None:
-                self._process, self._socket = self._start()
-            socket.send_fds(self._socket, [kind], [theirs.fileno()])
-            return self._process
+            process, sock = self._running()
+            socket.send_fds(sock, [kind], [theirs.fileno()])
+            return process
 
-    def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    def _running(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        if self._process is not None and self._process.poll() is not None:
+            self._end()
+        if self._process is None or self._socket is None:
+            self._process, self._socket = self._new()
+        return self._process, self._socket
+
+    def _new(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
         vocabulary = self._vocabulary()
         ours, theirs = socket.socketpair()
         with theirs:

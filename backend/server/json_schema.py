@@ -5,7 +5,6 @@ it did not: then the answer is valid under what remains. Names and defaults that
 dropped, references rewritten, so that whatever comes out is understood by the grammar compiler.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import unquote
@@ -13,6 +12,7 @@ from urllib.parse import unquote
 import orjson
 
 from backend.server.number_bounds import DECIMALS, between_decimals
+from backend.server.string_patterns import pattern_problem
 
 MOST_BYTES = 64 * 1024
 MOST_ENFORCED_BYTES = 4 * MOST_BYTES
@@ -38,14 +38,6 @@ _NOT_ENFORCED = frozenset(
 _FORMATS = frozenset(
     {"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
 )
-_LOOKAROUND = re.compile(r"\(\?<?[=!]|\\[bB]")
-# An escape, or a class; one that is not closed goes to the end, or looking for it would take time
-# quadratic in the pattern's length.
-_CLASS = re.compile(r"\\.|\[(\^?)((?:\\.|[^\]\\])*+)(?:\]|\\?\Z)", re.DOTALL)
-# Outside of a class a pattern's characters stand in the JSON text as they are.
-_UNWRITABLE = re.compile(r'"|\\[\\nrtfvcxu0]|[\x00-\x1f]')
-_UNWRITABLE_IN_CLASS = re.compile(r"\\[nrtfvc0]|[\x00-\x1f]")
-
 Path = tuple[str | int, ...]
 
 
@@ -297,7 +289,7 @@ class _Translation:
 
     def _string(self, schema: dict[str, Any], path: Path, _: int) -> dict[str, Any]:
         pattern = _of_type(schema, "pattern", str, "string", path, default=None)
-        if pattern is not None and (problem := _pattern_problem(pattern)):
+        if pattern is not None and (problem := pattern_problem(pattern)):
             if self._strict:
                 raise SchemaError((*path, "pattern"), problem)
             pattern = None
@@ -336,19 +328,6 @@ class _Translation:
                 raise SchemaError((*path, keyword), f"{_shown(value)} is not of type 'number'")
             built[keyword] = value
         return built
-
-
-def _pattern_problem(pattern: str) -> str | None:
-    """Say what of ``pattern`` cannot be enforced: JSON would have to write it with a backslash."""
-    if _LOOKAROUND.search(pattern):
-        return "lookarounds and word boundaries are not permitted"
-    classes = [content for negated, content in _CLASS.findall(pattern) if not negated]
-    outside = _CLASS.sub(lambda found: found[0] if found[0][0] == "\\" else "", pattern)
-    if _UNWRITABLE.search(outside) or any(
-        _UNWRITABLE_IN_CLASS.search(content) for content in classes
-    ):
-        return "quotes, backslashes, control characters and character codes are not permitted"
-    return None
 
 
 def _of_type(
