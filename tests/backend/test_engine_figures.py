@@ -177,8 +177,8 @@ def test_an_engines_process_that_dies_is_a_restart_and_counters_never_fall():
     down = client.stats()
     assert (down.running, down.waiting, down.kv_blocks_used) == (0, 0, 0)
     assert down.prompt_tokens == 6
-    assert told == [EventBatch(0, ()), NOTHING_CACHED]
     client.close("it is being started again")
+    assert told == [EventBatch(0, ()), NOTHING_CACHED]
     client.open(description, None)
     client.receive(Report(stats=figures_of(1)))
     now = client.stats()

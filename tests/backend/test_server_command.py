@@ -182,6 +182,8 @@ async def test_a_port_in_use(start, chat_model):
         (["--model", "m", "--port", "70000"], "expected a port from 0 to 65535, got '70000'"),
         (["--model", "m", "--max-num-seqs", "0"], "expected a whole number of at least 1"),
         (["--model", "m", "--queue-timeout", "0"], "expected a number above 0, got '0'"),
+        (["--model", "m", "--step-timeout", "0"], "expected a number above 0, got '0'"),
+        (["--model", "m", "--load-timeout", "never"], "expected a number above 0, got 'never'"),
         (["--model", "m", "--target-itl-ms", "fast"], "expected a number above 0, got 'fast'"),
         (["--model", "m", "--kv-bytes", "lots"], "expected bytes such as 512MiB"),
         (["--model", "m", "--dtype", "int4"], "invalid choice"),
