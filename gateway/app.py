@@ -123,6 +123,7 @@ def create_app(
         now=time.time,
         semantic_seconds=settings.semantic_timeout,
         learned=journal,
+        overloaded=upstreams.overloaded,
         local=None if semantic is None else local_model(semantic, make_forwarder),
     )
     budgets = Budgets(policies, lambda: _verifier_known(semantic), verifier.threshold)

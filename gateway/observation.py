@@ -27,6 +27,8 @@ class Observation:
     sinks: tuple["Sink", ...]
     trace_headers: dict[str, str] = field(default_factory=dict)
     model: str = ""
+    fallback_model: str | None = None
+    """The smaller model that was asked in place of ``model``, which had no room."""
     rule: str = ""
     streamed: bool = False
     outcome: str = "error"

@@ -65,6 +65,7 @@ from gateway.ports import (
 )
 from gateway.rendering import refuse, render_hit, to_query
 from gateway.scanning import ScanFailedError, Scans
+from gateway.smaller_model import REFUSED, Overloaded, named, never_overloaded, smaller
 from gateway.together import Together
 from policies.decide import Decision, Priority
 from policies.freshness import parse_directives
@@ -93,6 +94,7 @@ class Pipeline:
     semantic_seconds: float = 1.0
     """From here on a lookup by meaning begins nothing more and is a miss."""
     local: LocalModel | None = None
+    overloaded: Overloaded = never_overloaded
     learned: Learned | None = None
     rotation: Rotation = field(default_factory=Rotation)
     sampling: Sampling = field(default_factory=Sampling)
@@ -101,6 +103,15 @@ class Pipeline:
     async def answer(self, endpoint: Endpoint, inbound: Inbound, seen: Observation) -> Reply:
         """Return the reply to one request. Raises RequestError for faults the client is told."""
         asked = self._asked(endpoint, parse_request(endpoint, inbound.raw), inbound, seen)
+        try:
+            return await self._answered(asked)
+        except UpstreamError as error:
+            if (small := smaller(asked, self.overloaded, error)) is None:
+                raise
+        return named(await self._answered(small), small)
+
+    async def _answered(self, asked: Asked) -> Reply:
+        endpoint, seen = asked.endpoint, asked.seen
         items = items_of(asked.body) if endpoint is Endpoint.EMBEDDINGS else ()
         states: list[Hit | Forward] = []
         end: Hit | Forward | Refused
@@ -114,13 +125,20 @@ class Pipeline:
             end = await self._looked_up(asked, asked.body)
         if isinstance(end, Refused):
             return refuse(seen)
+        if isinstance(end, Forward) and (small := smaller(asked, self.overloaded)) is not None:
+            return named(await self._answered(small), small)
         if isinstance(end, Hit) and end.check is not None:
             await self._sample(asked, end)
         if isinstance(end, Hit) and end.revalidate is None:
             reply = render_hit(endpoint, asked.body, end, seen)
         else:
             reply = await self._replied(asked, end, states)
-        return reply if inbound.method != METHOD else to_query(reply, end, asked.decision, seen)
+            if reply.status in REFUSED and (small := smaller(asked, self.overloaded)) is not None:
+                if reply.resources is not None:
+                    await reply.resources.aclose()
+                return named(await self._answered(small), small)
+        by_query = asked.inbound.method == METHOD
+        return to_query(reply, end, asked.decision, seen) if by_query else reply
 
     async def close(self) -> None:
         """End the calls that are under way."""

@@ -125,6 +125,8 @@ class Decision:
     priority: Priority = Priority.NORMAL
     tags: tuple[str, ...] = ()
     """Words by which the operator finds and purges entries."""
+    fallback_model: str | None = None
+    """The model that answers where nobody who serves the one asked has room; None: none."""
     prefix: PrefixSettings = PrefixSettings()
 
 

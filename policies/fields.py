@@ -44,6 +44,8 @@ _BUDGET = re.compile(
 )
 _FINISH_REASON = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,62}", re.ASCII)
+_MODEL_SCHEMA = "^[!-~]{1,256}$"
+_MODEL = re.compile(_MODEL_SCHEMA)
 _USUAL_FINISH_REASONS = ("stop", "tool_calls", "function_call", "length")
 _UNCLEAN_FINISH_REASONS = ("content_filter", "abort", "aborted", "error", "cancelled")
 ANY = "any"
@@ -219,6 +221,15 @@ def prompt_tokens(value: object) -> int | None:
         raise expected(f"{error.message()}, or any") from None
 
 
+def model_or_off(value: object) -> str | None:
+    """Read the name of a model; ``off`` is None."""
+    if is_off(value):
+        return None
+    if not isinstance(value, str) or _MODEL.fullmatch(value) is None:
+        raise expected("the name of a model, without white space, or off")
+    return value
+
+
 def finish_reason(value: object) -> str:
     """Read a finish reason with which an answer may be stored; servers have some of their own."""
     usual = ", ".join(_USUAL_FINISH_REASONS)
@@ -332,6 +343,11 @@ Temperature = Annotated[
     WithJsonSchema(
         {"anyOf": [{"type": "number", "minimum": 0, "maximum": MOST_TEMPERATURE}, {"const": ANY}]}
     ),
+]
+ModelOrOff = Annotated[
+    str | None,
+    PlainValidator(model_or_off),
+    WithJsonSchema({"anyOf": [{"type": "string", "pattern": _MODEL_SCHEMA}, OFF]}),
 ]
 Variants = Annotated[
     int,

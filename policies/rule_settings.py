@@ -17,6 +17,7 @@ from policies.fields import (
     ErrorBudget,
     FinishReason,
     Followers,
+    ModelOrOff,
     OnOff,
     Percent,
     PiiActionName,
@@ -257,6 +258,18 @@ Tags = Annotated[
 ]
 
 
+FallbackModel = Annotated[
+    ModelOrOff,
+    Described(
+        description=(
+            "A smaller model that answers where every upstream of the model asked is at its "
+            "limits, rests or fails. The reply names it. off: none."
+        ),
+        examples=("qwen3-4b", "off"),
+    ),
+]
+
+
 class SettingsSpec(MappingSpec):
     """What a rule sets; what it leaves out is as in ``default``."""
 
@@ -275,6 +288,7 @@ class SettingsSpec(MappingSpec):
     pii: PersonalData | None = None
     tags: Tags | None = None
     prefix: Prefix | None = None
+    fallback_model: FallbackModel | None = None
 
 
 class DefaultSpec(SettingsSpec):
@@ -344,6 +358,8 @@ def _set(settings: SettingsSpec, inherited: Decision) -> dict[str, Any]:
         written["max_temperature"] = settings.max_temperature
     if "max_prompt_tokens" in given:
         written["max_prompt_tokens"] = settings.max_prompt_tokens
+    if "fallback_model" in given:
+        written["fallback_model"] = settings.fallback_model
     return written
 
 

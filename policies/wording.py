@@ -33,6 +33,7 @@ def settings_of(decision: Decision) -> dict[str, Any]:
         "pii": decision.pii.value,
         "tags": list(decision.tags),
         "prefix": prefix_words(decision.prefix),
+        "fallback_model": decision.fallback_model or _switch(False),
     }
 
 

@@ -35,6 +35,12 @@ class Metrics:
             ("rule", "reason"),
             registry=self._registry,
         )
+        self._fallbacks = Counter(
+            "refrain_model_fallbacks_total",
+            "Requests that were answered by the rule's fallback_model.",
+            ("rule", "model"),
+            registry=self._registry,
+        )
         self._semantic_faults = Counter(
             "refrain_semantic_faults_total",
             "Semantic lookups that failed and counted as misses.",
@@ -126,6 +132,8 @@ class Metrics:
             children.ttft.observe(seen.first_token - seen.started)
         if seen.upstream_started is not None and seen.upstream_head is not None:
             self._upstream.observe(seen.upstream_head - seen.upstream_started)
+        if seen.fallback_model is not None:
+            self._fallbacks.labels(seen.rule, seen.fallback_model).inc()
         if seen.declined is not None:
             self._declined.labels(seen.rule, seen.declined.value).inc()
         self._count_by_meaning(seen)

@@ -70,6 +70,7 @@ def _end(span: Span, seen: Observation) -> None:
         "refrain.semantic_score": seen.score,
         "refrain.semantic_threshold": seen.threshold,
         "refrain.stored": seen.stored,
+        "refrain.model": seen.fallback_model,
         "refrain.upstream": seen.upstream,
         "refrain.upstream_tried": [f"{name}={why}" for name, why in seen.tried] or None,
         "refrain.streamed": seen.streamed,

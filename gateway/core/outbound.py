@@ -51,6 +51,14 @@ def with_salt(body: dict[str, Any], raw: bytes, salt: str) -> tuple[dict[str, An
     return salted, raw[:end] + comma + b'"cache_salt":' + printed + raw[end:]
 
 
+def with_model(body: dict[str, Any], raw: bytes, model: str) -> tuple[dict[str, Any], bytes]:
+    """Return body and bytes that name another model; ``raw`` is the JSON of ``body``."""
+    text = raw.decode()
+    start, end = _place(text, "model")
+    named = text[:start].encode() + json.dumps(model).encode() + text[end:].encode()
+    return {**body, "model": model}, named
+
+
 def without_salt(body: dict[str, Any]) -> dict[str, Any]:
     """Return the body as it is keyed where the gateway sets the salt itself."""
     return {name: value for name, value in body.items() if name != SALT} if SALT in body else body

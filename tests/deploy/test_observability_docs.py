@@ -81,6 +81,7 @@ def seen(**values: object) -> Observation:
         "prompt_tokens": 3,
         "completion_tokens": 4,
         "upstream": "b",
+        "fallback_model": "small",
         "tried": (("a", Reason.UPSTREAM_BROKE),),
     }
     for name, value in {**everything, **values}.items():

@@ -1,109 +1,31 @@
 """A pool of real servers that fail in every way: who answers, and what the client is told."""
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
-from aiohttp import web
+from faulty_upstreams import (
+    CLOSED,
+    Answers,
+    StartServer,
+    breaks_after_a_word,
+    breaks_after_head,
+    pool,
+    resets,
+    says,
+    servers,
+    stalls,
+    stalls_after_head,
+    status,
+)
 
-from running_gateway import RunningGateway, StartGateway, start_app
-from scripted_upstream import DONE, ScriptedUpstream, chunk, completion, stream_of
-
-EVENTS = {"Content-Type": "text/event-stream"}
-CLOSED = "http://127.0.0.1:9/v1"
-
-Answers = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
-StartServer = Callable[[Answers], Awaitable[ScriptedUpstream]]
+from running_gateway import StartGateway
+from scripted_upstream import DONE
 
 
 @pytest.fixture
 async def server() -> AsyncIterator[StartServer]:
-    """Start upstreams that answer as they are told."""
-    runners = []
-
-    async def start(answer: Answers) -> ScriptedUpstream:
-        scripted = ScriptedUpstream(answer)
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", scripted.handle)
-        app.router.add_route("*", "/{tail:.*}", scripted.other)
-        runner, scripted.url = await start_app(app)
-        runners.append(runner)
-        return scripted
-
-    yield start
-    for runner in runners:
-        await runner.cleanup()
-
-
-def says(text: str) -> Answers:
-    async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        if not body.get("stream"):
-            return web.json_response(completion(text))
-        response = web.StreamResponse(headers=EVENTS)
-        await response.prepare(request)
-        for event in stream_of(text):
-            await response.write(event)
-        return response
-
-    return answer
-
-
-def status(code: int, **headers: str) -> Answers:
-    async def answer(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return web.json_response({"error": {"message": str(code)}}, status=code, headers=named)
-
-    return answer
-
-
-async def resets(request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
-    """Close without a word."""
-    assert request.transport is not None
-    request.transport.abort()
-    return web.Response()
-
-
-async def stalls(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
-    """Say nothing at all."""
-    await asyncio.Event().wait()
-    return web.Response()
-
-
-async def stalls_after_head(request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
-    """Send a head and no body."""
-    response = web.StreamResponse(headers=EVENTS)
-    await response.prepare(request)
-    await asyncio.Event().wait()
-    return response
-
-
-async def breaks_after_head(request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
-    """Send a head, and close."""
-    response = web.StreamResponse(headers=EVENTS)
-    await response.prepare(request)
-    assert request.transport is not None
-    request.transport.abort()
-    return response
-
-
-async def breaks_after_a_word(request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
-    """Send the first event, and close."""
-    response = web.StreamResponse(headers=EVENTS)
-    await response.prepare(request)
-    await response.write(chunk(delta={"role": "assistant", "content": "Half"}))
-    assert request.transport is not None
-    request.transport.abort()
-    return response
-
-
-async def pool(start: StartGateway, *upstreams: Any, **settings: Any) -> RunningGateway:
-    """Start a gateway before servers or settings, named a, b … in this order."""
-    listed = []
-    for name, one in zip("abcdef", upstreams, strict=False):
-        given = {"url": f"{one.url}/v1"} if isinstance(one, ScriptedUpstream) else dict(one)
-        listed.append({"name": name, "probe": "off", **given})
-    return await start(upstream=(), upstreams=listed, **settings)
+    async with servers() as start:
+        yield start
 
 
 FAILS_BEFORE_THE_FIRST_BYTE = {

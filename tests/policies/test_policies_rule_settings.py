@@ -70,6 +70,8 @@ SET = [
     ("tags: []", {"tags": ()}),
     ("prefix: {tools: sorted}", {"prefix": PrefixSettings(sorts_tools=True)}),
     ("prefix: {schema_keys: keywords}", {"prefix": PrefixSettings(SchemaKeys.KEYWORDS)}),
+    ("fallback_model: qwen3-4b", {"fallback_model": "qwen3-4b"}),
+    ("fallback_model: off", {"fallback_model": None}),
     ("prefix: off", {"prefix": PrefixSettings(SchemaKeys.OFF)}),
 ]
 
@@ -102,7 +104,8 @@ def test_a_decision_in_words_names_every_setting_in_the_order_of_the_reference()
 
 OTHERS = (
     "jitter: 7%, grace: 3m, coalescing: {followers: 7, wait: 7s}, finish_reasons: length, "
-    "max_temperature: 0.7, variants: 7, max_prompt_tokens: 7, priority: low, tags: seven"
+    "max_temperature: 0.7, variants: 7, max_prompt_tokens: 7, priority: low, tags: seven, "
+    "fallback_model: seven"
 )
 
 
@@ -232,6 +235,8 @@ def test_every_field_of_a_decision_can_be_set():
         ('tags: "a\\nb"', "tags: expected a tag of at most 63 letters"),
         ("tags: [x, 1]", "tags[1]: expected a tag of at most 63 letters, digits and ._:/-, got 1"),
         ("tags: ''", "tags: expected a tag of at most 63 letters"),
+        ("fallback_model: a b", "fallback_model: expected the name of a model, without white sp"),
+        ("fallback_model: 4", "fallback_model: expected the name of a model, without white space"),
         ("prefix: on", "prefix: expected off or a mapping such as {tools: sorted}, got 'on'"),
         ("prefix: {}", "prefix: expected at least one of the keys schema_keys, tools"),
         ("prefix: {tools: on}", "prefix.tools: expected sorted or as_sent, got 'on'"),
