@@ -27,7 +27,7 @@ def engine(model):
 
 
 async def entered(model):
-    assert await asyncio.to_thread(model.entered.acquire, timeout=5)
+    assert await asyncio.to_thread(model.entered.acquire, timeout=60)
 
 
 def unpacked(vectors):
@@ -35,7 +35,7 @@ def unpacked(vectors):
 
 
 async def until(met):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not met():  # noqa: ASYNC110 - the thread that changes it has no event of ours
             await asyncio.sleep(0)
 
@@ -103,7 +103,7 @@ async def test_an_engine_that_cannot_go_on_fails_whoever_waits_and_says_so(
         return []  # fewer than there are inputs
 
     monkeypatch.setattr(model, "embed", embed)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with pytest.raises(EngineError, match="stopped after an internal error"):
             await engine.embed([(1,), (2,)])
     assert not engine.ready

@@ -119,7 +119,7 @@ async def test_a_client_that_leaves_is_an_abort_and_costs_next_to_nothing(real_s
     asking = asyncio.create_task(
         real_server.complete("Hi", max_tokens=500, temperature=0, ignore_eos=True)
     )
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (await scrape(real_server))["sequences_running",] != 1:
             pass
         asking.cancel()
@@ -194,7 +194,7 @@ async def test_a_request_that_waits_too_long_has_an_end_of_its_own(start_real_se
     long = asyncio.gather(
         *(server.complete("Hi", max_tokens=500, ignore_eos=True) for _ in range(8))
     )
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (await scrape(server))["sequences_running",] != 1:
             pass
     headers = {"X-Refrain-Queue-Timeout": "0.001"}
@@ -203,7 +203,7 @@ async def test_a_request_that_waits_too_long_has_an_end_of_its_own(start_real_se
         f"{server.url}/v1/completions", data=body, headers=headers
     ) as reply:
         assert reply.status == 503
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (await scrape(server)).get(("sequences_finished_total", "queue_timeout")) != 1:
             pass  # figures are a moment old while the engine works
     long.cancel()

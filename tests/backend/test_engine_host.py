@@ -160,7 +160,7 @@ async def test_a_start_that_fails_in_an_unforeseen_way_is_tried_again(monkeypatc
     host.open(None)
     assert host.client.ready
     first.died.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while host._link is not last or not host.client.ready:  # noqa: ASYNC110 (it says nothing)
             await asyncio.sleep(0)
     await host.stop()

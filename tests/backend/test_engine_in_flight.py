@@ -15,7 +15,7 @@ from backend.runtime.weights import load_config
 
 pytest_plugins = ["tiny_checkpoints"]
 
-LIMIT = 20.0
+LIMIT = 120.0
 SAMPLING = [
     {"temperature": 0.0},
     {"temperature": 1.1, "seed": 5},

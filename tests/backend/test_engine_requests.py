@@ -14,7 +14,7 @@ from backend.runtime.loader import load_engine
 pytest_plugins = ["tiny_checkpoints"]
 
 PROMPT = tuple(range(40, 60))
-LIMIT = 30.0
+LIMIT = 120.0
 
 
 def request(prompt=PROMPT, n=1, **sampling):

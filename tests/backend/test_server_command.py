@@ -18,7 +18,7 @@ from backend.settings import Settings
 pytest_plugins = ["running_backend"]
 
 ROOT = Path(__file__).parents[2]
-LIMIT = 60.0
+LIMIT = 120.0
 
 
 class Process:

@@ -129,7 +129,7 @@ async def test_one_failing_prompt_fails_all_and_cancels_the_others(start_server)
     server = await start_server(script=script)
     reply = await server.complete(["a", "b"])
     assert (reply.status, reply.error["code"]) == (500, "engine_error")
-    await asyncio.wait_for(server.generator.cancelled.wait(), 5)
+    await asyncio.wait_for(server.generator.cancelled.wait(), 60)
 
 
 async def test_what_a_slow_reader_does_not_take_is_not_fetched():

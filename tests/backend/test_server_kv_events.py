@@ -28,7 +28,7 @@ class Follower:
 
     async def event(self):
         """The next event, comments left out: kind, id or None, data."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 lines = []
                 while line := (await self.reply.content.readline()).decode().rstrip("\n"):
@@ -41,7 +41,7 @@ class Follower:
         return fields["event"], fields.get("id"), orjson.loads(fields["data"])
 
     async def comment(self):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self.reply.content.readline()
 
 
@@ -167,7 +167,7 @@ async def test_readers_are_bounded_and_places_are_freed(serve_events, follow, mo
     reply = await server.get("/kv_events")
     assert (reply.status, reply.error["code"]) == (429, "too_many_readers")
     follower.reply.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (again := (await follow(server)).reply).status == 429:
             again.close()
     assert again.status == 200
@@ -177,7 +177,7 @@ async def test_stopping_ends_readers_at_once(serve_events, follow):
     server = await serve_events(KvEvents())
     follower = await follow(server)
     await follower.event()
-    await asyncio.wait_for(server.runner.cleanup(), 3)
+    await asyncio.wait_for(server.runner.cleanup(), 10)
     assert await follower.event() is None
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from backend.server.prompts import completion_prompts, off_loop
 
-LIMIT = 20.0
+LIMIT = 120.0
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ class ServiceProcess:
         assert process is not None
         self.process = None
         process.send_signal(number)
-        _, stderr = process.communicate(timeout=30)
+        _, stderr = process.communicate(timeout=120)
         return process.returncode, stderr
 
 

@@ -32,7 +32,7 @@ def executor():
 
 
 async def until(condition) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - set from the batch's thread
             await asyncio.sleep(0)
 

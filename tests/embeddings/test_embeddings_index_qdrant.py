@@ -75,7 +75,7 @@ async def reason_of(call):
 
 async def found_again(index):
     """Search until it is answered, in bounded time."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             try:
                 return [match.key for match in await search(index)]

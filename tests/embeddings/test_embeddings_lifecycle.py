@@ -29,7 +29,7 @@ async def listening(service, client):
 async def test_acknowledged_vectors_survive_kill_9_and_the_client_reconnects(new_service):
     service = new_service()
     service.start()
-    client = EmbeddingsClient(service.socket, timeout=5)
+    client = EmbeddingsClient(service.socket, timeout=30)
     await service.ready(client)
     await client.add(b"p", b"kept", QUESTION, time.time() + 3600)
     await client.add(b"p", b"dropped", "Something else", time.time() + 3600)
@@ -57,7 +57,7 @@ async def test_acknowledged_vectors_survive_kill_9_and_the_client_reconnects(new
 async def test_a_signal_while_loading_ends_it_cleanly_and_soon(new_service, number):
     service = new_service()
     service.start()
-    client = EmbeddingsClient(service.socket, timeout=5)
+    client = EmbeddingsClient(service.socket, timeout=30)
     assert not (await listening(service, client)).ready
     await client.close()
     code, stderr = service.stop(number)
@@ -68,7 +68,7 @@ async def test_a_signal_while_loading_ends_it_cleanly_and_soon(new_service, numb
 async def test_it_gives_way_to_the_gateway(new_service):
     service = new_service()
     process = service.start()
-    client = EmbeddingsClient(service.socket, timeout=5)
+    client = EmbeddingsClient(service.socket, timeout=30)
     await listening(service, client)
     await client.close()
     own = os.getpriority(os.PRIO_PROCESS, 0)
@@ -79,7 +79,7 @@ async def test_it_ends_when_its_parent_is_gone(new_service):
     service = new_service()
     environment = {**os.environ, "REFRAIN_PARENT_PIPE": "1"}
     process = service.start(stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
-    client = EmbeddingsClient(service.socket, timeout=5)
+    client = EmbeddingsClient(service.socket, timeout=30)
     await listening(service, client)
     await client.close()
     process.stdin.close()
@@ -140,6 +140,6 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
         [sys.executable, "-m", "embeddings", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )

@@ -23,7 +23,7 @@ def rig(tmp_path: Path) -> Rig:
 
 
 async def all_of(*asked: "asyncio.Task[Got]") -> list[Got]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return await asyncio.gather(*asked)
 
 
@@ -116,7 +116,7 @@ async def test_the_last_to_leave_ends_the_call(rig: Rig, where: str):
         assert not call.ended.is_set()
         one.cancel()
         await asyncio.wait([one])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await call.ended.wait()
     assert not call.read_to_the_end
 
@@ -148,7 +148,7 @@ async def test_what_was_sent_whole_is_stored_though_everybody_left(rig: Rig, str
         call.end()
     else:
         call.plain(completion("All is well"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await rig.store.waiting.wait()
         for one in asked:
             one.cancel()
@@ -168,7 +168,7 @@ async def test_the_last_bytes_wait_for_the_entry_whoever_reads(rig: Rig):
     call.head()
     call.say(b"".join(ANSWER))
     call.end()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await rig.store.waiting.wait()
     assert not any(one.done() for one in [*asked, plain])
     rig.store.open.set()

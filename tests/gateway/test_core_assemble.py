@@ -258,8 +258,8 @@ def test_chunks_are_not_changed():
 def test_a_long_answer_takes_linear_time():
     assembler = Assembler(CHAT)
     piece = chunk(choice({"content": "x" * 64}, logprobs={"content": [{"token": "x"}]}))
-    began = time.perf_counter()
+    began = time.thread_time()
     for _ in range(100_000):
         assembler.feed(piece)
     assert len(assembler.result()["choices"][0]["message"]["content"]) == 6_400_000
-    assert time.perf_counter() - began < 5.0
+    assert time.thread_time() - began < 5.0

@@ -162,10 +162,10 @@ def test_two_hundred_levels_are_allowed(inner):
 
 @pytest.mark.parametrize("digits", [309, 5_000, 1_000_000])
 def test_a_huge_number_is_refused_quickly(digits):
-    began = time.perf_counter()
+    began = time.thread_time()
     with pytest.raises(BodyError):
         parse_body(b'{"a":' + b"9" * digits + b"}")
-    assert time.perf_counter() - began < 2.0
+    assert time.thread_time() - began < 2.0
 
 
 def test_the_largest_numbers_keep_their_digits():
@@ -174,10 +174,10 @@ def test_the_largest_numbers_keep_their_digits():
 
 def test_finding_a_duplicate_among_many_keys_takes_linear_time():
     members = ",".join(f'"k{number}":1' for number in range(200_000))
-    began = time.perf_counter()
+    began = time.thread_time()
     with pytest.raises(BodyError, match="'k199999'"):
         parse_body(f'{{{members},"k199999":2}}'.encode())
-    assert time.perf_counter() - began < 5.0
+    assert time.thread_time() - began < 5.0
 
 
 NEUTRAL = [

@@ -116,13 +116,13 @@ def test_nothing_is_no_event():
 
 def test_a_large_event_in_small_reads_takes_linear_time():
     decoder = Decoder(max_event_bytes=2**23)
-    began = time.perf_counter()
+    began = time.thread_time()
     for _ in range(2**17):
         assert decoder.feed(b"x" * 32) == []
     [event] = decoder.feed(b"\n\n")
     assert len(event.raw) == 2**22 + 2
     # Copying the buffer at each read would move 256 GB.
-    assert time.perf_counter() - began < 5.0
+    assert time.thread_time() - began < 5.0
 
 
 @pytest.mark.parametrize("size", [1, 7, 100])

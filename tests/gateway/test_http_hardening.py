@@ -20,7 +20,7 @@ async def raw_exchange(gateway: RunningGateway, head: list[str], body: bytes) ->
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     lines = [*head, "Host: a", f"Content-Length: {len(body)}", "Connection: close", "", ""]
     writer.write("\r\n".join(lines).encode() + body)
-    reply = await asyncio.wait_for(reader.read(), 20)
+    reply = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     await writer.wait_closed()
     return reply.partition(b"\r\n\r\n")[0]
@@ -237,7 +237,7 @@ async def test_an_upload_that_never_comes_is_the_clients_fault(start_gateway: St
     port = int(gateway.url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"POST /v1/files HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n")
-    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
     assert b" 408 " in head
     writer.close()
 
@@ -257,7 +257,7 @@ async def test_a_client_that_stops_reading_is_let_go(
     _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
     body = orjson.dumps({**orjson.loads(BODY), "stream": True})
     writer.write(f"{POST}\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
-    await asyncio.wait_for(upstream.cancelled.wait(), 20)
+    await asyncio.wait_for(upstream.cancelled.wait(), 60)
     writer.close()
 
 
@@ -266,7 +266,7 @@ async def test_a_body_that_never_comes_is_408(start_gateway: StartGateway):
     port = int(gateway.url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"{POST}\r\nHost: a\r\nContent-Length: 100\r\n\r\n".encode())
-    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
     assert b" 408 " in head
     writer.close()
 

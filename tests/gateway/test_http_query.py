@@ -46,7 +46,7 @@ async def test_a_bare_socket_is_understood(gateway: RunningGateway, upstream: Sc
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"QUERY {CHAT} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(BODY)}\r\nConnection: close\r\n\r\n".encode() + BODY)
-    reply = await asyncio.wait_for(reader.read(), 20)
+    reply = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     assert reply.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"Cache-Status: refrain; fwd=miss; stored\r\n" in reply
@@ -103,7 +103,7 @@ async def test_a_query_says_what_it_holds(
     line = f"Content-Type: {content_type}\r\n" if content_type else ""
     head = f"QUERY {CHAT} HTTP/1.1\r\nHost: a\r\n{line}Content-Length: {len(BODY)}\r\n"
     writer.write(f"{head}Connection: close\r\n\r\n".encode() + BODY)
-    reply = await asyncio.wait_for(reader.read(), 20)
+    reply = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     assert reply.startswith(f"HTTP/1.1 {status} ".encode())
     if status == 415:

@@ -11,7 +11,7 @@ from gateway.adapters.store_redis import RedisStore
 from gateway.ports import StoreError
 from scripted_upstream import answer_by_default
 
-SECONDS = 20
+SECONDS = 60
 
 
 class Gate:

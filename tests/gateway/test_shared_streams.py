@@ -14,7 +14,7 @@ from gateway.core.types import Reason
 from gateway.shared_streams import SharedStreams
 from scripted_upstream import DONE, answer_by_default, stream_of, usage_event
 
-SECONDS = 20
+SECONDS = 60
 SUPPORT = Path(__file__).parents[1] / "support"
 QUESTION = {"model": "m", "messages": [{"role": "user", "content": "same"}], "stream": True}
 EVENTS = stream_of("You asked: same")

@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 from gateway.core import breaker
 from running_redis import RunningRedis
 
-SECONDS = 20
+SECONDS = 60
 
 
 @pytest.fixture

@@ -91,7 +91,7 @@ async def test_calls_at_any_moment_of_a_lanes_end_are_made(batches):
                 await asyncio.sleep(0)
             assert await batches.call(n) == n
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await asyncio.gather(*(ask(turns) for turns in range(12)))
 
 

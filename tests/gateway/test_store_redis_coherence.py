@@ -15,7 +15,7 @@ from running_redis import RedisCluster, RunningRedis
 
 OLD = example_entry(b"key", b"old")
 NEW = replace(OLD, result=b"new")
-SECONDS = 20
+SECONDS = 60
 
 
 class ToldNews:

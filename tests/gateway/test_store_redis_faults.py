@@ -197,7 +197,7 @@ async def test_the_documented_permissions_are_enough(server, redis):
         await store.tend()
         assert [entry.key for entry in (await store.walk(None, 9)).entries] == [ENTRY.key]
         await store.delete(ENTRY.key)
-        await asyncio.wait_for(store.news.proven.wait(), 20)
+        await asyncio.wait_for(store.news.proven.wait(), 60)
     finally:
         await store.close()
 

@@ -131,7 +131,7 @@ async def test_reads_do_not_wait_for_a_writer_and_writes_wait_only_so_long(path)
             before = time.monotonic()
             with pytest.raises(StoreError):
                 await store.put(numbered(2))
-            assert time.monotonic() - before < 5
+            assert time.monotonic() - before < 30
         assert await store.get(b"2") is None
     async with opened(path) as store:
         await store.put(numbered(2))

@@ -129,7 +129,7 @@ async def test_a_gateway_starts_before_its_redis(start_gateway, upstream, tmp_pa
     assert (await gateway.ask()).status == 200
     redis.start()
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await gateway.get("/readyz")).json["store"]["problem"] is not None:
                 pass
         assert "stored" in (await gateway.ask()).cache

@@ -45,7 +45,7 @@ class Pids:
         self.fd = fd
 
     async def next(self) -> int:
-        return int(await asyncio.wait_for(self._reader.readline(), 20))
+        return int(await asyncio.wait_for(self._reader.readline(), 60))
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ async def gone(pid: int) -> None:
     loop = asyncio.get_running_loop()
     loop.add_reader(descriptor, ended.set)
     try:
-        await asyncio.wait_for(ended.wait(), 20)
+        await asyncio.wait_for(ended.wait(), 60)
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
@@ -86,7 +86,7 @@ async def test_stop_ends_every_child_cleanly(pids: Pids):
     started = [await pids.next(), await pids.next()]
     running.stop()
 
-    assert await asyncio.wait_for(task, 20) == 0
+    assert await asyncio.wait_for(task, 60) == 0
     for pid in started:
         await gone(pid)
 
@@ -101,7 +101,7 @@ async def test_a_child_that_is_killed_is_started_again(
     os.kill(first, signal.SIGKILL)
     second = await pids.next()
     running.stop()
-    await asyncio.wait_for(task, 20)
+    await asyncio.wait_for(task, 60)
 
     assert first != second
     assert "engine ended (exit code -9); starting it again" in caplog.text
@@ -111,7 +111,7 @@ async def test_a_child_that_is_killed_is_started_again(
 async def test_a_child_that_cannot_start_ends_everything_with_its_code(pids: Pids, code: int):
     running = Supervisor([python(WAITS, pids), python(f"raise SystemExit({code})", pids)])
 
-    assert await asyncio.wait_for(running.run(), 20) == code
+    assert await asyncio.wait_for(running.run(), 60) == code
 
 
 async def test_a_child_that_ignores_sigterm_is_killed(
@@ -122,7 +122,7 @@ async def test_a_child_that_ignores_sigterm_is_killed(
     task = asyncio.create_task(running.run())
     pid = await pids.next()
     running.stop()
-    await asyncio.wait_for(task, 20)
+    await asyncio.wait_for(task, 60)
 
     await gone(pid)
     assert "stubborn did not stop" in caplog.text
@@ -137,5 +137,5 @@ async def test_no_child_outlives_the_supervisor(pids: Pids, number: signal.Signa
     pid = await pids.next()
     process.send_signal(number)
 
-    assert await asyncio.wait_for(process.wait(), 20) == (-9 if number == signal.SIGKILL else 0)
+    assert await asyncio.wait_for(process.wait(), 60) == (-9 if number == signal.SIGKILL else 0)
     await gone(pid)

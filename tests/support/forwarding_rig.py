@@ -84,7 +84,7 @@ class Rig:
 
     async def next_finished(self) -> Observation:
         """Wait for the next request or refresh that has ended."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self._finished.get()
 
     async def read(self, exchange: Exchange) -> Got:

@@ -51,7 +51,7 @@ class Call:
 
     async def taken(self) -> None:
         """Wait until all that was said was read, and passed on."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await self._said.join()
 
     def end(self) -> None:
@@ -117,5 +117,5 @@ class GatedUpstream:
 
     async def next_call(self) -> Call:
         """Wait for the next call to be made."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self._new.get()

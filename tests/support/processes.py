@@ -54,7 +54,7 @@ class Process:
             if text in line:
                 return line
 
-    def stop(self, number: signal.Signals = signal.SIGTERM, seconds: float = 30) -> int:
+    def stop(self, number: signal.Signals = signal.SIGTERM, seconds: float = 120) -> int:
         """Send a signal, wait, and return the exit code."""
         if self.popen.poll() is None:
             self.popen.send_signal(number)
