@@ -66,22 +66,18 @@ async def input_tokens(
                 code="empty_string",
             )
 
-    encoded = await encode_each(encoder, inputs, "input")
-    _check_lengths(encoded, max_tokens)
-    return encoded
+    def check(tokens: tuple[int, ...]) -> None:
+        if len(tokens) > max_tokens:
+            raise ApiError(
+                400,
+                f"This model's maximum context length is {max_tokens} tokens, however you "
+                f"requested {len(tokens)} tokens ({len(tokens)} in your prompt; 0 for the "
+                "completion). Please reduce your prompt; or completion length.",
+                param="input",
+                code="context_length_exceeded",
+            )
 
-
-def _check_lengths(encoded: Sequence[tuple[int, ...]], max_tokens: int) -> None:
-    longest = max(map(len, encoded))
-    if longest > max_tokens:
-        raise ApiError(
-            400,
-            f"This model's maximum context length is {max_tokens} tokens, however you requested "
-            f"{longest} tokens ({longest} in your prompt; 0 for the completion). "
-            "Please reduce your prompt; or completion length.",
-            param="input",
-            code="context_length_exceeded",
-        )
+    encoded = await encode_each(encoder, inputs, "input", check)
     total = sum(map(len, encoded))
     if total > MAX_TOKENS_OF_A_REQUEST:
         raise ApiError(
@@ -90,6 +86,7 @@ def _check_lengths(encoded: Sequence[tuple[int, ...]], max_tokens: int) -> None:
             param="input",
             code="max_tokens_per_request",
         )
+    return encoded
 
 
 def _dimensions(wanted: int | None, shape: EmbeddingShape) -> int:

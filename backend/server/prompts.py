@@ -55,10 +55,10 @@ async def chat_tokens(
     param: str = "messages",
 ) -> tuple[int, ...]:
     """Return the tokens of a conversation, however many. Raises ApiError."""
-    plain = [_for_template(message) for message in messages]
-    described = [function.for_template() for function in tools]
 
     def encode() -> tuple[int, ...]:
+        plain = [_for_template(message) for message in messages]
+        described = [function.for_template() for function in tools]
         try:
             text = encoder.apply_chat_template(
                 plain, add_generation_prompt=add_generation_prompt, tools=described or None
@@ -67,17 +67,24 @@ async def chat_tokens(
             raise ApiError(400, str(error), param=param, code="invalid_messages") from None
         return tuple(encoder.encode(text, add_special_tokens=add_special_tokens))
 
-    size = sum(len(message["content"]) + _CHARACTERS_OF_A_MESSAGE for message in plain)
-    size += sum(map(_described_size, tools))
-    return await off_loop(encode, size > ON_LOOP_CHARACTERS)
+    return await off_loop(encode, _is_long(messages, tools))
+
+
+def _is_long(messages: Sequence[AnyMessage], tools: Sequence[Function]) -> bool:
+    size = _CHARACTERS_OF_A_MESSAGE * (len(messages) + len(tools))
+    # To look into many of them takes long enough.
+    if size <= ON_LOOP_CHARACTERS:
+        size += sum(len(message.text()) for message in messages)
+        size += sum(len(repr(function.parameters)) for function in tools)
+    return size > ON_LOOP_CHARACTERS
 
 
 async def completion_prompts(
     encoder: PromptEncoder, prompts: Sequence[str | tuple[int, ...]], *, max_model_len: int
 ) -> tuple[tuple[int, ...], ...]:
     """Return the tokens of each prompt. Raises ApiError."""
-    encoded = await encode_each(encoder, prompts, "prompt")
-    for tokens in encoded:
+
+    def check(tokens: tuple[int, ...]) -> None:
         if not tokens:
             raise ApiError(
                 400,
@@ -86,7 +93,8 @@ async def completion_prompts(
                 code="empty_string",
             )
         _check_room(tokens, "prompt", max_model_len)
-    return encoded
+
+    return await encode_each(encoder, prompts, "prompt", check)
 
 
 async def echoed_prompts(
@@ -107,14 +115,23 @@ async def echoed_prompts(
 
 
 async def encode_each(
-    encoder: PromptEncoder, texts: Sequence[str | tuple[int, ...]], param: str
+    encoder: PromptEncoder,
+    texts: Sequence[str | tuple[int, ...]],
+    param: str,
+    check: Callable[[tuple[int, ...]], None],
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the tokens of each; arrays are taken as they are. Raises ApiError."""
+    """Return the tokens of each; arrays are taken as they are.
+
+    Raises ApiError, and what ``check`` raises of the tokens of one, before the next is looked at.
+    """
 
     def encode(text: str | tuple[int, ...]) -> tuple[int, ...]:
         if isinstance(text, str):
-            return tuple(encoder.encode(text, add_special_tokens=True))
-        return refuse_outside_vocabulary(text, encoder.vocab_size, param)
+            tokens = tuple(encoder.encode(text, add_special_tokens=True))
+        else:
+            tokens = refuse_outside_vocabulary(text, encoder.vocab_size, param)
+        check(tokens)
+        return tokens
 
     return await each_off_loop(encode, texts, sum(map(len, texts)) > ON_LOOP_CHARACTERS)
 
@@ -130,11 +147,6 @@ def check_biases(biases: Sequence[tuple[int, float]], vocab_size: int) -> None:
                 param="logit_bias",
                 code="invalid_value",
             )
-
-
-def _described_size(function: Function) -> int:
-    """Guess how many characters a template makes of ``function``."""
-    return _CHARACTERS_OF_A_MESSAGE + len(repr(function.parameters))
 
 
 def _for_template(message: AnyMessage) -> dict[str, Any]:

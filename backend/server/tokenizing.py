@@ -43,13 +43,14 @@ class TokenHandlers:
         """POST /detokenize; special tokens are written out."""
         asked = await read_request(request, DetokenizeRequest)
         loaded = self._require(asked.model)
-        tokens = tuple(asked.tokens)
-        if tokens:
-            refuse_outside_vocabulary(tokens, loaded.encoder.vocab_size, "tokens")
-        text = await off_loop(
-            lambda: loaded.encoder.decode(tokens, skip_special_tokens=False),
-            len(tokens) > ON_LOOP_CHARACTERS,
-        )
+
+        def decode() -> str:
+            tokens = tuple(asked.tokens)
+            if tokens:
+                refuse_outside_vocabulary(tokens, loaded.encoder.vocab_size, "tokens")
+            return loaded.encoder.decode(tokens, skip_special_tokens=False)
+
+        text = await off_loop(decode, len(asked.tokens) > ON_LOOP_CHARACTERS)
         return json_response({"prompt": text})
 
     def _require(self, name: str | None) -> Loaded:

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from backend.server.errors import ApiError
 from backend.server.prompts import completion_prompts, off_loop
 
 LIMIT = 120.0
@@ -45,6 +46,15 @@ async def test_of_many_prompts_those_not_begun_are_dropped(gate):
     await asyncio.gather(task, return_exceptions=True)
     gate.set()
     await asyncio.get_running_loop().shutdown_default_executor()
+    assert encoder.encoded == texts[:1]
+
+
+async def test_of_many_prompts_the_first_without_room_is_the_last(gate):
+    encoder = GatedEncoder(gate)
+    gate.set()
+    texts = [f"{number}" * 3_000 for number in range(5)]
+    with pytest.raises(ApiError, match="maximum context length is 1 tokens"):
+        await completion_prompts(encoder, texts, max_model_len=1)
     assert encoder.encoded == texts[:1]
 
 
