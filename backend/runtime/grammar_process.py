@@ -108,6 +108,8 @@ def _try(library: "GrammarLibrary", job: Job) -> Tried | Refused:
         compiled = library.compile(job.grammar)
     except GrammarError as error:
         return Refused(str(error))
+    except Exception:  # noqa: BLE001  # a trace could show the client's schema
+        return Refused("it could not be compiled")
     if time.process_time() - began < job.quick:
         return Tried(None)
     serialised = compiled.serialize_json()

@@ -211,6 +211,8 @@ def test_a_child_says_what_is_quick_and_sends_what_is_not(trials):
     assert next_tokens(matcher, list(b"abc")) == [END]
     refused = trials.begin(job(regex("[a-"))).result()
     assert "Regex parsing error" in refused.reason
+    surrogate = Grammar(GrammarKind.EBNF, 'root ::= "\ud800"')
+    assert trials.begin(job(surrogate)).result() == Refused("it could not be compiled")
 
 
 def test_children_end_with_their_time_or_when_nobody_waits(trials):
