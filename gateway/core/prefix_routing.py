@@ -56,7 +56,7 @@ class PrefixAware:
         weights: Weights | None = None,
         sharing: Container[str] = (),
     ) -> None:
-        self.index = index or PrefixIndex()
+        self.index = PrefixIndex() if index is None else index
         self._weights = weights or Weights()
         self._sharing = sharing
         self._cold = ColdPrefixes()
