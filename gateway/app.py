@@ -107,6 +107,7 @@ def create_app(
             claims=entries.claims,
             streams=entries.streams,
             checks=comparisons,
+            chains=upstreams.chains,
         )
 
     forwarder = make_forwarder(upstream)

@@ -11,6 +11,7 @@ from gateway.admitting import Admitter
 from gateway.checking import Checks
 from gateway.coalescing import Coalescer
 from gateway.core.plan import Plan
+from gateway.core.prefix_blocks import PromptChains
 from gateway.exchange import Exchange, Reply
 from gateway.ports import Claims, Upstream
 from gateway.shared_call import SharedCaller
@@ -33,14 +34,16 @@ class Forwarder:
         claims: Claims | None = None,
         streams: SharedStreams | None = None,
         checks: Checks | None = None,
+        chains: PromptChains | None = None,
     ) -> None:
         """``claims`` and ``streams`` are those of the processes that share the store, if any.
 
-        ``checks`` takes the answers that are to be compared.
+        ``checks`` takes the answers that are to be compared; ``chains`` makes what several
+        upstreams are chosen by.
         """
         self.upstream = upstream
         self.admitter = admitter
-        own = Caller(upstream, admitter, max_answer_bytes, checks)
+        own = Caller(upstream, admitter, max_answer_bytes, checks, chains)
         caller: Caller | SharedCaller = own
         if claims is not None and streams is not None:
             caller = SharedCaller(own, claims, streams, admitter.entries, admitter.now)

@@ -51,6 +51,7 @@ class Settings(BaseModel):
     upstream: tuple[str, ...] = Field(default=(), description="OpenAI-style base URL, ends in /v1")
     upstreams: tuple[UpstreamSettings, ...] = ()
     upstream_name: str | None = None
+    upstream_routing: str = Field(default="prefix", pattern="^(prefix|load)$")
     upstream_cache_salt: bool = False
     gateway_keys: Path | None = None
     denied_keys: Path | None = None

@@ -19,6 +19,7 @@ from gateway.core import sse
 from gateway.core.errors import UpstreamError
 from gateway.core.headers import Fields, end_to_end, request_fields, without
 from gateway.core.outgoing import UPSTREAM, Outgoing, Served
+from gateway.core.prefix_blocks import PromptChains
 from gateway.core.streamed import Followed, followed
 from gateway.core.types import Endpoint, Reason
 from gateway.core.usage import ask_for_usage
@@ -48,6 +49,7 @@ class Caller:
     admitter: Admitter
     max_answer_bytes: int
     checks: Checks | None = None
+    chains: PromptChains | None = None
     asks_for_usage: bool = True
 
     async def call(self, exchange: Exchange, answer: LiveAnswer) -> None:
@@ -94,7 +96,10 @@ class Caller:
         headers = without(request_fields(inbound.fields), *_OURS, *seen.trace_headers)
         headers += (("Accept-Encoding", "identity"), *seen.trace_headers.items())
         model = exchange.body.get("model") or ""
-        outgoing = Outgoing(inbound.target, headers, raw, model, streamed=exchange.streamed)
+        prefix: tuple[int, ...] = ()
+        if self.chains is not None:
+            prefix = self.chains.of(exchange.endpoint, exchange.body, inbound.headers)
+        outgoing = Outgoing(inbound.target, headers, raw, model, prefix, exchange.streamed)
         answer.upstream_started = seen.clock()
         async with self.upstream.send(outgoing) as upstream:
             answer.upstream_head = seen.clock()
@@ -117,7 +122,7 @@ class Caller:
             if added and _refuses_usage(upstream.status, whole, exchange):
                 return False
         answer.complete = True
-        await self._store_plain(upstream.status, whole, exchange, answer)
+        await self._store_plain(upstream, whole, exchange, answer)
         answer.open(Head(upstream.status, fields, whole))
         answer.land(seen.clock())
         return True
@@ -139,6 +144,7 @@ class Caller:
         except (UpstreamError, sse.EventTooLargeError, TimeoutError) as error:
             if not answered.done:
                 raise _broken(str(error)) from error
+        _note_cached(upstream, answered.usage)
         if answered.failed:
             answer.error = answered.error
             raise _broken("The upstream broke its answer off with an error.")
@@ -168,7 +174,7 @@ class Caller:
             answer.land(exchange.seen.clock())
 
     async def _store_plain(
-        self, status: int, whole: bytes, exchange: Exchange, answer: LiveAnswer
+        self, upstream: UpstreamReply, whole: bytes, exchange: Exchange, answer: LiveAnswer
     ) -> None:
         try:
             result = orjson.loads(whole)
@@ -176,7 +182,8 @@ class Caller:
             result = None
         if isinstance(result, dict):
             _note_usage(answer.payer, result.get("usage"))
-        await self._store(status, result, whole, exchange, answer)
+            _note_cached(upstream, result.get("usage"))
+        await self._store(upstream.status, result, whole, exchange, answer)
 
     async def _store_streamed(
         self, answered: Followed, exchange: Exchange, answer: LiveAnswer
@@ -277,8 +284,20 @@ def _note_usage(payer: Observation | None, usage: Any) -> None:
         }:
             payer.prompt_tokens = prompt
             payer.completion_tokens = completion
+    if (cached := _cached_tokens(usage)) is not None:
+        payer.cached_tokens = cached
+
+
+def _note_cached(upstream: UpstreamReply, usage: Any) -> None:
+    if (cached := _cached_tokens(usage)) is not None:
+        upstream.served.note_cached(cached)
+
+
+def _cached_tokens(usage: Any) -> int | None:
     match usage:
         case {"prompt_tokens_details": {"cached_tokens": int(cached)}} | {
             "input_tokens_details": {"cached_tokens": int(cached)}
         }:
-            payer.cached_tokens = cached
+            return cached
+        case _:
+            return None

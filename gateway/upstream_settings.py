@@ -33,6 +33,7 @@ class UpstreamSettings(BaseModel):
     first_token_timeout: float | None = Field(default=None, gt=0)
     between_tokens_timeout: float | None = Field(default=None, gt=0)
     probe: str = "auto"
+    shares_prefill: bool = False
 
     @field_validator("url")
     @classmethod

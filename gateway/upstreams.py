@@ -23,6 +23,8 @@ from gateway.adapters.upstream_http import HttpUpstream
 from gateway.adapters.upstream_pool import Bounds, UpstreamPool, log_change
 from gateway.core.pool.member import Member
 from gateway.core.pool.table import PoolTable, states
+from gateway.core.prefix_blocks import PromptChains
+from gateway.core.prefix_routing import PrefixAware
 from gateway.core.routing import LeastLoaded
 from gateway.ports import Upstream
 from gateway.settings import Settings
@@ -44,6 +46,8 @@ class Upstreams:
     pool: UpstreamPool | None = None
     prober: Prober | None = None
     models: ModelList | None = None
+    chains: PromptChains | None = None
+    """Makes what upstreams are chosen by, where prompts decide."""
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -105,7 +109,10 @@ def open_upstreams(
     if is_alone:
         return Upstreams(each[name], each[name], each, checks[0])
     members = [_member(one, settings.workers) for one in given]
-    table = PoolTable(members, LeastLoaded(), time.monotonic(), log_change)
+    by_prefix = settings.upstream_routing == "prefix"
+    sharing = frozenset(one.called for one in given if one.shares_prefill)
+    routing = PrefixAware(sharing=sharing) if by_prefix else LeastLoaded()
+    table = PoolTable(members, routing, time.monotonic(), log_change)
     bounds = Bounds(settings.queue_size, settings.queue_timeout)
     pool = UpstreamPool(name, each, table, bounds, figures=metrics.upstreams)
     metrics.tell_upstreams(lambda: states(table, time.monotonic()), lambda: pool.waiting)
@@ -113,7 +120,8 @@ def open_upstreams(
     prober = Prober(each, paths, table, time.monotonic, pool.admit)
     passing = PoolRequests(each, table, time.monotonic)
     models = ModelList(passing, {member.name: member for member in members})
-    return Upstreams(pool, passing, each, _any(checks), pool, prober, models)
+    chains = PromptChains(shared=own_keys) if by_prefix else None
+    return Upstreams(pool, passing, each, _any(checks), pool, prober, models, chains)
 
 
 def _http(

@@ -5,6 +5,7 @@ Law: from here on nothing is sent again. However the reply is left, its call is 
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from math import ceil
 from types import TracebackType
 from typing import Protocol
@@ -22,6 +23,10 @@ class CallOwner(Protocol):
 
     def note_failure(self, call: Call, failure: Failure) -> None:
         """Note that it broke off."""
+        ...
+
+    def note_cached(self, call: Call, tokens: int) -> None:
+        """Note how much of the prompt the upstream says that it had."""
         ...
 
     def ended(self, call: Call) -> None:
@@ -54,7 +59,8 @@ class Opened:
     @property
     def served(self) -> Served:
         """Who answered, and who did not before."""
-        return Served(self._call.name, self.tried, several=True)
+        note = partial(self._owner.note_cached, self._call)
+        return Served(self._call.name, self.tried, several=True, note_cached=note)
 
     @property
     def status(self) -> int:

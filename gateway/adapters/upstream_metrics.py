@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector
 
 from gateway.core.pool.health import State
 from gateway.core.pool.standing import Standing
+from gateway.core.routing import Route
 from gateway.core.types import Reason
 
 Standings = Callable[[], Iterable[tuple[Standing, State, float]]]
@@ -21,7 +22,7 @@ class UpstreamMetrics:
         self._requests = Counter(
             "refrain_upstream_requests_total",
             "Requests sent to an upstream of a pool, tries that failed among them.",
-            ("upstream",),
+            ("upstream", "route"),
             registry=registry,
         )
         self._failures = Counter(
@@ -31,9 +32,9 @@ class UpstreamMetrics:
             registry=registry,
         )
 
-    def asked(self, name: str) -> None:
-        """Count a request."""
-        self._requests.labels(name).inc()
+    def asked(self, name: str, route: Route) -> None:
+        """Count a request, by why it goes there."""
+        self._requests.labels(name, route.value).inc()
 
     def failed(self, name: str, reason: Reason) -> None:
         """Count a failure."""

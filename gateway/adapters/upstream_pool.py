@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Protocol
 
 from gateway.adapters.pooled_reply import Opened
+from gateway.adapters.prefix_turns import Turns
 from gateway.core.errors import UpstreamError
 from gateway.core.outgoing import Outgoing
 from gateway.core.pool.failure import Failure, Tries, failure_of, refusal_of
@@ -23,6 +25,7 @@ from gateway.core.pool.health import State
 from gateway.core.pool.standing import NoRoom
 from gateway.core.pool.table import Call, Change, PoolTable
 from gateway.core.pool.waiting import Ticket, Waiting
+from gateway.core.routing import Route
 from gateway.core.types import Reason
 from gateway.ports import Upstream
 
@@ -34,8 +37,8 @@ BEHIND_OTHERS = NoRoom(429, Reason.UPSTREAM_BUSY, None, waits=True)
 class Figures(Protocol):
     """Counts what goes to the upstreams."""
 
-    def asked(self, name: str) -> None:
-        """Count a request."""
+    def asked(self, name: str, route: Route) -> None:
+        """Count a request, by why it goes there."""
         ...
 
     def failed(self, name: str, reason: Reason) -> None:
@@ -85,6 +88,7 @@ class UpstreamPool:
         self._figures = figures
         self._waiting: Waiting[asyncio.Future[Call]] = Waiting(bounds.waiting)
         self._timer: asyncio.TimerHandle | None = None
+        self._turns = Turns()
 
     @property
     def waiting(self) -> int:
@@ -132,9 +136,14 @@ class UpstreamPool:
             self._figures.failed(call.name, failure.reason)
         self.table.failed(call, failure, self._clock())
 
+    def note_cached(self, call: Call, tokens: int) -> None:
+        """Note how much of the prompt the upstream says that it had."""
+        self.table.note_cached(call, tokens, self._clock())
+
     def ended(self, call: Call) -> None:
         """Note the end of a call, and let in who waits."""
         self.table.end(call, self._clock())
+        self._turns.wake(call.sent)
         self.admit()
 
     def admit(self) -> None:
@@ -187,11 +196,12 @@ class UpstreamPool:
 
     async def _attempt(self, call: Call, outgoing: Outgoing) -> Opened | Failed:
         """Send to one upstream and wait for the first byte."""
-        if self._figures is not None:
-            self._figures.asked(call.name)
         context = self._upstreams[call.name].send(outgoing)
         opened: Opened | None = None
         try:
+            await self._turns.come(partial(self.table.held_back, call), self._clock)
+            if self._figures is not None:
+                self._figures.asked(call.name, call.route)
             reply = await context.__aenter__()
             opened = Opened(self, call, context, reply)
             opened.failure = refusal_of(reply.status, reply.headers, self._wall())
@@ -207,6 +217,7 @@ class UpstreamPool:
             raise
         if opened.failure is None:
             self.table.first_byte(call, self._clock())
+            self._turns.wake(call.sent)
         else:
             self.note_failure(call, opened.failure)
         return opened

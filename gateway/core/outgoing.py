@@ -1,5 +1,6 @@
 """What is sent to an upstream, and which one answered."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.core.headers import Fields
@@ -30,6 +31,10 @@ Tried = tuple[tuple[str, Reason], ...]
 """Who failed, and why."""
 
 
+def _ignored(_tokens: int) -> None:
+    """Where there is nothing to choose, nobody has to know."""
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """Which upstream answered, and those that were tried before it, each with why it did not."""
@@ -38,6 +43,8 @@ class Served:
     tried: Tried = ()
     several: bool = False
     """Whether another one could have answered."""
+    note_cached: Callable[[int], None] = field(default=_ignored, repr=False, compare=False)
+    """To be told how much of the prompt it found in its cache, in tokens, where it says so."""
 
     def header(self) -> str | None:
         """Return what ``X-Refrain-Upstream`` says, None where there is one upstream only."""

@@ -3,7 +3,8 @@
 Laws:
 - The order of bytes is that of the rendered prompt: tools, instructions, then the turns. So two
   chains have as many digests in common as their prompts have blocks in common from the start on.
-- The root holds the model and the salt: what an upstream's cache keeps apart never looks alike.
+- The root holds the model, the salt and the credentials that are passed on: what an upstream's
+  cache may keep apart never looks alike.
 - Digests only; no text is kept.
 
 An upstream cuts its blocks by tokens and renders the prompt by a template of its own, so what is
@@ -11,19 +12,22 @@ said here of the length of a common prefix is true to within a block or two of e
 """
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
 import orjson
 
+from gateway.core.access import CREDENTIALS
 from gateway.core.outbound import SALT
 from gateway.core.types import Endpoint
 
 BLOCK_BYTES = 512
 """About 128 tokens of English."""
 
-MOST_BLOCKS = 2048
-"""What follows the first MiB of a prompt does not tell replicas apart."""
+MOST_BLOCKS = 1024
+"""What follows the first half a MiB of a prompt does not tell replicas apart."""
 
 DIGEST_BYTES = 7
 """Python keeps an integer of 56 bits in 32 bytes, one of 64 in 48."""
@@ -35,11 +39,28 @@ _IN_ORDER: dict[Endpoint, tuple[str, ...]] = {
 }
 
 
-def prefix_blocks(endpoint: Endpoint, body: dict[str, Any]) -> tuple[int, ...]:
+@dataclass(frozen=True, slots=True)
+class PromptChains:
+    """Makes chains of requests; ``shared`` says that no client's credential is passed on."""
+
+    shared: bool
+
+    def of(
+        self, endpoint: Endpoint, body: dict[str, Any], headers: Mapping[str, str]
+    ) -> tuple[int, ...]:
+        """Return the chain of a request as it is sent; ``headers`` are by lower-case name."""
+        if self.shared:
+            return prefix_blocks(endpoint, body)
+        return prefix_blocks(endpoint, body, tuple(headers.get(name, "") for name in CREDENTIALS))
+
+
+def prefix_blocks(
+    endpoint: Endpoint, body: dict[str, Any], apart: tuple[str, ...] = ()
+) -> tuple[int, ...]:
     """Return the chain of a request as it is sent; entry i covers the blocks 0 to i.
 
     Empty for a prompt of less than a block, for one that cannot be printed, and for embeddings,
-    which no prefix cache serves.
+    which no prefix cache serves. What differs in ``apart`` has no block in common.
     """
     try:
         text = b"".join(
@@ -47,9 +68,7 @@ def prefix_blocks(endpoint: Endpoint, body: dict[str, Any]) -> tuple[int, ...]:
         )
     except (RecursionError, ValueError):
         return ()
-    # The salt's length says where the model's name ends.
-    salt = str(body.get(SALT) or "")
-    root = f"{len(salt)}:{salt}{body.get('model')}".encode("utf-8", "surrogatepass")
+    root = json.dumps((body.get("model"), body.get(SALT), apart)).encode()
     return chain_of(text[: MOST_BLOCKS * BLOCK_BYTES], root)
 
 

@@ -70,8 +70,7 @@ class PrefixAware:
         held = {load.name: self.index.held(load.name, prefix) for load in loads}
         most = max(held.values())
         # Where prompts part: alike for all who know what prompts have in common.
-        parting = prefix[min(most, len(prefix) - 1)] if prefix else 0
-        home = min(loads, key=lambda load: (_rendezvous(load, parting), load.name)).name
+        home = _home(loads, prefix[min(most, len(prefix) - 1)]) if prefix else ""
         spared = self._weights.home * (len(prefix) - most)
         even = (sum(load.in_flight for load in loads) + 1) / sum(load.weight for load in loads)
 
@@ -159,6 +158,10 @@ def _why(held: int, most: int) -> Route:
     if not most:
         return Route.COLD
     return Route.PREFIX if held == most else Route.BALANCE
+
+
+def _home(loads: Sequence[Load], key: int) -> str:
+    return min(loads, key=lambda load: (_rendezvous(load, key), load.name)).name
 
 
 def _rendezvous(load: Load, key: int) -> float:

@@ -21,7 +21,9 @@ class Route(StrEnum):
     COLD = "cold"
     """None holds any of it."""
     BALANCE = "balance"
-    """Another holds more of it, and has too much to do."""
+    """Another holds more of it and has too much to do, or only load counts."""
+    RETRY = "retry"
+    """It was the last that was left, or is asked once more."""
 
 
 @dataclass(frozen=True, slots=True)

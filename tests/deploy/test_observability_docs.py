@@ -17,7 +17,7 @@ from gateway.adapters.tracing import Tracing
 from gateway.core.pool.member import Member
 from gateway.core.pool.table import PoolTable, states
 from gateway.core.rewrite.outcome import Declined, Rewrite, WhyNot
-from gateway.core.routing import LeastLoaded
+from gateway.core.routing import LeastLoaded, Route
 from gateway.core.types import Ineligible, Reason
 from gateway.observation import Observation
 from gateway.ports import StoreStats
@@ -97,7 +97,7 @@ def gateway_page() -> str:
     metrics.policy_reloaded(True)
     metrics.compared("default", "served", "equal")
     metrics.tell_rules_off(lambda: {"default": True})
-    metrics.upstreams.asked("a")
+    metrics.upstreams.asked("a", Route.PREFIX)
     metrics.upstreams.failed("a", Reason.UPSTREAM_BROKE)
     table = PoolTable([Member("a")], LeastLoaded(), 0.0)
     metrics.tell_upstreams(lambda: states(table, 1.0), lambda: 0)

@@ -21,7 +21,7 @@ from gateway.core.pool.failure import Failure
 from gateway.core.pool.health import Open, State, Trial, Up
 from gateway.core.pool.member import Member, serving
 from gateway.core.pool.standing import SOON, NoRoom, Standing, new, no_room
-from gateway.core.routing import Load, Routing, Sent
+from gateway.core.routing import Choice, Load, Route, Routing, Sent, Wait
 from gateway.core.types import Reason
 
 NOBODY: frozenset[str] = frozenset()
@@ -34,6 +34,7 @@ class Call:
     standing: Standing
     sent: Sent = field(repr=False)
     trial: bool
+    route: Route = Route.RETRY
     ended: bool = False
 
     @property
@@ -78,7 +79,8 @@ class PoolTable:
         for tier in tiers:
             able = [one for one in tier if one.member.name not in tried and one.is_able(now)]
             if able:
-                return self._begun(self._best(able, outgoing, now), outgoing, now)
+                best = self._best(able, outgoing, now)
+                return self._begun(self.standings[best.name], outgoing, now, best.why)
         left = [one for tier in tiers for one in tier if one.member.name not in tried]
         shut = [one for one in left if isinstance(one.health.at, Open | Trial)]
         if shut and len(shut) == len(left):
@@ -108,6 +110,14 @@ class PoolTable:
             if one.health.rests_until > now
         ]
         return min(times, default=None)
+
+    def held_back(self, call: Call, now: float) -> Wait | None:
+        """Tell whether the request is to wait for another that computes what it begins with."""
+        return self._routing.held_back(call.sent, now)
+
+    def note_cached(self, call: Call, tokens: int, now: float) -> None:
+        """Note how much of the prompt the upstream says that it had."""
+        self._routing.answered(call.sent, tokens, now)
 
     def first_byte(self, call: Call, now: float) -> None:
         """Note that the upstream has answered."""
@@ -181,20 +191,20 @@ class PoolTable:
             self._serving[model] = tiers
         return tiers
 
-    def _best(self, able: list[Standing], outgoing: Outgoing, now: float) -> Standing:
-        if len(able) == 1:
-            return able[0]
+    def _best(self, able: list[Standing], outgoing: Outgoing, now: float) -> Choice:
         loads = [Load(one.member.name, one.in_flight, weight=one.member.weight) for one in able]
-        return self.standings[self._routing.order(outgoing.prefix, loads, now)[0].name]
+        return self._routing.order(outgoing.prefix, loads, now)[0]
 
-    def _begun(self, standing: Standing, outgoing: Outgoing, now: float) -> Call:
+    def _begun(
+        self, standing: Standing, outgoing: Outgoing, now: float, route: Route = Route.RETRY
+    ) -> Call:
         standing.in_flight += 1
         if standing.rate is not None:
             standing.rate.take(now)
         trial = not isinstance(standing.health.at, Up)
         standing.tried = standing.tried or trial
         sent = self._routing.sent(standing.member.name, outgoing.prefix, now)
-        return Call(standing, sent, trial)
+        return Call(standing, sent, trial, route)
 
     def _end_trial(self, call: Call) -> None:
         if call.trial:
