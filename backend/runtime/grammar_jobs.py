@@ -28,7 +28,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """It can be compiled; ``serialised`` is what came of it, None where it was quick."""
+    """It can be compiled; ``serialised`` is what came of it, None where it was quick and silent."""
 
     serialised: str | None
 

@@ -187,6 +187,8 @@ def job(grammar, *, seconds=60.0, cpu_seconds=None, quick=30.0):
     return Job(grammar, seconds, cpu_seconds, quick)
 
 
+# The library says so, and what the pattern is, on its standard error.
+WARNED_OF = '{"type": "string", "pattern": "^(ab)$c"}'
 # Minutes, even for a vocabulary of bytes.
 ENDLESS = regex("|".join(f"a{{{i},{i + 50}}}[b-z]{{2,{i + 2}}}" for i in range(300)))
 
@@ -211,6 +213,8 @@ def test_a_child_says_what_is_quick_and_sends_what_is_not(trials):
     assert next_tokens(matcher, list(b"abc")) == [END]
     refused = trials.begin(job(regex("[a-"))).result()
     assert "Regex parsing error" in refused.reason
+    warned_of = trials.begin(job(Grammar(GrammarKind.JSON_SCHEMA, WARNED_OF))).result()
+    assert warned_of.serialised is not None
     surrogate = Grammar(GrammarKind.EBNF, 'root ::= "\ud800"')
     assert trials.begin(job(surrogate)).result() == Refused("it could not be compiled")
 
