@@ -223,14 +223,16 @@ class PagedAttention(RuledAttention):
             if mask is None:
                 mask = torch.ones(len(queries), len(queries), device=queries.device).tril() > 0
             return ruled_prefill(queries, keys, values, mask, rules)
-        attended = functional.scaled_dot_product_attention(
-            queries.transpose(0, 1).unsqueeze(0),
-            keys.unsqueeze(0),
-            values.unsqueeze(0),
-            attn_mask=mask,
-            is_causal=mask is None,
-            enable_gqa=len(keys) != queries.shape[1],
-        )
+        num_scores = queries.shape[0] * queries.shape[1] * keys.shape[1]
+        with ThreadsWorth(num_scores * queries.itemsize):
+            attended = functional.scaled_dot_product_attention(
+                queries.transpose(0, 1).unsqueeze(0),
+                keys.unsqueeze(0),
+                values.unsqueeze(0),
+                attn_mask=mask,
+                is_causal=mask is None,
+                enable_gqa=len(keys) != queries.shape[1],
+            )
         return attended[0].transpose(0, 1).flatten(1)
 
     def _decode_mask(self, group: DecodeGroup, window: int) -> Tensor:

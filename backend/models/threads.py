@@ -19,7 +19,7 @@ class ThreadsWorth:
     __slots__ = ("_before",)
 
     def __init__(self, num_bytes: int) -> None:
-        """``num_bytes`` are those that operations within read together."""
+        """``num_bytes`` are those of the larger of what operations within read and make between."""
         self._before = torch.get_num_threads() if num_bytes < _WORTH_SHARING else 1
 
     def __enter__(self) -> None:
