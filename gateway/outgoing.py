@@ -8,15 +8,19 @@ left as it came, with the reason.
 import asyncio
 import logging
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from gateway.asked import Asked
-from gateway.core.key import cache_salt
+from gateway.core.key import cache_salt, document_owner
 from gateway.core.lookup import Forward
 from gateway.core.outbound import with_priority, with_salt
+from gateway.core.rewrite.documents import NOTHING_KNOWN, Memory
 from gateway.core.rewrite.outcome import Declined, WhyNot
 from gateway.core.rewrite.plan import Rewritten, rewrite, rules_for
+from gateway.core.rewrite.shared_documents import SharedDocuments
 from gateway.core.types import Endpoint
 from gateway.exchange import Exchange
+from policies.decide import DocumentOrder
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +37,7 @@ class Outbox:
     secret: bytes = field(repr=False)
     salts_caches: bool = False
     """Whether the upstream knows ``cache_salt``, so that the gateway gives it one a tenant."""
+    shared: SharedDocuments = field(default_factory=SharedDocuments)
 
     def salts(self, asked: Asked) -> bool:
         """Tell whether the request gets a salt."""
@@ -41,7 +46,7 @@ class Outbox:
 
     async def exchange(self, asked: Asked, state: Forward) -> Exchange:
         """Return the request as it is sent."""
-        rewritten = await _rewritten(asked)
+        rewritten = await self._rewritten(asked)
         body, raw = rewritten.body, rewritten.raw
         if self.salts(asked):
             body, raw = with_salt(body, raw, cache_salt(self.secret, asked.tenant))
@@ -57,21 +62,34 @@ class Outbox:
             rewritten.declined,
         )
 
+    async def _rewritten(self, asked: Asked) -> Rewritten:
+        body, raw, settings = asked.body, asked.inbound.raw, asked.decision.prefix
+        rules = rules_for(asked.endpoint, body, settings)
+        if not rules:
+            return Rewritten(body, raw)
+        memory = self._memory(asked)
+        work = partial(rewrite, asked.endpoint, body, raw, settings, memory)
+        try:
+            if len(raw) <= INLINE_BYTES:
+                rewritten = work()
+            else:
+                async with asyncio.timeout(SECONDS):
+                    rewritten = await asyncio.to_thread(work)
+        except TimeoutError:
+            why = WhyNot.TIMEOUT
+        except Exception as error:  # noqa: BLE001 - whatever it is, the request can go on as it came
+            # Its message may quote the prompt, so only its type is told.
+            log.warning("a prompt could not be rewritten (%s)", type(error).__name__)
+            why = WhyNot.FAULT
+        else:
+            if memory is not NOTHING_KNOWN:
+                self.shared.note(rewritten.digests)
+            return rewritten
+        return Rewritten(body, raw, declined=tuple(Declined(rule, why) for rule in rules))
 
-async def _rewritten(asked: Asked) -> Rewritten:
-    body, raw, settings = asked.body, asked.inbound.raw, asked.decision.prefix
-    rules = rules_for(asked.endpoint, body, settings)
-    if not rules:
-        return Rewritten(body, raw)
-    try:
-        if len(raw) <= INLINE_BYTES:
-            return rewrite(asked.endpoint, body, raw, settings)
-        async with asyncio.timeout(SECONDS):
-            return await asyncio.to_thread(rewrite, asked.endpoint, body, raw, settings)
-    except TimeoutError:
-        why = WhyNot.TIMEOUT
-    except Exception as error:  # noqa: BLE001 - whatever it is, the request can go on as it came
-        # Its message may quote the prompt, so only its type is told.
-        log.warning("a prompt could not be rewritten (%s)", type(error).__name__)
-        why = WhyNot.FAULT
-    return Rewritten(body, raw, declined=tuple(Declined(rule, why) for rule in rules))
+    def _memory(self, asked: Asked) -> Memory:
+        """Return what is known of the tenant's documents, where their order is by that."""
+        documents = asked.decision.prefix.documents
+        if documents is None or documents.order is not DocumentOrder.SHARED:
+            return NOTHING_KNOWN
+        return Memory(document_owner(self.secret, asked.tenant), self.shared.ranks)

@@ -49,12 +49,52 @@ class SchemaKeys(StrEnum):
     OFF = "off"
 
 
+@plain_members
+class VolatileKind(StrEnum):
+    """What the built-in detectors find in a prompt that is another at every request."""
+
+    TIMESTAMPS = "timestamps"
+    DATES = "dates"
+    UUIDS = "uuids"
+    REQUEST_IDS = "request_ids"
+    USER_NAMES = "user_names"
+
+
+@plain_members
+class DocumentOrder(StrEnum):
+    """How retrieved documents are ordered: by their digest, or what others had first."""
+
+    CONTENT = "content"
+    SHARED = "shared"
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentSettings:
+    """By which markers retrieved documents are known, and their order."""
+
+    begin: str
+    end: str
+    order: DocumentOrder = DocumentOrder.CONTENT
+
+
 @dataclass(frozen=True, slots=True)
 class PrefixSettings:
     """What of a prompt is rewritten on its way to the upstream, so that its prefix repeats."""
 
     schema_keys: SchemaKeys = SchemaKeys.ON
     sorts_tools: bool = False
+    whitespace: bool = False
+    volatile: tuple[VolatileKind, ...] = ()
+    patterns: tuple[str, ...] = ()
+    """RE2 patterns of what is volatile, too; where one has a group, that is what moves."""
+    documents: DocumentSettings | None = None
+    earlier_turns: bool = False
+    """Whether texts of earlier turns are looked at, too, and not the system's alone."""
+
+    @property
+    def changes_texts(self) -> bool:
+        """Tell whether anything but tools is rewritten."""
+        return bool(self.whitespace or self.volatile or self.patterns or self.documents)
 
 
 CLEAN_FINISH_REASONS = frozenset({"stop", "tool_calls", "function_call"})

@@ -10,7 +10,7 @@ from policies.conditions import conditions
 from policies.decide import Decision, Policy, Rule
 from policies.document import Document, Path, read_document
 from policies.fields import ANONYMOUS
-from policies.prefix_settings import PrefixSpec
+from policies.prefix_settings import DocumentsSpec, PrefixSpec, VolatileSpec
 from policies.problems import PolicyError, Problem
 from policies.reach import unreachable
 from policies.rule_settings import (
@@ -93,6 +93,8 @@ _SETTINGS: dict[object, type[BaseModel]] = {
     "grace": GraceSpec,
     "coalescing": CoalescingSpec,
     "prefix": PrefixSpec,
+    "volatile": VolatileSpec,
+    "documents": DocumentsSpec,
 }
 
 

@@ -103,6 +103,11 @@ def cache_salt(secret: bytes, tenant: Tenant) -> str:
     return hmac.digest(secret, mine, "sha256").hex()
 
 
+def document_owner(secret: bytes, tenant: Tenant) -> bytes:
+    """Return what keeps the digests of the tenant's documents apart from those of others."""
+    return bytes.fromhex(cache_salt(secret, tenant))
+
+
 def scope_ids(secret: bytes, tenant: Tenant, user: tuple[str, ...]) -> dict[Scope, bytes]:
     """Return the scope ids of one who asks, the end user's own only where one is named."""
     return {

@@ -50,6 +50,8 @@ def test_the_index_names_every_page():
         ("GraceSpec", "grace"),
         ("CoalescingSpec", "coalescing"),
         ("PrefixSpec", "prefix"),
+        ("VolatileSpec", "prefix"),
+        ("DocumentsSpec", "prefix"),
         ("TenantSpec", "tenants"),
     ],
 )

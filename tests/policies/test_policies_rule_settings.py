@@ -5,7 +5,16 @@ import json
 
 import pytest
 
-from policies.decide import CLEAN_FINISH_REASONS, Decision, PrefixSettings, Priority, SchemaKeys
+from policies.decide import (
+    CLEAN_FINISH_REASONS,
+    Decision,
+    DocumentOrder,
+    DocumentSettings,
+    PrefixSettings,
+    Priority,
+    SchemaKeys,
+    VolatileKind,
+)
 from policies.parse import PolicyError, parse_policy
 from policies.rule_settings import SettingsSpec
 from policies.wording import settings_of
@@ -73,6 +82,18 @@ SET = [
     ("fallback_model: qwen3-4b", {"fallback_model": "qwen3-4b"}),
     ("fallback_model: off", {"fallback_model": None}),
     ("prefix: off", {"prefix": PrefixSettings(SchemaKeys.OFF)}),
+    ("prefix: {whitespace: on}", {"prefix": PrefixSettings(whitespace=True)}),
+    ("prefix: {turns: earlier}", {"prefix": PrefixSettings(earlier_turns=True)}),
+    ("prefix: {volatile: dates}", {"prefix": PrefixSettings(volatile=(VolatileKind.DATES,))}),
+    (
+        "prefix: {volatile: {detect: [uuids, uuids], patterns: 'a+'}}",
+        {"prefix": PrefixSettings(volatile=(VolatileKind.UUIDS,), patterns=("a+",))},
+    ),
+    ("prefix: {volatile: off}", {"prefix": PrefixSettings()}),
+    (
+        "prefix: {documents: {begin: <d>, end: </d>, order: shared}}",
+        {"prefix": PrefixSettings(documents=DocumentSettings("<d>", "</d>", DocumentOrder.SHARED))},
+    ),
 ]
 
 
@@ -110,6 +131,13 @@ OTHERS = (
 
 
 def test_a_key_of_prefix_that_a_rule_leaves_out_is_as_in_the_default():
+    rule, default = decisions(
+        in_default="prefix: {volatile: {patterns: a, detect: dates}, "
+        "documents: {begin: a, end: b}}",
+        in_rule="prefix: {volatile: uuids, documents: off}",
+    )
+    assert rule.prefix == PrefixSettings(volatile=(VolatileKind.UUIDS,), patterns=("a",))
+    assert default.prefix.documents == DocumentSettings("a", "b")
     rule, default = decisions(
         in_default="prefix: {tools: sorted}", in_rule="prefix: {schema_keys: off}"
     )
@@ -240,6 +268,16 @@ def test_every_field_of_a_decision_can_be_set():
         ("prefix: on", "prefix: expected off or a mapping such as {tools: sorted}, got 'on'"),
         ("prefix: {}", "prefix: expected at least one of the keys schema_keys, tools"),
         ("prefix: {tools: on}", "prefix.tools: expected sorted or as_sent, got 'on'"),
+        ("prefix: {volatile: on}", "prefix.volatile: expected off, a list such as [timestamps"),
+        ("prefix: {volatile: [times]}", "prefix.volatile: expected timestamps, dates, uuids"),
+        ("prefix: {volatile: {}}", "volatile: expected at least one of the keys detect, patterns"),
+        ("prefix: {volatile: {patterns: 'a*'}}", "expected a pattern that does not match the emp"),
+        ("prefix: {volatile: {patterns: '(a)(b)'}}", "expected a pattern with at most one group"),
+        ("prefix: {volatile: {patterns: '(a'}}", "expected a regular expression that RE2 accepts"),
+        ("prefix: {documents: on}", "prefix.documents: expected the keys begin and end, two mark"),
+        ("prefix: {documents: {begin: a, end: a}}", "expected the keys begin and end, two markers"),
+        ("prefix: {documents: {begin: ' a', end: b}}", "documents.begin: expected a marker of one"),
+        ("prefix: {turns: all}", "prefix.turns: expected system or earlier, got 'all'"),
         ("prefix: {schema_keys: all}", "prefix.schema_keys: expected on, off or keywords, got"),
     ],
 )

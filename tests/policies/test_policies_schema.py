@@ -126,6 +126,11 @@ def test_check_jsonschema_accepts_the_schema_and_the_shipped_files(tmp_path):
                 "prefix: on",
                 "prefix: {tools: by_name}",
                 "prefix: {schema_keys: some}",
+                "prefix: {volatile: [times]}",
+                "prefix: {volatile: {}}",
+                "prefix: {documents: []}",
+                "prefix: {documents: {begin: 7, end: x}}",
+                "prefix: {turns: all}",
             )
         ),
         "version: 1\ndefault: {exact: on}\n",

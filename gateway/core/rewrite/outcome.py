@@ -16,6 +16,9 @@ class Rewrite(StrEnum):
 
     SCHEMA_KEYS = "schema-keys"
     TOOLS = "tools"
+    DOCUMENTS = "documents"
+    WHITESPACE = "whitespace"
+    VOLATILE = "volatile"
 
 
 @plain_members
@@ -23,6 +26,12 @@ class WhyNot(StrEnum):
     """Why a rule that the policy asks for left a request as it was."""
 
     TOO_LARGE = "too-large"
+    NO_USER_TURN = "no-user-turn"
+    UNBALANCED_MARKERS = "unbalanced-markers"
+    NESTED_MARKERS = "nested-markers"
+    TOO_MANY = "too-many"
+    TOO_MUCH = "too-much"
+    PLACEHOLDERS = "placeholders"
     UNREADABLE = "unreadable"
     TIMEOUT = "timeout"
     FAULT = "fault"
@@ -37,6 +46,14 @@ class Declined:
 
     def __str__(self) -> str:
         return f"{self.rewrite}={self.why}"
+
+
+class DeclinedError(ValueError):
+    """A rule cannot be sure; nothing of what it did is taken."""
+
+    def __init__(self, why: WhyNot) -> None:
+        super().__init__(why.value)
+        self.why = why
 
 
 def rewrites_told(changes: Sequence[Rewrite], declined: Sequence[Declined]) -> str | None:

@@ -8,9 +8,12 @@ printed anew; the last user turn is never touched. What comes out goes in again 
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.rewrite import tools
-from gateway.core.rewrite.outcome import Declined, Rewrite, WhyNot
+from gateway.core.rewrite import prose, tools
+from gateway.core.rewrite.documents import NOTHING_KNOWN, Memory
+from gateway.core.rewrite.outcome import Declined, DeclinedError, Rewrite, WhyNot
 from gateway.core.rewrite.places import start_of
+from gateway.core.rewrite.splice import Edit, Places, printed, replaced, spliced
+from gateway.core.rewrite.texts import Conversation, conversation
 from gateway.core.types import Endpoint
 from policies.decide import PrefixSettings, SchemaKeys
 
@@ -28,52 +31,56 @@ class Rewritten:
     raw: bytes
     changes: tuple[Rewrite, ...] = ()
     declined: tuple[Declined, ...] = ()
+    edits: tuple[Edit, ...] = ()
+    """What was done to the bytes that came."""
+    digests: tuple[bytes, ...] = ()
+    """Of the retrieved documents, in the order in which they are sent."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    """What the rules have done so far; edits are to the bytes that came."""
+
+    body: dict[str, Any]
+    changes: list[Rewrite]
+    declined: list[Declined]
+    edits: list[Edit]
+    digests: tuple[bytes, ...] = ()
 
 
 def rules_for(
     endpoint: Endpoint, body: dict[str, Any], settings: PrefixSettings
 ) -> tuple[Rewrite, ...]:
-    """Return the rules that are on and have something to look at."""
-    if any(body.get(field) for field in _TOOL_FIELDS.get(endpoint, ())):
-        return _tool_rules(settings)
-    return ()
+    """Return the rules that are on and may have something to look at."""
+    fields = _TOOL_FIELDS.get(endpoint)
+    if fields is None:
+        return ()
+    on_tools = _tool_rules(settings) if any(body.get(field) for field in fields) else ()
+    return on_tools + prose.rules_on(settings)
 
 
 def rewrite(
-    endpoint: Endpoint, body: dict[str, Any], raw: bytes, settings: PrefixSettings
+    endpoint: Endpoint,
+    body: dict[str, Any],
+    raw: bytes,
+    settings: PrefixSettings,
+    memory: Memory = NOTHING_KNOWN,
 ) -> Rewritten:
     """Return the request with the rules of ``settings`` applied; ``raw`` is the JSON of ``body``.
 
-    Neither ``body`` nor anything in it is changed.
+    Neither ``body`` nor anything in it is changed. ``memory`` is what is known of documents.
     """
-    result = Rewritten(body, raw)
-    if settings.sorts_tools or settings.schema_keys is not SchemaKeys.OFF:
-        for field in _TOOL_FIELDS.get(endpoint, ()):
-            if body.get(field):
-                result = _with_tools(result, field, settings)
-    return result
-
-
-def _with_tools(given: Rewritten, field: str, settings: PrefixSettings) -> Rewritten:
-    came = given.body[field]
-    if not isinstance(came, list) or not all(isinstance(each, dict) for each in came):
-        return given
-    try:
-        result = tools.arranged(came, settings)
-    except tools.TooLargeError:
-        return _declined(given, _tool_rules(settings), WhyNot.TOO_LARGE)
-    except TypeError:  # an integer of more than 64 bits
-        return _declined(given, _tool_rules(settings), WhyNot.UNREADABLE)
-    if result is None:
-        return given
-    start = start_of(given.raw, (0, len(given.raw)), field)
-    (start, end), text = tools.written(given.raw, start, came, result, settings.schema_keys)
-    return Rewritten(
-        {**given.body, field: result.value},
-        given.raw[:start] + text + given.raw[end:],
-        tuple(dict.fromkeys(given.changes + result.changes)),
-        given.declined,
-    )
+    draft = _Draft(body, [], [], [])
+    for field in _TOOL_FIELDS.get(endpoint, ()):
+        if body.get(field) and _tool_rules(settings):
+            _arrange_tools(draft, field, body, raw, settings)
+    if settings.changes_texts and endpoint in _TOOL_FIELDS:
+        _rewrite_texts(draft, endpoint, raw, settings, memory)
+    changes, declined = tuple(dict.fromkeys(draft.changes)), tuple(dict.fromkeys(draft.declined))
+    if not draft.edits:
+        return Rewritten(body, raw, changes, declined, digests=draft.digests)
+    edits = tuple(sorted(draft.edits))
+    return Rewritten(draft.body, spliced(raw, edits), changes, declined, edits, draft.digests)
 
 
 def _tool_rules(settings: PrefixSettings) -> tuple[Rewrite, ...]:
@@ -81,6 +88,75 @@ def _tool_rules(settings: PrefixSettings) -> tuple[Rewrite, ...]:
     return (*keys, Rewrite.TOOLS) if settings.sorts_tools else keys
 
 
-def _declined(given: Rewritten, rules: tuple[Rewrite, ...], why: WhyNot) -> Rewritten:
-    declined = (*given.declined, *(Declined(rule, why) for rule in rules))
-    return Rewritten(given.body, given.raw, given.changes, tuple(dict.fromkeys(declined)))
+def _arrange_tools(
+    draft: _Draft, field: str, body: dict[str, Any], raw: bytes, settings: PrefixSettings
+) -> None:
+    came = body[field]
+    if not isinstance(came, list) or not all(isinstance(each, dict) for each in came):
+        return
+    try:
+        result = tools.arranged(came, settings)
+    except DeclinedError as error:
+        draft.declined += (Declined(rule, error.why) for rule in _tool_rules(settings))
+        return
+    if result is None:
+        return
+    start = start_of(raw, (0, len(raw)), field)
+    draft.edits += tools.edits(raw, start, came, result, settings.schema_keys)
+    draft.body = {**draft.body, field: result.value}
+    draft.changes += result.changes
+
+
+def _rewrite_texts(
+    draft: _Draft,
+    endpoint: Endpoint,
+    raw: bytes,
+    settings: PrefixSettings,
+    memory: Memory,
+) -> None:
+    given = conversation(endpoint, draft.body, earlier_turns=settings.earlier_turns)
+    if given is None:
+        why = WhyNot.NO_USER_TURN
+        draft.declined += (Declined(rule, why) for rule in prose.rules_on(settings))
+        return
+    if given.has_block:  # it has been rewritten before
+        return
+    result = prose.rewritten(given, settings, memory)
+    draft.changes += result.changes
+    draft.declined += result.declined
+    draft.digests = result.digests
+    places = Places(raw, draft.body)
+    for text in result.texts:
+        draft.edits.append(Edit(*places.of(text.path), printed(text.text)))
+        draft.body = replaced(draft.body, text.path, text.text)
+    if result.block is not None:
+        _put_block(draft, given, result.block, places)
+
+
+def _put_block(draft: _Draft, given: Conversation, text: str, places: Places) -> None:
+    """Put a turn with the moved values just before the last user turn.
+
+    It is the user's: servers and templates take two user turns in a row more often than a second
+    system message, and some move that to the front, before all turns. Nor does anything gain
+    authority by moving. Where tools have answered the last user turn, it is the last: between calls
+    and answers nothing may stand, and before them it would change all that follows.
+    """
+    block = {"role": "user", "content": text}
+    field, turns, place = given.field, given.turns, given.place
+    if turns is None:
+        start, end = places.of((field,))
+        draft.edits.append(
+            Edit(start, start, b"[" + printed(block) + b',{"role":"user","content":')
+        )
+        draft.edits.append(Edit(end, end, b"}]"))
+        asked = {"role": "user", "content": draft.body[field]}
+        draft.body = {**draft.body, field: [block, asked]}
+        return
+    if place < len(turns):
+        start, _ = places.of((field, place))
+        draft.edits.append(Edit(start, start, printed(block) + b","))
+    else:
+        _, end = places.of((field, place - 1))
+        draft.edits.append(Edit(end, end, b"," + printed(block)))
+    now = draft.body[field]
+    draft.body = {**draft.body, field: [*now[:place], block, *now[place:]]}

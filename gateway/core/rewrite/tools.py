@@ -5,9 +5,10 @@ Law: no tool is lost, added or changed in meaning; those that were in order stay
 
 from typing import Any, NamedTuple
 
-from gateway.core.rewrite.outcome import Rewrite
+from gateway.core.rewrite.outcome import DeclinedError, Rewrite, WhyNot
 from gateway.core.rewrite.places import Span, after_space, elements, next_element
 from gateway.core.rewrite.schema_keys import Tool, in_order, tool_text
+from gateway.core.rewrite.splice import Edit
 from policies.decide import PrefixSettings, SchemaKeys
 
 MOST_BYTES = 2**20
@@ -28,15 +29,14 @@ class Arranged(NamedTuple):
         return [self.tools[index].value for index in self.order]
 
 
-class TooLargeError(ValueError):
-    """The tools take more than ``MOST_BYTES``."""
-
-
 def arranged(tools: list[Any], settings: PrefixSettings) -> Arranged | None:
-    """Return the tools in order, None where they are. Raises TooLargeError, TypeError."""
-    ready = tuple(in_order(tool, settings.schema_keys) for tool in tools)
+    """Return the tools in order, None where they are. Raises DeclinedError."""
+    try:
+        ready = tuple(in_order(tool, settings.schema_keys) for tool in tools)
+    except TypeError:  # an integer of more than 64 bits
+        raise DeclinedError(WhyNot.UNREADABLE) from None
     if sum(len(tool.printed) for tool in ready) > MOST_BYTES:
-        raise TooLargeError
+        raise DeclinedError(WhyNot.TOO_LARGE)
     order = tuple(range(len(ready)))
     changes: list[Rewrite] = [Rewrite.SCHEMA_KEYS] if any(tool.moved for tool in ready) else []
     if settings.sorts_tools:
@@ -54,27 +54,33 @@ def _rank(tool: Tool) -> tuple[str, bytes]:
     return (name if isinstance(name, str) else "", tool.printed)
 
 
-def written(
+def edits(
     raw: bytes, start: int, came: list[dict[str, Any]], result: Arranged, keys: SchemaKeys
-) -> tuple[Span, bytes]:
-    """Return the place of the array that begins at ``start``, and what is to stand there."""
+) -> list[Edit]:
+    """Return what is to be done to the array that begins at ``start``."""
+    places, texts = _texts(raw, start, came, result, keys)
+    found = []
+    for place, source in enumerate(result.order):
+        if place != source or result.tools[place].moved:
+            found.append(Edit(*places[place], texts[source]))
+    return found
+
+
+def _texts(
+    raw: bytes, start: int, came: list[dict[str, Any]], result: Arranged, keys: SchemaKeys
+) -> tuple[list[Span], list[bytes]]:
+    """Return where the tools stand, and what each is written as."""
     places, texts = [], []
     at = after_space(raw, start + 1)
     for tool in result.tools:
         if not raw.startswith(tool.came, at):
             places = elements(raw, start, came)
-            texts = [
+            return places, [
                 tool_text(raw[slice(*place)], keys) if tool.moved else raw[slice(*place)]
                 for place, tool in zip(places, result.tools, strict=True)
             ]
-            break
         end = at + len(tool.came)
         places.append((at, end))
         texts.append(tool.printed)
         at = next_element(raw, end)
-    pieces = []
-    at = start
-    for place, source in zip(places, result.order, strict=True):
-        pieces += [raw[at : place[0]], texts[source]]
-        at = place[1]
-    return (start, at), b"".join(pieces)
+    return places, texts

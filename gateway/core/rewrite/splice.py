@@ -1,0 +1,67 @@
+"""Edits of a JSON text in bytes: all that is not edited stays as it came."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from gateway.core.rewrite.places import Span, elements, member, start_of
+from gateway.core.rewrite.texts import Path
+
+
+class Edit(NamedTuple):
+    """What takes the place of the bytes from ``start`` to ``end``."""
+
+    start: int
+    end: int
+    text: bytes
+
+
+def spliced(raw: bytes, edits: Sequence[Edit]) -> bytes:
+    """Return the text with all edits made, which are in order and do not overlap."""
+    pieces: list[bytes] = []
+    at = 0
+    for start, end, text in edits:
+        pieces += (raw[at:start], text)
+        at = end
+    return b"".join((*pieces, raw[at:]))
+
+
+class Places:
+    """Where the values of one body stand in its bytes; places in arrays are looked for once."""
+
+    def __init__(self, raw: bytes, body: dict[str, Any]) -> None:
+        self._raw = raw
+        self._body = body
+        self._elements: dict[Path, list[Span]] = {}
+
+    def of(self, path: Path) -> Span:
+        """Return where the value at a path stands."""
+        span = (0, len(self._raw))
+        value: Any = self._body
+        for depth, step in enumerate(path):
+            if isinstance(step, int):
+                span = self._elements[path[:depth]][step]
+            elif depth + 1 == len(path):
+                span = member(self._raw, span, value, step)
+            elif path[: depth + 1] not in self._elements:
+                # An array: where it ends is of no interest.
+                start = start_of(self._raw, span, step)
+                self._elements[path[: depth + 1]] = elements(self._raw, start, value[step])
+            value = value[step]
+        return span
+
+
+def replaced(value: Any, path: Path, new: Any) -> Any:
+    """Return a copy of a value in which ``new`` stands at the path; what is not on it is shared."""
+    if not path:
+        return new
+    step, *rest = path
+    copy = value.copy()
+    copy[step] = replaced(value[step], tuple(rest), new)
+    return copy
+
+
+def printed(value: Any) -> bytes:
+    """Return the JSON of a value of ours."""
+    return orjson.dumps(value)
