@@ -30,7 +30,7 @@ from scripted_upstream import DONE, ScriptedUpstream, chunk, completion, stream_
 QUESTION = "How do I reset my password?"
 ANNA = {"Authorization": "Bearer anna"}
 BERT = {"Authorization": "Bearer bert"}
-BOUND = 8.0
+BOUND = 16.0
 """Seconds; a check that waits longer has failed."""
 
 
