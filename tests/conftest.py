@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession, web
+from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from running_gateway import RunningGateway, StartGateway, start_app
 from scripted_upstream import ScriptedUpstream
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-hypothesis_settings.register_profile("default", deadline=None)
-hypothesis_settings.register_profile("soak", deadline=None, max_examples=10_000)
+# How long an example takes is the machine's affair.
+TIMELESS = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+hypothesis_settings.register_profile("default", **TIMELESS)
+hypothesis_settings.register_profile("soak", **TIMELESS, max_examples=10_000)
 hypothesis_settings.load_profile("default")
 
 

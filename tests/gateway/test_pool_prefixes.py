@@ -76,7 +76,7 @@ async def turns(gateway: RunningGateway, *turns: Any) -> Asked:
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not await holds():
             pass
 
