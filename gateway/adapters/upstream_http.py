@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 from aiohttp import (
     ClientConnectionError,
@@ -22,6 +22,8 @@ from gateway.core.errors import UpstreamError
 from gateway.core.outbound import with_key
 from gateway.core.outgoing import Outgoing, Served
 from gateway.core.types import Reason
+
+_UNBOUNDED = nullcontext()
 
 _BODY_HEADERS = frozenset({"content-length", "content-encoding"})
 
@@ -117,7 +119,7 @@ class HttpUpstream:
         if self._own_credential:
             headers = with_key(headers, self._api_key)
         try:
-            async with asyncio.timeout_at(head_by):
+            async with _UNBOUNDED if head_by is None else asyncio.timeout_at(head_by):
                 response = await self._session.request(
                     method,
                     self.url(path_qs),

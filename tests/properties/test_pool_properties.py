@@ -1,0 +1,98 @@
+"""A pool under any history of calls, failures, rests and probes keeps its limits and its books."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.outgoing import Outgoing
+from gateway.core.pool.failure import Failure
+from gateway.core.pool.health import LONGEST_PAUSE, Open, State, Trial
+from gateway.core.pool.member import Member
+from gateway.core.pool.standing import NoRoom
+from gateway.core.pool.table import Call, Change, PoolTable
+from gateway.core.routing import LeastLoaded
+from gateway.core.types import Reason
+
+MEMBERS = (
+    Member("a", ("x",), max_concurrency=2),
+    Member("b", ("x", "y"), requests_per_minute=3),
+    Member("c", ("y",), tier=2, max_concurrency=1, requests_per_minute=4),
+)
+FAILURES = (
+    Failure(Reason.UPSTREAM_BROKE, risky=True, anew=True),
+    Failure(Reason.UPSTREAM_LIMITED, risky=False, refused=429, rest=3.0),
+    Failure(Reason.UPSTREAM_LIMITED, risky=False, refused=503),
+)
+STEPS = st.one_of(
+    st.tuples(st.just("wait"), st.sampled_from([0.1, 1.0, 7.0, 40.0])),
+    st.tuples(st.just("begin"), st.sampled_from(["x", "y"])),
+    st.tuples(st.just("answer"), st.integers(0, 5)),
+    st.tuples(st.just("end"), st.integers(0, 5)),
+    st.tuples(st.just("fail"), st.integers(0, 5), st.sampled_from(FAILURES)),
+    st.tuples(st.just("probe"), st.sampled_from("abc"), st.booleans()),
+)
+
+
+class Books:
+    """A table, and what is known of it without looking into it."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self.table = PoolTable(MEMBERS, LeastLoaded(), 0.0, self.changes.append)
+        self.now = 0.0
+        self.calls: list[Call] = []
+        self.sent: dict[str, list[float]] = {member.name: [] for member in MEMBERS}
+
+    def wait(self, seconds):
+        self.now += seconds
+
+    def begin(self, model):
+        standings = self.table.standings.items()
+        resting = {name for name, one in standings if one.health.rests_until > self.now}
+        got = self.table.begin(Outgoing("/v1/chat/completions", (), b"", model), self.now)
+        if isinstance(got, NoRoom):
+            assert got.at is None or got.at >= self.now
+            assert self.table.overloaded(model, self.now)
+            return
+        assert got.standing.member.serves(model)
+        assert got.name not in resting or isinstance(got.standing.health.at, Open | Trial)
+        self.calls.append(got)
+        self.sent[got.name].append(self.now)
+
+    def answer(self, place):
+        if self.calls:
+            self.table.first_byte(self.calls[place % len(self.calls)], self.now)
+
+    def end(self, place):
+        if self.calls:
+            self.table.end(self.calls.pop(place % len(self.calls)), self.now)
+
+    def fail(self, place, failure):
+        if self.calls:
+            self.table.failed(self.calls[place % len(self.calls)], failure, self.now)
+            self.end(place)
+
+    def probe(self, name, good):
+        fault = None if good else Reason.UPSTREAM_TIMEOUT
+        self.table.probed(name, fault, self.now, for_sure=False)
+
+    def check(self, member):
+        standing = self.table.standings[member.name]
+        own = [call for call in self.calls if call.name == member.name]
+        assert standing.in_flight == len(own) <= (member.max_concurrency or len(own))
+        assert standing.tried == sum(call.trial for call in own)
+        if isinstance(standing.health.at, Open):
+            assert standing.health.at.until <= self.now + LONGEST_PAUSE
+        in_a_minute = [at for at in self.sent[member.name] if at > self.now - 60.0]
+        assert len(in_a_minute) <= (member.requests_per_minute or len(in_a_minute))
+
+
+@given(st.lists(STEPS, max_size=60))
+def test_limits_are_kept_and_books_balance(steps):
+    books = Books()
+    for name, *values in steps:
+        getattr(books, name)(*values)
+        for member in MEMBERS:
+            books.check(member)
+    for change in books.changes:
+        assert change.before is not change.after
+        assert (change.why is None) == (change.after is State.UP)
