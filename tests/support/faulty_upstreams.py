@@ -97,10 +97,14 @@ async def breaks_after_a_word(request: web.Request, _body: dict[str, Any]) -> we
     return response
 
 
-async def pool(start: StartGateway, *upstreams: Any, **settings: Any) -> RunningGateway:
+async def pool(
+    start: StartGateway, *upstreams: Any, models: Any = None, **settings: Any
+) -> RunningGateway:
     """Start a gateway before servers or settings, named a, b … in this order."""
     listed = []
     for name, one in zip("abcdef", upstreams, strict=False):
         given = {"url": f"{one.url}/v1"} if isinstance(one, ScriptedUpstream) else dict(one)
         listed.append({"name": name, "probe": "off", **given})
+        if name in (models or {}):
+            listed[-1]["models"] = models[name]
     return await start(upstream=(), upstreams=listed, **settings)

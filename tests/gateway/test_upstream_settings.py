@@ -1,0 +1,119 @@
+"""The long form of upstreams: what it may say, how a wrong one is told, where keys come from."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.adapters.metrics import Metrics
+from gateway.adapters.secret_setting import SecretSettingError
+from gateway.adapters.upstream_http import HttpUpstream
+from gateway.ports import StoreStats
+from gateway.settings import Settings, SettingsError, load_settings
+from gateway.upstreams import Upstreams, open_upstreams
+
+URL = "http://10.0.0.1:8000/v1"
+
+
+def opened(environment: dict[str, str], *, own_keys: bool = True, **settings: Any) -> Upstreams:
+    metrics = Metrics(lambda: StoreStats(0, 0, 0))
+    return open_upstreams(
+        Settings(**settings), environment, own_keys=own_keys, required=False, metrics=metrics
+    )
+
+
+def test_the_long_form_is_read_from_a_file(tmp_path: Path):
+    file = tmp_path / "refrain.yaml"
+    file.write_text(
+        f"upstreams:\n  - url: {URL}/\n    models: ['qwen*']\n    tier: 2\n"
+        "  - url: https://api.example.com/v1\n    name: far\n    api_key_env: FAR_KEY\n"
+    )
+    settings = load_settings({}, {}, file)
+    near, far = settings.all_upstreams
+    assert (near.url, near.called, near.models, near.tier) == (URL, "10.0.0.1:8000", ("qwen*",), 2)
+    assert (far.called, far.models, far.api_key_env) == ("far", ("*",), "FAR_KEY")
+    assert settings.upstream_identity == URL
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("- url: ftp://a", ":2: upstreams[0].url: expected a URL such as"),
+        ("- name: a", ":2: upstreams[0].url: "),
+        ("- url: http://a/v1\n    tier: first", ":3: upstreams[0].tier: expected a valid integer"),
+        ("- url: http://a/v1\n    tiers: 1", ":3: upstreams[0].tiers: expected a known key (such"),
+        ("- url: http://a/v1\n    name: a b", ":3: upstreams[0].name: expected a word of letters"),
+        ("- url: http://a/v1\n    probe: never", ":3: upstreams[0].probe: expected auto, off or"),
+        ("- url: http://a/v1\n    max_concurrency: 0", ":3: upstreams[0].max_concurrency: "),
+        ("- url: http://a/v1\n  - url: http://a/v1", ":1: upstreams: expected a name of its own"),
+        ("- url: http://a/v1\n    api_key_file: k\n    api_key_env: K", "not both"),
+    ],
+)
+def test_a_wrong_upstream_is_told_with_file_line_and_key(tmp_path: Path, text: str, told: str):
+    file = tmp_path / "refrain.yaml"
+    file.write_text(f"upstreams:\n  {text}\n")
+    with pytest.raises(SettingsError) as error:
+        load_settings({}, {}, file)
+    assert f"{file}{told}" in str(error.value) or told == "not both"
+    assert told in str(error.value)
+
+
+def test_a_key_in_the_place_of_a_variables_name_is_not_told(tmp_path: Path):
+    file = tmp_path / "refrain.yaml"
+    file.write_text("upstreams:\n  - url: http://a/v1\n    api_key_env: sk-very-secret\n")
+    with pytest.raises(SettingsError, match="expected the name of an environment variable") as told:
+        load_settings({}, {}, file)
+    assert "very-secret" not in str(told.value)
+
+
+def test_one_form_only(tmp_path: Path):
+    file = tmp_path / "refrain.yaml"
+    file.write_text(f"upstreams:\n  - url: {URL}\n")
+    with pytest.raises(SettingsError, match="expected upstream or upstreams, not both"):
+        load_settings({"upstream": [URL]}, {}, file)
+
+
+def test_one_url_alone_has_nothing_before_it():
+    alone = opened({}, upstream=(URL,))
+    assert isinstance(alone.upstream, HttpUpstream)
+    assert (alone.upstream.name, alone.details()) == (URL, {})
+    assert not alone.overloaded("m")
+
+
+@pytest.mark.parametrize("name", [None, "house"])
+def test_one_more_replica_changes_no_key(name: str | None):
+    before = opened({}, upstream=(URL,), upstream_name=name)
+    after = opened({}, upstream=(URL, "http://10.0.0.2:8000/v1"), upstream_name=name)
+    assert before.upstream.name == after.upstream.name == (name or URL)
+
+
+def test_replicas_of_one_host_are_called_by_their_urls():
+    several = opened({}, upstream=("http://a/x/v1", "http://a/y/v1", "http://a/x/v1"))
+    assert list(several.each) == ["http://a/x/v1", "http://a/y/v1"]
+
+
+def test_a_workers_share_of_the_limits():
+    one = {"url": URL, "max_concurrency": 9, "requests_per_minute": 1}
+    [standing] = opened({}, upstreams=(one,), workers=4).pool.table.standings.values()
+    assert (standing.member.max_concurrency, standing.member.requests_per_minute) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("environment", "own_keys", "told"),
+    [
+        ({}, True, "upstream a: KEY: holds no key"),
+        ({"KEY": "two words"}, True, "upstream a: KEY: expected a key: one word of ASCII"),
+        ({"KEY": "k"}, False, "upstream a: KEY is given, but not gateway_keys"),
+    ],
+)
+def test_a_key_that_may_not_be_used_is_told(environment, own_keys, told):
+    one = {"url": URL, "name": "a", "api_key_env": "KEY"}
+    with pytest.raises(SecretSettingError) as error:
+        opened(environment, own_keys=own_keys, upstreams=(one,))
+    assert told in str(error.value)
+
+
+def test_a_key_file_that_is_not_there_is_told(tmp_path: Path):
+    one = {"url": URL, "name": "a", "api_key_file": tmp_path / "none"}
+    with pytest.raises(SecretSettingError, match=r"upstream a: .*none: No such file"):
+        opened({}, upstreams=(one,))
