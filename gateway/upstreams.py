@@ -207,10 +207,15 @@ def _key(api_key: str | None, where: str, *, own_keys: bool) -> str | None:
 
 def _any(checks: list[Check]) -> Check:
     """Return a check that holds where one of them does."""
+    was_ready = False
 
     async def check() -> str | None:
+        nonlocal was_ready
+        if was_ready:
+            return None
         reasons = await asyncio.gather(*(each() for each in checks))
-        return None if None in reasons else reasons[0]
+        was_ready = None in reasons
+        return None if was_ready else reasons[0]
 
     return check
 

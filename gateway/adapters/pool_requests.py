@@ -57,6 +57,8 @@ class PoolRequests:
                 except UpstreamError as error:
                     if error.sent:
                         raise
+                    # As a probe that failed: of what is behind a path nothing is known.
+                    self._table.probed(upstream.name, error.reason, self._clock(), for_sure=False)
                     fault = error
                 else:
                     yield response

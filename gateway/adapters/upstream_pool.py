@@ -20,6 +20,7 @@ from gateway.adapters.pooled_reply import Opened
 from gateway.adapters.prefix_turns import Turns
 from gateway.core.errors import UpstreamError
 from gateway.core.outgoing import Outgoing
+from gateway.core.pool.budget import Budget
 from gateway.core.pool.failure import Failure, Tries, failure_of, refusal_of
 from gateway.core.pool.health import State
 from gateway.core.pool.standing import NoRoom
@@ -88,6 +89,7 @@ class UpstreamPool:
         self._figures = figures
         self._waiting: Waiting[asyncio.Future[Call]] = Waiting(bounds.waiting)
         self._timer: asyncio.TimerHandle | None = None
+        self._budget = Budget()
         self._turns = Turns()
 
     @property
@@ -106,6 +108,7 @@ class UpstreamPool:
     async def opened(self, outgoing: Outgoing) -> Opened:
         """Return a reply whose first byte is here. Raises UpstreamError where nobody gives one."""
         tries = Tries()
+        self._budget.earn()
         call: Call | None = await self._first(outgoing)
         while call is not None:
             got = await self._attempt(call, outgoing)
@@ -113,11 +116,14 @@ class UpstreamPool:
             if failure is None:
                 break
             tries = tries.after(call.name, failure)
+            if failure.risky and not self._budget.spend():
+                call = None
+                break
             call = self._other(outgoing, tries)
             if isinstance(got, Opened):
                 if call is None:
                     break
-                await got.close()
+                await self._replaced(got, call)
             elif call is None and tries.may_ask_again(failure):
                 await asyncio.sleep(tries.pause(self._drawn()))
                 call = self.table.again(tries.last, outgoing, self._clock())
@@ -227,6 +233,14 @@ class UpstreamPool:
             self.ended(call)
         else:
             await opened.close()
+
+    async def _replaced(self, got: Opened, call: Call) -> None:
+        """Leave a refusal for the call that takes its place."""
+        try:
+            await got.close()
+        except BaseException:
+            self.ended(call)
+            raise
 
     def _other(self, outgoing: Outgoing, tries: Tries) -> Call | None:
         """Begin the next try elsewhere, if there is to be one."""

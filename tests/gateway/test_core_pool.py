@@ -7,6 +7,7 @@ import pytest
 from gateway.core.errors import UpstreamError
 from gateway.core.outgoing import Outgoing
 from gateway.core.pool import health as healths
+from gateway.core.pool.budget import Budget
 from gateway.core.pool.failure import (
     MOST_AT_THE_SAME,
     MOST_TRIES,
@@ -146,7 +147,7 @@ def test_retry_after_in_every_form(fields, seconds):
 
 @pytest.mark.parametrize(
     ("status", "refused", "risky"),
-    [(429, 429, False), (503, 503, False), (529, 503, False), (500, None, True), (502, None, True)],
+    [(429, 429, False), (503, 503, False), (529, 503, False), (500, None, True), (522, None, True)],
 )
 def test_what_an_error_status_means(status, refused, risky):
     failure = refusal_of(status, [], 0.0)
@@ -187,6 +188,17 @@ def test_what_was_not_processed_goes_round_within_a_bound():
         assert tries.may_go_on
         tries = tries.after(str(number), REFUSED)
     assert not tries.may_go_on
+
+
+def test_second_tries_are_a_share_of_the_requests_and_some_more_after_a_calm_time():
+    budget, spent = Budget(), 0
+    for _ in range(100):
+        budget.earn()
+        spent += budget.spend()
+    assert 20 <= spent <= 30
+    for _ in range(1000):
+        budget.earn()
+    assert [budget.spend() for _ in range(11)] == [True] * 10 + [False]
 
 
 def test_the_same_is_asked_again_after_pauses_that_grow():

@@ -1,10 +1,14 @@
 """A pool of real servers that fail in every way: who answers, and what the client is told."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
+from aiohttp import web
 from faulty_upstreams import (
     CLOSED,
+    EVENTS,
     Answers,
     StartServer,
     breaks_after_a_word,
@@ -19,7 +23,7 @@ from faulty_upstreams import (
 )
 
 from running_gateway import StartGateway
-from scripted_upstream import DONE
+from scripted_upstream import DONE, chunk
 
 
 @pytest.fixture
@@ -63,6 +67,81 @@ async def test_who_cannot_be_reached_is_replaced(start_gateway: StartGateway, se
     reply = await gateway.ask()
     assert reply.text == "Hello."
     assert reply.headers["X-Refrain-Upstream"] == 'b; tried="a=upstream-unreachable"'
+
+
+async def test_where_nobody_answers_the_client_is_told_who_was_tried(start_gateway: StartGateway):
+    gateway = await pool(start_gateway, {"url": CLOSED}, {"url": CLOSED})
+    reply = await gateway.ask()
+    assert (reply.status, reply.json["error"]["code"]) == (502, "upstream-unreachable")
+    tried = reply.headers["X-Refrain-Upstream"]
+    assert tried.startswith('tried="a=upstream-unreachable, b=upstream-unreachable')
+    assert reply.cache == "refrain; fwd=miss; detail=upstream-unreachable"
+
+
+async def test_a_connection_that_breaks_before_the_head_is_made_anew_once(
+    start_gateway: StartGateway, server: StartServer
+):
+    first = await server(resets)
+    gateway = await pool(start_gateway, first)
+    assert (await gateway.ask("one")).json["error"]["code"] == "upstream-broke"
+    assert first.calls == 2
+
+    async def resets_once(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        first.answer = says("Hello.")
+        return await resets(request, body)
+
+    first.answer = resets_once
+    reply = await gateway.ask("two")
+    assert reply.text == "Hello."
+    assert reply.headers["X-Refrain-Upstream"] == 'a; tried="a=upstream-broke"'
+    assert first.calls == 4
+
+
+async def test_a_failure_is_risked_at_one_other_upstream_and_then_told(
+    start_gateway: StartGateway, server: StartServer
+):
+    bad = [await server(status(500)) for _ in range(3)]
+    gateway = await pool(start_gateway, *bad)
+    reply = await gateway.ask()
+    assert (reply.status, reply.json) == (500, {"error": {"message": "500"}})
+    assert reply.headers["X-Refrain-Upstream"] == 'b; tried="a=upstream-status"'
+    assert [one.calls for one in bad] == [1, 1, 0]
+
+
+@pytest.mark.parametrize("bad", [stalls, stalls_after_head])
+async def test_a_client_that_leaves_a_stalled_upstream_frees_its_place(
+    start_gateway: StartGateway, server: StartServer, bad: Answers
+):
+    first = await server(bad)
+    gateway = await pool(start_gateway, {"url": f"{first.url}/v1", "max_concurrency": 1})
+    asked = asyncio.create_task(gateway.ask("one", stream=True))
+    async with asyncio.timeout(10):
+        await first.arrived.wait()
+    asked.cancel()
+    async with asyncio.timeout(10):
+        await first.cancelled.wait()
+    first.answer = says("Hello.")
+    assert (await gateway.ask("two")).text == "Hello."
+    assert 'in_flight{upstream="a"} 0.0' in (await gateway.get("/metrics")).raw.decode()
+
+
+async def test_a_stall_between_two_tokens_ends_the_stream_with_its_reason(
+    start_gateway: StartGateway, server: StartServer
+):
+    async def stalls_after_a_word(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(headers=EVENTS)
+        await response.prepare(request)
+        await response.write(chunk(delta={"role": "assistant", "content": "Half"}))
+        await asyncio.Event().wait()
+        return response
+
+    first = await server(stalls_after_a_word)
+    gateway = await pool(start_gateway, first, between_tokens_timeout=0.05)
+    reply = await gateway.ask(stream=True)
+    assert reply.events[0]["choices"][0]["delta"]["content"] == "Half"
+    assert DONE not in reply.raw
+    assert "error" in reply.events[-1]
+    assert first.calls == 1
 
 
 async def test_nothing_is_sent_again_after_the_first_byte(

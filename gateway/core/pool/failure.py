@@ -25,7 +25,8 @@ FIRST_RETRY_PAUSE = 0.1
 """Before the same upstream is tried again; the next may be twice as long."""
 
 _REFUSED = frozenset({429, 503, 529})
-_FAILED = frozenset({500, 502, 504})
+_FAILED = frozenset({500, 502, 504, *range(520, 525)})
+"""520 to 524 are what a content network says of a server behind it."""
 _WORDS = {429: 429, 503: 503, 529: 503}
 
 
