@@ -77,6 +77,7 @@ class Engine(EngineClient):
             reason = "the engine stopped after an internal error"
             logger.exception("the engine loop ended")
         finally:
+            self._core.grammars.close()
             self.close(reason)
             self._core.start_over(reason)  # it frees what the requests held
             self.receive(Report(stats=self._core.stats()))

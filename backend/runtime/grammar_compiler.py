@@ -132,6 +132,10 @@ class GrammarCompiler:
             if not pending.num_wanted and not pending.done:
                 self._end(pending, None, GrammarError("nobody wants it"))
 
+    def close(self) -> None:
+        """End the process that tries grammars; another would be started for the next one."""
+        self._trials.close()
+
     def _enter(self, lane: _Lane, pending: PendingGrammar) -> None:
         refused = lane.line.add(pending.tenant, pending)
         if refused is not None:

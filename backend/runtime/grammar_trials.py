@@ -53,6 +53,10 @@ class Trials(Protocol):
         """Begin one, from any thread. Raises NoTrialsError."""
         ...
 
+    def close(self) -> None:
+        """End all there are."""
+        ...
+
 
 class ProcessTrials:
     """A process that is started for the first trial, and again when it died."""
@@ -83,7 +87,7 @@ class ProcessTrials:
         return _ProcessTrial(ours, process)
 
     def close(self) -> None:
-        """End the process and what it tries."""
+        """See Trials: the process ends, and who waits for what it tries gets NoTrialsError."""
         with self._lock:
             self._end()
 

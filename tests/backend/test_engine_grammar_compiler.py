@@ -180,7 +180,9 @@ def test_a_vocabulary_without_an_end_holds_nobody_to_a_grammar():
 def trials():
     trials = ProcessTrials(lambda: BYTES, 2**26)
     yield trials
+    process = trials._process
     trials.close()
+    assert process.poll() is not None
 
 
 def job(grammar, *, seconds=60.0, cpu_seconds=None, quick=30.0):

@@ -24,6 +24,9 @@ class NoTrials:
     def start(self):
         pass
 
+    def close(self):
+        pass
+
     def begin(self, job):
         return self
 
@@ -41,6 +44,9 @@ class HeldTrials:
         self._begun = queue.Queue()
 
     def start(self):
+        pass
+
+    def close(self):
         pass
 
     def begin(self, job):
