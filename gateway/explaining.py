@@ -1,7 +1,8 @@
 """What would become of a request, and why: the rule, the decision, the scan, the lookup.
 
 Law: an explanation drives the same machine as a request does and changes nothing; it tells field
-names, places, digests and figures, never a prompt, an answer or another scope's anything.
+names, places, digests and figures, never an answer or another scope's anything, and of a prompt
+only what the request asked about would change of its own (``explained_rewrite``).
 """
 
 import asyncio
@@ -27,6 +28,7 @@ from gateway.core.status import Forwarded
 from gateway.core.types import KEY_VERSION, Endpoint, Entry, Reason
 from gateway.exchange import Inbound
 from gateway.explained_lookup import Drive
+from gateway.explained_rewrite import explained_rewrite
 from gateway.pipeline import Pipeline
 from gateway.ports import (
     ActivePolicy,
@@ -97,6 +99,7 @@ class Explainer:
         if most is not None and tokens > most:
             told["outcome"] = {"would": "refused", "reason": Reason.PROMPT_TOO_LONG.value}
             return told
+        told["rewrite"] = await explained_rewrite(inquiry, body, decision.prefix)
         single = [body]
         if inquiry.endpoint is Endpoint.EMBEDDINGS:  # each item is an entry of its own
             single = [item_body(body, item) for item in items_of(body)[:MOST_ITEMS]]

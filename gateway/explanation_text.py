@@ -62,6 +62,7 @@ def explanation_text(told: dict[str, Any], *, colour: bool) -> str:
         _rules(told, paint),
         _settings(told, paint),
         _content(told, paint),
+        _rewritten(told, paint),
         _lookup(told, paint),
         _nearest(told, paint),
     ]
@@ -207,6 +208,23 @@ def _content(told: dict[str, Any], paint: _Paint) -> Iterator[str]:
     semantic = told["semantic"]
     can = "yes" if semantic["eligible"] else f"no, {semantic['reason']}: {semantic['why_not']}"
     yield paint.row("by meaning", can)
+
+
+def _rewritten(told: dict[str, Any], paint: _Paint) -> Iterator[str]:
+    rewrite = told.get("rewrite")
+    if rewrite is None:
+        return
+    yield paint(_BOLD, "What would be rewritten on its way to the upstream")
+    yield paint.row("rules", ", ".join(rewrite["changes"]) or "none changes anything")
+    for each in rewrite["declined"]:
+        yield paint.row(each["rewrite"], paint(_YELLOW, f"left as it is: {each['why']}"))
+    for hunk in rewrite["diff"]:
+        yield paint.row(f"byte {hunk['at']}", f"{hunk['before']}{paint(_DIM, '…')}{hunk['behind']}")
+        for mark, code, text in (("-", _RED, hunk["went"]), ("+", _GREEN, hunk["came"])):
+            if text:
+                yield paint.row("", paint(code, f"{mark} {text}"))
+    if rewrite["more"]:
+        yield paint.row("", "and more")
 
 
 def _lookup(told: dict[str, Any], paint: _Paint) -> Iterator[str]:

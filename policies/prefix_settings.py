@@ -271,19 +271,28 @@ def _documents(spec: PrefixSpec) -> DocumentSettings | None:
     return DocumentSettings(written.begin, written.end, order)
 
 
-def prefix_words(settings: PrefixSettings) -> dict[str, Any]:
-    """Return the settings in the words of the file."""
-    kinds, patterns = [kind.value for kind in settings.volatile], list(settings.patterns)
-    documents = settings.documents
-    return {
+def prefix_words(settings: PrefixSettings) -> Any:
+    """Return the settings in the words of the file; of the rules on texts those that are on."""
+    if settings == replace(_ALL_OFF, earlier_turns=settings.earlier_turns):
+        return "off"
+    words: dict[str, Any] = {
         "schema_keys": settings.schema_keys.value,
         "tools": _SORTED if settings.sorts_tools else _AS_SENT,
-        "whitespace": "on" if settings.whitespace else "off",
-        "volatile": {"detect": kinds, "patterns": patterns} if kinds or patterns else "off",
-        "documents": (
-            "off"
-            if documents is None
-            else {"begin": documents.begin, "end": documents.end, "order": documents.order.value}
-        ),
-        "turns": _EARLIER if settings.earlier_turns else _SYSTEM,
     }
+    if settings.whitespace:
+        words["whitespace"] = "on"
+    kinds, patterns = [kind.value for kind in settings.volatile], list(settings.patterns)
+    if kinds or patterns:
+        words["volatile"] = {"detect": kinds, "patterns": patterns} if patterns else kinds
+    if (documents := settings.documents) is not None:
+        words["documents"] = {
+            "begin": documents.begin,
+            "end": documents.end,
+            "order": documents.order.value,
+        }
+    if settings.earlier_turns:
+        words["turns"] = _EARLIER
+    return words
+
+
+_ALL_OFF = PrefixSettings(SchemaKeys.OFF)

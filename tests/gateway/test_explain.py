@@ -28,6 +28,9 @@ rules:
   - name: users
     match: {model: users}
     scope: user
+  - name: agent
+    match: {model: agent}
+    prefix: {volatile: [timestamps], documents: {begin: <d>, end: </d>}}
   - name: short
     match: {model: short}
     max_prompt_tokens: 5
@@ -77,6 +80,7 @@ def test_the_rule_that_decides_and_what_each_earlier_one_lacked(explain):
         "acme-desk": ["tenant", "header.x-desk"],
         "orders": ["content.keywords", "content.regex"],
         "users": ["model"],
+        "agent": ["model"],
         "short": ["model"],
         "cool": ["model"],
         "default": [],
@@ -114,6 +118,50 @@ def test_a_rule_that_matches_ends_the_list(explain):
 def test_without_a_store_what_the_policy_alone_settles(explain, request_, would, reason):
     outcome = explain(request_)["outcome"]
     assert (outcome["would"], outcome.get("reason")) == (would, reason)
+
+
+AGENT = {
+    "model": "agent",
+    "messages": [
+        {"role": "system", "content": "You are the assistant of a shop. It is 09:30:15. <d>"},
+        {"role": "user", "content": QUESTION},
+    ],
+}
+
+
+def test_what_would_be_rewritten_is_told_as_a_diff_of_bytes(explain):
+    told = explain(AGENT)["rewrite"]
+    assert told["changes"] == ["volatile"]
+    assert told["declined"] == [{"rewrite": "documents", "why": "unbalanced-markers"}]
+    assert told["more"] is False
+    value, block = told["diff"]
+    raw = orjson.dumps(AGENT)
+    assert raw[value["at"] :].startswith(b"09:30:15")
+    assert (value["went"], value["came"]) == ("09:30:15", "[timestamp-1]")
+    assert raw[block["at"] :].startswith(b'{"role":"user"')
+    assert block["went"] == ""
+    assert block["came"].endswith('[timestamp-1] = 09:30:15"},')
+    assert explain(chat())["rewrite"] == {
+        "changes": [],
+        "declined": [],
+        "diff": [],
+        "more": False,
+    }
+
+
+def test_a_diff_for_people(policy, tmp_path, capsys):
+    file = tmp_path / "request.json"
+    file.write_bytes(orjson.dumps(AGENT))
+    assert main(["policy", "explain", "--policy", str(policy), str(file)]) == 0
+    out = capsys.readouterr().out
+    lines = out[out.index("What would be rewritten") :].splitlines()
+    assert lines[1:6] == [
+        "  rules             volatile",
+        "  documents         left as it is: unbalanced-markers",
+        '  byte 96           istant of a shop. It is …. <d>"},{"role":"user","',
+        "                    - 09:30:15",
+        "                    + [timestamp-1]",
+    ]
 
 
 def test_personal_data_is_named_by_kind_and_place_and_never_quoted(explain):

@@ -98,7 +98,14 @@ class Finder:
         known += [(OWN_LABEL, pattern) for pattern in patterns]
         # Matching without groups runs on an automaton; groups are asked for in what it found.
         self._all = _compiled("|".join(f"(?:{pattern})" for _, pattern in known), captures=False)
-        self._each = [(label, _compiled(pattern, captures=True)) for label, pattern in known]
+        self._which = _compiled("|".join(f"({pattern})" for _, pattern in known), captures=True)
+        self._groups: list[tuple[int, int, str]] = []
+        """Of each pattern the group around it, the one that moves, and what it finds."""
+        group = 1
+        for label, pattern in known:
+            inner = _compiled(pattern, captures=True).groups
+            self._groups.append((group, group + bool(inner), label))
+            group += 1 + inner
 
     def find(self, text: bytes) -> Iterator[Found]:
         """Yield what is volatile in a text, from its beginning on, nothing twice."""
@@ -108,13 +115,15 @@ class Finder:
                 yield self._value(text, start, end)
 
     def _value(self, text: bytes, start: int, end: int) -> Found:
-        piece = text[start:end]
-        for label, pattern in self._each:
-            if (match := pattern.fullmatch(piece)) is not None:
-                first, last = match.span(1) if pattern.groups else (0, end - start)
-                if first < last:
-                    return Found(start + first, start + last, label)
-        return Found(start, end, OWN_LABEL)  # the whole of what matched, or what stands around it
+        match = self._which.fullmatch(text[start:end])
+        if match is not None:
+            for around, value, label in self._groups:
+                if match.span(around)[0] >= 0:
+                    first, last = match.span(value)
+                    if 0 <= first < last:
+                        return Found(start + first, start + last, label)
+                    return Found(start, end, label)
+        return Found(start, end, OWN_LABEL)  # it matched by what stands around it
 
 
 @lru_cache(maxsize=64)

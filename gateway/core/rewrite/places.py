@@ -42,6 +42,32 @@ def start_of(raw: bytes, within: Span, name: str) -> int:
     return _walk_to(raw, within, name)[0] if start is None else start
 
 
+def compact_start(raw: bytes, body: dict[str, Any], name: str, value: bytes) -> int | None:
+    """Return where a top-level value begins that stands in the bytes just as it is printed.
+
+    None where it does not, or where the members that the body has before it, or behind it, do not
+    stand there as they print: whichever are fewer are looked at.
+    """
+    names = list(body)
+    at = names.index(name)
+    key = b'"' + name.encode() + b'":'
+    try:
+        if 2 * at < len(names):
+            before = orjson.dumps({each: body[each] for each in names[:at]})[:-1]
+            start = len(before) + bool(at) + len(key)
+            written = b"".join((before, b"," if at else b"", key, value))
+            return start if raw.startswith(written) else None
+        behind = orjson.dumps({each: body[each] for each in names[at + 1 :]})[1:]
+    except TypeError:  # an integer of more than 64 bits
+        return None
+    written = b"".join((key, value, b"," if at + 1 < len(names) else b"", behind))
+    start = len(raw) - len(written)
+    # A quote behind a backslash would be inside a string; any other quote opens the key.
+    if start < 1 or raw[start - 1] == _BACKSLASH or not raw.endswith(written):
+        return None
+    return start + len(key)
+
+
 def elements(raw: bytes, start: int, values: Sequence[Any]) -> list[Span]:
     """Return the places of all values of the array that begins at ``start``."""
     found: list[Span] = []

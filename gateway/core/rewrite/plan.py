@@ -11,7 +11,6 @@ from typing import Any
 from gateway.core.rewrite import prose, tools
 from gateway.core.rewrite.documents import NOTHING_KNOWN, Memory
 from gateway.core.rewrite.outcome import Declined, DeclinedError, Rewrite, WhyNot
-from gateway.core.rewrite.places import start_of
 from gateway.core.rewrite.splice import Edit, Places, printed, replaced, spliced
 from gateway.core.rewrite.texts import Conversation, conversation
 from gateway.core.types import Endpoint
@@ -101,8 +100,7 @@ def _arrange_tools(
         return
     if result is None:
         return
-    start = start_of(raw, (0, len(raw)), field)
-    draft.edits += tools.edits(raw, start, came, result, settings.schema_keys)
+    draft.edits += tools.edits(raw, body, field, result, settings.schema_keys)
     draft.body = {**draft.body, field: result.value}
     draft.changes += result.changes
 

@@ -49,9 +49,10 @@ def in_order(tool: dict[str, Any], keys: SchemaKeys) -> Tool:
     printed = orjson.dumps(tool)
     if keys is SchemaKeys.OFF:
         return Tool(tool, printed, printed)
+    named_too = keys is SchemaKeys.ON  # an enum's member is slow to hash
     if len(printed) > _REMEMBERED_BYTES:
-        return _ordered(printed, keys)
-    return _remembered(printed, keys)
+        return _ordered(printed, named_too)
+    return _remembered(printed, named_too)
 
 
 def tool_text(text: bytes, keys: SchemaKeys) -> bytes:
@@ -59,19 +60,20 @@ def tool_text(text: bytes, keys: SchemaKeys) -> bytes:
 
     Nothing else of it is printed anew, and numbers stay as they are written.
     """
+    named_too = keys is SchemaKeys.ON
     if len(text) > _REMEMBERED_BYTES:
-        return _text_in_order(text, keys)
-    return _remembered_text(text, keys)
+        return _text_in_order(text, named_too)
+    return _remembered_text(text, named_too)
 
 
-def _ordered(printed: bytes, keys: SchemaKeys) -> Tool:
+def _ordered(printed: bytes, named_too: bool) -> Tool:
     tool = orjson.loads(printed)
     path = _path_of_schema(tool)
     if path is None:
         return Tool(tool, printed, printed)
     holder = tool if len(path) == 1 else tool[path[0]]
     schema = holder["parameters"]
-    if _whole(tool, keys):
+    if named_too and not _is_strict(tool):
         ordered = orjson.loads(orjson.dumps(schema, option=orjson.OPT_SORT_KEYS))
     else:
         ordered = _keywords_in_order(schema)
@@ -80,7 +82,7 @@ def _ordered(printed: bytes, keys: SchemaKeys) -> Tool:
     return Tool(tool, again if again != printed else printed, printed)
 
 
-def _text_in_order(text: bytes, keys: SchemaKeys) -> bytes:
+def _text_in_order(text: bytes, named_too: bool) -> bytes:
     tool = json.loads(text)
     path = _path_of_schema(tool)
     if path is None:
@@ -91,7 +93,7 @@ def _text_in_order(text: bytes, keys: SchemaKeys) -> bytes:
         holder = holder[name]
     written = text[slice(*place)]
     schema = json.loads(written, parse_int=orjson.Fragment, parse_float=orjson.Fragment)
-    if _whole(tool, keys):
+    if named_too and not _is_strict(tool):
         ordered = orjson.dumps(schema, option=orjson.OPT_SORT_KEYS)
     else:
         ordered = orjson.dumps(_keywords_in_order(schema))
@@ -113,11 +115,9 @@ def _path_of_schema(tool: dict[str, Any]) -> tuple[str, ...] | None:
             return None
 
 
-def _whole(tool: Mapping[str, Any], keys: SchemaKeys) -> bool:
-    """Tell whether all keys are to be sorted, those that the author named too."""
+def _is_strict(tool: Mapping[str, Any]) -> bool:
     function = tool.get("function")
-    strict = (function if isinstance(function, dict) else tool).get("strict")
-    return keys is SchemaKeys.ON and strict is not True
+    return (function if isinstance(function, dict) else tool).get("strict") is True
 
 
 def _keywords_in_order(schema: Any) -> Any:

@@ -6,7 +6,7 @@ Law: no tool is lost, added or changed in meaning; those that were in order stay
 from typing import Any, NamedTuple
 
 from gateway.core.rewrite.outcome import DeclinedError, Rewrite, WhyNot
-from gateway.core.rewrite.places import Span, after_space, elements, next_element
+from gateway.core.rewrite.places import compact_start, elements, start_of
 from gateway.core.rewrite.schema_keys import Tool, in_order, tool_text
 from gateway.core.rewrite.splice import Edit
 from policies.decide import PrefixSettings, SchemaKeys
@@ -55,32 +55,22 @@ def _rank(tool: Tool) -> tuple[str, bytes]:
 
 
 def edits(
-    raw: bytes, start: int, came: list[dict[str, Any]], result: Arranged, keys: SchemaKeys
+    raw: bytes, body: dict[str, Any], field: str, result: Arranged, keys: SchemaKeys
 ) -> list[Edit]:
-    """Return what is to be done to the array that begins at ``start``."""
-    places, texts = _texts(raw, start, came, result, keys)
-    found = []
-    for place, source in enumerate(result.order):
-        if place != source or result.tools[place].moved:
-            found.append(Edit(*places[place], texts[source]))
-    return found
-
-
-def _texts(
-    raw: bytes, start: int, came: list[dict[str, Any]], result: Arranged, keys: SchemaKeys
-) -> tuple[list[Span], list[bytes]]:
-    """Return where the tools stand, and what each is written as."""
-    places, texts = [], []
-    at = after_space(raw, start + 1)
-    for tool in result.tools:
-        if not raw.startswith(tool.came, at):
-            places = elements(raw, start, came)
-            return places, [
-                tool_text(raw[slice(*place)], keys) if tool.moved else raw[slice(*place)]
-                for place, tool in zip(places, result.tools, strict=True)
-            ]
-        end = at + len(tool.came)
-        places.append((at, end))
-        texts.append(tool.printed)
-        at = next_element(raw, end)
-    return places, texts
+    """Return what is to be done to the array of tools in this field of the body."""
+    came = b"[%b]" % b",".join([tool.came for tool in result.tools])
+    start = compact_start(raw, body, field, came)
+    if start is not None:
+        texts = [result.tools[index].printed for index in result.order]
+        return [Edit(start, start + len(came), b"[%b]" % b",".join(texts))]
+    start = start_of(raw, (0, len(raw)), field)
+    places = elements(raw, start, body[field])
+    texts = [
+        tool_text(raw[slice(*place)], keys) if tool.moved else raw[slice(*place)]
+        for place, tool in zip(places, result.tools, strict=True)
+    ]
+    return [
+        Edit(*places[place], texts[source])
+        for place, source in enumerate(result.order)
+        if place != source or result.tools[place].moved
+    ]

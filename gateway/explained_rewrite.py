@@ -1,0 +1,50 @@
+"""What would be rewritten of a request that is asked about, as a diff of its bytes.
+
+Law: this is the one part of an explanation that quotes a prompt: that of the request asked about,
+to whoever sent it along.
+"""
+
+import asyncio
+from itertools import islice
+from typing import Any
+
+from gateway.core.inquiry import Inquiry, written
+from gateway.core.rewrite.byte_diff import hunks
+from gateway.core.rewrite.plan import rewrite
+from policies.decide import PrefixSettings
+
+MOST_HUNKS = 100
+
+
+async def explained_rewrite(
+    inquiry: Inquiry, body: dict[str, Any], settings: PrefixSettings
+) -> dict[str, Any]:
+    """Return what the rewrite plan does, a JSON object; what others shared is not known here."""
+    return await asyncio.to_thread(_explained, inquiry, body, settings)
+
+
+def _explained(inquiry: Inquiry, body: dict[str, Any], settings: PrefixSettings) -> dict[str, Any]:
+    raw = written(inquiry)
+    result = rewrite(inquiry.endpoint, body, raw, settings)
+    found = list(islice(hunks(raw, result.edits), MOST_HUNKS + 1))
+    return {
+        "changes": [change.value for change in result.changes],
+        "declined": [
+            {"rewrite": each.rewrite.value, "why": each.why.value} for each in result.declined
+        ],
+        "diff": [
+            {
+                "at": hunk.at,
+                "before": _text(hunk.before),
+                "went": _text(hunk.went),
+                "came": _text(hunk.came),
+                "behind": _text(hunk.behind),
+            }
+            for hunk in found[:MOST_HUNKS]
+        ],
+        "more": len(found) > MOST_HUNKS,
+    }
+
+
+def _text(part: bytes) -> str:
+    return part.decode(errors="replace")
