@@ -10,7 +10,7 @@ replicas compute is such that the ceiling would keep them busy for 60 % of the t
   evictions could correct;
 - what the router takes with a million blocks, and the time of each miss.
 
-    python benchmarks/prefix_routing.py [--data DIR] [--replicas N] [--engines N]
+    python benchmarks/prefix_routing.py [--data DIR] [--replicas N] [--engines N] [--only-engines]
 
 ``--engines N`` replays a shortened trace on so many processes of the engine (``routing_engines``).
 """
@@ -22,11 +22,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from routing_engines import replay, shortened
 from routing_memory import measure
 from routing_simulation import (
     Result,
     RoundRobin,
     Traced,
+    imbalance,
     one_cache,
     read_trace,
     simulate,
@@ -40,6 +42,9 @@ DATA = Path(os.environ.get("REFRAIN_DATA", Path(__file__).parents[2] / "shared" 
 TRACES = ("conversation", "synthetic")
 CAPACITIES = (1_000, 4_000, 16_000)
 BUSY = 0.6
+ENGINE_SHARE = 0.02
+"""Of the conversations, on real engines; their caches hold so much of its blocks together:"""
+ENGINE_CAPACITY = 0.7
 BLIND = 65_536
 """Blocks that a replica is believed to hold where nothing is known: more than it does."""
 
@@ -86,6 +91,33 @@ def measured(requests: Sequence[Traced], replicas: int) -> dict[str, dict[str, d
     return figures
 
 
+def replayed(requests: Sequence[Traced], engines: int) -> dict[str, dict[str, float]]:
+    """Print a table of a shortened replay on real engines, and return its figures."""
+    short = shortened(requests, ENGINE_SHARE)
+    blocks = len({block for each in short for block in each.blocks})
+    capacity = int(blocks * ENGINE_CAPACITY / engines)
+    print(
+        f"\nReal engines: {engines} processes of {capacity:,} blocks each, {len(short):,} requests "
+        f"with {blocks:,} different blocks"
+    )
+    print(f"    {'':<14}{'cached':>8}{'tokens max/mean':>17}{'requests':>10}{'p50':>10}{'p99':>10}")
+    rows: dict[str, dict[str, float]] = {}
+    for way, result in replay(short, engines=engines, capacity=capacity).items():
+        times = sorted(result.seconds)
+        row = rows[way] = {
+            "cached_share": round(result.share, 4),
+            "imbalance_tokens": round(imbalance(list(result.computed.values())), 4),
+            "imbalance_requests": round(imbalance(list(result.requests.values())), 4),
+            "p50_s": round(times[len(times) // 2], 4),
+            "p99_s": round(times[int(len(times) * 0.99)], 4),
+        }
+        print(
+            f"    {way:<14}{row['cached_share']:>8.1%}{row['imbalance_tokens']:>17.2f}"
+            f"{row['imbalance_requests']:>10.2f}{row['p50_s']:>8.2f} s{row['p99_s']:>8.2f} s"
+        )
+    return rows
+
+
 def _rounded(result: Result) -> dict[str, float]:
     return {name: round(value, 4) for name, value in asdict(result).items()}
 
@@ -94,6 +126,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the Mooncake traces")
     parser.add_argument("--replicas", type=int, default=4)
+    parser.add_argument("--engines", type=int, default=0, help="real engines to replay on")
+    parser.add_argument("--only-engines", action="store_true", help="no simulation")
     options = parser.parse_args()
     report: dict[str, object] = {"benchmark": "prefix_routing", "replicas": options.replicas}
     traces: dict[str, object] = {}
@@ -104,8 +138,11 @@ def main() -> None:
         except OSError as error:
             print(f"skipped: no trace at {path} ({error.strerror}); give its folder with --data")
             continue
-        print(f"\nMooncake {name}: {len(requests):,} requests over {options.replicas} replicas")
-        traces[name] = measured(requests, options.replicas)
+        if not options.only_engines:
+            print(f"\nMooncake {name}: {len(requests):,} requests, {options.replicas} replicas")
+            traces[name] = measured(requests, options.replicas)
+        if options.engines and name == "conversation":
+            report["engines"] = replayed(requests, options.engines)
     report["traces"] = traces
     cost = measure()
     print(

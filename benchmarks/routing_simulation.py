@@ -149,12 +149,13 @@ def simulate(
     waits.sort()
     return Result(
         found / sum(len(each.blocks) for each in requests),
-        _imbalance([each.computed_tokens for each in servers.values()]),
-        _imbalance([each.requests for each in servers.values()]),
+        imbalance([each.computed_tokens for each in servers.values()]),
+        imbalance([each.requests for each in servers.values()]),
         waits[len(waits) // 2],
         waits[int(len(waits) * 0.99)],
     )
 
 
-def _imbalance(values: Sequence[float]) -> float:
+def imbalance(values: Sequence[float]) -> float:
+    """Return the largest over the mean."""
     return max(values) * len(values) / sum(values)
