@@ -88,7 +88,6 @@ def _engines(stack: ExitStack, model: Path, count: int, capacity: int) -> list[i
         options = ["--port", str(port), "--threads", "1", "--served-model-name", "m"]
         options += ["--kv-bytes", str(capacity * TOKENS_A_BLOCK * TOKEN_BYTES)]
         _start(stack, ["-m", "gateway", "backend", "--model", str(model), *options])
-    for port in ports:
         await_url(f"http://127.0.0.1:{port}/readyz")
     return ports
 

@@ -34,6 +34,7 @@ class UpstreamSettings(BaseModel):
     between_tokens_timeout: float | None = Field(default=None, gt=0)
     probe: str = "auto"
     shares_prefill: bool = False
+    kv_events: bool = False
 
     @field_validator("url")
     @classmethod

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gateway.adapters.kv_feed import KvFeed
 from gateway.adapters.metrics import Metrics
 from gateway.adapters.model_list import ModelList
 from gateway.adapters.pool_requests import PoolRequests
@@ -46,6 +47,7 @@ class Upstreams:
     pool: UpstreamPool | None = None
     prober: Prober | None = None
     models: ModelList | None = None
+    kv_feed: KvFeed | None = None
     chains: PromptChains | None = None
     """Makes what upstreams are chosen by, where prompts decide."""
 
@@ -61,6 +63,9 @@ class Upstreams:
             if self.prober is not None:
                 probing = asyncio.create_task(self.prober.run())
                 stack.push_async_callback(_ended, probing)
+            if self.kv_feed is not None:
+                following = asyncio.create_task(self.kv_feed.run())
+                stack.push_async_callback(_ended, following)
             yield
 
     def overloaded(self, model: str) -> bool:
@@ -121,7 +126,9 @@ def open_upstreams(
     passing = PoolRequests(each, table, time.monotonic)
     models = ModelList(passing, {member.name: member for member in members})
     chains = PromptChains(shared=own_keys) if by_prefix else None
-    return Upstreams(pool, passing, each, _any(checks), pool, prober, models, chains)
+    followed = {one.called: each[one.called] for one in given if one.kv_events}
+    feed = KvFeed(followed, table.note_cache) if followed and by_prefix else None
+    return Upstreams(pool, passing, each, _any(checks), pool, prober, models, feed, chains)
 
 
 def _http(

@@ -90,9 +90,8 @@ class PrefixIndex:
             blocks.pop(digest, None)
 
     def forget(self, name: str) -> None:
-        """Forget all that the replica was believed to hold, and its capacity."""
+        """Forget all that the replica was believed to hold."""
         self._blocks.pop(name, None)
-        self._capacities.pop(name, None)
 
     def _bound(self, name: str) -> None:
         capacity = self.capacity(name)

@@ -121,6 +121,10 @@ class PrefixAware:
             self.index.drop(sent.name, sent.prefix[sent.held :])
         self._settle(sent)
 
+    def resize(self, name: str, tokens: int) -> None:
+        """See ``Routing``: twice of it is believed, for a token may have more bytes than most."""
+        self.index.resize(name, max(1, 2 * tokens // TOKENS_A_BLOCK))
+
     def forget(self, name: str) -> None:
         """See ``Routing``."""
         self.index.forget(name)

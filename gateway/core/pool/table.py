@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+from gateway.core.kv_news import Emptied, Full
 from gateway.core.outgoing import Outgoing
 from gateway.core.pool import health as healths
 from gateway.core.pool.failure import Failure
@@ -114,6 +115,14 @@ class PoolTable:
     def held_back(self, call: Call, now: float) -> Wait | None:
         """Tell whether the request is to wait for another that computes what it begins with."""
         return self._routing.held_back(call.sent, now)
+
+    def note_cache(self, name: str, news: Emptied | Full) -> None:
+        """Note what an upstream tells of its prefix cache."""
+        match news:
+            case Emptied():
+                self._routing.forget(name)
+            case Full(tokens):
+                self._routing.resize(name, tokens)
 
     def note_cached(self, call: Call, tokens: int, now: float) -> None:
         """Note how much of the prompt the upstream says that it had."""
