@@ -54,6 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from gateway.semantic_cli import main as semantic
 
         return semantic(arguments[1:])
+    if arguments[:1] == ["prefix"]:
+        from gateway.prefix_cli import main as prefix
+
+        return prefix(arguments[1:])
     parser = _parser()
     options = parser.parse_args(arguments)
     run: Callable[[argparse.Namespace], int] | None = getattr(options, "run", None)
@@ -140,6 +144,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands.add_parser(
         "semantic", help="calibrate and watch answers by meaning (refrain semantic --help)"
+    )
+    commands.add_parser(
+        "prefix", help="see why prefix caches miss, and mend it (refrain prefix --help)"
     )
     return parser
 

@@ -1,0 +1,70 @@
+"""Settings that a report may recommend, and the YAML of a policy that says them."""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+
+from gateway.core.prefix_report import Recorded, Setting
+from gateway.core.prompt_layout import laid_out
+from policies.decide import PrefixSettings
+from policies.parse import parse_policy
+
+TOOLS = "tools: sorted"
+WHITESPACE = "whitespace: on"
+_VOLATILE = "volatile: "
+_DOCUMENTS = "documents: "
+_TAG = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{1,30})>")
+_LOOKED_AT = 200
+_MOST_MARKERS = 3
+_POLICY = """\
+version: 1
+default:
+  exact: on
+  semantic: off
+  freshness: 1h
+  scope: tenant
+  pii: bypass
+"""
+
+
+def candidates(prompts: Sequence[Recorded], detectors: Iterable[str]) -> list[Setting]:
+    """Return the settings worth a trial; ``detectors`` are those of volatile text."""
+    volatile = [f"{_VOLATILE}{name}" for name in detectors]
+    markers = [f"{_DOCUMENTS}{name}" for name in _markers(prompts[:_LOOKED_AT])]
+    return [TOOLS, *volatile, *markers[:_MOST_MARKERS], WHITESPACE]
+
+
+def written(settings: Collection[Setting]) -> str:
+    """Return the ``prefix`` of a rule with these settings, as YAML without indentation."""
+    lines = ["prefix:"]
+    lines += [f"  {one}" for one in (TOOLS, WHITESPACE) if one in settings]
+    if volatile := _of(settings, _VOLATILE):
+        lines.append(f"  volatile: [{', '.join(volatile)}]")
+    if tags := _of(settings, _DOCUMENTS):
+        begin, end = f'"<{tags[0]}>"', f'"</{tags[0]}>"'
+        lines.append(f"  documents: {{begin: {begin}, end: {end}, order: content}}")
+    return "\n".join(lines) if len(lines) > 1 else ""
+
+
+def compiled(settings: Collection[Setting]) -> PrefixSettings:
+    """Return what a policy with these settings has a prompt rewritten by."""
+    indented = "".join(f"  {line}\n" for line in written(settings).splitlines())
+    return parse_policy(_POLICY + indented, "report").default.prefix
+
+
+def _of(settings: Collection[Setting], kind: str) -> list[str]:
+    return [one.removeprefix(kind) for one in settings if one.startswith(kind)]
+
+
+def _markers(prompts: Sequence[Recorded]) -> list[str]:
+    """Return the tags that enclose several pieces of one text, most frequent first."""
+    seen: Counter[str] = Counter()
+    for one in prompts:
+        for part in laid_out(one.endpoint, one.body):
+            tags = Counter(_TAG.findall(part.text))
+            seen.update(
+                name
+                for name, count in tags.items()
+                if count > 1 and part.text.count(f"</{name}>") == count
+            )
+    return [name for name, _ in seen.most_common()]
