@@ -80,9 +80,8 @@ def test_tokens_are_those_that_the_upstream_counted_else_estimated(prompts):
     guessed = report(prompts, (), rewriting)
     assert (guessed.tokens, guessed.tokens_counted) == (round(guessed.characters / 4), False)
     assert guessed.upstream is None
-    counted = [
-        recorded("abc", "10:00:00", "?", prompt_tokens=200, cached_tokens=n) for n in (0, 100)
-    ]
+    usage = [{"prompt_tokens": 200, "cached_tokens": cached} for cached in (0, 100)]
+    counted = [recorded("abc", "10:00:00", "?", **each) for each in usage]
     told = report(counted, (), rewriting)
     assert (told.tokens, told.tokens_counted, told.upstream) == (400, True, 0.25)
 
@@ -142,10 +141,10 @@ def test_requests_are_read_as_logs_have_them(line, rule):
         (b"{", "expected JSON"),
         (b"[]", "expected a JSON object"),
         (b'{"request": 1}', "expected an object in its field request or body"),
-        (b'{"time": 1, "endpoint": "/v1/chat/completions"}', "expected messages, prompt or input"),
+        (b'{"time": 1, "rule": "default"}', "expected messages, prompt or input"),
         (
             b'{"url": "/v1/moderations", "body": {"input": "x"}}',
-            "endpoint: expected one of /v1/chat",
+            "endpoint: expected one of",
         ),
     ],
 )
