@@ -2,15 +2,16 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from gateway.core.prefix_report import Recorded, Setting
 from gateway.core.prompt_layout import laid_out
-from policies.decide import PrefixSettings
+from policies.decide import PrefixSettings, VolatileKind
 from policies.parse import parse_policy
 
 TOOLS = "tools: sorted"
 WHITESPACE = "whitespace: on"
+TURNS = "turns: earlier"
 _VOLATILE = "volatile: "
 _DOCUMENTS = "documents: "
 _TAG = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{1,30})>")
@@ -27,17 +28,17 @@ default:
 """
 
 
-def candidates(prompts: Sequence[Recorded], detectors: Iterable[str]) -> list[Setting]:
-    """Return the settings worth a trial; ``detectors`` are those of volatile text."""
-    volatile = [f"{_VOLATILE}{name}" for name in detectors]
+def candidates(prompts: Sequence[Recorded]) -> list[Setting]:
+    """Return the settings worth a trial."""
+    volatile = [f"{_VOLATILE}{kind}" for kind in VolatileKind]
     markers = [f"{_DOCUMENTS}{name}" for name in _markers(prompts[:_LOOKED_AT])]
-    return [TOOLS, *volatile, *markers[:_MOST_MARKERS], WHITESPACE]
+    return [TOOLS, *volatile, *markers[:_MOST_MARKERS], WHITESPACE, TURNS]
 
 
 def written(settings: Collection[Setting]) -> str:
     """Return the ``prefix`` of a rule with these settings, as YAML without indentation."""
     lines = ["prefix:"]
-    lines += [f"  {one}" for one in (TOOLS, WHITESPACE) if one in settings]
+    lines += [f"  {one}" for one in (TOOLS, WHITESPACE, TURNS) if one in settings]
     if volatile := _of(settings, _VOLATILE):
         lines.append(f"  volatile: [{', '.join(volatile)}]")
     if tags := _of(settings, _DOCUMENTS):
