@@ -31,7 +31,7 @@ default:
 def candidates(prompts: Sequence[Recorded]) -> list[Setting]:
     """Return the settings worth a trial."""
     volatile = [f"{_VOLATILE}{kind}" for kind in VolatileKind]
-    markers = [f"{_DOCUMENTS}{name}" for name in _markers(prompts[:_LOOKED_AT])]
+    markers = [f"{_DOCUMENTS}<{name}>" for name in _markers(prompts[:_LOOKED_AT])]
     return [TOOLS, *volatile, *markers[:_MOST_MARKERS], WHITESPACE, TURNS]
 
 
@@ -41,9 +41,9 @@ def written(settings: Collection[Setting]) -> str:
     lines += [f"  {one}" for one in (TOOLS, WHITESPACE, TURNS) if one in settings]
     if volatile := _of(settings, _VOLATILE):
         lines.append(f"  volatile: [{', '.join(volatile)}]")
-    if tags := _of(settings, _DOCUMENTS):
-        begin, end = f'"<{tags[0]}>"', f'"</{tags[0]}>"'
-        lines.append(f"  documents: {{begin: {begin}, end: {end}, order: content}}")
+    if markers := _of(settings, _DOCUMENTS):  # a rule has one pair
+        begin = markers[0]
+        lines.append(f'  documents: {{begin: "{begin}", end: "</{begin[1:]}"}}')
     return "\n".join(lines) if len(lines) > 1 else ""
 
 
