@@ -133,7 +133,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.open and len(self.device.in_flight) < 2)
     @rule()
     def launch_in_vain(self):
-        if self.device.launch():
+        if self.launch():
             self.device.take_back()
 
     @precondition(lambda self: self.device.in_flight)
@@ -159,22 +159,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         overdue = self.device.now - oldest.arrived >= MAX_WAIT
         standing = oldest.status, oldest.num_computed_tokens
         running = [each for each in self.open if each.status is SequenceStatus.RUNNING]
-        waiting = [each for each in self.open if each.status is SequenceStatus.WAITING]
         preemptions = self.scheduler.num_preemptions
         while len(self.device.in_flight) > overlap:
             self.device.collect()
             self.forget_ended()
         in_flight = len(self.device.in_flight)
         decoding = set(self.scheduler._residents.decoding)  # known from outside by its effect alone
-        step = self.device.launch()
-        self.scheduler.check_integrity()
+        step = self.launch()
         sequences = [scheduled.sequence for scheduled in step]
         assert len(set(sequences)) == len(sequences) <= self.max_num_seqs
         assert sum(scheduled.num_tokens for scheduled in step) <= self.budget
         assert all(each in self.open for each in sequences)
         assert step or in_flight or not self.open, "somebody is left unserved"
-        left = [each for each in self.open if each.status is SequenceStatus.WAITING]
-        self.check_turns(set(waiting) - set(left), [each for each in left if each in waiting])
         if overdue and standing[0] is SequenceStatus.RUNNING:
             assert oldest.status is SequenceStatus.RUNNING or oldest not in self.open
         if overdue and not in_flight and oldest in running and oldest in self.open:
@@ -184,6 +180,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.device.in_flight and (len(self.device.in_flight) > overlap or not step):
             self.device.collect()
             self.forget_ended()
+
+    def launch(self):
+        waiting = [each for each in self.open if each.status is SequenceStatus.WAITING]
+        step = self.device.launch()
+        self.scheduler.check_integrity()
+        left = [each for each in self.open if each.status is SequenceStatus.WAITING]
+        self.check_turns(set(waiting) - set(left), [each for each in left if each in waiting])
+        return step
 
     def check_turns(self, admitted, left):
         """Whoever is overdue is passed once at most for each overdue one that is admitted."""
