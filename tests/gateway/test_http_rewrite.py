@@ -1,5 +1,6 @@
 """Prompts rewritten on their way to the upstream, over HTTP: what is sent, told and keyed."""
 
+import asyncio
 from typing import Any
 
 import orjson
@@ -126,3 +127,100 @@ async def test_an_upstreams_header_of_that_name_is_not_taken_for_ours(
     plain, upstream.answer = upstream.answer, answer
     gateway = await start_gateway()
     assert "X-Refrain-Rewrite" not in (await gateway.ask()).headers
+
+
+STABLE = "You are the assistant of a shop. Answer in one sentence, from the catalogue only."
+NOW = "2026-11-22T01:03:42.123Z"
+
+
+def timed(now: str = NOW, question: str = "What is new?") -> list[dict[str, Any]]:
+    return [
+        {"role": "system", "content": f"{STABLE} It is {now}."},
+        {"role": "user", "content": question},
+    ]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
+async def test_volatile_values_reach_the_upstream_behind_the_stable_prefix(
+    start_gateway: StartGateway, upstream: ScriptedUpstream, tmp_path: Any, stream: bool
+):
+    gateway = await ruled(start_gateway, tmp_path, "{volatile: timestamps}")
+    reply = await gateway.ask(messages=timed(), stream=stream)
+    assert reply.headers["X-Refrain-Rewrite"] == "volatile"
+    system, block, last = upstream.bodies[0]["messages"]
+    assert system["content"] == f"{STABLE} It is [timestamp-1]."
+    assert block["role"] == "user"
+    assert block["content"].endswith(f"\n[timestamp-1] = {NOW}")
+    assert last == timed()[1]
+    again = await gateway.ask(messages=timed())
+    assert again.cache.startswith("refrain; hit")
+    later = await gateway.ask(messages=timed("2026-11-22T01:03:43.123Z"))
+    assert later.cache == "refrain; fwd=miss; stored"
+    assert upstream.bodies[1]["messages"][0] == system
+
+
+async def test_whoever_follows_a_call_is_told_what_was_done_to_its_prompt(
+    start_gateway: StartGateway, upstream: ScriptedUpstream
+):
+    async def answer(request: Any, body: Any) -> Any:
+        await all_asked.wait()
+        return await plain(request, body)
+
+    all_asked = asyncio.Event()
+    plain, upstream.answer = upstream.answer, answer
+    gateway = await start_gateway()
+    asked = [asyncio.create_task(gateway.ask(tools=tools("b", "a"))) for _ in range(3)]
+    await upstream.arrived.wait()
+    all_asked.set()
+    replies = [await each for each in asked]
+    for reply in replies:  # one that came late may be a hit
+        told = None if reply.cache.startswith("refrain; hit") else "schema-keys"
+        assert reply.headers.get("X-Refrain-Rewrite") == told
+    page = (await gateway.get("/metrics")).raw.decode()
+    line = f'refrain_rewrites_total{{rewrite="schema-keys",rule="default"}} {upstream.calls}.0'
+    assert line in page
+
+
+async def test_a_rewrite_that_fails_fails_no_request(
+    start_gateway: StartGateway,
+    upstream: ScriptedUpstream,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    def broken(*_: Any) -> None:
+        raise RuntimeError("it quotes the prompt")
+
+    monkeypatch.setattr("gateway.outgoing.rewrite", broken)
+    gateway = await start_gateway()
+    reply = await gateway.ask(tools=tools("b"))
+    assert reply.status == 200
+    assert reply.headers["X-Refrain-Rewrite"] == 'none; declined="schema-keys=fault"'
+    assert orjson.dumps(upstream.bodies[0]["tools"]) == orjson.dumps(tools("b"))
+    assert "a prompt could not be rewritten (RuntimeError)" in caplog.text
+    assert "quotes" not in caplog.text
+
+
+async def test_a_rewrite_that_takes_too_long_is_given_up(
+    start_gateway: StartGateway, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("gateway.outgoing.INLINE_BYTES", 0)
+    monkeypatch.setattr("gateway.outgoing.SECONDS", 0.0)
+    gateway = await start_gateway()
+    reply = await gateway.ask(tools=tools("b"))
+    assert reply.headers["X-Refrain-Rewrite"] == 'none; declined="schema-keys=timeout"'
+    assert orjson.dumps(upstream.bodies[0]["tools"]) == orjson.dumps(tools("b"))
+
+
+async def test_documents_that_a_tenants_requests_share_go_first(
+    start_gateway: StartGateway, upstream: ScriptedUpstream, tmp_path: Any
+):
+    shared = '{documents: {begin: "<d>", end: "</d>", order: shared}}'
+    gateway = await ruled(start_gateway, tmp_path, shared)
+    sent = []
+    for number, names in enumerate(["x", "x", "y", "y", "abxy", "yxcd"]):
+        system = "".join(f"<d>{name}</d>" for name in names)
+        messages = [{"role": "system", "content": system}, timed(question=f"And {number}?")[1]]
+        await gateway.ask(messages=messages, headers={"Authorization": "Bearer one"})
+        content = upstream.bodies[-1]["messages"][0]["content"]
+        sent.append(content.replace("<d>", "").replace("</d>", ""))
+    assert [each[:2] for each in sent[4:]] == ["xy", "xy"]
