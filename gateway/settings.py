@@ -112,6 +112,13 @@ class Settings(BaseModel):
     def _base_urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(map(base_url, value))
 
+    @field_validator("upstreams", mode="before")
+    @classmethod
+    def _mappings(cls, value: object) -> object:
+        if isinstance(value, str):
+            raise ValueError("expected a list of mappings, in refrain.yaml")  # noqa: TRY004 - pydantic's
+        return value
+
     @field_validator("upstreams")
     @classmethod
     def _named_apart(cls, value: tuple[UpstreamSettings, ...]) -> tuple[UpstreamSettings, ...]:

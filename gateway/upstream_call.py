@@ -17,8 +17,8 @@ from gateway.admitting import Admitter
 from gateway.checking import Checks
 from gateway.core import sse
 from gateway.core.errors import UpstreamError
-from gateway.core.headers import Fields, end_to_end, request_fields, without
-from gateway.core.outgoing import UPSTREAM, Outgoing, Served
+from gateway.core.headers import end_to_end, request_fields, without
+from gateway.core.outgoing import Outgoing, with_upstream
 from gateway.core.prefix_blocks import PromptChains
 from gateway.core.streamed import Followed, followed
 from gateway.core.types import Endpoint, Reason
@@ -107,7 +107,7 @@ class Caller:
             if refused and upstream.status < HTTPStatus.BAD_REQUEST:
                 log.info("%s refuses stream_options: not asked for again", self.upstream.name)
                 self.asks_for_usage = False
-            fields = _told(end_to_end(upstream.headers), upstream.served)
+            fields = with_upstream(end_to_end(upstream.headers), upstream.served)
             if upstream.content_type == "text/event-stream":
                 answer.open(Head(upstream.status, fields, events=True, usage=usage))
                 await self._relay(upstream, exchange, answer)
@@ -218,12 +218,6 @@ class Caller:
             self.checks.begin(check, exchange.plan, plain, exchange.inbound.fields)
         if (payer := answer.payer) is not None:
             payer.stored = True
-
-
-def _told(fields: Fields, served: Served) -> Fields:
-    """Return the reply's headers with who answered, where there are several upstreams."""
-    header = served.header()
-    return fields if header is None else (*without(fields, UPSTREAM.lower()), (UPSTREAM, header))
 
 
 async def _pass_on(

@@ -14,6 +14,7 @@ from gateway.adapters.upstream_http import HttpUpstream
 from gateway.core.errors import ClientError, UpstreamError
 from gateway.core.headers import Fields, end_to_end, request_fields, without
 from gateway.core.outbound import with_priority
+from gateway.core.outgoing import with_upstream
 from gateway.core.query import allowing_query
 from gateway.core.status import Forwarded, ForwardStatus, joined
 from gateway.core.types import Endpoint, Reason
@@ -56,6 +57,7 @@ class PassThrough:
             ) as upstream:
                 seen.upstream_head = seen.clock()
                 seen.status = upstream.status
+                seen.note_served(self._upstream.served(upstream))
                 return await self._copy(request, upstream, seen)
         except UpstreamError:
             if faults:
@@ -83,7 +85,8 @@ class PassThrough:
         self, request: web.Request, upstream: ClientResponse, seen: Observation
     ) -> web.StreamResponse:
         response = web.StreamResponse(status=upstream.status, reason=upstream.reason)
-        for name, value in _reply_fields(request, upstream):
+        fields = with_upstream(_reply_fields(request, upstream), self._upstream.served(upstream))
+        for name, value in fields:
             response.headers.add(name, value)
         response.content_length = upstream.content_length
         try:

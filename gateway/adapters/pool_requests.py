@@ -6,11 +6,13 @@ clients is found there again; to another only while nothing was sent.
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from weakref import WeakKeyDictionary
 
 from aiohttp import ClientResponse
 
 from gateway.adapters.upstream_http import HttpUpstream
 from gateway.core.errors import UpstreamError
+from gateway.core.outgoing import Served
 from gateway.core.pool.table import PoolTable
 from gateway.core.types import Reason
 
@@ -24,6 +26,7 @@ class PoolRequests:
         self._upstreams = upstreams
         self._table = table
         self._clock = clock
+        self._served: WeakKeyDictionary[ClientResponse, Served] = WeakKeyDictionary()
 
     def order(self, model: str | None = None) -> list[HttpUpstream]:
         """Return the upstreams, the first to be asked first."""
@@ -47,7 +50,7 @@ class PoolRequests:
         decode: bool = True,
     ) -> AsyncIterator[ClientResponse]:
         """Send a request to the first that can be reached. Raises UpstreamError."""
-        model = _model_of(path_qs)
+        model, tried = _model_of(path_qs), list[tuple[str, Reason]]()
         fault = UpstreamError(502, "There is no upstream.", Reason.UPSTREAM_UNREACHABLE)
         async with AsyncExitStack() as stack:
             for upstream in self.order(model):
@@ -60,10 +63,17 @@ class PoolRequests:
                     # As a probe that failed: of what is behind a path nothing is known.
                     self._table.probed(upstream.name, error.reason, self._clock(), for_sure=False)
                     fault = error
+                    tried.append((upstream.name, error.reason))
                 else:
+                    self._served[response] = Served(upstream.name, tuple(tried), several=True)
                     yield response
                     return
+        fault.tried = tuple(tried)
         raise fault
+
+    def served(self, response: ClientResponse) -> Served | None:
+        """Return who sent a reply."""
+        return self._served.get(response)
 
     def body(self, response: ClientResponse) -> AsyncIterator[bytes]:
         """Yield a reply's body as it arrives. Raises UpstreamError."""

@@ -138,6 +138,10 @@ class HttpUpstream:
             if not response.content.is_eof():
                 response.close()
 
+    def served(self, response: ClientResponse) -> Served | None:  # noqa: ARG002 - always this one
+        """Return who sent a reply, where that is to be told."""
+        return None
+
     async def body(self, response: ClientResponse) -> AsyncIterator[bytes]:
         """Yield a reply's body as it arrives. Raises UpstreamError."""
         try:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gateway.core.headers import Fields
+from gateway.core.headers import Fields, without
 from gateway.core.types import Reason
 
 UPSTREAM = "X-Refrain-Upstream"
@@ -49,6 +49,12 @@ class Served:
     def header(self) -> str | None:
         """Return what ``X-Refrain-Upstream`` says, None where there is one upstream only."""
         return told(self.upstream, self.tried) if self.several else None
+
+
+def with_upstream(fields: Fields, served: Served | None) -> Fields:
+    """Return a reply's headers with who answered, where there are several upstreams."""
+    header = None if served is None else served.header()
+    return fields if header is None else (*without(fields, UPSTREAM.lower()), (UPSTREAM, header))
 
 
 def told(upstream: str, tried: Tried) -> str:

@@ -95,6 +95,7 @@ async def test_any_other_path_goes_to_the_first_that_can_be_reached(
         reply = await gateway.post("/v1/files?x=1", b'{"a": 1}')
         assert (reply.json["at"], reply.json["path"]) == ("b", "/v1/files?x=1")
         assert reply.json["body"] == '{"a": 1}'
+        assert reply.headers["X-Refrain-Upstream"].startswith("b")
 
 
 async def test_a_model_is_asked_about_where_it_is_served(

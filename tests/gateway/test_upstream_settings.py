@@ -73,6 +73,11 @@ def test_one_form_only(tmp_path: Path):
         load_settings({"upstream": [URL]}, {}, file)
 
 
+def test_the_long_form_has_no_place_in_a_variable():
+    with pytest.raises(SettingsError, match=r"^REFRAIN_UPSTREAMS: expected a list of mappings, in"):
+        load_settings({}, {"REFRAIN_UPSTREAMS": URL}, None)
+
+
 def test_one_url_alone_has_nothing_before_it():
     alone = opened({}, upstream=(URL,))
     assert isinstance(alone.upstream, HttpUpstream)

@@ -97,6 +97,13 @@ async def breaks_after_a_word(request: web.Request, _body: dict[str, Any]) -> we
     return response
 
 
+async def shown(gateway: RunningGateway, line: str) -> None:
+    """Wait until the metrics have this line: the end of a call may come after its answer."""
+    async with asyncio.timeout(30):
+        while f"{line}\n" not in (await gateway.get("/metrics")).raw.decode():
+            pass
+
+
 async def pool(
     start: StartGateway, *upstreams: Any, models: Any = None, **settings: Any
 ) -> RunningGateway:
