@@ -1,0 +1,126 @@
+"""``refrain prefix report``: from a log to the YAML to paste."""
+
+import io
+import sys
+from types import SimpleNamespace
+
+import orjson
+import pytest
+
+from gateway.cli import main
+from gateway.core.prefix_settings import candidates, compiled, written
+from gateway.core.recorded_request import parse_recorded
+from policies.parse import parse_policy
+
+POLICY = """\
+version: 1
+default:
+  exact: on
+  semantic: on
+  freshness: 1h
+  scope: tenant
+  pii: bypass
+"""
+
+
+def request(number, order):
+    documents = "\n".join(f"<doc>{name} is explained in this document.</doc>" for name in order)
+    tools = [{"type": "function", "function": {"name": name * 9}} for name in order]
+    system = f"Now: 2026-03-02T08:30:{number:02}Z. Be kind, and answer briefly.\n{documents}\n"
+    messages = [
+        {"role": "system", "content": system},
+        {"role": "user", "content": f"Where is parcel {number}?"},
+    ]
+    return {"model": "m", "messages": messages, "tools": tools}
+
+
+@pytest.fixture
+def log(tmp_path):
+    file = tmp_path / "log.jsonl"
+    orders = ["abc", "cab", "bca", "acb", "bac", "cba"]
+    lines = [orjson.dumps(request(number, order)) for number, order in enumerate(orders)]
+    file.write_bytes(b"\n".join(lines) + b"\n")
+    return file
+
+
+def run(capsys, *arguments):
+    code = main(["prefix", "report", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_a_report_ends_in_yaml_that_a_policy_takes(log, capsys):
+    code, out, err = run(capsys, log)
+    assert (code, err) == (0, "")
+    assert "6 requests" in out
+    assert "-> tools: sorted" in out
+    _, _, yaml = out.partition("to paste into the rule (or into default):\n")
+    default = "".join(f"  {line.strip()}\n" for line in yaml.splitlines()[:1])
+    default += "".join(f"    {line.strip()}\n" for line in yaml.splitlines()[1:])
+    prefix = parse_policy(POLICY + default, "pasted").default.prefix
+    assert prefix.sorts_tools
+    assert prefix.volatile == ("timestamps",)
+    assert prefix.documents is not None
+    assert (prefix.documents.begin, prefix.documents.end) == ("<doc>", "</doc>")
+
+
+def test_json_holds_what_is_told(log, capsys):
+    code, out, _ = run(capsys, "--json", log)
+    report = orjson.loads(out)
+    (route,) = report["routes"]
+    assert (code, report["skipped_lines"], route["requests"]) == (0, 0, 6)
+    assert route["as_sent"] < 0.2
+    assert [layer["settings"] for layer in route["layers"]][:2] == [[], ["tools: sorted"]]
+    assert route["layers"][-1]["found"] > 0.6
+    assert route["yaml"].startswith("prefix:\n  tools: sorted\n")
+
+
+def test_lines_that_hold_no_request_are_told_and_passed_over(log, capsys):
+    with log.open("ab") as file:
+        file.write(b'{"time": 1}\n\nno JSON\n')
+    code, out, err = run(capsys, log)
+    assert code == 0
+    assert f"refrain: {log}:7: expected messages, prompt or input in the request" in err
+    assert f"refrain: {log}:9: expected JSON" in err
+    assert "2 lines held no request" in out
+
+
+def test_a_log_without_requests_is_an_error_that_says_how_to_have_them(tmp_path, capsys):
+    empty = tmp_path / "decisions.jsonl"
+    empty.write_bytes(b'{"time": 1, "form": "00"}\n')
+    code, out, err = run(capsys, empty)
+    assert (code, out) == (2, "")
+    assert "decision_log_requests" in err
+    code, _, err = run(capsys, tmp_path / "none.jsonl")
+    assert code == 2
+    assert "cannot be read: No such file or directory" in err
+
+
+def test_of_a_long_log_the_first_requests_are_looked_at(log, capsys):
+    _, out, _ = run(capsys, "--limit", 3, log)
+    assert "6 requests, the first 3 looked at" in out
+
+
+def test_standard_input_is_a_log(log, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(log.read_bytes())))
+    code, out, _ = run(capsys, "-")
+    assert (code, "6 requests" in out) == (0, True)
+
+
+def test_what_cannot_be_mended_is_said_so(tmp_path, capsys):
+    file = tmp_path / "log.jsonl"
+    bodies = [{"model": "m", "messages": [{"role": "user", "content": word}]} for word in "ab"]
+    file.write_bytes(b"\n".join(map(orjson.dumps, bodies)))
+    _, out, _ = run(capsys, file)
+    assert "no setting would gain anything" in out
+    assert "what is asked, as it should be" in out
+
+
+def test_every_setting_that_is_tried_is_one_that_a_policy_knows():
+    one = parse_recorded(orjson.dumps(request(0, "abc")))
+    tried = candidates([one])
+    assert "documents: <doc>" in tried
+    for setting in tried:
+        assert written([setting])
+        assert compiled([setting]) != compiled([])
+    assert compiled([]) == parse_policy(POLICY, "default").default.prefix
