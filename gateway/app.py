@@ -31,6 +31,7 @@ from gateway.admitting import Admitter
 from gateway.budgets import Budgets
 from gateway.calibrations import Calibrations
 from gateway.checking import Checks
+from gateway.compressing import Compressor
 from gateway.core.decision_record import Recorder
 from gateway.core.entry_codec import encoded_size
 from gateway.explaining import explain_action
@@ -119,7 +120,11 @@ def create_app(
         forwarder=forwarder,
         scans=scans,
         secret=secret,
-        outbox=Outbox(secret, settings.upstream_cache_salt),
+        outbox=Outbox(
+            secret,
+            settings.upstream_cache_salt,
+            compressor=Compressor(semantic, settings.compress_timeout),
+        ),
         recorder=_recorder(settings, secret),
         now=time.time,
         semantic_seconds=settings.semantic_timeout,

@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.core.compress.outcome import Compression
 from gateway.core.lookup import Forward
 from gateway.core.plan import Plan
 from gateway.core.rewrite.outcome import Declined, Rewrite
@@ -63,6 +64,8 @@ class Exchange:
     rewrites: tuple[Rewrite, ...] = ()
     """What of the prompt was rewritten, and what was left with its reason."""
     not_rewritten: tuple[Declined, ...] = ()
+    compression: Compression | None = None
+    """What became of its declared context, if any."""
 
     @property
     def plan(self) -> Plan | None:
@@ -85,3 +88,4 @@ class Exchange:
     def note_rewrites(self) -> None:
         """Tell the sinks, once it is clear that this request is the one that is sent."""
         self.seen.rewrites, self.seen.not_rewritten = self.rewrites, self.not_rewritten
+        self.seen.compression = self.compression

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.core.compress.outcome import Compression
 from gateway.core.outgoing import Served
 from gateway.core.rewrite.outcome import Declined, Rewrite
 from gateway.core.status import ForwardStatus
@@ -55,6 +56,8 @@ class Observation:
     rewrites: tuple[Rewrite, ...] = ()
     """What of the prompt was rewritten before it was sent, and what was left with its reason."""
     not_rewritten: tuple[Declined, ...] = ()
+    compression: Compression | None = None
+    """What became of its declared context, if any."""
     record: dict[str, Any] | None = None
     """What the decision log holds of the request, None where there is no log."""
     key: bytes | None = None

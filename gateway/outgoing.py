@@ -1,4 +1,4 @@
-"""A request on its way out: rewritten for the prefix cache, and with what the gateway says itself.
+"""A request on its way out: rewritten, compressed, and with what the gateway says itself.
 
 Law: looked up, scanned and keyed is the request as it was asked; what is changed here is only sent.
 Rewriting never fails a request and never holds up the loop: what it cannot do, or not in time, is
@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from gateway.asked import Asked
+from gateway.compressing import Compressor
+from gateway.core.compress.outcome import Compression
 from gateway.core.key import cache_salt, document_owner
 from gateway.core.lookup import Forward
 from gateway.core.outbound import with_priority, with_salt
@@ -38,6 +40,7 @@ class Outbox:
     salts_caches: bool = False
     """Whether the upstream knows ``cache_salt``, so that the gateway gives it one a tenant."""
     shared: SharedDocuments = field(default_factory=SharedDocuments)
+    compressor: Compressor = field(default_factory=Compressor)
 
     def salts(self, asked: Asked) -> bool:
         """Tell whether the request gets a salt."""
@@ -48,6 +51,9 @@ class Outbox:
         """Return the request as it is sent."""
         rewritten = await self._rewritten(asked)
         body, raw = rewritten.body, rewritten.raw
+        told = await self.compressor.compressed(asked.endpoint, asked.decision, body, raw)
+        if told is not None and not isinstance(told, Compression):
+            body, raw, told = told
         if self.salts(asked):
             body, raw = with_salt(body, raw, cache_salt(self.secret, asked.tenant))
         fields = with_priority(asked.inbound.fields, asked.decision.priority)
@@ -60,6 +66,7 @@ class Outbox:
             asked.seen,
             rewritten.changes,
             rewritten.declined,
+            told,
         )
 
     async def _rewritten(self, asked: Asked) -> Rewritten:

@@ -14,6 +14,7 @@ from http import HTTPStatus
 import orjson
 
 from gateway.core.answer_log import TooSlowError
+from gateway.core.compress.outcome import COMPRESS
 from gateway.core.errors import UpstreamError
 from gateway.core.headers import Fields, shared_fields, without
 from gateway.core.key import identify
@@ -174,14 +175,17 @@ class Reader(AsyncIterator[bytes]):
             fields = shared_fields(fields, same_tenant=self._same_tenant())
         theirs = ", ".join(value for name, value in fields if name.lower() == "cache-status")
         fields = (
-            *without(fields, "cache-status", REWRITE.lower()),
+            *without(fields, "cache-status", REWRITE.lower(), COMPRESS.lower()),
             ("Cache-Status", joined(theirs, ours)),
         )
-        sent = self._answer.leader
-        told = rewrites_told(sent.rewrites, sent.not_rewritten)
-        if told is None or self._answer.elsewhere:
+        if self._answer.elsewhere:
             return fields
-        return (*fields, (REWRITE, told))
+        sent = self._answer.leader
+        told = (
+            (REWRITE, rewrites_told(sent.rewrites, sent.not_rewritten)),
+            (COMPRESS, None if sent.compression is None else str(sent.compression)),
+        )
+        return (*fields, *((name, value) for name, value in told if value is not None))
 
     async def __anext__(self) -> bytes:
         """Return all that is new, in one piece; wait where nothing is.

@@ -73,6 +73,7 @@ class Settings(BaseModel):
     embeddings_model: str | None = None
     embeddings_device: str = Field(default="auto", pattern="^(auto|cpu|cuda)$")
     semantic_timeout: float = Field(default=1.0, gt=0)
+    compress_timeout: float = Field(default=1.0, gt=0)
     verifier_timeout: float = Field(default=0.5, gt=0)
     semantic_judge_model: str | None = None
     vectors: str = Field(default="faiss", description="faiss, or the URL of a Qdrant server")

@@ -97,6 +97,34 @@ class PrefixSettings:
         return bool(self.whitespace or self.volatile or self.patterns or self.documents)
 
 
+@plain_members
+class Protected(StrEnum):
+    """What a sentence may hold that keeps it in a prompt, whatever is asked."""
+
+    NUMBERS = "numbers"
+    NEGATION = "negation"
+    IDS = "ids"
+
+
+@dataclass(frozen=True, slots=True)
+class CompressSettings:
+    """What of a prompt is declared context, and how it is made shorter before it is sent."""
+
+    enabled: bool = False
+    markers: bool = True
+    """Whether context in user turns stands between markers."""
+    documents: DocumentSettings | None = None
+    """Which ones; None: those of ``PrefixSettings``, if any."""
+    tool_results: bool = False
+    minify: bool = True
+    duplicates: bool = True
+    keep: float = 1.0
+    """Share of a question's context, 0 to 1, down to which passages go that it does not need."""
+    protect: frozenset[Protected] = frozenset(Protected)
+    min_gain: float = 0.05
+    """Share of a question's context that must be saved, or all of it is sent as it was."""
+
+
 CLEAN_FINISH_REASONS = frozenset({"stop", "tool_calls", "function_call"})
 """Finish reasons of an answer that said all it had to say."""
 
@@ -168,6 +196,7 @@ class Decision:
     fallback_model: str | None = None
     """The model that answers where nobody who serves the one asked has room; None: none."""
     prefix: PrefixSettings = PrefixSettings()
+    compress: CompressSettings = CompressSettings()
 
 
 Test = Callable[[RequestFacts], bool]

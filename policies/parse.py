@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from policies.compress_settings import CompressSpec, ContextSpec
 from policies.conditions import conditions
 from policies.decide import Decision, Policy, Rule
 from policies.document import Document, Path, read_document
@@ -93,6 +94,7 @@ _SETTINGS: dict[object, type[BaseModel]] = {
     "grace": GraceSpec,
     "coalescing": CoalescingSpec,
     "prefix": PrefixSpec,
+    "compress": CompressSpec,
     "volatile": VolatileSpec,
     "documents": DocumentsSpec,
 }
@@ -107,6 +109,8 @@ def _known_keys(path: Path) -> list[str]:
             model = TenantSpec
         case ("default",):
             model = DefaultSpec
+        case (*_, "compress", "documents"):
+            model = ContextSpec
         case ("rules", int()):
             model = RuleSpec
         case ("rules", int(), "match"):

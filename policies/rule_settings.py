@@ -1,7 +1,7 @@
 """What a rule sets, and the decision that comes of it.
 
 Law: what is left out is as in ``default``, and what that leaves out is as in ``Decision``; so it
-is for the keys of ``semantic``, ``grace``, ``coalescing`` and ``prefix``, too.
+is for the keys of ``semantic``, ``grace``, ``coalescing``, ``prefix`` and ``compress``, too.
 """
 
 from dataclasses import replace
@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from policies.compress_settings import Compress, compress_settings
 from policies.decide import Decision, PiiAction, Priority, Scope
 from policies.fields import (
     DEFAULT_RULE,
@@ -288,6 +289,7 @@ class SettingsSpec(MappingSpec):
     pii: PersonalData | None = None
     tags: Tags | None = None
     prefix: Prefix | None = None
+    compress: Compress | None = None
     fallback_model: FallbackModel | None = None
 
 
@@ -351,6 +353,8 @@ def _set(settings: SettingsSpec, inherited: Decision) -> dict[str, Any]:
         found["grace_error"] = _seconds(settings.grace.if_error)
     if settings.prefix is not None:
         found["prefix"] = prefix_settings(settings.prefix, inherited.prefix)
+    if settings.compress is not None:
+        found["compress"] = compress_settings(settings.compress, inherited.compress)
     if settings.coalescing is not None:
         found |= _coalescing(settings.coalescing, inherited)
     written = {name: value for name, value in found.items() if value is not None}

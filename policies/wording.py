@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from policies.compress_settings import compress_words
 from policies.decide import Decision
 from policies.prefix_settings import prefix_words
 
@@ -33,6 +34,7 @@ def settings_of(decision: Decision) -> dict[str, Any]:
         "pii": decision.pii.value,
         "tags": list(decision.tags),
         "prefix": prefix_words(decision.prefix),
+        "compress": compress_words(decision.compress),
         "fallback_model": decision.fallback_model or _switch(False),
     }
 

@@ -10,6 +10,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from gateway.adapters.upstream_metrics import Standings, UpstreamCollector, UpstreamMetrics
+from gateway.core.compress.outcome import Compression
 from gateway.observation import Observation
 from gateway.ports import StoreStats
 
@@ -83,6 +84,24 @@ class Metrics:
             ("rule", "rewrite", "reason"),
             registry=self._registry,
         )
+        self._compressed = Counter(
+            "refrain_compressed_total",
+            "Prompts whose declared context was made shorter, by what was done.",
+            ("rule", "step"),
+            registry=self._registry,
+        )
+        self._not_compressed = Counter(
+            "refrain_compress_declined_total",
+            "Prompts whose declared context was sent as it was, by reason.",
+            ("rule", "reason"),
+            registry=self._registry,
+        )
+        self._context_tokens = Counter(
+            "refrain_compress_tokens_total",
+            "Tokens of declared context, about: as it came, and of these saved.",
+            ("rule", "kind"),
+            registry=self._registry,
+        )
         self._ttft = Histogram(
             "refrain_time_to_first_token_seconds",
             "From the request's head to the first piece of the answer.",
@@ -141,6 +160,8 @@ class Metrics:
             self._ineligible.labels(seen.rule, seen.ineligible.value).inc()
         if seen.rewrites or seen.not_rewritten:
             self._count_rewrites(seen)
+        if seen.compression is not None:
+            self._count_compression(seen.rule, seen.compression)
 
     def _count_by_meaning(self, seen: Observation) -> None:
         if seen.semantic_fault is not None:
@@ -155,6 +176,15 @@ class Metrics:
             self._rewrites.labels(seen.rule, rewrite.value).inc()
         for each in seen.not_rewritten:
             self._not_rewritten.labels(seen.rule, each.rewrite.value, each.why.value).inc()
+
+    def _count_compression(self, rule: str, told: Compression) -> None:
+        for step in told.steps:
+            self._compressed.labels(rule, step.value).inc()
+        if told.refused is not None:
+            self._not_compressed.labels(rule, told.refused.value).inc()
+        if told.saved:
+            self._context_tokens.labels(rule, "came").inc(told.tokens)
+            self._context_tokens.labels(rule, "saved").inc(told.saved)
 
     def policy_reloaded(self, good: bool) -> None:
         """Count an edit of the policy file."""

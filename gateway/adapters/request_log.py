@@ -22,7 +22,8 @@ def log_request(seen: Observation) -> None:
         )
     if log.isEnabledFor(logging.DEBUG) and seen.ended is not None:
         log.debug(
-            "%s model=%r rule=%s outcome=%s reason=%s declined=%s rewrites=%s status=%d ms=%.1f",
+            "%s model=%r rule=%s outcome=%s reason=%s declined=%s rewrites=%s compress=%s "
+            "status=%d ms=%.1f",
             seen.endpoint,
             seen.model[:128],
             seen.rule,
@@ -30,6 +31,7 @@ def log_request(seen: Observation) -> None:
             seen.reason,
             seen.declined,
             rewrites_told(seen.rewrites, seen.not_rewritten),
+            seen.compression,
             seen.status,
             (seen.ended - seen.started) * 1000,
         )

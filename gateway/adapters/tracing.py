@@ -66,6 +66,7 @@ def _end(span: Span, seen: Observation) -> None:
         "refrain.rule": seen.rule,
         "refrain.rewrites": ", ".join(seen.rewrites) or None,
         "refrain.rewrites_declined": ", ".join(map(str, seen.not_rewritten)) or None,
+        **_compression(seen),
         "refrain.similarity": seen.similarity,
         "refrain.semantic_score": seen.score,
         "refrain.semantic_threshold": seen.threshold,
@@ -84,6 +85,17 @@ def _end(span: Span, seen: Observation) -> None:
     if seen.outcome == "error":
         span.set_status(Status(StatusCode.ERROR, seen.reason.value if seen.reason else None))
     span.end()
+
+
+def _compression(seen: Observation) -> dict[str, Any]:
+    told = seen.compression
+    if told is None:
+        return {}
+    return {
+        "refrain.compress": ", ".join(told.steps) or None,
+        "refrain.compress_declined": told.refused,
+        "refrain.compress_saved_tokens": told.saved,
+    }
 
 
 def _between(start: float | None, end: float | None) -> float | None:

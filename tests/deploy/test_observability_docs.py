@@ -14,6 +14,7 @@ from backend.core.types import EngineStats, MemoryUse
 from backend.server.metrics import Metrics as EngineMetrics
 from gateway.adapters.metrics import Metrics as GatewayMetrics
 from gateway.adapters.tracing import Tracing
+from gateway.core.compress.outcome import Compression, Refusal, Step
 from gateway.core.pool.member import Member
 from gateway.core.pool.table import PoolTable, states
 from gateway.core.rewrite.outcome import Declined, Rewrite, WhyNot
@@ -74,6 +75,7 @@ def seen(**values: object) -> Observation:
         "ineligible": Ineligible.TIME,
         "rewrites": (Rewrite.TOOLS,),
         "not_rewritten": (Declined(Rewrite.SCHEMA_KEYS, WhyNot.TOO_LARGE),),
+        "compression": Compression((Step.MINIFIED,), 10, 5, Refusal.TIMEOUT),
         "status": 200,
         "upstream_started": 1.0,
         "upstream_head": 2.0,
@@ -161,6 +163,11 @@ def test_reasons_are_documented_and_documented_reasons_exist():
 def test_rewrites_and_why_there_was_none_are_documented():
     assert {words(row[0])[0] for row in table("Rewrite")} == {each.value for each in Rewrite}
     assert {words(row[0])[0] for row in table("Not rewritten")} == {each.value for each in WhyNot}
+
+
+def test_what_compression_does_and_why_it_does_not_are_documented():
+    assert {words(row[0])[0] for row in table("Compressed")} == {each.value for each in Step}
+    assert {words(row[0])[0] for row in table("Not compressed")} == {each.value for each in Refusal}
 
 
 def test_outcomes_are_documented():

@@ -52,6 +52,7 @@ def test_the_index_names_every_page():
         ("PrefixSpec", "prefix"),
         ("VolatileSpec", "prefix"),
         ("DocumentsSpec", "prefix"),
+        ("CompressSpec", "compress"),
         ("TenantSpec", "tenants"),
     ],
 )

@@ -7,11 +7,13 @@ import pytest
 
 from policies.decide import (
     CLEAN_FINISH_REASONS,
+    CompressSettings,
     Decision,
     DocumentOrder,
     DocumentSettings,
     PrefixSettings,
     Priority,
+    Protected,
     SchemaKeys,
     VolatileKind,
 )
@@ -82,6 +84,32 @@ SET = [
     ("fallback_model: qwen3-4b", {"fallback_model": "qwen3-4b"}),
     ("fallback_model: off", {"fallback_model": None}),
     ("prefix: off", {"prefix": PrefixSettings(SchemaKeys.OFF)}),
+    ("compress: on", {"compress": CompressSettings(enabled=True)}),
+    ("compress: off", {"compress": CompressSettings()}),
+    (
+        "compress: {documents: {begin: <d>, end: </d>}, keep: 50%, protect: ids}",
+        {
+            "compress": CompressSettings(
+                enabled=True,
+                documents=DocumentSettings("<d>", "</d>"),
+                keep=0.5,
+                protect=frozenset({Protected.IDS}),
+            )
+        },
+    ),
+    (
+        "compress: {documents: off, tool_results: on, minify: off, duplicates: off, min_gain: 10%}",
+        {
+            "compress": CompressSettings(
+                enabled=True,
+                markers=False,
+                tool_results=True,
+                minify=False,
+                duplicates=False,
+                min_gain=0.1,
+            )
+        },
+    ),
     ("prefix: {whitespace: on}", {"prefix": PrefixSettings(whitespace=True)}),
     ("prefix: {turns: earlier}", {"prefix": PrefixSettings(earlier_turns=True)}),
     ("prefix: {volatile: dates}", {"prefix": PrefixSettings(volatile=(VolatileKind.DATES,))}),
@@ -128,6 +156,17 @@ OTHERS = (
     "max_temperature: 0.7, variants: 7, max_prompt_tokens: 7, priority: low, tags: seven, "
     "fallback_model: seven"
 )
+
+
+def test_a_key_of_compress_that_a_rule_leaves_out_is_as_in_the_default():
+    rule, default = decisions(
+        in_default="compress: {documents: {begin: a, end: b}, keep: 40%}",
+        in_rule="compress: {documents: on, tool_results: on}",
+    )
+    assert rule.compress == CompressSettings(enabled=True, tool_results=True, keep=0.4)
+    assert default.compress.documents == DocumentSettings("a", "b")
+    rule, _ = decisions(in_default="compress: {keep: 40%}", in_rule="compress: off")
+    assert not rule.compress.enabled
 
 
 def test_a_key_of_prefix_that_a_rule_leaves_out_is_as_in_the_default():
@@ -265,6 +304,14 @@ def test_every_field_of_a_decision_can_be_set():
         ("tags: ''", "tags: expected a tag of at most 63 letters"),
         ("fallback_model: a b", "fallback_model: expected the name of a model, without white sp"),
         ("fallback_model: 4", "fallback_model: expected the name of a model, without white space"),
+        ("compress: {}", "compress: expected at least one of the keys enabled, documents"),
+        ("compress: {keep: all}", "compress.keep: expected a percentage from 0% to 100%"),
+        ("compress: {protect: names}", "compress.protect: expected numbers, negation or ids"),
+        ("compress: {documents: {begin: a}}", "compress.documents: expected the keys begin and"),
+        (
+            "compress: {documents: {begin: a, end: b, order: content}}",
+            "compress.documents.order: expected one of the keys enabled, begin, end, got the unkn",
+        ),
         ("prefix: on", "prefix: expected off or a mapping such as {tools: sorted}, got 'on'"),
         ("prefix: {}", "prefix: expected at least one of the keys schema_keys, tools"),
         ("prefix: {tools: on}", "prefix.tools: expected sorted or as_sent, got 'on'"),

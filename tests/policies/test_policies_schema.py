@@ -48,7 +48,7 @@ def test_shipped_files_are_valid_for_parser_and_schema(file):
 
 def test_what_the_default_policy_leaves_out_is_as_its_comments_say():
     text = SHIPPED[0].read_text()
-    keys = "jitter|grace|coalescing|finish_reasons|max_|variants|priority|tags|prefix"
+    keys = "jitter|grace|coalescing|finish_reasons|max_|variants|priority|tags|prefix|compress"
     written = re.sub(rf"(?m)^  # ((?:{keys})\w*: .*)$", r"  \1", text)
     assert written.count("\n  # ") < text.count("\n  # ") - 8
     assert parse_policy(written, "p.yaml").default == parse_policy(text, "p.yaml").default
@@ -124,6 +124,10 @@ def test_check_jsonschema_accepts_the_schema_and_the_shipped_files(tmp_path):
                 "tags: [a b]",
                 "prefix: {}",
                 "prefix: on",
+                "compress: {}",
+                "compress: {keep: 0.5}",
+                "compress: {protect: names}",
+                "compress: {documents: {begin: 7, end: b}}",
                 "prefix: {tools: by_name}",
                 "prefix: {schema_keys: some}",
                 "prefix: {volatile: [times]}",

@@ -1,0 +1,62 @@
+"""What of a text must not be lost or changed: numbers, names, identifiers, yes and no.
+
+Law: what may be one of them counts as one.
+"""
+
+import re
+from dataclasses import dataclass
+
+from gateway.core.proper_names import named
+
+_NUMBER_WORDS = (
+    "two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty|sixty"
+    "|seventy|eighty|ninety|hundred|thousand|million|billion|half|twice|double|dozen"
+)
+_NUMBER = re.compile(rf"\d+(?:[.,:/]\d+)*|\b(?:{_NUMBER_WORDS})s?\b", re.IGNORECASE)
+_ID = re.compile(
+    r"\b(?:https?://|www\.)\S+|\b[\w.+-]+@[\w-]+\.[\w.-]+"
+    r"|\b(?=[\w.-]*\d)(?=[\w.-]*[A-Za-z])[A-Za-z0-9]+(?:[._-][A-Za-z0-9]+)*\b"
+    r"|\b\w+(?:_\w+)+\b|(?<!\S)/\w+(?:/[\w.-]+)+"
+)
+_NEGATION = re.compile(
+    r"\b(?:not|no|never|none|nor|neither|nobody|nothing|nowhere|without|cannot|hardly|barely"
+    r"|except|unless|nicht|kein\w*|nie|niemals|ohne|weder|pas|jamais|sans|aucune?|ni|nunca|sin"
+    r"|ning\u00fan|ninguna|nada)\b|\bn't\b|n['\u2019]t\b|[\u4e0d\u6ca1\u6c92\u65e0\u7121\u975e]",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The facts of a text. Names are those that its capital letters tell."""
+
+    numbers: tuple[str, ...]
+    ids: frozenset[str]
+    names: frozenset[str]
+    negations: int
+
+
+def facts_of(text: str) -> Facts:
+    """Return what of a text must not be lost."""
+    ids = frozenset(match[0].rstrip(".,;:!?)").casefold() for match in _ID.finditer(text))
+    return Facts(
+        tuple(match[0].casefold() for match in _NUMBER.finditer(text)),
+        ids,
+        named(text).names,
+        sum(1 for _ in _NEGATION.finditer(text)),
+    )
+
+
+def has_number(text: str) -> bool:
+    """Tell whether a text has a number, in digits or in words."""
+    return _NUMBER.search(text) is not None
+
+
+def has_id(text: str) -> bool:
+    """Tell whether a text has an identifier, an address, a path or a link."""
+    return _ID.search(text) is not None
+
+
+def has_negation(text: str) -> bool:
+    """Tell whether a text denies something."""
+    return _NEGATION.search(text) is not None

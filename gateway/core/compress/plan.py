@@ -1,0 +1,200 @@
+"""The compression plan: from a request as it is sent to one that says the same in fewer tokens.
+
+Law: only declared context changes (``blocks``), and what is no prose loses nothing but white space.
+What is made of a block depends on its own turn and those before it, on nothing later. A question's
+context that would gain too little stays as it was; what cannot be sure raises RefusedError, and the
+request is sent as it was.
+
+``begin`` cuts, minifies and drops duplicates; ``next`` takes the vectors of ``texts``, which may be
+none.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from gateway.core.compress.blocks import declared
+from gateway.core.compress.drafts import Draft, came_size, draft_of, drop_duplicates, size
+from gateway.core.compress.outcome import Compression, Refusal, RefusedError, Step
+from gateway.core.compress.relevance import question_of, related
+from gateway.core.prompt_size import BYTES_A_TOKEN
+from gateway.core.rewrite.splice import Edit, Places, printed, replaced, spliced
+from gateway.core.rewrite.texts import Path
+from gateway.core.types import Endpoint
+from policies.decide import CompressSettings
+
+MOST_CHARACTERS = 2**20
+"""Of all declared context; more is left as it is."""
+MOST_TEXTS = 512
+"""Questions and passages whose vectors are asked for."""
+LONGEST_TEXT = 600
+"""Characters that stand for a passage or a question before the encoder; 200 where they are wide."""
+_LONGEST_WIDE_TEXT = 200
+
+Vector = Sequence[float]
+
+
+class Compressed(NamedTuple):
+    """A request as it is sent: ``raw`` is the JSON of ``body``."""
+
+    body: dict[str, Any]
+    raw: bytes
+    told: Compression
+
+
+class Asking(NamedTuple):
+    """The context of one question; ``places`` are the passages whose vectors are asked for."""
+
+    question: str
+    drafts: tuple[Draft, ...]
+    places: tuple[tuple[Draft, int], ...]
+    room: int
+    """Characters that there are for these passages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compressing:
+    """A request that is being compressed, and the texts whose vectors it waits for."""
+
+    body: dict[str, Any]
+    raw: bytes
+    settings: CompressSettings
+    askings: tuple[Asking, ...]
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Each question that asks for vectors, its passages behind it."""
+        return tuple(
+            _readable(text)
+            for asking in self.askings
+            if asking.places
+            for text in (
+                asking.question,
+                *(draft.passages[index].text for draft, index in asking.places),
+            )
+        )
+
+    def next(self, vectors: Sequence[Vector]) -> Compressed:
+        """Take the vectors of ``texts``. Raises RefusedError."""
+        at = 0
+        for asking in self.askings:
+            if asking.places:
+                end = at + 1 + len(asking.places)
+                self._drop_unrelated(asking, vectors[at], vectors[at + 1 : end])
+                at = end
+            for draft in asking.drafts:
+                draft.restore_if_empty()
+            came = came_size(asking.drafts)
+            if came - size(asking.drafts) < self.settings.min_gain * came:
+                for draft in asking.drafts:
+                    draft.undo()
+        drafts = [draft for asking in self.askings for draft in asking.drafts]
+        tokens, now = _tokens(draft.came for draft in drafts), _tokens(d.text for d in drafts)
+        if now >= tokens:
+            raise RefusedError(Refusal.NOTHING_GAINED)
+        taken = set().union(*(draft.steps for draft in drafts))
+        told = Compression(tuple(step for step in Step if step in taken), tokens, tokens - now)
+        return Compressed(*_sent(self.body, self.raw, drafts), told)
+
+    def _drop_unrelated(self, asking: Asking, asked: Vector, given: Sequence[Vector]) -> None:
+        stays = related(
+            question_of(asking.question),
+            [draft.passages[index] for draft, index in asking.places],
+            [sum(a * b for a, b in zip(asked, each, strict=True)) for each in given],
+            asking.room,
+            self.settings.protect,
+        )
+        for (draft, index), sentences in zip(asking.places, stays, strict=True):
+            draft.keep(index, sentences, Step.UNRELATED)
+
+
+def applies(endpoint: Endpoint, settings: CompressSettings) -> bool:
+    """Tell whether a request may hold declared context that is to be compressed."""
+    declares = settings.markers or settings.tool_results
+    return settings.enabled and declares and endpoint in (Endpoint.CHAT, Endpoint.RESPONSES)
+
+
+def begin(
+    endpoint: Endpoint, body: dict[str, Any], raw: bytes, settings: CompressSettings
+) -> Compressing | None:
+    """Return a request cut and minified, None where it declares nothing. Raises RefusedError.
+
+    Neither ``body`` nor anything in it is changed.
+    """
+    found = declared(endpoint, body, settings)
+    blocks = [block for block in found.blocks if block.end > block.start]
+    if not blocks:
+        return None
+    if sum(block.end - block.start for block in blocks) > MOST_CHARACTERS:
+        raise RefusedError(Refusal.TOO_LARGE)
+    drafts = [
+        draft_of(block, _at(body, block.path)[block.start : block.end], minify=settings.minify)
+        for block in blocks
+    ]
+    if settings.duplicates:
+        drop_duplicates(drafts)
+    askings = tuple(
+        _asking(question, [d for d in drafts if d.block.question == index], settings)
+        for index, question in enumerate(found.questions)
+    )
+    if sum(1 + len(asking.places) for asking in askings) > MOST_TEXTS + len(askings):
+        raise RefusedError(Refusal.TOO_MANY)
+    return Compressing(body, raw, settings, askings)
+
+
+def _asking(question: str, drafts: list[Draft], settings: CompressSettings) -> Asking:
+    """Return the context of a question; no vectors are asked for where there is room for all."""
+    target = int(settings.keep * came_size(drafts))
+    now = size(drafts)
+    places = [(draft, index) for draft in drafts for index in draft.candidates]
+    if settings.keep >= 1 or now <= target or len(places) < 2 or not question.strip():
+        return Asking(question, tuple(drafts), (), 0)
+    movable = sum(len(draft.passages[index].text) for draft, index in places)
+    return Asking(question, tuple(drafts), tuple(places), target - (now - movable))
+
+
+def _sent(
+    body: dict[str, Any], raw: bytes, drafts: Sequence[Draft]
+) -> tuple[dict[str, Any], bytes]:
+    """Return body and bytes with the drafts in the place of their blocks."""
+    by_path: dict[Path, list[Draft]] = {}
+    for draft in drafts:
+        by_path.setdefault(draft.block.path, []).append(draft)
+    places = Places(raw, body)
+    edits, now = [], body
+    for path, changed in by_path.items():
+        came = _at(body, path)
+        pieces: list[str] = []
+        at = 0
+        for draft in changed:
+            pieces += (came[at : draft.block.start], draft.text)
+            at = draft.block.end
+        text = "".join((*pieces, came[at:]))
+        if text != came:
+            edits.append(Edit(*places.of(path), _printed(text)))
+            now = replaced(now, path, text)
+    return now, spliced(raw, sorted(edits))
+
+
+def _printed(text: str) -> bytes:
+    try:
+        return printed(text)
+    except TypeError:  # half of a surrogate pair
+        raise RefusedError(Refusal.UNREADABLE) from None
+
+
+def _at(value: Any, path: Path) -> Any:
+    for step in path:
+        value = value[step]
+    return value
+
+
+def _readable(text: str) -> str:
+    """Return as much of a text as stands for it before the encoder, which reads 256 tokens."""
+    text = text.strip() or "-"
+    return text[: LONGEST_TEXT if text.isascii() else _LONGEST_WIDE_TEXT]
+
+
+def _tokens(texts: Iterable[str]) -> int:
+    size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+    return -(-size // BYTES_A_TOKEN)
