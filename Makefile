@@ -53,6 +53,7 @@ bench: setup ## the benchmarks that fit a laptop: a table and one line of JSON e
 	$(BIN)/python benchmarks/eligibility.py
 	$(BIN)/python benchmarks/semantic_hits.py
 	$(BIN)/python benchmarks/eviction.py
+	$(BIN)/python benchmarks/prefix_routing.py
 
 eval: setup ## quality of semantic hits on the evaluation data; EVAL="--only checklist" passes options on
 	$(BIN)/python benchmarks/semantic_quality.py $(EVAL)

@@ -98,7 +98,7 @@ class Caller:
         model = exchange.body.get("model") or ""
         prefix: tuple[int, ...] = ()
         if self.chains is not None:
-            prefix = self.chains.of(exchange.endpoint, exchange.body, inbound.headers)
+            prefix = self.chains.of(exchange.endpoint, exchange.body, inbound.headers, len(raw))
         outgoing = Outgoing(inbound.target, headers, raw, model, prefix, exchange.streamed)
         answer.upstream_started = seen.clock()
         async with self.upstream.send(outgoing) as upstream:

@@ -21,12 +21,14 @@ import orjson
 
 from gateway.core.access import CREDENTIALS
 from gateway.core.outbound import SALT
+from gateway.core.prompt_beginning import cut
 from gateway.core.types import Endpoint
 
 BLOCK_BYTES = 512
 """About 128 tokens of English."""
 
 MOST_BLOCKS = 1024
+MOST_BYTES = MOST_BLOCKS * BLOCK_BYTES
 """What follows the first half a MiB of a prompt does not tell replicas apart."""
 
 DIGEST_BYTES = 7
@@ -46,9 +48,14 @@ class PromptChains:
     shared: bool
 
     def of(
-        self, endpoint: Endpoint, body: dict[str, Any], headers: Mapping[str, str]
+        self, endpoint: Endpoint, body: dict[str, Any], headers: Mapping[str, str], size: int
     ) -> tuple[int, ...]:
-        """Return the chain of a request as it is sent; ``headers`` are by lower-case name."""
+        """Return the chain of a request as it is sent; ``headers`` are by lower-case name.
+
+        ``size`` is that of the body's JSON: what is of megabytes is cut before it is printed.
+        """
+        if size > 2 * MOST_BYTES:
+            body = cut(body, _IN_ORDER.get(endpoint, ()))
         if self.shared:
             return prefix_blocks(endpoint, body)
         return prefix_blocks(endpoint, body, tuple(headers.get(name, "") for name in CREDENTIALS))
@@ -69,7 +76,7 @@ def prefix_blocks(
     except (RecursionError, ValueError):
         return ()
     root = json.dumps((body.get("model"), body.get(SALT), apart)).encode()
-    return chain_of(text[: MOST_BLOCKS * BLOCK_BYTES], root)
+    return chain_of(text[:MOST_BYTES], root)
 
 
 def chain_of(text: bytes, root: bytes) -> tuple[int, ...]:

@@ -2,7 +2,14 @@
 
 import pytest
 
-from gateway.core.prefix_blocks import BLOCK_BYTES, MOST_BLOCKS, prefix_blocks
+from gateway.core.prefix_blocks import (
+    BLOCK_BYTES,
+    MOST_BLOCKS,
+    MOST_BYTES,
+    PromptChains,
+    prefix_blocks,
+)
+from gateway.core.prompt_beginning import cut
 from gateway.core.types import Endpoint
 
 SYSTEM = {"role": "system", "content": "You are a careful clerk. " * 100}
@@ -100,3 +107,34 @@ def test_what_is_nested_too_deeply_has_no_chain() -> None:
 def test_a_chain_is_bounded() -> None:
     chain = prefix_blocks(Endpoint.COMPLETIONS, {"prompt": "x" * (2 * MOST_BLOCKS * BLOCK_BYTES)})
     assert len(chain) == MOST_BLOCKS
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "x" * 3 * MOST_BYTES,
+        "é" * MOST_BYTES,
+        [{"type": "image_url", "image_url": {"url": "data:" + "A" * 3 * MOST_BYTES}}],
+        [{"type": "text", "text": "word"}] * 60_000,
+        list(range(400_000)),
+    ],
+    ids=["text", "not ASCII", "image", "parts", "numbers"],
+)
+def test_of_a_huge_prompt_only_the_beginning_is_printed_and_the_chain_is_the_same(content: object):
+    body = {
+        "model": "m",
+        "tools": TOOLS,
+        "messages": [SYSTEM, {"role": "user", "content": content}],
+    }
+    chain = PromptChains(shared=True).of(Endpoint.CHAT, body, {}, 3 * MOST_BYTES)
+    assert chain == prefix_blocks(Endpoint.CHAT, body)
+    assert len(chain) == MOST_BLOCKS
+    assert len(str(cut(body, ("tools", "messages")))) < 8 * MOST_BYTES
+
+
+def test_credentials_that_are_passed_on_keep_chains_apart():
+    body = {"messages": [SYSTEM]}
+    one, other = {"authorization": "Bearer one"}, {"authorization": "Bearer other"}
+    apart, together = PromptChains(shared=False), PromptChains(shared=True)
+    assert apart.of(Endpoint.CHAT, body, one, 0) != apart.of(Endpoint.CHAT, body, other, 0)
+    assert together.of(Endpoint.CHAT, body, one, 0) == together.of(Endpoint.CHAT, body, other, 0)
