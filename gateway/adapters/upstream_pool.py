@@ -25,7 +25,7 @@ from gateway.core.pool.failure import Failure, Tries, failure_of, refusal_of
 from gateway.core.pool.health import State
 from gateway.core.pool.standing import NoRoom
 from gateway.core.pool.table import Call, Change, PoolTable
-from gateway.core.pool.waiting import Ticket, Waiting
+from gateway.core.pool.waiting import Waiting
 from gateway.core.routing import Route
 from gateway.core.types import Reason
 from gateway.ports import Upstream
@@ -186,8 +186,7 @@ class UpstreamPool:
         if not got.waits or late or self._waiting.full:
             raise self._refusal(got, now)
         waiter: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
-        ticket = Ticket(outgoing, waiter)
-        self._waiting.add(ticket)
+        ticket = self._waiting.add(outgoing, waiter)
         self.admit()
         try:
             async with asyncio.timeout(self._bounds.seconds):

@@ -31,7 +31,7 @@ from gateway.core.pool.member import Member
 from gateway.core.pool.rate import Rate
 from gateway.core.pool.standing import NoRoom
 from gateway.core.pool.table import Call, PoolTable
-from gateway.core.pool.waiting import Ticket, Waiting
+from gateway.core.pool.waiting import Waiting
 from gateway.core.routing import LeastLoaded
 from gateway.core.types import Reason
 
@@ -326,12 +326,27 @@ def test_who_waits_is_let_in_by_model_in_the_order_of_coming():
     held = pool.begin(asked("x"), 1.0)
     pool.begin(asked("y"), 1.0)
     for number, model in enumerate(["x", "y", "x"]):
-        waiting.add(Ticket(asked(model), number))
+        waiting.add(asked(model), number)
     pool.end(held, 2.0)
     begun, again = waiting.admit(pool, 2.0)
     assert [(holder, call.name) for holder, call in begun] == [(0, "a")]
     assert (len(waiting), again) == (2, None)
     assert waiting.has("y")
+
+
+def test_who_came_first_is_let_in_first_also_where_models_share_an_upstream():
+    pool, waiting = table(Member("a", max_concurrency=1)), Waiting(8)
+    held = pool.begin(asked("x"), 1.0)
+    tickets = [waiting.add(asked(model), model + str(n)) for n, model in enumerate("yxyx")]
+    waiting.remove(tickets[1])
+    waiting.remove(tickets[1])
+    let_in = []
+    while waiting:
+        pool.end(held, 2.0)
+        [(holder, held)], _ = waiting.admit(pool, 2.0)
+        let_in.append(holder)
+    assert let_in == ["y0", "y2", "x3"]
+    assert not waiting.has("x")
 
 
 def test_a_probe_is_due_when_the_pause_is_over_or_nothing_was_heard():
