@@ -98,14 +98,11 @@ class Finder:
         known += [(OWN_LABEL, pattern) for pattern in patterns]
         # Matching without groups runs on an automaton; groups are asked for in what it found.
         self._all = _compiled("|".join(f"(?:{pattern})" for _, pattern in known), captures=False)
-        self._which = _compiled("|".join(f"({pattern})" for _, pattern in known), captures=True)
-        self._groups: list[tuple[int, int, str]] = []
-        """Of each pattern the group around it, the one that moves, and what it finds."""
-        group = 1
-        for label, pattern in known:
-            inner = _compiled(pattern, captures=True).groups
-            self._groups.append((group, group + bool(inner), label))
-            group += 1 + inner
+        self._which = re2.Set.FullMatchSet(_options(captures=False))
+        for _, pattern in known:
+            self._which.Add(pattern)
+        self._which.Compile()
+        self._each = [(label, _with_a_group(pattern)) for label, pattern in known]
 
     def find(self, text: bytes) -> Iterator[Found]:
         """Yield what is volatile in a text, from its beginning on, nothing twice."""
@@ -115,14 +112,14 @@ class Finder:
                 yield self._value(text, start, end)
 
     def _value(self, text: bytes, start: int, end: int) -> Found:
-        match = self._which.fullmatch(text[start:end])
-        if match is not None:
-            for around, value, label in self._groups:
-                if match.span(around)[0] >= 0:
-                    first, last = match.span(value)
-                    if 0 <= first < last:
-                        return Found(start + first, start + last, label)
-                    return Found(start, end, label)
+        piece = text[start:end]
+        for index in sorted(self._which.Match(piece)):
+            label, pattern = self._each[index]
+            if pattern is not None and (match := pattern.fullmatch(piece)) is not None:
+                first, last = match.span(1)
+                if 0 <= first < last:
+                    return Found(start + first, start + last, label)
+            return Found(start, end, label)
         return Found(start, end, OWN_LABEL)  # it matched by what stands around it
 
 
@@ -132,9 +129,19 @@ def finder(kinds: tuple[VolatileKind, ...], patterns: tuple[str, ...]) -> Finder
     return Finder(kinds, patterns)
 
 
+def _with_a_group(pattern: str) -> Any:
+    """Return the pattern compiled where it has a group, else None."""
+    compiled = _compiled(pattern, captures=True)
+    return compiled if compiled.groups else None
+
+
 def _compiled(pattern: str, *, captures: bool) -> Any:
+    return re2.compile(pattern, _options(captures=captures))
+
+
+def _options(*, captures: bool) -> Any:
     options = re2.Options()
     options.never_capture = not captures
     options.log_errors = False
     options.max_mem = _ENGINE_BYTES
-    return re2.compile(pattern, options)
+    return options

@@ -25,6 +25,7 @@ def _unread(_: str) -> None:
 _DECODER = json.JSONDecoder(parse_int=_unread, parse_float=_unread)
 """Finds ends; numbers are not read, since that may take long."""
 _COLON, _COMMA, _BACKSLASH = b":,\\"
+_OPENING = b'[{"'
 _SELF_DELIMITING = (str, list, dict)
 
 
@@ -66,6 +67,20 @@ def compact_start(raw: bytes, body: dict[str, Any], name: str, value: bytes) -> 
     if start < 1 or raw[start - 1] == _BACKSLASH or not raw.endswith(written):
         return None
     return start + len(key)
+
+
+def top_level_start(raw: bytes, body: dict[str, Any], name: str) -> int:
+    """Return where a top-level value begins."""
+    names = list(body)
+    at = names.index(name)
+    try:
+        before = orjson.dumps({each: body[each] for each in names[:at]})[:-1]
+    except TypeError:  # an integer of more than 64 bits
+        return start_of(raw, (0, len(raw)), name)
+    written = b"".join((before, b"," if at else b"", b'"', name.encode(), b'":'))
+    if raw.startswith(written) and raw[len(written)] in _OPENING:
+        return len(written)
+    return start_of(raw, (0, len(raw)), name)
 
 
 def elements(raw: bytes, start: int, values: Sequence[Any]) -> list[Span]:

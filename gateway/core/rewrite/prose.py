@@ -64,7 +64,7 @@ def rewritten(given: Conversation, settings: PrefixSettings, memory: Memory) -> 
                     taken, block = _volatile(taken, settings)
         except DeclinedError as error:
             declined.append(Declined(rule, error.why))
-        if _joined(taken) != _joined(before):
+        if taken is not before and _joined(taken) != _joined(before):
             changes.append(rule)
     texts = (
         Text(text.path, now)
@@ -97,23 +97,22 @@ def _documents(
 
 def _whitespace(taken: _Taken) -> _Taken:
     return [
-        [
-            piece
-            if piece.is_document
-            else piece._replace(text=normal(piece.text, ends=index == len(pieces) - 1))
-            for index, piece in enumerate(pieces)
-        ]
+        [_normal(piece, ends=index == len(pieces) - 1) for index, piece in enumerate(pieces)]
         for pieces in taken
     ]
+
+
+def _normal(piece: Piece, *, ends: bool) -> Piece:
+    text = piece.text if piece.is_document else normal(piece.text, ends=ends)
+    return piece if text is piece.text else Piece(text, is_document=False)
 
 
 def _volatile(taken: _Taken, settings: PrefixSettings) -> tuple[_Taken, str | None]:
     moving = volatile.Moving(finder(settings.volatile, settings.patterns))
-    now = [
-        [
-            piece if piece.is_document else piece._replace(text=moving.without_values(piece.text))
-            for piece in pieces
-        ]
-        for pieces in taken
-    ]
+    now = [[_stable(piece, moving) for piece in pieces] for pieces in taken]
     return now, moving.block()
+
+
+def _stable(piece: Piece, moving: volatile.Moving) -> Piece:
+    text = piece.text if piece.is_document else moving.without_values(piece.text)
+    return piece if text is piece.text else Piece(text, is_document=False)

@@ -6,7 +6,7 @@ a model must write its arguments (``strict`` tools) it stays as it is.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -37,22 +37,23 @@ class Tool(NamedTuple):
     value: dict[str, Any]
     printed: bytes
     came: bytes
-
-    @property
-    def moved(self) -> bool:
-        """Tell whether its schema was not in order."""
-        return self.printed is not self.came
+    name: str
 
 
-def in_order(tool: dict[str, Any], keys: SchemaKeys) -> Tool:
-    """Return a tool with the keys of its schema in order. Raises TypeError if it cannot print."""
-    printed = orjson.dumps(tool)
+def in_order(tools: Iterable[dict[str, Any]], keys: SchemaKeys) -> list[Tool]:
+    """Return tools with the keys of their schemas in order. Raises TypeError if one cannot print.
+
+    Where nothing moved, ``printed`` is ``came``.
+    """
     if keys is SchemaKeys.OFF:
-        return Tool(tool, printed, printed)
+        return [Tool(tool, printed := orjson.dumps(tool), printed, _name(tool)) for tool in tools]
     named_too = keys is SchemaKeys.ON  # an enum's member is slow to hash
-    if len(printed) > _REMEMBERED_BYTES:
-        return _ordered(printed, named_too)
-    return _remembered(printed, named_too)
+    return [
+        _remembered(printed, named_too)
+        if len(printed := orjson.dumps(tool)) <= _REMEMBERED_BYTES
+        else _ordered(printed, named_too)
+        for tool in tools
+    ]
 
 
 def tool_text(text: bytes, keys: SchemaKeys) -> bytes:
@@ -70,7 +71,7 @@ def _ordered(printed: bytes, named_too: bool) -> Tool:
     tool = orjson.loads(printed)
     path = _path_of_schema(tool)
     if path is None:
-        return Tool(tool, printed, printed)
+        return Tool(tool, printed, printed, _name(tool))
     holder = tool if len(path) == 1 else tool[path[0]]
     schema = holder["parameters"]
     if named_too and not _is_strict(tool):
@@ -79,7 +80,7 @@ def _ordered(printed: bytes, named_too: bool) -> Tool:
         ordered = _keywords_in_order(schema)
     holder["parameters"] = ordered  # the place of the key stays
     again = orjson.dumps(tool)
-    return Tool(tool, again if again != printed else printed, printed)
+    return Tool(tool, again if again != printed else printed, printed, _name(tool))
 
 
 def _text_in_order(text: bytes, named_too: bool) -> bytes:
@@ -113,6 +114,12 @@ def _path_of_schema(tool: dict[str, Any]) -> tuple[str, ...] | None:
             return ("parameters",)
         case _:
             return None
+
+
+def _name(tool: Mapping[str, Any]) -> str:
+    function = tool.get("function")
+    name = (function if isinstance(function, dict) else tool).get("name")
+    return name if isinstance(name, str) else ""
 
 
 def _is_strict(tool: Mapping[str, Any]) -> bool:

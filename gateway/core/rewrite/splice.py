@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.core.rewrite.places import Span, elements, member, start_of
+from gateway.core.rewrite.places import Span, elements, member, start_of, top_level_start
 from gateway.core.rewrite.texts import Path
 
 
@@ -46,7 +46,10 @@ class Places:
                 span = member(self._raw, span, value, step)
             elif path[: depth + 1] not in self._elements:
                 # An array: where it ends is of no interest.
-                start = start_of(self._raw, span, step)
+                if depth == 0:
+                    start = top_level_start(self._raw, self._body, step)
+                else:
+                    start = start_of(self._raw, span, step)
                 self._elements[path[: depth + 1]] = elements(self._raw, start, value[step])
             value = value[step]
         return span

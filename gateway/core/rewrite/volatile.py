@@ -37,6 +37,8 @@ class Moving:
 
     def without_values(self, text: str) -> str:
         """Return a text with placeholders for values. Raises DeclinedError."""
+        if not text or text.isspace():
+            return text
         try:
             written = text.encode()
         except UnicodeEncodeError:  # a lone surrogate

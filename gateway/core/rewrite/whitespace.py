@@ -30,12 +30,9 @@ def normal(text: str, *, ends: bool) -> str:
 
 
 def _may_change(text: str, *, ends: bool) -> bool:
-    return (
-        " \n" in text
-        or "\t\n" in text
-        or "\r\n" in text
-        or (ends and text[-1:] in (" ", "\t", "\n"))
-    )
+    if ends and text[-1:].isspace():
+        return True
+    return "\n" in text and (" \n" in text or "\t\n" in text or "\r\n" in text)
 
 
 def _after(fence: str, marks: re.Match[str]) -> str:
