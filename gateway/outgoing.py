@@ -26,8 +26,9 @@ from policies.decide import DocumentOrder
 
 log = logging.getLogger(__name__)
 
-INLINE_BYTES = 131_072
-"""Longer bodies are rewritten in a thread. What is within takes well under a millisecond."""
+INLINE_BYTES = 32_768
+"""Longer bodies are rewritten in a thread. What is within takes a fraction of a millisecond, and
+some milliseconds where it is made to take long."""
 SECONDS = 1.0
 """Rewriting that takes longer is given up: the client is waiting for it."""
 

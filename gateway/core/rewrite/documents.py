@@ -35,7 +35,7 @@ NOTHING_KNOWN = Memory(b"", {})
 
 
 def pieces(text: str, settings: DocumentSettings) -> list[Piece]:
-    """Take a text apart. Raises DeclinedError where its markers do not pair up."""
+    """Take a text apart. Raises DeclinedError where its markers do not pair up, or too many do."""
     begin, end = settings.begin, settings.end
     found: list[Piece] = []
     at = 0
@@ -48,6 +48,8 @@ def pieces(text: str, settings: DocumentSettings) -> list[Piece]:
             raise DeclinedError(WhyNot.UNBALANCED_MARKERS)
         if text.find(begin, inside, stop) >= 0:
             raise DeclinedError(WhyNot.NESTED_MARKERS)
+        if len(found) >= 2 * MOST:
+            raise DeclinedError(WhyNot.TOO_MANY)
         found.append(Piece(text[at:start], is_document=False))
         found.append(Piece(text[start : stop + len(end)], is_document=True))
         at = stop + len(end)
@@ -60,12 +62,7 @@ def pieces(text: str, settings: DocumentSettings) -> list[Piece]:
 def in_order(
     found: list[Piece], settings: DocumentSettings, memory: Memory
 ) -> tuple[list[Piece], list[bytes]]:
-    """Return the pieces with the documents of each run in order, and their digests as they stand.
-
-    Raises DeclinedError where there are too many.
-    """
-    if sum(piece.is_document for piece in found) > MOST:
-        raise DeclinedError(WhyNot.TOO_MANY)
+    """Return the pieces with the documents of each run in order, and the digests as they stand."""
     ordered = list(found)
     digests: list[bytes] = []
     for run in _runs(found):

@@ -74,7 +74,7 @@ def rewrite(
         if body.get(field) and _tool_rules(settings):
             _arrange_tools(draft, field, body, raw, settings)
     if settings.changes_texts and endpoint in _TOOL_FIELDS:
-        _rewrite_texts(draft, endpoint, raw, settings, memory)
+        _rewrite_texts(draft, endpoint, body, raw, settings=settings, memory=memory)
     changes, declined = tuple(dict.fromkeys(draft.changes)), tuple(dict.fromkeys(draft.declined))
     if not draft.edits:
         return Rewritten(body, raw, changes, declined, digests=draft.digests)
@@ -108,11 +108,13 @@ def _arrange_tools(
 def _rewrite_texts(
     draft: _Draft,
     endpoint: Endpoint,
+    body: dict[str, Any],
     raw: bytes,
+    *,
     settings: PrefixSettings,
     memory: Memory,
 ) -> None:
-    given = conversation(endpoint, draft.body, earlier_turns=settings.earlier_turns)
+    given = conversation(endpoint, body, earlier_turns=settings.earlier_turns)
     if given is None:
         why = WhyNot.NO_USER_TURN
         draft.declined += (Declined(rule, why) for rule in prose.rules_on(settings))
@@ -123,7 +125,7 @@ def _rewrite_texts(
     draft.changes += result.changes
     draft.declined += result.declined
     draft.digests = result.digests
-    places = Places(raw, draft.body)
+    places = Places(raw, body)
     for text in result.texts:
         draft.edits.append(Edit(*places.of(text.path), printed(text.text)))
         draft.body = replaced(draft.body, text.path, text.text)

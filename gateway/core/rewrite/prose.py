@@ -84,7 +84,7 @@ def _documents(
     if settings.documents is None:
         return taken, []
     apart = [documents.pieces(pieces[0].text, settings.documents) for pieces in taken]
-    if sum(map(len, apart)) > 2 * documents.MOST + len(apart):
+    if sum(piece.is_document for pieces in apart for piece in pieces) > documents.MOST:
         raise DeclinedError(WhyNot.TOO_MANY)
     ordered: _Taken = []
     digests: list[bytes] = []
