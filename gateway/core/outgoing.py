@@ -14,8 +14,8 @@ MODEL = "X-Refrain-Model"
 class Outgoing:
     """A request as an upstream gets it; ``target`` is path and query, ``model`` what it names.
 
-    ``prefix`` is a chain of 64-bit digests of the prompt's blocks as they are sent, with the
-    tenant's salt in its root: entry i covers the blocks 0 to i. It is empty where none was made.
+    ``prefix`` is the prompt's chain of block digests (``core.prefix_blocks``), of the prompt as it
+    is sent: entry i covers the blocks 0 to i. It is empty where none was made.
     """
 
     target: str

@@ -50,7 +50,7 @@ class Engine:
 
     async def apply(self, batch: EventBatch) -> None:
         """Change the cache once its first state is told."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await self.known.wait()
         self.events.apply([batch])
 
@@ -92,7 +92,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def told(news: News) -> tuple[str, Emptied | Full]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return await news.get()
 
 
