@@ -132,8 +132,10 @@ class PoolTable:
         """Note that the upstream has answered."""
         call.standing.heard_at = now
         self._routing.first_token(call.sent, now)
-        with self._watched(call.standing, now):
-            call.standing.health = healths.answered(call.standing.health, now)
+        health = healths.answered(call.standing.health, now)
+        if health is not call.standing.health:  # seldom
+            with self._watched(call.standing, now):
+                call.standing.health = health
         self._end_trial(call)
 
     def failed(self, call: Call, failure: Failure, now: float) -> None:

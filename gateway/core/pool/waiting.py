@@ -36,6 +36,10 @@ class Waiting(Generic[T]):
         """Return how many wait."""
         return sum(map(len, self._queues.values()))
 
+    def __bool__(self) -> bool:
+        """Tell whether anybody waits."""
+        return bool(self._queues)
+
     @property
     def full(self) -> bool:
         """Tell whether nobody more may wait."""
