@@ -87,7 +87,12 @@ def create_app(
     if semantic is not None:
         checks.append(semantic.not_ready)
     decision_log = _decision_log(settings)
-    sinks: tuple[Sink, ...] = (metrics.observe, log_request, *_observers(decision_log))
+    sinks: tuple[Sink, ...] = (
+        metrics.observe,
+        metrics.prefixes.observe,
+        log_request,
+        *_observers(decision_log),
+    )
     tracing = _tracing()
     verifier = CalibratedVerifier(
         semantic, Calibrations(settings.data_dir), seconds=settings.verifier_timeout
@@ -146,6 +151,7 @@ def create_app(
                 **upstreams.details(),
                 "rules_off": sorted(rule for rule, off in journal.rules_off().items() if off),
                 "budgets_not_kept": budgets.not_kept(),
+                "hints_never_hit": metrics.prefixes.shares.never_hit(),
             },
         ),
         metrics.page,
@@ -163,7 +169,7 @@ def create_app(
             "explain": explain_action(pipeline, access.holder),
             "semantic/reset": told.reset,
         },
-        {"semantic": told.report},
+        {"semantic": told.report, "prefix-hits": metrics.prefixes.shares.report},
     )
     handlers.add_routes(app)
 

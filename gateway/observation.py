@@ -53,6 +53,9 @@ class Observation:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
+    """Of the prompt's, those that the upstream found in its prefix cache."""
+    written_tokens: int | None = None
+    """Those that it says it put there."""
     rewrites: tuple[Rewrite, ...] = ()
     """What of the prompt was rewritten before it was sent, and what was left with its reason."""
     not_rewritten: tuple[Declined, ...] = ()

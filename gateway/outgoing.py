@@ -1,4 +1,4 @@
-"""A request on its way out: rewritten, compressed, and with what the gateway says itself.
+"""A request on its way out: rewritten, compressed, with hints and what the gateway says itself.
 
 Law: looked up, scanned and keyed is the request as it was asked; what is changed here is only sent.
 Rewriting never fails a request and never holds up the loop: what it cannot do, or not in time, is
@@ -7,12 +7,15 @@ left as it came, with the reason.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, TypeVar
 
 from gateway.asked import Asked
 from gateway.compressing import Compressor
 from gateway.core.compress.outcome import Compression
+from gateway.core.hints.plan import Hinted, hinted, hints_for
 from gateway.core.key import cache_salt, document_owner
 from gateway.core.lookup import Forward
 from gateway.core.outbound import with_priority, with_salt
@@ -55,6 +58,8 @@ class Outbox:
         told = await self.compressor.compressed(asked.endpoint, asked.decision, body, raw)
         if told is not None and not isinstance(told, Compression):
             body, raw, told = told
+        hints = await self._hinted(asked, body, raw)
+        body, raw = hints.body, hints.raw
         if self.salts(asked):
             body, raw = with_salt(body, raw, cache_salt(self.secret, asked.tenant))
         fields = with_priority(asked.inbound.fields, asked.decision.priority)
@@ -65,8 +70,8 @@ class Outbox:
             state,
             asked.active.scanner,
             asked.seen,
-            rewritten.changes,
-            rewritten.declined,
+            rewritten.changes + hints.changes,
+            rewritten.declined + hints.declined,
             told,
         )
 
@@ -77,23 +82,25 @@ class Outbox:
             return Rewritten(body, raw)
         memory = self._memory(asked)
         work = partial(rewrite, asked.endpoint, body, raw, settings, memory)
-        try:
-            if len(raw) <= INLINE_BYTES:
-                rewritten = work()
-            else:
-                async with asyncio.timeout(SECONDS):
-                    rewritten = await asyncio.to_thread(work)
-        except TimeoutError:
-            why = WhyNot.TIMEOUT
-        except Exception as error:  # noqa: BLE001 - whatever it is, the request can go on as it came
-            # Its message may quote the prompt, so only its type is told.
-            log.warning("a prompt could not be rewritten (%s)", type(error).__name__)
-            why = WhyNot.FAULT
-        else:
-            if memory is not NOTHING_KNOWN:
-                self.shared.note(rewritten.digests)
-            return rewritten
-        return Rewritten(body, raw, declined=tuple(Declined(rule, why) for rule in rules))
+        rewritten = await _done_in_time(work, len(raw))
+        if isinstance(rewritten, WhyNot):
+            declined = tuple(Declined(rule, rewritten) for rule in rules)
+            return Rewritten(body, raw, declined=declined)
+        if memory is not NOTHING_KNOWN:
+            self.shared.note(rewritten.digests)
+        return rewritten
+
+    async def _hinted(self, asked: Asked, body: dict[str, Any], raw: bytes) -> Hinted:
+        settings, rule = asked.decision.hints, asked.decision.rule
+        hints = hints_for(asked.endpoint, settings)
+        if not hints:
+            return Hinted(body, raw)
+        owner = document_owner(self.secret, asked.tenant)
+        work = partial(hinted, asked.endpoint, body, raw, settings, rule=rule, owner=owner)
+        told = await _done_in_time(work, len(raw))
+        if isinstance(told, WhyNot):
+            return Hinted(body, raw, declined=tuple(Declined(hint, told) for hint in hints))
+        return told
 
     def _memory(self, asked: Asked) -> Memory:
         """Return what is known of the tenant's documents, where their order is by that."""
@@ -101,3 +108,21 @@ class Outbox:
         if documents is None or documents.order is not DocumentOrder.SHARED:
             return NOTHING_KNOWN
         return Memory(document_owner(self.secret, asked.tenant), self.shared.ranks)
+
+
+T = TypeVar("T")
+
+
+async def _done_in_time(work: Callable[[], T], size: int) -> T | WhyNot:
+    """Return what comes of the work on a body of so many bytes, or why nothing does."""
+    try:
+        if size <= INLINE_BYTES:
+            return work()
+        async with asyncio.timeout(SECONDS):
+            return await asyncio.to_thread(work)
+    except TimeoutError:
+        return WhyNot.TIMEOUT
+    except Exception as error:  # noqa: BLE001 - whatever it is, the request can go on as it came
+        # Its message may quote the prompt, so only its type is told.
+        log.warning("a prompt could not be rewritten (%s)", type(error).__name__)
+        return WhyNot.FAULT

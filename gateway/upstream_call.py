@@ -20,6 +20,7 @@ from gateway.core.errors import UpstreamError
 from gateway.core.headers import end_to_end, request_fields, without
 from gateway.core.outgoing import Outgoing, with_upstream
 from gateway.core.prefix_blocks import PromptChains
+from gateway.core.prompt_usage import prompt_usage
 from gateway.core.streamed import Followed, followed
 from gateway.core.types import Endpoint, Reason
 from gateway.core.usage import ask_for_usage
@@ -271,27 +272,12 @@ def _decline(reason: Reason, answer: LiveAnswer) -> None:
 def _note_usage(payer: Observation | None, usage: Any) -> None:
     if payer is None:
         return
-    match usage:
-        case {"prompt_tokens": int(prompt), "completion_tokens": int(completion)} | {
-            "input_tokens": int(prompt),
-            "output_tokens": int(completion),
-        }:
-            payer.prompt_tokens = prompt
-            payer.completion_tokens = completion
-    if (cached := _cached_tokens(usage)) is not None:
-        payer.cached_tokens = cached
+    said = prompt_usage(usage)
+    if said.prompt is not None and said.completion is not None:
+        payer.prompt_tokens, payer.completion_tokens = said.prompt, said.completion
+    payer.cached_tokens, payer.written_tokens = said.cached, said.written
 
 
 def _note_cached(upstream: UpstreamReply, usage: Any) -> None:
-    if (cached := _cached_tokens(usage)) is not None:
+    if (cached := prompt_usage(usage).cached) is not None:
         upstream.served.note_cached(cached)
-
-
-def _cached_tokens(usage: Any) -> int | None:
-    match usage:
-        case {"prompt_tokens_details": {"cached_tokens": int(cached)}} | {
-            "input_tokens_details": {"cached_tokens": int(cached)}
-        }:
-            return cached
-        case _:
-            return None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from policies.hints import NO_HINTS, HintSettings
 from policies.plain_enum import plain_members
 
 
@@ -197,6 +198,7 @@ class Decision:
     """The model that answers where nobody who serves the one asked has room; None: none."""
     prefix: PrefixSettings = PrefixSettings()
     compress: CompressSettings = CompressSettings()
+    hints: HintSettings = NO_HINTS
 
 
 Test = Callable[[RequestFacts], bool]

@@ -1,7 +1,7 @@
 """What a rule sets, and the decision that comes of it.
 
 Law: what is left out is as in ``default``, and what that leaves out is as in ``Decision``; so it
-is for the keys of ``semantic``, ``grace``, ``coalescing``, ``prefix`` and ``compress``, too.
+is for the keys of ``semantic``, ``grace``, ``coalescing``, ``prefix``, ``compress`` and ``hints``.
 """
 
 from dataclasses import replace
@@ -31,6 +31,7 @@ from policies.fields import (
     Variants,
     duration_or_off,
 )
+from policies.hint_settings import Hints, hint_settings
 from policies.mappings import FilledSpec, MappingSpec
 from policies.prefix_settings import Prefix, prefix_settings
 from policies.shapes import OFF, AnyNumber, Described, OneOrMany, OrShort, or_on_off
@@ -290,6 +291,7 @@ class SettingsSpec(MappingSpec):
     tags: Tags | None = None
     prefix: Prefix | None = None
     compress: Compress | None = None
+    hints: Hints | None = None
     fallback_model: FallbackModel | None = None
 
 
@@ -355,6 +357,8 @@ def _set(settings: SettingsSpec, inherited: Decision) -> dict[str, Any]:
         found["prefix"] = prefix_settings(settings.prefix, inherited.prefix)
     if settings.compress is not None:
         found["compress"] = compress_settings(settings.compress, inherited.compress)
+    if settings.hints is not None:
+        found["hints"] = hint_settings(settings.hints, inherited.hints)
     if settings.coalescing is not None:
         found |= _coalescing(settings.coalescing, inherited)
     written = {name: value for name, value in found.items() if value is not None}

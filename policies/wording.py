@@ -4,6 +4,7 @@ from typing import Any
 
 from policies.compress_settings import compress_words
 from policies.decide import Decision
+from policies.hint_settings import hint_words
 from policies.prefix_settings import prefix_words
 
 _UNITS = (("w", 604_800), ("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
@@ -35,6 +36,7 @@ def settings_of(decision: Decision) -> dict[str, Any]:
         "tags": list(decision.tags),
         "prefix": prefix_words(decision.prefix),
         "compress": compress_words(decision.compress),
+        "hints": hint_words(decision.hints),
         "fallback_model": decision.fallback_model or _switch(False),
     }
 

@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from gateway.adapters.prefix_metrics import NeverHitCollector, PrefixMetrics
 from gateway.adapters.upstream_metrics import Standings, UpstreamCollector, UpstreamMetrics
 from gateway.core.compress.outcome import Compression
 from gateway.observation import Observation
@@ -129,7 +130,9 @@ class Metrics:
             registry=self._registry,
         )
         self.upstreams = UpstreamMetrics(self._registry)
+        self.prefixes = PrefixMetrics(self._registry)
         self._collectors: list[Collector] = []
+        self._add(NeverHitCollector(lambda: self.prefixes.shares))
         self._add(_StoreCollector(store_stats))
 
     def observe(self, seen: Observation) -> None:

@@ -73,7 +73,7 @@ def seen(**values: object) -> Observation:
         "score": 0.99,
         "threshold": 0.98,
         "ineligible": Ineligible.TIME,
-        "rewrites": (Rewrite.TOOLS,),
+        "rewrites": (Rewrite.TOOLS, Rewrite.BREAKPOINTS),
         "not_rewritten": (Declined(Rewrite.SCHEMA_KEYS, WhyNot.TOO_LARGE),),
         "compression": Compression((Step.MINIFIED,), 10, 5, Refusal.TIMEOUT),
         "status": 200,
@@ -82,6 +82,8 @@ def seen(**values: object) -> Observation:
         "first_token": 2.0,
         "prompt_tokens": 3,
         "completion_tokens": 4,
+        "cached_tokens": 2,
+        "written_tokens": 1,
         "upstream": "b",
         "fallback_model": "small",
         "tried": (("a", Reason.UPSTREAM_BROKE),),
@@ -94,7 +96,7 @@ def seen(**values: object) -> Observation:
 def gateway_page() -> str:
     metrics = GatewayMetrics(lambda: StoreStats(1, 2, 3))
     observation = seen()
-    observation.sinks = (metrics.observe,)
+    observation.sinks = (metrics.observe, metrics.prefixes.observe)
     observation.finish()
     metrics.policy_reloaded(True)
     metrics.compared("default", "served", "equal")

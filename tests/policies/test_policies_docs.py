@@ -53,6 +53,7 @@ def test_the_index_names_every_page():
         ("VolatileSpec", "prefix"),
         ("DocumentsSpec", "prefix"),
         ("CompressSpec", "compress"),
+        ("HintsSpec", "hints"),
         ("TenantSpec", "tenants"),
     ],
 )

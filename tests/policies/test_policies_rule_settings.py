@@ -17,6 +17,13 @@ from policies.decide import (
     SchemaKeys,
     VolatileKind,
 )
+from policies.hints import (
+    BreakpointField,
+    BreakpointLifetime,
+    Breakpoints,
+    HintSettings,
+    KeyRetention,
+)
 from policies.parse import PolicyError, parse_policy
 from policies.rule_settings import SettingsSpec
 from policies.wording import settings_of
@@ -118,6 +125,22 @@ SET = [
         {"prefix": PrefixSettings(volatile=(VolatileKind.UUIDS,), patterns=("a+",))},
     ),
     ("prefix: {volatile: off}", {"prefix": PrefixSettings()}),
+    ("hints: off", {"hints": HintSettings()}),
+    ("hints: {breakpoints: earlier}", {"hints": HintSettings(Breakpoints.EARLIER)}),
+    (
+        "hints: {field: cache_control, lifetime: 1h, min_tokens: 512}",
+        {
+            "hints": HintSettings(
+                field=BreakpointField.CACHE_CONTROL,
+                lifetime=BreakpointLifetime.LONG,
+                min_tokens=512,
+            )
+        },
+    ),
+    (
+        "hints: {cache_key: on, keys: 4, retention: 24h, min_tokens: auto}",
+        {"hints": HintSettings(cache_key=True, keys=4, retention=KeyRetention.DAY)},
+    ),
     (
         "prefix: {documents: {begin: <d>, end: </d>, order: shared}}",
         {"prefix": PrefixSettings(documents=DocumentSettings("<d>", "</d>", DocumentOrder.SHARED))},
@@ -167,6 +190,17 @@ def test_a_key_of_compress_that_a_rule_leaves_out_is_as_in_the_default():
     assert default.compress.documents == DocumentSettings("a", "b")
     rule, _ = decisions(in_default="compress: {keep: 40%}", in_rule="compress: off")
     assert not rule.compress.enabled
+
+
+def test_a_key_of_hints_that_a_rule_leaves_out_is_as_in_the_default():
+    in_default = "hints: {breakpoints: system, min_tokens: 9, cache_key: on, retention: 24h}"
+    rule, _ = decisions(in_default=in_default, in_rule="hints: {min_tokens: auto, keys: 2}")
+    assert rule.hints == HintSettings(
+        Breakpoints.SYSTEM, cache_key=True, keys=2, retention=KeyRetention.DAY
+    )
+    rule, _ = decisions(in_default=in_default, in_rule="hints: off")
+    assert rule.hints == HintSettings(min_tokens=9)
+    assert not rule.hints.any_on
 
 
 def test_a_key_of_prefix_that_a_rule_leaves_out_is_as_in_the_default():
@@ -324,6 +358,14 @@ def test_every_field_of_a_decision_can_be_set():
         ("prefix: {documents: on}", "prefix.documents: expected the keys begin and end, two mark"),
         ("prefix: {documents: {begin: a, end: a}}", "expected the keys begin and end, two markers"),
         ("prefix: {documents: {begin: ' a', end: b}}", "documents.begin: expected a marker of one"),
+        ("hints: on", "hints: expected off or a mapping such as {cache_key: on}, got 'on'"),
+        ("hints: {}", "hints: expected at least one of the keys breakpoints, field"),
+        ("hints: {breakpoints: on}", "hints.breakpoints: expected off, system or earlier, got 'on"),
+        ("hints: {field: mark}", "expected auto, cache_control or prompt_cache_breakpoint, got"),
+        ("hints: {lifetime: 2h}", "hints.lifetime: expected 5m or 1h, got '2h'"),
+        ("hints: {min_tokens: 0}", "expected auto or a whole number from 1 to 1048576, got 0"),
+        ("hints: {keys: 65}", "hints.keys: expected a whole number from 1 to 64, got 65"),
+        ("hints: {retention: 1h}", "hints.retention: expected off or 24h, got '1h'"),
         ("prefix: {turns: all}", "prefix.turns: expected system or earlier, got 'all'"),
         ("prefix: {schema_keys: all}", "prefix.schema_keys: expected on, off or keywords, got"),
     ],

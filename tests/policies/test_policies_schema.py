@@ -48,7 +48,9 @@ def test_shipped_files_are_valid_for_parser_and_schema(file):
 
 def test_what_the_default_policy_leaves_out_is_as_its_comments_say():
     text = SHIPPED[0].read_text()
-    keys = "jitter|grace|coalescing|finish_reasons|max_|variants|priority|tags|prefix|compress"
+    keys = (
+        "jitter|grace|coalescing|finish_reasons|max_|variants|priority|tags|prefix|compress|hints"
+    )
     written = re.sub(rf"(?m)^  # ((?:{keys})\w*: .*)$", r"  \1", text)
     assert written.count("\n  # ") < text.count("\n  # ") - 8
     assert parse_policy(written, "p.yaml").default == parse_policy(text, "p.yaml").default
@@ -135,6 +137,14 @@ def test_check_jsonschema_accepts_the_schema_and_the_shipped_files(tmp_path):
                 "prefix: {documents: []}",
                 "prefix: {documents: {begin: 7, end: x}}",
                 "prefix: {turns: all}",
+                "hints: on",
+                "hints: {}",
+                "hints: {breakpoints: on}",
+                "hints: {field: mark}",
+                "hints: {lifetime: 2h}",
+                "hints: {min_tokens: 0}",
+                "hints: {keys: 65}",
+                "hints: {retention: 1h}",
             )
         ),
         "version: 1\ndefault: {exact: on}\n",

@@ -12,13 +12,16 @@ REWRITE = "X-Refrain-Rewrite"
 
 @plain_members
 class Rewrite(StrEnum):
-    """One rule of the rewrite plan, in the order in which they are applied."""
+    """One rule of the rewrite plan or one hint, in the order in which they are applied."""
 
     SCHEMA_KEYS = "schema-keys"
     TOOLS = "tools"
     DOCUMENTS = "documents"
     WHITESPACE = "whitespace"
     VOLATILE = "volatile"
+    BREAKPOINTS = "breakpoints"
+    CACHE_KEY = "cache-key"
+    RETENTION = "retention"
 
 
 @plain_members
@@ -33,6 +36,10 @@ class WhyNot(StrEnum):
     TOO_MUCH = "too-much"
     PLACEHOLDERS = "placeholders"
     UNREADABLE = "unreadable"
+    MODEL = "model"
+    TOO_SHORT = "too-short"
+    TAKEN = "taken"
+    LIFETIMES = "lifetimes"
     TIMEOUT = "timeout"
     FAULT = "fault"
 
