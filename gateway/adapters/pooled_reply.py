@@ -13,7 +13,7 @@ from typing import Protocol
 from gateway.core.errors import UpstreamError
 from gateway.core.headers import without
 from gateway.core.outgoing import Served, Tried
-from gateway.core.pool.failure import Failure, failure_of
+from gateway.core.pool.failure import Failure, error_of, failure_of
 from gateway.core.pool.table import Call
 from gateway.ports import UpstreamReply
 
@@ -81,8 +81,13 @@ class Opened:
         return self._reply.content_type
 
     async def read_first(self) -> None:
-        """Wait for the first byte, or the end of a body without one. Raises UpstreamError."""
+        """Wait for the first byte, or the end of a body without one. Raises UpstreamError.
+
+        A stream that begins with an error of the server's own is a failure, too.
+        """
         self._first = await anext(self._body, b"")
+        if self.content_type == "text/event-stream":
+            self.failure = error_of(self._first)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body. Raises UpstreamError, which counts against the upstream."""

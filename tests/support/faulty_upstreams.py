@@ -87,6 +87,14 @@ async def breaks_after_head(request: web.Request, _body: dict[str, Any]) -> web.
     return response
 
 
+async def begins_with_an_error(request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+    """Answer 200 before it is known that there is no answer."""
+    response = web.StreamResponse(headers=EVENTS)
+    await response.prepare(request)
+    await response.write(b'data: {"error": {"message": "The engine is dead.", "code": 500}}\n\n')
+    return response
+
+
 async def breaks_after_a_word(request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
     """Send the first event, and close."""
     response = web.StreamResponse(headers=EVENTS)

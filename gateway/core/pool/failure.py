@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 
+import orjson
+
 from gateway.core.errors import UpstreamError
 from gateway.core.pool.health import LONGEST_REST
 from gateway.core.types import Reason
@@ -61,6 +63,30 @@ def refusal_of(status: int, fields: Iterable[tuple[str, str]], wall: float) -> F
     if status in _FAILED:
         return Failure(Reason.UPSTREAM_STATUS, risky=True)
     return None
+
+
+def error_of(first: bytes) -> Failure | None:
+    """Return what a stream's first bytes mean where they are an error of the server's own.
+
+    Several servers answer 200 before they know whether they can. What they say of the request
+    (a 4xx, an invalid request) is an answer.
+    """
+    line, found, _ = first.lstrip().removeprefix(b"event: error\n").partition(b"\n")
+    if not (found and line.startswith(b"data:") and b'"error"' in line):
+        return None
+    try:
+        said = orjson.loads(line.removeprefix(b"data:"))
+    except orjson.JSONDecodeError:
+        return None
+    match said:
+        case {"error": {"code": int(code)}} if 400 <= code < 500:
+            return None
+        case {"error": {"type": str(kind)}} if "invalid_request" in kind or "BadRequest" in kind:
+            return None
+        case {"error": dict() | str()}:
+            return Failure(Reason.UPSTREAM_STATUS, risky=True)
+        case _:
+            return None
 
 
 def retry_after(fields: Iterable[tuple[str, str]], wall: float) -> float | None:
