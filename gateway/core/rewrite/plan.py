@@ -122,12 +122,17 @@ def _rewrite_texts(
     if given.has_block:  # it has been rewritten before
         return
     result = prose.rewritten(given, settings, memory)
+    places = Places(raw, body)
+    try:
+        draft.edits += [Edit(*places.of(each.path), printed(each.text)) for each in result.texts]
+    except TypeError:  # a lone surrogate
+        why = WhyNot.UNREADABLE
+        draft.declined += (Declined(rule, why) for rule in prose.rules_on(settings))
+        return
     draft.changes += result.changes
     draft.declined += result.declined
     draft.digests = result.digests
-    places = Places(raw, body)
     for text in result.texts:
-        draft.edits.append(Edit(*places.of(text.path), printed(text.text)))
         draft.body = replaced(draft.body, text.path, text.text)
     if result.block is not None:
         _put_block(draft, given, result.block, places)
