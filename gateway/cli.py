@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         "--upstream",
         action="append",
         metavar="URL",
-        help="OpenAI-style base URL that ends in /v1",
+        help="OpenAI-style base URL that ends in /v1; repeated: replicas",
     )
     serve.add_argument("--policy", type=Path, metavar="FILE", help="policy (default: built in)")
     serve.add_argument("--workers", type=int, metavar="N", help="gateway processes (default: 1)")

@@ -90,15 +90,11 @@ class Opened:
             self.failure = error_of(self._first)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body. Raises UpstreamError, which counts against the upstream."""
+        """Yield the body. Raises UpstreamError."""
         if self._first:
             yield self._first
-        try:
-            async for chunk in self._body:
-                yield chunk
-        except UpstreamError as error:
-            self._owner.note_failure(self._call, failure_of(error, head=True))
-            raise
+        async for chunk in self._body:
+            yield chunk
 
     async def close(
         self,
@@ -106,7 +102,12 @@ class Opened:
         error: BaseException | None = None,
         traceback: TracebackType | None = None,
     ) -> None:
-        """Leave the reply and end the call."""
+        """Leave the reply and end the call.
+
+        That the reader found the body broken, or no whole answer, counts against the upstream.
+        """
+        if isinstance(error, UpstreamError):
+            self._owner.note_failure(self._call, failure_of(error, head=True))
         try:
             await self._context.__aexit__(kind, error, traceback)
         finally:

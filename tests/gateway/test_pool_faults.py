@@ -14,15 +14,18 @@ from faulty_upstreams import (
     begins_with_an_error,
     breaks_after_a_word,
     breaks_after_head,
+    ends_after_a_word,
     pool,
     resets,
     says,
     servers,
+    shown,
     stalls,
     stalls_after_head,
     status,
 )
 
+from gateway.core.pool.health import FAILED_OF_WINDOW
 from running_gateway import StartGateway
 from scripted_upstream import DONE, chunk
 
@@ -146,10 +149,11 @@ async def test_a_stall_between_two_tokens_ends_the_stream_with_its_reason(
     assert first.calls == 1
 
 
+@pytest.mark.parametrize("bad", [breaks_after_a_word, ends_after_a_word])
 async def test_nothing_is_sent_again_after_the_first_byte(
-    start_gateway: StartGateway, server: StartServer
+    start_gateway: StartGateway, server: StartServer, bad: Answers
 ):
-    first, second = await server(breaks_after_a_word), await server(says("no"))
+    first, second = await server(bad), await server(says("no"))
     gateway = await pool(start_gateway, first, second)
 
     reply = await gateway.ask(stream=True)
@@ -158,6 +162,21 @@ async def test_nothing_is_sent_again_after_the_first_byte(
     assert reply.events[-1]["error"]["code"] == "upstream-broke"
     assert DONE not in reply.raw
     assert (first.calls, second.calls) == (1, 0)
+    await shown(
+        gateway, 'refrain_upstream_failures_total{reason="upstream-broke",upstream="a"} 1.0'
+    )
+
+
+@pytest.mark.parametrize("bad", [breaks_after_a_word, ends_after_a_word])
+async def test_who_breaks_its_answers_off_is_left_alone_in_the_end(
+    start_gateway: StartGateway, server: StartServer, bad: Answers
+):
+    first, second = await server(bad), await server(says("Hello."))
+    gateway = await pool(start_gateway, first, {"url": f"{second.url}/v1", "tier": 2})
+    async with asyncio.timeout(30):
+        while second.calls == 0:
+            await gateway.ask(f"question {first.calls}", stream=True)
+    assert first.calls == FAILED_OF_WINDOW
 
 
 @pytest.mark.parametrize("code", [400, 401, 403, 404, 422])

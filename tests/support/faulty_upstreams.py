@@ -95,6 +95,14 @@ async def begins_with_an_error(request: web.Request, _body: dict[str, Any]) -> w
     return response
 
 
+async def ends_after_a_word(request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+    """Send the first event, and end the stream as if that were all."""
+    response = web.StreamResponse(headers=EVENTS)
+    await response.prepare(request)
+    await response.write(chunk(delta={"role": "assistant", "content": "Half"}))
+    return response
+
+
 async def breaks_after_a_word(request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
     """Send the first event, and close."""
     response = web.StreamResponse(headers=EVENTS)
