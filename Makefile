@@ -52,6 +52,7 @@ bench: setup ## the benchmarks that fit a laptop: a table and one line of JSON e
 	$(BIN)/python benchmarks/pii.py
 	$(BIN)/python benchmarks/eligibility.py
 	$(BIN)/python benchmarks/semantic_hits.py
+	$(BIN)/python benchmarks/compression.py
 	$(BIN)/python benchmarks/eviction.py
 	$(BIN)/python benchmarks/prefix_routing.py
 

@@ -17,8 +17,8 @@ from policies.decide import Decision
 
 log = logging.getLogger(__name__)
 
-INLINE_BYTES = 16_384
-"""Longer bodies are compressed in a thread. What is within takes a few milliseconds."""
+INLINE_BYTES = 4096
+"""Longer bodies are compressed in a thread. What is within takes one or two milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)

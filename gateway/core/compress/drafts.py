@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gateway.core.compress.blocks import Block
 from gateway.core.compress.duplicates import duplicates
-from gateway.core.compress.forms import is_json
+from gateway.core.compress.forms import are_records, is_json
 from gateway.core.compress.minify import json_minified
 from gateway.core.compress.outcome import Step
 from gateway.core.compress.passages import Passage, passages_of
@@ -80,7 +80,8 @@ def draft_of(block: Block, came: str, *, minify: bool) -> Draft:
         return Draft(block, came, (whole,), is_prose=False)
     passages = tuple(passages_of(came, minify=minify))
     formed = sum(len(passage.text) for passage in passages if passage.formed)
-    return Draft(block, came, passages, is_prose=2 * formed < len(came))
+    texts = [passage.text for passage in passages]
+    return Draft(block, came, passages, is_prose=2 * formed < len(came) and not are_records(texts))
 
 
 def drop_duplicates(drafts: Sequence[Draft]) -> None:

@@ -5,6 +5,8 @@ for prose may lose the row that was asked for.
 """
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 
 import orjson
 
@@ -25,6 +27,7 @@ _ROW = re.compile(
 )
 _COLUMNS = re.compile(r"\S {3,}\S")
 _MOST_LINE = 400
+_FEWEST_RECORDS = 4
 _LONG_VALUE = 200
 """A line that is longer than that is prose after a colon."""
 
@@ -37,13 +40,22 @@ def is_json(text: str) -> bool:
     return _parses(stripped) or all(_parses(line) for line in stripped.splitlines() if line.strip())
 
 
+def are_records(texts: Sequence[str]) -> bool:
+    """Tell whether short texts are records of one kind: most begin with the same two words."""
+    short = [text.split(None, 2)[:2] for text in texts if len(text) <= _LONG_VALUE]
+    if len(short) < _FEWEST_RECORDS or 2 * len(short) < len(texts):
+        return False
+    (_, most), *_ = Counter(map(tuple, short)).most_common(1)
+    return 2 * most >= len(texts)
+
+
 def is_formed(text: str) -> bool:
     """Tell whether a paragraph is code, a table, keys with their values, or JSON."""
     if text.lstrip().startswith(_FENCES) or is_json(text):
         return True
     lines = [line for line in text.splitlines() if line.strip()]
     rows = sum(len(line) <= _LONG_VALUE and _ROW.match(line) is not None for line in lines)
-    if 2 * rows >= len(lines) > 0 or _has_cells(lines):
+    if 2 * rows >= len(lines) > 0 or _has_cells(lines) or are_records(lines):
         return True
     return any(holds_code(line[:_MOST_LINE]) for line in lines)
 

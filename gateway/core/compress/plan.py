@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from gateway.core.compress.blocks import declared
 from gateway.core.compress.drafts import Draft, came_size, draft_of, drop_duplicates, size
 from gateway.core.compress.outcome import Compression, Refusal, RefusedError, Step
+from gateway.core.compress.readable import readable
 from gateway.core.compress.relevance import question_of, related
 from gateway.core.prompt_size import BYTES_A_TOKEN
 from gateway.core.rewrite.splice import Edit, Places, printed, replaced, spliced
@@ -27,10 +28,6 @@ MOST_CHARACTERS = 2**20
 """Of all declared context; more is left as it is."""
 MOST_TEXTS = 512
 """Questions and passages whose vectors are asked for."""
-LONGEST_TEXT = 600
-"""Characters that stand for a passage or a question before the encoder; 200 where they are wide."""
-_LONGEST_WIDE_TEXT = 200
-
 Vector = Sequence[float]
 
 
@@ -65,7 +62,7 @@ class Compressing:
     def texts(self) -> tuple[str, ...]:
         """Each question that asks for vectors, its passages behind it."""
         return tuple(
-            _readable(text)
+            readable(text)
             for asking in self.askings
             if asking.places
             for text in (
@@ -187,12 +184,6 @@ def _at(value: Any, path: Path) -> Any:
     for step in path:
         value = value[step]
     return value
-
-
-def _readable(text: str) -> str:
-    """Return as much of a text as stands for it before the encoder, which reads 256 tokens."""
-    text = text.strip() or "-"
-    return text[: LONGEST_TEXT if text.isascii() else _LONGEST_WIDE_TEXT]
 
 
 def _tokens(texts: Iterable[str]) -> int:

@@ -18,11 +18,13 @@ from gateway.core.compress.words import content_words, words_of
 from gateway.core.proper_names import named
 from policies.decide import Protected
 
-FAR = 0.15
+FAR = 0.2
 """Cosine similarity below which a passage without a word of the question is about another thing."""
 RARE = 0.2
 """Share of the passages that have a word, up to which it tells them apart."""
-LEXICAL_WEIGHT = 0.5
+NEAREST = 0.2
+"""Share of the passages, the highest ranked, that stay however little room there is."""
+LEXICAL_WEIGHT = 0.25
 """What sharing all words of the question counts for, beside a cosine similarity of 1."""
 
 _TESTS = {
@@ -57,7 +59,7 @@ def related(
 ) -> list[tuple[str, ...]]:
     """Return what stays of each passage; ``room`` is how many characters there are for them.
 
-    What is protected stays beyond that.
+    What must stay stays even if there is no room for it.
     """
     words = [content_words(words_of(passage.text)) for passage in passages]
     met = Counter(word for each in words for word in each & question.words)
@@ -69,22 +71,30 @@ def related(
         near + LEXICAL_WEIGHT * sum(weights[word] for word in each & question.words) / whole
         for near, each in zip(similarities, words, strict=True)
     ]
-    stays = {index for index, each in enumerate(words) if each & rare}
-    left = room - sum(len(passages[index].text) for index in stays)
-    for index in sorted(range(len(passages)), key=lambda index: (-scores[index], index)):
-        if index in stays:
-            continue
-        if stays and len(passages[index].text) > left:
-            break
-        stays.add(index)
-        left -= len(passages[index].text)
     names = frozenset(word for word in question.names if 2 * met[word] <= len(passages))
-    return [
-        passage.sentences
-        if index in stays
-        else ()
+    without = [
+        ()
         if similarities[index] < FAR and not words[index] & question.words
         else _protected(passage, names, protected)
+        for index, passage in enumerate(passages)
+    ]
+    gains = [
+        len(passage.text) - sum(map(len, left))
+        for passage, left in zip(passages, without, strict=True)
+    ]
+    ranked = sorted(range(len(passages)), key=lambda index: (-scores[index], index))
+    stays = set(ranked[: max(1, int(NEAREST * len(passages)))])
+    stays |= {index for index, each in enumerate(words) if each & rare}
+    left = room - sum(len(passage.text) for passage in passages)
+    left += sum(gain for index, gain in enumerate(gains) if index not in stays)
+    for index in ranked:
+        if index not in stays:
+            left -= gains[index]
+            if left < 0:
+                break
+            stays.add(index)
+    return [
+        passage.sentences if index in stays else without[index]
         for index, passage in enumerate(passages)
     ]
 

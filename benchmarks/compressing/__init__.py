@@ -1,0 +1,1 @@
+"""What the benchmark of compression is made of."""

@@ -1,0 +1,213 @@
+"""Compression of declared context: tokens saved, and evidence and answers that are still there.
+
+Distractor sets from the evaluation data, read in place: a question, one document with the evidence,
+nine or nineteen others. Beside the gateway's plan two floors keep as many characters of the same
+passages: chosen at random, and by plain cosine similarity. Key-value retrieval is synthetic: every
+value of a table must still be there. Figures of a set without its file are left out.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import orjson
+from compressing.cases import SEED, SETS, Case, key_values
+
+from embeddings.encoder import EncoderSettings, Vector, load_encoder
+from embeddings.messages import Reason
+from embeddings.model_files import DEFAULT_MODEL
+from gateway.core.compress.outcome import RefusedError
+from gateway.core.compress.passages import passages_of
+from gateway.core.compress.plan import begin
+from gateway.core.compress.readable import readable
+from gateway.core.prompt_size import BYTES_A_TOKEN
+from gateway.core.types import Endpoint
+from policies.decide import CompressSettings, DocumentSettings
+
+DATA = Path(os.environ.get("REFRAIN_DATA", Path(__file__).parents[1].parent / "shared" / "data"))
+AIM = 0.98
+BEGIN, END = "<document>", "</document>"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What one way left of one case."""
+
+    came: int
+    now: int
+    evidence: bool
+    answers: bool
+
+
+class Encoder:
+    """The encoder that the embeddings process runs; each text is encoded once."""
+
+    def __init__(self) -> None:
+        self._encoder = load_encoder(EncoderSettings(DEFAULT_MODEL, "auto", threads=1))
+        self._known: dict[str, Vector] = {}
+
+    def vectors(self, texts: Sequence[str]) -> list[Vector]:
+        """Return the vector of each text."""
+        missing = sorted(set(texts) - self._known.keys(), key=len)
+        for start in range(0, len(missing), 32):
+            batch = missing[start : start + 32]
+            for text, vector in zip(batch, self._encoder.encode(batch), strict=True):
+                if isinstance(vector, Reason):
+                    raise SystemExit(f"no vector: {vector}")
+                self._known[text] = vector
+        return [self._known[text] for text in texts]
+
+
+def main() -> int:
+    """Run; print a table and one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=100, help="of each set (default %(default)s)")
+    parser.add_argument("--keep", type=float, default=0.5, help="share (default %(default)s)")
+    options = parser.parse_args()
+    if not DATA.is_dir():
+        print(f"skipped: no evaluation data in {DATA} (REFRAIN_DATA says where it is)")
+        return 0
+    settings = CompressSettings(
+        enabled=True, documents=DocumentSettings(BEGIN, END), keep=options.keep
+    )
+    encoder = Encoder()
+    figures: dict[str, dict[str, dict[str, float]]] = {}
+    print(f"{'set':<20}{'way':<22}{'times fewer':>12}{'evidence':>10}{'answers':>9}{'cases':>7}")
+    for name, build in SETS.items():
+        try:
+            cases = list(islice(build(DATA, random.Random(SEED)), options.cases))
+        except FileNotFoundError as error:
+            print(f"{name:<20}skipped: no {error.filename}")
+            continue
+        figures[name] = _measured(name, cases, settings, encoder)
+    cases = list(key_values(random.Random(SEED)))
+    harmless = [_kept(case, _plan(case, settings, encoder)) for case in cases]
+    figures["key-value"] = {
+        "plan": _row("key-value", "plan", harmless),
+        "floor: cosine": _row("key-value", "floor: cosine", _halved(cases, options.keep, encoder)),
+    }
+    figures["cost"] = {"plan": _cost(cases, settings, encoder)}
+    print(json.dumps({"benchmark": "compression", "keep": options.keep, "figures": figures}))
+    return 0
+
+
+def _measured(
+    name: str, cases: Sequence[Case], settings: CompressSettings, encoder: Encoder
+) -> dict[str, dict[str, float]]:
+    chance = random.Random(SEED)
+    ways: dict[str, list[Kept]] = {"plan": [], "floor: cosine": [], "floor: random": []}
+    for case in cases:
+        documents = _plan(case, settings, encoder)
+        room = sum(map(len, documents))
+        ways["plan"].append(_kept(case, documents))
+        passages = _passages(case)
+        asked, *given = encoder.vectors([case.question, *(text for _, text in passages)])
+        near = sorted(range(len(passages)), key=lambda i: -float(np.dot(asked, given[i])))
+        ways["floor: cosine"].append(_kept(case, _within(case, passages, near, room)))
+        any_order = chance.sample(range(len(passages)), len(passages))
+        ways["floor: random"].append(_kept(case, _within(case, passages, any_order, room)))
+    return {way: _row(name, way, kept) for way, kept in ways.items()}
+
+
+def _halved(cases: Sequence[Case], keep: float, encoder: Encoder) -> list[Kept]:
+    """Keep the lines nearest to the question, which a table's other keys do not outlive."""
+    found = []
+    for case in cases:
+        lines = [(0, line + "\n") for line in case.documents[0].splitlines()]
+        asked, *given = encoder.vectors(
+            [readable(t) for t in (case.question, *(x for _, x in lines))]
+        )
+        near = sorted(range(len(lines)), key=lambda i: -float(np.dot(asked, given[i])))
+        room = int(keep * len(case.documents[0]))
+        found.append(_kept(case, _within(case, lines, near, room)))
+    return found
+
+
+def _plan(case: Case, settings: CompressSettings, encoder: Encoder) -> list[str]:
+    context = "\n".join(f"{BEGIN}{text}{END}" for text in case.documents)
+    body = {"messages": [{"role": "user", "content": f"{context}\n\n{case.question}"}]}
+    begun = begin(Endpoint.CHAT, body, orjson.dumps(body), settings)
+    if begun is None:
+        return list(case.documents)
+    try:
+        sent = begun.next([vector.tolist() for vector in encoder.vectors(begun.texts)])
+    except RefusedError:
+        return list(case.documents)
+    text = sent.body["messages"][0]["content"]
+    return [piece.split(END)[0] for piece in text.split(BEGIN)[1:]]
+
+
+def _passages(case: Case) -> list[tuple[int, str]]:
+    return [
+        (index, passage.text)
+        for index, text in enumerate(case.documents)
+        for passage in passages_of(text, minify=False)
+    ]
+
+
+def _within(
+    case: Case, passages: Sequence[tuple[int, str]], order: Sequence[int], room: int
+) -> list[str]:
+    """Return the documents with only so many passages, the first ones of ``order``, as fit."""
+    chosen = set[int]()
+    for index in order:
+        size = len(passages[index][1])
+        if size <= room or not chosen:
+            chosen.add(index)
+            room -= size
+    return [
+        "".join(text for i, (of, text) in enumerate(passages) if of == index and i in chosen)
+        for index in range(len(case.documents))
+    ]
+
+
+def _kept(case: Case, documents: Sequence[str]) -> Kept:
+    now = " ".join(" ".join(documents).split())
+    return Kept(
+        sum(len(text.encode()) for text in case.documents),
+        max(1, sum(len(text.encode()) for text in documents)),
+        " ".join(case.evidence.split()) in now,
+        all(" ".join(answer.split()) in now for answer in case.answers),
+    )
+
+
+def _row(name: str, way: str, kept: Sequence[Kept]) -> dict[str, float]:
+    fewer = sum(each.came for each in kept) / sum(each.now for each in kept)
+    evidence = statistics.mean(each.evidence for each in kept)
+    answers = statistics.mean(each.answers for each in kept)
+    missed = way == "plan" and min(evidence, answers) < AIM
+    note = f"  below the aim of {AIM:.0%}" if missed else ""
+    print(
+        f"{name:<20}{way:<22}{fewer:>11.2f}x{evidence:>10.1%}{answers:>9.1%}{len(kept):>7}{note}",
+        flush=True,
+    )
+    return {"times_fewer": round(fewer, 3), "evidence": evidence, "answers": answers}
+
+
+def _cost(cases: Sequence[Case], settings: CompressSettings, encoder: Encoder) -> dict[str, float]:
+    """Time the plan without the encoder, whose vectors are known by now."""
+    seconds = sorted(_timed(case, settings, encoder) for case in cases for _ in range(5))
+    size = statistics.mean(sum(map(len, case.documents)) for case in cases)
+    middle = seconds[len(seconds) // 2]
+    tokens = size / BYTES_A_TOKEN
+    print(f"without the encoder: {middle * 1000:.2f} ms p50 for {tokens:,.0f} tokens of context")
+    return {"p50_ms": round(middle * 1000, 3), "tokens": round(tokens)}
+
+
+def _timed(case: Case, settings: CompressSettings, encoder: Encoder) -> float:
+    started = time.perf_counter()
+    _plan(case, settings, encoder)
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    sys.exit(main())
