@@ -14,6 +14,7 @@ from aiohttp import web
 
 from gateway.adapters.admin import Admin
 from gateway.adapters.check_journal import CHECKS_FILE, CheckJournal
+from gateway.adapters.compressed_body import leave_unread
 from gateway.adapters.decision_log import DecisionLog
 from gateway.adapters.handlers import Handlers
 from gateway.adapters.journal import Journal
@@ -138,7 +139,7 @@ def create_app(
         local=None if semantic is None else local_model(semantic, make_forwarder),
     )
     budgets = Budgets(policies, lambda: _verifier_known(semantic), verifier.threshold)
-    app = web.Application(client_max_size=settings.max_body_bytes)
+    app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[leave_unread])
     handlers = Handlers(
         pipeline,
         PassThrough(

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
+from backend.server.compressed_body import leave_unread
 from backend.server.embeddings import EmbeddingHandlers
 from backend.server.handlers import Handlers
 from backend.server.kv_events import KvEvents
@@ -40,7 +41,7 @@ def build_application(
     tokens = TokenHandlers(model)
     app = web.Application(
         client_max_size=max_body_bytes,
-        middlewares=[RequestObserver(metrics, in_flight).middleware()],
+        middlewares=[leave_unread, RequestObserver(metrics, in_flight).middleware()],
     )
     app[served_model_key] = model
     app.router.add_post("/v1/chat/completions", handlers.chat_completions)

@@ -7,6 +7,7 @@ from aiohttp import web
 from pydantic import BaseModel
 
 from backend.server.body import parse_body
+from backend.server.compressed_body import read_body
 from backend.server.errors import ApiError
 from backend.server.validation import validate
 
@@ -20,7 +21,7 @@ RequestT = TypeVar("RequestT", bound=BaseModel)
 async def read_request(request: web.Request, schema: type[RequestT]) -> RequestT:
     """Return what the body says. Raises ApiError (400, 413)."""
     try:
-        raw = await request.read()
+        raw = await read_body(request)
     except web.RequestPayloadError as error:
         # aiohttp cannot tell where the next request begins, and closes the connection.
         raise ApiError(

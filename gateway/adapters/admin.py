@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from gateway.adapters.compressed_body import read_body
 from gateway.adapters.journal import Journal
 from gateway.core.admin_access import admin_refusal
 from gateway.core.errors import error_body
@@ -235,7 +236,7 @@ async def _unknown(request: web.Request) -> web.Response:
 
 async def _object(request: web.Request) -> dict[str, Any]:
     try:
-        body = orjson.loads(await request.read())
+        body = orjson.loads(await read_body(request))
     except orjson.JSONDecodeError as error:
         raise SelectionError("body", f"a JSON object ({error})") from None
     if not isinstance(body, dict):

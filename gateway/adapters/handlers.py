@@ -12,6 +12,7 @@ import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
+from gateway.adapters.compressed_body import read_body
 from gateway.adapters.key_file import Access
 from gateway.adapters.pass_through import PassThrough
 from gateway.adapters.readiness import Readiness
@@ -154,9 +155,9 @@ class Handlers:
     async def _read(self, request: web.Request) -> bytes:
         try:
             if request.content.is_eof():  # it came with the head: no wait to bound
-                return await request.read()
+                return await read_body(request)
             async with asyncio.timeout(self._client_seconds):
-                return await request.read()
+                return await read_body(request)
         except web.HTTPRequestEntityTooLarge:
             message = "The body of your request is larger than this gateway accepts."
             raise ClientError(413, message, code="request_too_large") from None
