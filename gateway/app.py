@@ -115,6 +115,7 @@ def create_app(
             streams=entries.streams,
             checks=comparisons,
             chains=upstreams.chains,
+            answered=None if upstreams.warm_up is None else upstreams.warm_up.note,
         )
 
     forwarder = make_forwarder(upstream)

@@ -16,7 +16,7 @@ from gateway.exchange import Exchange, Reply
 from gateway.ports import Claims, Upstream
 from gateway.shared_call import SharedCaller
 from gateway.shared_streams import SharedStreams
-from gateway.upstream_call import Caller
+from gateway.upstream_call import Answered, Caller
 
 __all__ = ["Exchange", "Forwarder"]
 
@@ -35,15 +35,16 @@ class Forwarder:
         streams: SharedStreams | None = None,
         checks: Checks | None = None,
         chains: PromptChains | None = None,
+        answered: Answered | None = None,
     ) -> None:
         """``claims`` and ``streams`` are those of the processes that share the store, if any.
 
         ``checks`` takes the answers that are to be compared; ``chains`` makes what several
-        upstreams are chosen by.
+        upstreams are chosen by; ``answered`` is told of what was.
         """
         self.upstream = upstream
         self.admitter = admitter
-        own = Caller(upstream, admitter, max_answer_bytes, checks, chains)
+        own = Caller(upstream, admitter, max_answer_bytes, checks, chains, answered)
         caller: Caller | SharedCaller = own
         if claims is not None and streams is not None:
             caller = SharedCaller(own, claims, streams, admitter.entries, admitter.now)

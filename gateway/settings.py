@@ -53,6 +53,7 @@ class Settings(BaseModel):
     upstream_name: str | None = None
     upstream_routing: str = Field(default="prefix", pattern="^(prefix|load)$")
     upstream_cache_salt: bool = False
+    upstream_warm_up: bool = False
     gateway_keys: Path | None = None
     denied_keys: Path | None = None
     host: str = "127.0.0.1"

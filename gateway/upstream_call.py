@@ -6,7 +6,7 @@ which waits until the entry can be hit.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -38,6 +38,10 @@ _OURS = ("accept-encoding", "content-encoding")
 """Request headers that are about our own call, whose body is decoded and read here."""
 
 
+Answered = Callable[[Endpoint, dict[str, Any], Mapping[str, str]], None]
+"""Is told of each request that was answered: its body as sent, the headers that came."""
+
+
 @dataclass(slots=True)
 class Caller:
     """Makes calls. ``max_answer_bytes`` bounds what is stored, and what is held for readers.
@@ -51,6 +55,7 @@ class Caller:
     max_answer_bytes: int
     checks: Checks | None = None
     chains: PromptChains | None = None
+    answered: Answered | None = None
     asks_for_usage: bool = True
 
     async def call(self, exchange: Exchange, answer: LiveAnswer) -> None:
@@ -105,6 +110,8 @@ class Caller:
         async with self.upstream.send(outgoing) as upstream:
             answer.upstream_head = seen.clock()
             answer.served = upstream.served
+            if self.answered is not None and upstream.status == HTTPStatus.OK:
+                self.answered(exchange.endpoint, exchange.body, inbound.headers)
             if refused and upstream.status < HTTPStatus.BAD_REQUEST:
                 log.info("%s refuses stream_options: not asked for again", self.upstream.name)
                 self.asks_for_usage = False

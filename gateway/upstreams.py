@@ -22,6 +22,7 @@ from gateway.adapters.secret_setting import SecretSettingError, secret_setting
 from gateway.adapters.upstream_health import PATHS, Prober
 from gateway.adapters.upstream_http import HttpUpstream
 from gateway.adapters.upstream_pool import Bounds, UpstreamPool, log_change
+from gateway.adapters.warm_up import WarmUp
 from gateway.core.pool.member import Member
 from gateway.core.pool.table import PoolTable, states
 from gateway.core.prefix_blocks import PromptChains
@@ -48,6 +49,7 @@ class Upstreams:
     prober: Prober | None = None
     models: ModelList | None = None
     kv_feed: KvFeed | None = None
+    warm_up: WarmUp | None = None
     chains: PromptChains | None = None
     """Makes what upstreams are chosen by, where prompts decide."""
 
@@ -105,7 +107,7 @@ def open_upstreams(
     name = settings.upstream_identity or ""
     common = _key(secret_setting(environment, KEY), f"REFRAIN_{KEY}", own_keys=own_keys)
     is_alone = len(given) == 1 and not settings.upstreams
-    each = {}
+    each: dict[str, HttpUpstream] = {}
     for one in given:
         api_key = _own_key(one, environment, own_keys=own_keys) or common
         told = name if is_alone else one.called
@@ -122,13 +124,24 @@ def open_upstreams(
     pool = UpstreamPool(name, each, table, bounds, figures=metrics.upstreams)
     metrics.tell_upstreams(lambda: states(table, time.monotonic()), lambda: pool.waiting)
     paths = {one.called: _probe_paths(one) for one in given}
-    prober = Prober(each, paths, table, time.monotonic, pool.admit)
+    chains = PromptChains(shared=own_keys) if by_prefix else None
+    warm_up = None
+    if settings.upstream_warm_up:
+        warm_up = WarmUp(
+            each,
+            table,
+            time.monotonic,
+            own_credentials=own_keys,
+            chains=chains,
+            figures=metrics.upstreams,
+        )
+    warm = None if warm_up is None else warm_up.warm
+    prober = Prober(each, paths, table, time.monotonic, pool.admit, warm=warm)
     passing = PoolRequests(each, table, time.monotonic)
     models = ModelList(passing, {member.name: member for member in members})
-    chains = PromptChains(shared=own_keys) if by_prefix else None
     followed = {one.called: each[one.called] for one in given if one.kv_events}
     feed = KvFeed(followed, table.note_cache) if followed and by_prefix else None
-    return Upstreams(pool, passing, each, _any(checks), pool, prober, models, feed, chains)
+    return Upstreams(pool, passing, each, _any(checks), pool, prober, models, feed, warm_up, chains)
 
 
 def _http(

@@ -5,7 +5,7 @@ its list of models. Any answer but a fault of the server is one: that it wants a
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 
 from aiohttp import ClientError
@@ -35,13 +35,16 @@ class Prober:
         table: PoolTable,
         clock: Callable[[], float],
         probed: Callable[[], None],
+        *,
+        warm: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
-        """``probed`` is called when one has been."""
+        """``probed`` is called when one has been, ``warm`` before one is taken back."""
         self._upstreams = upstreams
         self._paths = dict(paths)
         self._table = table
         self._clock = clock
         self._probed = probed
+        self._warm = warm
         self._under_way: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
@@ -78,6 +81,8 @@ class Prober:
     async def probe(self, name: str) -> None:
         """Ask one upstream how it is, and tell the table."""
         fault, for_sure = await self._asked(name) if self._paths[name] else (None, False)
+        if fault is None and self._warm is not None and self._table.is_left_alone(name):
+            await self._warm(name)
         self._table.probed(name, fault, self._clock(), for_sure=for_sure)
         self._probed()
 

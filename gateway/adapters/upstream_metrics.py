@@ -31,6 +31,16 @@ class UpstreamMetrics:
             ("upstream", "reason"),
             registry=registry,
         )
+        self._warmed = Counter(
+            "refrain_upstream_warmed_total",
+            "Beginnings of prompts that a fresh upstream has computed before clients came.",
+            ("upstream",),
+            registry=registry,
+        )
+
+    def warmed(self, name: str) -> None:
+        """Count a beginning of prompts that a fresh upstream has computed."""
+        self._warmed.labels(name).inc()
 
     def asked(self, name: str, route: Route) -> None:
         """Count a request, by why it goes there."""

@@ -102,6 +102,7 @@ def gateway_page() -> str:
     metrics.compared("default", "served", "equal")
     metrics.tell_rules_off(lambda: {"default": True})
     metrics.upstreams.asked("a", Route.PREFIX)
+    metrics.upstreams.warmed("a")
     metrics.upstreams.failed("a", Reason.UPSTREAM_BROKE)
     table = PoolTable([Member("a")], LeastLoaded(), 0.0)
     metrics.tell_upstreams(lambda: states(table, 1.0), lambda: 0)

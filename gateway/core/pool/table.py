@@ -179,6 +179,21 @@ class PoolTable:
             case _:
                 return max(standing.heard_at, standing.probed_at) + every
 
+    def is_left_alone(self, name: str) -> bool:
+        """Tell whether it fails, and nobody is to ask it."""
+        return isinstance(self.standings[name].health.at, Open)
+
+    def has_stand_in(self, name: str, model: str) -> bool:
+        """Tell whether it serves the model and another that is well does, too."""
+        names = {one.member.name: one.is_well for tier in self._tiers(model) for one in tier}
+        return names.pop(name, None) is not None and any(names.values())
+
+    def computed(self, name: str, prefix: Sequence[int], now: float) -> None:
+        """Note that an upstream has computed a prompt that no client sent."""
+        sent = self._routing.sent(name, prefix, now)
+        self._routing.first_token(sent, now)
+        self._routing.ended(sent, now)
+
     def first_available(self, model: str | None, now: float) -> list[str]:
         """Return all names in the order in which requests of no known kind go there.
 
