@@ -116,8 +116,8 @@ class UpstreamPool:
             if failure is None:
                 break
             tries = tries.after(call.name, failure)
-            if failure.risky and not self._budget.spend():
-                call = None
+            call = None
+            if failure.risky and tries.may_go_on and not self._budget.spend():
                 break
             call = self._other(outgoing, tries)
             if isinstance(got, Opened):
