@@ -26,6 +26,7 @@ ROOTS = frozenset(
     {
         "gateway.app",
         "gateway.calibrating",
+        "gateway.compress_validating",
         "gateway.stores",
         "gateway.upstreams",
         "gateway.worker",

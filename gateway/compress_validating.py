@@ -1,0 +1,246 @@
+"""``refrain compress validate``: the upstream's answers to recorded requests, whole and compressed.
+
+Part of the composition root. Law: each request is asked three times, whole, whole again and
+compressed, in bounded time; a line that holds no request is told by file and line and passed over.
+Neither prompts nor answers are told or kept.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
+from http import HTTPStatus
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gateway.adapters.secret_setting import SecretSettingError, secret_setting
+from gateway.adapters.upstream_http import HttpUpstream
+from gateway.compressing import Compressor
+from gateway.core.answer_agreement import Told, compare
+from gateway.core.comparison import Outcome
+from gateway.core.compress.outcome import Compression
+from gateway.core.compress.validation import Asked, Tally, repeatable
+from gateway.core.conversation import last_user_text, system_text
+from gateway.core.errors import UpstreamError
+from gateway.core.outgoing import Outgoing
+from gateway.core.prefix_report import Recorded
+from gateway.core.recorded_request import RecordedError, parse_recorded
+from gateway.ports import LocalEncoder, SemanticUnavailableError, Upstream
+from gateway.scoring_service import ScoringError, scoring_service
+from policies.decide import Decision, Policy, RequestFacts
+from policies.document import policy_text
+from policies.parse import PolicyError, parse_policy
+from policies.wording import percent_text
+
+_TOLD = 10
+_AT_A_TIME = 4
+_COMPRESS_SECONDS = 30.0
+_MOST_ANSWER_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command was told."""
+
+    log: Path
+    policy: Path
+    upstream: str
+    limit: int
+    most: float
+    seconds: float
+    socket: Path | None
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """The parts, and what they have found so far."""
+
+    policy: Policy
+    upstream: Upstream
+    encoder: LocalEncoder | None
+    seconds: float
+    tally: Tally
+
+    async def take(self, one: Recorded, place: str) -> None:
+        """Ask one request in its forms, if it is compressed."""
+        compressor = Compressor(self.encoder, _COMPRESS_SECONDS)
+        decision = _decision(self.policy, one)
+        sent = await compressor.compressed(one.endpoint, decision, one.body, one.raw)
+        if sent is None:
+            self.tally.undeclared += 1
+            return
+        if isinstance(sent, Compression):
+            self.tally.refused[str(sent.refused)] += 1
+            return
+        try:
+            first = await self._answer(one, one.body)
+            again = await self._answer(one, one.body)
+            shorter = await self._answer(one, sent.body)
+        except (UpstreamError, TimeoutError) as error:
+            self.tally.failed[type(error).__name__] += 1
+            return
+        except _StatusError as error:
+            self.tally.failed[str(error)] += 1
+            return
+        asked = Asked(await self._compared(first, again), await self._compared(first, shorter))
+        if self.tally.take(asked, sent.told):
+            print(f"refrain: {place}: the answer changed ({asked.compressed})", file=sys.stderr)  # noqa: T201
+
+    async def _answer(self, one: Recorded, body: dict[str, Any]) -> Any:
+        raw = orjson.dumps(repeatable(one.endpoint, body))
+        fields = (("Content-Type", "application/json"), ("Accept-Encoding", "identity"))
+        outgoing = Outgoing(one.endpoint.value, fields, raw, one.model)
+        async with asyncio.timeout(self.seconds), self.upstream.send(outgoing) as reply:
+            if reply.status != HTTPStatus.OK:
+                raise _StatusError(f"status {reply.status}")
+            read = b""
+            async for chunk in reply.chunks():
+                read += chunk
+                if len(read) > _MOST_ANSWER_BYTES:
+                    raise _StatusError("too large")
+        try:
+            return orjson.loads(read)
+        except orjson.JSONDecodeError:
+            raise _StatusError("no JSON") from None
+
+    async def _compared(self, one: Any, other: Any) -> Outcome:
+        step = await asyncio.to_thread(compare, one, other)
+        if isinstance(step, Told):
+            return step.outcome
+        try:
+            vectors = None if self.encoder is None else await self.encoder.embed(step.texts)
+        except SemanticUnavailableError:
+            vectors = None
+        return step.next(vectors).outcome
+
+
+class _StatusError(Exception):
+    """The upstream answered with something else than an answer."""
+
+
+Service = Callable[[Path | None], AbstractAsyncContextManager[LocalEncoder]]
+
+
+def validate(options: Options, service: Service = scoring_service) -> int:
+    """Run; print what came of it and return the exit code."""
+    try:
+        policy = parse_policy(
+            policy_text(options.policy.read_bytes(), str(options.policy)), str(options.policy)
+        )
+        key = secret_setting(os.environ, "UPSTREAM_API_KEY")
+    except OSError as error:
+        return _fail(f"{options.policy}: cannot be read: {error.strerror or error}", 2)
+    except (PolicyError, SecretSettingError) as error:
+        return _fail(str(error), 2)
+    try:
+        tally = asyncio.run(_validated(options, policy, key, service))
+    except OSError as error:
+        return _fail(f"{options.log}: cannot be read: {error.strerror or error}", 2)
+    except ScoringError as error:
+        return _fail(str(error), 1)
+    if tally is None:
+        return _fail(f"{options.log}: no request in it", 2)
+    passed = tally.passes(options.most)
+    if options.as_json:
+        print(orjson.dumps({**tally.plain(), "passed": passed}).decode())  # noqa: T201
+    else:
+        print("\n".join(_told(tally, options.most, passed=passed)))  # noqa: T201
+    return 0 if passed else 1
+
+
+async def _validated(
+    options: Options, policy: Policy, key: str | None, service: Service
+) -> Tally | None:
+    async with AsyncExitStack() as stack:
+        encoder = await stack.enter_async_context(service(options.socket))
+        upstream = HttpUpstream(
+            options.upstream.rstrip("/"), own_credential=key is not None, api_key=key
+        )
+        await upstream.open()
+        stack.push_async_callback(upstream.close)
+        validation = Validation(policy, upstream, encoder, options.seconds, Tally())
+        requests = islice(_requests(options.log), options.limit)
+        done = 0
+        while batch := list(islice(requests, _AT_A_TIME)):
+            async with asyncio.TaskGroup() as group:
+                for place, one in batch:
+                    group.create_task(validation.take(one, place))
+            done += len(batch)
+            _progress(f"{done:,} requests, {validation.tally.changed} answers changed")
+        _progress("")
+        return validation.tally if done else None
+
+
+def _requests(file: Path) -> Iterator[tuple[str, Recorded]]:
+    skipped = 0
+    for number, line in enumerate(_lines(file), 1):
+        if not line.strip():
+            continue
+        try:
+            yield f"{file}:{number}", parse_recorded(line)
+        except RecordedError as error:
+            skipped += 1
+            if skipped <= _TOLD:
+                print(f"refrain: {file}:{number}: {error}", file=sys.stderr)  # noqa: T201
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    if str(file) == "-":
+        yield from sys.stdin.buffer
+        return
+    with file.open("rb") as lines:
+        yield from lines
+
+
+def _decision(policy: Policy, one: Recorded) -> Decision:
+    """Return the decision of the rule that was recorded, else of what the body alone matches."""
+    for rule in policy.rules:
+        if rule.name == one.rule:
+            return rule.decision
+    facts = RequestFacts(
+        endpoint=one.endpoint.value,
+        model=one.model,
+        headers={},
+        credential_sha256=None,
+        organization=None,
+        project=None,
+        last_user_text=last_user_text(one.endpoint, one.body),
+        system_text=system_text(one.body),
+    )
+    return policy.decide(facts)
+
+
+def _told(tally: Tally, most: float, *, passed: bool) -> Iterator[str]:
+    if tally.share is None:
+        yield "no answer could be compared"
+    else:
+        yield (
+            f"{tally.changed:,} of {tally.compared:,} answers changed: {tally.share:.1%} "
+            f"(at most {percent_text(most)} may; with 95 % confidence at most {tally.bound:.1%})"
+        )
+        yield f"  {tally.unsure:,} of them for all that could be told"
+    if tally.tokens:
+        share = tally.saved / tally.tokens
+        yield f"tokens of context: {tally.tokens:,}, saved {tally.saved:,} ({share:.1%})"
+    yield f"not answered the same twice, and left out: {tally.unstable:,}"
+    yield f"without context that is compressed: {tally.undeclared:,}"
+    for name, counts in (("sent as they were", tally.refused), ("failed", tally.failed)):
+        for why, count in sorted(counts.items()):
+            yield f"{name}, {why}: {count:,}"
+    yield "passed" if passed else "not passed"
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"refrain: {message}", file=sys.stderr)  # noqa: T201
+    return code
