@@ -1,4 +1,4 @@
-"""What would be rewritten of a request that is asked about, as a diff of its bytes.
+"""What would be rewritten and added to a request that is asked about, as a diff of its bytes.
 
 Law: this is the one part of an explanation that quotes a prompt: that of the request asked about,
 to whoever sent it along.
@@ -8,24 +8,40 @@ import asyncio
 from itertools import islice
 from typing import Any
 
+from gateway.core.hints.plan import Hinted, hinted, hints_for
 from gateway.core.inquiry import Inquiry, written
 from gateway.core.rewrite.byte_diff import hunks
-from gateway.core.rewrite.plan import rewrite
-from policies.decide import PrefixSettings
+from gateway.core.rewrite.plan import Rewritten, rewrite
+from policies.decide import Decision
 
 MOST_HUNKS = 100
 
 
 async def explained_rewrite(
-    inquiry: Inquiry, body: dict[str, Any], settings: PrefixSettings
+    inquiry: Inquiry, body: dict[str, Any], decision: Decision, owner: bytes
 ) -> dict[str, Any]:
-    """Return what the rewrite plan does, a JSON object; what others shared is not known here."""
-    return await asyncio.to_thread(_explained, inquiry, body, settings)
+    """Return what the rewrite plan and the hints do, JSON objects.
+
+    What others shared is not known here. ``owner`` is what tells tenants apart.
+    """
+    return await asyncio.to_thread(_explained, inquiry, body, decision, owner)
 
 
-def _explained(inquiry: Inquiry, body: dict[str, Any], settings: PrefixSettings) -> dict[str, Any]:
+def _explained(
+    inquiry: Inquiry, body: dict[str, Any], decision: Decision, owner: bytes
+) -> dict[str, Any]:
     raw = written(inquiry)
-    result = rewrite(inquiry.endpoint, body, raw, settings)
+    result = rewrite(inquiry.endpoint, body, raw, decision.prefix)
+    told = {"rewrite": _told(raw, result)}
+    settings, rule = decision.hints, decision.rule
+    if hints_for(inquiry.endpoint, settings):
+        sent = result.raw
+        hints = hinted(inquiry.endpoint, result.body, sent, settings, rule=rule, owner=owner)
+        told["hints"] = _told(sent, hints)
+    return told
+
+
+def _told(raw: bytes, result: Rewritten | Hinted) -> dict[str, Any]:
     found = list(islice(hunks(raw, result.edits), MOST_HUNKS + 1))
     return {
         "changes": [change.value for change in result.changes],

@@ -18,7 +18,7 @@ from gateway.core.field_digests import differences, field_digests, nearest
 from gateway.core.findings import Finding, findings
 from gateway.core.ineligible_wording import POLICY, SWITCHED_OFF, WORDING
 from gateway.core.inquiry import Inquiry, InquiryError, read_inquiry, written
-from gateway.core.key import Tenant, identify
+from gateway.core.key import Tenant, document_owner, identify
 from gateway.core.lookup import Forward, Hit, Refused, start
 from gateway.core.outbound import without_salt
 from gateway.core.plan import Plan, plan_request
@@ -99,7 +99,8 @@ class Explainer:
         if most is not None and tokens > most:
             told["outcome"] = {"would": "refused", "reason": Reason.PROMPT_TOO_LONG.value}
             return told
-        told["rewrite"] = await explained_rewrite(inquiry, body, decision.prefix)
+        owner = document_owner(self.secret, tenant)
+        told |= await explained_rewrite(inquiry, body, decision, owner)
         single = [body]
         if inquiry.endpoint is Endpoint.EMBEDDINGS:  # each item is an entry of its own
             single = [item_body(body, item) for item in items_of(body)[:MOST_ITEMS]]

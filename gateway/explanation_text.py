@@ -63,6 +63,7 @@ def explanation_text(told: dict[str, Any], *, colour: bool) -> str:
         _settings(told, paint),
         _content(told, paint),
         _rewritten(told, paint),
+        _hinted(told, paint),
         _lookup(told, paint),
         _nearest(told, paint),
     ]
@@ -211,11 +212,19 @@ def _content(told: dict[str, Any], paint: _Paint) -> Iterator[str]:
 
 
 def _rewritten(told: dict[str, Any], paint: _Paint) -> Iterator[str]:
-    rewrite = told.get("rewrite")
-    if rewrite is None:
-        return
-    yield paint(_BOLD, "What would be rewritten on its way to the upstream")
-    yield paint.row("rules", ", ".join(rewrite["changes"]) or "none changes anything")
+    if "rewrite" in told:
+        yield paint(_BOLD, "What would be rewritten on its way to the upstream")
+        yield from _changed("rules", told["rewrite"], paint)
+
+
+def _hinted(told: dict[str, Any], paint: _Paint) -> Iterator[str]:
+    if "hints" in told:
+        yield paint(_BOLD, "What the upstream would then be told of its stable prefix")
+        yield from _changed("hints", told["hints"], paint)
+
+
+def _changed(what: str, rewrite: dict[str, Any], paint: _Paint) -> Iterator[str]:
+    yield paint.row(what, ", ".join(rewrite["changes"]) or "none changes anything")
     for each in rewrite["declined"]:
         yield paint.row(each["rewrite"], paint(_YELLOW, f"left as it is: {each['why']}"))
     for hunk in rewrite["diff"]:

@@ -31,6 +31,9 @@ rules:
   - name: agent
     match: {model: agent}
     prefix: {volatile: [timestamps], documents: {begin: <d>, end: </d>}}
+  - name: hinted
+    match: {model: claude-*}
+    hints: {breakpoints: system, min_tokens: 1, cache_key: on, retention: 24h}
   - name: short
     match: {model: short}
     max_prompt_tokens: 5
@@ -81,6 +84,7 @@ def test_the_rule_that_decides_and_what_each_earlier_one_lacked(explain):
         "orders": ["content.keywords", "content.regex"],
         "users": ["model"],
         "agent": ["model"],
+        "hinted": ["model"],
         "short": ["model"],
         "cool": ["model"],
         "default": [],
@@ -162,6 +166,19 @@ def test_a_diff_for_people(policy, tmp_path, capsys):
         "                    - 09:30:15",
         "                    + [timestamp-1]",
     ]
+
+
+def test_what_the_upstream_would_be_told_of_the_stable_prefix_is_told_apart(explain):
+    body = {**AGENT, "model": "claude-sonnet-4-5", "prompt_cache_key": "mine"}
+    told = explain(body)
+    assert told["rewrite"]["changes"] == []
+    assert told["hints"]["changes"] == ["breakpoints", "retention"]
+    assert [each["came"] for each in told["hints"]["diff"]] == [
+        '[{"type":"text","text":',
+        ',"cache_control":{"type":"ephemeral"}}]',
+        ',"prompt_cache_retention":"24h"',
+    ]
+    assert "hints" not in explain(AGENT)
 
 
 def test_personal_data_is_named_by_kind_and_place_and_never_quoted(explain):

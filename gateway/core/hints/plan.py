@@ -30,6 +30,8 @@ class Hinted:
     raw: bytes
     changes: tuple[Rewrite, ...] = ()
     declined: tuple[Declined, ...] = ()
+    edits: tuple[Edit, ...] = ()
+    """What was done to the bytes that came."""
 
 
 def hints_for(endpoint: Endpoint, settings: HintSettings) -> tuple[Rewrite, ...]:
@@ -85,7 +87,7 @@ def hinted(
         return Hinted(body, raw, (), tuple(declined))
     # Edits at one place stay in the order in which they were made.
     edits.sort(key=lambda edit: edit.start)
-    return Hinted(told, spliced(raw, edits), tuple(changes), tuple(declined))
+    return Hinted(told, spliced(raw, edits), tuple(changes), tuple(declined), tuple(edits))
 
 
 def _with_marks(
