@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from gateway.asked import Asked
 from gateway.compressing import Compressor
-from gateway.core.compress.outcome import Compression
+from gateway.core.compress.outcome import Compression, both
 from gateway.core.hints.plan import Hinted, hinted, hints_for
 from gateway.core.key import cache_salt, document_owner
 from gateway.core.lookup import Forward
@@ -25,6 +25,7 @@ from gateway.core.rewrite.plan import Rewritten, rewrite, rules_for
 from gateway.core.rewrite.shared_documents import SharedDocuments
 from gateway.core.types import Endpoint
 from gateway.exchange import Exchange
+from gateway.summarising import Summariser
 from policies.decide import DocumentOrder
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,10 @@ class Outbox:
     """Whether the upstream knows ``cache_salt``, so that the gateway gives it one a tenant."""
     shared: SharedDocuments = field(default_factory=SharedDocuments)
     compressor: Compressor = field(default_factory=Compressor)
+    summariser: Summariser = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "summariser", Summariser(self.secret))
 
     def salts(self, asked: Asked) -> bool:
         """Tell whether the request gets a salt."""
@@ -55,6 +60,7 @@ class Outbox:
         """Return the request as it is sent."""
         rewritten = await self._rewritten(asked)
         body, raw = rewritten.body, rewritten.raw
+        body, raw, history = self.summariser.applied(asked, body, raw)
         told = await self.compressor.compressed(asked.endpoint, asked.decision, body, raw)
         if told is not None and not isinstance(told, Compression):
             body, raw, told = told
@@ -72,7 +78,7 @@ class Outbox:
             asked.seen,
             rewritten.changes + hints.changes,
             rewritten.declined + hints.declined,
-            told,
+            both(history, told),
         )
 
     async def _rewritten(self, asked: Asked) -> Rewritten:

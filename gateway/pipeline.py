@@ -142,6 +142,7 @@ class Pipeline:
 
     async def close(self) -> None:
         """End the calls that are under way."""
+        await self.outbox.summariser.close()
         await self.forwarder.close()
         if self.local is not None:
             await self.local.forwarder.close()

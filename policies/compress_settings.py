@@ -7,17 +7,36 @@ from dataclasses import replace
 from typing import Annotated, Any, Self
 
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
 
 from policies.decide import CompressSettings, DocumentSettings, Protected
-from policies.fields import OnOff, Percent, one_of
+from policies.fields import OnOff, Percent, one_of, whole_number
 from policies.mappings import FilledSpec
 from policies.prefix_settings import Marker
-from policies.shapes import AnyNumber, Described, expected, or_on_off
+from policies.shapes import OFF, AnyNumber, Described, expected, is_off, or_on_off
+
+MOST_TURNS = 1000
 
 Kind = Annotated[
     str,
     PlainValidator(one_of([*Protected])),
     WithJsonSchema({"enum": [kind.value for kind in Protected]}),
+]
+
+
+def _turns(value: object) -> int:
+    if is_off(value):
+        return 0
+    try:
+        return whole_number(2, MOST_TURNS)(value)
+    except PydanticCustomError as error:
+        raise expected(f"{error.message()}, or off") from None
+
+
+Turns = Annotated[
+    int,
+    PlainValidator(_turns),
+    WithJsonSchema({"anyOf": [OFF, {"type": "integer", "minimum": 2, "maximum": MOST_TURNS}]}),
 ]
 
 
@@ -92,6 +111,14 @@ class CompressSpec(FilledSpec):
         ),
         examples=[["numbers", "negation", "ids"]],
     )
+    history: Turns | None = Field(
+        default=None,
+        description=(
+            "Of longer conversations, all but the latest so many user turns (and up to as many "
+            "more) are summed up by the upstream. Unset: likewise, and off."
+        ),
+        examples=[8, "off"],
+    )
     min_gain: Percent | None = Field(
         default=None,
         description=(
@@ -124,6 +151,7 @@ def compress_settings(spec: CompressSpec, inherited: CompressSettings) -> Compre
         "duplicates": spec.duplicates,
         "keep": spec.keep,
         "protect": None if spec.protect is None else frozenset(map(Protected, spec.protect)),
+        "history": spec.history,
         "min_gain": spec.min_gain,
     }
     settings = replace(
@@ -151,5 +179,6 @@ def compress_words(settings: CompressSettings) -> Any:
         "duplicates": "on" if settings.duplicates else "off",
         "keep": f"{settings.keep * 100:g}%",
         "protect": [kind.value for kind in Protected if kind in settings.protect],
+        "history": settings.history or "off",
         "min_gain": f"{settings.min_gain * 100:g}%",
     }

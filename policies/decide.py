@@ -122,6 +122,8 @@ class CompressSettings:
     keep: float = 1.0
     """Share of a question's context, 0 to 1, down to which passages go that it does not need."""
     protect: frozenset[Protected] = frozenset(Protected)
+    history: int = 0
+    """User turns that stay of a long conversation, the earlier ones being summed up; 0: all."""
     min_gain: float = 0.05
     """Share of a question's context that must be saved, or all of it is sent as it was."""
 

@@ -11,13 +11,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from gateway.core.access import CREDENTIALS
-from gateway.core.headers import Fields, without
+from gateway.core.headers import Fields, request_fields, without
 from policies.decide import Priority
 
 PRIORITY = "X-Refrain-Priority"
 SALT = "cache_salt"
 
 _OF_AN_ACCOUNT = ("x-goog-api-key", "cookie", "openai-organization", "openai-project")
+
+_NOT_OURS = ("accept-encoding", "content-encoding", "content-type", "cache-control")
+_OF_A_TRACE = ("traceparent", "tracestate")
 
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -27,6 +30,13 @@ def with_priority(fields: Iterable[tuple[str, str]], priority: Priority) -> Fiel
     """Return the headers with the policy's priority in place of what the client sent."""
     kept = without(fields, PRIORITY.lower())
     return kept if priority is Priority.NORMAL else (*kept, (PRIORITY, priority.value))
+
+
+def own_fields(fields: Iterable[tuple[str, str]]) -> Fields:
+    """Return the headers of a call of ours, in JSON, in the name of who sent these."""
+    kept = without(request_fields(fields), *_NOT_OURS, *_OF_A_TRACE)
+    ours = (("Content-Type", "application/json"), ("Accept-Encoding", "identity"))
+    return with_priority((*kept, *ours), Priority.LOW)
 
 
 def with_key(fields: Iterable[tuple[str, str]], api_key: str | None) -> Fields:

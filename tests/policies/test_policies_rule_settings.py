@@ -93,6 +93,8 @@ SET = [
     ("prefix: off", {"prefix": PrefixSettings(SchemaKeys.OFF)}),
     ("compress: on", {"compress": CompressSettings(enabled=True)}),
     ("compress: off", {"compress": CompressSettings()}),
+    ("compress: {history: 8}", {"compress": CompressSettings(enabled=True, history=8)}),
+    ("compress: {history: off}", {"compress": CompressSettings(enabled=True)}),
     (
         "compress: {documents: {begin: <d>, end: </d>}, keep: 50%, protect: ids}",
         {
@@ -340,6 +342,7 @@ def test_every_field_of_a_decision_can_be_set():
         ("fallback_model: 4", "fallback_model: expected the name of a model, without white space"),
         ("compress: {}", "compress: expected at least one of the keys enabled, documents"),
         ("compress: {keep: all}", "compress.keep: expected a percentage from 0% to 100%"),
+        ("compress: {history: 1}", "compress.history: expected a whole number from 2 to 1000, or"),
         ("compress: {protect: names}", "compress.protect: expected numbers, negation or ids"),
         ("compress: {documents: {begin: a}}", "compress.documents: expected the keys begin and"),
         (

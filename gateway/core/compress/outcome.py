@@ -13,6 +13,7 @@ COMPRESS = "X-Refrain-Compress"
 class Step(StrEnum):
     """One way to say the same in fewer tokens, in the order in which they are taken."""
 
+    SUMMARY = "summary"
     MINIFIED = "minified"
     DUPLICATES = "duplicates"
     UNRELATED = "unrelated"
@@ -28,6 +29,10 @@ class Refusal(StrEnum):
     TOO_LARGE = "too-large"
     TOO_MANY = "too-many"
     UNREADABLE = "unreadable"
+    SUMMARY_PENDING = "summary-pending"
+    SUMMARY_FACTS = "summary-facts"
+    SUMMARY_LONG = "summary-long"
+    SUMMARY_FAILED = "summary-failed"
     NO_ENCODER = "no-encoder"
     TIMEOUT = "timeout"
     FAULT = "fault"
@@ -53,6 +58,19 @@ class Compression:
 
     def __str__(self) -> str:
         """Return the value of the header ``COMPRESS``."""
-        if self.refused is not None:
-            return f"none; declined={self.refused}"
-        return f"{', '.join(self.steps)}; tokens={self.tokens}; saved={self.saved}"
+        told = ", ".join(self.steps) or "none"
+        if self.steps:
+            told += f"; tokens={self.tokens}; saved={self.saved}"
+        return told if self.refused is None else f"{told}; declined={self.refused}"
+
+
+def both(one: Compression | None, other: Compression | None) -> Compression | None:
+    """Return what became of two parts of a request; of two reasons the first is told."""
+    if one is None or other is None:
+        return one or other
+    return Compression(
+        one.steps + other.steps,
+        one.tokens + other.tokens,
+        one.saved + other.saved,
+        one.refused or other.refused,
+    )

@@ -1,0 +1,165 @@
+"""Summaries of long conversations, written by the upstream behind every request's back.
+
+Law: no request ever waits for one: what is known is used, what is not is begun, and the request
+goes on as it was. One call at most is made for the same turns, a few at a time, in bounded time,
+with the credential of the request that needs it; its summary serves that tenant only.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+
+from gateway.asked import Asked
+from gateway.core.compress.history import (
+    Cut,
+    cut_of,
+    is_short,
+    keeps_facts,
+    request_for,
+    tokens_of,
+    with_summary,
+)
+from gateway.core.compress.outcome import Compression, Refusal, Step
+from gateway.core.compress.summaries import Summaries
+from gateway.core.errors import UpstreamError
+from gateway.core.key import document_owner
+from gateway.core.outbound import own_fields
+from gateway.core.outgoing import Outgoing
+from gateway.ports import Upstream
+from policies.freshness import parse_directives
+
+log = logging.getLogger(__name__)
+
+SECONDS = 120.0
+MOST_AT_A_TIME = 4
+_MOST_BYTES = 256 * 2**10
+_PATH = "/v1/chat/completions"
+_DIGEST_BYTES = 16
+
+
+@dataclass(slots=True)
+class Summariser:
+    """Puts summaries in the place of earlier turns, and has them written."""
+
+    secret: bytes = field(repr=False)
+    summaries: Summaries = field(default_factory=Summaries)
+    _tasks: dict[bytes, asyncio.Task[None]] = field(default_factory=dict)
+
+    def applied(
+        self, asked: Asked, body: dict[str, Any], raw: bytes
+    ) -> tuple[dict[str, Any], bytes, Compression | None]:
+        """Return the request with a summary, if one is known, and what became of its history."""
+        settings = asked.decision.compress
+        if not settings.enabled or not settings.history:
+            return body, raw, None
+        cut = cut_of(asked.endpoint, body, settings)
+        if cut is None:
+            return body, raw, None
+        digest = self._digest(asked, cut)
+        known = self.summaries.find(digest)
+        if known is None:
+            self._begin(asked, cut, digest)
+            return body, raw, Compression(refused=Refusal.SUMMARY_PENDING)
+        if isinstance(known, Refusal):
+            return body, raw, Compression(refused=known)
+        now, shorter = with_summary(body, raw, cut, known)
+        tokens = tokens_of(len(cut.turns))
+        return (
+            now,
+            shorter,
+            Compression((Step.SUMMARY,), tokens, tokens - tokens_of(len(known.encode()))),
+        )
+
+    async def idle(self) -> None:
+        """Wait until the summaries that are being written are written."""
+        while self._tasks:
+            await asyncio.wait(list(self._tasks.values()))
+
+    async def close(self) -> None:
+        """Give up what is being written."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    def _digest(self, asked: Asked, cut: Cut) -> bytes:
+        owner = document_owner(self.secret, asked.tenant)
+        model = str(asked.body.get("model")).encode("utf-8", "surrogatepass")
+        digest = blake2b(len(model).to_bytes(4, "big"), digest_size=_DIGEST_BYTES, key=owner)
+        digest.update(model)
+        digest.update(cut.turns)
+        return digest.digest()
+
+    def _begin(self, asked: Asked, cut: Cut, digest: bytes) -> None:
+        stored = not parse_directives(asked.inbound.headers.get("cache-control")).no_store
+        if digest in self._tasks or len(self._tasks) >= MOST_AT_A_TIME or not stored:
+            return
+        work = self._write(
+            asked.forwarder.upstream,
+            str(asked.body.get("model")),
+            tuple(asked.inbound.fields),
+            cut,
+            digest,
+        )
+        task = asyncio.create_task(work)
+        self._tasks[digest] = task
+        task.add_done_callback(lambda _: self._tasks.pop(digest, None))
+
+    async def _write(
+        self,
+        upstream: Upstream,
+        model: str,
+        fields: Iterable[tuple[str, str]],
+        cut: Cut,
+        digest: bytes,
+    ) -> None:
+        try:
+            async with asyncio.timeout(SECONDS):
+                summary = await _asked(upstream, model, fields, cut)
+                kept = await asyncio.to_thread(keeps_facts, cut, summary)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is no request's
+            expected = isinstance(error, UpstreamError | TimeoutError | _NoSummaryError)
+            log.log(
+                logging.INFO if expected else logging.WARNING,
+                "a summary was not written (%s)",
+                type(error).__name__,
+            )
+            self.summaries.note(digest, Refusal.SUMMARY_FAILED)
+            return
+        if not is_short(cut, summary):
+            self.summaries.note(digest, Refusal.SUMMARY_LONG)
+        elif not kept:
+            self.summaries.note(digest, Refusal.SUMMARY_FACTS)
+        else:
+            self.summaries.note(digest, summary)
+
+
+class _NoSummaryError(Exception):
+    """The upstream answered with something else."""
+
+
+async def _asked(
+    upstream: Upstream, model: str, fields: Iterable[tuple[str, str]], cut: Cut
+) -> str:
+    outgoing = Outgoing(_PATH, own_fields(fields), request_for(cut, model), model)
+    async with upstream.send(outgoing) as reply:
+        if reply.status != HTTPStatus.OK:
+            raise _NoSummaryError
+        read = b""
+        async for chunk in reply.chunks():
+            read += chunk
+            if len(read) > _MOST_BYTES:
+                raise _NoSummaryError
+    match orjson.loads(read):
+        case {"choices": [{"message": {"content": str(content)}, "finish_reason": "stop"}]}:
+            return content.strip()
+    raise _NoSummaryError
