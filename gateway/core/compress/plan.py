@@ -19,7 +19,7 @@ from gateway.core.compress.outcome import Compression, Refusal, RefusedError, St
 from gateway.core.compress.readable import readable
 from gateway.core.compress.relevance import question_of, related
 from gateway.core.prompt_size import BYTES_A_TOKEN
-from gateway.core.rewrite.splice import Edit, Places, printed, replaced, spliced
+from gateway.core.rewrite.splice import Edit, Places, all_replaced, printed, spliced
 from gateway.core.rewrite.texts import Path
 from gateway.core.types import Endpoint
 from policies.decide import CompressSettings
@@ -158,7 +158,7 @@ def _sent(
     for draft in drafts:
         by_path.setdefault(draft.block.path, []).append(draft)
     places = Places(raw, body)
-    edits, now = [], body
+    edits, texts = [], []
     for path, changed in by_path.items():
         came = _at(body, path)
         pieces: list[str] = []
@@ -169,8 +169,8 @@ def _sent(
         text = "".join((*pieces, came[at:]))
         if text != came:
             edits.append(Edit(*places.of(path), _printed(text)))
-            now = replaced(now, path, text)
-    return now, spliced(raw, sorted(edits))
+            texts.append((path, text))
+    return all_replaced(body, texts), spliced(raw, sorted(edits))
 
 
 def _printed(text: str) -> bytes:

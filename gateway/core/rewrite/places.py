@@ -34,7 +34,7 @@ def member(raw: bytes, within: Span, holder: dict[str, Any], name: str) -> Span:
     start = _after_key(raw, within, name)
     if start is None:
         return _walk_to(raw, within, name)
-    return start, end_of(raw, start, holder[name])
+    return start, _end_of(raw, (start, within[1]), holder[name])
 
 
 def start_of(raw: bytes, within: Span, name: str) -> int:
@@ -96,16 +96,6 @@ def elements(raw: bytes, start: int, values: Sequence[Any]) -> list[Span]:
     return found
 
 
-def end_of(raw: bytes, start: int, value: Any) -> int:
-    """Return where the value that begins at ``start`` ends."""
-    printed = _printed(value)
-    if printed is not None and raw.startswith(printed, start):
-        return start + len(printed)
-    text = raw[start:].decode()
-    _, end = _DECODER.raw_decode(text)
-    return start + (end if text.isascii() else len(text[:end].encode()))
-
-
 def after_space(raw: bytes, at: int) -> int:
     """Return the place of the next byte that is no white space."""
     match = _SPACE.match(raw, at)
@@ -119,6 +109,17 @@ def next_element(raw: bytes, at: int) -> int:
     if raw[at] != _COMMA:
         return at
     return after_space(raw, at + 1)
+
+
+def _end_of(raw: bytes, within: Span, value: Any) -> int:
+    """Return where the value that begins ``within`` the bytes ends, which is within them, too."""
+    start, last = within
+    printed = _printed(value)
+    if printed is not None and raw.startswith(printed, start):
+        return start + len(printed)
+    text = raw[start:last].decode()
+    _, end = _DECODER.raw_decode(text)
+    return start + (end if text.isascii() else len(text[:end].encode()))
 
 
 def _printed(value: Any) -> bytes | None:

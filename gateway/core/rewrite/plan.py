@@ -11,7 +11,7 @@ from typing import Any
 from gateway.core.rewrite import prose, tools
 from gateway.core.rewrite.documents import NOTHING_KNOWN, Memory
 from gateway.core.rewrite.outcome import Declined, DeclinedError, Rewrite, WhyNot
-from gateway.core.rewrite.splice import Edit, Places, printed, replaced, spliced
+from gateway.core.rewrite.splice import Edit, Places, all_replaced, printed, spliced
 from gateway.core.rewrite.texts import Conversation, conversation
 from gateway.core.types import Endpoint
 from policies.decide import PrefixSettings, SchemaKeys
@@ -132,8 +132,7 @@ def _rewrite_texts(
     draft.changes += result.changes
     draft.declined += result.declined
     draft.digests = result.digests
-    for text in result.texts:
-        draft.body = replaced(draft.body, text.path, text.text)
+    draft.body = all_replaced(draft.body, result.texts)
     if result.block is not None:
         _put_block(draft, given, result.block, places)
 

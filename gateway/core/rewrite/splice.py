@@ -1,6 +1,6 @@
 """Edits of a JSON text in bytes: all that is not edited stays as it came."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -55,14 +55,26 @@ class Places:
         return span
 
 
-def replaced(value: Any, path: Path, new: Any) -> Any:
-    """Return a copy of a value in which ``new`` stands at the path; what is not on it is shared."""
-    if not path:
-        return new
-    step, *rest = path
-    copy = value.copy()
-    copy[step] = replaced(value[step], tuple(rest), new)
-    return copy
+def replaced(body: dict[str, Any], path: Path, new: Any) -> dict[str, Any]:
+    """Return a copy of a body in which ``new`` stands at the path; what is not on it is shared."""
+    return all_replaced(body, ((path, new),))
+
+
+def all_replaced(body: dict[str, Any], values: Iterable[tuple[Path, Any]]) -> dict[str, Any]:
+    """Return a copy of a body in which these values stand at their paths.
+
+    What holds several of them is copied once: a request may have 100,000 turns.
+    """
+    copies: dict[Path, Any] = {(): body.copy()}
+    for path, new in values:
+        for depth, step in enumerate(path[:-1]):
+            inner = path[: depth + 1]
+            if inner not in copies:
+                holder = copies[path[:depth]]
+                holder[step] = copies[inner] = holder[step].copy()
+        copies[path[:-1]][path[-1]] = new
+    changed: dict[str, Any] = copies[()]
+    return changed
 
 
 def printed(value: Any) -> bytes:
