@@ -6,6 +6,8 @@ then compiling it again here is cheaper than passing it on, or what came of it.
 """
 
 import contextlib
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +23,8 @@ from backend.runtime.wire import frame
 MODULE = "backend.runtime.grammar_process"
 
 _REAP_SECONDS = 0.1
+_SEND_SECONDS = 30.0
+"""A process that takes nothing for so long is given up."""
 
 
 class NoTrialsError(Exception):
@@ -80,7 +84,9 @@ class ProcessTrials:
         with theirs:
             try:
                 process = self._send(theirs, job.grammar)
+                ours.settimeout(_SEND_SECONDS)
                 ours.sendall(frame(job))
+                ours.settimeout(None)
             except OSError as error:
                 ours.close()
                 raise NoTrialsError(str(error)) from error
@@ -115,7 +121,13 @@ class ProcessTrials:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-        ours.sendall(frame((vocabulary, self._most_bytes)))
+        try:
+            ours.settimeout(_SEND_SECONDS)
+            ours.sendall(frame((vocabulary, self._most_bytes)))
+        except OSError:
+            ours.close()
+            _kill(process)
+            raise
         return process, ours
 
     def _end(self) -> None:
@@ -124,8 +136,15 @@ class ProcessTrials:
         if sock is not None:
             sock.close()
         if process is not None:
-            process.kill()
-            process.wait()
+            _kill(process)
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """End a process and the children it has forked, which are of its session."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 class _ProcessTrial:

@@ -1,6 +1,7 @@
 """Who is compiled when, and what becomes of grammars that take too much."""
 
 import threading
+from concurrent.futures import Future
 
 import pytest
 from grammar_walks import BYTES, END, HeldTrials, NoTrials, Walks, next_tokens
@@ -228,6 +229,24 @@ def test_children_end_with_their_time_or_when_nobody_waits(trials):
     trial.cancel()
     assert trial.result() is None
     assert trials.begin(job(regex("a"))).result() == Tried(None)
+
+
+def test_closing_ends_what_is_being_tried():
+    trials = ProcessTrials(lambda: BYTES, 2**26)
+    trial = trials.begin(job(ENDLESS, seconds=600.0))
+    assert trials.begin(job(regex("a"))).result() == Tried(None)
+    outcome = Future()
+
+    def wait():
+        try:
+            outcome.set_result(trial.result())
+        except NoTrialsError as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=wait, daemon=True).start()
+    trials.close()
+    with pytest.raises(NoTrialsError):
+        outcome.result(60)
 
 
 @pytest.mark.parametrize(
