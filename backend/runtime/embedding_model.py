@@ -32,6 +32,7 @@ class EmbeddingModel:
         self.shape = shape
         self.on_cuda = model.device.type == "cuda"
         self._model = model
+        self._num_threads = torch.get_num_threads()
         tokenizer = model.tokenizer
         self._pad_id: int = tokenizer.pad_token_id or 0
         self._pads_left = tokenizer.padding_side == "left"
@@ -43,6 +44,8 @@ class EmbeddingModel:
 
         Every input has tokens, and they fit the context.
         """
+        # A thread begins with what torch was last told, by whichever engine of this process.
+        torch.set_num_threads(self._num_threads)
         features = self._features(batch)
         output = self._model({name: value.to(self._model.device) for name, value in features})
         rows: Tensor = output["sentence_embedding"][:, : self.shape.dimensions].float()

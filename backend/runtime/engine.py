@@ -9,6 +9,8 @@ import queue
 import threading
 from collections.abc import Callable
 
+import torch
+
 from backend.runtime.engine_client import EngineClient, TextSource
 from backend.runtime.engine_core import EngineCore
 from backend.runtime.engine_loop import EngineLoop
@@ -37,6 +39,7 @@ class Engine(EngineClient):
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.receive(Report(stats=core.stats()))
         self._warm = False
+        self._num_threads = torch.get_num_threads()
 
     @property
     def ready(self) -> bool:
@@ -68,6 +71,8 @@ class Engine(EngineClient):
 
     def _run(self) -> None:
         reason = "the engine is shutting down"
+        # A thread begins with what torch was last told, by whichever engine of this process.
+        torch.set_num_threads(self._num_threads)
         try:
             self._core.warm_up()
             self._warm = True

@@ -14,6 +14,7 @@ Laws:
 import contextlib
 import logging
 import os
+import sys
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -152,8 +153,9 @@ class GrammarCompiler:
             # Before the priority is lowered, which the process would inherit while it loads.
             self._trials.start()
             self._library.load()
-        with contextlib.suppress(OSError, AttributeError):  # where threads have no priority
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        if sys.platform == "linux":  # elsewhere a thread's number may be another process's
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         while True:
             with self._turn:
                 while (pending := lane.take()) is None:

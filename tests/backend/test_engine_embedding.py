@@ -2,11 +2,15 @@
 
 import asyncio
 import struct
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from backend.models.errors import ModelLoadError
-from backend.ports import EngineError, QueueFullError
+from backend.models.threads import ThreadsWorth
+from backend.ports import EmbeddingShape, EngineError, QueueFullError
 from backend.runtime.embedding_engine import EmbeddingEngine
 
 pytest_plugins = ["running_backend", "running_embedder"]
@@ -218,3 +222,28 @@ def test_the_default_prompt_goes_before_texts(minilm, tmp_path):
     _, plain = load(minilm)
     made = prompted.encode("hello", add_special_tokens=True)
     assert made == plain.encode("query: hello", add_special_tokens=True)
+
+
+class FewThreads:
+    """As much of a SentenceTransformer as is asked of it; says how many threads it has."""
+
+    device = torch.device("cpu")
+    tokenizer = SimpleNamespace(pad_token_id=0, padding_side="right")
+    similarity_fn_name = "dot"
+
+    def __call__(self, features):
+        return {"sentence_embedding": torch.full((1, 2), float(torch.get_num_threads()))}
+
+
+def test_a_thread_that_begins_while_another_engine_takes_few_has_its_own():
+    from backend.runtime.embedding_model import EmbeddingModel
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        model = EmbeddingModel(FewThreads(), EmbeddingShape(max_tokens=8, dimensions=2))
+        with ThreadPoolExecutor(1) as other, ThreadsWorth(1):
+            vectors = other.submit(model.embed, [[1]]).result(60)
+    finally:
+        torch.set_num_threads(before)
+    assert unpacked(vectors) == [(2.0, 2.0)]
