@@ -66,6 +66,8 @@ class Exchange:
     not_rewritten: tuple[Declined, ...] = ()
     compression: Compression | None = None
     """What became of its declared context, if any."""
+    without_hints: "Exchange | None" = None
+    """The same as it is sent to who refuses hints, where there are any."""
 
     @property
     def plan(self) -> Plan | None:

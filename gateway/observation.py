@@ -6,6 +6,7 @@ from typing import Any
 
 from gateway.core.compress.outcome import Compression
 from gateway.core.outgoing import Served
+from gateway.core.prompt_usage import PromptUsage
 from gateway.core.rewrite.outcome import Declined, Rewrite
 from gateway.core.status import ForwardStatus
 from gateway.core.types import Entry, Ineligible, Reason
@@ -79,6 +80,12 @@ class Observation:
         """Note which upstream answered, where there are several."""
         if served is not None and served.several:
             self.upstream, self.tried = served.upstream, served.tried
+
+    def note_usage(self, said: PromptUsage) -> None:
+        """Note what the upstream said of the call's tokens."""
+        if said.prompt is not None and said.completion is not None:
+            self.prompt_tokens, self.completion_tokens = said.prompt, said.completion
+        self.cached_tokens, self.written_tokens = said.cached, said.written
 
     def of_background(self, outcome: str) -> "Observation":
         """Return the observation of a call of ours that this request gives rise to."""

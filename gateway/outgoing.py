@@ -64,22 +64,22 @@ class Outbox:
         told = await self.compressor.compressed(asked.endpoint, asked.decision, body, raw)
         if told is not None and not isinstance(told, Compression):
             body, raw, told = told
-        hints = await self._hinted(asked, body, raw)
-        body, raw = hints.body, hints.raw
         if self.salts(asked):
             body, raw = with_salt(body, raw, cache_salt(self.secret, asked.tenant))
+        hints = await self._hinted(asked, body, raw)
         fields = with_priority(asked.inbound.fields, asked.decision.priority)
-        return Exchange(
+        plain = Exchange(
             asked.endpoint,
             replace(asked.inbound, raw=raw, fields=fields),
             body,
             state,
             asked.active.scanner,
             asked.seen,
-            rewritten.changes + hints.changes,
+            rewritten.changes,
             rewritten.declined + hints.declined,
             both(history, told),
         )
+        return _with_hints(plain, hints) if hints.changes else plain
 
     async def _rewritten(self, asked: Asked) -> Rewritten:
         body, raw, settings = asked.body, asked.inbound.raw, asked.decision.prefix
@@ -114,6 +114,17 @@ class Outbox:
         if documents is None or documents.order is not DocumentOrder.SHARED:
             return NOTHING_KNOWN
         return Memory(document_owner(self.secret, asked.tenant), self.shared.ranks)
+
+
+def _with_hints(plain: Exchange, hints: Hinted) -> Exchange:
+    refused = tuple(Declined(hint, WhyNot.REFUSED) for hint in hints.changes)
+    return replace(
+        plain,
+        inbound=replace(plain.inbound, raw=hints.raw),
+        body=hints.body,
+        rewrites=plain.rewrites + hints.changes,
+        without_hints=replace(plain, not_rewritten=plain.not_rewritten + refused),
+    )
 
 
 T = TypeVar("T")

@@ -6,8 +6,9 @@ which waits until the entry can be hit.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
 from http import HTTPStatus
 from typing import Any
 
@@ -18,6 +19,7 @@ from gateway.checking import Checks
 from gateway.core import sse
 from gateway.core.errors import UpstreamError
 from gateway.core.headers import end_to_end, request_fields, without
+from gateway.core.hints.taken import HintsTaken
 from gateway.core.outgoing import Outgoing, with_upstream
 from gateway.core.prefix_blocks import PromptChains
 from gateway.core.prompt_usage import prompt_usage
@@ -28,6 +30,7 @@ from gateway.exchange import Exchange
 from gateway.live_answer import Head, LiveAnswer
 from gateway.observation import Observation
 from gateway.ports import Upstream, UpstreamReply
+from gateway.reply_pieces import joined, pass_on, read
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +43,13 @@ _OURS = ("accept-encoding", "content-encoding")
 
 Answered = Callable[[Endpoint, dict[str, Any], Mapping[str, str]], None]
 """Is told of each request that was answered: its body as sent, the headers that came."""
+
+
+class Refused(Enum):
+    """What the gateway has added and the upstream does not take."""
+
+    USAGE = auto()
+    HINTS = auto()
 
 
 @dataclass(slots=True)
@@ -57,6 +67,7 @@ class Caller:
     chains: PromptChains | None = None
     answered: Answered | None = None
     asks_for_usage: bool = True
+    hints: HintsTaken = field(default_factory=HintsTaken)
 
     async def call(self, exchange: Exchange, answer: LiveAnswer) -> None:
         """Make the call and write all that comes of it into ``answer``, its end always.
@@ -74,14 +85,32 @@ class Caller:
             answer.close()
 
     async def _call(self, exchange: Exchange, answer: LiveAnswer) -> None:
+        model, plain = exchange.body.get("model") or "", exchange.without_hints
+        if plain is None:
+            await self._asked(exchange, answer)
+            return
+        if not self.hints.refused_by(model):
+            if await self._asked(exchange, answer) is not Refused.HINTS:
+                return
+            log.info("%s refused a request with hints: asked without", self.upstream.name)
+        answer.leader = plain
+        plain.note_rewrites()
+        await self._asked(plain, answer)
+        if answer.head is not None and answer.head.status < HTTPStatus.BAD_REQUEST:
+            self.hints.note(model, taken=False)
+
+    async def _asked(self, exchange: Exchange, answer: LiveAnswer) -> "Refused | None":
+        """Make the call, with usage asked for where the upstream takes that."""
         as_asked = exchange.inbound.raw
         raw, added = as_asked, False
         if exchange.endpoint is not Endpoint.RESPONSES:  # whose streams end in it anyway
             raw, added = ask_for_usage(exchange.body, as_asked)
         if not (added and self.asks_for_usage):
-            await self._attempt(exchange, answer, as_asked, usage=exchange.wants_usage)
-        elif not await self._attempt(exchange, answer, raw, usage=True, added=True):
-            await self._attempt(exchange, answer, as_asked, usage=False, refused=True)
+            return await self._attempt(exchange, answer, as_asked, usage=exchange.wants_usage)
+        refused = await self._attempt(exchange, answer, raw, usage=True, added=True)
+        if refused is Refused.USAGE:
+            return await self._attempt(exchange, answer, as_asked, usage=False, refused=True)
+        return refused
 
     async def _attempt(
         self,
@@ -92,8 +121,8 @@ class Caller:
         usage: bool,
         added: bool = False,
         refused: bool = False,
-    ) -> bool:
-        """Make one call; return False where the upstream refused to be asked for usage.
+    ) -> "Refused | None":
+        """Make one call; return what the upstream refused of what the gateway has added, if it did.
 
         ``added`` says that only the gateway asks for it, ``refused`` that it was refused before.
         """
@@ -118,22 +147,32 @@ class Caller:
             fields = with_upstream(end_to_end(upstream.headers), upstream.served)
             if upstream.content_type == "text/event-stream":
                 answer.open(Head(upstream.status, fields, events=True, usage=usage))
+                self._note_hints(exchange, upstream.status)
                 await self._relay(upstream, exchange, answer)
-                return True
+                return None
             chunks = upstream.chunks()
-            whole = await _read(chunks, self.max_answer_bytes)
+            whole = await read(chunks, self.max_answer_bytes)
             if len(whole) > self.max_answer_bytes:
                 if exchange.plan is not None:
                     _decline(Reason.TOO_LARGE, answer)
-                await _pass_on(Head(upstream.status, fields), whole, chunks, answer)
-                return True
+                await pass_on(Head(upstream.status, fields), whole, chunks, answer)
+                return None
             if added and _refuses_usage(upstream.status, whole, exchange):
-                return False
+                return Refused.USAGE
+            if exchange.without_hints is not None and self.hints.may_be_why(
+                model, upstream.status, whole
+            ):
+                return Refused.HINTS
         answer.complete = True
         await self._store_plain(upstream, whole, exchange, answer)
         answer.open(Head(upstream.status, fields, whole))
         answer.land(seen.clock())
-        return True
+        self._note_hints(exchange, upstream.status)
+        return None
+
+    def _note_hints(self, exchange: Exchange, status: int) -> None:
+        if exchange.without_hints is not None and status == HTTPStatus.OK:
+            self.hints.note(exchange.body.get("model") or "", taken=True)
 
     async def _relay(self, upstream: UpstreamReply, exchange: Exchange, answer: LiveAnswer) -> None:
         """Pass events on as they end, until the upstream's stream does."""
@@ -172,12 +211,12 @@ class Caller:
             was_done = answered.done
             piece = answered.pass_on(event)
             if answered.done and not was_done:
-                await answer.add(*_joined(pieces))
+                await answer.add(*joined(pieces))
                 pieces.clear()
                 answer.complete = True
                 await self._store_streamed(answered, exchange, answer)
             pieces.append(piece)
-        await answer.add(*_joined(pieces))
+        await answer.add(*joined(pieces))
         if answered.done and not answered.failed:
             answer.land(exchange.seen.clock())
 
@@ -228,36 +267,6 @@ class Caller:
             payer.stored = True
 
 
-async def _pass_on(
-    head: Head, first: bytes, chunks: AsyncIterator[bytes], answer: LiveAnswer
-) -> None:
-    """Pass a plain answer on that is too large to be held."""
-    answer.open(head)
-    await answer.add(first, first)
-    async for chunk in chunks:
-        await answer.add(chunk, chunk)
-
-
-async def _read(chunks: AsyncIterator[bytes], limit: int) -> bytes:
-    """Read to the end, or until more than ``limit`` bytes have come."""
-    parts = []
-    size = 0
-    async for chunk in chunks:
-        parts.append(chunk)
-        size += len(chunk)
-        if size > limit:
-            break
-    return b"".join(parts)
-
-
-def _joined(pieces: list[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
-    """Join pieces in both their forms; one object where the forms are the same."""
-    full = b"".join([full for full, _ in pieces])
-    if all(bare is full for full, bare in pieces):
-        return full, full
-    return full, b"".join([bare for _, bare in pieces])
-
-
 def _refuses_usage(status: int, whole: bytes, exchange: Exchange) -> bool:
     return (
         status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
@@ -277,12 +286,8 @@ def _decline(reason: Reason, answer: LiveAnswer) -> None:
 
 
 def _note_usage(payer: Observation | None, usage: Any) -> None:
-    if payer is None:
-        return
-    said = prompt_usage(usage)
-    if said.prompt is not None and said.completion is not None:
-        payer.prompt_tokens, payer.completion_tokens = said.prompt, said.completion
-    payer.cached_tokens, payer.written_tokens = said.cached, said.written
+    if payer is not None:
+        payer.note_usage(prompt_usage(usage))
 
 
 def _note_cached(upstream: UpstreamReply, usage: Any) -> None:

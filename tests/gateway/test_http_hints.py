@@ -4,12 +4,14 @@ import logging
 from itertools import pairwise
 from typing import Any
 
+import orjson
 import pytest
+from aiohttp import web
 from caching_provider import CachingProvider
 
 from gateway.core.prefix_share import ENOUGH
 from running_gateway import Asked, RunningGateway, StartGateway
-from scripted_upstream import ScriptedUpstream
+from scripted_upstream import Answer, ScriptedUpstream
 
 LONG = "You are careful. " * 400
 CLAUDE = "claude-sonnet-4-5"
@@ -121,6 +123,47 @@ async def test_the_cache_key_is_that_of_the_request_without_hints(
         gateway = await ruled(start_gateway, tmp_path, hints)  # on the same store
         assert (await ask(gateway, "One?")).cache.startswith(f"refrain; {outcome}")
     assert upstream.calls == 1
+
+
+def refusing(word: str, plain: Answer) -> Answer:
+    async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if word in orjson.dumps(body).decode():
+            error = {"message": f"Unrecognized request argument: {word}", "type": "invalid"}
+            return web.json_response({"error": error}, status=400)
+        return await plain(request, body)
+
+    return answer
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_upstream_that_refuses_a_hint_is_asked_without_and_never_told_again(
+    start_gateway: StartGateway, upstream: ScriptedUpstream, tmp_path: Any, *, stream: bool
+):
+    upstream.answer = refusing("prompt_cache_retention", upstream.answer)
+    gateway = await ruled(start_gateway, tmp_path, "{cache_key: on, retention: 24h}")
+    for number in range(3):
+        reply = await ask(gateway, f"{number}?", stream=stream)
+        assert (reply.status, reply.text) == (200, f"You asked: {number}?")
+        told = 'none; declined="cache-key=refused, retention=refused"'
+        assert reply.headers["X-Refrain-Rewrite"] == told
+        assert reply.cache.startswith("refrain; fwd=miss")
+        assert (await ask(gateway, f"{number}?", stream=stream)).cache.startswith("refrain; hit")
+    with_key = ["prompt_cache_key" in body for body in upstream.bodies]
+    assert with_key == [True, False, False, False]
+    line = 'refrain_rewrites_declined_total{reason="refused",rewrite="cache-key",rule="default"} 3'
+    assert line in (await gateway.get("/metrics")).raw.decode()
+
+
+async def test_a_refusal_for_another_reason_is_the_clients(
+    start_gateway: StartGateway, upstream: ScriptedUpstream, tmp_path: Any
+):
+    upstream.answer = refusing("seed", upstream.answer)
+    gateway = await ruled(start_gateway, tmp_path, "{cache_key: on}")
+    for asked in (2, 1, 1):  # once it is known to take hints, they are not suspected any more
+        before = upstream.calls
+        refused = await ask(gateway, "One?", seed=1)
+        assert (refused.status, upstream.calls - before) == (400, asked)
+        assert (await ask(gateway, f"Good {before}?")).headers["X-Refrain-Rewrite"] == "cache-key"
 
 
 async def test_marks_that_never_hit_are_warned_of_once(

@@ -40,6 +40,7 @@ class WhyNot(StrEnum):
     TOO_SHORT = "too-short"
     TAKEN = "taken"
     LIFETIMES = "lifetimes"
+    REFUSED = "refused"
     TIMEOUT = "timeout"
     FAULT = "fault"
 
