@@ -65,7 +65,10 @@ class EngineClient:
     """Implements ``backend.ports.Generator`` in front of an engine that can be replaced."""
 
     def __init__(self, send: Callable[[ToEngine], None]) -> None:
-        """``send`` hands a message to the engine of the time, from any thread, and never waits."""
+        """``send`` hands a message to the engine of the time, from any thread, and never waits.
+
+        It may raise OverloadedError for a request.
+        """
         self._send = send
         self._numbers = count()
         self._lock = threading.Lock()

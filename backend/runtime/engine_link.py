@@ -16,7 +16,7 @@ from typing import cast
 
 from backend.core.watchdog import Verdict, Watchdog
 from backend.models.errors import ModelLoadError
-from backend.ports import UnavailableError
+from backend.ports import OverloadedError, UnavailableError
 from backend.runtime.messages import (
     EngineDescription,
     EngineOptions,
@@ -24,6 +24,7 @@ from backend.runtime.messages import (
     LoadFailed,
     Loading,
     Report,
+    Submit,
     ToEngine,
 )
 from backend.runtime.wire import FrameReader, frame
@@ -37,6 +38,9 @@ KILL_SECONDS = 5.0
 """From SIGKILL to the process's end, which is at once unless it hangs in the kernel."""
 TURNS = 20
 """In which a bound is counted, so a stop of this process costs a twentieth of it."""
+
+MOST_UNSENT_BYTES = 64 * 2**20
+"""Requests that an engine may leave lying before it is sent no others: it hangs, perhaps."""
 
 KILLED = signal.SIGKILL.name
 
@@ -147,7 +151,12 @@ class Link(asyncio.Protocol):
         self._write([options])
 
     def send(self, message: ToEngine) -> None:
-        """Send ``message`` with all others of this turn of the event loop."""
+        """Send ``message`` with all others of this turn of the event loop.
+
+        Raises OverloadedError for a request where too much lies before it.
+        """
+        if isinstance(message, Submit) and self._num_unsent() > MOST_UNSENT_BYTES:
+            raise OverloadedError("the engine does not take in what was sent before", 1.0)
         if not self._outgoing:
             self._loop.call_soon(self._flush)
         self._outgoing.append(message)
@@ -209,6 +218,9 @@ class Link(asyncio.Protocol):
         if code is None:
             return f"{KILLED} without effect"
         return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+
+    def _num_unsent(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def _flush(self) -> None:
         outgoing, self._outgoing = self._outgoing, []
