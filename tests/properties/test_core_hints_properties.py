@@ -130,7 +130,7 @@ def last_user(turns):
     return users[-1] if users else 0
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(BODIES, SETTINGS, STYLES)
 def test_a_request_keeps_all_it_has_and_is_told_once(given_body, how, style):
     raw = style(given_body)
@@ -148,7 +148,7 @@ def test_a_request_keeps_all_it_has_and_is_told_once(given_body, how, style):
     assert turns_of(result.body)[last:] == turns_of(body)[last:]
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(BODIES, SETTINGS, STYLES)
 def test_no_mark_is_one_that_a_provider_refuses(given_body, how, style):
     raw = style(given_body)
@@ -170,7 +170,7 @@ def test_no_mark_is_one_that_a_provider_refuses(given_body, how, style):
         assert new[0]["text"].strip()
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(BODIES, SETTINGS, CONTENT.filter(lambda content: not marks(content, "cache_control")))
 def test_the_last_user_turn_moves_no_mark(given_body, how, content):
     turns = turns_of(given_body)

@@ -77,15 +77,14 @@ def _chosen(
     turns = body.get(_TURNS[endpoint])
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise DeclinedError(WhyNot.TOO_SHORT)
-    ends = list(_ends(endpoint, body, turns, marks.field))
     leading = next(
         (index for index, turn in enumerate(turns) if turn.get("role") not in _INSTRUCTING),
         len(turns),
     )
+    looked_at = leading if settings.breakpoints is Breakpoints.SYSTEM else len(turns)
+    ends = list(_ends(endpoint, body, turns[: min(looked_at, _last_asked(turns))], marks.field))
     system = [place for index, place in ends if index < leading][::-1]
     earlier = [place for index, place in ends if index >= leading][-1:]
-    if settings.breakpoints is not Breakpoints.EARLIER:
-        earlier = []
     ordered = system[:1] + earlier + system[1:]
     long_enough = [place for place in ordered if place.tokens >= marks.least_tokens]
     if not long_enough:
@@ -96,19 +95,14 @@ def _chosen(
 def _ends(
     endpoint: Endpoint, body: dict[str, Any], turns: list[Any], field: BreakpointField
 ) -> Iterator[tuple[int, Place]]:
-    """Yield each turn before the last user turn whose end may be marked, and where that is."""
+    """Yield each of the turns whose end may be marked, by its number, and where that is."""
     tools = body.get("tools")
     size = _size_of(tools) if tools else 0
     instructions = body.get("instructions")
     if endpoint is Endpoint.RESPONSES and isinstance(instructions, str):
         size += _size_of(instructions)
-    asked = [
-        index
-        for index, turn in enumerate(turns)
-        if turn.get("role") == "user" and not is_block(turn)
-    ]
     kind = _TEXT[endpoint]
-    for index, turn in enumerate(turns[: asked[-1]] if asked else ()):
+    for index, turn in enumerate(turns):
         if is_block(turn):
             continue
         content = turn.get("content")
@@ -119,15 +113,24 @@ def _ends(
         tokens = size // BYTES_A_TOKEN
         if isinstance(content, str) and content.strip():
             yield index, Place(path, content, tokens)
-        for number, part in _last_text(content, kind):
-            yield index, Place((*path, number), part, tokens)
+        elif isinstance(content, list):
+            for number, part in _last_text(content, kind):
+                yield index, Place((*path, number), part, tokens)
 
 
-def _last_text(content: Any, kind: str) -> list[tuple[int, dict[str, Any]]]:
+def _last_asked(turns: list[Any]) -> int:
+    """Return where the last user turn stands, 0 where there is none."""
+    for index in range(len(turns) - 1, -1, -1):
+        if turns[index].get("role") == "user" and not is_block(turns[index]):
+            return index
+    return 0
+
+
+def _last_text(content: list[Any], kind: str) -> list[tuple[int, dict[str, Any]]]:
     """Return the last part of a content that holds text, if there is one."""
     found = [
         (number, part)
-        for number, part in enumerate(content if isinstance(content, list) else ())
+        for number, part in enumerate(content)
         if isinstance(part, dict) and part.get("type") == kind and _holds_text(part)
     ]
     return found[-1:]
