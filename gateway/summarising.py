@@ -125,7 +125,7 @@ class Summariser:
         try:
             async with asyncio.timeout(SECONDS):
                 summary = await _asked(upstream, model, fields, cut)
-                kept = await asyncio.to_thread(keeps_facts, cut, summary)
+                known = await asyncio.to_thread(_judged, cut, summary)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is no request's
             expected = isinstance(error, UpstreamError | TimeoutError | _NoSummaryError)
             log.log(
@@ -133,14 +133,14 @@ class Summariser:
                 "a summary was not written (%s)",
                 type(error).__name__,
             )
-            self.summaries.note(digest, Refusal.SUMMARY_FAILED)
-            return
-        if not is_short(cut, summary):
-            self.summaries.note(digest, Refusal.SUMMARY_LONG)
-        elif not kept:
-            self.summaries.note(digest, Refusal.SUMMARY_FACTS)
-        else:
-            self.summaries.note(digest, summary)
+            known = Refusal.SUMMARY_FAILED
+        self.summaries.note(digest, known)
+
+
+def _judged(cut: Cut, summary: str) -> str | Refusal:
+    if not is_short(cut, summary):
+        return Refusal.SUMMARY_LONG
+    return summary if keeps_facts(cut, summary) else Refusal.SUMMARY_FACTS
 
 
 class _NoSummaryError(Exception):

@@ -264,6 +264,13 @@ def test_what_cannot_be_sure_is_refused(text, why):
     assert refused(chat(text)) is why
 
 
+@pytest.mark.parametrize("text", ["A.", "a@", "1.", "a,", "a-", "/a", "世界。", ". "])
+def test_text_that_is_hard_to_read_ends_in_linear_time(text):
+    """With backtracking each of these would take hours."""
+    body = chat(f"<d>{text * 30_000}{' ' * 9000}</d> What about the cats?")
+    assert begin(Endpoint.CHAT, body, orjson.dumps(body), HALF) is not None
+
+
 def test_too_many_passages_for_the_encoder_are_refused():
     passages = "\n\n".join(f"{chr(97 + i % 26)}{i // 26 * 'z'} has {BREAD}" for i in range(600))
     assert refused(chat(f"<d>{passages}</d> Where is it?"), HALF) is Refusal.TOO_MANY

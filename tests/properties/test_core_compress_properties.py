@@ -60,7 +60,7 @@ def is_part(short: str, whole: str) -> bool:
     return all(character in left for character in short)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(TURNS, SETTINGS, st.randoms(use_true_random=False))
 def test_words_outside_of_context_stay_and_context_only_loses(turns: Any, chosen: Any, random: Any):
     contents = [

@@ -4,6 +4,7 @@ Law: what may be one of them counts as one.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gateway.core.proper_names import named
@@ -13,11 +14,9 @@ _NUMBER_WORDS = (
     "|seventy|eighty|ninety|hundred|thousand|million|billion|half|twice|double|dozen"
 )
 _NUMBER = re.compile(rf"\d+(?:[.,:/]\d+)*|\b(?:{_NUMBER_WORDS})s?\b", re.IGNORECASE)
-_ID = re.compile(
-    r"\b(?:https?://|www\.)\S+|\b[\w.+-]+@[\w-]+\.[\w.-]+"
-    r"|\b(?=[\w.-]*\d)(?=[\w.-]*[A-Za-z])[A-Za-z0-9]+(?:[._-][A-Za-z0-9]+)*\b"
-    r"|\b\w+(?:_\w+)+\b|(?<!\S)/\w+(?:/[\w.-]+)+"
-)
+_TOKEN = re.compile(r"[^\s\"'`()\[\]{}<>,;!?]+")
+_LETTER = re.compile(r"[A-Za-z]")
+_DIGIT = re.compile(r"\d")
 _NEGATION = re.compile(
     r"\b(?:not|no|never|none|nor|neither|nobody|nothing|nowhere|without|cannot|hardly|barely"
     r"|except|unless|nicht|kein\w*|nie|niemals|ohne|weder|pas|jamais|sans|aucune?|ni|nunca|sin"
@@ -38,13 +37,21 @@ class Facts:
 
 def facts_of(text: str) -> Facts:
     """Return what of a text must not be lost."""
-    ids = frozenset(match[0].rstrip(".,;:!?)").casefold() for match in _ID.finditer(text))
     return Facts(
         tuple(match[0].casefold() for match in _NUMBER.finditer(text)),
-        ids,
+        frozenset(token.casefold() for token in _ids(text)),
         named(text).names,
         sum(1 for _ in _NEGATION.finditer(text)),
     )
+
+
+def _ids(text: str) -> Iterator[str]:
+    """Yield what is written like an identifier: letters with digits, underscores, paths, links."""
+    for match in _TOKEN.finditer(text):
+        token = match[0].strip(".:*-_")
+        mixed = _LETTER.search(token) is not None and _DIGIT.search(token) is not None
+        if mixed or "_" in token or "@" in token or "://" in token or token.count("/") > 1:
+            yield token
 
 
 def has_number(text: str) -> bool:
@@ -54,7 +61,7 @@ def has_number(text: str) -> bool:
 
 def has_id(text: str) -> bool:
     """Tell whether a text has an identifier, an address, a path or a link."""
-    return _ID.search(text) is not None
+    return any(True for _ in _ids(text))
 
 
 def has_negation(text: str) -> bool:

@@ -24,7 +24,7 @@ from gateway.core.rewrite.texts import Path
 from gateway.core.types import Endpoint
 from policies.decide import CompressSettings
 
-MOST_CHARACTERS = 2**20
+MOST_CHARACTERS = 2**19
 """Of all declared context; more is left as it is."""
 MOST_TEXTS = 512
 """Questions and passages whose vectors are asked for."""
