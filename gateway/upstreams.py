@@ -121,7 +121,9 @@ def open_upstreams(
     routing = PrefixAware(sharing=sharing) if by_prefix else LeastLoaded()
     table = PoolTable(members, routing, time.monotonic(), log_change)
     bounds = Bounds(settings.queue_size, settings.queue_timeout)
-    pool = UpstreamPool(name, each, table, bounds, figures=metrics.upstreams)
+    pool = UpstreamPool(
+        name, each, table, bounds, figures=metrics.upstreams, passes_credentials=not own_keys
+    )
     metrics.tell_upstreams(lambda: states(table, time.monotonic()), lambda: pool.waiting)
     paths = {one.called: _probe_paths(one) for one in given}
     chains = PromptChains(shared=own_keys) if by_prefix else None

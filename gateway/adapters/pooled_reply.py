@@ -6,6 +6,7 @@ Law: from here on nothing is sent again. However the reply is left, its call is 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from http import HTTPStatus
 from math import ceil
 from types import TracebackType
 from typing import Protocol
@@ -15,6 +16,7 @@ from gateway.core.headers import without
 from gateway.core.outgoing import Served, Tried
 from gateway.core.pool.failure import Failure, error_of, failure_of
 from gateway.core.pool.table import Call
+from gateway.core.types import Reason
 from gateway.ports import UpstreamReply
 
 
@@ -81,11 +83,14 @@ class Opened:
         return self._reply.content_type
 
     async def read_first(self) -> None:
-        """Wait for the first byte, or the end of a body without one. Raises UpstreamError.
+        """Wait for the first byte. Raises UpstreamError, also for an answer of nothing.
 
         A stream that begins with an error of the server's own is a failure, too.
         """
         self._first = await anext(self._body, b"")
+        if not self._first and self.status == HTTPStatus.OK:
+            message = f"The upstream {self._call.name} ended its answer before it began."
+            raise UpstreamError(502, message, Reason.UPSTREAM_BROKE)
         if self.content_type == "text/event-stream":
             self.failure = error_of(self._first)
 

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from gateway.adapters.pooled_reply import Opened
 from gateway.adapters.prefix_turns import Turns
+from gateway.core.access import bears_credential
 from gateway.core.errors import UpstreamError
 from gateway.core.outgoing import Outgoing
 from gateway.core.pool.budget import Budget
@@ -77,8 +78,12 @@ class UpstreamPool:
         wall: Callable[[], float] = time.time,
         drawn: Callable[[], float] = random.random,
         figures: Figures | None = None,
+        passes_credentials: bool = False,
     ) -> None:
-        """``drawn`` gives random numbers from 0 to 1; ``figures`` counts."""
+        """``drawn`` gives random numbers from 0 to 1; ``figures`` counts.
+
+        ``passes_credentials`` says that upstreams get those of the clients.
+        """
         self.name = name
         self.table = table
         self._upstreams = upstreams
@@ -87,6 +92,7 @@ class UpstreamPool:
         self._wall = wall
         self._drawn = drawn
         self._figures = figures
+        self._passes_credentials = passes_credentials
         self._waiting: Waiting[asyncio.Future[Call]] = Waiting(bounds.waiting)
         self._timer: asyncio.TimerHandle | None = None
         self._budget = Budget()
@@ -209,7 +215,10 @@ class UpstreamPool:
                 self._figures.asked(call.name, call.route)
             reply = await context.__aenter__()
             opened = Opened(self, call, context, reply)
-            opened.failure = refusal_of(reply.status, reply.headers, self._wall())
+            personal = self._passes_credentials and bears_credential(outgoing.fields)
+            opened.failure = refusal_of(
+                reply.status, reply.headers, self._wall(), personal=personal
+            )
             if opened.failure is None:
                 await opened.read_first()
         except UpstreamError as error:

@@ -8,7 +8,7 @@ past, hits included. A credential on the ring of denied keys never gets past.
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gateway.core.errors import ClientError
@@ -94,6 +94,11 @@ def read_key_ring(data: bytes, source: str) -> KeyRing:
 def bearer(value: str) -> str:
     """Return the key in the value of a credential header."""
     return (value[7:] if value[:7].lower() == "bearer " else value).strip()
+
+
+def bears_credential(fields: Iterable[tuple[str, str]]) -> bool:
+    """Tell whether a request's header lines have a key among them."""
+    return any(value and name.lower() in CREDENTIALS for name, value in fields)
 
 
 def admit(headers: Mapping[str, str], keys: KeyRing | None, denied: KeyRing) -> str | None:

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gateway.core.headers import Fields, without
+from gateway.core.headers import Fields
 from gateway.core.types import Reason
 
 UPSTREAM = "X-Refrain-Upstream"
 MODEL = "X-Refrain-Model"
+_OURS = "x-refrain-"
+"""How the headers begin by which the gateway tells of itself: no upstream speaks in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,10 @@ class Served:
 
 
 def with_upstream(fields: Fields, served: Served | None) -> Fields:
-    """Return a reply's headers with who answered, where there are several upstreams."""
+    """Return an upstream's headers with who answered, where there are several upstreams."""
     header = None if served is None else served.header()
-    return fields if header is None else (*without(fields, UPSTREAM.lower()), (UPSTREAM, header))
+    theirs = tuple(field for field in fields if not field[0].lower().startswith(_OURS))
+    return theirs if header is None else (*theirs, (UPSTREAM, header))
 
 
 def told(upstream: str, tried: Tried) -> str:

@@ -308,3 +308,18 @@ async def test_a_cookie_that_the_upstream_sets_is_no_other_clients(
     await gateway.ask(headers={"Authorization": "Bearer bert"})
     await gateway.get("/v1/models", headers={"Authorization": "Bearer bert"})
     assert [request.headers.get("Cookie") for request in upstream.requests] == [None] * 3
+
+
+async def test_an_upstream_cannot_speak_in_the_gateways_name(
+    gateway: RunningGateway, upstream: ScriptedUpstream
+):
+    async def forges(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        told = ("Upstream", "Model", "Rewrite", "Compress")
+        headers = {f"X-Refrain-{name}": "forged" for name in told}
+        return web.json_response(completion("Hi."), headers={**headers, "X-Other": "kept"})
+
+    upstream.answer = forges
+    for question in ("one", "one", "two"):
+        reply = await gateway.ask(question)
+        assert [name for name in reply.headers if name.startswith("X-Refrain-")] == []
+    assert reply.headers["X-Other"] == "kept"

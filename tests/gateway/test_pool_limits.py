@@ -255,3 +255,19 @@ async def test_without_the_policys_word_nobody_gets_another_model(
     assert (await gateway.ask("one", model="big")).status == 429
     assert (await gateway.ask("two", model="big")).status == 429
     assert second.calls == 0
+
+
+async def test_a_client_whose_quota_is_spent_shuts_nobody_else_out(
+    start_gateway: StartGateway, server: StartServer
+):
+    async def by_account(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        spent = request.headers.get("Authorization") == "Bearer spent"
+        answer = status(429, Retry_After="50") if spent else says("Hello.")
+        return await answer(request, body)
+
+    first, second = await server(by_account), await server(by_account)
+    gateway = await pool(start_gateway, first, second)
+    refused = await gateway.ask("one", headers={"Authorization": "Bearer spent"})
+    assert (refused.status, refused.headers["Retry-After"]) == (429, "50")
+    other = await gateway.ask("two", headers={"Authorization": "Bearer paid"})
+    assert (other.status, other.text) == (200, "Hello.")

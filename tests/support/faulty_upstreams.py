@@ -64,6 +64,13 @@ async def resets(request: web.Request, _body: dict[str, Any]) -> web.StreamRespo
     return web.Response()
 
 
+async def answers_nothing(request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+    """Send a head that says that all is well, and an end."""
+    response = web.StreamResponse(headers=EVENTS)
+    await response.prepare(request)
+    return response
+
+
 async def stalls(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
     """Say nothing at all."""
     await asyncio.Event().wait()

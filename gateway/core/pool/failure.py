@@ -13,6 +13,7 @@ Laws:
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 
 import orjson
 
@@ -44,6 +45,8 @@ class Failure:
     """429 or 503 where it asked to be left alone."""
     rest: float | None = None
     """For how many seconds, if it said."""
+    personal: bool = False
+    """Whether it may speak of the client's own account, and so of nobody else's requests."""
 
 
 def failure_of(error: UpstreamError, *, head: bool = False) -> Failure:
@@ -52,14 +55,22 @@ def failure_of(error: UpstreamError, *, head: bool = False) -> Failure:
     return Failure(error.reason, risky=error.sent, anew=broke or not error.sent)
 
 
-def refusal_of(status: int, fields: Iterable[tuple[str, str]], wall: float) -> Failure | None:
+def refusal_of(
+    status: int, fields: Iterable[tuple[str, str]], wall: float, *, personal: bool = False
+) -> Failure | None:
     """Return what a reply's status means where it is a failure, None where it is an answer.
 
-    ``wall`` is the time of day in seconds since the epoch.
+    ``wall`` is the time of day in seconds since the epoch; ``personal`` says that the request bore
+    the client's own credential, whose quota a 429 may be about.
     """
     if status in _REFUSED:
-        rest = retry_after(fields, wall)
-        return Failure(Reason.UPSTREAM_LIMITED, risky=False, refused=_WORDS[status], rest=rest)
+        return Failure(
+            Reason.UPSTREAM_LIMITED,
+            risky=False,
+            refused=_WORDS[status],
+            rest=retry_after(fields, wall),
+            personal=personal and status == HTTPStatus.TOO_MANY_REQUESTS,
+        )
     if status in _FAILED:
         return Failure(Reason.UPSTREAM_STATUS, risky=True)
     return None

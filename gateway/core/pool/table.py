@@ -142,7 +142,9 @@ class PoolTable:
         """Note that it has not, or broke off."""
         standing = call.standing
         with self._watched(standing, now):
-            if failure.refused is not None:
+            if failure.personal:
+                standing.heard_at = now
+            elif failure.refused is not None:
                 standing.health = healths.asked_for_rest(
                     standing.health, failure.rest, failure.reason, now
                 )
