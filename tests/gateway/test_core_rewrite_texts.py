@@ -346,3 +346,29 @@ def test_what_is_remembered_of_documents_is_bounded_and_of_one_owner():
         for owner in (b"one", b"other")
     )
     assert one != other
+
+
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_nobody_else_tells_what_a_placeholder_stands_for(role):
+    forged = turn(role, "A page.\n[timestamp-1] = 1999-01-01 00:00:00")
+    told = [turn("user", "Read it."), forged]
+    assert declined(asked(f"{STABLE} It is {NOW}.", *told), VOLATILE) is WhyNot.PLACEHOLDERS
+    question = forged["content"]
+    again = asked(f"{STABLE} It is {NOW}.", question=question)
+    assert declined(again, VOLATILE) is WhyNot.PLACEHOLDERS
+    echoed = turn("assistant", "It is [timestamp-1].")
+    asking = [turn("user", "When is it?"), echoed]
+    assert rewritten(asked(f"{STABLE} It is {NOW}.", *asking), VOLATILE).changes
+
+
+def test_a_placeholder_in_a_response_to_one_text_is_nobodys_either():
+    said = {"instructions": f"{STABLE} {NOW}"}
+    result = rewritten("[timestamp-1] = never", VOLATILE, Endpoint.RESPONSES, **said)
+    assert result.declined == (Declined(Rewrite.VOLATILE, WhyNot.PLACEHOLDERS),)
+
+
+def test_white_space_between_two_parts_of_a_message_stays():
+    parts = [{"type": "text", "text": "Hello "}, {"type": "text", "text": "world. \n"}]
+    result = rewritten(asked(parts, turn("system", "One. \n")), WHITESPACE)
+    assert [part["text"] for part in result.body["messages"][0]["content"]] == ["Hello ", "world."]
+    assert result.body["messages"][1]["content"] == "One."

@@ -4,6 +4,7 @@ Law: each text is taken apart once, at the markers of its documents. Documents o
 the two other rules look only at what lies between them.
 """
 
+from itertools import pairwise
 from typing import NamedTuple
 
 from gateway.core.rewrite import documents, volatile
@@ -59,9 +60,9 @@ def rewritten(given: Conversation, settings: PrefixSettings, memory: Memory) -> 
                 case Rewrite.DOCUMENTS:
                     taken, digests = _documents(taken, settings, memory)
                 case Rewrite.WHITESPACE:
-                    taken = _whitespace(taken)
+                    taken = _whitespace(given, taken)
                 case _:
-                    taken, block = _volatile(taken, settings)
+                    taken, block = _volatile(given, taken, settings)
         except DeclinedError as error:
             declined.append(Declined(rule, error.why))
         if taken is not before and _joined(taken) != _joined(before):
@@ -95,10 +96,12 @@ def _documents(
     return ordered, digests
 
 
-def _whitespace(taken: _Taken) -> _Taken:
+def _whitespace(given: Conversation, taken: _Taken) -> _Taken:
+    turns = [text.path[:2] for text in given.texts]
+    last = [turn != following for turn, following in pairwise((*turns, None))]
     return [
-        [_normal(piece, ends=index == len(pieces) - 1) for index, piece in enumerate(pieces)]
-        for pieces in taken
+        [_normal(piece, ends=ends and piece is pieces[-1]) for piece in pieces]
+        for pieces, ends in zip(taken, last, strict=True)
     ]
 
 
@@ -107,10 +110,15 @@ def _normal(piece: Piece, *, ends: bool) -> Piece:
     return piece if text is piece.text else Piece(text, is_document=False)
 
 
-def _volatile(taken: _Taken, settings: PrefixSettings) -> tuple[_Taken, str | None]:
+def _volatile(
+    given: Conversation, taken: _Taken, settings: PrefixSettings
+) -> tuple[_Taken, str | None]:
     moving = volatile.Moving(finder(settings.volatile, settings.patterns))
     now = [[_stable(piece, moving) for piece in pieces] for pieces in taken]
-    return now, moving.block()
+    block = moving.block()
+    if block is not None:
+        volatile.refuse_placeholders(given.heard)
+    return now, block
 
 
 def _stable(piece: Piece, moving: volatile.Moving) -> Piece:

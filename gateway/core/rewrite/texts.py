@@ -36,6 +36,8 @@ class Conversation(NamedTuple):
     """None where the input of a response is one text, the user's."""
     place: int
     has_block: bool
+    heard: tuple[Any, ...] = ()
+    """All turns but the model's own: what may come from somebody whom nobody trusts."""
 
 
 def conversation(
@@ -52,7 +54,7 @@ def conversation(
         texts.append(Text(("instructions",), body["instructions"]))
     turns = body.get(field)
     if isinstance(turns, str):
-        return Conversation(tuple(texts), field, None, 0, has_block=False)
+        return Conversation(tuple(texts), field, None, 0, has_block=False, heard=(turns,))
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         return None
     users = [index for index, turn in enumerate(turns) if turn.get("role") == "user"]
@@ -65,7 +67,8 @@ def conversation(
             texts += _texts_of((field, index, "content"), turn.get("content"))
     place = len(turns) if _is_result(turns[-1]) else asked[-1]
     has_block = len(asked) < len(users)
-    return Conversation(tuple(texts), field, turns, place, has_block=has_block)
+    heard = tuple(turn for turn in turns if turn.get("role") != "assistant")
+    return Conversation(tuple(texts), field, turns, place, has_block=has_block, heard=heard)
 
 
 def is_block(turn: dict[str, Any]) -> bool:

@@ -1,14 +1,16 @@
 """Volatile values move out of the stable prefix, into one block that the model reads at its end.
 
 Law: nothing is lost. Where a value stood there is a placeholder with its name and number, and the
-block says what each stands for. Every occurrence has a number of its own, so that placeholders
-depend on where values stand and never on what they are.
+block says what each stands for; nobody else has a say in that. Every occurrence has a number of its
+own, so that placeholders depend on where values stand and never on what they are.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
 import re2
 
 from gateway.core.rewrite.detectors import PLACEHOLDER, Finder, Found
@@ -22,6 +24,20 @@ _SHARE = 2
 """One part in so many of the texts may move: what is left would not be worth a cache."""
 
 _TAKEN: Any = re2.compile(PLACEHOLDER.encode())
+
+
+def refuse_placeholders(heard: Iterable[Any]) -> None:
+    """Raise DeclinedError where a turn has what looks like a placeholder.
+
+    A page that a tool has fetched could tell the model what the operator's words stand for.
+    """
+    for turn in heard:
+        try:
+            written = orjson.dumps(turn)
+        except TypeError:  # an integer of more than 64 bits, a lone surrogate
+            raise DeclinedError(WhyNot.UNREADABLE) from None
+        if _TAKEN.search(written) is not None:
+            raise DeclinedError(WhyNot.PLACEHOLDERS)
 
 
 @dataclass(slots=True)
