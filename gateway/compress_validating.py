@@ -224,7 +224,7 @@ def _told(tally: Tally, most: float, *, passed: bool) -> Iterator[str]:
             f"{tally.changed:,} of {tally.compared:,} answers changed: {tally.share:.1%} "
             f"(at most {percent_text(most)} may; with 95 % confidence at most {tally.bound:.1%})"
         )
-        yield f"  {tally.unsure:,} of them for all that could be told"
+        yield f"  {tally.unsure:,} of them counted because it could not be told"
     if tally.tokens:
         share = tally.saved / tally.tokens
         yield f"tokens of context: {tally.tokens:,}, saved {tally.saved:,} ({share:.1%})"

@@ -18,7 +18,7 @@ from gateway.core.compress.words import content_words, words_of
 from gateway.core.proper_names import named
 from policies.decide import Protected
 
-FAR = 0.2
+FAR = 0.25
 """Cosine similarity below which a passage without a word of the question is about another thing."""
 RARE = 0.2
 """Share of the passages that have a word, up to which it tells them apart."""
