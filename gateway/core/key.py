@@ -8,13 +8,13 @@ HMAC under the server's secret.
 import hashlib
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 
 from gateway.core.access import bearer
 from gateway.core.lazy import lazy
 from gateway.core.types import KEY_VERSION, Endpoint
-from policies.decide import Scope
+from policies.decide import CompressSettings, DocumentSettings, Scope
 
 _TENANTS_AT_A_TIME = 1024
 """What is worked out for a tenant is kept for the next request: the same few ask all the time.
@@ -134,7 +134,8 @@ class Partition:
 
     ``query`` is the query string as it is forwarded: some servers take a credential or a version
     there. ``pii_identity`` names the scan that prompts went through: an entry proves that its
-    prompt passed a scan, but only the same scan.
+    prompt passed a scan, but only the same scan. ``compress`` names what leaves out context
+    before it is sent, empty for nothing: who did not ask for that gets no answer to less.
     """
 
     endpoint: Endpoint
@@ -143,6 +144,7 @@ class Partition:
     generation: int
     scope: bytes
     pii_identity: str
+    compress: str = ""
 
     def cache_key(self, form: bytes) -> bytes:
         """Return the exact identity; ``form`` is the canonical form of the whole request."""
@@ -155,6 +157,7 @@ class Partition:
     @lazy
     def _prefix(self) -> bytes:
         """Return what is hashed before the form; length prefixed, it ends in one place only."""
+        compress = (self.compress.encode(),) if self.compress else ()
         return _joined(
             str(KEY_VERSION).encode(),
             str(self.generation).encode(),
@@ -163,12 +166,27 @@ class Partition:
             self.query.encode(errors="surrogateescape"),
             self.scope,
             self.pii_identity.encode(),
+            *compress,
         )
 
 
 def variant_key(key: bytes, slot: int) -> bytes:
     """Return the key of a further answer to the request whose cache key this is."""
     return hashlib.sha256(_joined(b"variant", slot.to_bytes(4, "big"), key)).digest()
+
+
+@lru_cache(maxsize=_TENANTS_AT_A_TIME)
+def compress_identity(settings: CompressSettings, documents: DocumentSettings | None) -> str:
+    """Return what tells these settings from others; empty where no word goes that says something.
+
+    ``documents`` are those of ``prefix``.
+    """
+    if not settings.enabled or (settings.keep >= 1 and not settings.history):
+        return ""
+    given = [getattr(settings, each.name) for each in fields(settings)]
+    return repr([sorted(each) if isinstance(each, frozenset) else each for each in given]) + repr(
+        documents if settings.documents is None else None
+    )
 
 
 @lru_cache(maxsize=_TENANTS_AT_A_TIME)
@@ -182,7 +200,8 @@ def shared_partition(
     secret: bytes,
     scope: Scope,
     tenant: Tenant,
+    compress: str = "",
 ) -> Partition:
     """Return the partition of a request whose scope does not depend on its end user."""
     scope_bytes = scope_id(secret, scope, tenant, ())
-    return Partition(endpoint, upstream, query, generation, scope_bytes, pii_identity)
+    return Partition(endpoint, upstream, query, generation, scope_bytes, pii_identity, compress)

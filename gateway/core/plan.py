@@ -8,7 +8,14 @@ from gateway.core.conversation import without_question
 from gateway.core.eligibility import NOT_SOUGHT, Sought, sought
 from gateway.core.field_digests import field_digests
 from gateway.core.fields import bypass_reason
-from gateway.core.key import Partition, Tenant, scope_id, shared_partition, variant_key
+from gateway.core.key import (
+    Partition,
+    Tenant,
+    compress_identity,
+    scope_id,
+    shared_partition,
+    variant_key,
+)
 from gateway.core.lazy import lazy
 from gateway.core.response_result import caller_key
 from gateway.core.types import KEY_VERSION, Endpoint, Entry, Reason
@@ -181,6 +188,7 @@ def plan_request(
         return Reason.POLICY
     if decision.max_temperature is not None and _too_hot(body, decision.max_temperature):
         return Reason.TEMPERATURE
+    compress = compress_identity(decision.compress, decision.prefix.documents)
     personal = None
     if decision.scope is Scope.USER or decision.pii is PiiAction.USER:
         # Not kept for the next request: a name comes from the body and may be megabytes long.
@@ -188,7 +196,9 @@ def plan_request(
         if user:
             scope = scope_id(secret, Scope.USER, tenant, user)
             generation = decision.generation
-            personal = Partition(endpoint, upstream, query, generation, scope, pii_identity)
+            personal = Partition(
+                endpoint, upstream, query, generation, scope, pii_identity, compress
+            )
     if decision.scope is not Scope.USER:
         partition = shared_partition(
             endpoint,
@@ -199,6 +209,7 @@ def plan_request(
             secret=secret,
             scope=decision.scope,
             tenant=tenant,
+            compress=compress,
         )
         plan = Plan(body, partition, decision, directives, secret, personal_partition=personal)
     elif personal is not None:

@@ -151,3 +151,21 @@ async def test_an_encoder_that_does_not_answer_is_given_up():
     assert await told(lambda _: asyncio.Event().wait(), 0.01) == Compression(
         refused=Refusal.TIMEOUT
     )
+
+
+async def test_who_did_not_ask_for_shorter_context_gets_no_answer_to_it(
+    start_gateway: StartGateway, upstream: ScriptedUpstream, tmp_path: Any
+):
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(
+        f"version: 1\ndefault: {{{DEFAULT}}}\n"
+        "rules:\n"
+        "  - {name: short, match: {header: {X-Team: short}}, "
+        f"compress: {HALF}}}\n"
+    )
+    gateway = await start_gateway(policy=policy)
+    assert "X-Refrain-Compress" in (await gateway.ask(WIDE, headers={"X-Team": "short"})).headers
+    assert "fwd=miss" in (await gateway.ask(WIDE)).cache
+    assert upstream.bodies[1]["messages"][0]["content"] == WIDE
+    for headers in ({}, {"X-Team": "short"}):
+        assert "; hit" in (await gateway.ask(WIDE, headers=headers)).cache
