@@ -1,0 +1,125 @@
+"""The driver of a pool under any mix of faults and cancellations leaves nothing behind."""
+
+import asyncio
+
+from gated_upstream import GatedUpstream
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.adapters.upstream_pool import Bounds, UpstreamPool
+from gateway.core.errors import UpstreamError
+from gateway.core.outgoing import Outgoing
+from gateway.core.pool.member import Member
+from gateway.core.pool.table import PoolTable
+from gateway.core.prefix_routing import PrefixAware
+from gateway.core.types import Reason
+
+FAULTS = {
+    "broke": UpstreamError(502, "gone", Reason.UPSTREAM_BROKE),
+    "nowhere": UpstreamError(502, "no", Reason.UPSTREAM_UNREACHABLE, sent=False),
+    "timeout": UpstreamError(504, "late", Reason.UPSTREAM_TIMEOUT),
+}
+STEPS = st.one_of(
+    st.tuples(st.just("ask"), st.integers(0, 2)),
+    st.tuples(st.just("cancel"), st.integers(0, 9)),
+    st.tuples(st.just("turn"), st.integers(1, 4)),
+    st.tuples(st.just("fail"), st.sampled_from([*FAULTS])),
+    st.tuples(st.just("refuse"), st.sampled_from([429, 500, 503])),
+    st.tuples(st.just("head"), st.booleans()),
+    st.tuples(st.just("answer"), st.just(0)),
+    st.tuples(st.just("wait"), st.sampled_from([0.6, 3.0, 70.0])),
+)
+PREFIXES = ((), tuple(range(12)), tuple(range(9)))
+
+
+class Rig:
+    """Two gated upstreams with room for two requests each, behind one cold prefix."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.ups = {name: GatedUpstream() for name in "ab"}
+        self.routing = PrefixAware()
+        members = [Member("a", max_concurrency=2), Member("b", max_concurrency=2, tier=2)]
+        self.table = PoolTable(members, self.routing, 0.0)
+        self.pool = UpstreamPool(
+            "pool", self.ups, self.table, Bounds(4), clock=lambda: self.now, drawn=lambda: 0.0
+        )
+        self.tasks: list[asyncio.Task[bytes]] = []
+        self.heads: list = []
+
+    async def ask(self, prefix):
+        outgoing = Outgoing("/v1/chat/completions", (), b"{}", "m", PREFIXES[prefix])
+
+        async def asked() -> bytes:
+            async with self.pool.send(outgoing) as reply:
+                return b"".join([chunk async for chunk in reply.chunks()])
+
+        self.tasks.append(asyncio.create_task(asked()))
+
+    async def cancel(self, place):
+        if self.tasks:
+            self.tasks[place % len(self.tasks)].cancel()
+
+    async def turn(self, times):
+        for _ in range(times):
+            await asyncio.sleep(0)
+
+    async def wait(self, seconds):
+        self.now += seconds
+        for name in "ab":
+            self.table.probed(name, None, self.now, for_sure=False)
+        self.pool.admit()
+
+    def waiting_for_a_head(self):
+        calls = [call for up in self.ups.values() for call in up.calls]
+        return [call for call in calls if not call.ended.is_set() and not call.status]
+
+    async def fail(self, fault):
+        started = [call for call in self.heads if not call.ended.is_set()]
+        for call in (started or self.waiting_for_a_head())[:1]:
+            self.told(call).fail(FAULTS[fault].again())
+
+    def told(self, call):
+        call.status = call.status or 200  # told now, and no second time
+        return call
+
+    async def refuse(self, status):
+        for call in self.waiting_for_a_head()[:1]:
+            call.plain({"error": {}}, status=status)
+
+    async def head(self, with_a_byte):
+        for call in self.waiting_for_a_head()[:1]:
+            call.head()
+            self.heads.append(call)
+            if with_a_byte:
+                call.say(b"data: {}\n\n")
+
+    async def answer(self, _):
+        for call in self.waiting_for_a_head()[:1]:
+            call.plain({"n": 1})
+
+    async def finish(self):
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        self.pool.close()
+
+
+async def nothing_is_left_after(steps):
+    rig = Rig()
+    for name, value in steps:
+        await getattr(rig, name)(value)
+        busy = [one.in_flight for one in rig.table.standings.values()]
+        assert max(busy) <= 2
+        assert rig.pool.waiting <= 4
+    await rig.finish()
+    for name, one in rig.table.standings.items():
+        assert (one.in_flight, one.tried, rig.routing.queued_blocks(name)) == (0, False, 0)
+    assert rig.pool.waiting == 0
+    assert all(call.ended.is_set() for up in rig.ups.values() for call in up.calls if call.status)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(STEPS, max_size=40))
+def test_whatever_happens_all_counters_are_zero_in_the_end(steps):
+    asyncio.run(nothing_is_left_after(steps))
