@@ -91,7 +91,9 @@ def _reported(prompts: list[Recorded]) -> RouteReport:
     def progress() -> None:
         nonlocal done
         done += 1
-        _progress(f"{prompts[0].model}: {len(prompts):,} prompts, pass {done} of at most {steps}")
+        _progress(
+            f"{_shown(prompts[0].model)}: {len(prompts):,} prompts, pass {done} of at most {steps}"
+        )
 
     result = report(prompts, tried, rewriting, progress)
     _progress("")
@@ -113,7 +115,8 @@ def _progress(text: str) -> None:
 
 def _told(one: RouteReport, requests: int) -> Iterator[str]:
     rule, endpoint, model = one.route
-    yield f"rule {rule or '-'}, {endpoint}, model {model or '-'}"
+    # What a client has named its model may move the cursor of a terminal.
+    yield f"rule {_shown(rule) or '-'}, {endpoint}, model {_shown(model) or '-'}"
     seen = f", the first {one.requests:,} looked at" if requests > one.requests else ""
     counted = "" if one.tokens_counted else " (estimated)"
     yield f"  {requests:,} requests{seen}; {one.tokens:,} prompt tokens{counted}"
@@ -144,10 +147,11 @@ def _told_layer(layer: Layer, one: RouteReport, *, first: bool) -> Iterator[str]
 def _told_parting(parting: Parting, one: RouteReport) -> Iterator[str]:
     lost = parting.lost / one.characters
     if parting.asked:
-        yield f"    {lost:>6.1%} behind {parting.place}: what is asked, as it should be"
+        yield f"    {lost:>6.1%} behind {_shown(parting.place)}: what is asked, as it should be"
         return
     cause = f"-> {parting.cause}" if parting.cause else "no setting knows it"
-    yield f"    {lost:>6.1%} behind {parting.place}: {parting.prompts:,} prompts part  {cause}"
+    where = f"{_shown(parting.place)}: {parting.prompts:,} prompts part"
+    yield f"    {lost:>6.1%} behind {where}  {cause}"
     for way in parting.ways:
         yield f"           {_shown(parting.before)}[{_shown(way)}"[:_COLUMNS]
 

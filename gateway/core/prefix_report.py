@@ -250,7 +250,8 @@ def _partings(
     nodes = sorted((node for node in tree.partings() if node.lost), key=lambda node: -node.lost)
     gathered: dict[tuple[str, Setting | None, bool], list[Node]] = {}
     for node in nodes[:_MOST_TRIED]:
-        one = prompts[node.prompt]
+        # Of a prompt that goes on: one that ends here may have no part at all.
+        one = prompts[next(iter(node.children.values())).prompt]
         parts = list(laid_out(one.endpoint, one.body))
         part = _part_at(parts, node.end)
         asked = part is parts[-1] and part.role == "user"

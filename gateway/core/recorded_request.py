@@ -30,12 +30,16 @@ def parse_recorded(line: bytes) -> Recorded:
     if not isinstance(body, dict):
         raise RecordedError("expected an object in its field request or body")
     endpoint = _endpoint(given.get("endpoint", given.get("url")), body)
+    try:
+        raw = orjson.dumps(body)
+    except TypeError:
+        raise RecordedError("expected a request that is nested less deep") from None
     return Recorded(
         endpoint=endpoint,
         model=str(body.get("model") or ""),
         rule=str(given.get("rule") or ""),
         body=body,
-        raw=orjson.dumps(body),
+        raw=raw,
         prompt_tokens=_count(given.get("prompt_tokens")),
         cached_tokens=_count(given.get("cached_tokens")),
     )

@@ -124,3 +124,35 @@ def test_every_setting_that_is_tried_is_one_that_a_policy_knows():
         assert written([setting])
         assert compiled([setting]) != compiled([])
     assert compiled([]) == parse_policy(POLICY, "default").default.prefix
+
+
+def test_what_clients_wrote_cannot_move_a_terminals_cursor(tmp_path, capsys):
+    file = tmp_path / "log.jsonl"
+    lines = [
+        {
+            "model": "\x1b]0;gotcha\x07",
+            "messages": [{"role": "\x1b[2J", "content": f"{n} of us" * 9}],
+        }
+        for n in range(4)
+    ]
+    file.write_bytes(b"\n".join(map(orjson.dumps, lines)))
+    code, out, err = run(capsys, file)
+    assert (code, err) == (0, "")
+    assert r"model \x1b]0;gotcha\x07" in out
+    assert out.replace("\n", "").isprintable()
+
+
+def test_a_request_without_any_turn_is_one_of_its_route(log, capsys):
+    given = log.read_bytes()
+    log.write_bytes(b'{"model":"m","messages":[]}\n' + given.replace(b'"tools"', b'"other"'))
+    code, out, err = run(capsys, log)
+    assert (code, "7 requests" in out, err) == (0, True, "")
+
+
+def test_a_line_nested_too_deep_is_told_and_passed_over(log, capsys):
+    deep = b"[" * 400 + b"]" * 400
+    with log.open("ab") as lines:
+        lines.write(b'{"model":"m","messages":[{"role":"user","content":%b}]}\n' % deep)
+    code, out, err = run(capsys, log)
+    assert (code, "6 requests" in out) == (0, True)
+    assert err.endswith(":7: expected a request that is nested less deep\n")
