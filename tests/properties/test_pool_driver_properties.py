@@ -72,16 +72,12 @@ class Rig:
 
     def waiting_for_a_head(self):
         calls = [call for up in self.ups.values() for call in up.calls]
-        return [call for call in calls if not call.ended.is_set() and not call.status]
+        return [call for call in calls if call.lacks_a_head]
 
     async def fail(self, fault):
         started = [call for call in self.heads if not call.ended.is_set()]
         for call in (started or self.waiting_for_a_head())[:1]:
-            self.told(call).fail(FAULTS[fault].again())
-
-    def told(self, call):
-        call.status = call.status or 200  # told now, and no second time
-        return call
+            call.fail(FAULTS[fault].again())
 
     async def refuse(self, status):
         for call in self.waiting_for_a_head()[:1]:
@@ -116,7 +112,6 @@ async def nothing_is_left_after(steps):
     for name, one in rig.table.standings.items():
         assert (one.in_flight, one.tried, rig.routing.queued_blocks(name)) == (0, False, 0)
     assert rig.pool.waiting == 0
-    assert all(call.ended.is_set() for up in rig.ups.values() for call in up.calls if call.status)
 
 
 @settings(max_examples=150, deadline=None)

@@ -38,6 +38,11 @@ class Call:
         """The request's body, parsed."""
         return orjson.loads(self.raw)
 
+    @property
+    def lacks_a_head(self) -> bool:
+        """Tell whether the caller may still wait for a reply's head."""
+        return not self._head.done()
+
     def head(self, status: int = 200, content_type: str = EVENTS, headers: Fields = ()) -> None:
         """Send the reply's head."""
         self.status, self.content_type = status, content_type
@@ -64,6 +69,7 @@ class Call:
             self._said.put_nowait(error)
         else:
             self._head.set_exception(error)
+            self._head.exception()  # seen, also where the caller has just left
 
     def plain(self, result: Any, status: int = 200, headers: Fields = ()) -> None:
         """Send a whole plain reply."""
