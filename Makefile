@@ -54,7 +54,10 @@ bench: setup ## the benchmarks that fit a laptop: a table and one line of JSON e
 	$(BIN)/python benchmarks/semantic_hits.py
 	$(BIN)/python benchmarks/compression.py
 	$(BIN)/python benchmarks/eviction.py
+	$(BIN)/python benchmarks/rewrite.py
+	$(BIN)/python benchmarks/prefix_rewriting.py
 	$(BIN)/python benchmarks/prefix_routing.py
+	$(BIN)/python benchmarks/upstream_pool.py
 	$(BIN)/python benchmarks/warm_up.py
 
 eval: setup ## quality of semantic hits on the evaluation data; EVAL="--only checklist" passes options on
