@@ -109,8 +109,7 @@ class PrefillPlanner:
                 continue
             if waiting.line.lane_of(sequence) is Lane.SHORT and waiting.is_long(sequence, found):
                 waiting.line.move(sequence, Lane.LONG)
-            elif residents.admit(sequence, found, now):
-                self._turn_of_short = False
+            elif self._admit(sequence, found, now):
                 budget = self._compute(planned, [sequence], budget, now)
             else:
                 return budget, 0
@@ -122,7 +121,7 @@ class PrefillPlanner:
         if sequence is None or not residents.long or residents.num_running >= slots:
             return
         if all(sequence.priority < each.priority for each in residents.long):
-            residents.admit(sequence, self._waiting.find(sequence), now)
+            self._admit(sequence, self._waiting.find(sequence), now)
 
     def _admit_long(self, planned: dict[Sequence, int], budget: int, slots: int, now: float) -> int:
         self._long_lacks_blocks = False
@@ -131,8 +130,15 @@ class PrefillPlanner:
             sequence = self._waiting.first_long()
             if sequence is None:
                 break
-            if not self._residents.admit(sequence, self._waiting.find(sequence), now):
+            if not self._admit(sequence, self._waiting.find(sequence), now):
                 self._long_lacks_blocks = True
                 break
             budget = self._compute(planned, [sequence], budget, now)
         return budget
+
+    def _admit(self, sequence: Sequence, found: list[int], now: float) -> bool:
+        """Admit one from a lane: whoever passes the overdue, short or not, has had the turn."""
+        if not self._residents.admit(sequence, found, now):
+            return False
+        self._turn_of_short = False
+        return True
