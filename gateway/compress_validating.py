@@ -29,15 +29,15 @@ from gateway.core.conversation import last_user_text, system_text
 from gateway.core.errors import UpstreamError
 from gateway.core.outgoing import Outgoing
 from gateway.core.prefix_report import Recorded
-from gateway.core.recorded_request import RecordedError, parse_recorded
 from gateway.ports import LocalEncoder, SemanticUnavailableError, Upstream
+from gateway.progress import show_progress
+from gateway.recorded_log import RecordedLog
 from gateway.scoring_service import ScoringError, scoring_service
 from policies.decide import Decision, Policy, RequestFacts
 from policies.document import policy_text
 from policies.parse import PolicyError, parse_policy
 from policies.wording import percent_text
 
-_TOLD = 10
 _AT_A_TIME = 4
 _COMPRESS_SECONDS = 30.0
 _MOST_ANSWER_BYTES = 8 * 2**20
@@ -165,37 +165,16 @@ async def _validated(
         await upstream.open()
         stack.push_async_callback(upstream.close)
         validation = Validation(policy, upstream, encoder, options.seconds, Tally())
-        requests = islice(_requests(options.log), options.limit)
+        requests = islice(RecordedLog(options.log), options.limit)
         done = 0
         while batch := list(islice(requests, _AT_A_TIME)):
             async with asyncio.TaskGroup() as group:
                 for place, one in batch:
                     group.create_task(validation.take(one, place))
             done += len(batch)
-            _progress(f"{done:,} requests, {validation.tally.changed} answers changed")
-        _progress("")
+            show_progress(f"{done:,} requests, {validation.tally.changed} answers changed")
+        show_progress("")
         return validation.tally if done else None
-
-
-def _requests(file: Path) -> Iterator[tuple[str, Recorded]]:
-    skipped = 0
-    for number, line in enumerate(_lines(file), 1):
-        if not line.strip():
-            continue
-        try:
-            yield f"{file}:{number}", parse_recorded(line)
-        except RecordedError as error:
-            skipped += 1
-            if skipped <= _TOLD:
-                print(f"refrain: {file}:{number}: {error}", file=sys.stderr)  # noqa: T201
-
-
-def _lines(file: Path) -> Iterator[bytes]:
-    if str(file) == "-":
-        yield from sys.stdin.buffer
-        return
-    with file.open("rb") as lines:
-        yield from lines
 
 
 def _decision(policy: Policy, one: Recorded) -> Decision:
@@ -234,11 +213,6 @@ def _told(tally: Tally, most: float, *, passed: bool) -> Iterator[str]:
         for why, count in sorted(counts.items()):
             yield f"{name}, {why}: {count:,}"
     yield "passed" if passed else "not passed"
-
-
-def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _fail(message: str, code: int) -> int:

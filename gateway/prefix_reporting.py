@@ -1,11 +1,11 @@
 """``refrain prefix report``: where the prompts of a log part, and the settings that would mend it.
 
-Law: the log is read line by line, and a line that holds no request is told by file and line and
-passed over; only a log without any is an error. Of each route so many prompts are kept, the first
+Law: only a log without any request is an error. Of each route so many prompts are kept, the first
 ones, and it is told that there were more.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
 from functools import lru_cache
@@ -16,71 +16,54 @@ import orjson
 
 from gateway.core.prefix_report import Layer, Parting, Recorded, RouteReport, passes, report
 from gateway.core.prefix_settings import candidates, compiled, written
-from gateway.core.recorded_request import RecordedError, parse_recorded
 from gateway.core.rewrite.plan import rewrite
+from gateway.progress import show_progress
+from gateway.recorded_log import RecordedLog
 
-_TOLD = 10
 _MOST_ROUTES = 20
 _COLUMNS = 76
 
 
 def run(file: Path, *, limit: int, as_json: bool) -> int:
     """Report on a log; return the exit code."""
-    log = _Log(limit)
+    log, routes = RecordedLog(file), _Routes(limit)
     try:
-        for number, line in enumerate(_lines(file), 1):
-            log.take(line, f"{file}:{number}")
+        for _, one in log:
+            routes.take(one)
     except OSError as error:
         return _fail(f"{file}: cannot be read: {error.strerror or error}")
-    if not log.routes:
+    if not routes.kept:
         return _fail(
             f"{file}: no request in it; a gateway writes them down with decision_log and "
             "decision_log_requests set"
         )
-    routes = sorted(log.routes.items(), key=lambda item: -log.counts[item[0]])[:_MOST_ROUTES]
-    reports = [_reported(prompts) for _, prompts in routes]
+    reports = [
+        _reported(routes.kept[route]) for route, _ in routes.counts.most_common(_MOST_ROUTES)
+    ]
     if as_json:
         plain = [asdict(one) | {"yaml": _yaml(one)} for one in reports]
         print(orjson.dumps({"routes": plain, "skipped_lines": log.skipped}).decode())  # noqa: T201
         return 0
-    for one in reports:
-        print("\n".join(_told(one, log.counts[one.route])))  # noqa: T201
+    for told in reports:
+        print("\n".join(_told(told, routes.counts[told.route])))  # noqa: T201
     if log.skipped:
         print(f"\n{log.skipped:,} lines held no request")  # noqa: T201
     return 0
 
 
-class _Log:
-    """The requests of a log by route."""
+class _Routes:
+    """The requests of a log by route: the first ones, and how many there were."""
 
     def __init__(self, limit: int) -> None:
-        self.routes: dict[tuple[str, str, str], list[Recorded]] = {}
-        self.counts: dict[tuple[str, str, str], int] = {}
-        self.skipped = 0
+        self.kept: dict[tuple[str, str, str], list[Recorded]] = {}
+        self.counts: Counter[tuple[str, str, str]] = Counter()
         self._limit = limit
 
-    def take(self, line: bytes, place: str) -> None:
-        if not line.strip():
-            return
-        try:
-            one = parse_recorded(line)
-        except RecordedError as error:
-            self.skipped += 1
-            if self.skipped <= _TOLD:
-                print(f"refrain: {place}: {error}", file=sys.stderr)  # noqa: T201
-            return
-        kept = self.routes.setdefault(one.route, [])
-        self.counts[one.route] = self.counts.get(one.route, 0) + 1
+    def take(self, one: Recorded) -> None:
+        kept = self.kept.setdefault(one.route, [])
+        self.counts[one.route] += 1
         if len(kept) < self._limit:
             kept.append(one)
-
-
-def _lines(file: Path) -> Iterator[bytes]:
-    if str(file) == "-":
-        yield from sys.stdin.buffer
-        return
-    with file.open("rb") as lines:
-        yield from lines
 
 
 def _reported(prompts: list[Recorded]) -> RouteReport:
@@ -91,12 +74,12 @@ def _reported(prompts: list[Recorded]) -> RouteReport:
     def progress() -> None:
         nonlocal done
         done += 1
-        _progress(
+        show_progress(
             f"{_shown(prompts[0].model)}: {len(prompts):,} prompts, pass {done} of at most {steps}"
         )
 
     result = report(prompts, tried, rewriting, progress)
-    _progress("")
+    show_progress("")
     return result
 
 
@@ -106,11 +89,6 @@ def rewriting(one: Recorded, settings: Collection[str]) -> dict[str, Any]:
 
 
 _compiled: Callable[[frozenset[str]], Any] = lru_cache(256)(compiled)
-
-
-def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _told(one: RouteReport, requests: int) -> Iterator[str]:
