@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from types import TracebackType
 from typing import Protocol
 
@@ -230,7 +231,8 @@ class UpstreamPool:
             await self._left(opened, call)
             raise
         if opened.failure is None:
-            self.table.first_byte(call, self._clock())
+            refused = reply.status >= HTTPStatus.BAD_REQUEST
+            self.table.first_byte(call, self._clock(), refused=refused)
             self._turns.wake(call.sent)
         else:
             self.note_failure(call, opened.failure)

@@ -4,6 +4,8 @@ Law: a block is computed by one request of a replica at a time, as far as waitin
 Nobody waits behind who waits, nor for a few blocks, nor for long.
 """
 
+from collections.abc import Sequence
+
 from gateway.core.routing import Sent, Wait
 
 LEAST_BLOCKS = 8
@@ -22,13 +24,13 @@ class ColdPrefixes:
         self._most_seconds = most_seconds
         self._computing: dict[str, dict[int, Sent]] = {}
 
-    def computed(self, sent: Sent) -> int:
-        """Return how many of the blocks that the replica holds are not still being computed."""
-        computing = self._computing.get(sent.name, {})
-        for number, digest in enumerate(sent.prefix[: sent.held]):
-            if digest in computing:
-                return number
-        return sent.held
+    def held(self, name: str, prefix: Sequence[int], computed: int) -> int:
+        """Return how many blocks are computed or being computed, where ``computed`` are."""
+        computing = self._computing.get(name)
+        if computing:
+            while computed < len(prefix) and prefix[computed] in computing:
+                computed += 1
+        return computed
 
     def wait(self, sent: Sent, now: float) -> Wait | None:
         """Return whom to wait for before ``sent`` goes, if there is somebody worth it."""
@@ -43,10 +45,10 @@ class ColdPrefixes:
             else None
         )
 
-    def begin(self, sent: Sent) -> None:
-        """Note that it computes what nobody has computed or is computing."""
+    def begin(self, sent: Sent, computed: int) -> None:
+        """Note that it computes what nobody is computing, beyond the blocks that are computed."""
         computing = self._computing.setdefault(sent.name, {})
-        for digest in sent.prefix[self.computed(sent) :]:
+        for digest in sent.prefix[computed:]:
             computing.setdefault(digest, sent)
 
     def end(self, sent: Sent) -> None:

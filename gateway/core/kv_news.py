@@ -1,11 +1,11 @@
 """What an engine's KV events say of its prefix cache as a whole: emptied, or as full as it gets.
 
-Law: only counts are kept. Which prompt a block belongs to an engine's digests do not say to
+Law: only counts are kept, and an id is one that can be sent back in a header. Which prompt a block belongs to an engine's digests do not say to
 somebody without its tokens, and it would be worth little (benchmarks/prefix_routing.py).
 """
 
+import re
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
 
@@ -15,6 +15,9 @@ _FEWEST_BLOCKS = 64
 """Fewer that can be found are no measure of how many could be."""
 
 _GROWTH = 1.1
+
+_ID = re.compile(r"[!-~]{1,128}")
+"""What can be sent back; the bundled engine's have some 20 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,8 @@ class KvReader:
             return None
         fields = _fields(event.raw)
         data = orjson.loads(event.data)
-        self.position = fields.get("id", self.position)
+        if (told := fields.get("id")) is not None:
+            self.position = told if _ID.fullmatch(told) else ""
         match fields.get("event"), data:
             case "snapshot", {"blocks": list(blocks), "block_size": int(size), "more": bool(more)}:
                 return self._snapshot(len(blocks), size, more=more)
@@ -73,7 +77,7 @@ class KvReader:
         if more:
             return None
         before, self._server = self._server, self.position.partition("-")[0]
-        is_another = bool(before) and before != self._server
+        is_another = bool(before and self._server) and before != self._server
         return Emptied() if is_another or (had and not self._blocks) else None
 
     def _removed(self) -> Full | None:
@@ -85,9 +89,9 @@ class KvReader:
 
 
 def _fields(raw: bytes) -> dict[str, str]:
-    fields: dict[str, Any] = {}
-    for line in raw.decode("utf-8", "replace").splitlines():
-        name, _, value = line.partition(":")
-        if name in ("id", "event"):
-            fields[name] = value.removeprefix(" ")
+    fields: dict[str, str] = {}
+    for line in raw.splitlines():  # of bytes: at LF, CR and CRLF alone
+        name, _, value = line.partition(b":")
+        if name in (b"id", b"event"):
+            fields[name.decode()] = value.removeprefix(b" ").decode("utf-8", "replace")
     return fields

@@ -7,7 +7,7 @@ Laws:
 - It is a belief: a block that is gone at the replica costs a prefill, never a wrong answer.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice, takewhile
 
 DEFAULT_CAPACITY = 65_536
@@ -60,7 +60,7 @@ class PrefixIndex:
         return len(prefix)
 
     def add(self, name: str, prefix: Sequence[int]) -> None:
-        """Note that the replica has computed, or found, all of ``prefix`` now."""
+        """Note that the replica has computed, or found, all of ``prefix``."""
         if name not in self._blocks:
             self._blocks[name] = {}
             for other in self._blocks:  # whose shares are smaller now
@@ -82,12 +82,6 @@ class PrefixIndex:
         blocks = self._blocks.get(name, {})
         for digest in list(takewhile(lambda digest: blocks[digest] <= use, blocks)):
             del blocks[digest]
-
-    def drop(self, name: str, digests: Iterable[int]) -> None:
-        """Forget these blocks of the replica, those that are known."""
-        blocks = self._blocks.get(name, {})
-        for digest in digests:
-            blocks.pop(digest, None)
 
     def forget(self, name: str) -> None:
         """Forget all that the replica was believed to hold."""

@@ -8,6 +8,7 @@ Laws:
 - Gateways that know nothing of one another agree where load does not speak against it: what no
   replica holds has a home, by rendezvous of the first block of it. So the next turn of a
   conversation is expected where another gateway sent the turn before.
+- Only what was computed is remembered: what is refused, fails or is given up pushes nothing out.
 - What a replica is believed to hold is corrected by what it says. Believing too much costs
   nothing that was measured (benchmarks/prefix_routing.py), believing too little does.
 
@@ -67,7 +68,7 @@ class PrefixAware:
         del now
         if not loads:
             return []
-        held = {load.name: self.index.held(load.name, prefix) for load in loads}
+        held = {load.name: self._held(load.name, prefix) for load in loads}
         most = max(held.values())
         # Where prompts part: alike for all who know what prompts have in common.
         home = _home(loads, prefix[min(most, len(prefix) - 1)]) if prefix else ""
@@ -84,12 +85,12 @@ class PrefixAware:
 
     def sent(self, name: str, prefix: Sequence[int], now: float) -> Sent:
         """See ``Routing``."""
-        held = self.index.held(name, prefix)
+        computed = self.index.held(name, prefix)
+        held = self._cold.held(name, prefix, computed)
         sent = Sent(name, prefix, now, held, len(prefix) - held)
-        if (computed := self._cold.computed(sent)) >= _SURELY_FOUND:
+        if computed >= _SURELY_FOUND:
             sent.last_use = self.index.last_use(name, prefix[computed - 1])
         self._pending[name] = self._pending.get(name, 0) + sent.blocks
-        self.index.add(name, prefix)
         return sent
 
     def held_back(self, sent: Sent, now: float) -> Wait | None:
@@ -97,15 +98,14 @@ class PrefixAware:
         wait = None if sent.name in self._sharing else self._cold.wait(sent, now)
         if wait is None:
             self._take_over(sent)
-            self._cold.begin(sent)
+            self._cold.begin(sent, self.index.held(sent.name, sent.prefix))
         return wait
 
     def first_token(self, sent: Sent, now: float) -> None:
         """See ``Routing``."""
         del now
         self._settle(sent)
-        if self.index.held(sent.name, sent.prefix) < len(sent.prefix):
-            self.index.add(sent.name, sent.prefix)
+        self.index.add(sent.name, sent.prefix)
 
     def answered(self, sent: Sent, cached_tokens: int, now: float) -> None:
         """See ``Routing``."""
@@ -117,8 +117,6 @@ class PrefixAware:
     def ended(self, sent: Sent, now: float) -> None:
         """See ``Routing``."""
         del now
-        if sent.blocks:
-            self.index.drop(sent.name, sent.prefix[sent.held :])
         self._settle(sent)
 
     def resize(self, name: str, tokens: int) -> None:
@@ -133,14 +131,17 @@ class PrefixAware:
         """Return how many blocks the replica has yet to compute, of what was sent from here."""
         return self._pending.get(name, 0)
 
+    def _held(self, name: str, prefix: Sequence[int]) -> int:
+        """Return how many blocks the replica has computed or is at."""
+        return self._cold.held(name, prefix, self.index.held(name, prefix))
+
     def _take_over(self, sent: Sent) -> None:
         """Let it compute what others were at when it was sent, and did not come to the end of."""
-        lost = sent.held - self.index.held(sent.name, sent.prefix[: sent.held])
+        lost = sent.held - self._held(sent.name, sent.prefix[: sent.held])
         if lost:
             sent.held -= lost
             sent.blocks += lost
             self._pending[sent.name] += lost
-            self.index.add(sent.name, sent.prefix)
 
     def _settle(self, sent: Sent) -> None:
         if sent.blocks:

@@ -63,11 +63,3 @@ def test_a_forgotten_replica_holds_nothing_and_leaves_its_share_to_others() -> N
     index.forget("b")
     assert index.size("b") == 0
     assert index.capacity("a") == 100
-
-
-def test_dropped_blocks_end_the_run() -> None:
-    index = PrefixIndex()
-    index.add("a", (1, 2, 3))
-    index.drop("a", (2, 9))
-    index.drop("b", (1,))
-    assert index.held("a", (1, 2, 3)) == 1

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from gateway.core.prefix_index import PrefixIndex
 from gateway.core.prefix_routing import PrefixAware
 from gateway.core.routing import LeastLoaded, Load, Route
 
@@ -101,6 +102,23 @@ def test_what_was_not_computed_after_all_is_not_believed() -> None:
     made = router(a=PROMPT[:4])
     made.ended(made.sent("a", PROMPT, 0.0), 1.0)
     assert made.index.held("a", PROMPT) == 4
+
+
+def test_what_is_refused_or_given_up_pushes_nothing_out() -> None:
+    made = PrefixAware(PrefixIndex(capacity=len(PROMPT)))
+    complete(made, "a", PROMPT)
+    for number in range(9):
+        sent = made.sent("a", tuple(range(1000 * number + 1000, 1000 * number + 1500)), 0.0)
+        made.held_back(sent, 0.0)
+        made.ended(sent, 1.0)
+    assert made.index.held("a", PROMPT) == len(PROMPT)
+
+
+def test_what_is_being_computed_counts_as_held() -> None:
+    made = router()
+    made.held_back(made.sent("a", PROMPT[:12], 0.0), 0.0)
+    order = made.order(PROMPT, loads(a=1, b=0), 0.0)
+    assert (order[0].name, order[0].blocks_hit) == ("a", 12)
 
 
 def test_a_failure_does_not_take_from_another_what_it_computed() -> None:

@@ -165,6 +165,18 @@ def test_a_snapshot_that_broke_off_is_counted_anew():
     assert reader.position == "e-2"
 
 
+@pytest.mark.parametrize(
+    "odd",
+    ["e-1\x00", "e-\x7f", "e-\x1b[31m", "e-1\x0bevent: cleared", "e-1\x85", "\u00e9", "e" * 129],
+    ids=["null", "delete", "escape", "vertical tab", "next line", "no ASCII", "long"],
+)
+def test_an_id_that_no_header_can_hold_is_no_position(odd: str):
+    reader = KvReader()
+    reader.take(event('id: e-1\nevent: removed\ndata: {"block":"a"}'))
+    assert reader.take(event(f'id: {odd}\nevent: removed\ndata: {{"block":"a"}}')) is None
+    assert reader.position == ""
+
+
 def test_comments_and_a_few_blocks_say_nothing():
     reader = KvReader()
     assert reader.take(event(": no news")) is None

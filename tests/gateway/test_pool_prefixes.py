@@ -10,6 +10,7 @@ from aiohttp import web
 
 from backend.core.cache_events import NOTHING_CACHED, BlocksStored, EventBatch
 from backend.server.kv_events import KvEvents
+from faulty_upstreams import status
 from running_gateway import Asked, RunningGateway, StartGateway, start_app
 from scripted_upstream import ScriptedUpstream, completion
 
@@ -134,6 +135,16 @@ async def test_where_a_conversation_had_to_go_it_stays(
     failed_over = await turns(gateway, TURN, TURN)
     assert failed_over.headers["X-Refrain-Upstream"] == f'{other}; tried="{first}=upstream-broke"'
     assert (await turns(gateway, TURN, TURN, TURN)).headers["X-Refrain-Upstream"] == other
+
+
+@pytest.mark.parametrize("code", [400, 401, 413])
+async def test_a_prompt_that_was_refused_is_not_believed_to_be_computed(
+    start_gateway: StartGateway, servers: StartServers, code: int
+):
+    gateway = await pool(start_gateway, await servers(status(code), status(code)))
+    for _ in range(2):
+        assert (await turns(gateway, TURN)).status == code
+    assert await figure(gateway, 'refrain_upstream_requests_total{route="cold"') == 2
 
 
 async def test_of_a_burst_behind_a_cold_prefix_one_goes_first(

@@ -128,10 +128,13 @@ class PoolTable:
         """Note how much of the prompt the upstream says that it had."""
         self._routing.answered(call.sent, tokens, now)
 
-    def first_byte(self, call: Call, now: float) -> None:
-        """Note that the upstream has answered."""
+    def first_byte(self, call: Call, now: float, *, refused: bool = False) -> None:
+        """Note that the upstream has answered; a prompt that it ``refused`` it has not computed."""
         call.standing.heard_at = now
-        self._routing.first_token(call.sent, now)
+        if refused:
+            self._routing.ended(call.sent, now)
+        else:
+            self._routing.first_token(call.sent, now)
         health = healths.answered(call.standing.health, now)
         if health is not call.standing.health:  # seldom
             with self._watched(call.standing, now):
