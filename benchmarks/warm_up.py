@@ -160,7 +160,7 @@ def _ask(gateway: int, assistant: int, question: str) -> Any:
         "max_tokens": 1,
         "temperature": 0,
     }
-    headers = {"Content-Type": "application/json", "Cache-Control": "no-store"}
+    headers = {"Content-Type": "application/json", "Cache-Control": "no-cache"}
     request = urllib.request.Request(
         f"http://127.0.0.1:{gateway}/v1/chat/completions", json.dumps(body).encode(), headers
     )

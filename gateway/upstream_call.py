@@ -42,7 +42,8 @@ _OURS = ("accept-encoding", "content-encoding")
 
 
 Answered = Callable[[Endpoint, dict[str, Any], Mapping[str, str]], None]
-"""Is told of each request that was answered: its body as sent, the headers that came."""
+"""Is told of each request that was answered and may be kept: its body as sent, the headers that
+came."""
 
 
 class Refused(Enum):
@@ -139,8 +140,8 @@ class Caller:
         async with self.upstream.send(outgoing) as upstream:
             answer.upstream_head = seen.clock()
             answer.served = upstream.served
-            if self.answered is not None and upstream.status == HTTPStatus.OK:
-                self.answered(exchange.endpoint, exchange.body, inbound.headers)
+            if upstream.status == HTTPStatus.OK:
+                self._note_answered(exchange)
             if refused and upstream.status < HTTPStatus.BAD_REQUEST:
                 log.info("%s refuses stream_options: not asked for again", self.upstream.name)
                 self.asks_for_usage = False
@@ -169,6 +170,11 @@ class Caller:
         answer.land(seen.clock())
         self._note_hints(exchange, upstream.status)
         return None
+
+    def _note_answered(self, exchange: Exchange) -> None:
+        # What may not be stored (no-store, personal data) is not to be kept in another way.
+        if self.answered is not None and exchange.plan is not None:
+            self.answered(exchange.endpoint, exchange.body, exchange.inbound.headers)
 
     def _note_hints(self, exchange: Exchange, status: int) -> None:
         if exchange.without_hints is not None and status == HTTPStatus.OK:

@@ -1,8 +1,9 @@
 """A fresh replica computes the beginnings of prompts that are used most, before clients come to it.
 
 Law: a warm-up is bounded in time and number, and takes nothing from clients: it has the lowest
-priority, and is left where no other replica could answer meanwhile. A fault ends it and keeps
-nobody out; what a replica could not take is not sent again. No client's credential is used.
+priority, counts against the replica's limits, and is left where no other replica could answer
+meanwhile. A fault ends it and keeps nobody out; what a replica could not take is not sent again. No
+client's credential is used, and what may not be stored is not recorded.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 from gateway.adapters.upstream_http import HttpUpstream
 from gateway.core.access import CREDENTIALS
 from gateway.core.errors import UpstreamError
-from gateway.core.outbound import PRIORITY
+from gateway.core.outbound import OF_AN_ACCOUNT, PRIORITY
 from gateway.core.outgoing import Outgoing
 from gateway.core.pool.table import PoolTable
 from gateway.core.prefix_blocks import PromptChains
@@ -28,6 +29,8 @@ SECONDS = 10.0
 """Of one warm-up."""
 MOST = 32
 """Beginnings that one replica is sent."""
+
+_OF_A_CLIENT = (*CREDENTIALS, *OF_AN_ACCOUNT)
 
 _FIELDS = (
     ("Content-Type", "application/json"),
@@ -70,7 +73,7 @@ class WarmUp:
 
     def note(self, endpoint: Endpoint, body: dict[str, Any], headers: Mapping[str, str]) -> None:
         """Record a request that was answered; ``headers`` are by lower-case name."""
-        if self._own_credentials or not any(headers.get(name) for name in CREDENTIALS):
+        if self._own_credentials or not any(headers.get(name) for name in _OF_A_CLIENT):
             self.prefixes.note(endpoint, body, self._clock())
 
     async def warm(self, name: str) -> None:
@@ -96,13 +99,14 @@ class WarmUp:
         return [
             prefix
             for prefix in self.prefixes.worth_most(self._clock())
-            if self._table.has_stand_in(name, prefix.model)
+            if self._table.can_be_spared(name, prefix.model, self._clock())
         ][:MOST]
 
     async def _computed(self, name: str, prefix: WarmPrefix) -> str | None:
         """Send one beginning; return what went wrong, if anything."""
-        if not self._table.has_stand_in(name, prefix.model):
-            return "no other is well"
+        if not self._table.can_be_spared(name, prefix.model, self._clock()):
+            return "it is needed, or has no room"
+        self._table.count(name, self._clock())
         outgoing = Outgoing(Endpoint.CHAT.value, _FIELDS, prefix.raw, prefix.model)
         try:
             async with self._upstreams[name].send(outgoing) as reply:

@@ -1,7 +1,8 @@
 """What an engine's KV events say of its prefix cache as a whole: emptied, or as full as it gets.
 
-Law: only counts are kept, and an id is one that can be sent back in a header. Which prompt a block belongs to an engine's digests do not say to
-somebody without its tokens, and it would be worth little (benchmarks/prefix_routing.py).
+Law: only counts are kept, and an id is one that can be sent back in a header. Which prompt a block
+belongs to an engine's digests do not say to somebody without its tokens, and it would be worth
+little (benchmarks/prefix_routing.py).
 """
 
 import re

@@ -17,7 +17,7 @@ from policies.decide import Priority
 PRIORITY = "X-Refrain-Priority"
 SALT = "cache_salt"
 
-_OF_AN_ACCOUNT = ("x-goog-api-key", "cookie", "openai-organization", "openai-project")
+OF_AN_ACCOUNT = ("x-goog-api-key", "cookie", "openai-organization", "openai-project")
 
 _NOT_OURS = ("accept-encoding", "content-encoding", "content-type", "cache-control")
 _OF_A_TRACE = ("traceparent", "tracestate")
@@ -44,7 +44,7 @@ def with_key(fields: Iterable[tuple[str, str]], api_key: str | None) -> Fields:
 
     Nor does a client choose on which of the operator's accounts it asks.
     """
-    kept = without(fields, *CREDENTIALS, *_OF_AN_ACCOUNT)
+    kept = without(fields, *CREDENTIALS, *OF_AN_ACCOUNT)
     return kept if api_key is None else (*kept, ("Authorization", f"Bearer {api_key}"))
 
 

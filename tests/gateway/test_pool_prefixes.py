@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from faulty_upstreams import status
 
 from backend.core.cache_events import NOTHING_CACHED, BlocksStored, EventBatch
 from backend.server.kv_events import KvEvents
-from faulty_upstreams import status
 from running_gateway import Asked, RunningGateway, StartGateway, start_app
 from scripted_upstream import ScriptedUpstream, completion
 

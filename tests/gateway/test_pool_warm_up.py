@@ -11,9 +11,10 @@ from faulty_upstreams import CLOSED, says, stalls, status
 from gateway.adapters.upstream_health import Prober
 from gateway.adapters.upstream_http import HttpUpstream
 from gateway.adapters.warm_up import MOST, WarmUp
+from gateway.core.outgoing import Outgoing
 from gateway.core.pool.health import State
 from gateway.core.pool.member import Member
-from gateway.core.pool.table import PoolTable
+from gateway.core.pool.table import Call, PoolTable
 from gateway.core.prefix_blocks import PromptChains
 from gateway.core.prefix_routing import PrefixAware
 from gateway.core.routing import Load
@@ -32,7 +33,7 @@ def chat(number: int = 0, model: str = "m") -> dict[str, Any]:
 class Ward:
     """Two upstreams, of which ``fresh`` was left alone and answers probes again."""
 
-    def __init__(self, fresh: ScriptedUpstream, seconds: float) -> None:
+    def __init__(self, fresh: ScriptedUpstream, seconds: float, rate: int | None = None) -> None:
         self.fresh = fresh
         self.now = 100.0
         self.upstreams = {
@@ -40,7 +41,10 @@ class Ward:
             "fresh": HttpUpstream(f"{fresh.url}/v1", name="fresh"),
         }
         self.routing = PrefixAware()
-        members = [Member("old", ("m", "n")), Member("fresh", ("m", "o"))]
+        members = [
+            Member("old", ("m", "n"), max_concurrency=1),
+            Member("fresh", ("m", "o"), requests_per_minute=rate),
+        ]
         self.table = PoolTable(members, self.routing, self.now)
         self.table.probed("fresh", Reason.UPSTREAM_STATUS, self.now, for_sure=True)
         self.states: list[State] = []
@@ -64,6 +68,11 @@ class Ward:
     @property
     def state(self) -> State:
         return self.table.standings["fresh"].health.state(self.now)
+
+    def fill_the_other(self) -> None:
+        """Have as many requests under way at the other upstream as it takes."""
+        call = self.table.begin(Outgoing("/v1/chat/completions", (), b"", "n"), self.now)
+        assert isinstance(call, Call)
 
     def used(self, *bodies: dict[str, Any], **headers: str) -> None:
         for body in bodies:
@@ -143,6 +152,36 @@ async def test_where_no_other_is_well_it_is_not_kept_from_clients(ward: Ward):
     assert (ward.fresh.bodies, ward.state) == ([], State.TRIAL)
 
 
+async def test_where_no_other_has_room_it_is_not_kept_from_clients(ward: Ward):
+    ward.used(chat())
+    ward.fill_the_other()
+    await ward.prober.probe("fresh")
+    assert (ward.fresh.bodies, ward.state) == ([], State.TRIAL)
+
+
+async def test_a_warm_up_ends_where_the_others_fill_up_meanwhile(ward: Ward):
+    async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        ward.fill_the_other()
+        return await says("x")(request, body)
+
+    ward.fresh.answer = answer
+    ward.used(chat(1), chat(2))
+    await ward.prober.probe("fresh")
+    assert (len(ward.fresh.bodies), ward.state) == (1, State.TRIAL)
+
+
+async def test_what_is_sent_counts_as_clients_requests_do(fresh: ScriptedUpstream):
+    ward = Ward(fresh, seconds=30.0, rate=2)
+    ward.used(*(chat(number) for number in range(3)))
+    for upstream in ward.upstreams.values():
+        await upstream.open()
+    await ward.prober.probe("fresh")
+    assert (len(fresh.bodies), ward.state) == (2, State.TRIAL)
+    assert not ward.table.standings["fresh"].is_able(ward.now)
+    for upstream in ward.upstreams.values():
+        await upstream.close()
+
+
 async def test_a_warm_up_ends_where_the_others_fail_meanwhile(ward: Ward):
     async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         ward.table.probed("old", Reason.UPSTREAM_STATUS, ward.now, for_sure=True)
@@ -193,13 +232,23 @@ async def test_what_came_with_a_clients_credential_is_not_recorded_unless_it_sta
     assert len(own.prefixes.worth_most(ward.now)) == 1
 
 
+@pytest.mark.parametrize("name", ["cookie", "x-goog-api-key", "openai-organization"])
+async def test_who_shows_who_they_are_in_another_way_is_not_recorded_either(ward: Ward, name: str):
+    ward.used(chat(), **{name: "client"})
+    assert ward.warm_up.prefixes.worth_most(ward.now) == []
+
+
 async def figure(gateway: RunningGateway, beginning: str) -> float:
     lines = (await gateway.get("/metrics")).raw.decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(beginning))
 
 
+FORBIDDEN = f"Call {LONG}Anna at anna.smith@example.com. "
+
+
+@pytest.mark.parametrize("why", ["nothing", "no-store", "pii"])
 async def test_behind_the_gateway_a_restarted_upstream_is_warm_before_its_first_client(
-    start_gateway: StartGateway, upstream: ScriptedUpstream, fresh: ScriptedUpstream
+    start_gateway: StartGateway, upstream: ScriptedUpstream, fresh: ScriptedUpstream, why: str
 ):
     fresh.answer = status(500)
     listed = [
@@ -209,7 +258,14 @@ async def test_behind_the_gateway_a_restarted_upstream_is_warm_before_its_first_
     gateway = await start_gateway(
         upstream=(), upstreams=listed, upstream_routing="load", upstream_warm_up=True
     )
-    while len(fresh.bodies) < 3:  # fails until it is left alone
+    kept_back = [{"role": "system", "content": FORBIDDEN if why == "pii" else LONG * 2}]
+    headers = {"Cache-Control": "no-store"} if why == "no-store" else {}
+    while why != "nothing" and len(upstream.bodies) < 2:
+        reply = await gateway.ask(
+            messages=[*kept_back, chat()["messages"][1]], seed=len(upstream.bodies), headers=headers
+        )
+        assert f"detail={why}" in reply.headers["Cache-Status"]
+    while len(fresh.bodies) < 3 or len(upstream.bodies) < 4:  # fails until it is left alone
         assert (await gateway.ask(messages=chat()["messages"], seed=len(upstream.bodies))).status
     fresh.answer = says("x")
     fresh.bodies.clear()
@@ -218,3 +274,4 @@ async def test_behind_the_gateway_a_restarted_upstream_is_warm_before_its_first_
             pass
     assert fresh.bodies[0]["max_tokens"] == 1
     assert fresh.bodies[0]["messages"][0] == chat()["messages"][0]
+    assert kept_back[0] not in [turn for body in fresh.bodies for turn in body["messages"]]

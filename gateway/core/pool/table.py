@@ -188,10 +188,18 @@ class PoolTable:
         """Tell whether it fails, and nobody is to ask it."""
         return isinstance(self.standings[name].health.at, Open)
 
-    def has_stand_in(self, name: str, model: str) -> bool:
-        """Tell whether it serves the model and another that is well does, too."""
-        names = {one.member.name: one.is_well for tier in self._tiers(model) for one in tier}
-        return names.pop(name, None) is not None and any(names.values())
+    def can_be_spared(self, name: str, model: str, now: float) -> bool:
+        """Tell whether it serves the model, has room, and another could be asked in its place."""
+        serve = {one.member.name: one for tier in self._tiers(model) for one in tier}
+        spared = serve.pop(name, None)
+        if spared is None or not spared.has_room(now):
+            return False
+        return any(one.is_able(now) for one in serve.values())
+
+    def count(self, name: str, now: float) -> None:
+        """Count a request of the gateway's own against an upstream's rate."""
+        if (rate := self.standings[name].rate) is not None:
+            rate.take(now)
 
     def computed(self, name: str, prefix: Sequence[int], now: float) -> None:
         """Note that an upstream has computed a prompt that no client sent."""
