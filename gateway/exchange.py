@@ -1,6 +1,6 @@
 """Requests and replies as the pipeline sees them, free of any HTTP library."""
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,6 +68,8 @@ class Exchange:
     """What became of its declared context, if any."""
     without_hints: "Exchange | None" = None
     """The same as it is sent to who refuses hints, where there are any."""
+    without_volatile: "Callable[[], Awaitable[Exchange]] | None" = None
+    """Makes the same for who refuses the turn with volatile values, where there is one."""
 
     @property
     def plan(self) -> Plan | None:

@@ -20,7 +20,7 @@ from gateway.core.key import cache_salt, document_owner
 from gateway.core.lookup import Forward
 from gateway.core.outbound import with_priority, with_salt
 from gateway.core.rewrite.documents import NOTHING_KNOWN, Memory
-from gateway.core.rewrite.outcome import Declined, WhyNot
+from gateway.core.rewrite.outcome import Declined, Rewrite, WhyNot
 from gateway.core.rewrite.plan import Rewritten, rewrite, rules_for
 from gateway.core.rewrite.shared_documents import SharedDocuments
 from gateway.core.types import Endpoint
@@ -56,9 +56,9 @@ class Outbox:
         # Embeddings have no prefix cache, and servers that know the field may refuse it there.
         return self.salts_caches and asked.endpoint is not Endpoint.EMBEDDINGS
 
-    async def exchange(self, asked: Asked, state: Forward) -> Exchange:
-        """Return the request as it is sent."""
-        rewritten = await self._rewritten(asked)
+    async def exchange(self, asked: Asked, state: Forward, *, volatile: bool = True) -> Exchange:
+        """Return the request as it is sent; ``volatile`` says whether such values may move."""
+        rewritten = await self._rewritten(asked, volatile=volatile)
         body, raw = rewritten.body, rewritten.raw
         body, raw, history = self.summariser.applied(asked, body, raw)
         told = await self.compressor.compressed(asked.endpoint, asked.decision, body, raw)
@@ -79,22 +79,29 @@ class Outbox:
             rewritten.declined + hints.declined,
             both(history, told),
         )
+        if Rewrite.VOLATILE in rewritten.changes:
+            again = partial(self.exchange, asked, state, volatile=False)
+            plain = replace(plain, without_volatile=again)
         return _with_hints(plain, hints) if hints.changes else plain
 
-    async def _rewritten(self, asked: Asked) -> Rewritten:
+    async def _rewritten(self, asked: Asked, *, volatile: bool) -> Rewritten:
         body, raw, settings = asked.body, asked.inbound.raw, asked.decision.prefix
+        left: tuple[Declined, ...] = ()
+        if not volatile:
+            settings = replace(settings, volatile=(), patterns=())
+            left = (Declined(Rewrite.VOLATILE, WhyNot.REFUSED),)
         rules = rules_for(asked.endpoint, body, settings)
         if not rules:
-            return Rewritten(body, raw)
+            return Rewritten(body, raw, declined=left)
         memory = self._memory(asked)
         work = partial(rewrite, asked.endpoint, body, raw, settings, memory)
         rewritten = await _done_in_time(work, len(raw))
         if isinstance(rewritten, WhyNot):
             declined = tuple(Declined(rule, rewritten) for rule in rules)
-            return Rewritten(body, raw, declined=declined)
-        if memory is not NOTHING_KNOWN:
+            return Rewritten(body, raw, declined=declined + left)
+        if memory is not NOTHING_KNOWN and volatile:
             self.shared.note(rewritten.digests)
-        return rewritten
+        return replace(rewritten, declined=rewritten.declined + left)
 
     async def _hinted(self, asked: Asked, body: dict[str, Any], raw: bytes) -> Hinted:
         settings, rule = asked.decision.hints, asked.decision.rule

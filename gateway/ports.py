@@ -310,7 +310,7 @@ class Upstream(Protocol):
         ...
 
     def send(self, outgoing: Outgoing) -> AbstractAsyncContextManager[UpstreamReply]:
-        """POST; leaving the context cancels what is left.
+        """POST ``outgoing.raw_to`` who the reply says it is; leaving the context cancels the rest.
 
         Raises UpstreamError when it cannot be reached or sends no head in time.
         """

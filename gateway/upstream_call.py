@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from http import HTTPStatus
 from typing import Any
 
@@ -19,18 +18,18 @@ from gateway.checking import Checks
 from gateway.core import sse
 from gateway.core.errors import UpstreamError
 from gateway.core.headers import end_to_end, request_fields, without
-from gateway.core.hints.taken import HintsTaken
 from gateway.core.outgoing import Outgoing, with_upstream
 from gateway.core.prefix_blocks import PromptChains
 from gateway.core.prompt_usage import prompt_usage
 from gateway.core.streamed import Followed, followed
+from gateway.core.taken import Added, Taken, Taker
 from gateway.core.types import Endpoint, Reason
-from gateway.core.usage import ask_for_usage
 from gateway.exchange import Exchange
 from gateway.live_answer import Head, LiveAnswer
 from gateway.observation import Observation
 from gateway.ports import Upstream, UpstreamReply
 from gateway.reply_pieces import joined, pass_on, read
+from gateway.suiting import Version, Versions, versions
 
 log = logging.getLogger(__name__)
 
@@ -46,20 +45,9 @@ Answered = Callable[[Endpoint, dict[str, Any], Mapping[str, str]], None]
 came."""
 
 
-class Refused(Enum):
-    """What the gateway has added and the upstream does not take."""
-
-    USAGE = auto()
-    HINTS = auto()
-
-
 @dataclass(slots=True)
 class Caller:
-    """Makes calls. ``max_answer_bytes`` bounds what is stored, and what is held for readers.
-
-    ``asks_for_usage`` is dropped for good once the upstream has refused ``stream_options``:
-    several OpenAI-compatible servers do.
-    """
+    """Makes calls. ``max_answer_bytes`` bounds what is stored, and what is held for readers."""
 
     upstream: Upstream
     admitter: Admitter
@@ -67,8 +55,7 @@ class Caller:
     checks: Checks | None = None
     chains: PromptChains | None = None
     answered: Answered | None = None
-    asks_for_usage: bool = True
-    hints: HintsTaken = field(default_factory=HintsTaken)
+    taken: Taken = field(default_factory=Taken)
 
     async def call(self, exchange: Exchange, answer: LiveAnswer) -> None:
         """Make the call and write all that comes of it into ``answer``, its end always.
@@ -86,99 +73,90 @@ class Caller:
             answer.close()
 
     async def _call(self, exchange: Exchange, answer: LiveAnswer) -> None:
-        model, plain = exchange.body.get("model") or "", exchange.without_hints
-        if plain is None:
-            await self._asked(exchange, answer)
-            return
-        if not self.hints.refused_by(model):
-            if await self._asked(exchange, answer) is not Refused.HINTS:
+        """Make the call, and once more without what may be why it was refused."""
+        model, dropped = exchange.body.get("model") or "", dict[Added, str]()
+        while True:
+            known = self.taken.refused(model, exchange.seen.clock())
+            sent = await versions(exchange, known, frozenset(dropped))
+            refused = await self._attempt(sent, model, dropped, answer)
+            if not refused:
                 return
-            log.info("%s refused a request with hints: asked without", self.upstream.name)
-        answer.leader = plain
-        plain.note_rewrites()
-        await self._asked(plain, answer)
-        if answer.head is not None and answer.head.status < HTTPStatus.BAD_REQUEST:
-            self.hints.note(model, taken=False)
-
-    async def _asked(self, exchange: Exchange, answer: LiveAnswer) -> "Refused | None":
-        """Make the call, with usage asked for where the upstream takes that."""
-        as_asked = exchange.inbound.raw
-        raw, added = as_asked, False
-        if exchange.endpoint is not Endpoint.RESPONSES:  # whose streams end in it anyway
-            raw, added = ask_for_usage(exchange.body, as_asked)
-        if not (added and self.asks_for_usage):
-            return await self._attempt(exchange, answer, as_asked, usage=exchange.wants_usage)
-        refused = await self._attempt(exchange, answer, raw, usage=True, added=True)
-        if refused is Refused.USAGE:
-            return await self._attempt(exchange, answer, as_asked, usage=False, refused=True)
-        return refused
+            dropped |= refused
 
     async def _attempt(
-        self,
-        exchange: Exchange,
-        answer: LiveAnswer,
-        raw: bytes,
-        *,
-        usage: bool,
-        added: bool = False,
-        refused: bool = False,
-    ) -> "Refused | None":
-        """Make one call; return what the upstream refused of what the gateway has added, if it did.
+        self, sent: Versions, model: str, dropped: Mapping[Added, str], answer: LiveAnswer
+    ) -> dict[Added, str]:
+        """Make one call; return what was refused of what the gateway has added, and by whom.
 
-        ``added`` says that only the gateway asks for it, ``refused`` that it was refused before.
+        ``dropped`` is what was refused before.
         """
+        exchange, raw = sent.usual.exchange, sent.usual.raw
         inbound, seen = exchange.inbound, exchange.seen
         # The answer is read here, so it must come unencoded; our span stands for the client's.
         headers = without(request_fields(inbound.fields), *_OURS, *seen.trace_headers)
         headers += (("Accept-Encoding", "identity"), *seen.trace_headers.items())
-        model = exchange.body.get("model") or ""
         prefix: tuple[int, ...] = ()
         if self.chains is not None:
             prefix = self.chains.of(exchange.endpoint, exchange.body, inbound.headers, len(raw))
-        outgoing = Outgoing(inbound.target, headers, raw, model, prefix, exchange.streamed)
+        outgoing = Outgoing(
+            inbound.target, headers, raw, model, prefix, exchange.streamed, sent.instead
+        )
         answer.upstream_started = seen.clock()
         async with self.upstream.send(outgoing) as upstream:
             answer.upstream_head = seen.clock()
-            answer.served = upstream.served
+            answer.served, name = upstream.served, upstream.served.upstream
+            version = sent.to(name)
+            exchange = version.exchange
             if upstream.status == HTTPStatus.OK:
                 self._note_answered(exchange)
-            if refused and upstream.status < HTTPStatus.BAD_REQUEST:
-                log.info("%s refuses stream_options: not asked for again", self.upstream.name)
-                self.asks_for_usage = False
             fields = with_upstream(end_to_end(upstream.headers), upstream.served)
             if upstream.content_type == "text/event-stream":
-                answer.open(Head(upstream.status, fields, events=True, usage=usage))
-                self._note_hints(exchange, upstream.status)
+                self._settle(version, model, dropped, upstream, answer)
+                answer.open(Head(upstream.status, fields, events=True, usage=version.usage))
                 await self._relay(upstream, exchange, answer)
-                return None
+                return {}
             chunks = upstream.chunks()
             whole = await read(chunks, self.max_answer_bytes)
+            who, now = Taker(name, model), seen.clock()
+            if refused := self.taken.suspects(who, version.added, upstream.status, whole, now):
+                return dict.fromkeys(refused, name)
+            self._settle(version, model, dropped, upstream, answer)
             if len(whole) > self.max_answer_bytes:
                 if exchange.plan is not None:
                     _decline(Reason.TOO_LARGE, answer)
                 await pass_on(Head(upstream.status, fields), whole, chunks, answer)
-                return None
-            if added and _refuses_usage(upstream.status, whole, exchange):
-                return Refused.USAGE
-            if exchange.without_hints is not None and self.hints.may_be_why(
-                model, upstream.status, whole
-            ):
-                return Refused.HINTS
+                return {}
         answer.complete = True
         await self._store_plain(upstream, whole, exchange, answer)
         answer.open(Head(upstream.status, fields, whole))
         answer.land(seen.clock())
-        self._note_hints(exchange, upstream.status)
-        return None
+        return {}
 
     def _note_answered(self, exchange: Exchange) -> None:
         # What may not be stored (no-store, personal data) is not to be kept in another way.
         if self.answered is not None and exchange.plan is not None:
             self.answered(exchange.endpoint, exchange.body, exchange.inbound.headers)
 
-    def _note_hints(self, exchange: Exchange, status: int) -> None:
-        if exchange.without_hints is not None and status == HTTPStatus.OK:
-            self.hints.note(exchange.body.get("model") or "", taken=True)
+    def _settle(
+        self,
+        version: Version,
+        model: str,
+        dropped: Mapping[Added, str],
+        upstream: UpstreamReply,
+        answer: LiveAnswer,
+    ) -> None:
+        """Note which version it is that was answered, and what that teaches."""
+        if answer.leader is not version.exchange:
+            answer.leader = version.exchange
+            answer.leader.note_rewrites()
+        if upstream.status >= HTTPStatus.BAD_REQUEST:
+            return
+        now = answer.leader.seen.clock()
+        who = Taker(upstream.served.upstream, model)
+        self.taken.note(who, version.added, now, takes=True)
+        for added, name in dropped.items():
+            log.info("%s refuses %s: left out for a while", name, added.value)
+            self.taken.note(Taker(name, model), frozenset({added}), now, takes=False)
 
     async def _relay(self, upstream: UpstreamReply, exchange: Exchange, answer: LiveAnswer) -> None:
         """Pass events on as they end, until the upstream's stream does."""
@@ -271,14 +249,6 @@ class Caller:
             self.checks.begin(check, exchange.plan, plain, exchange.inbound.fields)
         if (payer := answer.payer) is not None:
             payer.stored = True
-
-
-def _refuses_usage(status: int, whole: bytes, exchange: Exchange) -> bool:
-    return (
-        status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
-        and b"stream_options" in whole
-        and "stream_options" not in exchange.body
-    )
 
 
 def _broken(message: str) -> UpstreamError:

@@ -91,7 +91,8 @@ class HttpUpstream:
     @asynccontextmanager
     async def send(self, outgoing: Outgoing) -> AsyncIterator["HttpReply"]:
         """POST; see the port."""
-        target, fields, raw = outgoing.target, outgoing.fields, outgoing.raw
+        target, fields = outgoing.target, outgoing.fields
+        raw = outgoing.raw_to(self._name)
         by = None
         if outgoing.streamed and self._times_streams:
             by = asyncio.get_running_loop().time() + self._first_token

@@ -1,6 +1,6 @@
 """What is sent to an upstream, and which one answered."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gateway.core.headers import Fields
@@ -27,6 +27,12 @@ class Outgoing:
     prefix: tuple[int, ...] = field(default=(), repr=False)
     streamed: bool = False
     """Whether a stream is asked for."""
+    instead: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """What these upstreams get in place of ``raw``, by name."""
+
+    def raw_to(self, upstream: str) -> bytes:
+        """Return the body for an upstream."""
+        return self.instead.get(upstream, self.raw)
 
 
 Tried = tuple[tuple[str, Reason], ...]

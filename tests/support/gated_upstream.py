@@ -116,7 +116,7 @@ class GatedUpstream:
 
     def send(self, outgoing: Outgoing) -> Call:
         """See the port."""
-        call = Call(outgoing.fields, outgoing.raw)
+        call = Call(outgoing.fields, outgoing.raw_to(Call.served.upstream))
         self.calls.append(call)
         self._new.put_nowait(call)
         return call

@@ -1,0 +1,79 @@
+"""What the gateway adds to requests, and upstreams that refuse it: each is sent what suits it."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+from faulty_upstreams import Answers, StartServer, pool, says, servers, status
+
+from running_gateway import StartGateway
+from scripted_upstream import ScriptedUpstream
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[StartServer]:
+    async with servers() as start:
+        yield start
+
+
+def refuses(word: str, then: Answers) -> Answers:
+    """Refuse requests that have the word, as servers do that do not know a field."""
+
+    async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if word in orjson.dumps(body).decode():
+            error = {"message": f"Unrecognized request argument: {word}"}
+            return web.json_response({"error": error}, status=400)
+        return await then(request, body)
+
+    return answer
+
+
+def sent(one: ScriptedUpstream, word: str) -> list[bool]:
+    return [word in orjson.dumps(body).decode() for body in one.bodies]
+
+
+def second_choice(one: ScriptedUpstream) -> dict[str, Any]:
+    return {"url": f"{one.url}/v1", "tier": 2}
+
+
+async def test_only_who_refuses_stream_options_is_not_asked_for_usage(
+    start_gateway: StartGateway, server: StartServer
+):
+    first = await server(refuses("stream_options", says("From a.")))
+    second = await server(says("From b."))
+    gateway = await pool(start_gateway, first, second_choice(second))
+
+    for question in ("one", "two"):
+        assert (await gateway.ask(question, stream=True)).text == "From a."
+    assert sent(first, "stream_options") == [True, False, False]
+
+    first.answer = status(500)
+    assert (await gateway.ask("three", stream=True)).text == "From b."
+    assert sent(first, "stream_options") == [True, False, False, False]
+    assert sent(second, "stream_options") == [True]
+
+
+async def test_hints_are_left_out_where_they_are_refused_and_told_where_they_are_taken(
+    start_gateway: StartGateway, server: StartServer, tmp_path: Path
+):
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(
+        "version: 1\ndefault: {exact: on, semantic: off, freshness: 1h, scope: tenant, "
+        "pii: bypass, hints: {cache_key: on}}\n"
+    )
+    first = await server(refuses("prompt_cache_key", says("From a.")))
+    second = await server(says("From b."))
+    gateway = await pool(start_gateway, first, second_choice(second), policy=policy)
+
+    for question in ("one", "two"):
+        reply = await gateway.ask(question)
+        assert reply.headers["X-Refrain-Rewrite"] == 'none; declined="cache-key=refused"'
+    assert sent(first, "prompt_cache_key") == [True, False, False]
+
+    first.answer = status(500)
+    reply = await gateway.ask("three")
+    assert (reply.text, reply.headers["X-Refrain-Rewrite"]) == ("From b.", "cache-key")
+    assert sent(second, "prompt_cache_key") == [True]
