@@ -1,9 +1,9 @@
-"""A reply of one of several upstreams, whose first byte is here.
+"""A reply of one of several upstreams, whose first word is here.
 
 Law: from here on nothing is sent again. However the reply is left, its call is ended once.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from http import HTTPStatus
@@ -14,7 +14,8 @@ from typing import Protocol
 from gateway.core.errors import UpstreamError
 from gateway.core.headers import without
 from gateway.core.outgoing import Served, Tried
-from gateway.core.pool.failure import Failure, error_of, failure_of
+from gateway.core.pool.beginning import Beginning, Begun
+from gateway.core.pool.failure import Failure, failure_of
 from gateway.core.pool.table import Call
 from gateway.core.types import Reason
 from gateway.ports import UpstreamReply
@@ -37,7 +38,7 @@ class CallOwner(Protocol):
 
 
 class Opened:
-    """A reply whose first byte is here; see the port ``UpstreamReply``."""
+    """A reply whose first word is here; see the port ``UpstreamReply``."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class Opened:
         self._context = context
         self._reply = reply
         self._body = reply.chunks()
-        self._first = b""
+        self._held: list[bytes] = []
 
     @property
     def served(self) -> Served:
@@ -82,22 +83,27 @@ class Opened:
         """Media type without parameters, lower case."""
         return self._reply.content_type
 
-    async def read_first(self) -> None:
-        """Wait for the first byte. Raises UpstreamError, also for an answer of nothing.
+    async def read_first(self, clock: Callable[[], float]) -> None:
+        """Wait for the first word. Raises UpstreamError, also for an answer of nothing.
 
         A stream that begins with an error of the server's own is a failure, too.
         """
-        self._first = await anext(self._body, b"")
-        if not self._first and self.status == HTTPStatus.OK:
+        beginning = Beginning(self.content_type == "text/event-stream", self._held)
+        begun: Begun | Failure = Begun.NOT_YET
+        while begun is Begun.NOT_YET:
+            piece = await anext(self._body, b"")
+            begun = beginning.add(piece, clock()) if piece else beginning.end()
+        if isinstance(begun, Failure):
+            self.failure = begun
+        elif begun is Begun.NOTHING and self.status == HTTPStatus.OK:
             message = f"The upstream {self._call.name} ended its answer before it began."
             raise UpstreamError(502, message, Reason.UPSTREAM_BROKE)
-        if self.content_type == "text/event-stream":
-            self.failure = error_of(self._first)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body. Raises UpstreamError."""
-        if self._first:
-            yield self._first
+        if self._held:
+            yield b"".join(self._held)
+            self._held.clear()
         async for chunk in self._body:
             yield chunk
 

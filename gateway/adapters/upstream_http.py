@@ -21,6 +21,7 @@ from yarl import URL
 from gateway.core.errors import UpstreamError
 from gateway.core.outbound import with_key
 from gateway.core.outgoing import Outgoing, Served
+from gateway.core.pool.beginning import Beginning, Begun
 from gateway.core.types import Reason
 
 _UNBOUNDED = nullcontext()
@@ -33,7 +34,7 @@ class HttpUpstream:
 
     ``connect_seconds`` bounds connecting; ``read_seconds`` bounds the wait for the head and
     between two reads of the body, but for streams where they are given ``first_token_seconds`` the
-    wait for the body's first byte and ``between_tokens_seconds`` each one after. Clients'
+    wait for the body's first word and ``between_tokens_seconds`` each one after. Clients'
     credentials are passed on unless ``own_credential`` is set: then ``api_key`` takes their place,
     or nothing.
     """
@@ -152,16 +153,19 @@ class HttpUpstream:
             raise _fault(error, self._name) from error
 
     async def _stream(self, response: ClientResponse, by: float) -> AsyncIterator[bytes]:
-        """Yield a stream's body, whose first byte comes ``by`` then. Raises UpstreamError."""
+        """Yield a stream's body, whose first word comes ``by`` then. Raises UpstreamError."""
         clock = asyncio.get_running_loop().time
+        beginning, begun = Beginning(events=True), False
         try:
             while True:
                 async with asyncio.timeout_at(by):
                     chunk = await response.content.readany()
                 if not chunk:
                     return
+                begun = begun or beginning.add(chunk, 0.0) is not Begun.NOT_YET
                 yield chunk
-                by = clock() + self._between_tokens
+                if begun:
+                    by = clock() + self._between_tokens
         except (ClientError, TimeoutError, OSError) as error:
             raise _fault(error, self._name) from error
 

@@ -1,7 +1,7 @@
 """Several upstreams as one: the only driver of the pool's decisions.
 
 Law: what is to be done is decided by ``core.pool``; here it is awaited, and what came of it handed
-back. A reply is passed on once its first byte is here, and from then on nothing is sent again.
+back. A reply is passed on once its first word is here, and from then on nothing is sent again.
 Every call that was begun is ended, also where its client leaves.
 """
 
@@ -59,7 +59,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """No reply, or one that broke before its first byte."""
+    """No reply, or one that broke before its first word."""
 
     error: UpstreamError
     failure: Failure
@@ -113,7 +113,7 @@ class UpstreamPool:
         return Sending(self, outgoing)
 
     async def opened(self, outgoing: Outgoing) -> Opened:
-        """Return a reply whose first byte is here. Raises UpstreamError where nobody gives one."""
+        """Return a reply whose first word is here. Raises UpstreamError where nobody gives one."""
         tries = Tries()
         self._budget.earn()
         call: Call | None = await self._first(outgoing)
@@ -207,7 +207,7 @@ class UpstreamPool:
             raise
 
     async def _attempt(self, call: Call, outgoing: Outgoing) -> Opened | Failed:
-        """Send to one upstream and wait for the first byte."""
+        """Send to one upstream and wait for the first word."""
         context = self._upstreams[call.name].send(outgoing)
         opened: Opened | None = None
         try:
@@ -221,7 +221,7 @@ class UpstreamPool:
                 reply.status, reply.headers, self._wall(), personal=personal
             )
             if opened.failure is None:
-                await opened.read_first()
+                await opened.read_first(self._clock)
         except UpstreamError as error:
             failure = failure_of(error, head=opened is not None)
             self.note_failure(call, failure)

@@ -37,11 +37,15 @@ class StreamedAnswer:
         self._bytes_left = max_bytes
         self._open_choices: set[int] = set()
         self._started = False
+        self._spoke = False
+        """Whether anything but usage has come."""
 
     def pass_on(self, event: sse.Event) -> tuple[bytes, bytes]:
         """Return the bytes that clients get for this event, with usage and without."""
         raw = event.raw
         if event.data == sse.DONE:
+            if not self._spoke:  # no choice at all: that is no answer's end
+                return b"", b""
             self.done = True
             last = b"" if self.failed else raw  # what failed ends without [DONE]
             return last, last
@@ -51,6 +55,7 @@ class StreamedAnswer:
             chunk = orjson.loads(event.data)
         except orjson.JSONDecodeError:
             chunk = None
+        self._spoke = self._spoke or not isinstance(chunk, dict) or chunk.get("choices") != []
         if not isinstance(chunk, dict):
             self._unfit = Reason.UNCLEAN
             return raw, raw

@@ -1,4 +1,4 @@
-"""What a failure before the first byte means: whether it may be tried again, and where.
+"""What a failure before the first word means: whether it may be tried again, and where.
 
 Laws:
 - What surely was not processed (no connection; 429, 503, 529: refused) may go to every other
@@ -6,16 +6,14 @@ Laws:
 - What may have been processed costs money twice, and may be what breaks upstreams: it is risked
   once more, and only elsewhere, but for a connection that broke before the head, which is most
   often an idle one that was just closed: that may be risked at the same upstream.
-- After the first byte there is no second try. All else that an upstream says (400, 401, 404 …) is
-  its answer.
+- After the first word (``beginning``) there is no second try. All else that an upstream says (400,
+  401, 404 …) is its answer.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-
-import orjson
 
 from gateway.core.errors import UpstreamError
 from gateway.core.pool.health import LONGEST_REST
@@ -74,30 +72,6 @@ def refusal_of(
     if status in _FAILED:
         return Failure(Reason.UPSTREAM_STATUS, risky=True)
     return None
-
-
-def error_of(first: bytes) -> Failure | None:
-    """Return what a stream's first bytes mean where they are an error of the server's own.
-
-    Several servers answer 200 before they know whether they can. What they say of the request
-    (a 4xx, an invalid request) is an answer.
-    """
-    line, found, _ = first.lstrip().removeprefix(b"event: error\n").partition(b"\n")
-    if not (found and line.startswith(b"data:") and b'"error"' in line):
-        return None
-    try:
-        said = orjson.loads(line.removeprefix(b"data:"))
-    except orjson.JSONDecodeError:
-        return None
-    match said:
-        case {"error": {"code": int(code)}} if 400 <= code < 500:
-            return None
-        case {"error": {"type": str(kind)}} if "invalid_request" in kind or "BadRequest" in kind:
-            return None
-        case {"error": dict() | str()}:
-            return Failure(Reason.UPSTREAM_STATUS, risky=True)
-        case _:
-            return None
 
 
 def retry_after(fields: Iterable[tuple[str, str]], wall: float) -> float | None:
