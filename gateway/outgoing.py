@@ -78,6 +78,7 @@ class Outbox:
             rewritten.changes,
             rewritten.declined + hints.declined,
             both(history, told),
+            asked.tenant,
         )
         if Rewrite.VOLATILE in rewritten.changes:
             again = partial(self.exchange, asked, state, volatile=False)

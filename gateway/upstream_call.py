@@ -99,7 +99,14 @@ class Caller:
         if self.chains is not None:
             prefix = self.chains.of(exchange.endpoint, exchange.body, inbound.headers, len(raw))
         outgoing = Outgoing(
-            inbound.target, headers, raw, model, prefix, exchange.streamed, sent.instead
+            inbound.target,
+            headers,
+            raw,
+            model,
+            prefix,
+            exchange.streamed,
+            sent.instead,
+            exchange.tenant,
         )
         answer.upstream_started = seen.clock()
         async with self.upstream.send(outgoing) as upstream:

@@ -16,12 +16,13 @@ from typing import Any
 from gateway.adapters.kv_feed import KvFeed
 from gateway.adapters.metrics import Metrics
 from gateway.adapters.model_list import ModelList
+from gateway.adapters.pool_queue import Bounds
 from gateway.adapters.pool_requests import PoolRequests
 from gateway.adapters.readiness import Check, engine_ready
 from gateway.adapters.secret_setting import SecretSettingError, secret_setting
 from gateway.adapters.upstream_health import PATHS, Prober
 from gateway.adapters.upstream_http import HttpUpstream
-from gateway.adapters.upstream_pool import Bounds, UpstreamPool, log_change
+from gateway.adapters.upstream_pool import UpstreamPool, log_change
 from gateway.adapters.warm_up import WarmUp
 from gateway.core.pool.member import Member
 from gateway.core.pool.table import PoolTable, states

@@ -17,6 +17,7 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import Protocol
 
+from gateway.adapters.pool_queue import Bounds, PoolQueue
 from gateway.adapters.pooled_reply import Opened
 from gateway.adapters.prefix_turns import Turns
 from gateway.core.access import bears_credential
@@ -25,16 +26,12 @@ from gateway.core.outgoing import Outgoing
 from gateway.core.pool.budget import Budget
 from gateway.core.pool.failure import Failure, Tries, failure_of, refusal_of
 from gateway.core.pool.health import State
-from gateway.core.pool.standing import NoRoom
 from gateway.core.pool.table import Call, Change, PoolTable
-from gateway.core.pool.waiting import Waiting
 from gateway.core.routing import Route
 from gateway.core.types import Reason
 from gateway.ports import Upstream
 
 log = logging.getLogger(__name__)
-
-BEHIND_OTHERS = NoRoom(429, Reason.UPSTREAM_BUSY, None, waits=True)
 
 
 class Figures(Protocol):
@@ -47,14 +44,6 @@ class Figures(Protocol):
     def failed(self, name: str, reason: Reason) -> None:
         """Count a failure."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """How many may wait for room at an upstream, and for how long."""
-
-    waiting: int = 256
-    seconds: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,25 +77,23 @@ class UpstreamPool:
         self.name = name
         self.table = table
         self._upstreams = upstreams
-        self._bounds = bounds
         self._clock = clock
         self._wall = wall
         self._drawn = drawn
         self._figures = figures
         self._passes_credentials = passes_credentials
-        self._waiting: Waiting[asyncio.Future[Call]] = Waiting(bounds.waiting)
-        self._timer: asyncio.TimerHandle | None = None
+        self._queue = PoolQueue(table, bounds, clock, self.ended)
         self._budget = Budget()
         self._turns = Turns()
 
     @property
     def waiting(self) -> int:
         """How many requests wait for room."""
-        return len(self._waiting)
+        return len(self._queue)
 
     def overloaded(self, model: str) -> bool:
         """Tell whether a request for the model could not be sent at once."""
-        return self._waiting.has(model) or self.table.overloaded(model, self._clock())
+        return self._queue.has((model, "")) or self.table.overloaded(model, self._clock())
 
     def send(self, outgoing: Outgoing) -> "Sending":
         """POST to whoever is best; see the port."""
@@ -116,7 +103,7 @@ class UpstreamPool:
         """Return a reply whose first word is here. Raises UpstreamError where nobody gives one."""
         tries = Tries()
         self._budget.earn()
-        call: Call | None = await self._first(outgoing)
+        call: Call | None = await self._queue.call(outgoing)
         while call is not None:
             got = await self._attempt(call, outgoing)
             failure = got.failure
@@ -161,50 +148,11 @@ class UpstreamPool:
 
     def admit(self) -> None:
         """Begin the calls of those who wait and for whom there is room."""
-        if not self._waiting:
-            return
-        begun, again = self._waiting.admit(self.table, self._clock())
-        for waiter, call in begun:
-            if waiter.done():  # gave up in this very turn
-                self.ended(call)
-            else:
-                waiter.set_result(call)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if again is not None:
-            wait = max(0.0, again - self._clock())
-            self._timer = asyncio.get_running_loop().call_later(wait, self.admit)
+        self._queue.admit()
 
     def close(self) -> None:
         """Stop the timer; whoever waits is cancelled by who made the call."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    async def _first(self, outgoing: Outgoing) -> Call:
-        """Begin a call, as soon as there is room. Raises UpstreamError where there is none."""
-        now = self._clock()
-        got: Call | NoRoom = BEHIND_OTHERS
-        if not (self._waiting and self._waiting.has(outgoing.model)):
-            got = self.table.begin(outgoing, now)
-        if isinstance(got, Call):
-            return got
-        late = got.at is not None and got.at > now + self._bounds.seconds
-        if not got.waits or late or self._waiting.full:
-            raise self._refusal(got, now)
-        waiter: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
-        ticket = self._waiting.add(outgoing, waiter)
-        self.admit()
-        try:
-            async with asyncio.timeout(self._bounds.seconds):
-                return await waiter
-        except BaseException as error:
-            self._waiting.remove(ticket)
-            if waiter.done() and not waiter.cancelled():  # let in and gone in the same turn
-                self.ended(waiter.result())
-            if isinstance(error, TimeoutError):
-                raise self._refusal(got, self._clock()) from None
-            raise
+        self._queue.close()
 
     async def _attempt(self, call: Call, outgoing: Outgoing) -> Opened | Failed:
         """Send to one upstream and wait for the first word."""
@@ -263,16 +211,6 @@ class UpstreamPool:
         now = self._clock()
         at = self.table.resting_until(outgoing.model, now)
         return None if at is None else max(1.0, at - now)
-
-    def _refusal(self, none: NoRoom, now: float) -> UpstreamError:
-        at = now + self._bounds.seconds if none.at is None else none.at
-        message = (
-            "All upstreams of this model are busy. Please try again later."
-            if none.waits
-            else "No upstream of this model can be reached at the moment."
-        )
-        wait = max(1.0, at - now)
-        return UpstreamError(none.status, message, none.why, sent=False, retry_after=wait)
 
 
 class Sending(AbstractAsyncContextManager[Opened]):

@@ -1,6 +1,6 @@
 """What is sent to an upstream, and which one answered."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
 from gateway.core.headers import Fields
@@ -10,6 +10,9 @@ UPSTREAM = "X-Refrain-Upstream"
 MODEL = "X-Refrain-Model"
 _OURS = "x-refrain-"
 """How the headers begin by which the gateway tells of itself: no upstream speaks in its place."""
+
+
+Lane = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,15 @@ class Outgoing:
     """Whether a stream is asked for."""
     instead: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """What these upstreams get in place of ``raw``, by name."""
+    tenant: Hashable = field(default=None, repr=False)
+    """Who takes turns with others."""
+    at: str = ""
+    """The only upstream that can answer it, where there is one."""
+
+    @property
+    def lane(self) -> Lane:
+        """What others have to ask for to find room where it does."""
+        return self.model, self.at
 
     def raw_to(self, upstream: str) -> bytes:
         """Return the body for an upstream."""

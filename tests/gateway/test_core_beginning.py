@@ -7,6 +7,7 @@ from gateway.core.pool.failure import Failure
 from gateway.core.types import Reason
 
 FAILS = Failure(Reason.UPSTREAM_STATUS, risky=True)
+LIMITED = Failure(Reason.UPSTREAM_LIMITED, risky=False, refused=429, personal=True)
 PING = b": ping\n\n"
 
 STREAMS = {
@@ -15,6 +16,7 @@ STREAMS = {
     b'data:{"error":"boom"}\n\ndata: [DONE]\n\n': FAILS,
     b'event: error\r\ndata: {"type": "error", "code": "server_error"}\r\n\r\n': FAILS,
     b': ping\n\ndata: {"error": {"code": 500}}\n\n': FAILS,
+    b'data: {"error": {"code": 429, "message": "slow down"}}\n\n': LIMITED,
     b'data: {"error": {"code": 400, "message": "too long"}}\n\n': Begun.ANSWER,
     b'data: {"error": {"type": "invalid_request_error", "code": null}}\n\n': Begun.ANSWER,
     b'data: {"error": {"type": "BadRequestError"}}\n\n': Begun.ANSWER,

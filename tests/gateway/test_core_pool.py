@@ -331,7 +331,7 @@ def test_who_waits_is_let_in_by_model_in_the_order_of_coming():
     begun, again = waiting.admit(pool, 2.0)
     assert [(holder, call.name) for holder, call in begun] == [(0, "a")]
     assert (len(waiting), again) == (2, None)
-    assert waiting.has("y")
+    assert waiting.has(("y", ""))
 
 
 def test_who_came_first_is_let_in_first_also_where_models_share_an_upstream():
@@ -340,13 +340,65 @@ def test_who_came_first_is_let_in_first_also_where_models_share_an_upstream():
     tickets = [waiting.add(asked(model), model + str(n)) for n, model in enumerate("yxyx")]
     waiting.remove(tickets[1])
     waiting.remove(tickets[1])
+    assert let_in_one_by_one(waiting, pool, held) == ["y0", "y2", "x3"]
+    assert not waiting.has(("x", ""))
+
+
+def by(tenant, model="m"):
+    return Outgoing("/v1/chat/completions", (), b"{}", model, tenant=tenant)
+
+
+def let_in_one_by_one(waiting, pool, held):
     let_in = []
     while waiting:
         pool.end(held, 2.0)
         [(holder, held)], _ = waiting.admit(pool, 2.0)
         let_in.append(holder)
-    assert let_in == ["y0", "y2", "x3"]
-    assert not waiting.has("x")
+    return let_in
+
+
+def test_tenants_take_turns_also_where_one_spreads_over_models():
+    pool, waiting = table(Member("a", max_concurrency=1)), Waiting(16)
+    held = pool.begin(asked(), 1.0)
+    for number, model in enumerate("xyzx"):
+        waiting.add(by("many", model), f"many{number}")
+    for tenant in ("few", "one", "few"):
+        waiting.add(by(tenant), tenant)
+    assert let_in_one_by_one(waiting, pool, held) == [
+        "many0",
+        "few",
+        "one",
+        "many1",
+        "few",
+        "many2",
+        "many3",
+    ]
+
+
+def test_in_a_full_queue_who_holds_most_gives_his_last_place_to_who_holds_fewer():
+    waiting = Waiting(4)
+    for tenant in ("many", "many", "one", "many"):
+        waiting.add(by(tenant), tenant)
+    last = waiting.yielding(by("new"))
+    assert (last.holder, last.number) == ("many", 4)
+    assert waiting.yielding(by("one")) is last
+    assert waiting.yielding(by("many")) is None
+    waiting.remove(last)
+    waiting.add(by("one"), "one")
+    # Two and two: a place that changes hands would make nobody's share fairer.
+    assert waiting.yielding(by("one")) is waiting.yielding(by("many")) is None
+    assert waiting.full
+
+
+def test_who_left_holds_no_place_and_no_turn():
+    pool, waiting = table(Member("a", max_concurrency=1)), Waiting(8)
+    held = pool.begin(asked(), 1.0)
+    tickets = [waiting.add(by(tenant), tenant) for tenant in ("first", "other", "first")]
+    for ticket in (tickets[0], tickets[2], tickets[2]):
+        waiting.remove(ticket)
+    waiting.add(by("first"), "back")
+    assert (len(waiting), let_in_one_by_one(waiting, pool, held)) == (2, ["other", "back"])
+    assert not waiting.has(("m", ""))
 
 
 def test_a_probe_is_due_when_the_pause_is_over_or_nothing_was_heard():

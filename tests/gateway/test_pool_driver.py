@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from gated_upstream import GatedUpstream
 
-from gateway.adapters.upstream_pool import Bounds, UpstreamPool
+from gateway.adapters.pool_queue import Bounds
+from gateway.adapters.upstream_pool import UpstreamPool
 from gateway.core.errors import UpstreamError
 from gateway.core.outgoing import Outgoing
 from gateway.core.pool.member import Member

@@ -10,7 +10,8 @@ from aiohttp import web
 from faulty_upstreams import EVENTS, Answers, StartServer, pool, resets, says, servers, stalls
 from gated_upstream import GatedUpstream
 
-from gateway.adapters.upstream_pool import Bounds, UpstreamPool
+from gateway.adapters.pool_queue import Bounds
+from gateway.adapters.upstream_pool import UpstreamPool
 from gateway.core.errors import UpstreamError
 from gateway.core.outgoing import Outgoing
 from gateway.core.pool.beginning import HELD_BYTES, HELD_SECONDS

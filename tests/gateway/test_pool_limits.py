@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from faulty_upstreams import Answers, StartServer, pool, says, servers, status
 
-from running_gateway import RunningGateway, StartGateway
+from running_gateway import Asked, RunningGateway, StartGateway
 from scripted_upstream import ScriptedUpstream, completion
 
 POLICY = """
@@ -153,6 +153,32 @@ async def test_a_full_queue_refuses_at_once(start_gateway: StartGateway, server:
     assert reply.headers["Retry-After"] == "10"
     gate.open.set()
     assert (await held).status == 200
+
+
+async def test_a_tenant_that_fills_the_queue_makes_room_for_others(
+    start_gateway: StartGateway, server: StartServer
+):
+    gate = Gate()
+    first = await server(gate)
+    gateway = await pool(start_gateway, limited(first), queue_size=3)
+
+    def ask(tenant: str, number: int) -> "asyncio.Task[Asked]":
+        headers = {"Authorization": f"Bearer {tenant}"}
+        return asyncio.create_task(gateway.ask(f"{tenant}{number}", headers=headers))
+
+    held = ask("many", 0)
+    await gate.next()
+    many = []
+    for number in (1, 2, 3):
+        many.append(ask("many", number))
+        await until_waiting(gateway, number)
+    few = ask("few", 1)
+    assert (await many[2]).status == 429
+    assert (await ask("many", 4)).status == 429
+    gate.open.set()
+    assert [(await one).status for one in (held, *many[:2], few)] == [200] * 4
+    order = [body["messages"][-1]["content"] for body in first.bodies]
+    assert order == ["many0", "many1", "few1", "many2"]
 
 
 async def test_who_waited_too_long_is_told_to_come_back(

@@ -6,7 +6,8 @@ from gated_upstream import GatedUpstream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.adapters.upstream_pool import Bounds, UpstreamPool
+from gateway.adapters.pool_queue import Bounds
+from gateway.adapters.upstream_pool import UpstreamPool
 from gateway.core.errors import UpstreamError
 from gateway.core.outgoing import Outgoing
 from gateway.core.pool.member import Member
@@ -46,9 +47,12 @@ class Rig:
         )
         self.tasks: list[asyncio.Task[bytes]] = []
         self.heads: list = []
+        self.tenants = 0
 
     async def ask(self, prefix):
-        outgoing = Outgoing("/v1/chat/completions", (), b"{}", "m", PREFIXES[prefix])
+        self.tenants += 1
+        prompt, tenant = PREFIXES[prefix], self.tenants % 3 % 2
+        outgoing = Outgoing("/v1/chat/completions", (), b"{}", "m", prompt, tenant=tenant)
 
         async def asked() -> bytes:
             async with self.pool.send(outgoing) as reply:

@@ -104,6 +104,8 @@ def _error(said: dict[str, Any]) -> Begun | Failure:
     """
     told = said.get("error") or said
     match told:
+        case {"code": 429}:  # of whose account is not told: it rests nobody
+            return Failure(Reason.UPSTREAM_LIMITED, risky=False, refused=429, personal=True)
         case {"code": int(code)} if 400 <= code < 500:
             return Begun.ANSWER
         case {"type": str(kind)} if "invalid_request" in kind or "BadRequest" in kind:

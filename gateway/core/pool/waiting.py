@@ -1,13 +1,21 @@
-"""Requests that wait for room at an upstream: bounded in number, in the order of coming.
+"""Requests that wait for room at an upstream: bounded in number, tenant by tenant.
 
-Law: whoever waits comes before who asks later for the same model, and nobody waits for a model
-whose upstreams have no room because another model's have none.
+Laws:
+- Tenants take turns; those of one tenant are let in, model by model, in the order of coming.
+- Nobody who asks later passes by who waits for the same, and nobody waits for one model because
+  the upstreams of another have no room.
+- Where the queue is full, a newcomer of a tenant that holds fewer places takes the last one of that
+  which holds most, so that nobody fills the queue for all.
+
+A turn each as in round robin; whose place goes as in P. McKenney, "Stochastic Fairness Queueing".
 """
 
+from collections import Counter
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from gateway.core.outgoing import Outgoing
+from gateway.core.outgoing import Lane, Outgoing
 from gateway.core.pool.standing import NoRoom
 from gateway.core.pool.table import Call, PoolTable
 
@@ -29,40 +37,52 @@ class Waiting(Generic[T]):
     def __init__(self, most: int) -> None:
         self._most = most
         self._given = 0
-        self._queues: dict[str, dict[int, Ticket[T]]] = {}
-        """By model, each in the order of coming; none is empty."""
+        self._tenants: dict[Hashable, dict[int, Ticket[T]]] = {}
+        """Whose turn is next comes first; the tickets of each in the order of coming."""
+        self._lanes: Counter[Lane] = Counter()
 
     def __len__(self) -> int:
         """Return how many wait."""
-        return sum(map(len, self._queues.values()))
+        return self._lanes.total()
 
     def __bool__(self) -> bool:
         """Tell whether anybody waits."""
-        return bool(self._queues)
+        return bool(self._tenants)
 
     @property
     def full(self) -> bool:
         """Tell whether nobody more may wait."""
         return len(self) >= self._most
 
-    def has(self, model: str) -> bool:
-        """Tell whether somebody waits for the model."""
-        return model in self._queues
+    def has(self, lane: Lane) -> bool:
+        """Tell whether somebody waits for the same."""
+        return lane in self._lanes
 
     def add(self, outgoing: Outgoing, holder: T) -> Ticket[T]:
-        """Add one at the end."""
+        """Add one: the last of the tenant's."""
         self._given += 1
         ticket = Ticket(self._given, outgoing, holder)
-        self._queues.setdefault(outgoing.model, {})[ticket.number] = ticket
+        self._tenants.setdefault(outgoing.tenant, {})[ticket.number] = ticket
+        self._lanes[outgoing.lane] += 1
         return ticket
 
     def remove(self, ticket: Ticket[T]) -> None:
         """Take one out that is let in or gave up; no error where it is not there any more."""
-        model = ticket.outgoing.model
-        if (queue := self._queues.get(model)) is not None:
-            queue.pop(ticket.number, None)
-            if not queue:
-                del self._queues[model]
+        tenant, lane = ticket.outgoing.tenant, ticket.outgoing.lane
+        tickets = self._tenants.get(tenant, {})
+        if tickets.pop(ticket.number, None) is None:
+            return
+        if not tickets:
+            del self._tenants[tenant]
+        self._lanes[lane] -= 1
+        if not self._lanes[lane]:
+            del self._lanes[lane]
+
+    def yielding(self, newcomer: Outgoing) -> Ticket[T] | None:
+        """Return who is to give a place to the newcomer; None where nobody holds more."""
+        own = len(self._tenants.get(newcomer.tenant, {}))
+        most = max(self._tenants.values(), key=len, default={})
+        return most[next(reversed(most))] if len(most) > own + 1 else None
 
     def admit(self, table: PoolTable, now: float) -> tuple[list[tuple[T, Call]], float | None]:
         """Begin the calls of those for whom there is room.
@@ -70,16 +90,25 @@ class Waiting(Generic[T]):
         Return them, and when there may be room for another, where that is known by the clock.
         """
         begun: list[tuple[T, Call]] = []
-        none: dict[str, NoRoom] = {}
-        while heads := [
-            next(iter(queue.values())) for model, queue in self._queues.items() if model not in none
-        ]:
-            first = min(heads, key=lambda ticket: ticket.number)
+        none: dict[Lane, NoRoom] = {}
+        while (first := self._next(none)) is not None:
             got = table.begin(first.outgoing, now)
             if isinstance(got, NoRoom):
-                none[first.outgoing.model] = got
-            else:
-                self.remove(first)
-                begun.append((first.holder, got))
+                none[first.outgoing.lane] = got
+                continue
+            self.remove(first)
+            begun.append((first.holder, got))
+            if (others := self._tenants.pop(first.outgoing.tenant, None)) is not None:
+                self._tenants[first.outgoing.tenant] = others
         times = [got.at for got in none.values() if got.at is not None]
         return begun, min(times, default=None)
+
+    def _next(self, full: Collection[Lane]) -> Ticket[T] | None:
+        """Return whose turn it is among those for whom there may be room."""
+        if len(full) == len(self._lanes):
+            return None
+        for tickets in self._tenants.values():
+            for ticket in tickets.values():
+                if ticket.outgoing.lane not in full:
+                    return ticket
+        return None
