@@ -5,12 +5,10 @@ Law: one upstream that is given by its URL alone is asked without anything in be
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gateway.adapters.kv_feed import KvFeed
@@ -19,7 +17,6 @@ from gateway.adapters.model_list import ModelList
 from gateway.adapters.pool_queue import Bounds
 from gateway.adapters.pool_requests import PoolRequests
 from gateway.adapters.readiness import Check, engine_ready
-from gateway.adapters.secret_setting import SecretSettingError, secret_setting
 from gateway.adapters.upstream_health import PATHS, Prober
 from gateway.adapters.upstream_http import HttpUpstream
 from gateway.adapters.upstream_pool import UpstreamPool, log_change
@@ -31,11 +28,8 @@ from gateway.core.prefix_routing import PrefixAware
 from gateway.core.routing import LeastLoaded
 from gateway.ports import Upstream
 from gateway.settings import Settings
+from gateway.upstream_keys import upstream_keys
 from gateway.upstream_settings import UpstreamSettings
-
-log = logging.getLogger(__name__)
-
-KEY = "UPSTREAM_API_KEY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +100,12 @@ def open_upstreams(
     """
     given = settings.all_upstreams
     name = settings.upstream_identity or ""
-    common = _key(secret_setting(environment, KEY), f"REFRAIN_{KEY}", own_keys=own_keys)
+    keys = upstream_keys(given, environment, own_keys=own_keys)
     is_alone = len(given) == 1 and not settings.upstreams
     each: dict[str, HttpUpstream] = {}
     for one in given:
-        api_key = _own_key(one, environment, own_keys=own_keys) or common
         told = name if is_alone else one.called
-        each[told] = _http(one, settings, told, api_key, own_keys=own_keys)
+        each[told] = _http(one, settings, told, keys[one.called], own_keys=own_keys)
     checks = [engine_ready(upstream, required=required) for upstream in each.values()]
     if is_alone:
         return Upstreams(each[name], each[name], each, checks[0])
@@ -186,46 +179,6 @@ def _probe_paths(one: UpstreamSettings) -> tuple[str, ...]:
             return ()
         case path:
             return (path,)
-
-
-def _own_key(
-    one: UpstreamSettings, environment: Mapping[str, str], *, own_keys: bool
-) -> str | None:
-    """Return the key of one upstream. Raises SecretSettingError."""
-    if one.api_key_env is not None:
-        where = f"upstream {one.called}: {one.api_key_env}"
-        found = environment.get(one.api_key_env, "").strip()
-    elif one.api_key_file is not None:
-        where = f"upstream {one.called}: {one.api_key_file}"
-        found = _read(one.api_key_file, where)
-    else:
-        return None
-    if not found:
-        raise SecretSettingError(f"{where}: holds no key")
-    return _key(found, where, own_keys=own_keys)
-
-
-def _read(file: Path, where: str) -> str:
-    try:
-        with file.open("rb") as opened:
-            return opened.read(64 << 10).decode().strip()
-    except OSError as error:
-        raise SecretSettingError(f"{where}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise SecretSettingError(f"{where}: expected text") from None
-
-
-def _key(api_key: str | None, where: str, *, own_keys: bool) -> str | None:
-    """Return the key once it is known to be one that may be used. Raises SecretSettingError."""
-    if api_key is None:
-        return None
-    if not own_keys:
-        raise SecretSettingError(
-            f"{where} is given, but not gateway_keys: whoever reaches the gateway could spend it"
-        )
-    if not (api_key.isascii() and api_key.isprintable()) or " " in api_key:
-        raise SecretSettingError(f"{where}: expected a key: one word of ASCII")
-    return api_key
 
 
 def _any(checks: list[Check]) -> Check:

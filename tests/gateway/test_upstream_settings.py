@@ -13,6 +13,8 @@ from gateway.settings import Settings, SettingsError, load_settings
 from gateway.upstreams import Upstreams, open_upstreams
 
 URL = "http://10.0.0.1:8000/v1"
+FAR = ("https://a.example/v1", "https://b.example/v1")
+CLIENTS = "the clients' credentials go"
 
 
 def opened(environment: dict[str, str], *, own_keys: bool = True, **settings: Any) -> Upstreams:
@@ -122,3 +124,42 @@ def test_a_key_file_that_is_not_there_is_told(tmp_path: Path):
     one = {"url": URL, "name": "a", "api_key_file": tmp_path / "none"}
     with pytest.raises(SecretSettingError, match=r"upstream a: .*none: No such file"):
         opened({}, upstreams=(one,))
+
+
+@pytest.mark.parametrize(
+    ("urls", "environment", "own_keys", "told"),
+    [
+        (FAR, {}, False, CLIENTS),
+        (("http://10.0.0.1/v1", "https://b.example/v1"), {}, False, CLIENTS),
+        (FAR, {"REFRAIN_UPSTREAM_API_KEY": "secret-key"}, True, "REFRAIN_UPSTREAM_API_KEY goes"),
+        (FAR, {}, True, None),
+        (("http://gpu-1:8000/v1", "http://10.0.0.1/v1", "http://[::1]/v1"), {}, False, None),
+        (("http://a.svc.cluster.local/v1", "http://b.internal/v1"), {}, False, None),
+        (("https://a.example:1/v1", "https://a.example:2/v1"), {}, False, None),
+        (("https://a.example/v1",), {}, False, None),
+    ],
+)
+def test_who_shares_credentials_with_other_hosts_is_warned_of_in_one_line(
+    urls: tuple[str, ...],
+    environment: dict[str, str],
+    own_keys: bool,
+    told: str | None,
+    caplog: pytest.LogCaptureFixture,
+):
+    listed = [{"url": url, "name": f"up-{number}"} for number, url in enumerate(urls)]
+    opened(environment, own_keys=own_keys, upstreams=listed)
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    if told is None:
+        assert lines == []
+    else:
+        [line] = lines
+        assert line.startswith(f"{told} to upstreams of several hosts: up-0, up-1; ")
+        assert "secret-key" not in line
+
+
+def test_who_has_a_key_of_its_own_shares_nothing(caplog: pytest.LogCaptureFixture):
+    near = {"url": "https://a.example/v1", "name": "near"}
+    far = {"url": "https://b.example/v1", "name": "far", "api_key_env": "FAR_KEY"}
+    environment = {"FAR_KEY": "secret", "REFRAIN_UPSTREAM_API_KEY": "common"}
+    opened(environment, upstreams=(near, far))
+    assert not caplog.records
