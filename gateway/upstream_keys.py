@@ -1,4 +1,4 @@
-"""Which key each upstream gets: its own, else that of all; without either the clients' credentials.
+"""Which key each upstream gets, its own or that of all: part of the composition root.
 
 Law: a key is spent only for clients that showed one of the gateway's, and no message holds one.
 """

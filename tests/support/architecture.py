@@ -28,6 +28,7 @@ ROOTS = frozenset(
         "gateway.calibrating",
         "gateway.compress_validating",
         "gateway.stores",
+        "gateway.upstream_keys",
         "gateway.upstreams",
         "gateway.worker",
         "gateway.operator_commands",
