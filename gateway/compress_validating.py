@@ -28,7 +28,7 @@ from gateway.core.compress.validation import Asked, Tally, repeatable
 from gateway.core.conversation import last_user_text, system_text
 from gateway.core.errors import UpstreamError
 from gateway.core.outgoing import Outgoing
-from gateway.core.prefix_report import Recorded
+from gateway.core.recorded_request import Recorded
 from gateway.ports import LocalEncoder, SemanticUnavailableError, Upstream
 from gateway.progress import show_progress
 from gateway.recorded_log import RecordedLog

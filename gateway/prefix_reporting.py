@@ -1,12 +1,12 @@
 """``refrain prefix report``: where the prompts of a log part, and the settings that would mend it.
 
 Law: only a log without any request is an error. Of each route so many prompts are kept, the first
-ones, and it is told that there were more.
+ones, and of all so many bytes; it is told that there were more.
 """
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -14,38 +14,48 @@ from typing import Any
 
 import orjson
 
-from gateway.core.prefix_report import Layer, Parting, Recorded, RouteReport, passes, report
-from gateway.core.prefix_settings import candidates, compiled, written
+from gateway.core.prefix_report import RouteReport, report
+from gateway.core.prefix_settings import candidates, compiled, of_pattern
+from gateway.core.recorded_request import Recorded, Route
 from gateway.core.rewrite.plan import rewrite
+from gateway.prefix_report_text import route_text, yaml_of
 from gateway.progress import show_progress
 from gateway.recorded_log import RecordedLog
 
 _MOST_ROUTES = 20
-_COLUMNS = 76
+_MOST_BYTES = 256 << 20
+_TOLD_EACH = 5000
 
 
 def run(file: Path, *, limit: int, as_json: bool) -> int:
     """Report on a log; return the exit code."""
     log, routes = RecordedLog(file), _Routes(limit)
     try:
-        for _, one in log:
+        for number, (_, one) in enumerate(log):
             routes.take(one)
+            if number % _TOLD_EACH == 0:
+                show_progress(f"{file}: {number:,} requests read")
     except OSError as error:
         return _fail(f"{file}: cannot be read: {error.strerror or error}")
+    finally:
+        show_progress("")
     if not routes.kept:
         return _fail(
             f"{file}: no request in it; a gateway writes them down with decision_log and "
             "decision_log_requests set"
         )
-    reports = [
-        _reported(routes.kept[route]) for route, _ in routes.counts.most_common(_MOST_ROUTES)
-    ]
+    most = [route for route, _ in routes.counts.most_common(_MOST_ROUTES)]
+    reports = [_reported(routes.kept[route]) for route in most]
     if as_json:
-        plain = [asdict(one) | {"yaml": _yaml(one)} for one in reports]
+        plain = [asdict(one) | {"yaml": yaml_of(one)} for one in reports]
         print(orjson.dumps({"routes": plain, "skipped_lines": log.skipped}).decode())  # noqa: T201
         return 0
-    for told in reports:
-        print("\n".join(_told(told, routes.counts[told.route])))  # noqa: T201
+    rules = Counter(rule for rule, _, _ in most)
+    for number, told in enumerate(reports):
+        lines = route_text(told, routes.counts[told.route], alone=rules[told.route[0]] == 1)
+        print("\n" * (number > 0) + "\n".join(lines))  # noqa: T201
+    if (more := len(routes.counts) - len(most)) > 0:
+        print(f"\n{more:,} routes with fewer requests are not told")  # noqa: T201
     if log.skipped:
         print(f"\n{log.skipped:,} lines held no request")  # noqa: T201
     return 0
@@ -55,30 +65,28 @@ class _Routes:
     """The requests of a log by route: the first ones, and how many there were."""
 
     def __init__(self, limit: int) -> None:
-        self.kept: dict[tuple[str, str, str], list[Recorded]] = {}
-        self.counts: Counter[tuple[str, str, str]] = Counter()
+        self.kept: dict[Route, list[Recorded]] = {}
+        self.counts: Counter[Route] = Counter()
         self._limit = limit
+        self._bytes = 0
 
     def take(self, one: Recorded) -> None:
-        kept = self.kept.setdefault(one.route, [])
         self.counts[one.route] += 1
-        if len(kept) < self._limit:
+        kept = self.kept.setdefault(one.route, [])
+        # One at least, so that each route can be told of.
+        if len(kept) < self._limit and (not kept or self._bytes < _MOST_BYTES):
             kept.append(one)
+            self._bytes += len(one.raw)
 
 
 def _reported(prompts: list[Recorded]) -> RouteReport:
-    tried = candidates(prompts)
-    steps = passes(tried)
-    done = 0
+    shown = f"{ascii(prompts[0].model)[:40]}: {len(prompts):,} prompts"
+    show_progress(f"{shown}, looking for what differs")
 
-    def progress() -> None:
-        nonlocal done
-        done += 1
-        show_progress(
-            f"{_shown(prompts[0].model)}: {len(prompts):,} prompts, pass {done} of at most {steps}"
-        )
+    def progress(done: int, most: int) -> None:
+        show_progress(f"{shown}, pass {done} of at most {most}")
 
-    result = report(prompts, tried, rewriting, progress)
+    result = report(prompts, candidates(prompts), rewriting, of_pattern, progress)
     show_progress("")
     return result
 
@@ -89,57 +97,6 @@ def rewriting(one: Recorded, settings: Collection[str]) -> dict[str, Any]:
 
 
 _compiled: Callable[[frozenset[str]], Any] = lru_cache(256)(compiled)
-
-
-def _told(one: RouteReport, requests: int) -> Iterator[str]:
-    rule, endpoint, model = one.route
-    # What a client has named its model may move the cursor of a terminal.
-    yield f"rule {_shown(rule) or '-'}, {endpoint}, model {_shown(model) or '-'}"
-    seen = f", the first {one.requests:,} looked at" if requests > one.requests else ""
-    counted = "" if one.tokens_counted else " (estimated)"
-    yield f"  {requests:,} requests{seen}; {one.tokens:,} prompt tokens{counted}"
-    yield f"  could be found in a prefix cache as sent: {one.as_sent:.1%}"
-    if one.upstream is not None:
-        yield f"  found, by the upstream's own usage: {one.upstream:.1%}"
-    for number, layer in enumerate(one.layers):
-        yield ""
-        yield from _told_layer(layer, one, first=number == 0)
-    yield ""
-    if not one.settings:
-        yield "  no setting would gain anything"
-        return
-    yield f"  with the settings below: {one.rewritten:.1%}; without one of them, of all tokens"
-    for setting, share in one.settings:
-        yield f"    {share:>6.1%} are lost without {setting}"
-    yield "  to paste into the rule (or into default):"
-    yield from (f"      {line}" for line in _yaml(one).splitlines())
-
-
-def _told_layer(layer: Layer, one: RouteReport, *, first: bool) -> Iterator[str]:
-    held = "as sent" if first else f"then, with {layer.settings[-1]}"
-    yield f"  {held}: {layer.found:.1%} found"
-    for parting in layer.partings:
-        yield from _told_parting(parting, one)
-
-
-def _told_parting(parting: Parting, one: RouteReport) -> Iterator[str]:
-    lost = parting.lost / one.characters
-    if parting.asked:
-        yield f"    {lost:>6.1%} behind {_shown(parting.place)}: what is asked, as it should be"
-        return
-    cause = f"-> {parting.cause}" if parting.cause else "no setting knows it"
-    where = f"{_shown(parting.place)}: {parting.prompts:,} prompts part"
-    yield f"    {lost:>6.1%} behind {where}  {cause}"
-    for way in parting.ways:
-        yield f"           {_shown(parting.before)}[{_shown(way)}"[:_COLUMNS]
-
-
-def _shown(text: str) -> str:
-    return text.encode("unicode_escape").decode()
-
-
-def _yaml(one: RouteReport) -> str:
-    return written([setting for setting, _ in one.settings])
 
 
 def _fail(message: str) -> int:

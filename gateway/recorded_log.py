@@ -7,8 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from gateway.core.prefix_report import Recorded
-from gateway.core.recorded_request import RecordedError, parse_recorded
+from gateway.core.recorded_request import Recorded, RecordedError, parse_recorded
 
 _TOLD = 10
 

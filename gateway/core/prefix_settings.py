@@ -3,17 +3,28 @@
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-from gateway.core.prefix_report import Recorded, Setting
+from gateway.core.prefix_trials import Setting
 from gateway.core.prompt_layout import laid_out
-from policies.decide import PrefixSettings, VolatileKind
+from gateway.core.recorded_request import Recorded
+from policies.decide import PrefixSettings, SchemaKeys, VolatileKind
 from policies.parse import parse_policy
 
+SCHEMA_KEYS = "schema_keys: on"
 TOOLS = "tools: sorted"
 WHITESPACE = "whitespace: on"
 TURNS = "turns: earlier"
 _VOLATILE = "volatile: "
 _DOCUMENTS = "documents: "
+# The further one goes, the earlier it is taken away: what goes too far keeps others from work.
+_KINDS = (
+    VolatileKind.DATES,
+    VolatileKind.USER_NAMES,
+    VolatileKind.REQUEST_IDS,
+    VolatileKind.UUIDS,
+    VolatileKind.TIMESTAMPS,
+)
 _TAG = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{1,30})>")
 _LOOKED_AT = 200
 _MOST_MARKERS = 3
@@ -30,17 +41,28 @@ default:
 
 def candidates(prompts: Sequence[Recorded]) -> list[Setting]:
     """Return the settings worth a trial."""
-    volatile = [f"{_VOLATILE}{kind}" for kind in VolatileKind]
+    volatile = [f"{_VOLATILE}{kind}" for kind in _KINDS]
     markers = [f"{_DOCUMENTS}<{name}>" for name in _markers(prompts[:_LOOKED_AT])]
-    return [TOOLS, *volatile, *markers[:_MOST_MARKERS], WHITESPACE, TURNS]
+    return [TURNS, WHITESPACE, *volatile, *markers[:_MOST_MARKERS], TOOLS, SCHEMA_KEYS]
+
+
+def of_pattern(pattern: str) -> Setting:
+    """Return the setting that a pattern of one's own is."""
+    return _VOLATILE + "'" + pattern.replace("'", "''") + "'"
 
 
 def written(settings: Collection[Setting]) -> str:
     """Return the ``prefix`` of a rule with these settings, as YAML without indentation."""
     lines = ["prefix:"]
-    lines += [f"  {one}" for one in (TOOLS, WHITESPACE, TURNS) if one in settings]
-    if volatile := _of(settings, _VOLATILE):
-        lines.append(f"  volatile: [{', '.join(volatile)}]")
+    lines += [f"  {one}" for one in (SCHEMA_KEYS, TOOLS, WHITESPACE, TURNS) if one in settings]
+    volatile = _of(settings, _VOLATILE)
+    kinds = [kind.value for kind in VolatileKind if kind.value in volatile]
+    if patterns := [one for one in volatile if one.startswith("'")]:
+        lines.append("  volatile:")
+        lines += [f"    detect: [{', '.join(kinds)}]"] if kinds else []
+        lines += ["    patterns:", *(f"      - {one}" for one in patterns)]
+    elif kinds:
+        lines.append(f"  volatile: [{', '.join(kinds)}]")
     if markers := _of(settings, _DOCUMENTS):  # a rule has one pair
         begin = markers[0]
         lines.append(f'  documents: {{begin: "{begin}", end: "</{begin[1:]}"}}')
@@ -48,9 +70,10 @@ def written(settings: Collection[Setting]) -> str:
 
 
 def compiled(settings: Collection[Setting]) -> PrefixSettings:
-    """Return what a policy with these settings has a prompt rewritten by."""
+    """Return what a policy with these settings, and nothing else, has a prompt rewritten by."""
     indented = "".join(f"  {line}\n" for line in written(settings).splitlines())
-    return parse_policy(_POLICY + indented, "report").default.prefix
+    prefix = parse_policy(_POLICY + indented, "report").default.prefix
+    return prefix if SCHEMA_KEYS in settings else replace(prefix, schema_keys=SchemaKeys.OFF)
 
 
 def _of(settings: Collection[Setting], kind: str) -> list[str]:

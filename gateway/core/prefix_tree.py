@@ -37,6 +37,10 @@ class PrefixTree:
 
     def add(self, text: str) -> int:
         """Add a prompt; return how many of its characters began an earlier one, too."""
+        return self.grown(text)[0]
+
+    def grown(self, text: str) -> tuple[int, Node | None]:
+        """Add a prompt; return as ``add`` does, and the node where it left all others."""
         number = self.num_prompts
         self.num_prompts += 1
         node, at = self.root, 0
@@ -44,18 +48,19 @@ class PrefixTree:
         while at < len(text):
             child = node.children.get(text[at])
             if child is None:
-                if node.children:
-                    node.lost += len(text) - at
+                left = node if node.children else None
+                if left is not None:
+                    left.lost += len(text) - at
                 node.children[text[at]] = Node(text[at:], at, number, visits=1)
-                return at
+                return at, left
             shared = _common(child.text, text, at)
             if shared < len(child.text):
                 if at + shared == len(text):
-                    return len(text)
+                    return len(text), None
                 child = _split(node, child, shared)
             child.visits += 1
             node, at = child, at + shared
-        return at
+        return at, None
 
     def partings(self) -> Iterator[Node]:
         """Yield the nodes where prompts part, in no order."""

@@ -1,10 +1,10 @@
 """Requests as logs hold them: a gateway's decision log, OpenAI's batch files, bare bodies."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
-from gateway.core.prefix_report import Recorded
 from gateway.core.types import Endpoint
 
 _OF_BODIES = (
@@ -13,9 +13,36 @@ _OF_BODIES = (
     ("input", Endpoint.RESPONSES),
 )
 
+Route = tuple[str, str, str]
+"""Rule, endpoint and model."""
+
 
 class RecordedError(ValueError):
     """The line holds no request; the message says what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One recorded request, and what the upstream said of it."""
+
+    endpoint: Endpoint
+    model: str
+    rule: str
+    raw: bytes = field(repr=False)
+    """The JSON of its body; read, it takes several times the memory."""
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """Read anew each time."""
+        body: dict[str, Any] = orjson.loads(self.raw)
+        return body
+
+    @property
+    def route(self) -> Route:
+        """What has settings of its own."""
+        return (self.rule, self.endpoint.value, self.model)
 
 
 def parse_recorded(line: bytes) -> Recorded:
@@ -38,7 +65,6 @@ def parse_recorded(line: bytes) -> Recorded:
         endpoint=endpoint,
         model=str(body.get("model") or ""),
         rule=str(given.get("rule") or ""),
-        body=body,
         raw=raw,
         prompt_tokens=_count(given.get("prompt_tokens")),
         cached_tokens=_count(given.get("cached_tokens")),
@@ -46,8 +72,8 @@ def parse_recorded(line: bytes) -> Recorded:
 
 
 def _endpoint(said: Any, body: dict[str, Any]) -> Endpoint:
-    for field, endpoint in _OF_BODIES:
-        if isinstance(body.get(field), list | str):
+    for field_name, endpoint in _OF_BODIES:
+        if isinstance(body.get(field_name), list | str):
             if said is None:
                 return endpoint
             break
@@ -61,4 +87,4 @@ def _endpoint(said: Any, body: dict[str, Any]) -> Endpoint:
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and value > 0 else None
+    return value if isinstance(value, int) and value >= 0 else None

@@ -5,13 +5,15 @@ import re
 import orjson
 import pytest
 
-from gateway.core.prefix_report import Recorded, passes, report
+from gateway.core.prefix_report import report
+from gateway.core.prefix_trials import Ground
 from gateway.core.prompt_layout import laid_out
-from gateway.core.recorded_request import RecordedError, parse_recorded
+from gateway.core.recorded_request import Recorded, RecordedError, parse_recorded
 from gateway.core.types import Endpoint
 
+BODY = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 TIME = re.compile(r"\d\d:\d\d:\d\d")
-SETTINGS = ("sort", "times", "spaces")
+SETTINGS = ("times", "spaces", "sort")
 
 
 def rewriting(one, settings):
@@ -22,7 +24,16 @@ def rewriting(one, settings):
     if "times" in settings:
         system, *turns = body["messages"]
         body["messages"] = [{**system, "content": TIME.sub("", system["content"])}, *turns]
+    for own in settings:
+        if own.startswith("own:"):
+            system, *turns = body["messages"]
+            kept = re.sub(own.removeprefix("own:"), "[value-1]", system["content"])
+            body["messages"] = [{**system, "content": kept}, *turns]
     return body
+
+
+def reported(prompts, settings=SETTINGS, **told):
+    return report(prompts, settings, rewriting, "own:{}".format, **told)
 
 
 def recorded(tools, time, question, **told):
@@ -34,7 +45,7 @@ def recorded(tools, time, question, **told):
             {"role": "user", "content": question},
         ],
     }
-    return Recorded(Endpoint.CHAT, "m", "support", body, orjson.dumps(body), **told)
+    return Recorded(Endpoint.CHAT, "m", "support", orjson.dumps(body), **told)
 
 
 @pytest.fixture
@@ -47,49 +58,117 @@ def prompts():
 
 
 def test_what_one_cause_hides_shows_once_its_setting_holds(prompts):
-    found = report(prompts, SETTINGS, rewriting)
+    found = reported(prompts)
     assert [layer.settings for layer in found.layers] == [(), ("sort",), ("sort", "times")]
     first, second, last = (layer.partings[0] for layer in found.layers)
-    assert (first.place, first.cause, first.asked) == ("tools", "sort", False)
+    assert (first.place, first.ground, first.cause) == ("tools", Ground.STABLE, "sort")
+    assert first.prompts == 4  # of the others one began it, and one had the same tools
     assert (second.place, second.cause) == ("messages[0] (system)", "times")
     assert second.before.endswith("It is 10:00:0")
     assert [way[:3] for way in second.ways] == ["0. ", "1. ", "2. "]
-    assert (last.place, last.cause, last.asked) == ("messages[1] (user)", None, True)
+    assert (last.place, last.ground, last.cause) == ("the last turn (user)", Ground.ASKED, None)
 
 
 def test_a_setting_is_told_only_if_less_is_found_without_it(prompts):
-    found = report(prompts, SETTINGS, rewriting)
-    assert [setting for setting, _ in found.settings] == ["sort", "times"]
+    found = reported(prompts)
+    assert {setting for setting, _ in found.settings} == {"sort", "times"}
     assert found.as_sent < 0.3
     assert found.rewritten > 0.6
     assert all(0.1 < share <= found.rewritten for _, share in found.settings)
     steady = [recorded("abc", "10:00:00", f"{number}?") for number in range(4)]
-    assert report(steady, SETTINGS, rewriting).settings == ()
+    assert reported(steady).settings == ()
 
 
-def test_bytes_that_no_setting_knows_are_shown(prompts):
-    found = report(prompts, ("spaces",), rewriting)
+def test_bytes_that_no_setting_knows_are_shown():
+    prompts = [recorded(order, "10:00:00", "?") for order in ("abc", "cab", "bca")]
+    found = reported(prompts, ("spaces",))
     assert found.settings == ()
-    assert len(found.layers) == 1
-    tools = next(one for one in found.layers[0].partings if one.place == "tools")
-    assert tools.cause is None
+    (layer,) = found.layers
+    (tools,) = layer.partings
+    assert (tools.place, tools.cause) == ("tools", None)
     assert {way[0] for way in tools.ways} == {"a", "b", "c"}
 
 
+def test_what_no_setting_knows_is_looked_for_in_turn_and_patterns_are_made_of_it():
+    def prompt(number):
+        words = f"Step: {number}\nUser: {['Anna', 'Jan', 'Zoë'][number % 3]}\n" + "Be kind. " * 50
+        system = {"role": "system", "content": f"You help.\n{words}"}
+        asked = {"role": "user", "content": f"Where is parcel {number}?"}
+        body = {"model": "m", "messages": [system, asked]}
+        return Recorded(Endpoint.CHAT, "m", "", orjson.dumps(body))
+
+    found = reported([prompt(number) for number in range(6)], ())
+    assert {setting for setting, _ in found.settings} == {
+        "own:(?m)^Step: (.+)",
+        "own:(?m)^User: (.+)",
+    }
+    assert found.as_sent < 0.1
+    assert found.rewritten > 0.7
+    assert reported([prompt(1), prompt(1)], ()).settings == ()
+
+
+def test_all_that_is_lost_is_told_however_many_conversations_there_are():
+    prompts = [recorded("abc", f"10:{n // 60:02}:{n % 60:02}", f"({n})") for n in range(150)]
+    layer = reported(prompts, ()).layers[0]
+    lost = sum(parting.lost for parting in layer.partings)
+    first = len("".join(part.text for part in laid_out(Endpoint.CHAT, prompts[0].body)))
+    characters = reported(prompts, ()).characters
+    assert lost == pytest.approx(characters * (1 - layer.found) - first, rel=0.1)
+
+
+def test_a_setting_that_goes_too_far_keeps_no_other_from_being_told(prompts):
+    def undone(one, settings):
+        return one.body if "far" in settings else rewriting(one, settings)
+
+    found = report(prompts, ("far", *SETTINGS), undone, "own:{}".format)
+    assert {setting for setting, _ in found.settings} == {"sort", "times"}
+
+
+def test_settings_that_gain_next_to_nothing_together_are_left_out(prompts):
+    told = reported(prompts, ("times", "sort")).layers
+    assert len(told) == 3
+    assert told[-1].found - told[-2].found > 0.005
+
+
+def test_instructions_in_what_is_asked_are_told():
+    rules = ". ".join(f"Rule {number} of this shop is to be kind to all" for number in range(9))
+    bodies = [
+        {"model": "m", "messages": [{"role": "user", "content": f"Hi {name}! {rules}. {name}?"}]}
+        for name in ("Anna", "Jan", "Zoë")
+    ]
+    prompts = [Recorded(Endpoint.CHAT, "m", "", orjson.dumps(body)) for body in bodies]
+    (asked,) = reported(prompts, ()).layers[0].partings
+    assert (asked.ground, asked.cause) == (Ground.ASKED, None)
+    assert asked.repeated > 0.8
+
+
+def test_the_upstreams_share_is_told_where_it_is_none():
+    counted = [
+        recorded("abc", "10:00:00", "?", prompt_tokens=200, cached_tokens=cached)
+        for cached in (0, 0, None)
+    ]
+    assert reported(counted, ()).upstream == 0.0
+    line = {"body": BODY, "prompt_tokens": 9, "cached_tokens": 0}
+    assert parse_recorded(orjson.dumps(line)).cached_tokens == 0
+
+
 def test_tokens_are_those_that_the_upstream_counted_else_estimated(prompts):
-    guessed = report(prompts, (), rewriting)
+    guessed = reported(prompts, ())
     assert (guessed.tokens, guessed.tokens_counted) == (round(guessed.characters / 4), False)
     assert guessed.upstream is None
     usage = [{"prompt_tokens": 200, "cached_tokens": cached} for cached in (0, 100)]
     counted = [recorded("abc", "10:00:00", "?", **each) for each in usage]
-    told = report(counted, (), rewriting)
+    told = reported(counted, ())
     assert (told.tokens, told.tokens_counted, told.upstream) == (400, True, 0.25)
 
 
 def test_progress_is_told_for_each_pass_and_there_are_no_more_than_said(prompts):
-    done = []
-    report(prompts, SETTINGS, rewriting, lambda: done.append(1))
-    assert 4 <= len(done) <= passes(SETTINGS)
+    told = []
+    reported(prompts, progress=lambda *passes: told.append(passes))
+    assert [done for done, _ in told] == list(range(1, len(told) + 1))
+    assert len(told) >= 4
+    assert {most for _, most in told} == {told[0][1]}
+    assert len(told) <= told[0][1]
 
 
 def test_a_prompt_is_laid_out_in_the_order_in_which_it_is_read():
@@ -117,7 +196,33 @@ def test_a_prompt_is_laid_out_in_the_order_in_which_it_is_read():
     assert prompt.text == "[1,2]"
 
 
-BODY = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+def test_a_clients_own_marks_are_no_part_of_a_prompt():
+    mark = {"cache_control": {"type": "ephemeral"}}
+    part = {"type": "text", "text": "Be kind."}
+    plain = {
+        "tools": [{"type": "function"}],
+        "messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}],
+    }
+    marked = {
+        "tools": [{"type": "function", **mark}],
+        "messages": [
+            {"role": "system", "content": [{**part, **mark}]},
+            {"role": "user", "content": "Hi", **mark},
+        ],
+    }
+    assert [*laid_out(Endpoint.CHAT, marked)] == [*laid_out(Endpoint.CHAT, plain)]
+
+
+def test_an_image_counts_as_a_digest():
+    def text(data):
+        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+        turn = {"role": "user", "content": [{"type": "text", "text": "See"}, image]}
+        (part,) = laid_out(Endpoint.CHAT, {"messages": [turn]})
+        return part.text
+
+    assert len(text("A" * 40_000)) < 200
+    assert text("A" * 40_000) != text("B" * 40_000)
+    assert text("A" * 40_000).startswith("<user>See\n{")
 
 
 @pytest.mark.parametrize(
@@ -132,7 +237,7 @@ BODY = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 def test_requests_are_read_as_logs_have_them(line, rule):
     one = parse_recorded(orjson.dumps(line))
     assert one.route == (rule, "/v1/chat/completions", "m")
-    assert (one.body, orjson.loads(one.raw)) == (BODY, BODY)
+    assert one.body == BODY
 
 
 @pytest.mark.parametrize(

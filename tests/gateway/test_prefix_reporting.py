@@ -2,6 +2,7 @@
 
 import io
 import sys
+from textwrap import dedent
 from types import SimpleNamespace
 
 import orjson
@@ -43,6 +44,10 @@ def log(tmp_path):
     return file
 
 
+def indented(yaml):
+    return "".join(f"  {line}\n" for line in yaml.splitlines())
+
+
 def run(capsys, *arguments):
     code = main(["prefix", "report", *map(str, arguments)])
     captured = capsys.readouterr()
@@ -55,9 +60,7 @@ def test_a_report_ends_in_yaml_that_a_policy_takes(log, capsys):
     assert "6 requests" in out
     assert "-> tools: sorted" in out
     _, _, yaml = out.partition("to paste into the rule (or into default):\n")
-    default = "".join(f"  {line.strip()}\n" for line in yaml.splitlines()[:1])
-    default += "".join(f"    {line.strip()}\n" for line in yaml.splitlines()[1:])
-    prefix = parse_policy(POLICY + default, "pasted").default.prefix
+    prefix = parse_policy(POLICY + indented(dedent(yaml)), "pasted").default.prefix
     assert prefix.sorts_tools
     assert prefix.volatile == ("timestamps",)
     assert prefix.documents is not None
@@ -123,7 +126,65 @@ def test_every_setting_that_is_tried_is_one_that_a_policy_knows():
     for setting in tried:
         assert written([setting])
         assert compiled([setting]) != compiled([])
-    assert compiled([]) == parse_policy(POLICY, "default").default.prefix
+    assert compiled(["schema_keys: on"]) == parse_policy(POLICY, "default").default.prefix
+
+
+def test_patterns_of_ones_own_are_in_the_yaml_and_gain_what_is_told(log, capsys):
+    given = log.read_bytes().replace(b"Be kind, and", b"\\nJob: #17 by Zo\xc3\xab's\\nBe kind, and")
+    lines = [line.replace(b"#17", b"#%d" % at) for at, line in enumerate(given.splitlines())]
+    log.write_bytes(b"\n".join(lines))
+    _, out, _ = run(capsys, log)
+    assert "-> volatile: '(?m)^Job: #([0-9]+)'" in out
+    assert "Job: #[0 by Zoë's" in out
+    _, out, _ = run(capsys, "--json", log)
+    (route,) = orjson.loads(out)["routes"]
+    prefix = parse_policy(POLICY + indented(route["yaml"]), "pasted").default.prefix
+    assert prefix.patterns == ("(?m)^Job: #([0-9]+)",)
+
+
+def test_keys_of_schemas_in_another_order_need_no_other_setting(log, capsys):
+    lines = []
+    for number, line in enumerate(log.read_bytes().splitlines()):
+        body = orjson.loads(line)
+        keys = ["type", "title", "description"][:: (-1) ** number]
+        schema = {key: f"{key} " * 30 for key in keys}
+        body["tools"] = [{"type": "function", "function": {"name": "x", "parameters": schema}}]
+        body["messages"] = [{"role": "user", "content": "Hi"}]
+        lines.append(orjson.dumps(body))
+    log.write_bytes(b"\n".join(lines))
+    _, out, _ = run(capsys, log)
+    assert out.endswith("      prefix:\n        schema_keys: on\n")
+
+
+def test_settings_for_one_of_several_models_of_a_rule_come_in_a_rule_of_their_own(log, capsys):
+    given = log.read_bytes()
+    log.write_bytes(given + given.replace(b'"model":"m"', b'"model":"other: [x]"'))
+    _, out, _ = run(capsys, log)
+    rules = out.split("came by the same rule:\n")[1:]
+    assert len(rules) == 2
+    for told, model in zip(rules, ("m", "other: [x]"), strict=True):
+        yaml, _, _ = told.partition("\n\n")
+        policy = parse_policy(f"{POLICY}rules:\n{yaml}", "pasted")
+        assert policy.rules[0].decision.prefix.sorts_tools
+        assert model in out
+
+
+def test_one_request_has_nothing_to_part_from(log, capsys):
+    log.write_bytes(log.read_bytes().splitlines()[0])
+    code, out, _ = run(capsys, log)
+    assert code == 0
+    assert "  1 request; " in out
+    assert "one request has nothing to part from" in out
+
+
+def test_prompts_of_completions_are_not_told_to_be_as_they_should(tmp_path, capsys):
+    file = tmp_path / "log.jsonl"
+    rules = " ".join(f"Rule {number} is to be kind to everybody." for number in range(20))
+    lines = [{"model": "m", "prompt": f"Hello {name}. {rules}"} for name in ("Anna", "Jan")]
+    file.write_bytes(b"\n".join(map(orjson.dumps, lines)))
+    _, out, _ = run(capsys, file)
+    assert "is the same in several" in out
+    assert "as it should be" not in out
 
 
 def test_what_clients_wrote_cannot_move_a_terminals_cursor(tmp_path, capsys):
