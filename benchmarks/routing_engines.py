@@ -66,19 +66,25 @@ def shortened(requests: Sequence[Traced], share: float) -> list[Traced]:
     return chosen
 
 
-def replay(requests: Sequence[Traced], *, engines: int, capacity: int) -> dict[str, Replayed]:
-    """Return what each way came to; ``capacity`` is blocks of each engine."""
+def replay(
+    requests: Sequence[Traced], *, engines: int, capacity: int, gateways: int
+) -> dict[str, Replayed]:
+    """Return what each way came to; ``capacity`` is blocks of each engine.
+
+    Several ``gateways`` know nothing of one another, and each request goes to any of them.
+    """
     ways: dict[str, Replayed] = {}
     with tempfile.TemporaryDirectory() as scratch:
         model = bundled_or_random(Path(scratch) / "model")
         with ExitStack() as stack:
             ports = _engines(stack, model, engines, capacity)
             for way, routing in (("least loaded", "load"), ("prefix-aware", "prefix")):
-                with ExitStack() as gateway:
-                    ways[way] = _run(_gateway(gateway, ports, routing), requests, way)
+                with ExitStack() as serving:
+                    before = [_gateway(serving, ports, routing) for _ in range(gateways)]
+                    ways[way] = _run(before, requests, way)
         with ExitStack() as stack:
             ports = _engines(stack, model, 1, capacity * engines)
-            ways["one engine"] = _run(_gateway(stack, ports, "prefix"), requests, "one engine")
+            ways["one engine"] = _run([_gateway(stack, ports, "prefix")], requests, "one engine")
     return ways
 
 
@@ -115,11 +121,12 @@ def _start(stack: ExitStack, argv: Sequence[str]) -> None:
     stack.callback(process.terminate)
 
 
-def _run(port: int, requests: Sequence[Traced], salt: str) -> Replayed:
+def _run(ports: Sequence[int], requests: Sequence[Traced], salt: str) -> Replayed:
     replayed = Replayed()
     lock = threading.Lock()
+    drawn = random.Random(2).choices(ports, k=len(requests))
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        for _ in pool.map(lambda each: _ask(port, each, salt, replayed, lock), requests):
+        for _ in pool.map(lambda *of: _ask(*of, salt, replayed, lock), drawn, requests):
             pass
     return replayed
 

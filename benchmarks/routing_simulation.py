@@ -2,7 +2,8 @@
 
 The routing is the gateway's own, the trace's block ids stand for digests. A replica computes
 prompts one after the other at a fixed rate and then decodes, at a fixed time a token, any number at
-once. Its cache is the least recently used order of blocks, and the last of a prompt go first.
+once. Its cache is the least recently used order of blocks, and the last of a prompt go first. What
+it found it says at the end. What chance there is hangs on ``Fleet.seed``.
 """
 
 import heapq
@@ -81,57 +82,93 @@ class RoundRobin(LeastLoaded):
         return [Choice(each.name, 0, Route.BALANCE) for each in (*loads[first:], *loads[:first])]
 
 
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Replicas, each with a cache of so many blocks; names and chance are those of the seed.
+
+    One of twice the ``weights`` computes twice as fast. The first is ``gone`` from one time to the
+    other, and comes back with nothing.
+    """
+
+    replicas: int
+    capacity: int
+    tokens_a_second: float
+    weights: tuple[float, ...] = ()
+    gone: tuple[float, float] | None = None
+    seed: int = 0
+
+    def servers(self) -> "dict[str, Replica]":
+        weights = self.weights or (1.0,) * self.replicas
+        return {
+            f"replica-{self.seed}-{number}": Replica(Cache(self.capacity), weight)
+            for number, weight in enumerate(weights)
+        }
+
+
 @dataclass(slots=True)
 class Replica:
     cache: Cache
+    weight: float = 1.0
     busy_until: float = 0.0
     requests: int = 0
     computed_tokens: int = 0
+    is_gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """``imbalance_…`` is the most that a replica had over the mean."""
+    """``imbalance_…`` is the most that a replica had over the mean, each by its weight."""
 
     hit_share: float
     imbalance_tokens: float
     imbalance_requests: float
+    ttft_mean: float
     ttft_p50: float
     ttft_p99: float
 
 
-def simulate(
-    requests: Sequence[Traced],
-    gateways: Sequence[Routing],
-    *,
-    replicas: int,
-    capacity: int,
-    tokens_a_second: float,
-) -> Result:
+def simulate(requests: Sequence[Traced], gateways: Sequence[Routing], fleet: Fleet) -> Result:
     """Send each request through one of ``gateways``, which know nothing of one another."""
-    servers = {f"replica-{number}": Replica(Cache(capacity)) for number in range(replicas)}
+    servers = fleet.servers()
     in_flight = [dict.fromkeys(servers, 0) for _ in gateways]
-    draw = random.Random(1)
+    draw = random.Random(fleet.seed)
     numbers = count()
     events: list[tuple[float, int, Callable[[], None]]] = []
     waits: list[float] = []
+    found_tokens: dict[Sent, int] = {}
     found = 0
 
     def first_token(gateway: int, sent: Sent, at: float) -> None:
         gateways[gateway].first_token(sent, at)
 
     def ended(gateway: int, sent: Sent, at: float) -> None:
+        gateways[gateway].answered(sent, found_tokens.pop(sent), at)
         gateways[gateway].ended(sent, at)
         in_flight[gateway][sent.name] -= 1
 
     def later(at: float, call: Callable[[int, Sent, float], None], who: int, sent: Sent) -> None:
         heapq.heappush(events, (at, next(numbers), lambda: call(who, sent, at)))
 
+    def leaves() -> None:
+        first.is_gone, first.cache = True, Cache(fleet.capacity)
+        for gateway in gateways:
+            gateway.forget(next(iter(servers)))
+
+    def returns() -> None:
+        first.is_gone = False
+
+    first = next(iter(servers.values()))
+    for at, call in zip(fleet.gone or (), (leaves, returns), strict=False):
+        heapq.heappush(events, (at, next(numbers), call))
     for request in requests:
         while events and events[0][0] <= request.at:
             heapq.heappop(events)[2]()
         who = draw.randrange(len(gateways))
-        loads = [Load(name, flying) for name, flying in in_flight[who].items()]
+        loads = [
+            Load(name, flying, weight=servers[name].weight)
+            for name, flying in in_flight[who].items()
+            if not servers[name].is_gone
+        ]
         name = gateways[who].order(request.blocks, loads, request.at)[0].name
         sent = gateways[who].sent(name, request.blocks, request.at)
         gateways[who].held_back(sent, request.at)
@@ -139,18 +176,21 @@ def simulate(
         server = servers[name]
         hits = server.cache.use(request.blocks)
         found += hits
+        found_tokens[sent] = hits * BLOCK_TOKENS
         computed = max(1, request.prompt_tokens - hits * BLOCK_TOKENS)
         server.requests += 1
         server.computed_tokens += computed
-        server.busy_until = max(request.at, server.busy_until) + computed / tokens_a_second
+        took = computed / fleet.tokens_a_second / server.weight
+        server.busy_until = max(request.at, server.busy_until) + took
         waits.append(server.busy_until - request.at)
         later(server.busy_until, first_token, who, sent)
         later(server.busy_until + TOKEN_SECONDS * request.new_tokens, ended, who, sent)
     waits.sort()
     return Result(
         found / sum(len(each.blocks) for each in requests),
-        imbalance([each.computed_tokens for each in servers.values()]),
-        imbalance([each.requests for each in servers.values()]),
+        imbalance([each.computed_tokens / each.weight for each in servers.values()]),
+        imbalance([each.requests / each.weight for each in servers.values()]),
+        sum(waits) / len(waits),
         waits[len(waits) // 2],
         waits[int(len(waits) * 0.99)],
     )

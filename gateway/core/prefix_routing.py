@@ -4,10 +4,12 @@ Laws:
 - Load is bounded: while another has room, no replica is chosen that has twice its share of the
   requests under way, however much of the prompt it holds.
 - Within the bound the cheapest is chosen: blocks to compute count most, for they cost all
-  replicas together; those that wait there already cost this request alone.
+  replicas together, whichever computes them; what waits there already costs this request alone, and
+  less at a stronger replica.
 - Gateways that know nothing of one another agree where load does not speak against it: what no
   replica holds has a home, by rendezvous of the first block of it. So the next turn of a
-  conversation is expected where another gateway sent the turn before.
+  conversation is expected where another gateway sent the turn before. A gateway that finds nothing
+  of another's for long is alone, and goes by load where it has nothing to go by.
 - Only what was computed is remembered: what is refused, fails or is given up pushes nothing out.
 - What a replica is believed to hold is corrected by what it says. Believing too much costs
   nothing that was measured (benchmarks/prefix_routing.py), believing too little does.
@@ -27,8 +29,11 @@ from gateway.core.routing import Choice, Load, Route, Sent, Wait
 
 TOKENS_A_BLOCK = 128
 
-_SURELY_FOUND = 8
-"""Blocks that an upstream would find if it had them: some report no less than 1,024 tokens."""
+_SURELY_FOUND = 1024
+"""Tokens that an upstream would find if it had them: some report no fewer."""
+
+ALONE_AFTER = 256
+"""So many prompts in a row that another's work might have left somewhere, and had not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +46,9 @@ class Weights:
     """So few requests at a time are no load that anybody is kept from."""
     block_ahead: float = 0.05
     """What a block that others wait for costs, in blocks to compute."""
-    request: float = 1.0
-    """What a request under way costs the next one beside it, in blocks to compute."""
-    home: float = 0.25
+    request: float = 128.0
+    """What a request under way costs the next one beside it, in tokens to compute."""
+    home: float = 0.35
     """The part of what no replica holds that is not counted at its home."""
 
 
@@ -56,9 +61,13 @@ class PrefixAware:
         *,
         weights: Weights | None = None,
         sharing: Container[str] = (),
+        block_tokens: int = TOKENS_A_BLOCK,
     ) -> None:
         self.index = PrefixIndex() if index is None else index
         self._weights = weights or Weights()
+        self._block_tokens = block_tokens
+        self._nothing_found = 0
+        """For how many prompts in a row nobody else has shown."""
         self._sharing = sharing
         self._cold = ColdPrefixes()
         self._pending: dict[str, int] = {}
@@ -70,9 +79,10 @@ class PrefixAware:
             return []
         held = {load.name: self._held(load.name, prefix) for load in loads}
         most = max(held.values())
-        # Where prompts part: alike for all who know what prompts have in common.
-        home = _home(loads, prefix[min(most, len(prefix) - 1)]) if prefix else ""
-        spared = self._weights.home * (len(prefix) - most)
+        # What two of them hold is what prompts have in common, and known alike to all gateways.
+        common = sorted(held.values())[-2:][0]
+        home = home_of(loads, prefix[min(common, len(prefix) - 1)]) if prefix else ""
+        spared = 0.0 if self.is_alone else self._weights.home * (len(prefix) - most)
         even = (sum(load.in_flight for load in loads) + 1) / sum(load.weight for load in loads)
 
         def rank(load: Load) -> tuple[bool, float, bool, str]:
@@ -88,7 +98,7 @@ class PrefixAware:
         computed = self.index.held(name, prefix)
         held = self._cold.held(name, prefix, computed)
         sent = Sent(name, prefix, now, held, len(prefix) - held)
-        if computed >= _SURELY_FOUND:
+        if computed * self._block_tokens >= _SURELY_FOUND:
             sent.last_use = self.index.last_use(name, prefix[computed - 1])
         self._pending[name] = self._pending.get(name, 0) + sent.blocks
         return sent
@@ -110,6 +120,7 @@ class PrefixAware:
     def answered(self, sent: Sent, cached_tokens: int, now: float) -> None:
         """See ``Routing``."""
         del now
+        self._look_for_others(sent, cached_tokens)
         if cached_tokens <= 0 and sent.last_use:
             # What was used later than all that is gone may still be there.
             self.index.drop_idle(sent.name, sent.last_use)
@@ -121,15 +132,28 @@ class PrefixAware:
 
     def resize(self, name: str, tokens: int) -> None:
         """See ``Routing``: twice of it is believed, for a token may have more bytes than most."""
-        self.index.resize(name, max(1, 2 * tokens // TOKENS_A_BLOCK))
+        self.index.resize(name, max(1, 2 * tokens // self._block_tokens))
 
     def forget(self, name: str) -> None:
         """See ``Routing``."""
         self.index.forget(name)
 
+    @property
+    def is_alone(self) -> bool:
+        """Tell whether no other gateway seems to send prompts to these replicas."""
+        return self._nothing_found >= ALONE_AFTER
+
     def queued_blocks(self, name: str) -> int:
         """Return how many blocks the replica has yet to compute, of what was sent from here."""
         return self._pending.get(name, 0)
+
+    def _look_for_others(self, sent: Sent, cached_tokens: int) -> None:
+        """Note whether more was found than was sent from here."""
+        known = sent.held * self._block_tokens + _SURELY_FOUND
+        if cached_tokens >= known:
+            self._nothing_found = 0
+        elif len(sent.prefix) * self._block_tokens >= known:
+            self._nothing_found += 1
 
     def _held(self, name: str, prefix: Sequence[int]) -> int:
         """Return how many blocks the replica has computed or is at."""
@@ -154,9 +178,9 @@ class PrefixAware:
         return max(self._weights.always_room, share)
 
     def _cost(self, load: Load, blocks: float) -> float:
-        ahead = self.queued_blocks(load.name) + load.queued_tokens / TOKENS_A_BLOCK
-        beside = load.in_flight * self._weights.request
-        return (blocks + ahead * self._weights.block_ahead + beside) / load.weight
+        ahead = self.queued_blocks(load.name) + load.queued_tokens / self._block_tokens
+        beside = load.in_flight * self._weights.request / self._block_tokens
+        return blocks + (ahead * self._weights.block_ahead + beside) / load.weight
 
 
 def _why(held: int, most: int) -> Route:
@@ -165,7 +189,8 @@ def _why(held: int, most: int) -> Route:
     return Route.PREFIX if held == most else Route.BALANCE
 
 
-def _home(loads: Sequence[Load], key: int) -> str:
+def home_of(loads: Sequence[Load], key: int) -> str:
+    """Return who is first for ``key``, by rendezvous and weight."""
     return min(loads, key=lambda load: (_rendezvous(load, key), load.name)).name
 
 

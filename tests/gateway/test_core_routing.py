@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gateway.core.prefix_index import PrefixIndex
-from gateway.core.prefix_routing import PrefixAware
+from gateway.core.prefix_routing import ALONE_AFTER, PrefixAware
 from gateway.core.routing import LeastLoaded, Load, Route
 
 PROMPT = tuple(range(100, 120))
@@ -56,7 +56,7 @@ def test_a_stronger_replica_may_have_more_at_a_time() -> None:
 
 
 def test_what_is_to_be_computed_before_counts_until_its_first_token() -> None:
-    made = router(a=PROMPT[:4])
+    made = router(a=PROMPT[:10])
     waiting = made.sent("a", tuple(range(1000, 2000)), 0.0)
     assert first(made, PROMPT, loads(a=1, b=0)) == "b"
     made.first_token(waiting, 1.0)
@@ -90,6 +90,52 @@ def test_gateways_that_know_different_conversations_agree_by_where_prompts_part(
     for number in range(1000, 1020):
         prompt = (*system, number)
         assert first(one, prompt, offered) == first(another, prompt, offered)
+
+
+def test_a_prompt_stays_at_a_weak_replica_that_holds_it() -> None:
+    offered = [Load("a", 0), Load("b", 0, weight=4.0)]
+    assert first(router(a=PROMPT[:14]), PROMPT, offered) == "a"
+
+
+def test_a_chat_that_began_here_is_expected_where_others_sent_its_later_turns() -> None:
+    offered = loads(a=0, b=0, c=0, d=0)
+    for number in range(30):
+        chat = tuple(range(1000 * number, 1000 * number + 18))
+        began = first(router(), chat[:3], offered)
+        assert first(router(**{began: chat[:3]}), chat, offered) == began
+
+
+def alone() -> PrefixAware:
+    """Return a gateway that has found nothing of another's for long."""
+    made = PrefixAware()
+    for number in range(ALONE_AFTER):
+        complete(made, "a", tuple(range(1000 * number, 1000 * number + 8)))
+    return made
+
+
+def test_a_gateway_alone_sends_what_nobody_holds_where_there_is_less_to_do() -> None:
+    made, cold = alone(), tuple(range(-50, -20))
+    home = first(router(), cold, loads(a=0, b=0))
+    busy = [Load(name, 3 if name == home else 0) for name in "ab"]
+    assert first(router(), cold, busy) == home
+    assert first(made, cold, busy) != home
+
+
+def test_a_gateway_that_finds_what_it_did_not_send_is_not_alone() -> None:
+    made = alone()
+    assert made.is_alone
+    complete(made, "a", PROMPT, cached=1023)
+    assert made.is_alone
+    complete(made, "b", PROMPT, cached=1024)
+    assert not made.is_alone
+
+
+def test_short_prompts_prove_no_loneliness() -> None:
+    made = PrefixAware()
+    for number in range(2 * ALONE_AFTER):
+        complete(made, "a", (number,))
+        complete(made, "a", PROMPT)
+    assert not made.is_alone
 
 
 def test_a_replica_that_started_anew_holds_nothing() -> None:
