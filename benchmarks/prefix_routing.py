@@ -89,7 +89,7 @@ def replayed(
     blocks = len({block for each in short for block in each.blocks})
     capacity = int(blocks * ENGINE_CAPACITY / engines)
     print(
-        f"\nReal engines: {engines} processes of {capacity:,} blocks each, {gateways} of the gateway, "
+        f"\nReal engines: {engines} processes of {capacity:,} blocks each, {gateways} gateway(s), "
         f"{len(short):,} requests with {blocks:,} different blocks"
     )
     print(f"    {'':<14}{'cached':>8}{'tokens max/mean':>17}{'requests':>10}{'p50':>10}{'p99':>10}")
