@@ -7,7 +7,7 @@ bursts, unique prompts that wash the caches.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from routing_simulation import BLOCK_TOKENS, Fleet, Traced, one_cache
@@ -43,7 +43,7 @@ def case(
     return Case(name, requests, Fleet(replicas, capacity, rate, weights, gone), ceiling)
 
 
-def cases(traces: dict[str, Sequence[Traced]]) -> Iterator[Case]:
+def cases(traces: Mapping[str, Sequence[Traced]]) -> Iterator[Case]:
     """Yield all of them; ``traces`` are Mooncake's by name."""
     for name, whole in traces.items():
         yield case(f"{name}, second half", second_half(whole))

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from engine_sides import bundled_or_random
@@ -126,7 +127,8 @@ def _run(ports: Sequence[int], requests: Sequence[Traced], salt: str) -> Replaye
     lock = threading.Lock()
     drawn = random.Random(2).choices(ports, k=len(requests))
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        for _ in pool.map(lambda *of: _ask(*of, salt, replayed, lock), drawn, requests):
+        ask = partial(_ask, salt=salt, into=replayed, lock=lock)
+        for _ in pool.map(ask, drawn, requests):
             pass
     return replayed
 
