@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
+from http import HTTPStatus
 
 from aiohttp import (
     ClientConnectionError,
@@ -18,13 +19,12 @@ from aiohttp import (
 )
 from yarl import URL
 
+from gateway.adapters.reply_coding import CodingError, coding_of, inflated
 from gateway.core.errors import UpstreamError
 from gateway.core.outbound import with_key
 from gateway.core.outgoing import Outgoing, Served
 from gateway.core.pool.beginning import Beginning, Begun
 from gateway.core.types import Reason
-
-_UNBOUNDED = nullcontext()
 
 _BODY_HEADERS = frozenset({"content-length", "content-encoding"})
 
@@ -32,11 +32,11 @@ _BODY_HEADERS = frozenset({"content-length", "content-encoding"})
 class HttpUpstream:
     """Sends requests to ``base_url``, which ends in ``/v1``.
 
-    ``connect_seconds`` bounds connecting; ``read_seconds`` bounds the wait for the head and
-    between two reads of the body, but for streams where they are given ``first_token_seconds`` the
-    wait for the body's first word and ``between_tokens_seconds`` each one after. Clients'
-    credentials are passed on unless ``own_credential`` is set: then ``api_key`` takes their place,
-    or nothing.
+    ``connect_seconds`` bounds connecting; ``read_seconds`` bounds sending and the wait for the
+    whole head, and that between two reads of the body, but for streams where they are given
+    ``first_token_seconds`` the wait for the body's first word and ``between_tokens_seconds`` each
+    one after. Clients' credentials are passed on unless ``own_credential`` is set: then ``api_key``
+    takes their place, or nothing.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class HttpUpstream:
         self._first_token = first_token_seconds or read_seconds
         self._between_tokens = between_tokens_seconds or read_seconds
         self._times_streams = bool(first_token_seconds or between_tokens_seconds)
+        self._connect_seconds, self._read_seconds = connect_seconds, read_seconds
         longest = max(read_seconds, self._first_token, self._between_tokens)
         self._timeout = ClientTimeout(total=None, connect=connect_seconds, sock_read=longest)
         self._session: ClientSession | None = None
@@ -97,8 +98,15 @@ class HttpUpstream:
         by = None
         if outgoing.streamed and self._times_streams:
             by = asyncio.get_running_loop().time() + self._first_token
-        async with self.request("POST", target, fields, raw, head_by=by) as response:
+        sending = self.request("POST", target, fields, raw, decode=False, head_by=by)
+        async with sending as response:
             body = self.body(response) if by is None else self._stream(response, by)
+            try:
+                coding = coding_of(response.headers.get("Content-Encoding", ""))
+            except CodingError as error:
+                raise self._odd(str(error)) from None
+            if coding:
+                body = self._inflated(body, coding)
             yield HttpReply(response, body, self._served)
 
     @asynccontextmanager
@@ -120,25 +128,44 @@ class HttpUpstream:
             raise RuntimeError("the upstream is not open")
         if self._own_credential:
             headers = with_key(headers, self._api_key)
+        upload: _Upload | None = None
+        if not (body is None or isinstance(body, bytes)):
+            upload = _Upload(body, self._read_seconds)
+        elif head_by is None:
+            head_by = asyncio.get_running_loop().time() + self._connect_seconds + self._read_seconds
         try:
-            async with _UNBOUNDED if head_by is None else asyncio.timeout_at(head_by):
+            async with asyncio.timeout_at(head_by) as limit:
                 response = await self._session.request(
                     method,
                     self.url(path_qs),
                     headers=headers,
-                    data=body,
+                    data=body if upload is None else upload.chunks(limit),
                     allow_redirects=False,
                     auto_decompress=decode,
                 )
+                if upload is not None:
+                    upload.answered = True
         except (ClientError, TimeoutError, OSError) as error:
             raise _fault(error, self._name) from error
         try:
+            self._check(response)
             yield response
         finally:
             # A body that was read to its end has given its connection back. Any other is closed,
             # so that the upstream sees that nobody listens any more.
             if not response.content.is_eof():
                 response.close()
+
+    def _check(self, response: ClientResponse) -> None:
+        """Raise UpstreamError for a head that is none of an answer to what is asked here."""
+        if response.status < HTTPStatus.OK:
+            raise self._odd(f"the status {response.status} in place of an answer")
+        for coding in response.headers.getall("Transfer-Encoding", ()):
+            if coding.strip().lower() not in ("chunked", "identity"):
+                raise self._odd(f"the unasked Transfer-Encoding {coding[:40]}")
+
+    def _odd(self, what: str) -> UpstreamError:
+        return UpstreamError(502, f"The upstream {self._name} sent {what}.", Reason.UPSTREAM_BROKE)
 
     def served(self, response: ClientResponse) -> Served | None:  # noqa: ARG002 - always this one
         """Return who sent a reply, where that is to be told."""
@@ -151,6 +178,14 @@ class HttpUpstream:
                 yield chunk
         except (ClientError, TimeoutError, OSError) as error:
             raise _fault(error, self._name) from error
+
+    async def _inflated(self, chunks: AsyncIterator[bytes], coding: str) -> AsyncIterator[bytes]:
+        """Yield a body that was compressed. Raises UpstreamError."""
+        try:
+            async for piece in inflated(chunks, coding):
+                yield piece
+        except CodingError as error:
+            raise self._odd(str(error)) from error
 
     async def _stream(self, response: ClientResponse, by: float) -> AsyncIterator[bytes]:
         """Yield a stream's body, whose first word comes ``by`` then. Raises UpstreamError."""
@@ -168,6 +203,28 @@ class HttpUpstream:
                     by = clock() + self._between_tokens
         except (ClientError, TimeoutError, OSError) as error:
             raise _fault(error, self._name) from error
+
+
+class _Upload:
+    """A body that comes from a client: while that is waited for, the upstream is not."""
+
+    def __init__(self, body: AsyncIterator[bytes], seconds: float) -> None:
+        self.answered = False
+        self._body = body
+        self._seconds = seconds
+
+    async def chunks(self, limit: asyncio.Timeout) -> AsyncIterator[bytes]:
+        """Yield the body; each piece has to be taken, and the head to come, in ``seconds``."""
+        async for chunk in self._body:
+            self._bound(limit, self._seconds)
+            yield chunk
+            self._bound(limit, None)
+        self._bound(limit, self._seconds)
+
+    def _bound(self, limit: asyncio.Timeout, seconds: float | None) -> None:
+        if not self.answered:  # an upstream may answer before it has read all
+            now = asyncio.get_running_loop().time()
+            limit.reschedule(None if seconds is None else now + seconds)
 
 
 def _fault(error: BaseException, name: str) -> UpstreamError:
