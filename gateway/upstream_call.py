@@ -179,6 +179,8 @@ class Caller:
                         limit.reschedule(asyncio.get_running_loop().time() + DRAIN_SECONDS)
             if (last := decoder.end()) is not None:
                 await self._follow([last], answered, exchange, answer)
+                if answered.failed or not answered.ended:  # what is told next is no part of it
+                    await answer.add(sse.END_OF_EVENT, sse.END_OF_EVENT)
         except (UpstreamError, sse.EventTooLargeError, TimeoutError) as error:
             if not answered.done:
                 raise _broken(str(error)) from error

@@ -94,7 +94,7 @@ class Opened:
             piece = await anext(self._body, b"")
             begun = beginning.add(piece, clock()) if piece else beginning.end()
         if isinstance(begun, Failure):
-            self.failure = begun
+            self.failure = begun if self.status == HTTPStatus.OK else None
         elif begun is Begun.NOTHING and self.status == HTTPStatus.OK:
             message = f"The upstream {self._call.name} ended its answer before it began."
             raise UpstreamError(502, message, Reason.UPSTREAM_BROKE)
@@ -104,8 +104,12 @@ class Opened:
         if self._held:
             yield b"".join(self._held)
             self._held.clear()
-        async for chunk in self._body:
-            yield chunk
+        try:
+            async for chunk in self._body:
+                yield chunk
+        except UpstreamError as error:
+            error.tried = (*self.tried, (self._call.name, error.reason))
+            raise
 
     async def close(
         self,

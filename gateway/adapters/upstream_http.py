@@ -100,13 +100,11 @@ class HttpUpstream:
             by = asyncio.get_running_loop().time() + self._first_token
         sending = self.request("POST", target, fields, raw, decode=False, head_by=by)
         async with sending as response:
-            body = self.body(response) if by is None else self._stream(response, by)
-            try:
-                coding = coding_of(response.headers.get("Content-Encoding", ""))
-            except CodingError as error:
-                raise self._odd(str(error)) from None
-            if coding:
-                body = self._inflated(body, coding)
+            body = self.body(response)
+            if encoding := response.headers.get("Content-Encoding"):
+                body = self._decoded(body, encoding)
+            if by is not None:
+                body = self._timed(body, by)
             yield HttpReply(response, body, self._served)
 
     @asynccontextmanager
@@ -153,8 +151,7 @@ class HttpUpstream:
         finally:
             # A body that was read to its end has given its connection back. Any other is closed,
             # so that the upstream sees that nobody listens any more.
-            if not response.content.is_eof():
-                response.close()
+            response.close()
 
     def _check(self, response: ClientResponse) -> None:
         """Raise UpstreamError for a head that is none of an answer to what is asked here."""
@@ -165,7 +162,8 @@ class HttpUpstream:
                 raise self._odd(f"the unasked Transfer-Encoding {coding[:40]}")
 
     def _odd(self, what: str) -> UpstreamError:
-        return UpstreamError(502, f"The upstream {self._name} sent {what}.", Reason.UPSTREAM_BROKE)
+        message = f"The upstream {self._name} sent {what}."
+        return UpstreamError(502, message, Reason.UPSTREAM_BROKE, answered=True)
 
     def served(self, response: ClientResponse) -> Served | None:  # noqa: ARG002 - always this one
         """Return who sent a reply, where that is to be told."""
@@ -179,29 +177,36 @@ class HttpUpstream:
         except (ClientError, TimeoutError, OSError) as error:
             raise _fault(error, self._name) from error
 
+    def _decoded(self, chunks: AsyncIterator[bytes], encoding: str) -> AsyncIterator[bytes]:
+        """Return a body without its coding. Raises UpstreamError."""
+        try:
+            coding = coding_of(encoding)
+        except CodingError as error:
+            raise self._odd(str(error)) from None
+        return self._inflated(chunks, coding) if coding else chunks
+
     async def _inflated(self, chunks: AsyncIterator[bytes], coding: str) -> AsyncIterator[bytes]:
-        """Yield a body that was compressed. Raises UpstreamError."""
         try:
             async for piece in inflated(chunks, coding):
                 yield piece
         except CodingError as error:
             raise self._odd(str(error)) from error
 
-    async def _stream(self, response: ClientResponse, by: float) -> AsyncIterator[bytes]:
+    async def _timed(self, chunks: AsyncIterator[bytes], by: float) -> AsyncIterator[bytes]:
         """Yield a stream's body, whose first word comes ``by`` then. Raises UpstreamError."""
         clock = asyncio.get_running_loop().time
         beginning, begun = Beginning(events=True), False
         try:
             while True:
                 async with asyncio.timeout_at(by):
-                    chunk = await response.content.readany()
+                    chunk = await anext(chunks, b"")
                 if not chunk:
                     return
                 begun = begun or beginning.add(chunk, 0.0) is not Begun.NOT_YET
                 yield chunk
                 if begun:
                     by = clock() + self._between_tokens
-        except (ClientError, TimeoutError, OSError) as error:
+        except TimeoutError as error:
             raise _fault(error, self._name) from error
 
 
@@ -258,6 +263,7 @@ def _fault(error: BaseException, name: str) -> UpstreamError:
                 f"The upstream {name} sent a reply that could not be read "
                 f"({type(error).__name__}).",
                 Reason.UPSTREAM_BROKE,
+                answered=True,
             )
 
 

@@ -54,7 +54,8 @@ class PromptTooLongError(ClientError):
 class UpstreamError(RequestError):
     """The upstream could not be reached, did not answer in time, or broke off.
 
-    ``sent`` says that it may have got the request. ``retry_after`` is when to come back, in
+    ``sent`` says that it may have got the request, ``answered`` that something came back.
+    ``retry_after`` is when to come back, in
     seconds, and ``tried`` are those who failed and why, where there are several upstreams.
     """
 
@@ -65,12 +66,14 @@ class UpstreamError(RequestError):
         reason: Reason,
         *,
         sent: bool = True,
+        answered: bool = False,
         retry_after: float | None = None,
         tried: tuple[tuple[str, Reason], ...] = (),
     ) -> None:
         super().__init__(status, message, kind="upstream_error", code=reason.value)
         self.reason = reason
         self.sent = sent
+        self.answered = answered
         self.retry_after = retry_after
         self.tried = tried
 
@@ -81,6 +84,7 @@ class UpstreamError(RequestError):
             self.message,
             self.reason,
             sent=self.sent,
+            answered=self.answered,
             retry_after=self.retry_after,
             tried=self.tried,
         )

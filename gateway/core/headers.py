@@ -1,5 +1,6 @@
 """Which headers travel: end-to-end ones, in both directions (RFC 9110, 7.6.1)."""
 
+import re
 from collections.abc import Iterable
 
 _HOP_BY_HOP = frozenset(
@@ -17,6 +18,9 @@ _HOP_BY_HOP = frozenset(
 )
 _REQUEST_ONLY_HERE = frozenset({"host", "content-length", "expect"})
 """True of the client's connection, not of ours to the upstream."""
+
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+"""No field may hold these (RFC 9110, 5.5): some parsers take them, and nobody can send them on."""
 
 _ONE_REQUESTS = frozenset(
     {
@@ -60,7 +64,7 @@ def folded(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def end_to_end(fields: Iterable[tuple[str, str]]) -> Fields:
-    """Drop what belongs to one connection, and what that connection's peer names as such."""
+    """Drop what belongs to one connection, what that connection's peer names as such, and junk."""
     fields = tuple(fields)
     named = {
         token.strip().lower()
@@ -69,7 +73,11 @@ def end_to_end(fields: Iterable[tuple[str, str]]) -> Fields:
         for token in value.split(",")
     }
     dropped = _HOP_BY_HOP | named
-    return tuple(field for field in fields if field[0].lower() not in dropped)
+    return tuple(
+        field
+        for field in fields
+        if field[0].lower() not in dropped and _CONTROL.search(field[1]) is None
+    )
 
 
 def request_fields(fields: Iterable[tuple[str, str]]) -> Fields:

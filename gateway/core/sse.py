@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 
 DONE = b"[DONE]"
+END_OF_EVENT = b"\n\n"
 # Atomic, so that CRLF is never taken for two ends of line.
 _END_OF_EVENT = re.compile(rb"(?>\r\n|\n|\r){2}")
 _LINE = re.compile(rb"\r\n|\n|\r")

@@ -49,7 +49,7 @@ class Failure:
 
 def failure_of(error: UpstreamError, *, head: bool = False) -> Failure:
     """Return what an upstream's fault means; ``head`` says that the reply had begun."""
-    broke = error.reason is Reason.UPSTREAM_BROKE and not head
+    broke = error.reason is Reason.UPSTREAM_BROKE and not (head or error.answered)
     return Failure(error.reason, risky=error.sent, anew=broke or not error.sent)
 
 
