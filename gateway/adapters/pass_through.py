@@ -84,7 +84,8 @@ class PassThrough:
     async def _copy(
         self, request: web.Request, upstream: ClientResponse, seen: Observation
     ) -> web.StreamResponse:
-        response = web.StreamResponse(status=upstream.status, reason=upstream.reason)
+        reason = upstream.reason if upstream.reason and upstream.reason.isprintable() else None
+        response = web.StreamResponse(status=upstream.status, reason=reason)
         fields = with_upstream(_reply_fields(request, upstream), self._upstream.served(upstream))
         for name, value in fields:
             response.headers.add(name, value)

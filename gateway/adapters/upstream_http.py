@@ -20,6 +20,7 @@ from aiohttp import (
 from yarl import URL
 
 from gateway.adapters.reply_coding import CodingError, coding_of, inflated
+from gateway.adapters.upload import Upload
 from gateway.core.errors import UpstreamError
 from gateway.core.outbound import with_key
 from gateway.core.outgoing import Outgoing, Served
@@ -126,9 +127,9 @@ class HttpUpstream:
             raise RuntimeError("the upstream is not open")
         if self._own_credential:
             headers = with_key(headers, self._api_key)
-        upload: _Upload | None = None
+        upload: Upload | None = None
         if not (body is None or isinstance(body, bytes)):
-            upload = _Upload(body, self._read_seconds)
+            upload = Upload(body, self._read_seconds)
         elif head_by is None:
             head_by = asyncio.get_running_loop().time() + self._connect_seconds + self._read_seconds
         try:
@@ -208,28 +209,6 @@ class HttpUpstream:
                     by = clock() + self._between_tokens
         except TimeoutError as error:
             raise _fault(error, self._name) from error
-
-
-class _Upload:
-    """A body that comes from a client: while that is waited for, the upstream is not."""
-
-    def __init__(self, body: AsyncIterator[bytes], seconds: float) -> None:
-        self.answered = False
-        self._body = body
-        self._seconds = seconds
-
-    async def chunks(self, limit: asyncio.Timeout) -> AsyncIterator[bytes]:
-        """Yield the body; each piece has to be taken, and the head to come, in ``seconds``."""
-        async for chunk in self._body:
-            self._bound(limit, self._seconds)
-            yield chunk
-            self._bound(limit, None)
-        self._bound(limit, self._seconds)
-
-    def _bound(self, limit: asyncio.Timeout, seconds: float | None) -> None:
-        if not self.answered:  # an upstream may answer before it has read all
-            now = asyncio.get_running_loop().time()
-            limit.reschedule(None if seconds is None else now + seconds)
 
 
 def _fault(error: BaseException, name: str) -> UpstreamError:
