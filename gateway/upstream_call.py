@@ -19,6 +19,7 @@ from gateway.core import sse
 from gateway.core.errors import UpstreamError
 from gateway.core.headers import end_to_end, request_fields, without
 from gateway.core.outgoing import Outgoing, with_upstream
+from gateway.core.pool.kept import named_in
 from gateway.core.prefix_blocks import PromptChains
 from gateway.core.prompt_usage import prompt_usage
 from gateway.core.streamed import Followed, followed
@@ -107,6 +108,7 @@ class Caller:
             exchange.streamed,
             sent.instead,
             exchange.tenant,
+            named_in(exchange.endpoint, exchange.body),
         )
         answer.upstream_started = seen.clock()
         async with self.upstream.send(outgoing) as upstream:
@@ -185,6 +187,7 @@ class Caller:
             if not answered.done:
                 raise _broken(str(error)) from error
         _note_cached(upstream, answered.usage)
+        _note_made(upstream, answered.made, exchange)
         if answered.failed:
             answer.error = answered.error
             raise _broken("The upstream broke its answer off with an error.")
@@ -223,6 +226,7 @@ class Caller:
         if isinstance(result, dict):
             _note_usage(answer.payer, result.get("usage"))
             _note_cached(upstream, result.get("usage"))
+            _note_made(upstream, result.get("id"), exchange)
         await self._store(upstream.status, result, whole, exchange, answer)
 
     async def _store_streamed(
@@ -278,3 +282,9 @@ def _note_usage(payer: Observation | None, usage: Any) -> None:
 def _note_cached(upstream: UpstreamReply, usage: Any) -> None:
     if (cached := prompt_usage(usage).cached) is not None:
         upstream.served.note_cached(cached)
+
+
+def _note_made(upstream: UpstreamReply, made: Any, exchange: Exchange) -> None:
+    kept = exchange.endpoint is Endpoint.RESPONSES and exchange.body.get("store") is not False
+    if kept and isinstance(made, str):
+        upstream.served.note_made(made)

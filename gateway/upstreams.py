@@ -21,6 +21,7 @@ from gateway.adapters.upstream_health import PATHS, Prober
 from gateway.adapters.upstream_http import HttpUpstream
 from gateway.adapters.upstream_pool import UpstreamPool, log_change
 from gateway.adapters.warm_up import WarmUp
+from gateway.core.pool.kept import Kept
 from gateway.core.pool.member import Member
 from gateway.core.pool.table import PoolTable, states
 from gateway.core.prefix_blocks import PromptChains
@@ -115,8 +116,15 @@ def open_upstreams(
     routing = PrefixAware(sharing=sharing) if by_prefix else LeastLoaded()
     table = PoolTable(members, routing, time.monotonic(), log_change)
     bounds = Bounds(settings.queue_size, settings.queue_timeout)
+    kept = Kept()
     pool = UpstreamPool(
-        name, each, table, bounds, figures=metrics.upstreams, passes_credentials=not own_keys
+        name,
+        each,
+        table,
+        bounds,
+        figures=metrics.upstreams,
+        passes_credentials=not own_keys,
+        kept=kept,
     )
     metrics.tell_upstreams(lambda: states(table, time.monotonic()), lambda: pool.waiting)
     paths = {one.called: _probe_paths(one) for one in given}
@@ -133,7 +141,7 @@ def open_upstreams(
         )
     warm = None if warm_up is None else warm_up.warm
     prober = Prober(each, paths, table, time.monotonic, pool.admit, warm=warm)
-    passing = PoolRequests(each, table, time.monotonic)
+    passing = PoolRequests(each, table, time.monotonic, kept)
     models = ModelList(passing, {member.name: member for member in members})
     followed = {one.called: each[one.called] for one in given if one.kv_events}
     feed = KvFeed(followed, table.note_cache) if followed and by_prefix else None

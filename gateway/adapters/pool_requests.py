@@ -1,11 +1,13 @@
 """Requests of any kind to a pool: those that pass through, of which nothing is known but the path.
 
 Law: they go to the first upstream of the declaration that is well, so that what it keeps for its
-clients is found there again; to another only while nothing was sent.
+clients is found there again; to another only while nothing was sent. What a path names is looked
+for at each of them, since it may have been made while the first was not well.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from http import HTTPStatus
 from weakref import WeakKeyDictionary
 
 from aiohttp import ClientResponse
@@ -13,6 +15,7 @@ from aiohttp import ClientResponse
 from gateway.adapters.upstream_http import HttpUpstream
 from gateway.core.errors import UpstreamError
 from gateway.core.outgoing import Served
+from gateway.core.pool.kept import Kept, named_by
 from gateway.core.pool.table import PoolTable
 from gateway.core.types import Reason
 
@@ -21,11 +24,16 @@ class PoolRequests:
     """See ``HttpUpstream``, whose ``request`` and ``body`` it has."""
 
     def __init__(
-        self, upstreams: Mapping[str, HttpUpstream], table: PoolTable, clock: Callable[[], float]
+        self,
+        upstreams: Mapping[str, HttpUpstream],
+        table: PoolTable,
+        clock: Callable[[], float],
+        kept: Kept,
     ) -> None:
         self._upstreams = upstreams
         self._table = table
         self._clock = clock
+        self._kept = kept
         self._served: WeakKeyDictionary[ClientResponse, Served] = WeakKeyDictionary()
 
     def order(self, model: str | None = None) -> list[HttpUpstream]:
@@ -50,10 +58,10 @@ class PoolRequests:
         decode: bool = True,
     ) -> AsyncIterator[ClientResponse]:
         """Send a request to the first that can be reached. Raises UpstreamError."""
-        model, tried = _model_of(path_qs), list[tuple[str, Reason]]()
-        fault = UpstreamError(502, "There is no upstream.", Reason.UPSTREAM_UNREACHABLE)
+        tried, fault, named = list[tuple[str, Reason]](), None, named_by(path_qs)
+        asked = self._asked(path_qs, named)
         async with AsyncExitStack() as stack:
-            for upstream in self.order(model):
+            for upstream in asked:
                 sending = upstream.request(method, path_qs, headers, body, decode=decode)
                 try:
                     response = await stack.enter_async_context(sending)
@@ -65,11 +73,24 @@ class PoolRequests:
                     fault = error
                     tried.append((upstream.name, error.reason))
                 else:
+                    missing = bool(named) and response.status == HTTPStatus.NOT_FOUND
+                    if missing and body is None and (upstream is not asked[-1] or fault):
+                        tried.append((upstream.name, Reason.NOT_KEPT))
+                        await stack.aclose()
+                        continue
+                    if named and body is None and response.status < HTTPStatus.BAD_REQUEST:
+                        self._kept.note(named, upstream.name)
                     self._served[response] = Served(upstream.name, tuple(tried), several=True)
                     yield response
                     return
+        fault = fault or UpstreamError(502, "There is no upstream.", Reason.UPSTREAM_UNREACHABLE)
         fault.tried = tuple(tried)
         raise fault
+
+    def _asked(self, path_qs: str, named: str) -> list[HttpUpstream]:
+        """Return who is asked, in turn: who is known to keep what the path names, else all."""
+        at = self._kept.at(named)
+        return [self._upstreams[at]] if at else self.order(_model_of(path_qs))
 
     def served(self, response: ClientResponse) -> Served | None:
         """Return who sent a reply."""

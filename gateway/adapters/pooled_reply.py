@@ -32,6 +32,10 @@ class CallOwner(Protocol):
         """Note how much of the prompt the upstream says that it had."""
         ...
 
+    def note_made(self, call: Call, made: str) -> None:
+        """Note what the upstream has made and keeps."""
+        ...
+
     def ended(self, call: Call) -> None:
         """Note its end."""
         ...
@@ -62,8 +66,13 @@ class Opened:
     @property
     def served(self) -> Served:
         """Who answered, and who did not before."""
-        note = partial(self._owner.note_cached, self._call)
-        return Served(self._call.name, self.tried, several=True, note_cached=note)
+        return Served(
+            self._call.name,
+            self.tried,
+            several=True,
+            note_cached=partial(self._owner.note_cached, self._call),
+            note_made=partial(self._owner.note_made, self._call),
+        )
 
     @property
     def status(self) -> int:

@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 from types import TracebackType
@@ -26,6 +26,7 @@ from gateway.core.outgoing import Outgoing
 from gateway.core.pool.budget import Budget
 from gateway.core.pool.failure import Failure, Tries, failure_of, refusal_of
 from gateway.core.pool.health import State
+from gateway.core.pool.kept import NOT_KEPT, Kept, may_be_elsewhere
 from gateway.core.pool.table import Call, Change, PoolTable
 from gateway.core.routing import Route
 from gateway.core.types import Reason
@@ -69,6 +70,7 @@ class UpstreamPool:
         drawn: Callable[[], float] = random.random,
         figures: Figures | None = None,
         passes_credentials: bool = False,
+        kept: Kept | None = None,
     ) -> None:
         """``drawn`` gives random numbers from 0 to 1; ``figures`` counts.
 
@@ -83,6 +85,7 @@ class UpstreamPool:
         self._figures = figures
         self._passes_credentials = passes_credentials
         self._queue = PoolQueue(table, bounds, clock, self.ended)
+        self._kept = kept or Kept()
         self._budget = Budget()
         self._turns = Turns()
 
@@ -103,6 +106,8 @@ class UpstreamPool:
         """Return a reply whose first word is here. Raises UpstreamError where nobody gives one."""
         tries = Tries()
         self._budget.earn()
+        if outgoing.named:
+            outgoing = replace(outgoing, at=self._kept.at(outgoing.named))
         call: Call | None = await self._queue.call(outgoing)
         while call is not None:
             got = await self._attempt(call, outgoing)
@@ -140,6 +145,10 @@ class UpstreamPool:
         """Note how much of the prompt the upstream says that it had."""
         self.table.note_cached(call, tokens, self._clock())
 
+    def note_made(self, call: Call, made: str) -> None:
+        """Note what the upstream has made and keeps."""
+        self._kept.note(made, call.name)
+
     def ended(self, call: Call) -> None:
         """Note the end of a call, and let in who waits."""
         self.table.end(call, self._clock())
@@ -170,6 +179,7 @@ class UpstreamPool:
             )
             if opened.failure is None:
                 await opened.read_first(self._clock)
+                self._find_kept(outgoing, opened)
         except UpstreamError as error:
             failure = failure_of(error, head=opened is not None)
             self.note_failure(call, failure)
@@ -185,6 +195,15 @@ class UpstreamPool:
         else:
             self.note_failure(call, opened.failure)
         return opened
+
+    def _find_kept(self, outgoing: Outgoing, opened: Opened) -> None:
+        """Note who keeps what the request names, or that another is to be asked for it."""
+        if opened.failure is not None or not outgoing.named:
+            return
+        if opened.status < HTTPStatus.BAD_REQUEST:
+            self._kept.note(outgoing.named, opened.served.upstream)
+        elif not outgoing.at and may_be_elsewhere(opened.status):
+            opened.failure = NOT_KEPT
 
     async def _left(self, opened: Opened | None, call: Call) -> None:
         if opened is None:
@@ -209,7 +228,7 @@ class UpstreamPool:
 
     def _back_in(self, outgoing: Outgoing) -> float | None:
         now = self._clock()
-        at = self.table.resting_until(outgoing.model, now)
+        at = self.table.resting_until(outgoing, now)
         return None if at is None else max(1.0, at - now)
 
 

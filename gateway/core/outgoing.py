@@ -34,6 +34,8 @@ class Outgoing:
     """What these upstreams get in place of ``raw``, by name."""
     tenant: Hashable = field(default=None, repr=False)
     """Who takes turns with others."""
+    named: str = field(default="", repr=False)
+    """The id of what it goes on with, which one upstream keeps."""
     at: str = ""
     """The only upstream that can answer it, where there is one."""
 
@@ -51,7 +53,7 @@ Tried = tuple[tuple[str, Reason], ...]
 """Who failed, and why."""
 
 
-def _ignored(_tokens: int) -> None:
+def _ignored(_told: object) -> None:
     """Where there is nothing to choose, nobody has to know."""
 
 
@@ -65,6 +67,8 @@ class Served:
     """Whether another one could have answered."""
     note_cached: Callable[[int], None] = field(default=_ignored, repr=False, compare=False)
     """To be told how much of the prompt it found in its cache, in tokens, where it says so."""
+    note_made: Callable[[str], None] = field(default=_ignored, repr=False, compare=False)
+    """To be told the id of what it has made and keeps."""
 
     def header(self) -> str | None:
         """Return what ``X-Refrain-Upstream`` says, None where there is one upstream only."""

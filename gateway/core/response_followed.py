@@ -31,6 +31,8 @@ class FollowedResponse:
         """What the upstream itself said in an error event."""
         self.done = False
         """Whether the event that ends the stream has come."""
+        self.made: str | None = None
+        """The response's id."""
         self._assemble = assemble
         self._unfit: Reason | None = None
         self._bytes_left = max_bytes
@@ -61,6 +63,9 @@ class FollowedResponse:
             self._follow(told, size)
 
     def _follow(self, told: Mapping[str, Any], size: int) -> None:
+        match told:
+            case {"response": {"id": str(made)}}:
+                self.made = made
         if told.get("type") in _LAST:
             self.done = True
             self._response = told.get("response")

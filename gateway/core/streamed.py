@@ -31,6 +31,8 @@ class StreamedAnswer:
         """What the upstream itself said in an error event."""
         self.done = False
         """Whether the event that ends the stream has come."""
+        self.made: str | None = None
+        """The id of what the upstream keeps: nothing of these."""
         self._assembler = Assembler(endpoint)
         self._assemble = assemble
         self._unfit: Reason | None = None

@@ -75,6 +75,7 @@ class Reason(StrEnum):
     UPSTREAM_BROKE = "upstream-broke"
     UPSTREAM_LIMITED = "upstream-limited"
     UPSTREAM_BUSY = "upstream-busy"
+    NOT_KEPT = "not-kept"
     CLIENT_GONE = "client-gone"
     CLIENT_TIMEOUT = "client-timeout"
     UNAUTHORIZED = "unauthorized"

@@ -76,7 +76,7 @@ class PoolTable:
         self, outgoing: Outgoing, now: float, tried: AbstractSet[str] = NOBODY
     ) -> Call | NoRoom:
         """Begin a call to the best of those that were not tried, or tell why there is none."""
-        tiers = self._tiers(outgoing.model)
+        tiers = self._tiers_for(outgoing)
         for tier in tiers:
             able = [one for one in tier if one.member.name not in tried and one.is_able(now)]
             if able:
@@ -102,11 +102,11 @@ class PoolTable:
         """Tell whether nobody who serves the model can be asked at once."""
         return not any(one.is_able(now) for tier in self._tiers(model) for one in tier)
 
-    def resting_until(self, model: str, now: float) -> float | None:
+    def resting_until(self, outgoing: Outgoing, now: float) -> float | None:
         """Return when the first that rests may be asked again; None where none does."""
         times = [
             one.health.rests_until
-            for tier in self._tiers(model)
+            for tier in self._tiers_for(outgoing)
             for one in tier
             if one.health.rests_until > now
         ]
@@ -216,6 +216,11 @@ class PoolTable:
         serves = [one for tier in self._tiers(model) for one in tier] if model else None
         ordered = serves or list(self.standings.values())
         return [one.member.name for one in sorted(ordered, key=lambda one: one.unwell(now))]
+
+    def _tiers_for(self, outgoing: Outgoing) -> tuple[tuple[Standing, ...], ...]:
+        if outgoing.at:
+            return ((self.standings[outgoing.at],),)
+        return self._tiers(outgoing.model)
 
     def _tiers(self, model: str) -> tuple[tuple[Standing, ...], ...]:
         tiers = self._serving.get(model)
