@@ -8,6 +8,11 @@ give is all that an earlier request of the conversation has held, in whatever or
 the tokens that are new in it.
 
     python benchmarks/prefix_rewriting.py [--turns N] [--conversations N] [--record FILE]
+    python benchmarks/prefix_rewriting.py --log FILE --policy FILE
+
+The second form asks the chats of a log (all that ``refrain prefix report`` reads, of the model that
+most of them name) in place of the agent, as sent and by a policy of yours; what a perfect order
+could give is not known then.
 """
 
 import argparse
@@ -20,14 +25,19 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent_workload import BEGIN, END, NUM_TOOLS, Turn, Workload, body_of
+from agent_workload import BEGIN, END, NUM_TOOLS, Workload, body_of
 from engine_sides import bundled_or_random
 from servers import await_url, free_port
+
+from gateway.core.types import Endpoint
+from gateway.recorded_log import RecordedLog
 
 CONTEXT = 16_384
 MODEL = "agent"
@@ -45,6 +55,7 @@ default:
   scope: tenant
   pii: bypass
 """
+AS_SENT = "  prefix: off\n"
 REWRITTEN = f"""\
   prefix:
     tools: sorted
@@ -86,7 +97,7 @@ def write_model(directory: Path) -> None:
     )
 
 
-def start_pair(stack: ExitStack, directory: Path, policy: str) -> tuple[int, int]:
+def start_pair(stack: ExitStack, directory: Path, policy: str, model: str) -> tuple[int, int]:
     """Start an engine and a gateway before it; return their ports."""
     engine, gateway = free_port(), free_port()
     scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -96,7 +107,7 @@ def start_pair(stack: ExitStack, directory: Path, policy: str) -> tuple[int, int
         "--model",
         str(directory),
         "--served-model-name",
-        MODEL,
+        model,
         "--tool-call-parser",
         "qwen",
     ]
@@ -113,6 +124,14 @@ def start_pair(stack: ExitStack, directory: Path, policy: str) -> tuple[int, int
     return engine, gateway
 
 
+STREAMED = {
+    "max_tokens": 8,
+    "temperature": 0,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+}
+
+
 def opened(request: urllib.request.Request) -> Any:
     """Send a request; an error's body is told."""
     try:
@@ -121,16 +140,8 @@ def opened(request: urllib.request.Request) -> Any:
         raise SystemExit(f"{request.full_url}: {error.code} {error.read().decode()}") from None
 
 
-def ask(port: int, turn: Turn, side: Side) -> int:
-    """Ask one turn as a stream, take down usage and time to first token; return its tokens."""
-    body = body_of(
-        turn,
-        MODEL,
-        max_tokens=8,
-        temperature=0,
-        stream=True,
-        stream_options={"include_usage": True},
-    )
+def ask(port: int, body: bytes, side: Side) -> int:
+    """Ask a request as a stream, take down usage and time to first token; return its tokens."""
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/chat/completions",
         body,
@@ -174,7 +185,14 @@ def main() -> None:
     parser.add_argument(
         "--record", type=Path, help="write the requests here, for refrain prefix report"
     )
+    parser.add_argument("--log", type=Path, help="recorded chats to ask in place of the agent")
+    parser.add_argument("--policy", type=Path, help="the policy that rewrites them")
     options = parser.parse_args()
+    if (options.log is None) != (options.policy is None):
+        parser.error("--log and --policy need one another")
+    if options.log is not None:
+        of_log(options.log, options.policy.read_text())
+        return
     workload = Workload(turns=options.turns)
     turns = [
         turn for number in range(options.conversations) for turn in workload.conversation(number)
@@ -182,36 +200,79 @@ def main() -> None:
     if options.record is not None:
         lines = [body_of(turn, MODEL) + b"\n" for turn in turns]
         options.record.write_bytes(b"".join(lines))
+    bodies = [body_of(turn, MODEL, **STREAMED) for turn in turns]
+    with both(POLICY + REWRITTEN, MODEL) as (engine, sides):
+        new = 0
+        for count, tokens in enumerate(asked(sides, bodies)):
+            # Of the very first request everything is new.
+            new += num_tokens(engine, turns[count].new) if count else tokens
+    raw, rewritten = (side for _, side in sides)
+    print(f"{NUM_TOOLS} tools")
+    tell(raw, rewritten, len(turns), perfect=1 - new / rewritten.prompt_tokens)
+
+
+def of_log(log: Path, policy: str) -> None:
+    """Ask the chats of a log."""
+    chats = [one for _, one in RecordedLog(log) if one.endpoint is Endpoint.CHAT]
+    if not chats:
+        raise SystemExit(f"{log}: no chat in it")
+    model = Counter(one.model for one in chats).most_common(1)[0][0]
+    bodies = [
+        json.dumps({**one.body, **STREAMED}, ensure_ascii=False).encode()
+        for one in chats
+        if one.model == model
+    ]
+    with both(policy, model) as (_, sides):
+        for _ in asked(sides, bodies):
+            pass
+    raw, rewritten = (side for _, side in sides)
+    tell(raw, rewritten, len(bodies), perfect=None)
+
+
+Sides = list[tuple[int, Side]]
+
+
+@contextmanager
+def both(policy: str, model: str) -> Iterator[tuple[int, Sides]]:
+    """Start an engine for prompts as sent and one for those that a policy rewrites.
+
+    The port of an engine, and ports and measurements of both gateways.
+    """
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         write_model(directory)
-        raw, rewritten = Side(), Side()
-        engine, raw_port = start_pair(stack, directory, POLICY)
-        _, rewritten_port = start_pair(stack, directory, POLICY + REWRITTEN)
-        new = 0
-        for count, turn in enumerate(turns, start=1):
-            ask(raw_port, turn, raw)
-            tokens = ask(rewritten_port, turn, rewritten)
-            # Of the very first request everything is new.
-            new += num_tokens(engine, turn.new) if count > 1 else tokens
-            print(f"\r{count} of {len(turns)} turns", end="", file=sys.stderr, flush=True)
-        print(file=sys.stderr)
-    perfect = 1 - new / rewritten.prompt_tokens
-    tell(raw, rewritten, perfect, len(turns))
+        engine, raw_port = start_pair(stack, directory, POLICY + AS_SENT, model)
+        _, rewritten_port = start_pair(stack, directory, policy, model)
+        yield engine, [(raw_port, Side()), (rewritten_port, Side())]
 
 
-def tell(raw: Side, rewritten: Side, perfect: float, turns: int) -> None:
+def asked(sides: Sides, bodies: list[bytes]) -> Iterator[int]:
+    """Ask both sides each request in turn; yield how many tokens it has, rewritten."""
+    for count, body in enumerate(bodies, start=1):
+        tokens = [ask(port, body, side) for port, side in sides]
+        print(f"\r{count} of {len(bodies)} requests", end="", file=sys.stderr, flush=True)
+        yield tokens[-1]
+    print(file=sys.stderr)
+
+
+def tell(raw: Side, rewritten: Side, requests: int, *, perfect: float | None) -> None:
     """Print what was measured."""
-    print(f"{turns} turns, {NUM_TOOLS} tools, {raw.prompt_tokens // turns} prompt tokens a turn")
-    print(f"{'':12}{'cached':>10}{'of perfect':>12}{'TTFT p50':>12}")
-    figures: dict[str, Any] = {"perfect_share": round(perfect, 4)}
+    print(f"{requests} requests, {raw.prompt_tokens // requests} prompt tokens each")
+    of_perfect = "" if perfect is None else f"{'of perfect':>12}"
+    print(f"{'':12}{'cached':>10}{of_perfect}{'TTFT p50':>12}")
+    figures: dict[str, Any] = {}
     for name, side in (("raw", raw), ("rewritten", rewritten)):
         p50 = statistics.median(side.first_token) * 1e3
-        print(f"{name:12}{side.share:>10.1%}{side.share / perfect:>12.1%}{p50:>9.0f} ms")
+        share = "" if perfect is None else f"{side.share / perfect:>12.1%}"
+        print(f"{name:12}{side.share:>10.1%}{share}{p50:>9.0f} ms")
         figures |= {f"{name}_share": round(side.share, 4), f"{name}_ttft_ms": round(p50, 1)}
-    print(f"{'perfect':12}{perfect:>10.1%}")
-    figures["of_perfect"] = round(rewritten.share / perfect, 4)
-    print(json.dumps({"benchmark": "prefix_rewriting", "turns": turns, **figures}))
+    if perfect is not None:
+        print(f"{'perfect':12}{perfect:>10.1%}")
+        figures |= {
+            "perfect_share": round(perfect, 4),
+            "of_perfect": round(rewritten.share / perfect, 4),
+        }
+    print(json.dumps({"benchmark": "prefix_rewriting", "turns": requests, **figures}))
 
 
 if __name__ == "__main__":

@@ -58,6 +58,7 @@ class VolatileKind(StrEnum):
     DATES = "dates"
     UUIDS = "uuids"
     REQUEST_IDS = "request_ids"
+    COMMITS = "commits"
     USER_NAMES = "user_names"
 
 

@@ -21,6 +21,7 @@ _DOCUMENTS = "documents: "
 _KINDS = (
     VolatileKind.DATES,
     VolatileKind.USER_NAMES,
+    VolatileKind.COMMITS,
     VolatileKind.REQUEST_IDS,
     VolatileKind.UUIDS,
     VolatileKind.TIMESTAMPS,

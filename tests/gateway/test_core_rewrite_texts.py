@@ -20,6 +20,8 @@ from policies.decide import DocumentOrder, DocumentSettings, PrefixSettings, Vol
 STABLE = "You are the assistant of a shop. Answer in one sentence, and only from the catalogue."
 NOW = "2026-11-22T01:03:42.123Z"
 UUID = "3F2A77e0-1b2c-4d5e-8f90-a1b2c3d4e5f6"
+SPANS = ["cab356f89d59", "8895787f99c4258b"]
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 VOLATILE = PrefixSettings(volatile=tuple(VolatileKind))
 WHITESPACE = PrefixSettings(whitespace=True)
 DOCUMENTS = PrefixSettings(documents=DocumentSettings("<doc>", "</doc>"))
@@ -153,6 +155,10 @@ def test_a_response_to_one_text_becomes_one_to_two_turns():
         ("timestamps", "11/22/2026, 1:03:42 PM", ["11/22/2026, 1:03:42 PM"]),
         ("timestamps", "Current time: 14:05", ["14:05"]),
         ("timestamps", "1763773422123 and 1763773422.5", ["1763773422123", "1763773422.5"]),
+        ("timestamps", "4 Nov 2025 14:03:22.1 CET", ["4 Nov 2025 14:03:22.1 CET"]),
+        ("timestamps", "Nov 04 2025 14:03:22 GMT+0100 (", ["Nov 04 2025 14:03:22 GMT+0100"]),
+        ("timestamps", "20251104T140322Z", ["20251104T140322Z"]),
+        ("timestamps", "Dienstag, 4. März 2025, 14:03", ["Dienstag, 4. März 2025, 14:03"]),
         ("timestamps", "open 9:00 to 17:00, since 2019, 2026-11-22, v1.2.3", []),
         ("dates", "2026-11-22 or 2026/11/22", ["2026-11-22", "2026/11/22"]),
         ("dates", "22.11.2026, 11/22/2026", ["22.11.2026", "11/22/2026"]),
@@ -160,6 +166,14 @@ def test_a_response_to_one_text_becomes_one_to_two_turns():
         ("dates", "22 Nov 2026; 22. November 2026", ["22 Nov 2026", "22. November 2026"]),
         ("dates", "今天是2026年11月22日。", ["2026年11月22日"]),
         ("dates", "Today is Sunday.", ["Sunday"]),
+        ("dates", "今天是2026年11月22日(火)。", ["2026年11月22日(火)"]),
+        ("dates", "le mardi 4 mars 2025", ["mardi 4 mars 2025"]),
+        ("dates", "martes, 4 de marzo de 2025", ["martes, 4 de marzo de 2025"]),
+        ("dates", "Tuesday, November 4; Tue 4 Nov", ["Tuesday, November 4", "Tue 4 Nov"]),
+        ("dates", "2025-W45 is week 45 of 2025; week 7", ["2025-W45", "week 45 of 2025"]),
+        ("dates", "Today: Tue. Weekday: Wed", ["Tue", "Wed"]),
+        ("dates", "/2025/11/04/a https://x/2025-11-04.md", []),
+        ("dates", "2025-11-04/2025-11-05", ["2025-11-04", "2025-11-05"]),
         ("dates", f"{NOW}, 12345-11-221, May I, 1.2.3", []),
         ("uuids", f"id {UUID}.", [UUID]),
         ("uuids", f"x{UUID}", []),
@@ -169,6 +183,11 @@ def test_a_response_to_one_text_becomes_one_to_two_turns():
             "req_0123abcd and chatcmpl-9XyZ1234",
             ["req_0123abcd", "chatcmpl-9XyZ1234"],
         ),
+        ("request_ids", "Session: cab356f89d59, span=8895787f99c4258b", SPANS),
+        ("request_ids", f"traceparent: {TRACE}", [TRACE]),
+        ("request_ids", "use run_migrations, call_function; session: none", []),
+        ("commits", "HEAD: 2812e6926b2a, commit 3f2a77e", ["2812e6926b2a", "3f2a77e"]),
+        ("commits", f"at {'3f2a77e0' * 5}, deadbeef", ["3f2a77e0" * 5]),
         ("request_ids", "the request id is required; req_id", []),
         ("user_names", "The user's name is Anna-Lena Özil.", ["Anna-Lena Özil"]),
         ("user_names", "You are talking to José; be kind", ["José"]),
@@ -179,6 +198,16 @@ def test_what_the_detectors_find(kind, text, moved):
     written = text.encode()
     found = finder((VolatileKind(kind),), ()).find(written)
     assert [written[each.start : each.end].decode() for each in found] == moved
+
+
+def test_code_stays_as_it_is_unless_a_pattern_of_the_operators_finds_it():
+    code = f"```\nDate: {NOW}\nJob: 17\n```"
+    text = f"{STABLE}\n~~~~\nSince {NOW}\n~~~~\n{code}\nNow: {NOW}\n```\nnever closed: {NOW}"
+    settings = PrefixSettings(volatile=(VolatileKind.TIMESTAMPS,), patterns=(r"Job: (\d+)",))
+    (system, block, _) = rewritten(asked(text), settings).body["messages"]
+    moved = text.replace(f"Now: {NOW}", "Now: [timestamp-1]").replace("Job: 17", "Job: [value-1]")
+    assert system["content"] == moved.replace(f"closed: {NOW}", "closed: [timestamp-2]")
+    assert block["content"].count(" = ") == 3
 
 
 def test_patterns_of_the_operator_move_their_group_or_all():
