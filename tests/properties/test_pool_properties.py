@@ -1,6 +1,6 @@
 """A pool under any history of calls, failures, rests and probes keeps its limits and its books."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.outgoing import Outgoing
@@ -9,6 +9,7 @@ from gateway.core.pool.health import LONGEST_PAUSE, Open, State, Trial
 from gateway.core.pool.member import Member
 from gateway.core.pool.standing import NoRoom
 from gateway.core.pool.table import Call, Change, PoolTable
+from gateway.core.pool.waiting import Ticket, Waiting
 from gateway.core.routing import LeastLoaded
 from gateway.core.types import Reason
 
@@ -96,3 +97,70 @@ def test_limits_are_kept_and_books_balance(steps):
     for change in books.changes:
         assert change.before is not change.after
         assert (change.why is None) == (change.after is State.UP)
+
+
+class Line:
+    """A queue before one place, and who was let in while each tenant waited."""
+
+    def __init__(self) -> None:
+        self.table = PoolTable([Member("m", max_concurrency=1)], LeastLoaded(), 0.0)
+        self.waiting: Waiting[int] = Waiting(6)
+        self.held: Call | None = None
+        self.came = 0
+        self.tickets: dict[int, Ticket[int]] = {}
+        self.passed_by: dict[str, list[str]] = {}
+        self.come("z")
+        self.end(0)
+
+    def come(self, tenant):
+        newcomer = Outgoing("/v1/chat/completions", (), b"", f"model-of-{tenant}", tenant=tenant)
+        if self.waiting.full and (last := self.waiting.yielding(newcomer)) is not None:
+            self.leave(last)
+        if not self.waiting.full:
+            self.came += 1
+            self.tickets[self.came] = self.waiting.add(newcomer, self.came)
+            self.passed_by.setdefault(tenant, [])
+
+    def go(self, place):
+        if self.tickets:
+            self.leave(list(self.tickets.values())[place % len(self.tickets)])
+
+    def leave(self, ticket):
+        self.waiting.remove(ticket)
+        del self.tickets[ticket.number]
+        if not self.numbers_of(ticket.outgoing.tenant):
+            del self.passed_by[ticket.outgoing.tenant]
+
+    def end(self, _):
+        if self.held is not None:
+            self.table.end(self.held, 0.0)
+        begun, _ = self.waiting.admit(self.table, 0.0)
+        self.held = None
+        assert len(begun) == min(1, len(self.tickets))
+        for number, self.held in begun:
+            tenant = self.tickets[number].outgoing.tenant
+            assert number == min(self.numbers_of(tenant))
+            for other, passing in self.passed_by.items():
+                assert other == tenant or tenant not in passing
+                passing.append(tenant)
+            self.passed_by[tenant] = []
+            self.leave(self.tickets[number])
+
+    def numbers_of(self, tenant):
+        return [number for number, one in self.tickets.items() if one.outgoing.tenant == tenant]
+
+
+IN_LINE = st.one_of(
+    st.tuples(st.just("come"), st.sampled_from("abc")),
+    st.tuples(st.just("end"), st.just(0)),
+    st.tuples(st.just("go"), st.integers(0, 5)),
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(IN_LINE, max_size=30))
+def test_nobody_is_let_in_twice_while_another_tenant_waits_and_no_place_is_lost(steps):
+    line = Line()
+    for name, value in steps:
+        getattr(line, name)(value)
+        assert len(line.waiting) == len(line.tickets) <= 6
