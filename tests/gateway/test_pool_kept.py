@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from faulty_upstreams import CLOSED, EVENTS, pool
 
-from gateway.core.pool.kept import LONGEST_ID, Kept
+from gateway.core.pool.kept import LONGEST_ID, Kept, named_by
 from running_gateway import Asked, RunningGateway, StartGateway, start_app
 
 
@@ -184,6 +184,24 @@ async def test_where_one_cannot_be_asked_it_is_not_said_that_there_is_no_such_th
     assert (reply.status, reply.json["error"]["code"]) == (502, "upstream-unreachable")
     gateway = await before(start_gateway, first, second)
     assert (await gateway.get("/v1/files/file-1")).status == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("/v1/files/file-1/content?x=/v1/files/2", "file-1"),
+        ("/v1/chat/completions/chatcmpl-1", "chatcmpl-1"),
+        ("/v1/fine_tuning/jobs/ft-1/events", "ft-1"),
+        ("/v1/files", ""),
+        ("/v1/files/", ""),
+        ("/v1/files?after=file-1", ""),
+        ("/v1/audio/speech", ""),
+        ("/v1/models/m", ""),
+        ("/other/v1/files/file-1", ""),
+    ],
+)
+def test_what_a_path_names(path: str, named: str):
+    assert named_by(path) == named
 
 
 def test_what_was_named_least_recently_is_forgotten_first():

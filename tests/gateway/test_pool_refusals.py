@@ -9,8 +9,17 @@ import pytest
 from aiohttp import web
 from faulty_upstreams import Answers, StartServer, pool, says, servers, status
 
-from running_gateway import StartGateway
+from backend.runtime.chat_template import ChatTemplate, ChatTemplateError
+from running_gateway import Asked, StartGateway
 from scripted_upstream import ScriptedUpstream
+
+ALTERNATING = """
+{%- for message in messages[1:] %}
+    {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('Conversation roles must alternate user/assistant/...') }}
+    {%- endif %}
+{%- endfor %}
+"""
 
 
 @pytest.fixture
@@ -26,6 +35,20 @@ def refuses(word: str, then: Answers) -> Answers:
         if word in orjson.dumps(body).decode():
             error = {"message": f"Unrecognized request argument: {word}"}
             return web.json_response({"error": error}, status=400)
+        return await then(request, body)
+
+    return answer
+
+
+def renders(template: str, then: Answers) -> Answers:
+    """Refuse what the template refuses, as servers do that put prompts together by it."""
+    chat = ChatTemplate(template, {})
+
+    async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        try:
+            chat.render(body["messages"], add_generation_prompt=True, tools=None)
+        except ChatTemplateError as refused:
+            return web.json_response({"error": {"message": str(refused)}}, status=400)
         return await then(request, body)
 
     return answer
@@ -77,3 +100,31 @@ async def test_hints_are_left_out_where_they_are_refused_and_told_where_they_are
     reply = await gateway.ask("three")
     assert (reply.text, reply.headers["X-Refrain-Rewrite"]) == ("From b.", "cache-key")
     assert sent(second, "prompt_cache_key") == [True]
+
+
+async def test_values_move_only_where_the_template_takes_two_turns_of_the_user(
+    start_gateway: StartGateway, server: StartServer, tmp_path: Path
+):
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(
+        "version: 1\ndefault: {exact: on, semantic: off, freshness: 1h, scope: tenant, "
+        "pii: bypass, prefix: {volatile: [dates]}}\n"
+    )
+    first = await server(renders(ALTERNATING, says("From a.")))
+    second = await server(says("From b."))
+    gateway = await pool(start_gateway, first, second_choice(second), policy=policy)
+    system = {"role": "system", "content": "It is 2026-11-22. Be brief, and say what you know."}
+
+    async def ask(question: str) -> Asked:
+        return await gateway.ask(messages=[system, {"role": "user", "content": question}])
+
+    for question in ("one", "two"):
+        reply = await ask(question)
+        assert reply.headers["X-Refrain-Rewrite"] == 'none; declined="volatile=refused"'
+    assert sent(first, "[date-1]") == [True, False, False]
+    assert first.bodies[-1]["messages"][0] == system
+
+    first.answer = status(500)
+    reply = await ask("three")
+    assert (reply.text, reply.headers["X-Refrain-Rewrite"]) == ("From b.", "volatile")
+    assert sent(second, "[date-1]") == [True]

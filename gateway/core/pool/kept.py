@@ -5,6 +5,7 @@ it is not told by the id, so it is learnt: from who made it, and from who knew i
 asked. The memory is bounded; what is forgotten is asked for again.
 """
 
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -18,8 +19,9 @@ _REFUSALS = frozenset(
     {HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY}
 )
 """What is said of an id that is not known, or of the field where nothing is ever kept."""
-_KINDS = frozenset(
-    {"responses", "conversations", "files", "uploads", "batches", "vector_stores", "containers"}
+_PATH = re.compile(
+    "/v1/(?:responses|conversations|files|uploads|batches|vector_stores|containers"
+    "|chat/completions|fine_tuning/jobs)/([^/?]+)"
 )
 NOT_KEPT = Failure(Reason.NOT_KEPT, risky=False, personal=True)
 """Another is to be asked; it says nothing of the health of who was."""
@@ -62,11 +64,8 @@ def named_in(endpoint: Endpoint, body: Mapping[str, Any]) -> str:
 
 def named_by(path_qs: str) -> str:
     """Return the id in a path such as ``/v1/files/ID/content``, if any."""
-    match path_qs.partition("?")[0].split("/"):
-        case ["", "v1", kind, named, *_] if kind in _KINDS:
-            return named
-        case _:
-            return ""
+    found = _PATH.match(path_qs)
+    return "" if found is None else found[1]
 
 
 def may_be_elsewhere(status: int) -> bool:
