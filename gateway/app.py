@@ -16,6 +16,7 @@ from gateway.adapters.admin import Admin
 from gateway.adapters.check_journal import CHECKS_FILE, CheckJournal
 from gateway.adapters.compressed_body import leave_unread
 from gateway.adapters.decision_log import DecisionLog
+from gateway.adapters.draining import END_CALLS
 from gateway.adapters.handlers import Handlers
 from gateway.adapters.journal import Journal
 from gateway.adapters.key_file import Access
@@ -50,7 +51,7 @@ from gateway.semantic_report import SemanticOperations
 from gateway.semantics import SemanticService
 from gateway.settings import Settings
 from gateway.stores import Entries, open_store
-from gateway.upstreams import open_upstreams
+from gateway.upstreams import ended, open_upstreams
 from gateway.verifying import CalibratedVerifier
 
 POLICY_POLL_SECONDS = 0.5
@@ -118,13 +119,12 @@ def create_app(
             answered=None if upstreams.warm_up is None else upstreams.warm_up.note,
         )
 
-    forwarder = make_forwarder(upstream)
     pipeline = Pipeline(
         store=store,
         semantic=semantic,
         verifier=verifier,
         policies=policies,
-        forwarder=forwarder,
+        forwarder=make_forwarder(upstream),
         scans=scans,
         secret=secret,
         outbox=Outbox(
@@ -174,6 +174,7 @@ def create_app(
         {"semantic": told.report, "prefix-hits": metrics.prefixes.shares.report},
     )
     handlers.add_routes(app)
+    app[END_CALLS] = pipeline.close
 
     async def lifespan(_app: web.Application) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
@@ -186,7 +187,7 @@ def create_app(
             if semantic is not None:
                 stack.push_async_callback(semantic.close)
                 learning = asyncio.create_task(_learnt(semantic, budgets))
-                stack.push_async_callback(_ended, learning)
+                stack.push_async_callback(ended, learning)
             for load in (quarantine.compact, journal.read):
                 await asyncio.to_thread(load)
             stack.push_async_callback(comparisons.close)
@@ -195,7 +196,7 @@ def create_app(
                 policies.watch(POLICY_POLL_SECONDS, partial(_reloaded, metrics, budgets)),
                 access.watch(),
             ):
-                stack.push_async_callback(_ended, asyncio.create_task(watch))
+                stack.push_async_callback(ended, asyncio.create_task(watch))
             yield
 
     app.cleanup_ctx.append(lifespan)
@@ -328,12 +329,6 @@ def _admin(
     return Admin(
         operations, audit_log, secret=pipeline.secret, token=token, holder_of=access.holder
     )
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
 
 
 def _tracing() -> Any:

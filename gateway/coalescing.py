@@ -121,7 +121,8 @@ class Coalescer:
         def ended(_: asyncio.Task[None]) -> None:
             self._calls.discard(task)
             # Where it was cancelled, perhaps before it began: nobody may wait for it any more.
-            answer.close(UpstreamError(502, "The call was given up.", Reason.UPSTREAM_BROKE))
+            message = "The gateway was stopped before the answer was complete."
+            answer.close(UpstreamError(502, message, Reason.UPSTREAM_BROKE))
             self._forget()
 
         task.add_done_callback(ended)

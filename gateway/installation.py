@@ -59,7 +59,7 @@ def run_gateway(settings: Settings) -> int:
         children = [*_embeddings(settings, Path(runtime))]
         children += _workers(settings, sock, Path(runtime), semantic=bool(children))
         url = _url(settings, sock)
-        return _run(children, url, lambda: log.info("ready: base URL %s/v1", url))
+        return _run(children, sock, url, lambda: log.info("ready: base URL %s/v1", url))
 
 
 def run_demo(settings: Settings) -> int:
@@ -87,14 +87,17 @@ def run_demo(settings: Settings) -> int:
         )
         url = _url(settings, sock)
         banner = _READY.format(url=url, model=DEMO_MODEL)
-        return _run(children, url, lambda: print(banner, flush=True))  # noqa: T201
+        return _run(children, sock, url, lambda: print(banner, flush=True))  # noqa: T201
 
 
-def _run(children: Sequence[Child], url: str, when_ready: Callable[[], None]) -> int:
+def _run(
+    children: Sequence[Child], sock: socket.socket, url: str, when_ready: Callable[[], None]
+) -> int:
     stopped = threading.Event()
     watch = threading.Thread(target=_tell_when_ready, args=(url, when_ready, stopped), daemon=True)
     watch.start()
-    code = asyncio.run(Supervisor(children).run())
+    # Nobody is to wait for a worker that will not come: it is refused as soon as all stop.
+    code = asyncio.run(Supervisor(children, stopping=sock.close).run())
     stopped.set()
     return code
 

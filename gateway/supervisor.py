@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.process import PARENT_PIPE
@@ -42,17 +42,25 @@ class Child:
 
 
 class Supervisor:
-    """Runs children; ``run`` returns when all have ended."""
+    """Runs children; ``run`` returns when all have ended.
 
-    def __init__(self, children: Sequence[Child]) -> None:
+    ``stopping`` is called once they are to end, before any of them does.
+    """
+
+    def __init__(
+        self, children: Sequence[Child], stopping: Callable[[], None] = lambda: None
+    ) -> None:
         self._children = children
+        self._stopping = stopping
         self._stop = asyncio.Event()
         self._stop_behind = asyncio.Event()
         self._exit_code = 0
 
     def stop(self) -> None:
         """Make ``run`` end every child and return."""
-        self._stop.set()
+        if not self._stop.is_set():
+            self._stop.set()
+            self._stopping()
 
     async def run(self) -> int:
         """Run until SIGINT, SIGTERM or SIGHUP (returns 0), or a child cannot start (its code)."""

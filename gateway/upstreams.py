@@ -60,10 +60,10 @@ class Upstreams:
                 stack.callback(self.pool.close)
             if self.prober is not None:
                 probing = asyncio.create_task(self.prober.run())
-                stack.push_async_callback(_ended, probing)
+                stack.push_async_callback(ended, probing)
             if self.kv_feed is not None:
                 following = asyncio.create_task(self.kv_feed.run())
-                stack.push_async_callback(_ended, following)
+                stack.push_async_callback(ended, following)
             yield
 
     def overloaded(self, model: str) -> bool:
@@ -204,7 +204,8 @@ def _any(checks: list[Check]) -> Check:
     return check
 
 
-async def _ended(task: asyncio.Task[None]) -> None:
+async def ended(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait for its end."""
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task

@@ -16,6 +16,7 @@ from pathlib import Path
 import uvloop
 from aiohttp import web
 
+from gateway.adapters.draining import END_CALLS, LAST_WORDS_SECONDS, Draining
 from gateway.adapters.secret import SecretError
 from gateway.adapters.secret_setting import SecretSettingError
 from gateway.app import create_app
@@ -34,9 +35,17 @@ async def serve(
     asyncio.get_running_loop().set_exception_handler(log_stray)
     stop = stop_event()
     app = create_app(settings, semantic_socket=semantic, engine_required=engine_required)
+    draining = Draining()
+    app.middlewares.append(draining.middleware())
+
+    async def drain(app: web.Application) -> None:
+        await draining.wait(SHUTDOWN_SECONDS)
+        await app[END_CALLS]()
+
+    app.on_shutdown.append(drain)
     # Handlers are cancelled when their client is gone, and with them the upstream call.
     runner = web.AppRunner(
-        app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_SECONDS
+        app, access_log=None, handler_cancellation=True, shutdown_timeout=LAST_WORDS_SECONDS
     )
     await runner.setup()
     try:

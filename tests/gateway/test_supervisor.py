@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -89,6 +90,18 @@ async def test_stop_ends_every_child_cleanly(pids: Pids):
     assert await asyncio.wait_for(task, 60) == 0
     for pid in started:
         await gone(pid)
+
+
+async def test_it_says_once_that_it_stops_while_all_still_run(pids: Pids):
+    running: list[bool] = []
+    waits = python(WAITS, pids)
+    supervisor = Supervisor([waits], stopping=lambda: running.append(Path(f"/proc/{pid}").exists()))
+    task = asyncio.create_task(supervisor.run())
+    pid = await pids.next()
+    supervisor.stop()
+    supervisor.stop()
+    assert await asyncio.wait_for(task, 60) == 0
+    assert running == [True]
 
 
 async def test_a_child_that_is_killed_is_started_again(
