@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ONE_WORD = re.compile(r"\S+")
 _PATH = re.compile(r"/[!-~]*")
 
 
@@ -78,14 +79,21 @@ class UpstreamSettings(BaseModel):
 def base_url(value: str) -> str:
     """Return an OpenAI-style base URL without a last slash. Raises ValueError."""
     url = value.rstrip("/")
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"expected a URL such as http://127.0.0.1:8000/v1, got {url!r}")
-    if "@" in parts.netloc:
+    place = url.partition("//")[2].partition("/")[0]
+    if "@" in place:
         raise ValueError(
-            f"expected no user name or password in the URL of {parts.hostname}: "
+            f"expected no user name or password in the URL of {place.rpartition('@')[2]}: "
             "the client's own Authorization is passed on"
         )
+    try:
+        parts = urlsplit(url)
+        well_formed = parts.hostname and parts.port != 0 and _ONE_WORD.fullmatch(url)
+    except ValueError:
+        well_formed = None
+    if not well_formed or parts.scheme not in ("http", "https"):
+        raise ValueError(f"expected a URL such as http://127.0.0.1:8000/v1, got {url!r}")
+    if parts.query or parts.fragment:  # which may hold a key
+        raise ValueError(f"expected no query in the URL of {parts.hostname}: it ends in /v1")
     if not parts.path.endswith("/v1"):
         raise ValueError(f"expected a base URL that ends in /v1, got {url!r}")
     return url

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-END_CALLS = web.AppKey("end_calls", Callable[[], Awaitable[None]])  # type: ignore[arg-type]
+END_CALLS: web.AppKey[Callable[[], Awaitable[None]]] = web.AppKey("end_calls")
 """Ends the calls to the upstream, whoever waits for them."""
 
 LAST_WORDS_SECONDS = 0.5
