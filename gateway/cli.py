@@ -41,6 +41,16 @@ exit codes: 0 done, 1 failed, 2 bad usage or invalid file
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:  # where no supervisor took over the signal
+        return 130
+    except BrokenPipeError:  # whoever reads has read enough; Python would complain at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(arguments: list[str]) -> int:
     # These have parsers of their own, which are only imported when asked for.
     if arguments[:1] == ["backend"]:
         from backend.__main__ import main as backend
@@ -68,10 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if run is None:
         parser.print_help(sys.stderr)
         return 2
-    try:
-        return run(options)
-    except KeyboardInterrupt:  # before the supervisor took over the signal
-        return 130
+    return run(options)
 
 
 def _parser() -> argparse.ArgumentParser:

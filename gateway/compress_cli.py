@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic_core import PydanticCustomError
 
-from gateway.arguments import gateway_url
+from gateway.arguments import RECORDED_LOG, add_recorded_log, gateway_url, number_from
 from policies.fields import percent
 
 _VALIDATE = """\
@@ -14,11 +14,10 @@ Ask the upstream recorded requests whole, whole again, and compressed as their r
 temperature 0, and compare the answers: at most 2 % may change. What is unsure counts as changed.
 Requests that are not answered the same twice are left out, and told.
 """
-_VALIDATE_EPILOG = """\
-A LOG holds JSON lines: a gateway's decision log with whole requests (decision_log_requests: true),
-{"body": {...}} as in OpenAI's batch files, or the bodies alone. - is standard input. The rule is
-the one recorded, else what the body alone matches. REFRAIN_UPSTREAM_API_KEY is the upstream's key.
-Take requests that the settings were not made for.
+_VALIDATE_EPILOG = f"""\
+{RECORDED_LOG}
+The rule is the one recorded, else what the body alone matches. REFRAIN_UPSTREAM_API_KEY is the
+upstream's key. Take requests that the settings were not made for.
 
 examples:
   refrain compress validate held-out.jsonl --policy policy.yaml --upstream https://api.openai.com/v1
@@ -43,13 +42,10 @@ def main(argv: Sequence[str]) -> int:
         epilog=_VALIDATE_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    check.add_argument("log", type=Path, metavar="LOG", help="recorded requests; - is stdin")
+    add_recorded_log(check, limit=500, least=1, of="requests")
     check.add_argument("--policy", type=Path, required=True, metavar="FILE", help="its rules")
     check.add_argument(
         "--upstream", type=gateway_url, required=True, metavar="URL", help="ends in /v1"
-    )
-    check.add_argument(
-        "--limit", type=_number, default=500, metavar="N", help="requests (default: %(default)s)"
     )
     check.add_argument(
         "--most-changed",
@@ -60,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     )
     check.add_argument(
         "--timeout",
-        type=_number,
+        type=number_from(1),
         default=120,
         metavar="SECONDS",
         help="for one answer (default: %(default)s)",
@@ -76,13 +72,6 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     code: int = options.run(options)
     return code
-
-
-def _number(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("expected a number from 1 on")
-    return number
 
 
 def _share(text: str) -> float:

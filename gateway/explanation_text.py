@@ -7,6 +7,7 @@ _BOLD, _DIM, _RED, _GREEN, _YELLOW = "1", "2", "31", "32", "33"
 _WIDTH = 17
 _LONGEST = 40
 _WIDEST = 24
+_LONGEST_CHANGE = 480
 _SHOWN = 4
 """Values of a condition that are written out."""
 
@@ -231,9 +232,17 @@ def _changed(what: str, rewrite: dict[str, Any], paint: _Paint) -> Iterator[str]
         yield paint.row(f"byte {hunk['at']}", f"{hunk['before']}{paint(_DIM, '…')}{hunk['behind']}")
         for mark, code, text in (("-", _RED, hunk["went"]), ("+", _GREEN, hunk["came"])):
             if text:
-                yield paint.row("", paint(code, f"{mark} {text}"))
+                yield paint.row("", paint(code, f"{mark} {_shortened(text)}"))
     if rewrite["more"]:
         yield paint.row("", "and more")
+
+
+def _shortened(text: str) -> str:
+    """Return a text of which the middle may be left out; --json has all of it."""
+    if len(text) <= _LONGEST_CHANGE:
+        return text
+    head, tail = _LONGEST_CHANGE * 3 // 4, _LONGEST_CHANGE // 4
+    return f"{text[:head]} … {len(text) - head - tail:,} more characters … {text[-tail:]}"
 
 
 def _lookup(told: dict[str, Any], paint: _Paint) -> Iterator[str]:

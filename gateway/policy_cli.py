@@ -9,12 +9,14 @@ from policies.cli import Commands
 from policies.cli import main as policy
 
 _EXPLAIN_EXAMPLES = """\
-REQUEST is the JSON of a request's body, or {"endpoint": ..., "headers": {...}, "body": {...}}.
+REQUEST is the JSON of a request's body, or {"endpoint": ..., "headers": {...}, "body": {...}}, or a
+line of a decision log that has the request.
 
 examples:
   refrain policy explain --policy policy.yaml request.json
   refrain policy explain --policy policy.yaml --data-dir .refrain request.json
   refrain policy explain --gateway http://127.0.0.1:8080 - < request.json
+  head -n 1 log.jsonl | refrain policy explain --policy policy.yaml -
 """
 
 

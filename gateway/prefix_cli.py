@@ -2,18 +2,16 @@
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
-from gateway.prefix_reporting import run
+from gateway.arguments import RECORDED_LOG, add_recorded_log
 
 _REPORT = """\
 Tell of recorded requests where their prompts part, which bytes cause it, which settings of a policy
 would let a prefix cache find more, and the YAML to paste. Settings are tried on the requests
 themselves, so what is told is what would have been found, in a cache without bounds.
 """
-_REPORT_EPILOG = """\
-A LOG holds JSON lines: a gateway's decision log with whole requests (decision_log_requests: true),
-{"body": {...}} as in OpenAI's batch files, or the bodies alone. - is standard input.
+_REPORT_EPILOG = f"""\
+{RECORDED_LOG}
 
 examples:
   REFRAIN_DECISION_LOG=log.jsonl REFRAIN_DECISION_LOG_REQUESTS=true refrain serve --upstream URL
@@ -37,14 +35,7 @@ def main(argv: Sequence[str]) -> int:
         epilog=_REPORT_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    report.add_argument("log", type=Path, metavar="LOG", help="recorded requests; - is stdin")
-    report.add_argument(
-        "--limit",
-        type=_limit,
-        default=2000,
-        metavar="N",
-        help="requests of a route that are looked at (default: %(default)s)",
-    )
+    add_recorded_log(report, limit=2000, least=2, of="requests of a route that are looked at")
     report.add_argument("--json", action="store_true", help="print JSON")
     report.set_defaults(run=_report)
     options = parser.parse_args(argv)
@@ -52,12 +43,7 @@ def main(argv: Sequence[str]) -> int:
     return code
 
 
-def _limit(text: str) -> int:
-    number = int(text)
-    if number < 2:
-        raise argparse.ArgumentTypeError("expected a number from 2 on")
-    return number
-
-
 def _report(options: argparse.Namespace) -> int:
+    from gateway.prefix_reporting import run  # noqa: PLC0415 - so that --help is quick
+
     return run(options.log, limit=options.limit, as_json=options.json)

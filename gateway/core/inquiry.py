@@ -1,4 +1,4 @@
-"""A request that is asked about, not sent: a bare body, or one with endpoint, headers and query.
+"""A request asked about, not sent: a body, one with endpoint and headers, or a decision log's line.
 
 Pure: bytes in, an ``Inquiry`` or an ``InquiryError`` out, which says what was expected.
 """
@@ -50,6 +50,8 @@ def parse_inquiry(raw: bytes) -> Inquiry:
 
 def read_inquiry(given: dict[str, Any]) -> Inquiry:
     """Read a request to be explained from parsed JSON. Raises InquiryError."""
+    if isinstance(given.get("request"), dict) and "body" not in given:
+        given = {"endpoint": given.get("endpoint"), "body": given["request"]}
     if "body" not in given:
         return Inquiry(_inferred(given), "", {}, given, inferred=True)
     for name in given:

@@ -91,16 +91,27 @@ def _changes(trials: Trials, setting: Setting, as_sent: Sequence[str]) -> bool:
 def _patterns(trials: Trials, settings: Sequence[Setting]) -> Iterator[str]:
     """Yield patterns for what differs in instructions, at the first places where it does."""
     found, tree, _ = trials.tried(settings)
+    least = LEAST_SHARE * found.characters
+    lost = _lost_behind(tree)
     waiting = [tree.root]
     while waiting:
         node = waiting.pop()
-        made = None
-        if len(node.children) > 1 and node.lost >= LEAST_SHARE * found.characters:
-            made = _pattern_at(trials, settings, node)
+        made = _pattern_at(trials, settings, node) if len(node.children) > 1 else None
         if made is not None:
             yield made  # what is behind it shows once it moves
         else:
-            waiting += node.children.values()
+            waiting += (each for each in node.children.values() if lost[each] >= least)
+
+
+def _lost_behind(tree: PrefixTree) -> dict[Node, int]:
+    """Return what is lost at each node and at all behind it."""
+    nodes = [tree.root]
+    for node in nodes:
+        nodes += node.children.values()
+    lost: dict[Node, int] = {}
+    for node in reversed(nodes):
+        lost[node] = node.lost + sum(lost[each] for each in node.children.values())
+    return lost
 
 
 def _pattern_at(trials: Trials, settings: Sequence[Setting], node: Node) -> str | None:

@@ -107,6 +107,18 @@ def test_what_no_setting_knows_is_looked_for_in_turn_and_patterns_are_made_of_it
     assert reported([prompt(1), prompt(1)], ()).settings == ()
 
 
+def test_a_pattern_is_made_of_what_loses_little_at_many_places():
+    def prompt(number):
+        house = f"House: {number // 25}, room {number % 25 // 5}, bed {number % 5}\n"
+        system = {"role": "system", "content": f"You help.\n{house}" + "Be kind. " * 50}
+        body = {"model": "m", "messages": [system, {"role": "user", "content": "?"}]}
+        return Recorded(Endpoint.CHAT, "m", "", orjson.dumps(body))
+
+    found = reported([prompt(number) for number in range(250)], ())
+    assert len(found.settings) == 3
+    assert found.rewritten > 0.8
+
+
 def test_all_that_is_lost_is_told_however_many_conversations_there_are():
     prompts = [recorded("abc", f"10:{n // 60:02}:{n % 60:02}", f"({n})") for n in range(150)]
     layer = reported(prompts, ()).layers[0]

@@ -168,6 +168,32 @@ def test_a_diff_for_people(policy, tmp_path, capsys):
     ]
 
 
+def test_tools_in_another_order_do_not_fill_the_terminal(policy, tmp_path, capsys):
+    tools = [
+        {"type": "function", "function": {"name": name, "description": f"{name} helps. " * 200}}
+        for name in "ba"
+    ]
+    sorting = policy.read_text().replace("prefix: {", "prefix: {tools: sorted, ")
+    policy.write_text(sorting)
+    request = tmp_path / "request.json"
+    request.write_bytes(orjson.dumps({**chat(), "model": "agent", "tools": tools}))
+    assert main(["policy", "explain", "--policy", str(policy), str(request)]) == 0
+    out = capsys.readouterr().out
+    assert "more characters" in out
+    assert max(map(len, out.splitlines())) < 700
+
+
+def test_a_line_of_a_decision_log_is_a_request_too():
+    line = {
+        "endpoint": "/v1/responses",
+        "rule": "default",
+        "request": {"model": "m", "input": "Hi"},
+    }
+    told = parse_inquiry(orjson.dumps(line))
+    assert (told.endpoint, told.body, told.inferred) == (Endpoint.RESPONSES, line["request"], False)
+    assert parse_inquiry(orjson.dumps({"request": chat()})).endpoint is Endpoint.CHAT
+
+
 def test_what_the_upstream_would_be_told_of_the_stable_prefix_is_told_apart(explain):
     body = {**AGENT, "model": "claude-sonnet-4-5", "prompt_cache_key": "mine"}
     told = explain(body)
