@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import socket
 import socketserver
 import threading
 import urllib.error
@@ -12,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 
 import numpy as np
 import pytest
+from ports import closed_port
 
 from embeddings import index_guarded
 from embeddings.index_guarded import GuardedIndex
@@ -187,14 +187,6 @@ async def test_a_url_means_what_it_means_elsewhere(url, target):
     await client.close()
 
 
-@contextmanager
-def refusing():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    yield port
-
-
 def answering(reply):
     """A server that answers everybody with these bytes, or with none of any."""
 
@@ -228,7 +220,7 @@ HUGE_HEAD = b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000
 @pytest.mark.parametrize(
     "start",
     [
-        refusing,
+        closed_port,
         answering(None),
         answering(b""),
         answering(b"\x00\xff nonsense\r\n\r\n"),

@@ -441,7 +441,7 @@ def test_a_request_from_standard_input_for_people(policy, capsys, monkeypatch):
     body = orjson.dumps(chat("Mail ada@example.com", model="gpt-4o"))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(body)))
     assert main(["policy", "explain", "--policy", str(policy), "-"]) == 0
-    text = capsys.readouterr().out
+    text = capsys.readouterr().out.replace(str(policy), "policy.yaml")
     assert text.startswith("BYPASS  pii: it holds personal data or secrets\n")
     assert "✗ orders     content.keywords not in the last user message: my order\n" in text
     assert "✓ default    decides\n" in text

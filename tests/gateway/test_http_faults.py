@@ -1,13 +1,13 @@
 """Bad input, and an upstream that is down, slow or dies: what the client is told, in which form."""
 
 import asyncio
-import socket
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 from aiohttp import web
+from ports import closed_port
 
 from running_gateway import RunningGateway, StartGateway
 from scripted_upstream import ScriptedUpstream, chunk, completion
@@ -107,26 +107,21 @@ async def test_unknown_paths_are_404_in_openai_form(gateway: RunningGateway):
         assert reply.json["error"]["code"] == "unknown_url"
 
 
-def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_an_upstream_that_is_down_is_502_with_the_reason(
     start_gateway: StartGateway, streamed: bool
 ):
-    gateway = await start_gateway(upstream=(f"http://127.0.0.1:{closed_port()}/v1",))
-    reply = await gateway.ask(stream=streamed)
+    with closed_port() as port:
+        gateway = await start_gateway(upstream=(f"http://127.0.0.1:{port}/v1",))
+        reply = await gateway.ask(stream=streamed)
 
-    assert reply.status == 502
-    assert reply.json["error"]["code"] == "upstream-unreachable"
-    assert reply.json["error"]["type"] == "upstream_error"
-    assert reply.cache == "refrain; fwd=miss; detail=upstream-unreachable"
-    models = await gateway.get("/v1/models")
-    assert models.status == 502
-    assert models.json["error"]["code"] == "upstream-unreachable"
+        assert reply.status == 502
+        assert reply.json["error"]["code"] == "upstream-unreachable"
+        assert reply.json["error"]["type"] == "upstream_error"
+        assert reply.cache == "refrain; fwd=miss; detail=upstream-unreachable"
+        models = await gateway.get("/v1/models")
+        assert models.status == 502
+        assert models.json["error"]["code"] == "upstream-unreachable"
 
 
 async def test_an_upstream_that_accepts_and_stalls_is_504(

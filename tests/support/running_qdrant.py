@@ -7,6 +7,7 @@ import urllib.request
 from pathlib import Path
 
 from own_process import OwnProcess
+from ports import lasting_port
 
 _SCRIPT = Path(__file__).with_name("qdrant_rest.py")
 
@@ -16,7 +17,7 @@ class RunningQdrant(OwnProcess):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port = 0
+        self.port = lasting_port()
 
     @property
     def url(self) -> str:
@@ -24,7 +25,7 @@ class RunningQdrant(OwnProcess):
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start it, on the same port as before if there was one, and wait until it listens."""
+        """Start it, on the same port as before, and wait until it listens."""
         self._process = subprocess.Popen(
             [sys.executable, str(_SCRIPT), str(self.folder), str(self.port)],
             stdin=subprocess.PIPE,
@@ -32,7 +33,7 @@ class RunningQdrant(OwnProcess):
             text=True,
         )
         assert self._process.stdout is not None
-        self.port = int(self._process.stdout.readline())
+        assert self._process.stdout.readline() == f"{self.port}\n"
 
     def fault(self, **fault: object) -> None:
         """Make it answer with faults; none of them mends it."""

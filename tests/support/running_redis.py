@@ -5,11 +5,11 @@ The program is Debian's ``redis-server`` where it is installed, else the one ins
 
 import importlib.util
 import shutil
-import socket
 import subprocess
 from pathlib import Path
 
 from own_process import OwnProcess
+from ports import lasting_port
 
 _STARTS = 5
 
@@ -24,19 +24,6 @@ def redis_program(name: str = "redis-server") -> str:
     assert package is not None, "install Debian's redis-server or the development dependencies"
     assert package.submodule_search_locations is not None
     return str(Path(package.submodule_search_locations[0]) / "bin" / name)
-
-
-def free_port() -> int:
-    """Return a TCP port of the loopback interface that nobody listens on.
-
-    Low enough for a cluster's nodes, which also listen 10,000 above their own.
-    """
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port < 55_000:
-            return port
 
 
 class RunningRedis(OwnProcess):
@@ -56,7 +43,7 @@ class RunningRedis(OwnProcess):
         """Start it, on the same port as before if there was one, and wait until it listens."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for _ in range(_STARTS):
-            port = self.port or free_port()
+            port = self.port or lasting_port()
             if self._listens(port):
                 self.port = port
                 return
