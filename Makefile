@@ -1,6 +1,7 @@
 # The two commands of the README are `make demo` and `make test`; both set everything up first.
 PYTHON ?= python3
 PORT ?= 8080
+JOBS ?= logical
 DATA_DIR ?= .refrain
 VENV := .venv
 BIN := $(VENV)/bin
@@ -27,8 +28,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## gateway, bundled engine and model on 127.0.0.1:$PORT; Ctrl-C stops everything
 	@exec $(BIN)/refrain demo --port $(PORT) --data-dir $(DATA_DIR)
 
-test: setup lint ## lint, types, and every test that needs no GPU
-	$(BIN)/pytest -q
+# A process for each core: one thread each, and no GPU, which all of them would share.
+test: setup lint ## lint, types, and every test that needs no GPU; JOBS=1 for one process
+	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/pytest -q --numprocesses $(JOBS) --maxprocesses 4 --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check .
