@@ -33,6 +33,7 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
+        gc.freeze()  # what is imported stays, and need not be looked through again and again
         gc.enable()
 
 
