@@ -35,7 +35,7 @@ test: setup lint ## lint, types, and every test that needs no GPU; JOBS=1 for on
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers auto
 
 bench: setup ## the benchmarks that fit a laptop: a table and one line of JSON each
 	$(BIN)/python benchmarks/exact_hits.py

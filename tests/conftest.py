@@ -37,6 +37,17 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """Let what was imported end as it would have."""
+    gc.unfreeze()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Keep the GPU for one process; where there is none, that was told before this is asked."""
+    if item.get_closest_marker("gpu") and "PYTEST_XDIST_WORKER" in os.environ:
+        pytest.skip("a GPU is for one process of tests: pytest -m gpu")
+
+
 @pytest.fixture
 async def upstream() -> AsyncIterator[ScriptedUpstream]:
     """A scripted upstream that is up."""
