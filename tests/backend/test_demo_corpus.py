@@ -16,12 +16,25 @@ def knowledge():
     return load_knowledge()
 
 
+@pytest.fixture(scope="module")
+def phrased(knowledge):
+    """Each topic of the FAQ, and all ways to ask it."""
+    return [(topic, phrasings(topic)) for topic in knowledge.faq]
+
+
+@pytest.fixture(scope="module")
+def drawn(knowledge):
+    """A corpus, and so many examples of it that any shorter one is their beginning."""
+    corpus = Corpus(knowledge, seed=0)
+    return corpus, list(corpus.examples(8_000))
+
+
 def all_topics(knowledge):
     return (*knowledge.faq, *knowledge.smalltalk, knowledge.offtopic)
 
 
-def user_texts(corpus, count):
-    for example in corpus.examples(count):
+def user_texts(examples):
+    for example in examples:
         for message in example.messages:
             if message.role == "user":
                 yield message.content.removeprefix("Q: ") if example.plain else message.content
@@ -51,10 +64,10 @@ def test_the_questions_every_newcomer_asks_are_there(knowledge):
         ("How do I turn on dark mode?", "How do I turn off dark mode?"),
     ],
 )
-def test_one_word_can_change_the_answer(knowledge, one, other):
+def test_one_word_can_change_the_answer(phrased, one, other):
     answers = {}
-    for topic in knowledge.faq:
-        for way in (Phrasing(topic.ask), *phrasings(topic)):
+    for topic, ways in phrased:
+        for way in (Phrasing(topic.ask), *ways):
             answers[normalise(way.text)] = topic.answer
     assert answers[normalise(one)] != answers[normalise(other)]
 
@@ -66,9 +79,9 @@ def test_no_phrasing_belongs_to_two_answers(knowledge):
             assert owner.setdefault(text, topic.id) == topic.id, text
 
 
-def test_every_topic_has_phrasings_to_train_on_and_to_hold_out(knowledge):
-    for topic in knowledge.faq:
-        reasons = [way.held for way in phrasings(topic)]
+def test_every_topic_has_phrasings_to_train_on_and_to_hold_out(phrased):
+    for topic, ways in phrased:
+        reasons = [way.held for way in ways]
         assert reasons.count(None) >= 10, topic.id
         assert Reason.WORDING in reasons, topic.id
         assert Reason.TEMPLATE in reasons, topic.id
@@ -107,15 +120,15 @@ def test_a_longer_corpus_begins_with_the_shorter_one(knowledge):
     assert list(islice(longer, 100)) == list(Corpus(knowledge, seed=7).examples(100))
 
 
-def test_held_out_phrasings_never_reach_training(knowledge):
-    corpus = Corpus(knowledge, seed=0)
+def test_held_out_phrasings_never_reach_training(drawn):
+    corpus, examples = drawn
     assert len(corpus.held) > 10_000
-    asked = {normalise(text) for text in user_texts(corpus, 8_000)}
+    asked = {normalise(text) for text in user_texts(examples)}
     assert not asked & corpus.held
 
 
-def test_training_covers_every_topic_and_every_kind_of_dialogue(knowledge):
-    examples = list(Corpus(knowledge, seed=0).examples(5_000))
+def test_training_covers_every_topic_and_every_kind_of_dialogue(knowledge, drawn):
+    examples = drawn[1][:5_000]
     learnt = {m.content for e in examples for m in e.messages if m.learn and not e.plain}
     assert {topic.answer for topic in all_topics(knowledge)} <= learnt
     assert any(example.plain for example in examples)
@@ -132,15 +145,15 @@ def test_beginnings_tell_answers_apart(knowledge):
         assert [other for other in answers if f"{other} ".startswith(f"{beginning} ")] == [answer]
 
 
-def test_only_final_answers_are_cut(knowledge):
-    examples = list(Corpus(knowledge, seed=0).examples(2_000))
+def test_only_final_answers_are_cut(drawn):
+    examples = drawn[1][:2_000]
     assert not any(message.cut for example in examples for message in example.messages[:-1])
     cut = [example for example in examples if example.messages[-1].cut]
     assert not any(example.plain for example in cut)
     assert abs(len(cut) / len(examples) - CUT_SHARE) < 0.05
 
 
-def test_only_the_assistant_is_learnt(knowledge):
-    for example in Corpus(knowledge, seed=0).examples(1_000):
+def test_only_the_assistant_is_learnt(drawn):
+    for example in drawn[1][:1_000]:
         assert example.messages[-1].learn
         assert all(m.role == "assistant" for m in example.messages if m.learn)

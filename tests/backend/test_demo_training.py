@@ -1,6 +1,7 @@
 """The demo model's training script: what it writes, that it repeats itself, that it resumes."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from backend.demo import train
 from backend.demo.corpus import Example, Message
+from backend.demo.knowledge import load_knowledge
 from backend.demo.muon import Muon, orthogonalise
 from backend.demo.tokenizer import (
     END_ID,
@@ -21,6 +23,18 @@ from backend.demo.tokenizer import (
 )
 
 ARGUMENTS = ["--device", "cpu", "--examples", "16", "--batch-tokens", "512", "--threads", "1"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _of_a_few_topics():
+    """What is written and repeated is the same with a tenth of the texts."""
+    whole = load_knowledge()
+    ids = {topic.id for topic in whole.faq[:20]}
+    follow_ups = tuple(each for each in whole.follow_ups if {each.before, each.after} <= ids)
+    few = replace(whole, faq=whole.faq[:20], follow_ups=follow_ups)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "load_knowledge", lambda: few)
+        yield
 
 
 def run(out, *more):

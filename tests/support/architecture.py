@@ -6,7 +6,7 @@ Nothing is imported: modules are read as text, and an import counts wherever it 
 import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 PACKAGES = ("policies", "gateway", "embeddings", "backend")
@@ -63,7 +63,7 @@ class Import:
     line: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Module:
     """One source file."""
 
@@ -76,9 +76,10 @@ class Module:
     def is_package(self) -> bool:
         return self.path.name == "__init__.py"
 
-    def imports(self) -> Iterator[Import]:
-        """Yield every import, relative ones resolved."""
-        yield from self._imports(self.tree, lazy=False)
+    @cached_property
+    def imports(self) -> list[Import]:
+        """Every import, relative ones resolved."""
+        return list(self._imports(self.tree, lazy=False))
 
     def _imports(self, node: ast.AST, *, lazy: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
@@ -146,7 +147,7 @@ def cores_are_pure(root: Path) -> list[str]:
         forbidden = IMPURE if module.name in COMMANDS else IMPURE | IMPURE_TOO
         broken += [
             f"{module.name}:{used.line}: imports {used.target}"
-            for used in module.imports()
+            for used in module.imports
             if used.target.partition(".")[0] in forbidden
         ]
         if module.name not in COMMANDS:
@@ -168,7 +169,7 @@ def cores_are_leaves(root: Path) -> list[str]:
         allowed = {core} | ({"policies"} if core == "gateway.core" else set())
         broken += [
             f"{module.name}:{used.line}: imports {used.target}"
-            for used in module.imports()
+            for used in module.imports
             if any(within(used.target, package) for package in PACKAGES)
             and not any(within(used.target, leaf) for leaf in allowed)
         ]
@@ -181,7 +182,7 @@ def packages_do_not_import_one_another(root: Path) -> list[str]:
     apart = ("gateway", "embeddings", "backend")
     for module in modules(root):
         home = module.name.partition(".")[0]
-        for used in module.imports():
+        for used in module.imports:
             if not any(within(used.target, other) for other in apart if other != home):
                 continue
             allowed = any(within(used.target, part) for part in CROSSINGS.get(module.name, ()))
@@ -199,7 +200,7 @@ def ports_import_only_cores(root: Path) -> list[str]:
             continue
         broken += [
             f"{module.name}:{used.line}: imports {used.target}"
-            for used in module.imports()
+            for used in module.imports
             if not any(within(used.target, leaf) for leaf in (f"{package}.core", "policies"))
             and used.target.partition(".")[0] not in {"collections", "contextlib", "dataclasses"}
             and used.target.partition(".")[0] not in {"enum", "typing"}
@@ -213,7 +214,7 @@ def adapters_are_imported_by_roots_only(root: Path) -> list[str]:
         f"{module.name}:{used.line}: imports {used.target}"
         for module in modules(root)
         if module.name not in ROOTS and not within(module.name, "gateway.adapters")
-        for used in module.imports()
+        for used in module.imports
         if within(used.target, "gateway.adapters")
     ]
 
@@ -226,7 +227,7 @@ def the_pipeline_knows_no_http_library(root: Path) -> list[str]:
         if within(module.name, "gateway")
         and module.name not in ROOTS
         and not within(module.name, "gateway.adapters")
-        for used in module.imports()
+        for used in module.imports
         if used.target.partition(".")[0] in HTTP_LIBRARIES
     ]
 
