@@ -18,7 +18,7 @@ from policies.detectors import Detector, detectors
 from policies.detectors.digits import digits_in
 from policies.detectors.normal import normalise, normalise_with_offsets
 
-DETECTOR_VERSION = 2
+DETECTOR_VERSION = 3
 """Part of every cache key: raise it whenever a detector finds more than it did."""
 
 
@@ -67,8 +67,15 @@ class PiiScanner:
 
     def _findings(self, plain: str) -> Iterator[tuple[int, int, str]]:
         """Yield what counts, detector by detector; findings may overlap."""
-        found = self._everything(plain)
-        return found if self._allowed is None else _not_public(self._allowed, plain, found)
+        if self._allowed is None:
+            yield from self._everything(plain)
+            return
+        public, others = _told_apart(self._allowed, plain, self._everything(plain))
+        yield from others
+        if public:
+            # A number among public ones may have passed for a section of a longer one.
+            rest = _without(plain, public)
+            yield from _told_apart(self._allowed, rest, self._everything(rest))[1]
 
     def _everything(self, plain: str) -> Iterator[tuple[int, int, str]]:
         held = digits_in(plain)
@@ -79,10 +86,10 @@ class PiiScanner:
                     yield start, end, kind
 
 
-def _not_public(
+def _told_apart(
     allowed: AllowList, plain: str, found: Iterator[tuple[int, int, str]]
-) -> Iterator[tuple[int, int, str]]:
-    """Leave out what is allowed, and what is but a part of an allowed number or string.
+) -> tuple[list[tuple[int, int]], list[tuple[int, int, str]]]:
+    """Return the allowed numbers and strings, and what is neither allowed nor but a part of one.
 
     A part of an address is not left out: a pattern allows addresses nobody has looked at.
     """
@@ -98,10 +105,20 @@ def _not_public(
             others.append((start, end, kind))
     public.sort()
     furthest = list(accumulate((end for _, end in public), max))
-    for start, end, kind in others:
+
+    def is_part(start: int, end: int) -> bool:
         before = bisect_right(public, start, key=itemgetter(0))
-        if before == 0 or furthest[before - 1] < end:
-            yield start, end, kind
+        return before > 0 and furthest[before - 1] >= end
+
+    return public, [each for each in others if not is_part(each[0], each[1])]
+
+
+def _without(plain: str, public: list[tuple[int, int]]) -> str:
+    """Blank these spans with a character that is part of nothing."""
+    blanked = list(plain)
+    for start, end in public:
+        blanked[start:end] = "\0" * (end - start)
+    return "".join(blanked)
 
 
 def _identity(regions: Sequence[str], allowed: Sequence[str]) -> str:
