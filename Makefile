@@ -28,9 +28,12 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## gateway, bundled engine and model on 127.0.0.1:$PORT; Ctrl-C stops everything
 	@exec $(BIN)/refrain demo --port $(PORT) --data-dir $(DATA_DIR)
 
-# A process for each core: one thread each, and no GPU, which all of them would share.
+# A process for each core: one thread each, and no GPU, which all of them would share. A test that
+# stands still ends its process, which fails it, and says where it stood.
 test: setup lint ## lint, types, and every test that needs no GPU; JOBS=1 for one process
-	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/pytest -q --numprocesses $(JOBS) --maxprocesses 4 --dist worksteal
+	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/pytest -q \
+		--numprocesses $(JOBS) --maxprocesses 4 --dist worksteal \
+		-o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 
 lint: setup
 	$(BIN)/ruff check .

@@ -191,7 +191,7 @@ async def test_an_upload_that_nobody_takes_is_given_up_but_a_slow_client_is_not(
             yield LARGE
 
     url = (await raw(takes_nothing, at_once=True)).url
-    async with opened(HttpUpstream(url, connect_seconds=0.1, read_seconds=0.1)) as client:
+    async with opened(HttpUpstream(url, connect_seconds=30, read_seconds=0.1)) as client:
         sending = asyncio.create_task(fault(client.request("POST", "/v1/files", (), upload())))
         done, _ = await asyncio.wait([sending], timeout=0.3)
         assert not done
