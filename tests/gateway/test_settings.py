@@ -35,7 +35,7 @@ def test_several_upstreams_from_the_environment():
         ("log_level: loud\n", "expected one of debug, info, warning, error, got 'loud'"),
         ("upstream: [ftp://a/v1]\n", "expected a URL such as"),
         ("upstream: [http://a]\n", "ends in /v1"),
-        ("upstream: [http://a/v1?key=k]\n", "expected no query in the URL of a: it ends in /v1"),
+        ("upstream: http://a/v1?key=k\n", "expected no query in the URL of a: it ends in /v1"),
         ("upstream: ['http://a/v1#b']\n", "expected no query in the URL of a"),
         ("upstream: ['http://a:99999/v1']\n", "expected a URL such as"),
         ("upstream: ['http://[a/v1']\n", "expected a URL such as"),
