@@ -13,6 +13,7 @@ from gateway.core import eligibility_words as lists
 from gateway.core.changing import depends_on_time, varies
 from gateway.core.code_marks import holds_code
 from gateway.core.conversation import follows_turns, obstacle, semantic_question
+from gateway.core.language import is_foreign
 from gateway.core.leaning import is_vague, leans
 from gateway.core.types import Endpoint, Ineligible
 from gateway.core.worded import Worded, sentences_of, worded
@@ -27,8 +28,6 @@ MOST_LINES = 6
 LEAST_TO_REPEAT = 12
 LEAST_DISTINCT = 0.45
 """Share of different words; English of this length has 0.6 and more."""
-MOST_WITHOUT_FUNCTION_WORDS = 9
-"""Twice as many with one of them, and so on."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
@@ -37,7 +36,6 @@ _LATIN = re.compile("[\u00c0-\u0130\u0132-\u0137\u0139-\u0148\u014a-\u017e]")
 _SIGNS = frozenset(
     "\u00a0£€¥¢§©®™°±²³¹¼½¾·÷\u00d7\u2018\u2019\u201c\u201d\u201e«»¡¿\u2013\u2014\u2212…•"
 )
-_LOWER_ACCENTED = re.compile(r"\b[a-z]*[\u00df-\u00f6\u00f8-\u00ff][a-z]*\b")
 _ITEM = re.compile(r"(?:^|\s)\(?(?:[1-9]|[a-d]|i{1,3})[.)]\s+\w")
 _MOST_ITEMS = 2
 _ASIDE = 2
@@ -111,22 +109,6 @@ def _is_stuffed(question: Worded) -> bool:
     return any(len(word) > LONGEST_WORD for word in question.vocabulary)
 
 
-def _is_foreign(question: Worded) -> bool:
-    """Judge by function words: a few words without any are English unless marked otherwise."""
-    vocabulary = question.vocabulary
-    english = len(vocabulary & lists.ENGLISH)
-    foreign = len(vocabulary & lists.FOREIGN)
-    perhaps = len(vocabulary & lists.PERHAPS_FOREIGN)
-    if foreign and (foreign + perhaps) * 2 > english:
-        return True
-    if len(question.words) > MOST_WITHOUT_FUNCTION_WORDS * (english + 1):
-        return True
-    if english:
-        return perhaps > english + 1
-    text = question.text
-    return perhaps > 1 or (not text.isascii() and _LOWER_ACCENTED.search(text) is not None)
-
-
 def _instructs(question: Worded) -> bool:
     """Tell a text that gives orders of its own to the model, or to what reads it before.
 
@@ -186,7 +168,7 @@ def _asks_much(question: Worded) -> bool:
 _CHECKS: tuple[tuple[Ineligible, Callable[[Worded], bool]], ...] = (
     (Ineligible.TOO_LONG, lambda question: len(question.words) > MOST_WORDS),
     (Ineligible.STUFFED, _is_stuffed),
-    (Ineligible.LANGUAGE, _is_foreign),
+    (Ineligible.LANGUAGE, is_foreign),
     (Ineligible.INSTRUCTIONS, _instructs),
     (Ineligible.PAYLOAD, _holds_payload),
     (Ineligible.MANY_QUESTIONS, _asks_much),

@@ -193,8 +193,9 @@ def test_context_belongs_to_its_own_question_so_later_turns_change_nothing_of_it
     docs = f"<d>{RIVER}</d><d>{BREAD}</d><d>{CHOIR}</d><d>{CHESS}</d>"
     first = chat(f"{docs} Who sings in the church?")
     second = chat(f"{docs} Who sings in the church?", "The choir.", f"<d>{BREAD}</d> And bread?")
-    once = compressed(first, HALF).body["messages"][0]
-    assert compressed(second, HALF).body["messages"][0] == once
+    once = compressed(first, HALF, near="The choir").body["messages"][0]
+    assert once != first["messages"][0]
+    assert compressed(second, HALF, near="The choir").body["messages"][0] == once
 
 
 def test_what_tools_returned_is_context_where_the_policy_says_so():
@@ -273,7 +274,7 @@ def test_text_that_is_hard_to_read_ends_in_linear_time(text):
 
 def test_too_many_passages_for_the_encoder_are_refused():
     passages = "\n\n".join(f"{chr(97 + i % 26)}{i // 26 * 'z'} has {BREAD}" for i in range(600))
-    assert refused(chat(f"<d>{passages}</d> Where is it?"), HALF) is Refusal.TOO_MANY
+    assert refused(chat(f"<d>{passages}</d> Where are the rolls?"), HALF) is Refusal.TOO_MANY
 
 
 def test_what_declares_nothing_is_not_looked_at():

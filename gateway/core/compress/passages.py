@@ -9,7 +9,7 @@ from typing import NamedTuple
 from gateway.core.compress.forms import is_formed
 from gateway.core.compress.minify import formed_minified, prose_minified
 
-LONGEST = 600
+LONGEST = 300
 """Characters of a passage of prose; longer paragraphs are cut between sentences."""
 
 _PARAGRAPH = re.compile(r"\n(?:[ \t\r]*\n)+")

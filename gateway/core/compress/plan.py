@@ -13,11 +13,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from gateway.core.compress.asking import Question, question_of
 from gateway.core.compress.blocks import declared
 from gateway.core.compress.drafts import Draft, came_size, draft_of, drop_duplicates, size
 from gateway.core.compress.outcome import Compression, Refusal, RefusedError, Step
 from gateway.core.compress.readable import readable
-from gateway.core.compress.relevance import question_of, related
+from gateway.core.compress.relevance import related
+from gateway.core.language import is_english
 from gateway.core.prompt_size import BYTES_A_TOKEN
 from gateway.core.rewrite.splice import Edit, Places, all_replaced, printed, spliced
 from gateway.core.rewrite.texts import Path
@@ -42,11 +44,9 @@ class Compressed(NamedTuple):
 class Asking(NamedTuple):
     """The context of one question; ``places`` are the passages whose vectors are asked for."""
 
-    question: str
+    question: Question
     drafts: tuple[Draft, ...]
     places: tuple[tuple[Draft, int], ...]
-    room: int
-    """Characters that there are for these passages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Compressing:
             for asking in self.askings
             if asking.places
             for text in (
-                asking.question,
+                asking.question.text,
                 *(draft.passages[index].text for draft, index in asking.places),
             )
         )
@@ -74,10 +74,12 @@ class Compressing:
     def next(self, vectors: Sequence[Vector]) -> Compressed:
         """Take the vectors of ``texts``. Raises RefusedError."""
         at = 0
+        refused = None if self.settings.keep >= 1 else self._refused()
         for asking in self.askings:
             if asking.places:
                 end = at + 1 + len(asking.places)
-                self._drop_unrelated(asking, vectors[at], vectors[at + 1 : end])
+                if not self._drop_unrelated(asking, vectors[at], vectors[at + 1 : end]):
+                    refused = refused or Refusal.NEEDS_ALL
                 at = end
             for draft in asking.drafts:
                 draft.restore_if_empty()
@@ -88,21 +90,31 @@ class Compressing:
         drafts = [draft for asking in self.askings for draft in asking.drafts]
         tokens, now = _tokens(draft.came for draft in drafts), _tokens(d.text for d in drafts)
         if now >= tokens:
-            raise RefusedError(Refusal.NOTHING_GAINED)
+            raise RefusedError(refused or Refusal.NOTHING_GAINED)
         taken = set().union(*(draft.steps for draft in drafts))
-        told = Compression(tuple(step for step in Step if step in taken), tokens, tokens - now)
+        steps = tuple(step for step in Step if step in taken)
+        told = Compression(steps, tokens, tokens - now, refused)
         return Compressed(*_sent(self.body, self.raw, drafts), told)
 
-    def _drop_unrelated(self, asking: Asking, asked: Vector, given: Sequence[Vector]) -> None:
+    def _refused(self) -> Refusal | None:
+        """Tell why passages may not go for the first question for which they may not."""
+        whys = (asking.question.refusal for asking in self.askings if asking.drafts)
+        return next((why for why in whys if why is not None), None)
+
+    def _drop_unrelated(self, asking: Asking, asked: Vector, given: Sequence[Vector]) -> bool:
+        """Let go what does not bear on the question; False where it may need all."""
         stays = related(
-            question_of(asking.question),
+            asking.question,
             [draft.passages[index] for draft, index in asking.places],
             [sum(a * b for a, b in zip(asked, each, strict=True)) for each in given],
-            asking.room,
+            self.settings.keep,
             self.settings.protect,
         )
+        if stays is None:
+            return False
         for (draft, index), sentences in zip(asking.places, stays, strict=True):
             draft.keep(index, sentences, Step.UNRELATED)
+        return True
 
 
 def applies(endpoint: Endpoint, settings: CompressSettings) -> bool:
@@ -124,30 +136,34 @@ def begin(
         return None
     if sum(block.end - block.start for block in blocks) > MOST_CHARACTERS:
         raise RefusedError(Refusal.TOO_LARGE)
+    questions = [question_of(text, follows=index > 0) for index, text in enumerate(found.questions)]
     drafts = [
         draft_of(block, _at(body, block.path)[block.start : block.end], minify=settings.minify)
         for block in blocks
     ]
     if settings.duplicates:
-        drop_duplicates(drafts)
+        drop_duplicates([draft for draft in drafts if not questions[draft.block.question].counts])
     askings = tuple(
         _asking(question, [d for d in drafts if d.block.question == index], settings)
-        for index, question in enumerate(found.questions)
+        for index, question in enumerate(questions)
     )
     if sum(1 + len(asking.places) for asking in askings) > MOST_TEXTS + len(askings):
         raise RefusedError(Refusal.TOO_MANY)
     return Compressing(body, raw, settings, askings)
 
 
-def _asking(question: str, drafts: list[Draft], settings: CompressSettings) -> Asking:
-    """Return the context of a question; no vectors are asked for where there is room for all."""
-    target = int(settings.keep * came_size(drafts))
-    now = size(drafts)
-    places = [(draft, index) for draft in drafts for index in draft.candidates]
-    if settings.keep >= 1 or now <= target or len(places) < 2 or not question.strip():
-        return Asking(question, tuple(drafts), (), 0)
-    movable = sum(len(draft.passages[index].text) for draft, index in places)
-    return Asking(question, tuple(drafts), tuple(places), target - (now - movable))
+def _asking(question: Question, drafts: list[Draft], settings: CompressSettings) -> Asking:
+    """Return the context of a question; no vectors are asked for where no passage may go."""
+    none = Asking(question, tuple(drafts), ())
+    if settings.keep >= 1 or question.refusal or size(drafts) <= settings.keep * came_size(drafts):
+        return none
+    places = [
+        (draft, index)
+        for draft in drafts
+        for index in draft.candidates
+        if is_english(draft.passages[index].text)
+    ]
+    return none if len(places) < 2 else Asking(question, tuple(drafts), tuple(places))
 
 
 def _sent(

@@ -1,30 +1,38 @@
 """Which passages bear on the question, and what of the others stays all the same.
 
-Law: order is kept, and nothing is written anew. A passage with a rare word of the question stays
-whole. Of a passage that goes, the sentences with what must not be lost stay (numbers, negations,
-identifiers, what the question names), unless the passage has not one word of the question and is
-far from it by meaning.
+Law: order is kept, and nothing is written anew. Only what is far below the best goes: where many
+are nearly as near, more stays than was asked for, or all. A passage with rare words of the question
+stays whole. Of a passage that goes, the sentences with what must not be lost stay (numbers,
+negations, identifiers, what the question names), unless the passage has not one word of the
+question and is far from it by meaning.
 """
 
-import re
 from collections import Counter
 from collections.abc import Sequence
-from math import log
-from typing import NamedTuple
+from math import log, sqrt
+from statistics import median
 
+from gateway.core.compress.asking import Question
 from gateway.core.compress.facts import has_id, has_negation, has_number
 from gateway.core.compress.passages import Passage
 from gateway.core.compress.words import content_words, words_of
-from gateway.core.proper_names import named
 from policies.decide import Protected
 
 FAR = 0.25
 """Cosine similarity below which a passage without a word of the question is about another thing."""
 RARE = 0.2
 """Share of the passages that have a word, up to which it tells them apart."""
-NEAREST = 0.2
-"""Share of the passages, the highest ranked, that stay however little room there is."""
-LEXICAL_WEIGHT = 0.25
+MARGIN = 1.15
+"""How far below the best a passage stays where all is kept; less is kept of what is less alike."""
+LEAST, MOST = 0.7, 1.5
+"""Of the share that is to be kept: what stays however far below the best it is, and what may."""
+FLAT = 0.7
+"""Of that margin: where more than may stay is as near as that, none is told from the others."""
+APART = 0.3
+"""How far the best is above most passages where these are about other things."""
+TELLING = 0.25
+"""Share of the question's weight that a passage has in rare words, from which on it stays."""
+LEXICAL_WEIGHT = 0.15
 """What sharing all words of the question counts for, beside a cosine similarity of 1."""
 
 _TESTS = {
@@ -32,34 +40,18 @@ _TESTS = {
     Protected.NEGATION: has_negation,
     Protected.IDS: has_id,
 }
-_DIGIT = re.compile(r"\d")
-
-
-class Question(NamedTuple):
-    """What is asked: its words, and those among them that name something."""
-
-    text: str
-    words: frozenset[str]
-    names: frozenset[str]
-
-
-def question_of(text: str) -> Question:
-    """Read a question."""
-    words = content_words(words_of(text))
-    names = content_words(words_of(" ".join(named(text).names)))
-    return Question(text, words, names | {word for word in words if _DIGIT.search(word)})
 
 
 def related(
     question: Question,
     passages: Sequence[Passage],
     similarities: Sequence[float],
-    room: int,
+    keep: float,
     protected: frozenset[Protected],
-) -> list[tuple[str, ...]]:
-    """Return what stays of each passage; ``room`` is how many characters there are for them.
+) -> list[tuple[str, ...]] | None:
+    """Return what stays of each passage, None where the question may need all of them.
 
-    What must stay stays even if there is no room for it.
+    ``keep`` is the share of their characters that there is room for.
     """
     words = [content_words(words_of(passage.text)) for passage in passages]
     met = Counter(word for each in words for word in each & question.words)
@@ -71,32 +63,64 @@ def related(
         near + LEXICAL_WEIGHT * sum(weights[word] for word in each & question.words) / whole
         for near, each in zip(similarities, words, strict=True)
     ]
+    if not _is_found(question, words, rare, scores):
+        return None
+    stays = _near(scores, [len(passage.text) for passage in passages], keep)
+    if stays is None:
+        return None
+    named = question.names & rare
+    stays |= {
+        index
+        for index, each in enumerate(words)
+        if each & named or sum(weights[word] for word in each & rare) >= TELLING * whole
+    }
     names = frozenset(word for word in question.names if 2 * met[word] <= len(passages))
-    without = [
-        ()
+    return [
+        passage.sentences
+        if index in stays
+        else ()
         if similarities[index] < FAR and not words[index] & question.words
         else _protected(passage, names, protected)
         for index, passage in enumerate(passages)
     ]
-    gains = [
-        len(passage.text) - sum(map(len, left))
-        for passage, left in zip(passages, without, strict=True)
-    ]
-    ranked = sorted(range(len(passages)), key=lambda index: (-scores[index], index))
-    stays = set(ranked[: max(1, int(NEAREST * len(passages)))])
-    stays |= {index for index, each in enumerate(words) if each & rare}
-    left = room - sum(len(passage.text) for passage in passages)
-    left += sum(gain for index, gain in enumerate(gains) if index not in stays)
-    for index in ranked:
-        if index not in stays:
-            left -= gains[index]
-            if left < 0:
-                break
-            stays.add(index)
-    return [
-        passage.sentences if index in stays else without[index]
-        for index, passage in enumerate(passages)
-    ]
+
+
+def _near(scores: Sequence[float], sizes: Sequence[int], keep: float) -> set[int] | None:
+    """Return the passages not far below the best, None where none can be told from the others."""
+    best = max(scores)
+    margin = MARGIN * keep * sqrt(max(best, 0.0))
+    size, taken = sum(sizes), 0
+    stays = set[int]()
+    for index in sorted(range(len(scores)), key=lambda index: (-scores[index], index)):
+        taken += sizes[index]
+        if stays and taken > LEAST * keep * size:
+            below = best - scores[index]
+            if taken > MOST * keep * size:
+                return None if below < FLAT * margin else stays
+            if below > margin:
+                return stays
+        stays.add(index)
+    return stays
+
+
+def _is_found(
+    question: Question,
+    words: Sequence[frozenset[str]],
+    rare: frozenset[str],
+    scores: Sequence[float],
+) -> bool:
+    """Tell whether the passages that are asked about can be told from the others.
+
+    An identifier that stands nowhere may be asked for because it stands nowhere.
+    """
+    anywhere = frozenset[str]().union(*words)
+    if any(name not in anywhere for name in question.names if any(map(str.isdigit, name))):
+        return False
+    if not question.counts or question.names & rare:
+        return True
+    if question.counted is not None and question.counted not in anywhere:
+        return False
+    return max(scores) - median(scores) >= APART
 
 
 def _protected(
