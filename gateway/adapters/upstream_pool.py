@@ -169,6 +169,9 @@ class UpstreamPool:
         opened: Opened | None = None
         try:
             await self._turns.come(partial(self.table.held_back, call), self._clock)
+            if (why := self.table.left_alone_since(call)) is not None:
+                self.ended(call)
+                return _not_asked(call.name, why)
             if self._figures is not None:
                 self._figures.asked(call.name, call.route)
             reply = await context.__aenter__()
@@ -230,6 +233,11 @@ class UpstreamPool:
         now = self._clock()
         at = self.table.resting_until(outgoing, now)
         return None if at is None else max(1.0, at - now)
+
+
+def _not_asked(name: str, why: Reason) -> Failed:
+    error = UpstreamError(503, f"The upstream {name} fails.", why, sent=False)
+    return Failed(error, failure_of(error))
 
 
 class Sending(AbstractAsyncContextManager[Opened]):

@@ -1,7 +1,7 @@
 """Prompts that are being computed: who comes with the same beginning waits for the first of them.
 
 Law: a block is computed by one request of a replica at a time, as far as waiting can see to it.
-Nobody waits behind who waits, nor for a few blocks, nor for long.
+Nobody waits behind who waits, nor behind a lower priority, nor for a few blocks, nor for long.
 """
 
 from collections.abc import Sequence
@@ -35,21 +35,23 @@ class ColdPrefixes:
     def wait(self, sent: Sent, now: float) -> Wait | None:
         """Return whom to wait for before ``sent`` goes, if there is somebody worth it."""
         until = sent.at + self._most_seconds
-        if now >= until:
-            return None
         computing = self._computing.get(sent.name, {})
-        leaders = [computing[digest] for digest in sent.prefix if digest in computing]
-        return (
-            Wait(leaders[-1], until)
-            if len(leaders) >= self._least_blocks and leaders[-1] is not sent
-            else None
-        )
+        leaders = [
+            leader
+            for digest in sent.prefix
+            if (leader := computing.get(digest)) is not None and leader.rank <= sent.rank
+        ]
+        if len(leaders) < self._least_blocks or leaders[-1] is sent:
+            return None
+        until = min(until, leaders[-1].computed_by)
+        return Wait(leaders[-1], until) if now < until else None
 
     def begin(self, sent: Sent, computed: int) -> None:
         """Note that it computes what nobody is computing, beyond the blocks that are computed."""
         computing = self._computing.setdefault(sent.name, {})
         for digest in sent.prefix[computed:]:
-            computing.setdefault(digest, sent)
+            if computing.setdefault(digest, sent).rank > sent.rank:
+                computing[digest] = sent
 
     def end(self, sent: Sent) -> None:
         """Note that it computes no more."""

@@ -4,7 +4,9 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
 from gateway.core.headers import Fields
+from gateway.core.outbound import PRIORITY
 from gateway.core.types import Reason
+from policies.decide import Priority
 
 UPSTREAM = "X-Refrain-Upstream"
 MODEL = "X-Refrain-Model"
@@ -30,6 +32,13 @@ class Outgoing:
     prefix: tuple[int, ...] = field(default=(), repr=False)
     streamed: bool = False
     """Whether a stream is asked for."""
+
+    @property
+    def rank(self) -> int:
+        """Return its priority as a number, the first in line with the least."""
+        told = next((value for name, value in self.fields if name == PRIORITY), Priority.NORMAL)
+        return _RANKS.index(Priority(told))
+
     instead: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """What these upstreams get in place of ``raw``, by name."""
     tenant: Hashable = field(default=None, repr=False)
@@ -48,6 +57,8 @@ class Outgoing:
         """Return the body for an upstream."""
         return self.instead.get(upstream, self.raw)
 
+
+_RANKS = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
 
 Tried = tuple[tuple[str, Reason], ...]
 """Who failed, and why."""

@@ -24,6 +24,7 @@ from hashlib import blake2b
 from math import ceil, log
 
 from gateway.core.cold_prefix import ColdPrefixes
+from gateway.core.prefill_pace import Pace
 from gateway.core.prefix_index import PrefixIndex
 from gateway.core.routing import Choice, Load, Route, Sent, Wait
 
@@ -70,6 +71,7 @@ class PrefixAware:
         """For how many prompts in a row nobody else has shown."""
         self._sharing = sharing
         self._cold = ColdPrefixes()
+        self._pace = Pace()
         self._pending: dict[str, int] = {}
 
     def order(self, prefix: Sequence[int], loads: Sequence[Load], now: float) -> list[Choice]:
@@ -108,12 +110,13 @@ class PrefixAware:
         wait = None if sent.name in self._sharing else self._cold.wait(sent, now)
         if wait is None:
             self._take_over(sent)
+            self._pace.go(sent, now)
             self._cold.begin(sent, self.index.held(sent.name, sent.prefix))
         return wait
 
     def first_token(self, sent: Sent, now: float) -> None:
         """See ``Routing``."""
-        del now
+        self._pace.first_token(sent, now)
         self._settle(sent)
         self.index.add(sent.name, sent.prefix)
 

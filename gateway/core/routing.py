@@ -7,6 +7,7 @@ clock, no chance.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 from typing import Protocol
 
 from policies.plain_enum import plain_members
@@ -60,6 +61,14 @@ class Sent:
     """Those still to be computed before its first token."""
     last_use: int = 0
     """Of the last block that was surely computed before; 0 where there is none."""
+    rank: int = 0
+    """Its priority: who has a lower number comes first."""
+    streamed: bool = False
+    """Whether its first byte comes when its prompt is computed."""
+    went: float = 0.0
+    """When it was really sent."""
+    computed_by: float = inf
+    """When its prompt should be computed, where nothing else will tell."""
 
 
 @dataclass(frozen=True, slots=True)

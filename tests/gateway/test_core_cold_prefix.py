@@ -65,6 +65,60 @@ def test_nobody_waits_for_what_was_computed_before() -> None:
     assert made.held_back(second, 0.0) is None
 
 
+def test_nobody_waits_for_who_has_a_lower_priority() -> None:
+    made = PrefixAware()
+    low, normal, another = burst(made, 3)
+    low.rank, normal.rank, another.rank = 2, 1, 1
+    assert made.held_back(low, 0.0) is None
+    assert made.held_back(normal, 0.0) is None
+    wait = made.held_back(another, 0.0)
+    assert wait is not None
+    assert wait.leader is normal
+    made.first_token(low, 0.5)
+    assert made.held_back(another, 0.5) == wait
+
+
+def test_who_has_a_lower_priority_waits_all_the_same() -> None:
+    made = PrefixAware()
+    normal, low = burst(made, 2)
+    low.rank = 2
+    made.held_back(normal, 0.0)
+    wait = made.held_back(low, 0.0)
+    assert wait is not None
+    assert wait.leader is normal
+
+
+def paced() -> PrefixAware:
+    """Return a routing that has seen 100 blocks computed in half a second."""
+    made = PrefixAware()
+    stream = made.sent("a", tuple(range(5000, 5100)), 0.0)
+    stream.streamed = True
+    made.held_back(stream, 0.0)
+    made.first_token(stream, 0.5)
+    made.ended(stream, 0.5)
+    return made
+
+
+def test_behind_a_plain_reply_that_goes_on_nobody_waits_longer_than_computing_takes() -> None:
+    made = paced()
+    leader, other = burst(made, 2)
+    made.held_back(leader, 0.0)
+    wait = made.held_back(other, 0.0)
+    assert wait is not None
+    assert 0.5 < wait.until < 1.1
+    assert made.held_back(other, wait.until) is None
+
+
+def test_behind_a_stream_its_first_token_tells() -> None:
+    made = paced()
+    leader, other = burst(made, 2)
+    leader.streamed = True
+    made.held_back(leader, 0.0)
+    wait = made.held_back(other, 0.0)
+    assert wait is not None
+    assert wait.until == MOST_SECONDS
+
+
 def test_nobody_waits_where_the_replica_computes_it_once_by_itself() -> None:
     made = PrefixAware(sharing={"a"})
     assert all(made.held_back(sent, 0.0) is None for sent in burst(made, 3))

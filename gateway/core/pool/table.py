@@ -188,6 +188,11 @@ class PoolTable:
         """Tell whether it fails, and nobody is to ask it."""
         return isinstance(self.standings[name].health.at, Open)
 
+    def left_alone_since(self, call: Call) -> Reason | None:
+        """Return why, if its upstream has come to be left alone since the call was begun."""
+        health = call.standing.health
+        return health.at.why if isinstance(health.at, Open) and not call.trial else None
+
     def can_be_spared(self, name: str, model: str, now: float) -> bool:
         """Tell whether it serves the model, has room, and another could be asked in its place."""
         serve = {one.member.name: one for tier in self._tiers(model) for one in tier}
@@ -248,6 +253,7 @@ class PoolTable:
         trial = not isinstance(standing.health.at, Up)
         standing.tried = standing.tried or trial
         sent = self._routing.sent(standing.member.name, outgoing.prefix, now)
+        sent.rank, sent.streamed = outgoing.rank, outgoing.streamed
         return Call(standing, sent, trial, route)
 
     def _end_trial(self, call: Call) -> None:
