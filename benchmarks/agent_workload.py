@@ -7,6 +7,7 @@ of their scores, behind it. All that is said is made up from a seed, so that a r
 
 import json
 import random
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -14,6 +15,7 @@ from typing import Any
 
 OBJECTS = ("order", "invoice", "parcel", "refund", "account", "ticket", "coupon", "address")
 ACTIONS = ("find", "list", "update", "cancel", "export")
+MODEL = "agent"
 BEGIN, END = "<document>", "</document>"
 NUM_TOOLS = len(OBJECTS) * len(ACTIONS)
 _START = datetime(2026, 3, 2, 8, 30, tzinfo=UTC)
@@ -116,3 +118,8 @@ def body_of(turn: Turn, model: str, **fields: Any) -> bytes:
     """Return the request as a framework writes it."""
     body = {"model": model, "messages": turn.messages, "tools": turn.tools, **fields}
     return json.dumps(body).encode()
+
+
+if __name__ == "__main__":  # a log to report on
+    for turn in Workload().conversation():
+        sys.stdout.buffer.write(body_of(turn, MODEL) + b"\n")

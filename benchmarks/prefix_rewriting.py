@@ -7,7 +7,7 @@ Shares are of prompt tokens, from the engine's own ``cached_tokens``. What a per
 give is all that an earlier request of the conversation has held, in whatever order: the prompt less
 the tokens that are new in it.
 
-    python benchmarks/prefix_rewriting.py [--turns N] [--conversations N] [--record FILE]
+    python benchmarks/prefix_rewriting.py [--turns N] [--conversations N] [--policy FILE]
     python benchmarks/prefix_rewriting.py --log FILE --policy FILE
 
 The second form asks the chats of a log (all that ``refrain prefix report`` reads, of the model that
@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent_workload import BEGIN, END, NUM_TOOLS, Workload, body_of
+from agent_workload import BEGIN, END, MODEL, NUM_TOOLS, Workload, body_of
 from engine_sides import bundled_or_random
 from servers import await_url, free_port
 
@@ -40,7 +40,6 @@ from gateway.core.types import Endpoint
 from gateway.recorded_log import RecordedLog
 
 CONTEXT = 16_384
-MODEL = "agent"
 TEMPLATE = (
     "{%- if tools %}<|system|>{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|end|>"
     "{% endif %}{%- for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>"
@@ -182,26 +181,23 @@ def main() -> None:
     )
     parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--conversations", type=int, default=1)
-    parser.add_argument(
-        "--record", type=Path, help="write the requests here, for refrain prefix report"
-    )
     parser.add_argument("--log", type=Path, help="recorded chats to ask in place of the agent")
-    parser.add_argument("--policy", type=Path, help="the policy that rewrites them")
+    parser.add_argument(
+        "--policy", type=Path, help="what rewrites (default: a policy for the agent)"
+    )
     options = parser.parse_args()
-    if (options.log is None) != (options.policy is None):
-        parser.error("--log and --policy need one another")
+    policy = POLICY + REWRITTEN if options.policy is None else options.policy.read_text()
     if options.log is not None:
-        of_log(options.log, options.policy.read_text())
+        if options.policy is None:
+            parser.error("--log needs --policy")
+        of_log(options.log, policy)
         return
     workload = Workload(turns=options.turns)
     turns = [
         turn for number in range(options.conversations) for turn in workload.conversation(number)
     ]
-    if options.record is not None:
-        lines = [body_of(turn, MODEL) + b"\n" for turn in turns]
-        options.record.write_bytes(b"".join(lines))
     bodies = [body_of(turn, MODEL, **STREAMED) for turn in turns]
-    with both(POLICY + REWRITTEN, MODEL) as (engine, sides):
+    with both(policy, MODEL) as (engine, sides):
         new = 0
         for count, tokens in enumerate(asked(sides, bodies)):
             # Of the very first request everything is new.
