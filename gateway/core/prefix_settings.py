@@ -26,7 +26,8 @@ _KINDS = (
     VolatileKind.UUIDS,
     VolatileKind.TIMESTAMPS,
 )
-_TAG = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{1,30})>")
+_TAG = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{1,30})(>| +[A-Za-z_][\w.:-]{0,30}=)")
+_NAME = re.compile(r"<([A-Za-z0-9_-]+)")
 _LOOKED_AT = 200
 _MOST_MARKERS = 3
 _POLICY = """\
@@ -43,7 +44,7 @@ default:
 def candidates(prompts: Sequence[Recorded]) -> list[Setting]:
     """Return the settings worth a trial."""
     volatile = [f"{_VOLATILE}{kind}" for kind in _KINDS]
-    markers = [f"{_DOCUMENTS}<{name}>" for name in _markers(prompts[:_LOOKED_AT])]
+    markers = [f"{_DOCUMENTS}{begin}" for begin in _markers(prompts[:_LOOKED_AT])]
     return [TURNS, WHITESPACE, *volatile, *markers[:_MOST_MARKERS], TOOLS, SCHEMA_KEYS]
 
 
@@ -66,7 +67,7 @@ def written(settings: Collection[Setting]) -> str:
         lines.append(f"  volatile: [{', '.join(kinds)}]")
     if markers := _of(settings, _DOCUMENTS):  # a rule has one pair
         begin = markers[0]
-        lines.append(f'  documents: {{begin: "{begin}", end: "</{begin[1:]}"}}')
+        lines.append(f'  documents: {{begin: "{begin}", end: "</{_name(begin)}>"}}')
     return "\n".join(lines) if len(lines) > 1 else ""
 
 
@@ -81,15 +82,23 @@ def _of(settings: Collection[Setting], kind: str) -> list[str]:
     return [one.removeprefix(kind) for one in settings if one.startswith(kind)]
 
 
+def _name(begin: str) -> str:
+    found = _NAME.match(begin)
+    return "" if found is None else found[1]
+
+
 def _markers(prompts: Sequence[Recorded]) -> list[str]:
-    """Return the tags that enclose several pieces of one text, most frequent first."""
+    """Return the beginnings of tags that enclose several pieces of one text, most frequent first.
+
+    ``<document>``, or ``<document id=`` where something stands in them.
+    """
     seen: Counter[str] = Counter()
     for one in prompts:
         for part in laid_out(one.endpoint, one.body):
             tags = Counter(_TAG.findall(part.text))
             seen.update(
-                name
-                for name, count in tags.items()
+                f"<{name}{rest}"
+                for (name, rest), count in tags.items()
                 if count > 1 and part.text.count(f"</{name}>") == count
             )
-    return [name for name, _ in seen.most_common()]
+    return [begin for begin, _ in seen.most_common()]

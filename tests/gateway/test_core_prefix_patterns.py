@@ -2,6 +2,8 @@
 
 import pytest
 import re2
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gateway.core.prefix_patterns import LONGEST_VALUE, pattern
 from policies.parse import parse_policy
@@ -70,3 +72,20 @@ def test_a_pattern_is_one_that_a_policy_takes_in_yaml():
         "pasted",
     )
     assert policy.default.prefix.patterns == (found,)
+
+
+PIECES = st.sampled_from(
+    ["Job: ", "id=", "#", "17", "ab-3", "Zoë", " ", "\n", "\r\n", "(", "\\", "[value-1]", '"', "."]
+)
+TEXTS = st.lists(PIECES, max_size=8).map("".join)
+
+
+@settings(max_examples=150, deadline=None)
+@given(TEXTS, st.lists(TEXTS, min_size=2, max_size=4, unique_by=lambda text: text[:1]))
+def test_a_pattern_finds_one_value_in_each_text_that_begins_no_later(before, ends):
+    texts = [before + end for end in ends if end]
+    found = pattern(texts, len(before)) if len(texts) > 1 else None
+    for text in texts if found else ():
+        (match,) = re2.finditer(found, text)
+        assert match.start(1) <= len(before) <= match.end(1)
+        assert "\n" not in match[1]

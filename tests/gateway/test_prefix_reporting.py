@@ -142,6 +142,17 @@ def test_patterns_of_ones_own_are_in_the_yaml_and_gain_what_is_told(log, capsys)
     assert prefix.patterns == ("(?m)^Job: #([0-9]+)",)
 
 
+def test_documents_whose_tags_say_more_are_put_in_order_too(log, capsys):
+    given = log.read_bytes()
+    for name in b"abc":
+        given = given.replace(b"<doc>%c is" % name, b'<doc id=\\"%c\\">%c is' % (name, name))
+    log.write_bytes(given)
+    _, out, _ = run(capsys, "--json", log)
+    (route,) = orjson.loads(out)["routes"]
+    documents = parse_policy(POLICY + indented(route["yaml"]), "pasted").default.prefix.documents
+    assert (documents.begin, documents.end) == ("<doc id=", "</doc>")
+
+
 def test_keys_of_schemas_in_another_order_need_no_other_setting(log, capsys):
     lines = []
     for number, line in enumerate(log.read_bytes().splitlines()):
