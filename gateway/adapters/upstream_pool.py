@@ -128,6 +128,9 @@ class UpstreamPool:
                 call = self.table.again(tries.last, outgoing, self._clock())
                 tries = tries.asking_again()
         if isinstance(got, Opened):
+            if got.failure is NOT_KEPT and (why := self._out_of_reach(outgoing, tries)):
+                await got.close()
+                raise self._perhaps_kept(outgoing, tries, why)
             got.tried = tries.failed[:-1] if got.failure else tries.failed
             got.come_back = self._back_in(outgoing) if got.failure else None
             return got
@@ -207,6 +210,17 @@ class UpstreamPool:
             self._kept.note(outgoing.named, opened.served.upstream)
         elif not outgoing.at and may_be_elsewhere(opened.status):
             opened.failure = NOT_KEPT
+
+    def _out_of_reach(self, outgoing: Outgoing, tries: Tries) -> Reason | None:
+        """Return why somebody who may keep it could not be asked for it, if so."""
+        failed = next((why for _, why in tries.failed if why is not Reason.NOT_KEPT), None)
+        busy = self.table.unasked(outgoing, tries.names)
+        return failed or (Reason.UPSTREAM_BUSY if busy else None)
+
+    def _perhaps_kept(self, outgoing: Outgoing, tries: Tries, why: Reason) -> UpstreamError:
+        message = "Who may keep what this request names cannot be asked at the moment."
+        wait = self._back_in(outgoing) or 1.0
+        return UpstreamError(503, message, why, tried=tries.failed, retry_after=wait)
 
     async def _left(self, opened: Opened | None, call: Call) -> None:
         if opened is None:

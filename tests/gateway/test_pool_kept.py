@@ -138,6 +138,31 @@ async def test_what_nobody_keeps_is_told_as_the_last_of_them_does_and_makes_nobo
     assert [one["state"] for one in states] == ["up", "up"]
 
 
+async def test_all_are_asked_who_may_keep_it(start_gateway: StartGateway, keeper: StartKeeper):
+    keepers = [await keeper(name) for name in "abcdef"]
+    gateway = await before(start_gateway, *keepers)
+    keepers[-1].kept.append("resp_old")
+    reply = await respond(gateway, previous_response_id="resp_old")
+    assert (reply.status, reply.headers["X-Refrain-Upstream"][:1]) == (200, "f")
+
+
+async def test_it_is_not_said_that_nobody_keeps_it_while_one_cannot_be_asked(
+    start_gateway: StartGateway, keeper: StartKeeper
+):
+    out_of_reach, limited = {"url": CLOSED}, await keeper("b")
+    gateway = await before(start_gateway, out_of_reach, await keeper("a"))
+    reply = await respond(gateway, previous_response_id="resp_old")
+    assert (reply.status, reply.json["error"]["code"]) == (503, "upstream-unreachable")
+    assert reply.headers["X-Refrain-Upstream"] == 'tried="a=upstream-unreachable, b=not-kept"'
+
+    rated = {"url": limited.url, "requests_per_minute": 1, "models": ["m"]}
+    gateway = await before(start_gateway, rated, {"url": (await keeper("a")).url})
+    assert (await respond(gateway)).headers["X-Refrain-Upstream"] == "a"
+    reply = await respond(gateway, previous_response_id="resp_old")
+    assert (reply.status, reply.json["error"]["code"]) == (503, "upstream-busy")
+    assert int(reply.headers["Retry-After"]) >= 1
+
+
 async def test_nobody_stands_in_for_who_keeps_it(start_gateway: StartGateway, keeper: StartKeeper):
     first, second = await keeper("a"), await keeper("b")
     gateway = await before(start_gateway, first, second)

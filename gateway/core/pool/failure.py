@@ -118,8 +118,9 @@ class Tries:
 
     @property
     def may_go_on(self) -> bool:
-        """Tell whether another upstream may be asked."""
-        return self.risked <= MOST_RISKED and len(self.failed) < MOST_TRIES
+        """Tell whether another upstream may be asked: any number for what one of them keeps."""
+        counted = sum(reason is not Reason.NOT_KEPT for _, reason in self.failed)
+        return self.risked <= MOST_RISKED and counted < MOST_TRIES
 
     def may_ask_again(self, failure: Failure) -> bool:
         """Tell whether the upstream that failed last may be asked again."""

@@ -112,6 +112,11 @@ class PoolTable:
         ]
         return min(times, default=None)
 
+    def unasked(self, outgoing: Outgoing, asked: AbstractSet[str]) -> bool:
+        """Tell whether one that serves the model was not asked."""
+        tiers = self._tiers_for(outgoing)
+        return any(one.member.name not in asked for tier in tiers for one in tier)
+
     def held_back(self, call: Call, now: float) -> Wait | None:
         """Tell whether the request is to wait for another that computes what it begins with."""
         return self._routing.held_back(call.sent, now)
