@@ -20,6 +20,7 @@ from gateway.core.key import cache_salt, document_owner
 from gateway.core.lookup import Forward
 from gateway.core.outbound import with_priority, with_salt
 from gateway.core.rewrite.documents import NOTHING_KNOWN, Memory
+from gateway.core.rewrite.known_tools import KnownTools
 from gateway.core.rewrite.outcome import Declined, Rewrite, WhyNot
 from gateway.core.rewrite.plan import Rewritten, rewrite, rules_for
 from gateway.core.rewrite.shared_documents import SharedDocuments
@@ -45,6 +46,7 @@ class Outbox:
     salts_caches: bool = False
     """Whether the upstream knows ``cache_salt``, so that the gateway gives it one a tenant."""
     shared: SharedDocuments = field(default_factory=SharedDocuments)
+    tools: KnownTools = field(default_factory=KnownTools)
     compressor: Compressor = field(default_factory=Compressor)
     summariser: Summariser = field(init=False)
 
@@ -95,11 +97,13 @@ class Outbox:
         if not rules:
             return Rewritten(body, raw, declined=left)
         memory = self._memory(asked)
-        work = partial(rewrite, asked.endpoint, body, raw, settings, memory)
+        known = self.tools.forms(settings.schema_keys)
+        work = partial(rewrite, asked.endpoint, body, raw, settings, memory, known=known)
         rewritten = await _done_in_time(work, len(raw))
         if isinstance(rewritten, WhyNot):
             declined = tuple(Declined(rule, rewritten) for rule in rules)
             return Rewritten(body, raw, declined=declined + left)
+        self.tools.note(settings.schema_keys, rewritten.tools)
         if memory is not NOTHING_KNOWN and volatile:
             self.shared.note(rewritten.digests)
         return replace(rewritten, declined=rewritten.declined + left)

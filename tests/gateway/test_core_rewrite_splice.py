@@ -1,8 +1,5 @@
-"""Places and edits: what a request with very many texts costs grows with its size and no faster."""
+"""Edits: what a request with very many texts costs grows with its size and no faster."""
 
-import json
-
-from gateway.core.rewrite.places import member
 from gateway.core.rewrite.splice import all_replaced
 
 
@@ -26,10 +23,3 @@ def test_what_holds_several_changed_texts_is_copied_once():
     assert now["messages"][1] is turns[1]
     assert body == {"model": "m", "messages": turns}
     assert [turn["content"] for turn in turns] == ["0", "1", "2", "3"]
-
-
-def test_a_place_is_found_without_a_look_at_what_stands_behind_its_object():
-    written = rb'{"role":"user", "content":"a\/b \u20ac"}'
-    raw = written + b"\xff" * 8  # which no decoder would pass
-    place = member(raw, (0, len(written)), json.loads(written), "content")
-    assert raw[slice(*place)] == rb'"a\/b \u20ac"'

@@ -187,7 +187,7 @@ async def test_a_rewrite_that_fails_fails_no_request(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ):
-    def broken(*_: Any) -> None:
+    def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("it quotes the prompt")
 
     monkeypatch.setattr("gateway.outgoing.rewrite", broken)

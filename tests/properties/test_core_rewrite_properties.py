@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import orjson
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.core.canonical import parse_body
 from gateway.core.rewrite.documents import Memory
+from gateway.core.rewrite.known_tools import KnownTools
 from gateway.core.rewrite.outcome import Rewrite
 from gateway.core.rewrite.plan import rewrite
 from gateway.core.rewrite.texts import BLOCK
@@ -51,6 +53,9 @@ WORDS = [
     "\r",
     "\n\n",
     BLOCK,
+    '"tools":[{"type":"function","function":{"name":"a","parameters":{"b":1,"a":2}}}]',
+    '"parameters": {"b": {}, "a": 1}}}, {"type": "function"',
+    "}]}",
 ]
 CHARACTERS = st.characters(exclude_categories=["Cs"])  # no surrogates: orjson reads none
 TEXTS = st.one_of(
@@ -68,12 +73,18 @@ TURNS = st.builds(
     st.sampled_from(["system", "developer", "user", "assistant", "tool"]),
     CONTENT,
 )
+KEYS = ["b", "a", "properties", "items", "ü", "parameters", "}"]
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-9, 9) | st.sampled_from(["a", "é", 0.5]),
+    st.none()
+    | st.booleans()
+    | st.integers(-9, 9)
+    | st.sampled_from(["a", "é", 0.5, '"parameters":{']),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["b", "a", "properties", "items", "ü"]), inner, max_size=4
+            st.sampled_from(["b", "a", "properties", "items", "ü", "parameters", "}"]),
+            inner,
+            max_size=4,
         )
     ),
     max_leaves=8,
@@ -125,7 +136,11 @@ STYLES = st.sampled_from(
     [
         lambda body: json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(),
         lambda body: json.dumps(body).encode(),
+        lambda body: json.dumps(body, ensure_ascii=False).encode(),
         lambda body: json.dumps(body, indent=1, ensure_ascii=False).encode(),
+        lambda body: json.dumps(body, indent=2).encode(),
+        lambda body: json.dumps(body, separators=(" ,\n", "\t:")).encode(),
+        lambda body: json.dumps(body).replace('"parameters"', '"p\\u0061rameters"').encode(),
     ]
 )
 REQUESTS = st.tuples(st.just(Endpoint.CHAT), BODIES) | st.tuples(
@@ -168,6 +183,10 @@ def test_a_request_keeps_all_it_has_and_is_rewritten_once(request, how, style):
     assert json.dumps(body) == came
     assert parse_body(result.raw) == result.body
     assert (result.raw == raw) is (not result.changes)
+    tools = KnownTools()
+    tools.note(how.schema_keys, result.tools)
+    once_more = rewrite(endpoint, body, raw, how, known=tools.forms(how.schema_keys))
+    assert once_more == replace(result, tools=())
     again = rewrite(endpoint, parse_body(result.raw), result.raw, how)
     assert again.raw == result.raw
     assert again.changes == ()

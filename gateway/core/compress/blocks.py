@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from gateway.core.compress.outcome import Refusal, RefusedError
-from gateway.core.rewrite.documents import Piece, pieces
+from gateway.core.rewrite.documents import pieces
 from gateway.core.rewrite.outcome import DeclinedError
 from gateway.core.rewrite.texts import Path, is_block
 from gateway.core.types import Endpoint
@@ -88,18 +88,18 @@ def _marked(
     words: list[str] = []
     for path, text in texts:
         at = 0
-        for piece in _pieces(text, markers):
-            end = at + len(piece.text)
-            if piece.is_document:
+        for number, piece in enumerate(_pieces(text, markers)):
+            end = at + len(piece)
+            if number % 2:
                 inside = at + len(markers.begin), end - len(markers.end)
                 blocks.append(Block(path, *inside, question, is_result=False))
             else:
-                words.append(piece.text)
+                words.append(piece)
             at = end
     return blocks, "\n".join(words)
 
 
-def _pieces(text: str, markers: DocumentSettings) -> list[Piece]:
+def _pieces(text: str, markers: DocumentSettings) -> list[str]:
     try:
         return pieces(text, markers)
     except DeclinedError as error:

@@ -13,7 +13,7 @@ import orjson
 
 from gateway.core.compress.facts import facts_of
 from gateway.core.prompt_size import BYTES_A_TOKEN
-from gateway.core.rewrite.places import elements, start_of
+from gateway.core.rewrite.places import Places
 from gateway.core.rewrite.splice import Edit, printed, spliced
 from gateway.core.rewrite.texts import is_block
 from gateway.core.types import Endpoint
@@ -106,8 +106,9 @@ def with_summary(
     """Return body and bytes with the summary in place of the turns."""
     turn = {"role": "user", "content": _BEGINS + summary}
     turns = body[cut.field]
-    places = elements(raw, start_of(raw, (0, len(raw)), cut.field), turns)
-    edit = Edit(places[cut.start][0], places[cut.end - 1][1], printed(turn))
+    places = Places(raw, body)
+    start, (_, end) = places.start((cut.field, cut.start)), places.of((cut.field, cut.end - 1))
+    edit = Edit(start, end, printed(turn))
     now = {**body, cut.field: [*turns[: cut.start], turn, *turns[cut.end :]]}
     return now, spliced(raw, (edit,))
 

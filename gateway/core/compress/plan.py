@@ -21,7 +21,8 @@ from gateway.core.compress.readable import readable
 from gateway.core.compress.relevance import related
 from gateway.core.language import is_english
 from gateway.core.prompt_size import BYTES_A_TOKEN
-from gateway.core.rewrite.splice import Edit, Places, all_replaced, printed, spliced
+from gateway.core.rewrite.places import Places
+from gateway.core.rewrite.splice import Edit, all_replaced, printed, spliced
 from gateway.core.rewrite.texts import Path
 from gateway.core.types import Endpoint
 from policies.decide import CompressSettings

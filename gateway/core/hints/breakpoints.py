@@ -13,7 +13,8 @@ import orjson
 from gateway.core.hints.models import Marks
 from gateway.core.prompt_size import BYTES_A_TOKEN
 from gateway.core.rewrite.outcome import DeclinedError, WhyNot
-from gateway.core.rewrite.splice import Edit, Places, replaced
+from gateway.core.rewrite.places import Places
+from gateway.core.rewrite.splice import Edit, replaced
 from gateway.core.rewrite.texts import Path, is_block
 from gateway.core.types import Endpoint
 from policies.hints import BreakpointField, BreakpointLifetime, Breakpoints, HintSettings

@@ -136,6 +136,8 @@ class Finder:
     """Finds what these detectors and patterns know."""
 
     def __init__(self, kinds: tuple[VolatileKind, ...], patterns: tuple[str, ...]) -> None:
+        self.is_ours = not patterns
+        """Whether all of it was written here: an operator's pattern may look at a text's ends."""
         known = [(_LABELS[kind], pattern) for kind in kinds for pattern in _PATTERNS[kind]]
         known += [(OWN_LABEL, pattern) for pattern in patterns]
         # Matching without groups runs on an automaton; groups are asked for in what it found.

@@ -17,13 +17,6 @@ MOST = 1024
 _DIGEST_BYTES = 16
 
 
-class Piece(NamedTuple):
-    """A document with its markers, or the text between two."""
-
-    text: str
-    is_document: bool
-
-
 class Memory(NamedTuple):
     """What is known of the documents of others: who shares, and the rank of each that is shared."""
 
@@ -34,10 +27,13 @@ class Memory(NamedTuple):
 NOTHING_KNOWN = Memory(b"", {})
 
 
-def pieces(text: str, settings: DocumentSettings) -> list[Piece]:
-    """Take a text apart. Raises DeclinedError where its markers do not pair up, or too many do."""
+def pieces(text: str, settings: DocumentSettings) -> list[str]:
+    """Take a text apart: documents with their markers are the second piece, the fourth and so on.
+
+    Raises DeclinedError where the markers do not pair up, or too many do.
+    """
     begin, end = settings.begin, settings.end
-    found: list[Piece] = []
+    found: list[str] = []
     at = 0
     while (start := text.find(begin, at)) >= 0:
         if text.find(end, at, start) >= 0:
@@ -50,45 +46,51 @@ def pieces(text: str, settings: DocumentSettings) -> list[Piece]:
             raise DeclinedError(WhyNot.NESTED_MARKERS)
         if len(found) >= 2 * MOST:
             raise DeclinedError(WhyNot.TOO_MANY)
-        found.append(Piece(text[at:start], is_document=False))
-        found.append(Piece(text[start : stop + len(end)], is_document=True))
-        at = stop + len(end)
+        behind = stop + len(end)
+        found += (text[at:start], text[start:behind])
+        at = behind
     if text.find(end, at) >= 0:
         raise DeclinedError(WhyNot.UNBALANCED_MARKERS)
-    found.append(Piece(text[at:], is_document=False))
+    found.append(text[at:])
     return found
 
 
 def in_order(
-    found: list[Piece], settings: DocumentSettings, memory: Memory
-) -> tuple[list[Piece], list[bytes]]:
-    """Return the pieces with the documents of each run in order, and the digests as they stand."""
+    found: list[str], settings: DocumentSettings, memory: Memory
+) -> tuple[list[str], list[bytes]]:
+    """Return the pieces with the documents of each run in order, and the digests as they stand.
+
+    Shared ones go by age, the others behind them by content.
+    """
+    ranks = memory.ranks if settings.order is DocumentOrder.SHARED else {}
     ordered = list(found)
     digests: list[bytes] = []
     for run in _runs(found):
-        known = sorted((_rank(found[index].text, settings, memory), index) for index in run)
-        for place, (_, index) in zip(run, known, strict=True):
+        known = []
+        for index in run:
+            digest = _digest(found[index], memory.owner)
+            rank = ranks.get(digest)
+            known.append((rank is None, rank or 0, digest, index))
+        known.sort()
+        for place, (_, _, digest, index) in zip(run, known, strict=True):
             ordered[place] = found[index]
-        digests += [rank[2] for rank, _ in known]
+            digests.append(digest)
     return ordered, digests
 
 
-def _runs(found: list[Piece]) -> Iterator[list[int]]:
+def _runs(found: list[str]) -> Iterator[list[int]]:
     """Yield the places of documents that stand one behind the other."""
     run: list[int] = []
-    for index, piece in enumerate(found):
-        if piece.is_document:
-            run.append(index)
-        elif piece.text.strip() and run:
+    for index in range(1, len(found), 2):
+        run.append(index)
+        behind = found[index + 1]
+        if behind and not behind.isspace():
             yield run
             run = []
     if run:
         yield run
 
 
-def _rank(text: str, settings: DocumentSettings, memory: Memory) -> tuple[bool, int, bytes]:
-    """Return what a document is sorted by: shared ones by age, then the others by content."""
+def _digest(text: str, owner: bytes) -> bytes:
     written = text.encode("utf-8", "surrogatepass")
-    digest = blake2b(written, digest_size=_DIGEST_BYTES, key=memory.owner).digest()
-    rank = memory.ranks.get(digest) if settings.order is DocumentOrder.SHARED else None
-    return rank is None, rank or 0, digest
+    return blake2b(written, digest_size=_DIGEST_BYTES, key=owner).digest()

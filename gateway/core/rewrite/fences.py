@@ -23,9 +23,14 @@ def after(fence: str, line: str) -> str | None:
     return "" if closes else fence
 
 
+def has_marks(text: bytes) -> bool:
+    """Tell whether a text may have a fence."""
+    return any(mark in text for mark in _MARKS)
+
+
 def code_blocks(text: bytes) -> Iterator[tuple[int, int]]:
     """Yield where the fenced blocks stand that are closed, in order."""
-    if not any(mark in text for mark in _MARKS):
+    if not has_marks(text):
         return
     fence, begin, at = "", 0, 0
     for line in text.split(b"\n"):

@@ -1,8 +1,9 @@
 """Where the values of a parsed JSON text stand in its bytes.
 
-Law: a place is proved, not guessed. A key is found by its token only where that token stands once
-and can be written in no other way; a value's end is known where the text goes on just as the value
-prints, for strings, arrays and objects end in themselves. Everything else is walked, in order.
+Law: a place is proved, not guessed. However a text is written, it has as many quotes, brackets and
+braces as its print has, but for those written as escapes: so what stands before a place is jumped
+over by counting the bytes that close it. Where such an escape shows, and for integers that do not
+print, the text is walked through, in order.
 """
 
 import json
@@ -12,10 +13,18 @@ from typing import Any
 
 import orjson
 
+from gateway.core.rewrite.texts import Path
+
 Span = tuple[int, int]
 
 _SPACE = re.compile(rb"[ \t\r\n]*+")
 _TEXT_SPACE = re.compile(r"[ \t\r\n]*+")
+_SCALAR = re.compile(rb"[^,\]} \t\r\n]*+")
+_HIDDEN = re.compile(rb"\\u00(?:22|5[Dd]|7[Dd])")
+"""A quote, a bracket or a brace, written as an escape."""
+_CLOSING: dict[type, bytes] = {str: b'"', list: b"]", dict: b"}"}
+_QUOTE = b'"'
+_COMMA, _BLANK = b", "
 
 
 def _unread(_: str) -> None:
@@ -24,86 +33,150 @@ def _unread(_: str) -> None:
 
 _DECODER = json.JSONDecoder(parse_int=_unread, parse_float=_unread)
 """Finds ends; numbers are not read, since that may take long."""
-_COLON, _COMMA, _BACKSLASH = b":,\\"
-_OPENING = b'[{"'
-_SELF_DELIMITING = (str, list, dict)
 
 
-def member(raw: bytes, within: Span, holder: dict[str, Any], name: str) -> Span:
-    """Return the place of a member's value in the object that stands ``within`` the bytes."""
-    start = _after_key(raw, within, name)
-    if start is None:
-        return _walk_to(raw, within, name)
-    return start, _end_of(raw, (start, within[1]), holder[name])
+class Places:
+    """Where the values of one body stand in its bytes; arrays are looked for once."""
+
+    def __init__(self, raw: bytes, body: dict[str, Any]) -> None:
+        self.raw = raw
+        self.body = body
+        self._arrays: dict[Path, Elements] = {}
+
+    def of(self, path: Path) -> Span:
+        """Return where the value at a path stands."""
+        if not path:
+            return after_space(self.raw, 0), len(self.raw)
+        if isinstance(path[-1], int):
+            return self._array(path[:-1]).span(path[-1])
+        start = self.start(path)
+        end = end_of(self.raw, start, _at(self.body, path))
+        return (start, end) if end is not None else self._walked(path)
+
+    def start(self, path: Path) -> int:
+        """Return where the value at a path begins."""
+        if not path:
+            return after_space(self.raw, 0)
+        holder, step = path[:-1], path[-1]
+        if isinstance(step, int):
+            return self._array(holder).start(step)
+        start = member_start(self.raw, self.start(holder), _at(self.body, holder), step)
+        return self._walked(path)[0] if start is None else start
+
+    def _array(self, path: Path) -> "Elements":
+        found = self._arrays.get(path)
+        if found is None:
+            found = Elements(self.raw, self.start(path), _at(self.body, path))
+            self._arrays[path] = found
+        return found
+
+    def _walked(self, path: Path) -> Span:
+        return walk_to(self.raw, self.of(path[:-1]), str(path[-1]))
 
 
-def start_of(raw: bytes, within: Span, name: str) -> int:
-    """Return where a member's value begins in the object that stands ``within`` the bytes."""
-    start = _after_key(raw, within, name)
-    return _walk_to(raw, within, name)[0] if start is None else start
+class Elements:
+    """Where the values of one array stand; to ask for them in order takes one pass."""
+
+    def __init__(self, raw: bytes, start: int, values: Sequence[Any]) -> None:
+        self.values = values
+        self._raw = raw
+        self._first = after_space(raw, start + 1)
+        self._known = (0, self._first)
+        self._walked: list[Span] = []
+
+    def start(self, index: int) -> int:
+        """Return where a value begins."""
+        if self._walked:
+            return self._walked[index][0]
+        known, at = self._known if self._known[0] <= index else (0, self._first)
+        if known < index:
+            end = _end_of_group(self._raw, at, self.values[known:index])
+            if end is None:
+                return self._walk()[index][0]
+            at = next_element(self._raw, end)
+        self._known = (index, at)
+        return at
+
+    def span(self, index: int) -> Span:
+        """Return where a value stands."""
+        start = self.start(index)
+        if self._walked:
+            return self._walked[index]
+        end = end_of(self._raw, start, self.values[index])
+        return self._walk()[index] if end is None else (start, end)
+
+    def _walk(self) -> list[Span]:
+        self._walked = _walk_elements(self._raw, self._first, len(self.values))
+        return self._walked
 
 
-def compact_start(raw: bytes, body: dict[str, Any], name: str, value: bytes) -> int | None:
-    """Return where a top-level value begins that stands in the bytes just as it is printed.
+def end_of(raw: bytes, start: int, value: Any) -> int | None:
+    """Return where a value ends that begins at ``start``, None if it has to be walked through."""
+    closing = _CLOSING.get(type(value))
+    if closing is None:
+        scalar = _SCALAR.match(raw, start)
+        return None if scalar is None else scalar.end()
+    try:
+        printed = orjson.dumps(value)
+    except TypeError:  # an integer of more than 64 bits
+        return None
+    return end_of_printed(raw, start, printed, closing)
 
-    None where it does not, or where the members that the body has before it, or behind it, do not
-    stand there as they print: whichever are fewer are looked at.
+
+def end_of_printed(raw: bytes, start: int, printed: bytes, closing: bytes) -> int | None:
+    """Return where a text ends that prints so, and whose last byte is ``closing``.
+
+    None if a byte as that may be hidden in it.
     """
-    names = list(body)
-    at = names.index(name)
-    key = b'"' + name.encode() + b'":'
-    try:
-        if 2 * at < len(names):
-            before = orjson.dumps({each: body[each] for each in names[:at]})[:-1]
-            start = len(before) + bool(at) + len(key)
-            written = b"".join((before, b"," if at else b"", key, value))
-            return start if raw.startswith(written) else None
-        behind = orjson.dumps({each: body[each] for each in names[at + 1 :]})[1:]
-    except TypeError:  # an integer of more than 64 bits
-        return None
-    written = b"".join((key, value, b"," if at + 1 < len(names) else b"", behind))
-    start = len(raw) - len(written)
-    # A quote behind a backslash would be inside a string; any other quote opens the key.
-    if start < 1 or raw[start - 1] == _BACKSLASH or not raw.endswith(written):
-        return None
-    return start + len(key)
+    if raw.startswith(printed, start):
+        return start + len(printed)
+    count = printed.count(closing)
+    size = 2 * len(printed) + 64
+    while len(pieces := raw[start : start + size].split(closing, count)) <= count:
+        if start + size >= len(raw):
+            return None
+        size *= 4
+    end = min(start + size, len(raw)) - len(pieces[-1])
+    if raw.find(b"\\", start, end) < 0 or _HIDDEN.search(raw, start, end) is None:
+        return end
+    return None
 
 
-def top_level_start(raw: bytes, body: dict[str, Any], name: str) -> int:
-    """Return where a top-level value begins."""
-    names = list(body)
-    at = names.index(name)
-    try:
-        before = orjson.dumps({each: body[each] for each in names[:at]})[:-1]
-    except TypeError:  # an integer of more than 64 bits
-        return start_of(raw, (0, len(raw)), name)
-    written = b"".join((before, b"," if at else b"", b'"', name.encode(), b'":'))
-    if raw.startswith(written) and raw[len(written)] in _OPENING:
-        return len(written)
-    return start_of(raw, (0, len(raw)), name)
+def member_start(raw: bytes, start: int, holder: dict[str, Any], name: str) -> int | None:
+    """Return where a member's value begins in the object that begins at ``start``.
 
-
-def elements(raw: bytes, start: int, values: Sequence[Any]) -> list[Span]:
-    """Return the places of all values of the array that begins at ``start``."""
-    found: list[Span] = []
+    None if it has to be walked to.
+    """
     at = after_space(raw, start + 1)
-    for value in values:
-        printed = _printed(value)
-        if printed is None or not raw.startswith(printed, at):
-            return found + _walk_elements(raw, at, len(values) - len(found))
-        found.append((at, at + len(printed)))
-        at = next_element(raw, at + len(printed))
-    return found
+    before: dict[str, Any] = {}
+    try:
+        for key, value in holder.items():
+            if key == name:
+                break
+            before[key] = value
+            # Quotes are many; what closes an array or an object is rare.
+            if isinstance(value, list | dict):
+                end = end_of_printed(raw, at, orjson.dumps(before)[1:-1], _CLOSING[type(value)])
+                if end is None:
+                    return None
+                at, before = next_element(raw, end), {}
+        written = orjson.dumps({**before, name: None})[1:-6]  # without :null}
+    except TypeError:  # an integer of more than 64 bits
+        return None
+    end = end_of_printed(raw, at, written, _QUOTE)
+    return None if end is None else after_space(raw, after_space(raw, end) + 1)
 
 
 def after_space(raw: bytes, at: int) -> int:
     """Return the place of the next byte that is no white space."""
+    if raw[at] > _BLANK:
+        return at
     match = _SPACE.match(raw, at)
     return at if match is None else match.end()
 
 
 def next_element(raw: bytes, at: int) -> int:
-    """Return where the next value of an array begins, or its closing bracket stands."""
+    """Return where the next value begins behind one, or the closing byte stands."""
     if raw[at] != _COMMA:
         at = after_space(raw, at)
     if raw[at] != _COMMA:
@@ -111,54 +184,10 @@ def next_element(raw: bytes, at: int) -> int:
     return after_space(raw, at + 1)
 
 
-def _end_of(raw: bytes, within: Span, value: Any) -> int:
-    """Return where the value that begins ``within`` the bytes ends, which is within them, too."""
-    start, last = within
-    printed = _printed(value)
-    if printed is not None and raw.startswith(printed, start):
-        return start + len(printed)
-    text = raw[start:last].decode()
-    _, end = _DECODER.raw_decode(text)
-    return start + (end if text.isascii() else len(text[:end].encode()))
-
-
-def _printed(value: Any) -> bytes | None:
-    if not isinstance(value, _SELF_DELIMITING):
-        return None
-    try:
-        return orjson.dumps(value)
-    except TypeError:  # an integer of more than 64 bits
-        return None
-
-
-def _after_key(raw: bytes, within: Span, name: str) -> int | None:
-    """Return where the value of the only member of this name begins; None if it is to be walked to.
-
-    A quote behind a backslash is inside a string, any other opens or closes one; so a name between
-    quotes is a string, and before a colon it is a key.
-    """
-    start, end = within
-    if raw.find(b"\\u00", start, end) >= 0:  # a letter of the name may be written so
-        return None
-    token = b'"' + name.encode() + b'"'
-    found: int | None = None
-    at = raw.find(token, start, end)
-    while at >= 0:
-        behind = at + len(token)
-        if raw[behind] != _COLON:
-            behind = after_space(raw, behind)
-        if raw[behind] == _COLON and raw[at - 1] != _BACKSLASH:
-            if found is not None:
-                return None
-            found = behind + 1
-        at = raw.find(token, at + len(token), end)
-    return None if found is None else after_space(raw, found)
-
-
-def _walk_to(raw: bytes, within: Span, name: str) -> Span:
-    """Walk through the members of an object to the one of this name."""
+def walk_to(raw: bytes, within: Span, name: str) -> Span:
+    """Walk through the members of the object that stands ``within`` the bytes to one of them."""
     text = raw[slice(*within)].decode()
-    at = _skip(text, _skip(text, 0) + 1)
+    at = _skip(text, 1)
     while text[at] != "}":
         key, at = _DECODER.raw_decode(text, at)
         start = _skip(text, _skip(text, at) + 1)
@@ -170,6 +199,18 @@ def _walk_to(raw: bytes, within: Span, name: str) -> Span:
         if text[at] == ",":
             at = _skip(text, at + 1)
     raise KeyError(name)
+
+
+def _end_of_group(raw: bytes, start: int, values: Sequence[Any]) -> int | None:
+    """Return where the last of several elements ends, the first of which begins at ``start``."""
+    closing = _CLOSING.get(type(values[-1]))
+    if closing is None:
+        return None
+    try:
+        printed = orjson.dumps(values)[1:-1]
+    except TypeError:  # an integer of more than 64 bits
+        return None
+    return end_of_printed(raw, start, printed, closing)
 
 
 def _walk_elements(raw: bytes, start: int, count: int) -> list[Span]:
@@ -188,6 +229,12 @@ def _walk_elements(raw: bytes, start: int, count: int) -> list[Span]:
         place += size + behind - end  # white space and the comma, a byte each
         at = behind
     return found
+
+
+def _at(value: Any, path: Path) -> Any:
+    for step in path:
+        value = value[step]
+    return value
 
 
 def _skip(text: str, at: int) -> int:

@@ -10,8 +10,10 @@ from typing import Any
 
 from gateway.core.rewrite import prose, tools
 from gateway.core.rewrite.documents import NOTHING_KNOWN, Memory
+from gateway.core.rewrite.known_tools import Form, Forms
 from gateway.core.rewrite.outcome import Declined, DeclinedError, Rewrite, WhyNot
-from gateway.core.rewrite.splice import Edit, Places, all_replaced, printed, spliced
+from gateway.core.rewrite.places import Places
+from gateway.core.rewrite.splice import Edit, all_replaced, printed, spliced
 from gateway.core.rewrite.texts import Conversation, conversation
 from gateway.core.types import Endpoint
 from policies.decide import PrefixSettings, SchemaKeys
@@ -34,6 +36,8 @@ class Rewritten:
     """What was done to the bytes that came."""
     digests: tuple[bytes, ...] = ()
     """Of the retrieved documents, in the order in which they are sent."""
+    tools: tuple[Form, ...] = ()
+    """Those that were not known."""
 
 
 @dataclass(slots=True)
@@ -45,6 +49,7 @@ class _Draft:
     declined: list[Declined]
     edits: list[Edit]
     digests: tuple[bytes, ...] = ()
+    tools: tuple[Form, ...] = ()
 
 
 def rules_for(
@@ -64,22 +69,25 @@ def rewrite(
     raw: bytes,
     settings: PrefixSettings,
     memory: Memory = NOTHING_KNOWN,
+    *,
+    known: Forms | None = None,
 ) -> Rewritten:
     """Return the request with the rules of ``settings`` applied; ``raw`` is the JSON of ``body``.
 
-    Neither ``body`` nor anything in it is changed. ``memory`` is what is known of documents.
+    Neither ``body`` nor anything in it is changed. ``memory`` is what is known of documents, and
+    ``known`` of tools with these ``settings.schema_keys``.
     """
     draft = _Draft(body, [], [], [])
+    places = Places(raw, body)
     for field in _TOOL_FIELDS.get(endpoint, ()):
         if body.get(field) and _tool_rules(settings):
-            _arrange_tools(draft, field, body, raw, settings)
+            _arrange_tools(draft, field, places, settings, known or {})
     if settings.changes_texts and endpoint in _TOOL_FIELDS:
-        _rewrite_texts(draft, endpoint, body, raw, settings=settings, memory=memory)
+        _rewrite_texts(draft, endpoint, places, settings=settings, memory=memory)
     changes, declined = tuple(dict.fromkeys(draft.changes)), tuple(dict.fromkeys(draft.declined))
-    if not draft.edits:
-        return Rewritten(body, raw, changes, declined, digests=draft.digests)
     edits = tuple(sorted(draft.edits))
-    return Rewritten(draft.body, spliced(raw, edits), changes, declined, edits, draft.digests)
+    sent = spliced(raw, edits) if edits else raw
+    return Rewritten(draft.body, sent, changes, declined, edits, draft.digests, draft.tools)
 
 
 def _tool_rules(settings: PrefixSettings) -> tuple[Rewrite, ...]:
@@ -88,33 +96,32 @@ def _tool_rules(settings: PrefixSettings) -> tuple[Rewrite, ...]:
 
 
 def _arrange_tools(
-    draft: _Draft, field: str, body: dict[str, Any], raw: bytes, settings: PrefixSettings
+    draft: _Draft, field: str, places: Places, settings: PrefixSettings, known: Forms
 ) -> None:
-    came = body[field]
+    came = places.body[field]
     if not isinstance(came, list) or not all(isinstance(each, dict) for each in came):
         return
     try:
-        result = tools.arranged(came, settings)
+        result = tools.arranged(places.raw, places.start((field,)), came, settings, known)
     except DeclinedError as error:
         draft.declined += (Declined(rule, error.why) for rule in _tool_rules(settings))
         return
-    if result is None:
-        return
-    draft.edits += tools.edits(raw, body, field, result, settings.schema_keys)
-    draft.body = {**draft.body, field: result.value}
-    draft.changes += result.changes
+    draft.tools += tuple(result.met)
+    if result.edit is not None:
+        draft.edits.append(result.edit)
+        draft.body = {**draft.body, field: result.value}
+        draft.changes += result.changes
 
 
 def _rewrite_texts(
     draft: _Draft,
     endpoint: Endpoint,
-    body: dict[str, Any],
-    raw: bytes,
+    places: Places,
     *,
     settings: PrefixSettings,
     memory: Memory,
 ) -> None:
-    given = conversation(endpoint, body, earlier_turns=settings.earlier_turns)
+    given = conversation(endpoint, places.body, earlier_turns=settings.earlier_turns)
     if given is None:
         why = WhyNot.NO_USER_TURN
         draft.declined += (Declined(rule, why) for rule in prose.rules_on(settings))
@@ -122,7 +129,6 @@ def _rewrite_texts(
     if given.has_block:  # it has been rewritten before
         return
     result = prose.rewritten(given, settings, memory)
-    places = Places(raw, body)
     try:
         draft.edits += [Edit(*places.of(each.path), printed(each.text)) for each in result.texts]
     except TypeError:  # a lone surrogate
@@ -157,7 +163,7 @@ def _put_block(draft: _Draft, given: Conversation, text: str, places: Places) ->
         draft.body = {**draft.body, field: [block, asked]}
         return
     if place < len(turns):
-        start, _ = places.of((field, place))
+        start = places.start((field, place))
         draft.edits.append(Edit(start, start, printed(block) + b","))
     else:
         _, end = places.of((field, place - 1))

@@ -4,12 +4,12 @@ Law: each text is taken apart once, at the markers of its documents. Documents o
 the two other rules look only at what lies between them.
 """
 
-from itertools import pairwise
+from itertools import islice
 from typing import NamedTuple
 
 from gateway.core.rewrite import documents, volatile
 from gateway.core.rewrite.detectors import finder
-from gateway.core.rewrite.documents import Memory, Piece
+from gateway.core.rewrite.documents import Memory
 from gateway.core.rewrite.outcome import Declined, DeclinedError, Rewrite, WhyNot
 from gateway.core.rewrite.texts import Conversation, Text
 from gateway.core.rewrite.whitespace import normal
@@ -18,7 +18,8 @@ from policies.decide import PrefixSettings
 MOST_CHARACTERS = 2**20
 """Of all texts that are looked at; longer ones are left as they are."""
 
-_Taken = list[list[Piece]]
+_Taken = list[list[str]]
+"""The pieces of each text; its documents are the second, the fourth and so on."""
 
 
 class Prose(NamedTuple):
@@ -45,10 +46,12 @@ def rules_on(settings: PrefixSettings) -> tuple[Rewrite, ...]:
 
 def rewritten(given: Conversation, settings: PrefixSettings, memory: Memory) -> Prose:
     """Apply the rules; one that cannot be sure changes nothing."""
+    if not given.texts:
+        return Prose((), None, (), (), ())
     if sum(len(text.text) for text in given.texts) > MOST_CHARACTERS:
         why = tuple(Declined(rule, WhyNot.TOO_LARGE) for rule in rules_on(settings))
         return Prose((), None, (), why, ())
-    taken: _Taken = [[Piece(text.text, is_document=False)] for text in given.texts]
+    taken: _Taken = [[text.text] for text in given.texts]
     changes: list[Rewrite] = []
     declined: list[Declined] = []
     digests: list[bytes] = []
@@ -58,25 +61,34 @@ def rewritten(given: Conversation, settings: PrefixSettings, memory: Memory) -> 
         try:
             match rule:
                 case Rewrite.DOCUMENTS:
-                    taken, digests = _documents(taken, settings, memory)
+                    before = _apart(taken, settings)
+                    taken, digests = _documents(before, settings, memory)
                 case Rewrite.WHITESPACE:
                     taken = _whitespace(given, taken)
                 case _:
                     taken, block = _volatile(given, taken, settings)
         except DeclinedError as error:
             declined.append(Declined(rule, error.why))
-        if taken is not before and _joined(taken) != _joined(before):
+        if taken != before:
             changes.append(rule)
-    texts = (
+    if not changes:
+        return Prose((), None, (), tuple(declined), tuple(digests))
+    joined = ["".join(pieces) for pieces in taken]
+    texts = [
         Text(text.path, now)
-        for text, now in zip(given.texts, _joined(taken), strict=True)
+        for text, now in zip(given.texts, joined, strict=True)
         if now != text.text
-    )
+    ]
     return Prose(tuple(texts), block, tuple(changes), tuple(declined), tuple(digests))
 
 
-def _joined(taken: _Taken) -> list[str]:
-    return ["".join(piece.text for piece in pieces) for pieces in taken]
+def _apart(taken: _Taken, settings: PrefixSettings) -> _Taken:
+    if settings.documents is None:
+        return taken
+    apart = [documents.pieces(pieces[0], settings.documents) for pieces in taken]
+    if sum(len(pieces) // 2 for pieces in apart) > documents.MOST:
+        raise DeclinedError(WhyNot.TOO_MANY)
+    return apart
 
 
 def _documents(
@@ -84,12 +96,9 @@ def _documents(
 ) -> tuple[_Taken, list[bytes]]:
     if settings.documents is None:
         return taken, []
-    apart = [documents.pieces(pieces[0].text, settings.documents) for pieces in taken]
-    if sum(piece.is_document for pieces in apart for piece in pieces) > documents.MOST:
-        raise DeclinedError(WhyNot.TOO_MANY)
     ordered: _Taken = []
     digests: list[bytes] = []
-    for pieces in apart:
+    for pieces in taken:
         now, met = documents.in_order(pieces, settings.documents, memory)
         ordered.append(now)
         digests += met
@@ -98,29 +107,29 @@ def _documents(
 
 def _whitespace(given: Conversation, taken: _Taken) -> _Taken:
     turns = [text.path[:2] for text in given.texts]
-    last = [turn != following for turn, following in pairwise((*turns, None))]
-    return [
-        [_normal(piece, ends=ends and piece is pieces[-1]) for piece in pieces]
-        for pieces, ends in zip(taken, last, strict=True)
-    ]
-
-
-def _normal(piece: Piece, *, ends: bool) -> Piece:
-    text = piece.text if piece.is_document else normal(piece.text, ends=ends)
-    return piece if text is piece.text else Piece(text, is_document=False)
+    now: _Taken = []
+    for pieces, turn, following in zip(taken, turns, (*turns[1:], None), strict=True):
+        kept = list(pieces)
+        kept[::2] = [normal(piece, ends=False) for piece in pieces[::2]]
+        if turn != following:
+            kept[-1] = normal(pieces[-1], ends=True)
+        now.append(kept)
+    return now
 
 
 def _volatile(
     given: Conversation, taken: _Taken, settings: PrefixSettings
 ) -> tuple[_Taken, str | None]:
-    moving = volatile.Moving(finder(settings.volatile, settings.patterns))
-    now = [[_stable(piece, moving) for piece in pieces] for pieces in taken]
-    block = moving.block()
-    if block is not None:
-        volatile.refuse_placeholders(given.heard)
+    """Return the texts with placeholders for volatile values, and the block with the values."""
+    between = [piece for pieces in taken for piece in pieces[::2]]
+    stable, block = volatile.moved(between, finder(settings.volatile, settings.patterns))
+    if block is None:
+        return taken, None
+    volatile.refuse_placeholders(given.heard)
+    left = iter(stable)
+    now: _Taken = []
+    for pieces in taken:
+        kept = list(pieces)
+        kept[::2] = islice(left, (len(pieces) + 1) // 2)
+        now.append(kept)
     return now, block
-
-
-def _stable(piece: Piece, moving: volatile.Moving) -> Piece:
-    text = piece.text if piece.is_document else moving.without_values(piece.text)
-    return piece if text is piece.text else Piece(text, is_document=False)

@@ -6,17 +6,13 @@ a model must write its arguments (``strict`` tools) it stays as it is.
 """
 
 import json
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
-from gateway.core.rewrite.places import member
+from gateway.core.rewrite.places import Places, after_space, end_of_printed
+from gateway.core.rewrite.texts import Path
 from policies.decide import SchemaKeys
-
-_REMEMBERED_BYTES = 16_384
-_REMEMBERED_TOOLS = 1024
 
 _NAMED = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
@@ -29,102 +25,68 @@ _SCHEMAS = frozenset(
     | {"unevaluatedProperties", "contentSchema"}
 )
 """Keywords that hold schemas; what any other holds is data."""
+_SPACE = b" \t\r\n"
+_SCHEMA = "parameters"
+_KEY = b'"parameters"'
+_FLAT: Path = (_SCHEMA,)
+_NESTED: Path = ("function", _SCHEMA)
+
+InOrder = tuple[bytes, dict[str, Any]]
 
 
-class Tool(NamedTuple):
-    """A tool with its schema in order, its compact JSON, and that of the tool as it came."""
+def in_order(text: bytes, tool: dict[str, Any], keys: SchemaKeys) -> InOrder | None:
+    """Return the text of a tool with the keys of its schema in order, and its value.
 
-    value: dict[str, Any]
-    printed: bytes
-    came: bytes
-    name: str
-
-
-def in_order(tools: Iterable[dict[str, Any]], keys: SchemaKeys) -> list[Tool]:
-    """Return tools with the keys of their schemas in order. Raises TypeError if one cannot print.
-
-    Where nothing moved, ``printed`` is ``came``.
+    None where nothing moves; nothing else of it is printed anew, and numbers stay as they are
+    written. Raises TypeError if the schema does not print.
     """
-    if keys is SchemaKeys.OFF:
-        return [Tool(tool, printed := orjson.dumps(tool), printed, _name(tool)) for tool in tools]
-    named_too = keys is SchemaKeys.ON  # an enum's member is slow to hash
-    return [
-        _remembered(printed, named_too)
-        if len(printed := orjson.dumps(tool)) <= _REMEMBERED_BYTES
-        else _ordered(printed, named_too)
-        for tool in tools
-    ]
-
-
-def tool_text(text: bytes, keys: SchemaKeys) -> bytes:
-    """Return the JSON of a tool, however it is written, with the keys of its schema in order.
-
-    Nothing else of it is printed anew, and numbers stay as they are written.
-    """
-    named_too = keys is SchemaKeys.ON
-    if len(text) > _REMEMBERED_BYTES:
-        return _text_in_order(text, named_too)
-    return _remembered_text(text, named_too)
-
-
-def _ordered(printed: bytes, named_too: bool) -> Tool:
-    tool = orjson.loads(printed)
-    path = _path_of_schema(tool)
+    path = None if keys is SchemaKeys.OFF else _path_of_schema(tool)
     if path is None:
-        return Tool(tool, printed, printed, _name(tool))
-    holder = tool if len(path) == 1 else tool[path[0]]
-    schema = holder["parameters"]
-    if named_too and not _is_strict(tool):
-        ordered = orjson.loads(orjson.dumps(schema, option=orjson.OPT_SORT_KEYS))
-    else:
-        ordered = _keywords_in_order(schema)
-    holder["parameters"] = ordered  # the place of the key stays
-    again = orjson.dumps(tool)
-    return Tool(tool, again if again != printed else printed, printed, _name(tool))
-
-
-def _text_in_order(text: bytes, named_too: bool) -> bytes:
-    tool = json.loads(text)
-    path = _path_of_schema(tool)
-    if path is None:
-        return text
-    place, holder = (0, len(text)), tool
-    for name in path:
-        place = member(text, place, holder, name)
-        holder = holder[name]
-    written = text[slice(*place)]
-    schema = json.loads(written, parse_int=orjson.Fragment, parse_float=orjson.Fragment)
-    if named_too and not _is_strict(tool):
-        ordered = orjson.dumps(schema, option=orjson.OPT_SORT_KEYS)
-    else:
-        ordered = orjson.dumps(_keywords_in_order(schema))
-    return text[: place[0]] + ordered + text[place[1] :]
-
-
-_remembered = lru_cache(maxsize=_REMEMBERED_TOOLS)(_ordered)
-_remembered_text = lru_cache(maxsize=_REMEMBERED_TOOLS)(_text_in_order)
-"""Agents send the same tools thousands of times. What is kept is shared, and never changed."""
-
-
-def _path_of_schema(tool: dict[str, Any]) -> tuple[str, ...] | None:
-    match tool:
-        case {"function": {"parameters": dict()}}:
-            return "function", "parameters"
-        case {"parameters": dict()}:
-            return ("parameters",)
-        case _:
-            return None
-
-
-def _name(tool: Mapping[str, Any]) -> str:
+        return None
     function = tool.get("function")
-    name = (function if isinstance(function, dict) else tool).get("name")
-    return name if isinstance(name, str) else ""
+    described = function if isinstance(function, dict) else tool
+    named_too = keys is SchemaKeys.ON and described.get("strict") is not True
+    holder = described if path is _NESTED else tool
+    schema = holder[_SCHEMA]
+    came = orjson.dumps(schema)
+    ordered = sent = _ordered(schema, named_too=named_too)
+    if ordered == came:
+        return None
+    start = _start(text, tool, path)
+    if text.startswith(came, start):
+        end = start + len(came)
+    else:
+        end = end_of_printed(text, start, came, b"}") or Places(text, tool).of(path)[1]
+        written = text[start:end]
+        if written.translate(None, _SPACE) != came.translate(None, _SPACE):
+            # Numbers may be written in another way than they print.
+            exact = json.loads(written, parse_int=orjson.Fragment, parse_float=orjson.Fragment)
+            sent = _ordered(exact, named_too=named_too)
+    value = {**holder, _SCHEMA: orjson.loads(ordered)}
+    if path is _NESTED:
+        value = {**tool, "function": value}
+    return text[:start] + sent + text[end:], value
 
 
-def _is_strict(tool: Mapping[str, Any]) -> bool:
+def _ordered(schema: Any, *, named_too: bool) -> bytes:
+    if named_too:
+        return orjson.dumps(schema, option=orjson.OPT_SORT_KEYS)
+    return orjson.dumps(_keywords_in_order(schema))
+
+
+def _start(text: bytes, tool: dict[str, Any], path: Path) -> int:
+    """Return where the schema begins in the text of its tool."""
+    if text.count(_KEY) != 1 or b"\\u00" in text:
+        return Places(text, tool).start(path)
+    # No letter is hidden and this stands once, so it is the key.
+    return after_space(text, after_space(text, text.find(_KEY) + len(_KEY)) + 1)
+
+
+def _path_of_schema(tool: dict[str, Any]) -> Path | None:
     function = tool.get("function")
-    return (function if isinstance(function, dict) else tool).get("strict") is True
+    if isinstance(function, dict) and isinstance(function.get(_SCHEMA), dict):
+        return _NESTED
+    return _FLAT if isinstance(tool.get(_SCHEMA), dict) else None
 
 
 def _keywords_in_order(schema: Any) -> Any:

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.core.rewrite.places import Span, elements, member, start_of, top_level_start
 from gateway.core.rewrite.texts import Path
 
 
@@ -25,34 +24,6 @@ def spliced(raw: bytes, edits: Sequence[Edit]) -> bytes:
         pieces += (raw[at:start], text)
         at = end
     return b"".join((*pieces, raw[at:]))
-
-
-class Places:
-    """Where the values of one body stand in its bytes; places in arrays are looked for once."""
-
-    def __init__(self, raw: bytes, body: dict[str, Any]) -> None:
-        self._raw = raw
-        self._body = body
-        self._elements: dict[Path, list[Span]] = {}
-
-    def of(self, path: Path) -> Span:
-        """Return where the value at a path stands."""
-        span = (0, len(self._raw))
-        value: Any = self._body
-        for depth, step in enumerate(path):
-            if isinstance(step, int):
-                span = self._elements[path[:depth]][step]
-            elif depth + 1 == len(path):
-                span = member(self._raw, span, value, step)
-            elif path[: depth + 1] not in self._elements:
-                # An array: where it ends is of no interest.
-                if depth == 0:
-                    start = top_level_start(self._raw, self._body, step)
-                else:
-                    start = start_of(self._raw, span, step)
-                self._elements[path[: depth + 1]] = elements(self._raw, start, value[step])
-            value = value[step]
-        return span
 
 
 def replaced(body: dict[str, Any], path: Path, new: Any) -> dict[str, Any]:

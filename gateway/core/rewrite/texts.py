@@ -57,17 +57,17 @@ def conversation(
         return Conversation(tuple(texts), field, None, 0, has_block=False, heard=(turns,))
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         return None
-    users = [index for index, turn in enumerate(turns) if turn.get("role") == "user"]
+    roles = [turn.get("role") for turn in turns]
+    users = [index for index, role in enumerate(roles) if role == "user"]
     asked = [index for index in users if not is_block(turns[index])]
     if not asked:
         return None
-    for index, turn in enumerate(turns[: asked[-1]]):
-        role = turn.get("role")
+    for index, role in enumerate(roles[: asked[-1]]):
         if role in _INSTRUCTING or (role in _SPOKEN and (earlier_turns or index < asked[0])):
-            texts += _texts_of((field, index, "content"), turn.get("content"))
+            texts += _texts_of((field, index, "content"), turns[index].get("content"))
     place = len(turns) if _is_result(turns[-1]) else asked[-1]
     has_block = len(asked) < len(users)
-    heard = tuple(turn for turn in turns if turn.get("role") != "assistant")
+    heard = tuple([turn for turn in turns if turn.get("role") != "assistant"])
     return Conversation(tuple(texts), field, turns, place, has_block=has_block, heard=heard)
 
 

@@ -3,106 +3,137 @@
 Law: no tool is lost, added or changed in meaning; those that were in order stay byte for byte.
 """
 
+from itertools import chain
+from operator import attrgetter
 from typing import Any, NamedTuple
 
+import orjson
+
+from gateway.core.rewrite.known_tools import Form, Forms
 from gateway.core.rewrite.outcome import DeclinedError, Rewrite, WhyNot
-from gateway.core.rewrite.places import (
-    Span,
-    after_space,
-    compact_start,
-    elements,
-    next_element,
-    start_of,
-)
-from gateway.core.rewrite.schema_keys import Tool, in_order, tool_text
+from gateway.core.rewrite.places import Elements, end_of, next_element
+from gateway.core.rewrite.schema_keys import in_order
 from gateway.core.rewrite.splice import Edit
 from policies.decide import PrefixSettings, SchemaKeys
 
 MOST_BYTES = 2**20
 """Of all tools together; larger ones are left as they are."""
 
-_REMEMBERED_FORMS = 1024
-_REMEMBERED_BYTES = 16_384
-_FORMS: dict[bytes, bytes] = {}
-"""Tools as they print, and as they were written when they came last."""
-
 
 class Arranged(NamedTuple):
-    """Tools as they are sent: what moved, and in which order they stand now."""
+    """What becomes of the tools of a request."""
 
-    tools: list[Tool]
-    order: list[int]
-    """Place n holds what stood at ``order[n]``."""
-    changes: tuple[Rewrite, ...]
-
-    @property
-    def value(self) -> list[dict[str, Any]]:
-        """The array that takes the place of the one that came."""
-        return [self.tools[index].value for index in self.order]
+    met: list[Form]
+    """Those that were not known."""
+    changes: tuple[Rewrite, ...] = ()
+    value: list[dict[str, Any]] | None = None
+    """The array as it is sent; None where nothing changes."""
+    edit: Edit | None = None
 
 
-def arranged(tools: list[Any], settings: PrefixSettings) -> Arranged | None:
-    """Return the tools in order, None where they are. Raises DeclinedError."""
+def arranged(
+    raw: bytes, start: int, came: list[dict[str, Any]], settings: PrefixSettings, known: Forms
+) -> Arranged:
+    """Put the tools of the array that begins at ``start`` in order. Raises DeclinedError."""
+    names = _names(came)
+    elements = Elements(raw, start, came)
     try:
-        ready = in_order(tools, settings.schema_keys)
+        read = _recognised(raw, elements.start(0), names, known) or _read(
+            raw, elements, names, settings.schema_keys, known
+        )
     except TypeError:  # an integer of more than 64 bits
         raise DeclinedError(WhyNot.UNREADABLE) from None
-    if sum(len(tool.printed) for tool in ready) > MOST_BYTES:
+    if read.end - start > MOST_BYTES:
         raise DeclinedError(WhyNot.TOO_LARGE)
+    sent = read.forms
     changes: list[Rewrite] = []
-    if any(tool.printed is not tool.came for tool in ready):
+    if any(form.sent is not form.came for form in sent):
         changes.append(Rewrite.SCHEMA_KEYS)
-    order = list(range(len(ready)))
     if settings.sorts_tools:
-        by_name = sorted(order, key=[(tool.name, tool.printed) for tool in ready].__getitem__)
-        if by_name != order:
-            order = by_name
+        sent = _by_name(read.forms)
+        if sent != read.forms:
             changes.append(Rewrite.TOOLS)
-    return Arranged(ready, order, tuple(changes)) if changes else None
+    if not changes:
+        return Arranged(read.met)
+    texts = [form.sent for form in sent]
+    text = b"".join(chain.from_iterable(zip(texts, read.gaps, strict=True)))
+    values = [form.value for form in sent]
+    return Arranged(read.met, tuple(changes), values, Edit(read.start, read.end, text))
 
 
-def edits(
-    raw: bytes, body: dict[str, Any], field: str, result: Arranged, keys: SchemaKeys
-) -> list[Edit]:
-    """Return what is to be done to the array of tools in this field of the body."""
-    came = b"[%b]" % b",".join([tool.came for tool in result.tools])
-    start = compact_start(raw, body, field, came)
-    if start is not None:
-        texts = [result.tools[index].printed for index in result.order]
-        return [Edit(start, start + len(came), b"[%b]" % b",".join(texts))]
-    start = start_of(raw, (0, len(raw)), field)
-    places = _places(raw, start, body[field], result.tools)
-    texts = [
-        raw[slice(*place)] if tool.printed is tool.came else tool_text(raw[slice(*place)], keys)
-        for place, tool in zip(places, result.tools, strict=True)
-    ]
-    return [
-        Edit(*places[place], texts[source])
-        for place, source in enumerate(result.order)
-        if place != source or result.tools[place].printed is not result.tools[place].came
-    ]
+def _by_name(forms: list[Form]) -> list[Form]:
+    if len({form.name for form in forms}) == len(forms):
+        return sorted(forms, key=attrgetter("name"))
+    return sorted(forms, key=lambda form: (form.name, orjson.dumps(form.value)))
 
 
-def _places(raw: bytes, start: int, came: list[dict[str, Any]], tools: list[Tool]) -> list[Span]:
-    """Return where the tools stand in an array that begins at ``start``.
+class _Read(NamedTuple):
+    """The tools of an array, as they stand between ``start`` and ``end``."""
 
-    How a client wrote a tool the last time it will write it again, and to compare is faster by far
-    than to walk: what stands there is the same text, so it is the same value and ends there.
+    start: int
+    end: int
+    forms: list[Form]
+    gaps: list[bytes]
+    """What stands behind each; nothing behind the last."""
+    met: list[Form]
+    """Those that were not known."""
+
+
+def _recognised(raw: bytes, start: int, names: list[str], known: Forms) -> _Read | None:
+    """Read tools all of which are known, in one comparison; None where that does not do.
+
+    How a client wrote its tools the last time it will write them again, and to compare is faster by
+    far than to read: what stands there is the same text, so it is the same value and ends there.
     """
-    places: list[Span] = []
-    at = after_space(raw, start + 1)
+    met = [raw.startswith(form.came, start) for form in known.get(names[0], ())]
+    if True not in met:
+        return None
+    index = met.index(True)  # tools that came together were met together
+    try:
+        forms = [known[name][index] for name in names]
+    except LookupError:
+        return None
+    end = start + len(forms[0].came)
+    gap = raw[end : next_element(raw, end)]
+    text = gap.join([form.came for form in forms])
+    if not raw.startswith(text, start):
+        return None
+    gaps = [gap] * (len(forms) - 1)
+    return _Read(start, start + len(text), forms, [*gaps, b""], [])
+
+
+def _read(
+    raw: bytes, elements: Elements, names: list[str], keys: SchemaKeys, known: Forms
+) -> _Read:
+    """Read the tools of an array one by one."""
+    forms: list[Form] = []
+    gaps: list[bytes] = []
+    met: list[Form] = []
+    at = end = start = elements.start(0)
+    for index, (name, tool) in enumerate(zip(names, elements.values, strict=True)):
+        for form in known.get(name, ()):
+            if raw.startswith(form.came, at):
+                break
+        else:
+            end = end_of(raw, at, tool) or elements.span(index)[1]
+            if end - start > MOST_BYTES:
+                raise DeclinedError(WhyNot.TOO_LARGE)
+            text = raw[at:end]
+            sent, value = in_order(text, tool, keys) or (text, tool)
+            form = Form(name, text, sent, value)
+            met.append(form)
+        forms.append(form)
+        end = at + len(form.came)
+        at = next_element(raw, end)
+        gaps.append(raw[end:at])
+    gaps[-1] = b""
+    return _Read(start, end, forms, gaps, met)
+
+
+def _names(tools: list[dict[str, Any]]) -> list[str]:
+    found = []
     for tool in tools:
-        form = _FORMS.get(tool.came)
-        if form is None or not raw.startswith(form, at):
-            break
-        places.append((at, at + len(form)))
-        at = next_element(raw, at + len(form))
-    else:
-        return places
-    places = elements(raw, start, came)
-    for place, tool in zip(places, tools, strict=True):
-        if len(_FORMS) >= _REMEMBERED_FORMS:
-            _FORMS.clear()
-        if len(form := raw[slice(*place)]) <= _REMEMBERED_BYTES:
-            _FORMS[tool.came] = form
-    return places
+        function = tool.get("function")
+        name = (function if isinstance(function, dict) else tool).get("name")
+        found.append(name if isinstance(name, str) else "")
+    return found

@@ -5,15 +5,15 @@ block says what each stands for; nobody else has a say in that. Every occurrence
 own, so that placeholders depend on where values stand and never on what they are.
 """
 
-from collections import Counter
-from collections.abc import Iterable
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
-import re2
 
-from gateway.core.rewrite.detectors import PLACEHOLDER, Finder, Found
+from gateway.core.rewrite.detectors import PLACEHOLDER, Finder
+from gateway.core.rewrite.fences import has_marks
 from gateway.core.rewrite.outcome import DeclinedError, WhyNot
 from gateway.core.rewrite.texts import BLOCK
 
@@ -23,71 +23,80 @@ MOST_BYTES = 4096
 _SHARE = 2
 """One part in so many of the texts may move: what is left would not be worth a cache."""
 
-_TAKEN: Any = re2.compile(PLACEHOLDER.encode())
+_TAKEN = re.compile(PLACEHOLDER.encode())
+_BETWEEN = "\0"
+"""What no detector of ours finds, nor finds anything beyond."""
 
 
-def refuse_placeholders(heard: Iterable[Any]) -> None:
+def refuse_placeholders(heard: Sequence[Any]) -> None:
     """Raise DeclinedError where a turn has what looks like a placeholder.
 
     A page that a tool has fetched could tell the model what the operator's words stand for.
     """
-    for turn in heard:
-        try:
-            written = orjson.dumps(turn)
-        except TypeError:  # an integer of more than 64 bits, a lone surrogate
-            raise DeclinedError(WhyNot.UNREADABLE) from None
-        if _TAKEN.search(written) is not None:
-            raise DeclinedError(WhyNot.PLACEHOLDERS)
+    try:
+        written = orjson.dumps(heard)
+    except TypeError:  # an integer of more than 64 bits, a lone surrogate
+        raise DeclinedError(WhyNot.UNREADABLE) from None
+    if _TAKEN.search(written) is not None:
+        raise DeclinedError(WhyNot.PLACEHOLDERS)
+
+
+def moved(pieces: Sequence[str], finder: Finder) -> tuple[list[str], str | None]:
+    """Return the pieces with placeholders for values, and the text of the block.
+
+    None is the block where nothing moved. Raises DeclinedError.
+    """
+    joined = _BETWEEN.join(pieces)
+    try:
+        written = joined.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        raise DeclinedError(WhyNot.UNREADABLE) from None
+    if _TAKEN.search(written) is not None:
+        raise DeclinedError(WhyNot.PLACEHOLDERS)
+    moving = _Moving()
+    if finder.is_ours and joined.count(_BETWEEN) == len(pieces) - 1 and not has_marks(written):
+        # A search costs microseconds, however short the text is.
+        now = moving.without_values(written, finder).decode().split(_BETWEEN)
+    else:
+        now = [moving.without_values(piece.encode(), finder).decode() for piece in pieces]
+    if not moving.values:
+        return list(pieces), None
+    if moving.moved * _SHARE > len(written):
+        raise DeclinedError(WhyNot.TOO_MUCH)
+    return now, "\n".join((BLOCK, *(f"{name} = {value}" for name, value in moving.values)))
 
 
 @dataclass(slots=True)
-class Moving:
+class _Moving:
     """The values of one request."""
 
-    finder: Finder
-    seen: int = 0
     moved: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
+    """Bytes."""
+    counts: dict[str, int] = field(default_factory=dict)
     values: list[tuple[str, str]] = field(default_factory=list)
     """Placeholders, and what they stand for."""
 
-    def without_values(self, text: str) -> str:
+    def without_values(self, written: bytes, finder: Finder) -> bytes:
         """Return a text with placeholders for values. Raises DeclinedError."""
-        if not text or text.isspace():
-            return text
-        try:
-            written = text.encode()
-        except UnicodeEncodeError:  # a lone surrogate
-            raise DeclinedError(WhyNot.UNREADABLE) from None
-        self.seen += len(written)
-        if b"-" in written and b"[" in written and _TAKEN.search(written) is not None:
-            raise DeclinedError(WhyNot.PLACEHOLDERS)
+        if not written or written.isspace():
+            return written
         kept: list[bytes] = []
         at = 0
-        for found in self.finder.find(written):
-            kept += [written[at : found.start], self._moved(written, found)]
-            at = found.end
-        return b"".join((*kept, written[at:])).decode() if kept else text
+        for start, end, label in finder.find(written):
+            kept += (written[at:start], self._moved(written[start:end], label))
+            at = end
+        return b"".join((*kept, written[at:])) if kept else written
 
-    def _moved(self, written: bytes, found: Found) -> bytes:
-        start, end, label = found
-        self.moved += end - start
+    def _moved(self, value: bytes, label: str) -> bytes:
+        self.moved += len(value)
         if len(self.values) >= MOST_VALUES:
             raise DeclinedError(WhyNot.TOO_MANY)
         if self.moved > MOST_BYTES:
             raise DeclinedError(WhyNot.TOO_MUCH)
-        self.counts[label] += 1
-        placeholder = f"[{label}-{self.counts[label]}]"
+        self.counts[label] = number = self.counts.get(label, 0) + 1
+        placeholder = f"[{label}-{number}]"
         try:
-            self.values.append((placeholder, written[start:end].decode()))
+            self.values.append((placeholder, value.decode()))
         except UnicodeDecodeError:  # the operator's pattern cut a character in two
             raise DeclinedError(WhyNot.UNREADABLE) from None
         return placeholder.encode()
-
-    def block(self) -> str | None:
-        """Return the text of the block, None where nothing moved. Raises DeclinedError."""
-        if not self.values:
-            return None
-        if self.moved * _SHARE > self.seen:
-            raise DeclinedError(WhyNot.TOO_MUCH)
-        return "\n".join((BLOCK, *(f"{name} = {value}" for name, value in self.values)))

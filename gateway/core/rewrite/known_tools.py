@@ -1,0 +1,58 @@
+"""Tools as clients write them, and as they are sent: agents send the same ones thousands of times.
+
+Law: what is remembered saves time and changes nothing else. It is bounded in bytes, and what it
+holds is shared and never changed.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from policies.decide import SchemaKeys
+
+MOST_BYTES = 2**21
+"""Of the texts of all remembered tools; beyond it, all are forgotten."""
+LONGEST = 2**14
+"""Of one text; longer ones are not remembered."""
+_MOST_FORMS = 8
+"""Ways in which tools of one name are written; the one met first is forgotten."""
+
+
+class Form(NamedTuple):
+    """A tool as it came, and as it is sent."""
+
+    name: str
+    came: bytes
+    sent: bytes
+    """Is ``came`` where nothing moves."""
+    value: dict[str, Any]
+    """That of ``sent``."""
+
+
+Forms = Mapping[str, tuple[Form, ...]]
+"""By the names of tools."""
+
+
+class KnownTools:
+    """The tools of former requests. Read by several threads, told by one."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._forms: dict[str, dict[str, tuple[Form, ...]]] = {}
+        self._bytes = 0
+
+    def forms(self, keys: SchemaKeys) -> Forms:
+        """Return what is known of tools whose keys are put in this order."""
+        return self._forms.get(keys.value, {})
+
+    def note(self, keys: SchemaKeys, met: Iterable[Form]) -> None:
+        """Remember tools that were not known."""
+        for form in met:
+            size = len(form.came) + len(form.sent)
+            if len(form.came) > LONGEST:
+                continue
+            if self._bytes + size > self._most_bytes:
+                self._forms, self._bytes = {}, 0
+            known = self._forms.setdefault(keys.value, {})
+            kept = known.get(form.name, ())[: _MOST_FORMS - 1]
+            known[form.name] = (form, *kept)
+            self._bytes += size
