@@ -7,6 +7,7 @@ there is none, for then they differ in more than a value.
 
 import re
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import re2
@@ -76,9 +77,12 @@ def _value_start(text: str, line: int, at: int) -> int:
 
 def _label(text: str, line: int, start: int) -> str | None:
     """Return the beginning of a pattern: the words of a line that stand before a value."""
-    least = line if start - line <= _LONGEST_LABEL else text.find(" ", start - _LONGEST_LABEL)
-    others = (*_PLACEHOLDER.finditer(text, line, start), *_OTHER_VALUE.finditer(text, line, start))
-    begin = max((least, *(other.end() for other in others)))
+    least = line
+    if start - line > _LONGEST_LABEL:
+        space = text.find(" ", start - _LONGEST_LABEL, start)
+        least = space if space >= 0 else start
+    others = (each.finditer(text, least, start) for each in (_PLACEHOLDER, _OTHER_VALUE))
+    begin = max((least, *(other.end() for other in chain(*others))))
     label = text[begin:start]
     words = {word for word in _WORDS.findall(label.lower()) if len(word) >= _FEWEST_LETTERS}
     if words <= _USUAL or not label.isprintable():

@@ -56,8 +56,20 @@ def test_a_value_is_found_by_the_words_before_it(template, values, expected):
         ("- name: @\n- name: Otto\n", ["Anna", "Jan"]),
         ("Control \x1b word @\nEnd", ["Anna", "Jan"]),
         ("In 2026 it was @ who", ["Anna", "Jan"]),
+        ("x" * 20_000 + "=@ y", ["Anna", "Jan"]),
+        (" " * 50 + "x" * 60 + "=@ y", ["Anna", "Jan"]),
     ],
-    ids=["no words", "a number", "long", "more differs", "several", "unprintable", "usual words"],
+    ids=[
+        "no words",
+        "a number",
+        "long",
+        "more differs",
+        "several",
+        "unprintable",
+        "usual words",
+        "one word",
+        "no space",
+    ],
 )
 def test_there_is_none_where_it_might_move_something_else(template, values):
     assert made(template, *values) is None
