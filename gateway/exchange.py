@@ -1,6 +1,6 @@
 """Requests and replies as the pipeline sees them, free of any HTTP library."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,7 +66,8 @@ class Exchange:
     not_rewritten: tuple[Declined, ...] = ()
     compression: Compression | None = None
     """What became of its declared context, if any."""
-    tenant: Hashable = field(default=None, repr=False)
+    client: str | None = field(default=None, repr=False)
+    """Who asks: the holder of the gateway's key, else a digest of the credential."""
     without_hints: "Exchange | None" = None
     """The same as it is sent to who refuses hints, where there are any."""
     without_volatile: "Callable[[], Awaitable[Exchange]] | None" = None

@@ -80,7 +80,7 @@ class Outbox:
             rewritten.changes,
             rewritten.declined + hints.declined,
             both(history, told),
-            asked.tenant,
+            asked.inbound.holder or asked.tenant.credential_sha256,
         )
         if Rewrite.VOLATILE in rewritten.changes:
             again = partial(self.exchange, asked, state, volatile=False)

@@ -107,7 +107,7 @@ class Caller:
             prefix,
             exchange.streamed,
             sent.instead,
-            exchange.tenant,
+            exchange.client,
             named_in(exchange.endpoint, exchange.body),
         )
         answer.upstream_started = seen.clock()

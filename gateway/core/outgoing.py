@@ -1,6 +1,6 @@
 """What is sent to an upstream, and which one answered."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gateway.core.headers import Fields
@@ -41,8 +41,8 @@ class Outgoing:
 
     instead: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """What these upstreams get in place of ``raw``, by name."""
-    tenant: Hashable = field(default=None, repr=False)
-    """Who takes turns with others."""
+    client: str | None = field(default=None, repr=False)
+    """Who takes turns with others, None where nobody said who."""
     named: str = field(default="", repr=False)
     """The id of what it goes on with, which one upstream keeps."""
     at: str = ""

@@ -344,8 +344,8 @@ def test_who_came_first_is_let_in_first_also_where_models_share_an_upstream():
     assert not waiting.has(("x", ""))
 
 
-def by(tenant, model="m"):
-    return Outgoing("/v1/chat/completions", (), b"{}", model, tenant=tenant)
+def by(client, model="m"):
+    return Outgoing("/v1/chat/completions", (), b"{}", model, client=client)
 
 
 def let_in_one_by_one(waiting, pool, held):
@@ -357,13 +357,13 @@ def let_in_one_by_one(waiting, pool, held):
     return let_in
 
 
-def test_tenants_take_turns_also_where_one_spreads_over_models():
+def test_clients_take_turns_also_where_one_spreads_over_models():
     pool, waiting = table(Member("a", max_concurrency=1)), Waiting(16)
     held = pool.begin(asked(), 1.0)
     for number, model in enumerate("xyzx"):
         waiting.add(by("many", model), f"many{number}")
-    for tenant in ("few", "one", "few"):
-        waiting.add(by(tenant), tenant)
+    for client in ("few", "one", "few"):
+        waiting.add(by(client), client)
     assert let_in_one_by_one(waiting, pool, held) == [
         "many0",
         "few",
@@ -377,8 +377,8 @@ def test_tenants_take_turns_also_where_one_spreads_over_models():
 
 def test_in_a_full_queue_who_holds_most_gives_his_last_place_to_who_holds_fewer():
     waiting = Waiting(4)
-    for tenant in ("many", "many", "one", "many"):
-        waiting.add(by(tenant), tenant)
+    for client in ("many", "many", "one", "many"):
+        waiting.add(by(client), client)
     last = waiting.yielding(by("new"))
     assert (last.holder, last.number) == ("many", 4)
     assert waiting.yielding(by("one")) is last
@@ -393,7 +393,7 @@ def test_in_a_full_queue_who_holds_most_gives_his_last_place_to_who_holds_fewer(
 def test_who_left_holds_no_place_and_no_turn():
     pool, waiting = table(Member("a", max_concurrency=1)), Waiting(8)
     held = pool.begin(asked(), 1.0)
-    tickets = [waiting.add(by(tenant), tenant) for tenant in ("first", "other", "first")]
+    tickets = [waiting.add(by(client), client) for client in ("first", "other", "first")]
     for ticket in (tickets[0], tickets[2], tickets[2]):
         waiting.remove(ticket)
     waiting.add(by("first"), "back")

@@ -47,12 +47,12 @@ class Rig:
         )
         self.tasks: list[asyncio.Task[bytes]] = []
         self.heads: list = []
-        self.tenants = 0
+        self.clients = 0
 
     async def ask(self, prefix):
-        self.tenants += 1
-        prompt, tenant = PREFIXES[prefix], self.tenants % 3 % 2
-        outgoing = Outgoing("/v1/chat/completions", (), b"{}", "m", prompt, tenant=tenant)
+        self.clients += 1
+        prompt, client = PREFIXES[prefix], self.clients % 3 % 2
+        outgoing = Outgoing("/v1/chat/completions", (), b"{}", "m", prompt, client=client)
 
         async def asked() -> bytes:
             async with self.pool.send(outgoing) as reply:

@@ -100,7 +100,7 @@ def test_limits_are_kept_and_books_balance(steps):
 
 
 class Line:
-    """A queue before one place, and who was let in while each tenant waited."""
+    """A queue before one place, and who was let in while each client waited."""
 
     def __init__(self) -> None:
         self.table = PoolTable([Member("m", max_concurrency=1)], LeastLoaded(), 0.0)
@@ -112,14 +112,14 @@ class Line:
         self.come("z")
         self.end(0)
 
-    def come(self, tenant):
-        newcomer = Outgoing("/v1/chat/completions", (), b"", f"model-of-{tenant}", tenant=tenant)
+    def come(self, client):
+        newcomer = Outgoing("/v1/chat/completions", (), b"", f"model-of-{client}", client=client)
         if self.waiting.full and (last := self.waiting.yielding(newcomer)) is not None:
             self.leave(last)
         if not self.waiting.full:
             self.came += 1
             self.tickets[self.came] = self.waiting.add(newcomer, self.came)
-            self.passed_by.setdefault(tenant, [])
+            self.passed_by.setdefault(client, [])
 
     def go(self, place):
         if self.tickets:
@@ -128,8 +128,8 @@ class Line:
     def leave(self, ticket):
         self.waiting.remove(ticket)
         del self.tickets[ticket.number]
-        if not self.numbers_of(ticket.outgoing.tenant):
-            del self.passed_by[ticket.outgoing.tenant]
+        if not self.numbers_of(ticket.outgoing.client):
+            del self.passed_by[ticket.outgoing.client]
 
     def end(self, _):
         if self.held is not None:
@@ -138,16 +138,16 @@ class Line:
         self.held = None
         assert len(begun) == min(1, len(self.tickets))
         for number, self.held in begun:
-            tenant = self.tickets[number].outgoing.tenant
-            assert number == min(self.numbers_of(tenant))
+            client = self.tickets[number].outgoing.client
+            assert number == min(self.numbers_of(client))
             for other, passing in self.passed_by.items():
-                assert other == tenant or tenant not in passing
-                passing.append(tenant)
-            self.passed_by[tenant] = []
+                assert other == client or client not in passing
+                passing.append(client)
+            self.passed_by[client] = []
             self.leave(self.tickets[number])
 
-    def numbers_of(self, tenant):
-        return [number for number, one in self.tickets.items() if one.outgoing.tenant == tenant]
+    def numbers_of(self, client):
+        return [number for number, one in self.tickets.items() if one.outgoing.client == client]
 
 
 IN_LINE = st.one_of(
@@ -159,7 +159,7 @@ IN_LINE = st.one_of(
 
 @settings(max_examples=60)
 @given(st.lists(IN_LINE, max_size=30))
-def test_nobody_is_let_in_twice_while_another_tenant_waits_and_no_place_is_lost(steps):
+def test_nobody_is_let_in_twice_while_another_client_waits_and_no_place_is_lost(steps):
     line = Line()
     for name, value in steps:
         getattr(line, name)(value)

@@ -1,17 +1,17 @@
-"""Requests that wait for room at an upstream: bounded in number, tenant by tenant.
+"""Requests that wait for room at an upstream: bounded in number, client by client.
 
 Laws:
-- Tenants take turns; those of one tenant are let in, model by model, in the order of coming.
+- Clients take turns; those of one are let in, model by model, in the order of coming.
 - Nobody who asks later passes by who waits for the same, and nobody waits for one model because
   the upstreams of another have no room.
-- Where the queue is full, a newcomer of a tenant that holds fewer places takes the last one of that
+- Where the queue is full, a newcomer of a client that holds fewer places takes the last one of that
   which holds most, so that nobody fills the queue for all.
 
 A turn each as in round robin; whose place goes as in P. McKenney, "Stochastic Fairness Queueing".
 """
 
 from collections import Counter
-from collections.abc import Collection, Hashable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -37,7 +37,7 @@ class Waiting(Generic[T]):
     def __init__(self, most: int) -> None:
         self._most = most
         self._given = 0
-        self._tenants: dict[Hashable, dict[int, Ticket[T]]] = {}
+        self._clients: dict[str | None, dict[int, Ticket[T]]] = {}
         """Whose turn is next comes first; the tickets of each in the order of coming."""
         self._lanes: Counter[Lane] = Counter()
 
@@ -47,7 +47,7 @@ class Waiting(Generic[T]):
 
     def __bool__(self) -> bool:
         """Tell whether anybody waits."""
-        return bool(self._tenants)
+        return bool(self._clients)
 
     @property
     def full(self) -> bool:
@@ -59,29 +59,29 @@ class Waiting(Generic[T]):
         return lane in self._lanes
 
     def add(self, outgoing: Outgoing, holder: T) -> Ticket[T]:
-        """Add one: the last of the tenant's."""
+        """Add one: the last of the client's."""
         self._given += 1
         ticket = Ticket(self._given, outgoing, holder)
-        self._tenants.setdefault(outgoing.tenant, {})[ticket.number] = ticket
+        self._clients.setdefault(outgoing.client, {})[ticket.number] = ticket
         self._lanes[outgoing.lane] += 1
         return ticket
 
     def remove(self, ticket: Ticket[T]) -> None:
         """Take one out that is let in or gave up; no error where it is not there any more."""
-        tenant, lane = ticket.outgoing.tenant, ticket.outgoing.lane
-        tickets = self._tenants.get(tenant, {})
+        client, lane = ticket.outgoing.client, ticket.outgoing.lane
+        tickets = self._clients.get(client, {})
         if tickets.pop(ticket.number, None) is None:
             return
         if not tickets:
-            del self._tenants[tenant]
+            del self._clients[client]
         self._lanes[lane] -= 1
         if not self._lanes[lane]:
             del self._lanes[lane]
 
     def yielding(self, newcomer: Outgoing) -> Ticket[T] | None:
         """Return who is to give a place to the newcomer; None where nobody holds more."""
-        own = len(self._tenants.get(newcomer.tenant, {}))
-        most = max(self._tenants.values(), key=len, default={})
+        own = len(self._clients.get(newcomer.client, {}))
+        most = max(self._clients.values(), key=len, default={})
         return most[next(reversed(most))] if len(most) > own + 1 else None
 
     def admit(self, table: PoolTable, now: float) -> tuple[list[tuple[T, Call]], float | None]:
@@ -98,8 +98,8 @@ class Waiting(Generic[T]):
                 continue
             self.remove(first)
             begun.append((first.holder, got))
-            if (others := self._tenants.pop(first.outgoing.tenant, None)) is not None:
-                self._tenants[first.outgoing.tenant] = others
+            if (others := self._clients.pop(first.outgoing.client, None)) is not None:
+                self._clients[first.outgoing.client] = others
         times = [got.at for got in none.values() if got.at is not None]
         return begun, min(times, default=None)
 
@@ -107,7 +107,7 @@ class Waiting(Generic[T]):
         """Return whose turn it is among those for whom there may be room."""
         if len(full) == len(self._lanes):
             return None
-        for tickets in self._tenants.values():
+        for tickets in self._clients.values():
             for ticket in tickets.values():
                 if ticket.outgoing.lane not in full:
                     return ticket
