@@ -33,6 +33,10 @@ TOKENS_A_BLOCK = 128
 _SURELY_FOUND = 1024
 """Tokens that an upstream would find if it had them: some report no fewer."""
 
+LOST_AFTER = 3
+"""So many prompts in a row that are not found where they were computed show that a cache is lost.
+One may be rendered in another way than before, or be one for which its server does not look."""
+
 ALONE_AFTER = 256
 """So many prompts in a row that another's work might have left somewhere, and had not."""
 
@@ -67,6 +71,8 @@ class PrefixAware:
         self.index = PrefixIndex() if index is None else index
         self._weights = weights or Weights()
         self._block_tokens = block_tokens
+        self._lost: dict[str, list[int]] = {}
+        """The last uses of what was not found at each replica, since something was."""
         self._nothing_found = 0
         """For how many prompts in a row nobody else has shown."""
         self._sharing = sharing
@@ -124,9 +130,15 @@ class PrefixAware:
         """See ``Routing``."""
         del now
         self._look_for_others(sent, cached_tokens)
-        if cached_tokens <= 0 and sent.last_use:
-            # What was used later than all that is gone may still be there.
-            self.index.drop_idle(sent.name, sent.last_use)
+        if cached_tokens > 0:
+            self._lost.pop(sent.name, None)
+        elif sent.last_use:
+            since = self._lost.setdefault(sent.name, [])
+            since.append(sent.last_use)
+            if len(since) >= LOST_AFTER:
+                # What was used later than all that is gone may still be there.
+                self.index.drop_idle(sent.name, min(since))
+                since.clear()
 
     def ended(self, sent: Sent, now: float) -> None:
         """See ``Routing``."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gateway.core.prefix_index import PrefixIndex
-from gateway.core.prefix_routing import ALONE_AFTER, PrefixAware
+from gateway.core.prefix_routing import ALONE_AFTER, LOST_AFTER, PrefixAware
 from gateway.core.routing import LeastLoaded, Load, Route
 
 PROMPT = tuple(range(100, 120))
@@ -175,15 +175,26 @@ def test_a_failure_does_not_take_from_another_what_it_computed() -> None:
     assert made.index.held("a", PROMPT) == len(PROMPT)
 
 
-def test_a_replica_that_had_nothing_of_it_has_lost_what_was_used_before_too() -> None:
-    made = router()
+def not_found(made: PrefixAware, *finds: int) -> int:
+    """Return what is believed of what was used before, after answers that found so many tokens."""
     older, newer = tuple(range(300, 320)), tuple(range(400, 420))
     for prompt in (older, PROMPT, newer):
         complete(made, "a", prompt)
-    complete(made, "a", PROMPT, cached=0)
-    assert made.index.held("a", older) == 0
+    for cached in finds:
+        complete(made, "a", PROMPT, cached)
     assert made.index.held("a", newer) == len(newer)
     assert made.index.held("a", PROMPT) == len(PROMPT)
+    return made.index.held("a", older)
+
+
+def test_a_replica_that_finds_nothing_time_and_again_has_lost_what_was_used_before_too() -> None:
+    made = PrefixAware()
+    assert not_found(made, *[0] * LOST_AFTER) == 0
+
+
+def test_a_prompt_that_is_not_found_may_be_rendered_in_another_way_and_proves_no_loss() -> None:
+    assert not_found(PrefixAware(), *[0] * (LOST_AFTER - 1)) == 20
+    assert not_found(PrefixAware(), *[0, 0, 2048] * 3) == 20
 
 
 def test_what_is_still_being_computed_proves_no_loss() -> None:
