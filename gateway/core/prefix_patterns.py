@@ -34,8 +34,10 @@ _OTHER_VALUE = re.compile(rf"{_IN_A_VALUE}*[0-9]{_IN_A_VALUE}*")
 """What stands before a value and looks like one may differ, too."""
 _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
 
+_NO_WORD = re.compile(r"^\W+")
 _WORDS = re.compile(r"[^\W\d_]+")
 
+_QUOTED = {'"': '"', "'": "'", "`": "`", "(": ")", "[": "]", "<": ">"}
 _LINE_BEGINS = "(?m)^"
 _REST_OF_LINE = ".+"
 _NUMBER = "[0-9]+"
@@ -87,14 +89,27 @@ def _label(text: str, line: int, start: int) -> str | None:
     words = {word for word in _WORDS.findall(label.lower()) if len(word) >= _FEWEST_LETTERS}
     if words <= _USUAL or not label.isprintable():
         return None
-    escaped = _SPECIAL.sub(r"\\\g<0>", label)
-    return _LINE_BEGINS + escaped if begin == line else escaped
+    if begin == line:
+        return _LINE_BEGINS + _escaped(label)
+    label = _NO_WORD.sub("", label)
+    return (r"\b" if label[0].isascii() else "") + _escaped(label)
+
+
+def _escaped(label: str) -> str:
+    return _SPECIAL.sub(r"\\\g<0>", label)
 
 
 def _value(texts: Sequence[str], start: int, *, whole_lines: bool) -> str | None:
-    """Return what the values look like: all up to the end of the line, a number or a word."""
-    words = [_word(text, start) for text in texts]
+    """Return what the values look like.
+
+    All between quotes, all up to the end of the line, a number or a word.
+    """
     ends = [_line_end(text, start) for text in texts]
+    if (quote := _QUOTED.get(texts[0][start - 1])) is not None:
+        closing = [text.find(quote, start, end) for text, end in zip(texts, ends, strict=True)]
+        if _all_short(start, closing) and _go_on_alike(texts, closing):
+            return rf"[^{re.escape(quote)}\r\n]+"
+    words = [_word(text, start) for text in texts]
     inside = [start + len(word) for word in words]
     if all(words) and not (whole_lines and inside == ends) and _go_on_alike(texts, inside):
         for value in (_NUMBER, _WORD, _ANY_WORD):
@@ -102,9 +117,13 @@ def _value(texts: Sequence[str], start: int, *, whole_lines: bool) -> str | None
             if all(compiled.fullmatch(word) for word in words):
                 return value
         return None
-    if all(0 < end - start <= LONGEST_VALUE for end in ends) and _go_on_alike(texts, ends):
+    if _all_short(start, ends) and _go_on_alike(texts, ends):
         return _REST_OF_LINE
     return None
+
+
+def _all_short(start: int, ends: Sequence[int]) -> bool:
+    return all(0 < end - start <= LONGEST_VALUE for end in ends)
 
 
 def _word(text: str, start: int) -> str:

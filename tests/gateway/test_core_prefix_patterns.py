@@ -31,13 +31,19 @@ def made(template, *values):
         ("Ticket: ACME-@\nPlan: gold", ["17", "18"], "(?m)^Ticket: (.+)"),
         ("Customer: @\nPlan: gold", ["María José", "Wei", "O'Brien"], "(?m)^Customer: (.+)"),
         ("a; cch=@;\nYou are", ["10e6d", "2959f"], r"(?m)^a; cch=([\w.:/@+-]*\w)"),
-        ("[date-1] span=@ ts=3", ["88f", "45c"], r" span=([\w.:/@+-]*\w)"),
-        ("job 17 step=@ ts=3", ["88f", "45c"], r" step=([\w.:/@+-]*\w)"),
+        ("[date-1] span=@ ts=3", ["88f", "45c"], r"\bspan=([\w.:/@+-]*\w)"),
+        ("job 17 step=@ ts=3", ["88f", "45c"], r"\bstep=([\w.:/@+-]*\w)"),
         ("The user is @ and asks.", ["Zoë", "Jo"], r"(?m)^The user is ([\pL\pN.:/@+_-]*[\pL\pN])"),
-        ('"user_id": "@", "x": 1', ["u-123", "u-9"], r'(?m)^"user_id": "([\w.:/@+-]*\w)'),
+        ('"user_id": "@", "x": 1', ["u-123", "u-9"], r'(?m)^"user_id": "([^"\r\n]+)'),
+        (
+            '{"n": 17, "user": {"name": "@", "x"',
+            ["Zoë S.", "O'Ry"],
+            r'\buser": \{"name": "([^"\r\n]+)',
+        ),
+        ("In 17 Ämter @ or", ["a1", "b2"], r"Ämter ([\w.:/@+-]*\w)"),
         ("cwd: /home/@/src\nOS: linux", ["anna", "jan"], "(?m)^cwd: /(.+)"),
         ("request #@ from", ["1", "22"], "(?m)^request #([0-9]+)"),
-        ("Speak (@): be brief", ["de-DE", "pt-BR"], r"(?m)^Speak \(([\w.:/@+-]*\w)"),
+        ("Speak (@): be brief", ["de-DE", "pt-BR"], r"(?m)^Speak \(([^\)\r\n]+)"),
     ],
 )
 def test_a_value_is_found_by_the_words_before_it(template, values, expected):
