@@ -163,7 +163,7 @@ class HttpUpstream:
                 raise self._odd(f"the unasked Transfer-Encoding {coding[:40]}")
 
     def _odd(self, what: str) -> UpstreamError:
-        message = f"The upstream {self._name} sent {what}."
+        message = f"The upstream {self._name} sent {what}.".encode("ascii", "replace").decode()
         return UpstreamError(502, message, Reason.UPSTREAM_BROKE, answered=True)
 
     def served(self, response: ClientResponse) -> Served | None:  # noqa: ARG002 - always this one

@@ -4,6 +4,7 @@ Law: each message says of which following it is, and what carries the stream is 
 that nothing can be lost unnoticed. Bytes that are no such message raise ValueError.
 """
 
+import json
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
@@ -114,7 +115,8 @@ class Opening:
 
     def encode(self) -> bytes:
         """Return its bytes."""
-        head = orjson.dumps([self.usage, self.fields])
+        # Not by orjson: headers may hold bytes that are no UTF-8, which come as lone surrogates.
+        head = json.dumps([self.usage, self.fields]).encode()
         return pack(head, self.piece.encode())
 
 
@@ -122,9 +124,9 @@ def decode_opening(data: bytes) -> Opening:
     """Read an opening. Raises ValueError."""
     try:
         head, piece = unpack(data)
-        usage, fields = orjson.loads(head)
+        usage, fields = json.loads(head)
         named = tuple((str(name), str(value)) for name, value in fields)
-    except TypeError:
+    except (TypeError, RecursionError):
         raise ValueError("no opening of a stream") from None
     return Opening(named, bool(usage), decode_piece(piece))
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
+import orjson
 import pytest
 from raw_upstream import EVENTS, RawUpstream, Says, StartRaw, answer, raw_servers, sends, whole
 
@@ -45,6 +46,7 @@ UNREADABLE = {
     "a status that is none": whole(HELLO, status=b"099 Odd"),
     "Brotli": encoded(b"br"),
     "an unknown coding": encoded(b"compress"),
+    "a coding in Latin-1": encoded(b"caf\xe9"),
     "two codings": encoded(b"gzip, gzip"),
     "no gzip": encoded(b"gzip"),
     "a compressed transfer": HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
@@ -208,11 +210,15 @@ async def opened(upstream: HttpUpstream) -> AsyncIterator[HttpUpstream]:
 
 async def fault(sending: AbstractAsyncContextManager[Any]) -> Reason | None:
     """Return why there was no reply that could be read to its end."""
+    told: UpstreamError | None = None
     try:
         async with sending as reply:
             if isinstance(reply, HttpReply):
                 async for _ in reply.chunks():
                     pass
     except UpstreamError as error:
-        return error.reason
-    return None
+        told = error
+    if told is None:
+        return None
+    assert orjson.loads(orjson.dumps(told.body()))["error"]["code"] == told.reason.value
+    return told.reason
