@@ -3,9 +3,10 @@
     python benchmarks/rewrite.py [--rounds N]
 
 The floor beside it is one parse and one print of the same body by orjson, which a gateway that
-printed it anew could not do without. Two ways to write JSON: compact, as OpenAI's clients do, and
-with spaces, as ``json.dumps`` does. In each round the tools come in another order and the values
-are others, as they would from an agent.
+printed it anew could not do without. Four ways to write JSON: compact, as OpenAI's clients do; with
+spaces; with lines indented by two; and with spaces and escapes, as ``json.dumps`` does. No body
+comes twice: in each round the tools come in another order and the values are others, as they would
+from an agent. ``new tools`` are tools that nobody sent before: every round has its own.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from typing import Any
 import orjson
 
 from gateway.core.canonical import parse_body
+from gateway.core.rewrite.known_tools import KnownTools
 from gateway.core.rewrite.plan import rewrite
 from gateway.core.types import Endpoint
 from policies.decide import DocumentSettings, PrefixSettings, SchemaKeys, VolatileKind
@@ -42,17 +44,21 @@ SIDES = {
 }
 STYLES: dict[str, Callable[[Any], bytes]] = {
     "compact": lambda body: json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(),
-    "spaced": lambda body: json.dumps(body).encode(),
+    "spaced": lambda body: json.dumps(body, ensure_ascii=False).encode(),
+    "indented": lambda body: json.dumps(body, ensure_ascii=False, indent=2).encode(),
+    "escaped": lambda body: json.dumps(body).encode(),
 }
+"""Ways to write a body, about half of whose tools and texts have a letter that can be escaped."""
 
 
-def tool(number: int) -> dict[str, Any]:
+def tool(number: int, version: int) -> dict[str, Any]:
     """Return a tool whose schema is not in order."""
+    named = ("Path of the file", "Chemin du fichier \u00e0 lire")[number % 2]
     parameters = {
         "type": "object",
         "required": ["path"],
         "properties": {
-            "path": {"type": "string", "description": f"Path of the file, tool {number}"},
+            "path": {"type": "string", "description": f"{named}, {number}.{version}"},
             "limit": {"type": "integer", "minimum": 1},
             "mode": {"enum": ["read", "write"], "type": "string"},
         },
@@ -63,15 +69,17 @@ def tool(number: int) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def bodies(rounds: int) -> list[dict[str, Any]]:
+def bodies(rounds: int, *, new_tools: bool) -> list[dict[str, Any]]:
     """Return the requests of an agent, each of about BODY_BYTES."""
     chance = random.Random(1)
-    tools = [tool(number) for number in range(TOOLS)]
+    tools = [tool(number, 0) for number in range(TOOLS)]
     documents = [
         f"<document>{number} {'said before ' * 20}</document>" for number in range(DOCUMENTS)
     ]
     found = []
     for number in range(rounds):
+        if new_tools:
+            tools = [tool(each, number) for each in range(TOOLS)]
         chance.shuffle(tools)
         chance.shuffle(documents)
         stamp = f"2026-11-22T01:{number // 60 % 60:02}:{number % 60:02}.123Z"
@@ -82,7 +90,7 @@ def bodies(rounds: int) -> list[dict[str, Any]]:
             {"role": "system", "content": system},
             {"role": "user", "content": "What is in the first file?"},
             {"role": "assistant", "content": ""},
-            {"role": "user", "content": "And in the second one?"},
+            {"role": "user", "content": "And in the second one, s'il vous pla\u00eet?"},
         ]
         body = {"model": "m", "messages": turns, "tools": list(tools)}
         missing = BODY_BYTES - len(orjson.dumps(body))
@@ -92,14 +100,14 @@ def bodies(rounds: int) -> list[dict[str, Any]]:
 
 
 def p50(run: Callable[[Any], object], cases: list[Any]) -> tuple[float, float]:
-    """Return the median times in microseconds, of a run and of the floor, in turns."""
+    """Return the median processor times in microseconds, of a run and of the floor, in turns."""
     taken, floor = [], []
     for case in cases:
-        began = time.perf_counter()
+        began = time.thread_time()
         orjson.dumps(orjson.loads(case[1]))
-        between = time.perf_counter()
+        between = time.thread_time()
         run(case)
-        taken.append(time.perf_counter() - between)
+        taken.append(time.thread_time() - between)
         floor.append(between - began)
     return statistics.median(taken) * 1e6, statistics.median(floor) * 1e6
 
@@ -109,23 +117,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=400)
     rounds = parser.parse_args().rounds
     figures: dict[str, Any] = {}
-    print(f"{'written':10}{'rules':14}{'p50 us':>10}{'floor us':>10}{'ratio':>8}")
-    for style, write in STYLES.items():
-        cases = [(parse_body(raw), raw) for raw in map(write, bodies(rounds))]
-        for name, settings in SIDES.items():
-
-            def run(case: Any, settings: PrefixSettings = settings) -> object:
-                return rewrite(Endpoint.CHAT, case[0], case[1], settings)
-
-            taken, floor = p50(run, cases)
-            print(f"{style:10}{name:14}{taken:10.1f}{floor:10.1f}{taken / floor:8.2f}")
-            key = f"{style}_{name}".replace(" ", "_")
-            figures[f"{key}_us"] = round(taken, 1)
-            figures[f"{key}_ratio"] = round(taken / floor, 2)
+    print(f"{'tools':10}{'written':10}{'rules':14}{'p50 us':>10}{'floor us':>10}{'ratio':>8}")
+    for tools in ("known", "new"):
+        given = bodies(rounds, new_tools=tools == "new")
+        for style, write in STYLES.items():
+            cases = [(parse_body(raw), raw) for raw in map(write, given)]
+            for name, settings in SIDES.items():
+                taken, floor = p50(rewriting(settings), cases)
+                print(
+                    f"{tools:10}{style:10}{name:14}{taken:10.1f}{floor:10.1f}{taken / floor:8.2f}"
+                )
+                key = f"{tools}_{style}_{name}".replace(" ", "_")
+                figures[f"{key}_us"] = round(taken, 1)
+                figures[f"{key}_ratio"] = round(taken / floor, 2)
     print(json.dumps({"benchmark": "rewrite", "bytes": BODY_BYTES, "tools": TOOLS, **figures}))
+
+
+def rewriting(settings: PrefixSettings) -> Callable[[Any], object]:
+    """Return the rewrite as the gateway does it, tools remembered from one request to the next."""
+    known = KnownTools()
+
+    def run(case: Any) -> object:
+        forms = known.forms(settings.schema_keys)
+        result = rewrite(Endpoint.CHAT, *case, settings, known=forms)
+        known.note(settings.schema_keys, result.tools)
+        return result
+
+    return run
 
 
 if __name__ == "__main__":

@@ -32,8 +32,9 @@ from policies.decide import DocumentOrder
 log = logging.getLogger(__name__)
 
 INLINE_BYTES = 32_768
-"""Longer bodies are rewritten in a thread. What is within takes a fraction of a millisecond, and
-some milliseconds where it is made to take long."""
+INLINE_PIECES = 1024
+"""Objects, and lines of texts. Bodies with more of either, or longer, are rewritten in a thread;
+what is within takes a fraction of a millisecond, some where it is made to take long."""
 SECONDS = 1.0
 """Rewriting that takes longer is given up: the client is waiting for it."""
 
@@ -99,14 +100,14 @@ class Outbox:
         memory = self._memory(asked)
         known = self.tools.forms(settings.schema_keys)
         work = partial(rewrite, asked.endpoint, body, raw, settings, memory, known=known)
-        rewritten = await _done_in_time(work, len(raw))
+        rewritten = await _done_in_time(work, raw)
         if isinstance(rewritten, WhyNot):
             declined = tuple(Declined(rule, rewritten) for rule in rules)
             return Rewritten(body, raw, declined=declined + left)
         self.tools.note(settings.schema_keys, rewritten.tools)
         if memory is not NOTHING_KNOWN and volatile:
             self.shared.note(rewritten.digests)
-        return replace(rewritten, declined=rewritten.declined + left)
+        return replace(rewritten, declined=rewritten.declined + left) if left else rewritten
 
     async def _hinted(self, asked: Asked, body: dict[str, Any], raw: bytes) -> Hinted:
         settings, rule = asked.decision.hints, asked.decision.rule
@@ -115,7 +116,7 @@ class Outbox:
             return Hinted(body, raw)
         owner = document_owner(self.secret, asked.tenant)
         work = partial(hinted, asked.endpoint, body, raw, settings, rule=rule, owner=owner)
-        told = await _done_in_time(work, len(raw))
+        told = await _done_in_time(work, raw)
         if isinstance(told, WhyNot):
             return Hinted(body, raw, declined=tuple(Declined(hint, told) for hint in hints))
         return told
@@ -142,10 +143,14 @@ def _with_hints(plain: Exchange, hints: Hinted) -> Exchange:
 T = TypeVar("T")
 
 
-async def _done_in_time(work: Callable[[], T], size: int) -> T | WhyNot:
-    """Return what comes of the work on a body of so many bytes, or why nothing does."""
+def _is_quick(raw: bytes) -> bool:
+    return len(raw) <= INLINE_BYTES and raw.count(b"{") + raw.count(b"\\n") <= INLINE_PIECES
+
+
+async def _done_in_time(work: Callable[[], T], raw: bytes) -> T | WhyNot:
+    """Return what comes of the work on a body, or why nothing does."""
     try:
-        if size <= INLINE_BYTES:
+        if _is_quick(raw):
             return work()
         async with asyncio.timeout(SECONDS):
             return await asyncio.to_thread(work)

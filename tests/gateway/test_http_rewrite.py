@@ -200,10 +200,14 @@ async def test_a_rewrite_that_fails_fails_no_request(
     assert "quotes" not in caplog.text
 
 
+@pytest.mark.parametrize("bound", ["INLINE_BYTES", "INLINE_PIECES"])
 async def test_a_rewrite_that_takes_too_long_is_given_up(
-    start_gateway: StartGateway, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+    bound: str,
+    start_gateway: StartGateway,
+    upstream: ScriptedUpstream,
+    monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr("gateway.outgoing.INLINE_BYTES", 0)
+    monkeypatch.setattr(f"gateway.outgoing.{bound}", 0)
     monkeypatch.setattr("gateway.outgoing.SECONDS", 0.0)
     gateway = await start_gateway()
     reply = await gateway.ask(tools=tools("b"))

@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterator
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
-_MARKS = (b"```", b"~~~")
+MARKS = ("```", "~~~")
+_MARKS = tuple(mark.encode() for mark in MARKS)
 
 
 def after(fence: str, line: str) -> str | None:

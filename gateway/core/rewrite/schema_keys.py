@@ -25,6 +25,8 @@ _SCHEMAS = frozenset(
     | {"unevaluatedProperties", "contentSchema"}
 )
 """Keywords that hold schemas; what any other holds is data."""
+_EXACT = json.JSONDecoder(parse_int=orjson.Fragment, parse_float=orjson.Fragment)
+"""Keeps numbers as they are written."""
 _SPACE = b" \t\r\n"
 _SCHEMA = "parameters"
 _KEY = b'"parameters"'
@@ -60,8 +62,7 @@ def in_order(text: bytes, tool: dict[str, Any], keys: SchemaKeys) -> InOrder | N
         written = text[start:end]
         if written.translate(None, _SPACE) != came.translate(None, _SPACE):
             # Numbers may be written in another way than they print.
-            exact = json.loads(written, parse_int=orjson.Fragment, parse_float=orjson.Fragment)
-            sent = _ordered(exact, named_too=named_too)
+            sent = _ordered(_EXACT.decode(written.decode()), named_too=named_too)
     value = {**holder, _SCHEMA: orjson.loads(ordered)}
     if path is _NESTED:
         value = {**tool, "function": value}

@@ -4,15 +4,20 @@ Law: white space that has a meaning stays. That is all of a fenced block of code
 end lines of an indented one, and the two by which Markdown breaks a line.
 """
 
+from itertools import pairwise
+
 from gateway.core.rewrite import fences
 
 _BREAK = "  "
+_ENDS = frozenset(" \t\r")
 
 
 def normal(text: str, *, ends: bool) -> str:
     """Return the text in normal form; ``ends`` tells that no other text follows in its message."""
     if not _may_change(text, ends=ends) or text.isspace():
         return text
+    if not any(mark in text for mark in fences.MARKS):
+        return _normal_prose(text, ends=ends)
     lines = text.split("\n")
     last = len(lines) - 1
     fence = ""
@@ -27,6 +32,15 @@ def normal(text: str, *, ends: bool) -> str:
         last_line = kept[kept.rfind("\n") + 1 :]
         return kept if fences.after("", last_line) is None else normalised
     return normalised
+
+
+def _normal_prose(text: str, *, ends: bool) -> str:
+    lines = text.split("\n")
+    for index, (line, following) in enumerate(pairwise(lines)):
+        if line[-1:] in _ENDS:
+            lines[index] = _normal_line(line, following)
+    normalised = "\n".join(lines)
+    return (ends and normalised.rstrip(" \t\r\n")) or normalised
 
 
 def _may_change(text: str, *, ends: bool) -> bool:
