@@ -142,7 +142,7 @@ def rewriting(settings: PrefixSettings) -> Callable[[Any], object]:
 
     def run(case: Any) -> object:
         forms = known.forms(settings.schema_keys)
-        result = rewrite(Endpoint.CHAT, *case, settings, known=forms)
+        result = rewrite(Endpoint.CHAT, case[0], case[1], settings, known=forms)
         known.note(settings.schema_keys, result.tools)
         return result
 
