@@ -66,6 +66,10 @@ def _parting(parting: Parting, lost: float, taken: Collection[Setting]) -> Itera
         case Ground.MOVED:
             yield f"{where}, as they should be"
             return
+        case Ground.SAID if parting.is_cut:
+            yield f"{where}: the oldest are left out, and all others move up"
+            yield "           Leave out many at once, and seldom."
+            return
         case Ground.SAID if parting.cause is None:
             yield f"{where}, which no earlier prompt had"
             return

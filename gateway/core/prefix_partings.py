@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from gateway.core.prefix_tree import Node, PrefixTree
 from gateway.core.prefix_trials import LEAST_SHARE, Ground, Place, Setting, Trial, Trials
+from gateway.core.prompt_layout import part_at
 from gateway.core.rewrite.detectors import PLACEHOLDER
 
 _BEFORE, _AFTER = 32, 24
@@ -41,6 +42,8 @@ class Parting:
     """The setting under which they go on together; None where there is none."""
     repeated: float = 0.0
     """The share of what is asked that others ask in the same words: instructions, documents."""
+    is_cut: bool = False
+    """Whether turns that an earlier prompt began with are left out, so that all others move up."""
 
 
 def partings(
@@ -58,6 +61,8 @@ def partings(
             one = _parting(trials, settings, place, nodes)
             if place.ground in _MENDABLE:
                 one = replace(one, cause=_cause(trials, settings, nodes, candidates))
+            if place.ground is Ground.SAID:
+                one = replace(one, is_cut=_is_cut(trials, settings, nodes))
             elif place.ground is Ground.ASKED:
                 one = replace(one, repeated=_repeated(trials, settings, nodes))
             found.append(one)
@@ -120,6 +125,22 @@ def _in_common(trials: Trials, settings: Sequence[Setting], pair: Sequence[int])
     shared = text[: tree.add("".join(part.text for part in other))]
     placeholders = _PLACEHOLDER.findall(shared)
     return len(shared) + sum(len(values.get(each, each)) - len(each) for each in placeholders)
+
+
+def _is_cut(trials: Trials, settings: Sequence[Setting], nodes: Sequence[Node]) -> bool:
+    """Tell whether most is lost where a prompt goes on with a turn that another has later."""
+    lost = cut = 0
+    for node in nodes[:_MOST_TRIED]:
+        earlier, later = sorted(child.prompt for child in node.children.values())[:2]
+        parts = trials.parts(later, settings)
+        part, start = part_at(parts, node.end)
+        others = trials.parts(earlier, settings)
+        here, _ = part_at(others, start)
+        behind = {each.text for each in others[others.index(here) + 1 :]}
+        lost += node.lost
+        # Where values were moved, a block stood before the turn that was the last one then.
+        cut += node.lost * (part.text in behind and not here.is_block)
+    return 2 * cut > lost
 
 
 def _repeated(trials: Trials, settings: Sequence[Setting], nodes: Sequence[Node]) -> float:

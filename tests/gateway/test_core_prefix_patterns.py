@@ -98,7 +98,7 @@ PIECES = st.sampled_from(
 TEXTS = st.lists(PIECES, max_size=8).map("".join)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(TEXTS, st.lists(TEXTS, min_size=2, max_size=4, unique_by=lambda text: text[:1]))
 def test_a_pattern_finds_one_value_in_each_text_that_begins_no_later(before, ends):
     texts = [before + end for end in ends if end]

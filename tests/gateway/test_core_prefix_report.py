@@ -114,7 +114,7 @@ def test_a_pattern_is_made_of_what_loses_little_at_many_places():
         body = {"model": "m", "messages": [system, {"role": "user", "content": "?"}]}
         return Recorded(Endpoint.CHAT, "m", "", orjson.dumps(body))
 
-    found = reported([prompt(number) for number in range(250)], ())
+    found = reported([prompt(number) for number in range(125)], ())
     assert len(found.settings) == 3
     assert found.rewritten > 0.8
 
@@ -152,6 +152,22 @@ def test_instructions_in_what_is_asked_are_told():
     (asked,) = reported(prompts, ()).layers[0].partings
     assert (asked.ground, asked.cause) == (Ground.ASKED, None)
     assert asked.repeated > 0.8
+
+
+@pytest.mark.parametrize("kept", [6, 100], ids=["cut", "whole"])
+def test_a_history_whose_oldest_turns_are_left_out_is_told(kept):
+    turns = [
+        {"role": role, "content": f"{role} says {number}. " + f"{number} is said. " * 20}
+        for number in range(15)
+        for role in ("user", "assistant")
+    ]
+    bodies = [
+        {"model": "m", "messages": [{"role": "system", "content": "Be kind."}, *said[-kept:]]}
+        for said in (turns[:end] for end in range(1, len(turns), 2))
+    ]
+    prompts = [Recorded(Endpoint.CHAT, "m", "", orjson.dumps(body)) for body in bodies]
+    said = [one for one in reported(prompts, ()).layers[0].partings if one.ground is Ground.SAID]
+    assert [one.is_cut for one in said] == ([True] if kept == 6 else [])
 
 
 def test_the_upstreams_share_is_told_where_it_is_none():

@@ -198,6 +198,28 @@ def test_prompts_of_completions_are_not_told_to_be_as_they_should(tmp_path, caps
     assert "as it should be" not in out
 
 
+def test_a_history_that_is_cut_is_told_with_what_to_do(tmp_path, capsys):
+    file = tmp_path / "log.jsonl"
+    said = [{"role": "user", "content": f"{number} " * 50} for number in range(9)]
+    lines = [{"model": "m", "messages": said[at : at + 4]} for at in range(6)]
+    file.write_bytes(b"\n".join(map(orjson.dumps, lines)))
+    _, out, _ = run(capsys, file)
+    assert "behind earlier turns: the oldest are left out, and all others move up" in out
+
+
+def test_a_history_behind_moved_values_is_not_taken_for_one_that_is_cut(tmp_path, capsys):
+    file = tmp_path / "log.jsonl"
+    said = [{"role": "user", "content": f"{number} " * 50} for number in range(9)]
+    lines = []
+    for at in range(1, 8):
+        system = {"role": "system", "content": f"Be kind. It is 10:00:0{at}. " + "Be brief. " * 50}
+        lines.append({"model": "m", "messages": [system, *said[:at]]})
+    file.write_bytes(b"\n".join(map(orjson.dumps, lines)))
+    _, out, _ = run(capsys, file)
+    assert "then, with volatile: timestamps" in out
+    assert "behind earlier turns, which no earlier prompt had" in out
+
+
 def test_what_clients_wrote_cannot_move_a_terminals_cursor(tmp_path, capsys):
     file = tmp_path / "log.jsonl"
     lines = [
