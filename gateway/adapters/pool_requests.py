@@ -66,12 +66,12 @@ class PoolRequests:
                 try:
                     response = await stack.enter_async_context(sending)
                 except UpstreamError as error:
-                    if error.sent:
-                        raise
-                    # As a probe that failed: of what is behind a path nothing is known.
-                    self._table.probed(upstream.name, error.reason, self._clock(), for_sure=False)
                     fault = error
                     tried.append((upstream.name, error.reason))
+                    if error.sent:
+                        break
+                    # As a probe that failed: of what is behind a path nothing is known.
+                    self._table.probed(upstream.name, error.reason, self._clock(), for_sure=False)
                 else:
                     missing = bool(named) and response.status == HTTPStatus.NOT_FOUND
                     if missing and body is None and (upstream is not asked[-1] or fault):

@@ -98,6 +98,16 @@ async def test_an_answer_compressed_unasked_is_stored_and_passed_on_as_it_was(
     assert upstream.calls == 1
 
 
+async def test_what_passes_through_and_fails_names_who_was_tried(
+    start_gateway: StartGateway, raw: StartRaw
+):
+    bad, good = await raw(sends(UNREADABLE["two lengths"])), await raw(sends(whole(HELLO)))
+    reply = await (await pool(start_gateway, bad, good)).get("/v1/files")
+    assert (reply.status, reply.json["error"]["code"]) == (502, "upstream-broke")
+    assert reply.headers["X-Refrain-Upstream"] == 'tried="a=upstream-broke"'
+    assert good.calls == 0  # it may have done what it was asked
+
+
 async def test_a_compressed_answer_that_is_cut_short_is_no_answer(
     start_gateway: StartGateway, raw: StartRaw
 ):
