@@ -1,7 +1,7 @@
 # The two commands of the README are `make demo` and `make test`; both set everything up first.
 PYTHON ?= python3
 PORT ?= 8080
-JOBS ?= 1
+JOBS ?= logical
 DATA_DIR ?= .refrain
 VENV := .venv
 BIN := $(VENV)/bin
@@ -28,9 +28,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## gateway, bundled engine and model on 127.0.0.1:$PORT; Ctrl-C stops everything
 	@exec $(BIN)/refrain demo --port $(PORT) --data-dir $(DATA_DIR)
 
-# In several processes: one thread each, and no GPU, which all of them would share. A test that
+# A process for each core: one thread each, and no GPU, which all of them would share. A test that
 # stands still ends its process, which fails it, and says where it stood.
-test: setup lint ## lint, types, and every test that needs no GPU; JOBS=logical for a process for each core
+test: setup lint ## lint, types, and every test that needs no GPU; JOBS=1 for one process
 	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/pytest -q \
 		--numprocesses $(JOBS) --maxprocesses 4 --dist worksteal \
 		-o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
