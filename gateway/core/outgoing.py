@@ -36,8 +36,8 @@ class Outgoing:
     @property
     def rank(self) -> int:
         """Return its priority as a number, the first in line with the least."""
-        told = next((value for name, value in self.fields if name == PRIORITY), Priority.NORMAL)
-        return _RANKS.index(Priority(told))
+        told = next((value for name, value in self.fields if name == PRIORITY), "")
+        return _RANKS.get(told, _RANKS[Priority.NORMAL])
 
     instead: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """What these upstreams get in place of ``raw``, by name."""
@@ -58,7 +58,7 @@ class Outgoing:
         return self.instead.get(upstream, self.raw)
 
 
-_RANKS = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
+_RANKS: dict[str, int] = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
 
 Tried = tuple[tuple[str, Reason], ...]
 """Who failed, and why."""

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from gateway.core.outbound import with_key, with_priority, with_salt, without_salt
+from gateway.core.outgoing import Outgoing
 from policies.decide import Priority
 
 
@@ -60,3 +61,17 @@ def test_no_credential_of_a_client_stays(name):
     sent = [(name, "gateway-key"), ("A", "b"), (name.upper(), "again")]
     assert with_key(sent, None) == (("A", "b"),)
     assert with_key(sent, "upstream") == (("A", "b"), ("Authorization", "Bearer upstream"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "rank"),
+    [
+        ((), 1),
+        (with_priority((), Priority.HIGH), 0),
+        (with_priority((("x-refrain-priority", "high"),), Priority.LOW), 2),
+        ((("X-Refrain-Priority", "urgent"),), 1),
+    ],
+    ids=["nothing said", "high", "low", "no priority"],
+)
+def test_the_line_in_which_a_request_stands_is_that_of_the_policy(fields, rank):
+    assert Outgoing("/v1/chat/completions", fields, b"{}").rank == rank
