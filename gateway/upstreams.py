@@ -113,7 +113,8 @@ def open_upstreams(
     members = [_member(one, settings.workers) for one in given]
     by_prefix = settings.upstream_routing == "prefix"
     sharing = frozenset(one.called for one in given if one.shares_prefill)
-    routing = PrefixAware(sharing=sharing) if by_prefix else LeastLoaded()
+    aware = PrefixAware(sharing=sharing, has_siblings=settings.workers > 1)
+    routing = aware if by_prefix else LeastLoaded()
     table = PoolTable(members, routing, time.monotonic(), log_change)
     bounds = Bounds(settings.queue_size, settings.queue_timeout)
     kept = Kept()

@@ -67,12 +67,15 @@ class PrefixAware:
         weights: Weights | None = None,
         sharing: Container[str] = (),
         block_tokens: int = TOKENS_A_BLOCK,
+        has_siblings: bool = False,
     ) -> None:
+        """``has_siblings`` tells that other gateways send prompts to these replicas, too."""
         self.index = PrefixIndex() if index is None else index
         self._weights = weights or Weights()
         self._block_tokens = block_tokens
         self._lost: dict[str, list[int]] = {}
         """The last uses of what was not found at each replica, since something was."""
+        self._has_siblings = has_siblings
         self._nothing_found = 0
         """For how many prompts in a row nobody else has shown."""
         self._sharing = sharing
@@ -156,7 +159,7 @@ class PrefixAware:
     @property
     def is_alone(self) -> bool:
         """Tell whether no other gateway seems to send prompts to these replicas."""
-        return self._nothing_found >= ALONE_AFTER
+        return self._nothing_found >= ALONE_AFTER and not self._has_siblings
 
     def queued_blocks(self, name: str) -> int:
         """Return how many blocks the replica has yet to compute, of what was sent from here."""

@@ -105,9 +105,9 @@ def test_a_chat_that_began_here_is_expected_where_others_sent_its_later_turns() 
         assert first(router(**{began: chat[:3]}), chat, offered) == began
 
 
-def alone() -> PrefixAware:
+def alone(*, has_siblings: bool = False) -> PrefixAware:
     """Return a gateway that has found nothing of another's for long."""
-    made = PrefixAware()
+    made = PrefixAware(has_siblings=has_siblings)
     for number in range(ALONE_AFTER):
         complete(made, "a", tuple(range(1000 * number, 1000 * number + 8)))
     return made
@@ -128,6 +128,10 @@ def test_a_gateway_that_finds_what_it_did_not_send_is_not_alone() -> None:
     assert made.is_alone
     complete(made, "b", PROMPT, cached=1024)
     assert not made.is_alone
+
+
+def test_one_of_several_workers_is_never_alone() -> None:
+    assert not alone(has_siblings=True).is_alone
 
 
 def test_short_prompts_prove_no_loneliness() -> None:
