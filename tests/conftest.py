@@ -33,7 +33,8 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        gc.freeze()  # what is imported stays, and need not be looked through again and again
+        # To look through all that is imported takes half a second, in which each timer is late.
+        gc.freeze()
         gc.enable()
 
 
