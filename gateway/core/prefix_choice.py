@@ -30,11 +30,7 @@ def worth_a_trial(
     few = trials.sample(SAMPLE)
     as_sent = [few.text(number, ()) for number in range(len(few.prompts))]
     kept = [one for one in candidates if _changes(few, one, as_sent)]
-    best = _stable_share(few, kept)
-    for one in tuple(kept):
-        without = [other for other in kept if other != one]
-        if (share := _stable_share(few, without)) - best >= LEAST_SHARE:
-            kept, best = without, share
+    kept = _harmless(few, kept, [])
     own: list[Setting] = []
     for _ in range(_MOST_ROUNDS):
         made = dict.fromkeys(map(naming, _patterns(few, (*own, *kept))))
@@ -42,7 +38,18 @@ def worth_a_trial(
         own += new
         if not new or len(own) >= _MOST_PATTERNS:
             break
-    return (*own, *kept)
+    return (*own, *_harmless(few, kept, own))
+
+
+def _harmless(trials: Trials, settings: Sequence[Setting], own: Sequence[Setting]) -> list[Setting]:
+    """Return the settings that keep none of the others, and no pattern, from their work."""
+    kept = list(settings)
+    best = _stable_share(trials, (*own, *kept))
+    for one in settings:
+        without = [other for other in kept if other != one]
+        if (share := _stable_share(trials, (*own, *without))) - best >= LEAST_SHARE:
+            kept, best = without, share
+    return kept
 
 
 def needed(trials: Trials, candidates: Sequence[Setting]) -> list[Setting]:

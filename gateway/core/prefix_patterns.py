@@ -87,7 +87,8 @@ def _label(text: str, line: int, start: int) -> str | None:
     begin = max((least, *(other.end() for other in chain(*others))))
     label = text[begin:start]
     words = {word for word in _WORDS.findall(label.lower()) if len(word) >= _FEWEST_LETTERS}
-    if words <= _USUAL or not label.isprintable():
+    is_telling = words - _USUAL or (begin == line and len(words) > 1)
+    if not is_telling or not label.isprintable():
         return None
     if begin == line:
         return _LINE_BEGINS + _escaped(label)

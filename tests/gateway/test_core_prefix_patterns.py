@@ -42,6 +42,7 @@ def made(template, *values):
         ),
         ("In 17 Ämter @ or", ["a1", "b2"], r"Ämter ([\w.:/@+-]*\w)"),
         ("cwd: /home/@/src\nOS: linux", ["anna", "jan"], "(?m)^cwd: /(.+)"),
+        ("Hi.\nIt is @ by now", ["10:01", "10:02"], r"(?m)^It is ([\w.:/@+-]*\w)"),
         ("request #@ from", ["1", "22"], "(?m)^request #([0-9]+)"),
         ("Speak (@): be brief", ["de-DE", "pt-BR"], r"(?m)^Speak \(([^\)\r\n]+)"),
     ],

@@ -136,6 +136,20 @@ def test_a_setting_that_goes_too_far_keeps_no_other_from_being_told(prompts):
     assert {setting for setting, _ in found.settings} == {"sort", "times"}
 
 
+def test_one_that_goes_too_far_with_patterns_alone_keeps_them_neither(prompts):
+    def undone(one, settings):
+        if "far" in settings and any(each.startswith("own:") for each in settings):
+            return one.body
+        body = rewriting(one, settings)
+        return {**body, "tools": [*body["tools"], {}]} if "far" in settings else body
+
+    found = report(prompts, ("far", "sort"), undone, "own:{}".format)
+    assert {setting for setting, _ in found.settings} == {
+        "sort",
+        "own:(?m)^It is ([\\w.:/@+-]*\\w)",
+    }
+
+
 def test_settings_that_gain_next_to_nothing_together_are_left_out(prompts):
     told = reported(prompts, ("times", "sort")).layers
     assert len(told) == 3
