@@ -34,6 +34,11 @@ def is_foreign(text: Worded) -> bool:
     )
 
 
+def is_prose(text: str) -> bool:
+    """Tell whether a text is English sentences: rows of data have no function words."""
+    return is_english(text) and not worded(text).vocabulary.isdisjoint(lists.ENGLISH)
+
+
 def is_english(text: str) -> bool:
     """Tell whether an English encoder makes sense of a text."""
     if not text.isascii():

@@ -28,6 +28,8 @@ _ROW = re.compile(
 _COLUMNS = re.compile(r"\S {3,}\S")
 _MOST_LINE = 400
 _FEWEST_RECORDS = 4
+_BEGINNING = 3
+"""Words that records of one kind begin with, if they stand in blocks of their own."""
 _LONG_VALUE = 200
 """A line that is longer than that is prose after a colon."""
 
@@ -47,6 +49,18 @@ def are_records(texts: Sequence[str]) -> bool:
         return False
     (_, most), *_ = Counter(map(tuple, short)).most_common(1)
     return 2 * most >= len(texts)
+
+
+def records_among(texts: Sequence[str]) -> list[bool]:
+    """Tell which of many short texts are records of one kind: they begin with the same words."""
+    begins = [
+        tuple(text.split(None, _BEGINNING)[:_BEGINNING])
+        if len(text) <= _LONG_VALUE and not text.rstrip().endswith("?")
+        else ()
+        for text in texts
+    ]
+    counts = Counter(begins)
+    return [len(each) == _BEGINNING and counts[each] >= _FEWEST_RECORDS for each in begins]
 
 
 def is_formed(text: str) -> bool:

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 from gateway.core.compress.asking import Question, question_of
 from gateway.core.compress.blocks import declared
 from gateway.core.compress.drafts import Draft, came_size, draft_of, drop_duplicates, size
+from gateway.core.compress.forms import records_among
 from gateway.core.compress.outcome import Compression, Refusal, RefusedError, Step
 from gateway.core.compress.readable import readable
 from gateway.core.compress.relevance import related
-from gateway.core.language import is_english
+from gateway.core.language import is_prose
 from gateway.core.prompt_size import BYTES_A_TOKEN
 from gateway.core.rewrite.places import Places
 from gateway.core.rewrite.splice import Edit, all_replaced, printed, spliced
@@ -158,13 +159,14 @@ def _asking(question: Question, drafts: list[Draft], settings: CompressSettings)
     none = Asking(question, tuple(drafts), ())
     if settings.keep >= 1 or question.refusal or size(drafts) <= settings.keep * came_size(drafts):
         return none
-    places = [
-        (draft, index)
-        for draft in drafts
-        for index in draft.candidates
-        if is_english(draft.passages[index].text)
-    ]
-    return none if len(places) < 2 else Asking(question, tuple(drafts), tuple(places))
+    places = [(draft, index) for draft in drafts for index in draft.candidates]
+    texts = [draft.passages[index].text for draft, index in places]
+    movable = tuple(
+        place
+        for place, text, is_record in zip(places, texts, records_among(texts), strict=True)
+        if not is_record and is_prose(text)
+    )
+    return none if len(movable) < 2 else Asking(question, tuple(drafts), movable)
 
 
 def _sent(

@@ -3,8 +3,8 @@
 Law: order is kept, and nothing is written anew. Only what is far below the best goes: where many
 are nearly as near, more stays than was asked for, or all. A passage with rare words of the question
 stays whole. Of a passage that goes, the sentences with what must not be lost stay (numbers,
-negations, identifiers, what the question names), unless the passage has not one word of the
-question and is far from it by meaning.
+negations, identifiers, what the question names); but identifiers alone of one that has not one
+word of the question and is far from it by meaning.
 """
 
 from collections import Counter
@@ -59,9 +59,9 @@ def related(
     rare = frozenset(word for word, count in met.items() if count <= few)
     weights = {word: log(1 + len(passages) / met[word]) for word in met}
     whole = sum(weights.values()) or 1.0
+    shared = [sum(weights[word] for word in each & question.words) / whole for each in words]
     scores = [
-        near + LEXICAL_WEIGHT * sum(weights[word] for word in each & question.words) / whole
-        for near, each in zip(similarities, words, strict=True)
+        near + LEXICAL_WEIGHT * share for near, share in zip(similarities, shared, strict=True)
     ]
     if not _is_found(question, words, rare, scores):
         return None
@@ -69,20 +69,23 @@ def related(
     if stays is None:
         return None
     named = question.names & rare
+    most = max(shared) or 1.0
     stays |= {
         index
         for index, each in enumerate(words)
-        if each & named or sum(weights[word] for word in each & rare) >= TELLING * whole
+        if each & named
+        or shared[index] >= most
+        or sum(weights[word] for word in each & rare) >= TELLING * whole
     }
     names = frozenset(word for word in question.names if 2 * met[word] <= len(passages))
-    return [
-        passage.sentences
-        if index in stays
-        else ()
-        if similarities[index] < FAR and not words[index] & question.words
-        else _protected(passage, names, protected)
-        for index, passage in enumerate(passages)
-    ]
+    left = []
+    for index, passage in enumerate(passages):
+        far = similarities[index] < FAR and not words[index] & question.words
+        # An identifier says nothing of what it stands for: by meaning it is far from all questions.
+        kinds = protected & {Protected.IDS} if far else protected
+        kept = _protected(passage, frozenset() if far else names, kinds)
+        left.append(passage.sentences if index in stays else kept)
+    return left
 
 
 def _near(scores: Sequence[float], sizes: Sequence[int], keep: float) -> set[int] | None:
