@@ -24,8 +24,8 @@ examples:
   refrain compress validate log.jsonl --policy policy.yaml --upstream http://127.0.0.1:8000/v1 \\
       --limit 200 --json
 
-exit codes: 0 no more answers changed than may, 1 more did or none could be compared, 2 bad usage,
-invalid file or no request in the log
+exit codes: 0 no more answers changed than may, 1 more did, too few were compared for --sure or none
+could be, 2 bad usage, invalid file or no request in the log
 """
 
 
@@ -53,6 +53,11 @@ def main(argv: Sequence[str]) -> int:
         default=0.02,
         metavar="SHARE",
         help="of the answers that may change (default: 2%%)",
+    )
+    check.add_argument(
+        "--sure",
+        action="store_true",
+        help="pass only if so few changed that with 95%% confidence no more do (149 of which none)",
     )
     check.add_argument(
         "--timeout",
@@ -94,5 +99,6 @@ def _validate(options: argparse.Namespace) -> int:
             seconds=float(options.timeout),
             socket=options.socket,
             as_json=options.json,
+            sure=options.sure,
         )
     )

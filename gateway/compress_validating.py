@@ -55,6 +55,8 @@ class Options:
     seconds: float
     socket: Path | None
     as_json: bool
+    sure: bool = False
+    """Only what the figures prove passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +148,11 @@ def validate(options: Options, service: Service = scoring_service) -> int:
         return _fail(str(error), 1)
     if tally is None:
         return _fail(f"{options.log}: no request in it", 2)
-    passed = tally.passes(options.most)
+    proved = tally.proves(options.most)
+    passed = proved if options.sure else tally.passes(options.most)
     if options.as_json:
-        print(orjson.dumps({**tally.plain(), "passed": passed}).decode())  # noqa: T201
+        plain = {**tally.plain(), "proved": proved, "passed": passed}
+        print(orjson.dumps(plain).decode())  # noqa: T201
     else:
         print("\n".join(_told(tally, options.most, passed=passed)))  # noqa: T201
     return 0 if passed else 1
@@ -165,6 +169,10 @@ async def _validated(
         await upstream.open()
         stack.push_async_callback(upstream.close)
         validation = Validation(policy, upstream, encoder, options.seconds, Tally())
+        _say(
+            f"up to {options.limit:,} requests are asked three times each of {options.upstream}, "
+            "if their rule compresses them: that may cost as much as it did to answer them, thrice"
+        )
         requests = islice(RecordedLog(options.log), options.limit)
         done = 0
         while batch := list(islice(requests, _AT_A_TIME)):
@@ -204,6 +212,10 @@ def _told(tally: Tally, most: float, *, passed: bool) -> Iterator[str]:
             f"(at most {percent_text(most)} may; with 95 % confidence at most {tally.bound:.1%})"
         )
         yield f"  {tally.unsure:,} of them counted because it could not be told"
+        if tally.passes(most) and not tally.proves(most):
+            lacking = tally.lacking(most)
+            more = "far more" if lacking is None else f"{lacking:,} more"
+            yield f"  that is no proof: it takes {more} of which none changes"
     if tally.tokens:
         share = tally.saved / tally.tokens
         yield f"tokens of context: {tally.tokens:,}, saved {tally.saved:,} ({share:.1%})"
@@ -216,5 +228,9 @@ def _told(tally: Tally, most: float, *, passed: bool) -> Iterator[str]:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"refrain: {message}", file=sys.stderr)  # noqa: T201
+    _say(message)
     return code
+
+
+def _say(message: str) -> None:
+    print(f"refrain: {message}", file=sys.stderr)  # noqa: T201

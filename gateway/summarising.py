@@ -19,6 +19,7 @@ import orjson
 from gateway.asked import Asked
 from gateway.core.compress.history import (
     Cut,
+    can_be_checked,
     cut_of,
     is_short,
     keeps_facts,
@@ -64,6 +65,9 @@ class Summariser:
             return body, raw, None
         digest = self._digest(asked, cut)
         known = self.summaries.find(digest)
+        if known is None and not can_be_checked(cut):
+            known = Refusal.SUMMARY_FACTS
+            self.summaries.note(digest, known)
         if known is None:
             self._begin(asked, cut, digest)
             return body, raw, Compression(refused=Refusal.SUMMARY_PENDING)

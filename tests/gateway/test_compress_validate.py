@@ -11,6 +11,7 @@ from aiohttp import web
 
 from gateway.cli import main
 from gateway.compress_validating import Options, validate
+from gateway.core.compress.validation import Tally
 from scripted_upstream import ScriptedUpstream, completion
 
 POLICY = """
@@ -96,6 +97,24 @@ async def test_an_answer_that_changes_fails(run, upstream):
     assert code == 1
     assert (told["compared"], told["changed"], told["unsure"], told["share"]) == (2, 2, 0, 1.0)
     assert (await run(body(1), most=1.0))[0] == 0
+
+
+async def test_few_answers_prove_nothing_and_it_is_told_how_many_would(run, upstream):
+    upstream.answer = says(lambda _: "It is 5.")
+    code, text = await run(body(1), body(2), text=True)
+    assert code == 0
+    assert "that is no proof: it takes 147 more of which none changes" in text
+    code, told = await run(body(1), body(2), sure=True)
+    assert (code, told["passed"], told["proved"]) == (1, False, False)
+    assert (await run(body(1), body(2), sure=True, most=0.9))[0] == 0
+
+
+def test_what_proves_a_share_is_the_bound_of_clopper_and_pearson():
+    assert Tally(compared=20).bound == pytest.approx(0.139, abs=0.001)
+    assert not Tally(compared=148).proves(0.02)
+    assert Tally(compared=149).proves(0.02)
+    assert Tally(compared=149, changed=1).lacking(0.02) == 87
+    assert Tally(compared=149, changed=149).lacking(0.02) is None
 
 
 async def test_what_cannot_be_told_counts_as_changed(run, upstream):

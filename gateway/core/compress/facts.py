@@ -25,6 +25,9 @@ _NEGATION = re.compile(
 )
 
 
+_DENIED = re.compile(r"\s*(?:[^\s.!?;,]+[\s,]*){0,5}")
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """The facts of a text. Names are those that its capital letters tell."""
@@ -67,3 +70,10 @@ def has_id(text: str) -> bool:
 def has_negation(text: str) -> bool:
     """Tell whether a text denies something."""
     return _NEGATION.search(text) is not None
+
+
+def denials(text: str) -> Iterator[str]:
+    """Yield the few words behind each denial."""
+    for match in _NEGATION.finditer(text):
+        found = _DENIED.match(text, match.end())
+        yield "" if found is None else found[0]

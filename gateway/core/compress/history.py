@@ -1,17 +1,16 @@
 """The earlier turns of a long conversation, and the summary that may stand in for them.
 
-Law: a summary is used only if every number, name and identifier of the turns stands in it, in
-whatever case, and it is much shorter. Turns are cut off before a user turn, so that no call of a
+Law: a summary is used only if it keeps what can be checked of the turns (``fidelity``), and is much
+shorter. Turns are cut off before a user turn, so that no call of a
 tool loses its answer, and where they are cut moves in steps: the prompt's beginning stays the same
 for a while.
 """
 
-import re
 from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.core.compress.facts import facts_of
+from gateway.core.compress.fidelity import can_be_told, says_the_same
 from gateway.core.prompt_size import BYTES_A_TOKEN
 from gateway.core.rewrite.places import Places
 from gateway.core.rewrite.splice import Edit, printed, spliced
@@ -34,9 +33,6 @@ _PROMPT = (
     "what was decided and what is open. Every number, date, name, identifier, path and address "
     "must stand in the summary exactly as it is written. Write plain sentences, nothing else."
 )
-_SPACE = re.compile(r"\s+")
-_WORD = r"(?<!\w){}(?!\w)"
-_NUMBER = r"(?<!\d)(?<!\d[.,:/]){}(?!\d)(?![.,:/]\d)"
 
 
 class Cut(NamedTuple):
@@ -91,13 +87,14 @@ def is_short(cut: Cut, summary: str) -> bool:
     return 0 < len(summary.encode("utf-8", "surrogatepass")) <= LONGEST_SHARE * len(cut.turns)
 
 
+def can_be_checked(cut: Cut) -> bool:
+    """Tell whether it could be told that a summary keeps what the turns say."""
+    return can_be_told(_texts(orjson.loads(cut.turns)))
+
+
 def keeps_facts(cut: Cut, summary: str) -> bool:
-    """Tell whether all numbers, names and identifiers of the turns stand in a summary."""
-    told = _folded(summary)
-    return all(
-        re.search((_NUMBER if _is_number(fact) else _WORD).format(re.escape(fact)), told)
-        for fact in _facts(cut)
-    )
+    """Tell whether a summary says what the turns say, as far as can be told."""
+    return says_the_same(_texts(orjson.loads(cut.turns)), summary)
 
 
 def with_summary(
@@ -118,18 +115,6 @@ def tokens_of(size: int) -> int:
     return -(-size // BYTES_A_TOKEN)
 
 
-def _facts(cut: Cut) -> set[str]:
-    facts: set[str] = set()
-    for text in _texts(orjson.loads(cut.turns)):
-        found = facts_of(text)
-        facts |= {_folded(each) for each in (*found.numbers, *found.ids, *found.names)}
-    return {fact for fact in facts if fact}
-
-
-def _is_number(fact: str) -> bool:
-    return fact[0].isdigit() and fact[-1].isdigit()
-
-
 def _texts(value: Any) -> list[str]:
     """Return what was said: all strings of the turns but roles, types and ids of calls."""
     match value:
@@ -146,7 +131,3 @@ def _texts(value: Any) -> list[str]:
             ]
         case _:
             return []
-
-
-def _folded(text: str) -> str:
-    return _SPACE.sub(" ", text).casefold().strip()

@@ -14,6 +14,8 @@ from gateway.core.types import Endpoint
 from policies.binomial import upper_bound
 
 CONFIDENCE = 0.95
+MOST_NEEDED = 5000
+"""Answers beyond which it is not told how many would prove something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,17 @@ class Tally:
     def passes(self, most: float) -> bool:
         """Tell whether no more than this share of the answers changed."""
         return self.share is not None and self.share <= most
+
+    def proves(self, most: float) -> bool:
+        """Tell whether so few changed that no more do, with the confidence."""
+        return self.compared > 0 and self.bound <= most
+
+    def lacking(self, most: float) -> int | None:
+        """Return how many answers more would prove it if none of them changed, if so few would."""
+        for of in range(self.compared, MOST_NEEDED + 1):
+            if upper_bound(self.changed, of, CONFIDENCE) <= most:
+                return of - self.compared
+        return None
 
     def plain(self) -> dict[str, Any]:
         """Return the figures as JSON has them."""
