@@ -33,6 +33,8 @@ def pieces(text: str, settings: DocumentSettings) -> list[str]:
     Raises DeclinedError where the markers do not pair up, or too many do.
     """
     begin, end = settings.begin, settings.end
+    if begin not in text and end not in text:
+        return [text]
     found: list[str] = []
     at = 0
     while (start := text.find(begin, at)) >= 0:

@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterator
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
-MARKS = ("```", "~~~")
-_MARKS = tuple(mark.encode() for mark in MARKS)
+_MARKS = (b"```", b"~~~")
 
 
 def after(fence: str, line: str) -> str | None:
@@ -26,7 +25,8 @@ def after(fence: str, line: str) -> str | None:
 
 def has_marks(text: bytes) -> bool:
     """Tell whether a text may have a fence."""
-    return any(mark in text for mark in _MARKS)
+    # One byte is found ten times as fast as three.
+    return (b"`" in text and b"```" in text) or (b"~" in text and b"~~~" in text)
 
 
 def code_blocks(text: bytes) -> Iterator[tuple[int, int]]:

@@ -110,9 +110,10 @@ def _whitespace(given: Conversation, taken: _Taken) -> _Taken:
     now: _Taken = []
     for pieces, turn, following in zip(taken, turns, (*turns[1:], None), strict=True):
         kept = list(pieces)
-        kept[::2] = [normal(piece, ends=False) for piece in pieces[::2]]
-        if turn != following:
-            kept[-1] = normal(pieces[-1], ends=True)
+        last = len(pieces) - 1
+        for index in range(0, last + 1, 2):
+            if pieces[index]:
+                kept[index] = normal(pieces[index], ends=index == last and turn != following)
         now.append(kept)
     return now
 

@@ -64,7 +64,11 @@ def conversation(
         return None
     for index, role in enumerate(roles[: asked[-1]]):
         if role in _INSTRUCTING or (role in _SPOKEN and (earlier_turns or index < asked[0])):
-            texts += _texts_of((field, index, "content"), turns[index].get("content"))
+            content = turns[index].get("content")
+            if isinstance(content, str):
+                texts.append(Text((field, index, "content"), content))
+            elif isinstance(content, list):
+                texts += _texts_of((field, index, "content"), content)
     place = len(turns) if _is_result(turns[-1]) else asked[-1]
     has_block = len(asked) < len(users)
     heard = tuple([turn for turn in turns if turn.get("role") != "assistant"])
@@ -82,10 +86,8 @@ def _is_result(turn: dict[str, Any]) -> bool:
     return turn.get("role") in _RESULTS or (isinstance(kind, str) and kind.endswith("_output"))
 
 
-def _texts_of(path: Path, content: Any) -> Iterator[Text]:
-    if isinstance(content, str):
-        yield Text(path, content)
-    for index, part in enumerate(content if isinstance(content, list) else ()):
+def _texts_of(path: Path, parts: list[Any]) -> Iterator[Text]:
+    for index, part in enumerate(parts):
         if isinstance(part, dict) and part.get("type") in _PROSE:
             text = part.get("text")
             if isinstance(text, str):

@@ -56,7 +56,10 @@ def arranged(
     if not changes:
         return Arranged(read.met)
     texts = [form.sent for form in sent]
-    text = b"".join(chain.from_iterable(zip(texts, read.gaps, strict=True)))
+    if isinstance(read.gaps, bytes):
+        text = read.gaps.join(texts)
+    else:
+        text = b"".join(chain.from_iterable(zip(texts, (*read.gaps, b""), strict=True)))
     values = [form.value for form in sent]
     return Arranged(read.met, tuple(changes), values, Edit(read.start, read.end, text))
 
@@ -73,8 +76,8 @@ class _Read(NamedTuple):
     start: int
     end: int
     forms: list[Form]
-    gaps: list[bytes]
-    """What stands behind each; nothing behind the last."""
+    gaps: bytes | list[bytes]
+    """What stands between them, one by one if that is not always the same."""
     met: list[Form]
     """Those that were not known."""
 
@@ -98,8 +101,7 @@ def _recognised(raw: bytes, start: int, names: list[str], known: Forms) -> _Read
     text = gap.join([form.came for form in forms])
     if not raw.startswith(text, start):
         return None
-    gaps = [gap] * (len(forms) - 1)
-    return _Read(start, start + len(text), forms, [*gaps, b""], [])
+    return _Read(start, start + len(text), forms, gap, [])
 
 
 def _read(
@@ -126,8 +128,7 @@ def _read(
         end = at + len(form.came)
         at = next_element(raw, end)
         gaps.append(raw[end:at])
-    gaps[-1] = b""
-    return _Read(start, end, forms, gaps, met)
+    return _Read(start, end, forms, gaps[:-1], met)
 
 
 def _names(tools: list[dict[str, Any]]) -> list[str]:

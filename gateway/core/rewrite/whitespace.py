@@ -16,7 +16,7 @@ def normal(text: str, *, ends: bool) -> str:
     """Return the text in normal form; ``ends`` tells that no other text follows in its message."""
     if not _may_change(text, ends=ends) or text.isspace():
         return text
-    if not any(mark in text for mark in fences.MARKS):
+    if "`" not in text and "~" not in text:
         return _normal_prose(text, ends=ends)
     lines = text.split("\n")
     last = len(lines) - 1
