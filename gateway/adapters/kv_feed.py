@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
+SILENCE = 60.0
+"""Of a connection that is left for it: the engine sends a word of comment more often."""
 _MOST_BYTES = 2**20
 """Of one event; a part of a snapshot has some 140,000."""
 
@@ -62,8 +64,15 @@ class KvFeed:
             if response.status != HTTPStatus.OK:
                 return f"status {response.status}"
             decoder = sse.Decoder(max_event_bytes=_MOST_BYTES)
-            async for chunk in upstream.body(response):
+            chunks = upstream.body(response)
+            while True:
+                try:
+                    async with asyncio.timeout(SILENCE):
+                        chunk = await anext(chunks, b"")
+                except TimeoutError:
+                    return f"nothing came for {SILENCE:.0f} s"
+                if not chunk:
+                    return "the stream ended"
                 for event in decoder.feed(chunk):
                     if (news := reader.take(event)) is not None:
                         self._tell(name, news)
-        return "the stream ended"

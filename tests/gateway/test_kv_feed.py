@@ -55,6 +55,12 @@ class Engine:
         self.events.apply([batch])
 
 
+SNAPSHOT = (
+    'id: e-1\nevent: snapshot\ndata: {"block_size":16,"more":false,"blocks":['
+    + ",".join(['["a","b"]'] * 70)
+    + "]}\n\n"
+)
+REMOVED = 'id: e-2\nevent: removed\ndata: {"block":"a"}\n\n'
 ONE_GONE = EventBatch(1, (BlockRemoved(digests(1)[0]),))
 
 
@@ -147,6 +153,26 @@ async def test_what_is_no_event_is_left_and_asked_for_again(follow: Follow, body
     await engine.apply(ONE_GONE)
     assert await told(news) == ("a", Full(1600))
     engine.events.close()
+
+
+async def test_a_stream_on_which_nothing_comes_is_left_and_asked_for_again(
+    follow: Follow, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "SILENCE", 0.2)
+    stalled = asyncio.Event()
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        if stalled.is_set():
+            return web.Response(text=f"{SNAPSHOT}{REMOVED}")
+        response = web.StreamResponse()
+        await response.prepare(request)
+        stalled.set()
+        await asyncio.Event().wait()
+        return response
+
+    app = web.Application()
+    app.router.add_get("/kv_events", stream)
+    assert await told(await follow(app)) == ("a", Full(70 * 16))
 
 
 def event(text: str) -> sse.Event:
