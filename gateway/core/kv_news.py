@@ -54,7 +54,10 @@ class KvReader:
         if (told := fields.get("id")) is not None:
             self.position = told if _ID.fullmatch(told) else ""
         match fields.get("event"), data:
-            case "snapshot", {"blocks": list(blocks), "block_size": int(size), "more": bool(more)}:
+            case (
+                "snapshot",
+                {"blocks": list(blocks), "block_size": int(size), "more": bool(more)},
+            ) if size > 0:
                 return self._snapshot(len(blocks), size, more=more)
             case "stored", {"blocks": list(blocks)}:
                 self._blocks += len(blocks)

@@ -203,6 +203,13 @@ def test_an_id_that_no_header_can_hold_is_no_position(odd: str):
     assert reader.position == ""
 
 
+@pytest.mark.parametrize("size", [0, -16])
+def test_blocks_of_no_tokens_are_no_event(size: int):
+    told = f'event: snapshot\ndata: {{"blocks":[],"block_size":{size},"more":false}}'
+    with pytest.raises(ValueError, match="not an event"):
+        KvReader().take(event(told))
+
+
 def test_comments_and_a_few_blocks_say_nothing():
     reader = KvReader()
     assert reader.take(event(": no news")) is None
