@@ -47,21 +47,30 @@ class Places:
         """Return where the value at a path stands."""
         if not path:
             return after_space(self.raw, 0), len(self.raw)
-        if isinstance(path[-1], int):
-            return self._array(path[:-1]).span(path[-1])
-        start = self.start(path)
-        end = end_of(self.raw, start, _at(self.body, path))
-        return (start, end) if end is not None else self._walked(path)
+        step = path[-1]
+        if isinstance(step, int):
+            return self._array(path[:-1]).span(step)
+        at, holder = self._object(path[:-1])
+        start = member_start(self.raw, at, holder, step)
+        end = None if start is None else end_of(self.raw, start, holder[step])
+        return self._walked(path) if start is None or end is None else (start, end)
 
     def start(self, path: Path) -> int:
         """Return where the value at a path begins."""
         if not path:
             return after_space(self.raw, 0)
-        holder, step = path[:-1], path[-1]
+        step = path[-1]
         if isinstance(step, int):
-            return self._array(holder).start(step)
-        start = member_start(self.raw, self.start(holder), _at(self.body, holder), step)
+            return self._array(path[:-1]).start(step)
+        start = member_start(self.raw, *self._object(path[:-1]), step)
         return self._walked(path)[0] if start is None else start
+
+    def _object(self, path: Path) -> tuple[int, dict[str, Any]]:
+        """Return where the object at a path begins, and the object."""
+        if not path or isinstance(path[-1], str):
+            return self.start(path), _at(self.body, path)
+        array = self._array(path[:-1])
+        return array.start(path[-1]), array.values[path[-1]]
 
     def _array(self, path: Path) -> "Elements":
         found = self._arrays.get(path)
