@@ -82,6 +82,10 @@ def test_what_is_remembered_of_tools_is_bounded():
         kept = [form for forms in known.forms(SchemaKeys.ON).values() for form in forms]
         assert sum(len(form.came) + len(form.sent) for form in kept) <= 1000
         assert kept
+    others = KnownTools(most_bytes=1000)
+    for name in ["other"] + ["one"] * 100:
+        others.note(SchemaKeys.ON, [Form(name, b"x" * 50, b"x" * 40, {})])
+    assert "other" in others.forms(SchemaKeys.ON)
     known.note(SchemaKeys.ON, [Form("long", b"x" * (LONGEST + 1), b"", {})])
     assert "long" not in known.forms(SchemaKeys.ON)
 

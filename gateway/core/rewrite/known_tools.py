@@ -47,12 +47,15 @@ class KnownTools:
     def note(self, keys: SchemaKeys, met: Iterable[Form]) -> None:
         """Remember tools that were not known."""
         for form in met:
-            size = len(form.came) + len(form.sent)
             if len(form.came) > LONGEST:
                 continue
-            if self._bytes + size > self._most_bytes:
+            if self._bytes + _size(form) > self._most_bytes:
                 self._forms, self._bytes = {}, 0
             known = self._forms.setdefault(keys.value, {})
-            kept = known.get(form.name, ())[: _MOST_FORMS - 1]
-            known[form.name] = (form, *kept)
-            self._bytes += size
+            others = known.get(form.name, ())
+            known[form.name] = (form, *others[: _MOST_FORMS - 1])
+            self._bytes += _size(form) - sum(map(_size, others[_MOST_FORMS - 1 :]))
+
+
+def _size(form: Form) -> int:
+    return len(form.came) + len(form.sent)
