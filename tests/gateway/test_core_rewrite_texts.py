@@ -279,6 +279,8 @@ def test_texts_of_over_a_mebibyte_are_left_as_they_came(monkeypatch):
         ("```\nnever closed \n", "```\nnever closed \n"),
         ("`` ` ``` x```\na \nb", "`` ` ``` x```\na\nb"),
         ("a\rb\r\n", "a\rb"),
+        ("\r\r\na \r \r\nb\r  \nc", "\na\nb  \nc"),
+        ("    x \r\r\ny", "    x \ny"),
         (" \n\t", " \n\t"),
         ("a\u00a0\nb\u2003", "a\u00a0\nb\u2003"),
         ("", ""),

@@ -50,8 +50,8 @@ def _may_change(text: str, *, ends: bool) -> bool:
 
 
 def _normal_line(line: str, following: str) -> str:
-    line = line.removesuffix("\r")
-    kept = line.rstrip(" \t")
+    line = line.rstrip("\r")
+    kept = line.rstrip(" \t\r")
     if kept and line.startswith(("    ", "\t")):
         return line
     breaks = kept and line.endswith(_BREAK) and following.strip()
