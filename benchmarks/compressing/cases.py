@@ -212,7 +212,8 @@ def linked(data: Data, chance: random.Random) -> Iterator[Case]:
     for page in chance.sample(known, len(known)):
         chosen = [page, *chance.sample([other for other in known if other != page], 9)]
         documents = []
-        for (title, said), who in zip(chosen, chance.sample(_KEEPERS, 10), strict=True):
+        for title, said in chosen:
+            who = _KEEPERS[known.index((title, said)) % len(_KEEPERS)]
             answer = next(filter(_tells, said))[1]
             documents += [
                 f"The archive on {title} was kept for many years by {who} near the harbour.",
@@ -236,7 +237,31 @@ def counted(data: Data, chance: random.Random) -> Iterator[Case]:
 
 
 _KEEPERS = [
-    f"{a} {b}" for a in ("Anna", "Bruno", "Clara", "Dorian", "Edith") for b in ("Abel", "Faber")
+    f"{first} {last}"
+    for first in (
+        "Anna",
+        "Bruno",
+        "Clara",
+        "Dorian",
+        "Edith",
+        "Fabio",
+        "Greta",
+        "Ilse",
+        "Liam",
+        "Rosa",
+    )
+    for last in (
+        "Abel",
+        "Berger",
+        "Costa",
+        "Dunn",
+        "Ekman",
+        "Faber",
+        "Grant",
+        "Hahn",
+        "Ivers",
+        "Kranz",
+    )
 ]
 _COUNTS = (
     "How many customers ask about {}?",

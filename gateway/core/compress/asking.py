@@ -40,14 +40,19 @@ _NEEDS_ALL = re.compile(
     r"|(?:which|how many|who|what|any|each|all|every|some|none|most|one|two|several|number|count)"
     r" of (?:the|these|those|them)\b"
     r"|(?:how many|which|what|number of|any|all|every|each)(?: the| other)? (?:documents?"
-    r"|passages?|entries|entry|records?|items?|rows?|lines?|paragraphs?|sentences?|texts?|excerpts?)"
-    r"|duplicates?|contradict\w*|inconsisten\w*|in common|differences? (?:between|among)"
+    r"|passages?|entries|entry|records?|items?|rows?|lines?|paragraphs?|sentences?|texts?"
+    r"|excerpts?)"
+    r"|(?:add|sum) up|(?:order|group|arrange) (?:\w+ ){0,3}by|(?:what is|what are|what's) missing"
+    r"|(?:what|who|which) (?:are |is )?all|(?:texts?|reports?|sources?) (?:dis)?agree|disagree"
+    r"|different things|chang\w+ between|duplicates?|contradict\w*|inconsisten\w*|in common"
+    r"|differences? (?:between|among)"
     r"|(?:what|who) (?:is|are) (?:it|this|that|these|they)(?: all)? about"
     r"|(?:first|second|third|last|next) (?:document|passage|paragraph|sentence|line|word|entry))\b",
     re.IGNORECASE,
 )
 _SOFT = re.compile(
-    r"\b(?:how (?:many|much|often)|number of|amount of|counts?|totals?|sum|average|mean|median"
+    r"\b(?:maximum|minimum|max|min|(?:has|have|had|with) no|(?:first|last) to"
+    r"|how (?:many|much|often)|number of|amount of|counts?|totals?|sum|average|mean|median"
     r"|percent\w*|share of|most|least|fewest|(?:more|fewer|less) than|highest|lowest|biggest"
     r"|largest|smallest|longest|shortest|oldest|youngest|newest|latest|earliest|cheapest"
     r"|fastest|slowest|worst|greatest|heaviest|lightest|tallest|richest"

@@ -22,9 +22,9 @@ FAR = 0.25
 """Cosine similarity below which a passage without a word of the question is about another thing."""
 RARE = 0.2
 """Share of the passages that have a word, up to which it tells them apart."""
-MARGIN = 1.15
+MARGIN = 1.1
 """How far below the best a passage stays where all is kept; less is kept of what is less alike."""
-LEAST, MOST = 0.7, 1.5
+LEAST, MOST = 0.6, 1.5
 """Of the share that is to be kept: what stays however far below the best it is, and what may."""
 FLAT = 0.7
 """Of that margin: where more than may stay is as near as that, none is told from the others."""
