@@ -23,6 +23,16 @@ def phrased(knowledge):
 
 
 @pytest.fixture(scope="module")
+def answers(phrased):
+    """The answer to each way to ask."""
+    return {
+        normalise(way.text): topic.answer
+        for topic, ways in phrased
+        for way in (Phrasing(topic.ask), *ways)
+    }
+
+
+@pytest.fixture(scope="module")
 def drawn(knowledge):
     """A corpus, and so many examples of it that any shorter one is their beginning."""
     corpus = Corpus(knowledge, seed=0)
@@ -64,11 +74,7 @@ def test_the_questions_every_newcomer_asks_are_there(knowledge):
         ("How do I turn on dark mode?", "How do I turn off dark mode?"),
     ],
 )
-def test_one_word_can_change_the_answer(phrased, one, other):
-    answers = {}
-    for topic, ways in phrased:
-        for way in (Phrasing(topic.ask), *ways):
-            answers[normalise(way.text)] = topic.answer
+def test_one_word_can_change_the_answer(answers, one, other):
     assert answers[normalise(one)] != answers[normalise(other)]
 
 
