@@ -140,6 +140,15 @@ def test_what_does_not_bear_on_the_question_goes_and_the_order_stays():
     assert result.told.saved * 2 == pytest.approx(result.told.tokens, abs=8)
 
 
+def test_what_stands_beside_the_nearest_passage_stays_more_easily_than_what_stands_alone():
+    leans = "He left her a parcel that nobody had asked for and then went away."
+    begins = f"{CHOIR} {'They meet on the day of the market and stay until the lamps go out. ' * 3}"
+    body = chat(f"<d>{begins}{leans}</d><d>{CHESS}</d><d>{BREAD}</d><d>{RIVER}</d> Who sings?")
+    text = sent(body, HALF, near="The choir")
+    assert leans in text
+    assert RIVER not in text
+
+
 def test_a_passage_with_a_rare_word_of_the_question_stays_however_far_it_is():
     body = chat(f"<d>{CHESS}</d><d>{BREAD}</d><d>{RIVER}</d> And the meadows?")
     assert RIVER in sent(body, HALF, near="Players")

@@ -11,6 +11,7 @@ none.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from gateway.core.compress.asking import Question, question_of
@@ -108,7 +109,10 @@ class Compressing:
         stays = related(
             asking.question,
             [draft.passages[index] for draft, index in asking.places],
-            [sum(a * b for a, b in zip(asked, each, strict=True)) for each in given],
+            _with_neighbours(
+                asking.places,
+                [sum(a * b for a, b in zip(asked, each, strict=True)) for each in given],
+            ),
             self.settings.keep,
             self.settings.protect,
         )
@@ -167,6 +171,23 @@ def _asking(question: Question, drafts: list[Draft], settings: CompressSettings)
         if not is_record and is_prose(text)
     )
     return none if len(movable) < 2 else Asking(question, tuple(drafts), movable)
+
+
+def _with_neighbours(
+    places: Sequence[tuple[Draft, int]], similarities: Sequence[float]
+) -> list[float]:
+    """Lift what stands beside a passage that is nearer: it may be what that one leans on."""
+    found = list(similarities)
+    for at, ((one, first), (other, second)) in enumerate(pairwise(places)):
+        if one is other and second == first + 1 and not _ends_paragraph(one.passages[first].text):
+            between = (similarities[at] + similarities[at + 1]) / 2
+            found[at] = max(found[at], between)
+            found[at + 1] = max(found[at + 1], between)
+    return found
+
+
+def _ends_paragraph(text: str) -> bool:
+    return text[len(text.rstrip()) :].count("\n") > 1
 
 
 def _sent(
