@@ -17,6 +17,7 @@ import orjson
 from gateway.core.prefix_report import RouteReport, report
 from gateway.core.prefix_settings import candidates, compiled, of_pattern
 from gateway.core.recorded_request import Recorded, Route
+from gateway.core.rewrite.known_tools import KnownTools
 from gateway.core.rewrite.plan import rewrite
 from gateway.prefix_report_text import route_text, yaml_of
 from gateway.progress import show_progress
@@ -86,14 +87,25 @@ def _reported(prompts: list[Recorded]) -> RouteReport:
     def progress(done: int, most: int) -> None:
         show_progress(f"{shown}, pass {done} of at most {most}")
 
+    rewriting = _Rewriting().rewritten
     result = report(prompts, candidates(prompts), rewriting, of_pattern, progress)
     show_progress("")
     return result
 
 
-def rewriting(one: Recorded, settings: Collection[str]) -> dict[str, Any]:
-    """Return the body as it would go on with these settings."""
-    return rewrite(one.endpoint, one.body, one.raw, _compiled(frozenset(settings))).body
+class _Rewriting:
+    """Prompts as they would go on, the tools of a route read once."""
+
+    def __init__(self) -> None:
+        self._tools = KnownTools()
+
+    def rewritten(self, one: Recorded, settings: Collection[str]) -> dict[str, Any]:
+        """Return the body as it would go on with these settings."""
+        prefix = _compiled(frozenset(settings))
+        known = self._tools.forms(prefix.schema_keys)
+        result = rewrite(one.endpoint, one.body, one.raw, prefix, known=known)
+        self._tools.note(prefix.schema_keys, result.tools)
+        return result.body
 
 
 _compiled: Callable[[frozenset[str]], Any] = lru_cache(256)(compiled)

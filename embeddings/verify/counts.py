@@ -28,13 +28,16 @@ _A_UNIT: Final = re.compile(
 )
 
 
+_DIGITS: Final = re.compile(r"\d+")
 _SUM: Final = re.compile(
     r" # (?:minus|divided by|subtracted from|to the power of|over|mod|of|less) # "
 )
 
 
 def check_numbers(a: Statement, b: Statement, apart: Difference) -> str | None:
-    """Refuse a number or a unit that the other text has not."""
+    """Refuse a number or a unit that the other text has not, and one code for another."""
+    if _other_codes(a, b):
+        return "number"
     if not a.numbers and not b.numbers:
         return None
     left, right = _alone(a.numbers, b), _alone(b.numbers, a)
@@ -52,6 +55,23 @@ def check_numbers(a: Statement, b: Statement, apart: Difference) -> str | None:
     if _otherwise_measured(a.numbers, b.numbers):
         return "unit"
     return None
+
+
+def _other_codes(a: Statement, b: Statement) -> bool:
+    """Tell whether each text has a word with digits that the other has not: "q79" and "q97".
+
+    "iPhone13" is in "iPhone 13".
+    """
+    return _has_code_alone(a, b) and _has_code_alone(b, a)
+
+
+def _has_code_alone(text: Statement, other: Statement) -> bool:
+    values = {x.value for x in other.numbers}
+    return any(
+        item.text not in other.vocabulary and not values.issuperset(digits)
+        for item in text.items
+        if (digits := _DIGITS.findall(item.text))
+    )
 
 
 def _alone(numbers: Iterable[Quantity], other: Statement) -> bool:

@@ -55,7 +55,7 @@ _MOST: Final = 40
 
 
 def _framed(a: Statement, b: Statement) -> bool:
-    return len(a.words) == len(b.words) > 1 and sum(map(ne, a.words, b.words)) < 2
+    return 0 < len(a.words) == len(b.words) and sum(map(ne, a.words, b.words)) < 2
 
 
 def _weight(items: Iterable[Item]) -> int:

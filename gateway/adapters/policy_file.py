@@ -5,8 +5,9 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from gateway.core.rewrite.detectors import finder
 from gateway.ports import ActivePolicy
-from policies.decide import PiiAction
+from policies.decide import PiiAction, Policy
 from policies.document import policy_text
 from policies.parse import PolicyError, compile_policy, parse_spec
 from policies.pii import PiiScanner
@@ -89,6 +90,15 @@ class PolicyFile:
 def _activate(data: bytes, path: Path) -> ActivePolicy:
     spec = parse_spec(policy_text(data, str(path)), str(path))
     policy = compile_policy(spec, str(path))
+    _ready(policy)
     scanner = PiiScanner(policy.regions, policy.allowed)
     identities = {action: f"{action}/{scanner.identity}" for action in PiiAction}
     return ActivePolicy(policy, scanner, recorded_policy(spec, policy), identities)
+
+
+def _ready(policy: Policy) -> None:
+    """Compile what finds volatile text, and use it once: the first request would wait for that."""
+    for decision in (policy.default, *(rule.decision for rule in policy.rules)):
+        prefix = decision.prefix
+        if prefix.volatile or prefix.patterns:
+            any(finder(prefix.volatile, prefix.patterns).find(b"2026-01-01"))

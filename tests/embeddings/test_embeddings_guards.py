@@ -36,6 +36,11 @@ def both_ways(asked, stored):
         ("Ann has 5 coins, Bob has 3", "Ann has 3 coins, Bob has 5", "number"),
         ("How do I call 555-0123?", "How do I call 555-0132?", "number"),
         ("What does order 88231 hold?", "What does order 88213 hold?", "number"),
+        # codes
+        ("q79", "q97", "number"),
+        ("Where is parcel a1b2c3?", "Where is parcel a1b3c2?", "number"),
+        ("How much is the gpt4 plan?", "How much is the gpt5 plan?", "number"),
+        ("ZXQW", "ZXWQ", "replaced"),
         # units and money
         ("How long is 5 miles?", "How long is 5 kilometres?", "unit"),
         ("Is $5 enough?", "Is 5 euros enough?", "unit"),
@@ -216,6 +221,8 @@ def test_what_changes_the_answer_is_refused(asked, stored, reason):
         ("Is Ann married to Bob?", "Is Bob married to Ann?"),
         ("Is 1,000 more than 5?", "Is one thousand more than five?"),
         ("Is 1k enough?", "Is 1000 enough?"),
+        ("My iPhone13 is slow", "My iPhone 13 is slow"),
+        ("Which is better, h264 or h265?", "Which is better, h265 or h264?"),
         ("Is it 2.5 kg?", "Is it 2 1/2 kilograms?"),
         ("Is a dozen enough?", "Are 12 enough?"),
         ("Is 50% a lot?", "Is half a lot?"),
