@@ -49,7 +49,8 @@ class DialledNumbers:
         lengths = {length for each in general for length in each.possible_length}
         abroad = own.international_prefix or "00"
         self._lengths = range(_shortest(code), max(*lengths, 11) + _MOST_BEFORE + 1)
-        self._prefix = own.national_prefix or ""
+        prefix = own.national_prefix or ""
+        self._prefix = "" if _begins_numbers(prefix, code) else prefix
         if own.national_prefix_transform_rule is not None:
             # Dialled digits are rewritten (Argentina): they do not look like the number.
             self._roughly = self._kinds = re.compile("[0-9]+")
@@ -97,6 +98,19 @@ class DialledNumbers:
             or tuple(map(len, groups)) in self._groupings
             or groups[0].startswith("011")  # to another country
         )
+
+
+def _begins_numbers(prefix: str, region: str) -> bool:
+    """Tell whether numbers begin with the prefix themselves, as Russia's 800 ... do with 8."""
+    examples = (
+        phonenumbers.example_number_for_type(region, kind)
+        for kind in phonenumbers.PhoneNumberType.values()
+    )
+    return any(
+        phonenumbers.national_significant_number(example).startswith(prefix)
+        for example in examples
+        if example
+    )
 
 
 def _shortest(region: str) -> int:

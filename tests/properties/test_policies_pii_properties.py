@@ -142,3 +142,8 @@ def test_what_the_library_finds_in_a_region_is_let_through(region, before, group
     for match in PhoneNumberMatcher(text, region, Leniency.VALID, max_tries=100):
         if len(str(match.number.national_number)) >= shortest:
             assert NUMBERS[region].may_be_among(re.findall("[0-9]+", text))
+
+
+@pytest.mark.parametrize("region", ["RU", "KZ"])
+def test_a_number_may_begin_with_what_is_a_prefix_before_others(region):
+    assert DialledNumbers(region).may_be_among(["8000000000"])
