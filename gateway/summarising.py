@@ -65,9 +65,6 @@ class Summariser:
             return body, raw, None
         digest = self._digest(asked, cut)
         known = self.summaries.find(digest)
-        if known is None and not can_be_checked(cut):
-            known = Refusal.SUMMARY_FACTS
-            self.summaries.note(digest, known)
         if known is None:
             self._begin(asked, cut, digest)
             return body, raw, Compression(refused=Refusal.SUMMARY_PENDING)
@@ -126,8 +123,11 @@ class Summariser:
         cut: Cut,
         digest: bytes,
     ) -> None:
+        known: str | Refusal = Refusal.SUMMARY_FACTS
         try:
             async with asyncio.timeout(SECONDS):
+                if not await asyncio.to_thread(can_be_checked, cut):
+                    return
                 summary = await _asked(upstream, model, fields, cut)
                 known = await asyncio.to_thread(_judged, cut, summary)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is no request's

@@ -34,7 +34,7 @@ def worth_a_trial(
     own: list[Setting] = []
     for _ in range(_MOST_ROUNDS):
         made = dict.fromkeys(map(naming, _patterns(few, (*own, *kept))))
-        new = [each for each in made if each not in own]
+        new = [each for each in made if each not in own][: _MOST_PATTERNS - len(own)]
         own += new
         if not new or len(own) >= _MOST_PATTERNS:
             break

@@ -1,5 +1,6 @@
 """Declared context made shorter: what goes, what stays, and what is never looked at."""
 
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import orjson
 import pytest
 from tokenizers import Tokenizer
 
+from gateway.core.compress.minify import formed_minified
 from gateway.core.compress.outcome import Refusal, RefusedError, Step
 from gateway.core.compress.plan import Compressed, begin
 from gateway.core.compress.readable import readable
@@ -315,3 +317,28 @@ def minilm_pieces():
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return lambda text: len(tokenizer.encode(text).ids)
+
+
+def test_a_long_run_of_spaces_is_looked_at_once():
+    # What looks at it once from each of its places would need an hour.
+    wide = "x" + " " * 400_000 + "y  "
+    assert formed_minified(f"{wide}\r\n") == f"{wide[:-2]}\n"
+
+
+def test_a_document_is_not_left_out_for_a_copy_that_goes_with_another_question():
+    def turn(*documents: str) -> str:
+        return "".join(f"<d>{each}</d>\n" for each in documents)
+
+    first = turn(RIVER, CHOIR, CHESS, BREAD) + "What flows through the meadows and villages?"
+    then = turn(CHOIR, BREAD, CHESS) + "What does the choir rehearse in the church?"
+    body = chat(first, "A river.", then)
+    begun = begin(Endpoint.CHAT, body, orjson.dumps(body), replace(HALF, keep=0.4))
+    assert begun is not None
+    axes = {"river": (1.0, 0.0, 0.0), "flows": (1.0, 0.0, 0.0), "choir": (0.0, 1.0, 0.0)}
+    vectors = [
+        next((axis for word, axis in axes.items() if word in text), (0.0, 0.0, 1.0))
+        for text in begun.texts
+    ]
+    told = begun.next(vectors).body["messages"]
+    assert CHOIR not in told[0]["content"]
+    assert CHOIR in told[-1]["content"]

@@ -177,6 +177,14 @@ def test_a_question_that_leans_on_earlier_turns_loses_no_passage():
             "Who bought the oven?",
         ),
         (
+            "Tell me who signed the lease document. I work for the owner.",
+            "Tell me who signed the lease document. I work for the owner.",
+        ),
+        (
+            "If none of the documents holds the answer, say so. Who bought the oven?",
+            "Who bought the oven?",
+        ),
+        (
             "I moved here in May. Who bought the oven?",
             "I moved here in May. Who bought the oven?",
         ),
@@ -198,3 +206,20 @@ def test_of_many_passages_that_are_as_near_as_the_best_none_goes():
     with pytest.raises(RefusedError) as caught:
         begun.next([(1.0, 0.0)] + [(0.6 - i / 50, 0.0) for i in range(len(SHOPS))])
     assert caught.value.why is Refusal.NEEDS_ALL
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "If you cannot find the answer in any of the documents, say so. Where was Curie born?",
+        "What name is given to the port in Hamburg?",
+        "What is the rank of Anna Meyer?",
+    ],
+)
+def test_words_that_only_look_like_asking_for_all_are_none(question):
+    assert question_of(question).refusal is None
+
+
+def test_what_is_wanted_on_a_condition_may_need_all():
+    told = question_of("If there are several, list all of them. Who won?").refusal
+    assert told is Refusal.NEEDS_ALL

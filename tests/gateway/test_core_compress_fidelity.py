@@ -2,7 +2,9 @@
 
 import pytest
 
+from gateway.core.compress import fidelity
 from gateway.core.compress.fidelity import can_be_told, says_the_same
+from gateway.core.proper_names import named
 
 TURNS = (
     "Last week Anna Meier lent 300 euros to Bob Costa. Bob will not pay before May.",
@@ -59,3 +61,11 @@ def test_of_some_turns_it_cannot_be_told(text):
 
 def test_of_plain_turns_it_can_be_told():
     assert can_be_told([*TURNS, "ok", "yes please"])
+
+
+def test_names_are_looked_for_once_in_each_turn(monkeypatch):
+    asked = []
+    monkeypatch.setattr(fidelity, "named", lambda text: asked.append(text) or named(text))
+    turns = [f"{TURNS[0]} {TURNS[2]}"] * 50
+    assert says_the_same(turns, f"{TURNS[0]} {TURNS[2]}")
+    assert len(asked) == len(turns)

@@ -221,3 +221,19 @@ def test_a_deeply_nested_schema_is_put_in_order_by_either_way():
 def test_what_was_done_is_told_in_one_line():
     assert rewrites_told((), ()) is None
     assert rewrites_told((Rewrite.SCHEMA_KEYS, Rewrite.TOOLS), ()) == "schema-keys, tools"
+
+
+@pytest.mark.parametrize("mark", ["cache_control", "prompt_cache_breakpoint"])
+def test_tools_with_marks_for_the_provider_stay_where_they_are(mark):
+    given = [function("b"), function("a", IN_ORDER), {**function("c", IN_ORDER), mark: {}}]
+    result = rewritten(chat(*given), SORTED)
+    assert result.body["tools"] == [function("b", IN_ORDER), *given[1:]]
+    assert result.changes == (Rewrite.SCHEMA_KEYS,)
+    assert result.declined == (Declined(Rewrite.TOOLS, WhyNot.MARKED),)
+
+
+def test_two_tools_of_a_name_are_put_in_order_whatever_numbers_they_hold():
+    raw = orjson.dumps(chat(function("b"), function("b", note=0), function("a"), function("b")))
+    raw = raw.replace(b'"note":0', b'"note":%d' % 2**70)
+    names = [tool["function"]["name"] for tool in rewritten(raw, ORDER_ONLY).body["tools"]]
+    assert names == ["a", "b", "b", "b"]

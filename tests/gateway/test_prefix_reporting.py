@@ -250,3 +250,20 @@ def test_a_line_nested_too_deep_is_told_and_passed_over(log, capsys):
     code, out, err = run(capsys, log)
     assert (code, "6 requests" in out) == (0, True)
     assert err.endswith(":7: expected a request that is nested less deep\n")
+
+
+def test_a_route_of_many_system_prompts_gets_no_more_patterns_than_a_policy_takes(tmp_path, capsys):
+    agents = [f"{first}{second}lder" for first in "BCDFGHKLMN" for second in ("a", "e", "i", "o")]
+    lines = []
+    for turn in range(4):
+        for agent in agents:
+            mark = "".join(chr(97 + (turn * 7 + place * place) % 26) for place in range(9))
+            rules = f"Rules of {agent}: be kind, be brief and be right. " * 6
+            text = f"{agent} desk.\n{agent} crewmark: {mark} is on duty.\n{rules}"
+            system = {"role": "system", "content": text}
+            messages = [system, {"role": "user", "content": f"Hi {turn}"}]
+            lines.append(orjson.dumps({"model": "m", "messages": messages}))
+    file = tmp_path / "log.jsonl"
+    file.write_bytes(b"\n".join(lines))
+    assert main(["prefix", "report", str(file)]) == 0
+    assert "patterns" in capsys.readouterr().out

@@ -23,20 +23,35 @@ _OF_CONTEXT = re.compile(
     r"|\b(?:the|these|this|following|above|given|provided|attached|search|tool) "
     r"(?:texts?|articles?|pages?|files?|materials?|reports?|sources?|results?|information)\b"
     r"|\b(?:above|below|the following|attached)\W*$"
-    r"|^\W*(?:here (?:is|are)|this is|these are|read|remember|keep in mind|i (?:will ask|attach))\b"
-    r"|^\W*(?:please )?(?:answer|respond|reply|use (?:only|just)|be (?:brief|concise|short))\b"
-    r"|^\W*(?:do not|don't|if you|if it|if they|if (?:the|no|there is no) answer)\b[^?]*$",
+    r"|^\W*(?:read|remember|keep in mind|i (?:will ask|attach))\b",
     re.IGNORECASE,
 )
+_INSTRUCTS = re.compile(
+    r"^\W*(?:here (?:is|are)|this is|these are)\b"
+    r"|^\W*(?:please )?(?:answer|respond|reply|use (?:only|just)|be (?:brief|concise|short))\b"
+    r"|^\W*(?:do not|don't|if you|if it|if they|if none|if nothing"
+    r"|if (?:the|no|there is no) answer)\b[^?]*$",
+    re.IGNORECASE,
+)
+_OF_INSTRUCTIONS = frozenset(
+    {"answer", "reply", "respond", "use", "using", "base", "based", "refer", "consult", "provide"}
+    | {"provided", "question", "carefully", "please", "only", "following", "below", "above"}
+    | {"given", "attached"}
+)
+_LEAST_ASKED = 2
+"""Words beyond those about the context, from which on a sentence may ask something."""
+_CONDITION = re.compile(r"^\W*(?:if|when|unless)\b[^,?]*(?:,|$)", re.IGNORECASE)
 _NEEDS_ALL = re.compile(
     r"\b(?:summar(?:y|ies|i[sz]\w+)|tl;?dr|recap|overview|outline|gist|synops[ie]s|take-?aways?"
     r"|(?:key|main) (?:point|fact|finding|insight|idea|topic|theme|argument)s?|in a nutshell"
     r"|translat\w+|rewrite|rephrase|paraphrase|proofread|reformat|transcribe|classif(?:y|ies)"
-    r"|categori[sz]e|tabulate|extract|enumerate|rank|sort|compare|contrast|reconcile|deduplicate"
+    r"|categori[sz]e|tabulate|extract|enumerate|(?:rank|sort)(?! of\b)"
+    r"|compare|contrast|reconcile|deduplicate"
     r"|(?:make|create|draw|build|write|give|show) (?:me )?(?:up )?(?:an? |the )?"
     r"(?:\w+ )?(?:table|list|timeline|index|glossary)"
     r"|(?:list|name|find|give|show|tell|identify|collect|mention|quote|count)(?: me| us| up| out)?"
-    r" (?:all|each|every|any)|(?:list|name|identify|count) (?:the )?\w+s"
+    r" (?:all|each|every|any)|(?:list|name|identify|count) (?:the )?"
+    r"(?!(?:is|was|has|does|as|this)\b)\w+s"
     r"|(?:which|how many|who|what|any|each|all|every|some|none|most|one|two|several|number|count)"
     r" of (?:the|these|those|them)\b"
     r"|(?:how many|which|what|number of|any|all|every|each)(?: the| other)? (?:documents?"
@@ -106,9 +121,19 @@ def _focus(text: str) -> str:
     """Return what of the user's words asks, with what leads to it where the encoder reads all."""
     sentences = [_LABEL.sub("", sentence).strip() for sentence in sentences_of(text)]
     asking = [sentence for sentence in sentences if sentence.endswith("?")]
-    told = [s for s in sentences if s.endswith("?") or not _OF_CONTEXT.search(s)]
+    told = [s for s in sentences if s.endswith("?") or not _is_of_context(s)]
     whole = " ".join(told)
     return whole if readable(whole) == whole.strip() else " ".join(asking)
+
+
+def _is_of_context(sentence: str) -> bool:
+    """Tell whether a sentence says what the context is, or how to answer, and asks nothing."""
+    if _INSTRUCTS.search(sentence):
+        return True
+    if not _OF_CONTEXT.search(sentence):
+        return False
+    left = content_words(words_of(_OF_CONTEXT.sub(" ", sentence)))
+    return len(left - _OF_INSTRUCTIONS) < _LEAST_ASKED
 
 
 def _refusal(text: str, focus: str, words: frozenset[str], *, follows: bool) -> Refusal | None:
@@ -119,4 +144,5 @@ def _refusal(text: str, focus: str, words: frozenset[str], *, follows: bool) -> 
     turn = worded(focus)
     if is_vague(turn) or (follows and leans(turn)):
         return Refusal.UNCLEAR
-    return Refusal.NEEDS_ALL if _NEEDS_ALL.search(text) else None
+    asked = " ".join(_CONDITION.sub("", sentence) for sentence in sentences_of(text))
+    return Refusal.NEEDS_ALL if _NEEDS_ALL.search(asked) else None

@@ -7,7 +7,7 @@ order; what is denied is denied there, and nothing else.
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, islice
 
 from gateway.core.code_marks import holds_code
 from gateway.core.compress.facts import denials, facts_of
@@ -31,6 +31,8 @@ _UNIT = re.compile(
 )
 _LETTERS = re.compile(r"[^\W\d_]{2,}")
 _FEWEST_WORDS = 4
+_MOST_NAMES = 32
+"""Of one sentence."""
 _SYMBOL = 3
 """Letters of a unit up to which it has no plural: ms is not m."""
 
@@ -54,7 +56,7 @@ def says_the_same(texts: Sequence[str], summary: str) -> bool:
         _keeps_facts(texts, summary)
         and _adds_no_facts(texts, summary)
         and _units(summary) <= {unit for text in texts for unit in _units(text)}
-        and _keeps_order(texts, summary)
+        and _keeps_order(texts, summary, _names(texts))
         and _keeps_denials(texts, summary)
     )
 
@@ -85,34 +87,33 @@ def _units(text: str) -> set[tuple[str, str]]:
     return found
 
 
-def _keeps_order(texts: Sequence[str], summary: str) -> bool:
+def _keeps_order(texts: Sequence[str], summary: str, names: frozenset[str]) -> bool:
     """Tell whether no two facts have changed places: who owes whom, and who pays what."""
     ordered = {
-        pair for text in texts for one in sentences_of(text) for pair in _in_order(one, texts)
+        pair for text in texts for one in sentences_of(text) for pair in _in_order(one, names)
     }
     return all(
         pair in ordered or pair[::-1] not in ordered
         for sentence in sentences_of(summary)
-        for pair in _in_order(sentence, texts)
-    ) and _keeps_owners(texts, summary)
+        for pair in _in_order(sentence, names)
+    ) and _keeps_owners(texts, summary, names)
 
 
-def _keeps_owners(texts: Sequence[str], summary: str) -> bool:
+def _keeps_owners(texts: Sequence[str], summary: str, names: frozenset[str]) -> bool:
     """Tell whether each number follows a name that it followed in the turns, if it did any."""
     owners: dict[str, set[str]] = {}
     for text in texts:
-        for number, name in _owned(text, texts):
+        for number, name in _owned(text, names):
             owners.setdefault(number, set()).add(name)
     return all(
         name in owners.get(number, {name})
         for sentence in sentences_of(summary)
-        for number, name in _owned(sentence, texts)
+        for number, name in _owned(sentence, names)
     )
 
 
-def _owned(text: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _owned(text: str, names: frozenset[str]) -> Iterator[tuple[str, str]]:
     """Yield each number of a sentence with the last name before it."""
-    names = _names(texts)
     for sentence in sentences_of(text):
         last = ""
         for word in words_of(sentence):
@@ -122,9 +123,9 @@ def _owned(text: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
                 yield word, last
 
 
-def _in_order(sentence: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
-    names = _names(texts)
-    return combinations(dict.fromkeys(word for word in words_of(sentence) if word in names), 2)
+def _in_order(sentence: str, names: frozenset[str]) -> Iterator[tuple[str, str]]:
+    met = dict.fromkeys(word for word in words_of(sentence) if word in names)
+    return combinations(islice(met, _MOST_NAMES), 2)
 
 
 def _names(texts: Sequence[str]) -> frozenset[str]:

@@ -8,7 +8,8 @@ loses nothing but white space at the end of lines.
 import re
 
 _JSON_SPACE = re.compile(r'("(?:[^"\\]++|\\.)*+")|[ \t\r\n]++', re.DOTALL)
-_LINE_END = re.compile(r"[ \t]+(?=\r?\n)|[ \t]+\Z|\r(?=\n)")
+# Each run is looked at once, from its beginning.
+_LINE_END = re.compile(r"(?<![ \t])[ \t]++(?=\r?\n|\Z)|\r(?=\n)")
 _RUN = re.compile(r"(?<=\S)  +(?=\S)")
 _BLANK = re.compile(r"\n{3,}")
 

@@ -148,7 +148,8 @@ def begin(
         for block in blocks
     ]
     if settings.duplicates:
-        drop_duplicates([draft for draft in drafts if not questions[draft.block.question].counts])
+        for group in _with_one_fate(drafts, questions, settings):
+            drop_duplicates(group)
     askings = tuple(
         _asking(question, [d for d in drafts if d.block.question == index], settings)
         for index, question in enumerate(questions)
@@ -156,6 +157,22 @@ def begin(
     if sum(1 + len(asking.places) for asking in askings) > MOST_TEXTS + len(askings):
         raise RefusedError(Refusal.TOO_MANY)
     return Compressing(body, raw, settings, askings)
+
+
+def _with_one_fate(
+    drafts: Sequence[Draft], questions: Sequence[Question], settings: CompressSettings
+) -> list[list[Draft]]:
+    """Return the drafts of which one may stand for another.
+
+    Where passages go for a question, those of another one may go for that: then they do not count.
+    """
+    able = [draft for draft in drafts if not questions[draft.block.question].counts]
+    if settings.keep >= 1:
+        return [able]
+    return [
+        [draft for draft in able if draft.block.question == index]
+        for index in range(len(questions))
+    ]
 
 
 def _asking(question: Question, drafts: list[Draft], settings: CompressSettings) -> Asking:

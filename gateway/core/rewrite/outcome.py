@@ -36,6 +36,7 @@ class WhyNot(StrEnum):
     TOO_MUCH = "too-much"
     PLACEHOLDERS = "placeholders"
     UNREADABLE = "unreadable"
+    MARKED = "marked"
     MODEL = "model"
     TOO_SHORT = "too-short"
     TAKEN = "taken"

@@ -141,8 +141,9 @@ def end_of_printed(raw: bytes, start: int, printed: bytes, closing: bytes) -> in
         return start + len(printed)
     count = printed.count(closing)
     size = 2 * len(printed) + 64
+    most = 64 * size
     while len(pieces := raw[start : start + size].split(closing, count)) <= count:
-        if start + size >= len(raw):
+        if start + size >= len(raw) or size > most:
             return None
         size *= 4
     end = min(start + size, len(raw)) - len(pieces[-1])

@@ -5,7 +5,7 @@ as it is and says why. Bytes that no rule changes are those that came, so they a
 printed anew; the last user turn is never touched. What comes out goes in again without a change.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.core.rewrite import prose, tools
@@ -17,11 +17,14 @@ from gateway.core.rewrite.splice import Edit, all_replaced, printed, spliced
 from gateway.core.rewrite.texts import Conversation, conversation
 from gateway.core.types import Endpoint
 from policies.decide import PrefixSettings, SchemaKeys
+from policies.hints import BreakpointField
 
 _TOOL_FIELDS = {
     Endpoint.CHAT: ("tools", "functions"),
     Endpoint.RESPONSES: ("tools",),
 }
+
+_MARKS = tuple(each.value for each in BreakpointField if each is not BreakpointField.AUTO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,9 @@ def _arrange_tools(
     came = places.body[field]
     if not isinstance(came, list) or not all(isinstance(each, dict) for each in came):
         return
+    if settings.sorts_tools and _has_marks(places.raw, came):
+        draft.declined.append(Declined(Rewrite.TOOLS, WhyNot.MARKED))
+        settings = replace(settings, sorts_tools=False)
     try:
         result = tools.arranged(places.raw, places.start((field,)), came, settings, known)
     except DeclinedError as error:
@@ -111,6 +117,18 @@ def _arrange_tools(
         draft.edits.append(result.edit)
         draft.body = {**draft.body, field: result.value}
         draft.changes += result.changes
+
+
+def _has_marks(raw: bytes, came: list[dict[str, Any]]) -> bool:
+    """Tell whether the client says up to which tool the provider is to cache."""
+    marks = [mark for mark in _MARKS if mark.encode() in raw]
+    return any(
+        mark in holder
+        for mark in marks
+        for each in came
+        for holder in (each, each.get("function"))
+        if isinstance(holder, dict)
+    )
 
 
 def _rewrite_texts(

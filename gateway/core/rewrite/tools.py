@@ -7,8 +7,6 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-import orjson
-
 from gateway.core.rewrite.known_tools import Form, Forms
 from gateway.core.rewrite.outcome import DeclinedError, Rewrite, WhyNot
 from gateway.core.rewrite.places import Elements, end_of, next_element
@@ -65,9 +63,7 @@ def arranged(
 
 
 def _by_name(forms: list[Form]) -> list[Form]:
-    if len({form.name for form in forms}) == len(forms):
-        return sorted(forms, key=attrgetter("name"))
-    return sorted(forms, key=lambda form: (form.name, orjson.dumps(form.value)))
+    return sorted(forms, key=attrgetter("name", "sent"))
 
 
 class _Read(NamedTuple):
