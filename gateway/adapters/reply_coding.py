@@ -42,7 +42,7 @@ async def inflated(chunks: AsyncIterator[bytes], coding: str) -> AsyncIterator[b
             except zlib.error:
                 raise CodingError("a body that could not be decoded") from None
             rest = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
-            more = bool(rest) or len(piece) == PIECE
+            more = bool(rest) or (len(piece) == PIECE and not inflater.eof)
             if piece:
                 yield piece
             if more:

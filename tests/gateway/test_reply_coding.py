@@ -3,7 +3,7 @@
 import asyncio
 import gzip
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -34,6 +34,15 @@ async def read(data: bytes, coding: str, size: int) -> bytes:
 )
 async def test_however_it_is_cut_it_is_the_same(coding: str, packed: bytes, size: int):
     assert await read(packed, coding, size) == TEXT
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zlib.compress])
+async def test_a_body_of_whole_pieces_ends_with_the_last(pack: Callable[[bytes], bytes]):
+    for size in (PIECE, 2 * PIECE):
+        packed = pack(bytes(size))
+        assert await read(packed, "gzip" if pack is gzip.compress else "deflate", 2**20) == bytes(
+            size
+        )
 
 
 async def test_wherever_it_ends_too_early_that_is_found():
