@@ -56,6 +56,8 @@ class Opened:
         self.come_back: float | None = None
         """In how many seconds somebody may answer."""
         self.tried: Tried = ()
+        self.refused = reply.status >= HTTPStatus.BAD_REQUEST
+        """Whether the answer is that the request is at fault."""
         self._owner = owner
         self._call = call
         self._context = context
@@ -102,6 +104,7 @@ class Opened:
         while begun is Begun.NOT_YET:
             piece = await anext(self._body, b"")
             begun = beginning.add(piece, clock()) if piece else beginning.end()
+        self.refused = self.refused or begun is Begun.REFUSED
         if isinstance(begun, Failure):
             self.failure = begun if self.status == HTTPStatus.OK else None
         elif begun is Begun.NOTHING and self.status == HTTPStatus.OK:
@@ -128,9 +131,11 @@ class Opened:
     ) -> None:
         """Leave the reply and end the call.
 
-        That the reader found the body broken, or no whole answer, counts against the upstream.
+        That the reader found the body broken, or no whole answer, counts against the upstream,
+        unless its first word was judged already.
         """
-        if isinstance(error, UpstreamError):
+        counted = self.failure is not None or self.refused
+        if isinstance(error, UpstreamError) and not counted:
             self._owner.note_failure(self._call, failure_of(error, head=True))
         try:
             await self._context.__aexit__(kind, error, traceback)

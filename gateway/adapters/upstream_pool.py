@@ -195,8 +195,7 @@ class UpstreamPool:
             await self._left(opened, call)
             raise
         if opened.failure is None:
-            refused = reply.status >= HTTPStatus.BAD_REQUEST
-            self.table.first_byte(call, self._clock(), refused=refused)
+            self.table.first_byte(call, self._clock(), refused=opened.refused)
             self._turns.wake(call.sent)
         else:
             self.note_failure(call, opened.failure)

@@ -17,7 +17,7 @@ from gateway.core.outgoing import Outgoing
 from gateway.core.pool.beginning import HELD_BYTES, HELD_SECONDS
 from gateway.core.pool.member import Member
 from gateway.core.pool.table import PoolTable
-from gateway.core.routing import LeastLoaded
+from gateway.core.routing import LeastLoaded, Route
 from gateway.core.types import Reason
 from running_gateway import StartGateway
 from scripted_upstream import DONE, chunk, usage_event
@@ -150,3 +150,48 @@ async def test_who_fails_behind_comments_is_replaced_and_they_are_not_sent():
     other.head()
     other.say(chunk(delta={"content": "Hi"}))
     assert await rig.asked == chunk(delta={"content": "Hi"})
+
+
+class Counted:
+    """Failures as they are counted."""
+
+    def __init__(self) -> None:
+        self.failures: list[Reason] = []
+
+    def asked(self, _name: str, _route: Route) -> None:
+        """Nothing is counted of it here."""
+
+    def failed(self, _name: str, reason: Reason) -> None:
+        """Count it."""
+        self.failures.append(reason)
+
+
+@pytest.mark.parametrize(
+    ("told", "counted"),
+    [
+        (b'{"code": 400, "message": "The prompt is too long."}', []),
+        (b'{"type": "invalid_request_error"}', []),
+        (b'{"code": "insufficient_quota"}', [Reason.UPSTREAM_LIMITED]),
+        (b'{"code": 500}', [Reason.UPSTREAM_STATUS]),
+    ],
+)
+async def test_a_stream_that_is_an_error_counts_once_or_not_at_all(
+    told: bytes, counted: list[Reason]
+):
+    up, figures = GatedUpstream(), Counted()
+    table = PoolTable([Member("a")], LeastLoaded(), 0.0)
+    upstreams = UpstreamPool("pool", {"a": up}, table, Bounds(), figures=figures)
+
+    async def ask() -> None:
+        async with upstreams.send(Outgoing("/v1/chat/completions", (), b"{}", "m")) as reply:
+            assert [piece async for piece in reply.chunks()] == [b'data: {"error": %b}\n\n' % told]
+            raise UpstreamError(502, "It is an error.", Reason.UPSTREAM_BROKE)
+
+    asked = asyncio.create_task(ask())
+    call = await up.next_call()
+    call.head()
+    call.say(b'data: {"error": %b}\n\n' % told)
+    call.end()
+    with pytest.raises(UpstreamError):
+        await asked
+    assert figures.failures == counted

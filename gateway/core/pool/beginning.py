@@ -26,6 +26,8 @@ class Begun(Enum):
 
     NOT_YET = auto()
     ANSWER = auto()
+    REFUSED = auto()
+    """The server says that the request is at fault: an answer, and no failure of the server."""
     NOTHING = auto()
     """It has ended, or said that it ends, without a word."""
 
@@ -104,12 +106,13 @@ def _error(said: dict[str, Any]) -> Begun | Failure:
     """
     told = said.get("error") or said
     match told:
-        case {"code": 429}:  # of whose account is not told: it rests nobody
+        case {"code": 429 | "rate_limit_exceeded" | "insufficient_quota"}:
+            # Of whose account is not told: it rests nobody.
             return Failure(Reason.UPSTREAM_LIMITED, risky=False, refused=429, personal=True)
         case {"code": int(code)} if 400 <= code < 500:
-            return Begun.ANSWER
+            return Begun.REFUSED
         case {"type": str(kind)} if "invalid_request" in kind or "BadRequest" in kind:
-            return Begun.ANSWER
+            return Begun.REFUSED
         case dict() | str():
             return Failure(Reason.UPSTREAM_STATUS, risky=True)
         case _:
