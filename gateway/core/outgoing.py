@@ -13,6 +13,9 @@ MODEL = "X-Refrain-Model"
 _OURS = "x-refrain-"
 """How the headers begin by which the gateway tells of itself: no upstream speaks in its place."""
 
+MOST_MODELS = 1024
+LONGEST_MODEL = 256
+"""Clients choose the names of models: of no more is anything remembered, nor of longer ones."""
 
 Lane = tuple[str, str]
 

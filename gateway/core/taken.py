@@ -11,10 +11,10 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 from gateway.core.hints.cache_key import FIELD
+from gateway.core.outgoing import LONGEST_MODEL, MOST_MODELS
 from policies.hints import BreakpointField
 
 KNOWN_SECONDS = 600.0
-MOST_MODELS = 1024
 
 
 class Added(Enum):
@@ -83,7 +83,7 @@ class Taken:
 
     def note(self, who: Taker, added: frozenset[Added], now: float, *, takes: bool) -> None:
         """Note what an upstream takes, or refuses."""
-        if not added:
+        if not added or len(who.model) > LONGEST_MODEL:
             return
         known = self._known.get(who.model)
         if known is None:

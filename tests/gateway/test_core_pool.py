@@ -1,11 +1,12 @@
 """The pool's decisions: health, tiers, limits, what is tried again; the clock is the test's."""
 
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 
 from gateway.core.errors import UpstreamError
-from gateway.core.outgoing import Outgoing
+from gateway.core.outgoing import LONGEST_MODEL, Outgoing
 from gateway.core.pool import health as healths
 from gateway.core.pool.budget import Budget
 from gateway.core.pool.failure import (
@@ -388,6 +389,50 @@ def test_in_a_full_queue_who_holds_most_gives_his_last_place_to_who_holds_fewer(
     # Two and two: a place that changes hands would make nobody's share fairer.
     assert waiting.yielding(by("one")) is waiting.yielding(by("many")) is None
     assert waiting.full
+
+
+class Looked(Outgoing):
+    """Counts how often it is looked at what it waits for."""
+
+    looks: ClassVar[list[str]] = []
+
+    @property
+    def lane(self):
+        self.looks.append(self.model)
+        return super().lane
+
+
+def looks_of(waiting_for):
+    pool, waiting = table(Member("a", max_concurrency=1)), Waiting(waiting_for)
+    pool.begin(asked(), 1.0)
+    for number in range(waiting_for):
+        waiting.add(Looked("", (), b"", f"m{number}", client="one"), number)
+    Looked.looks.clear()
+    assert waiting.admit(pool, 1.0) == ([], None)
+    return len(Looked.looks)
+
+
+def test_each_who_waits_is_looked_at_once_however_many_models_they_wait_for():
+    assert looks_of(60) == 2 * looks_of(30)
+
+
+class Declared(Member):
+    """Notes for models of what lengths it was looked up whether it serves them."""
+
+    lengths: ClassVar[list[int]] = []
+
+    def serves(self, model):
+        self.lengths.append(len(model))
+        return super().serves(model)
+
+
+def test_the_upstreams_of_a_model_are_remembered_but_not_by_a_long_name():
+    Declared.lengths.clear()
+    pool = table(Declared("a"))
+    for _ in range(2):
+        for length in (LONGEST_MODEL, LONGEST_MODEL + 1):
+            pool.begin(asked("m" * length), 1.0)
+    assert Declared.lengths == [LONGEST_MODEL, LONGEST_MODEL + 1, LONGEST_MODEL + 1]
 
 
 def test_who_left_holds_no_place_and_no_turn():

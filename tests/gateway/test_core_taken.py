@@ -2,7 +2,8 @@
 
 import pytest
 
-from gateway.core.taken import KNOWN_SECONDS, MOST_MODELS, NOTHING, Added, Taken, Taker
+from gateway.core.outgoing import LONGEST_MODEL, MOST_MODELS
+from gateway.core.taken import KNOWN_SECONDS, NOTHING, Added, Taken, Taker
 
 WHO = Taker("gpu-1", "m")
 USAGE, HINTS, VOLATILE = (frozenset({one}) for one in Added)
@@ -65,3 +66,11 @@ def test_of_too_many_models_the_first_is_forgotten():
         taken.note(Taker("gpu-1", f"m{number}"), HINTS, 0.0, takes=False)
     assert taken.refused("m0", 0.0) == {}
     assert taken.refused(f"m{MOST_MODELS}", 0.0) == {"gpu-1": HINTS}
+
+
+def test_of_a_model_with_a_long_name_nothing_is_remembered():
+    taken = Taken()
+    for name in ("m" * LONGEST_MODEL, "m" * (LONGEST_MODEL + 1)):
+        taken.note(Taker("gpu-1", name), HINTS, 0.0, takes=False)
+    assert taken.refused("m" * LONGEST_MODEL, 0.0) == {"gpu-1": HINTS}
+    assert taken.refused("m" * (LONGEST_MODEL + 1), 0.0) == {}

@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from gateway.core.kv_news import Emptied, Full
-from gateway.core.outgoing import Outgoing
+from gateway.core.outgoing import LONGEST_MODEL, MOST_MODELS, Outgoing
 from gateway.core.pool import health as healths
 from gateway.core.pool.failure import Failure
 from gateway.core.pool.health import Open, State, Trial, Up
@@ -235,14 +235,15 @@ class PoolTable:
     def _tiers(self, model: str) -> tuple[tuple[Standing, ...], ...]:
         tiers = self._serving.get(model)
         if tiers is None:
-            if len(self._serving) >= _MOST_MODELS:
-                self._serving.clear()
             members = serving(self._members, model)
             tiers = tuple(
                 tuple(self.standings[member.name] for member in members if member.tier == tier)
                 for tier in sorted({member.tier for member in members})
             )
-            self._serving[model] = tiers
+            if len(model) <= LONGEST_MODEL:
+                if len(self._serving) >= MOST_MODELS:
+                    self._serving.clear()
+                self._serving[model] = tiers
         return tiers
 
     def _best(self, able: list[Standing], outgoing: Outgoing, now: float) -> Choice:
@@ -278,9 +279,6 @@ class PoolTable:
             self._routing.forget(name)
         seconds = max(0.0, health.back_at(now) - now)
         self._changed(Change(name, before, after, health.why(now), seconds))
-
-
-_MOST_MODELS = 1024
 
 
 class _Watched:

@@ -10,8 +10,7 @@ Laws:
 A turn each as in round robin; whose place goes as in P. McKenney, "Stochastic Fairness Queueing".
 """
 
-from collections import Counter
-from collections.abc import Collection
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -87,28 +86,26 @@ class Waiting(Generic[T]):
     def admit(self, table: PoolTable, now: float) -> tuple[list[tuple[T, Call]], float | None]:
         """Begin the calls of those for whom there is room.
 
-        Return them, and when there may be room for another, where that is known by the clock.
+        Return them, and when there may be room for another, where that is known by the clock. Each
+        is looked at once: while calls begin and none ends, no lane comes to have room.
         """
         begun: list[tuple[T, Call]] = []
         none: dict[Lane, NoRoom] = {}
-        while (first := self._next(none)) is not None:
-            got = table.begin(first.outgoing, now)
-            if isinstance(got, NoRoom):
-                none[first.outgoing.lane] = got
-                continue
-            self.remove(first)
-            begun.append((first.holder, got))
-            if (others := self._clients.pop(first.outgoing.client, None)) is not None:
-                self._clients[first.outgoing.client] = others
+        turns = deque((who, iter([*own.values()])) for who, own in self._clients.items())
+        while turns and len(none) < len(self._lanes):
+            client, rest = turns.popleft()
+            for ticket in rest:
+                if ticket.outgoing.lane in none:
+                    continue
+                got = table.begin(ticket.outgoing, now)
+                if isinstance(got, NoRoom):
+                    none[ticket.outgoing.lane] = got
+                    continue
+                self.remove(ticket)
+                begun.append((ticket.holder, got))
+                if (others := self._clients.pop(client, None)) is not None:
+                    self._clients[client] = others
+                turns.append((client, rest))
+                break
         times = [got.at for got in none.values() if got.at is not None]
         return begun, min(times, default=None)
-
-    def _next(self, full: Collection[Lane]) -> Ticket[T] | None:
-        """Return whose turn it is among those for whom there may be room."""
-        if len(full) == len(self._lanes):
-            return None
-        for tickets in self._clients.values():
-            for ticket in tickets.values():
-                if ticket.outgoing.lane not in full:
-                    return ticket
-        return None
