@@ -115,6 +115,9 @@ class Caller:
             answer.upstream_head = seen.clock()
             answer.served, name = upstream.served, upstream.served.upstream
             version = sent.to(name)
+            for other, why in upstream.served.tried:
+                if why is Reason.UPSTREAM_STATUS:
+                    self.taken.doubt(Taker(other, model), sent.to(other).added, seen.clock())
             exchange = version.exchange
             if upstream.status == HTTPStatus.OK:
                 self._note_answered(exchange)

@@ -81,6 +81,11 @@ class Taken:
         new = (added for added in sent - {Added.USAGE} if not self._takes(who, added, now))
         return named or frozenset(new)
 
+    def doubt(self, who: Taker, added: frozenset[Added], now: float) -> None:
+        """Note what may be why a fault was answered that nobody has read."""
+        new = (each for each in added & {Added.VOLATILE} if not self._takes(who, each, now))
+        self.note(who, frozenset(new), now, takes=False)
+
     def note(self, who: Taker, added: frozenset[Added], now: float, *, takes: bool) -> None:
         """Note what an upstream takes, or refuses."""
         if not added or len(who.model) > LONGEST_MODEL:

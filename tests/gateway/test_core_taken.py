@@ -74,3 +74,11 @@ def test_of_a_model_with_a_long_name_nothing_is_remembered():
         taken.note(Taker("gpu-1", name), HINTS, 0.0, takes=False)
     assert taken.refused("m" * LONGEST_MODEL, 0.0) == {"gpu-1": HINTS}
     assert taken.refused("m" * (LONGEST_MODEL + 1), 0.0) == {}
+
+
+def test_a_fault_that_nobody_has_read_casts_doubt_on_values_that_moved_unless_they_are_taken():
+    taken = Taken()
+    taken.note(Taker("gpu-2", "m"), VOLATILE, 0.0, takes=True)
+    for name in ("gpu-1", "gpu-2"):
+        taken.doubt(Taker(name, "m"), ALL, 1.0)
+    assert taken.refused("m", 1.0) == {"gpu-1": VOLATILE}

@@ -20,6 +20,7 @@ ALTERNATING = """
     {%- endif %}
 {%- endfor %}
 """
+SYSTEM = {"role": "system", "content": "It is 2026-11-22. Be brief, and say what you know."}
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def refuses(word: str, then: Answers) -> Answers:
     return answer
 
 
-def renders(template: str, then: Answers) -> Answers:
+def renders(template: str, then: Answers, code: int = 400) -> Answers:
     """Refuse what the template refuses, as servers do that put prompts together by it."""
     chat = ChatTemplate(template, {})
 
@@ -48,7 +49,7 @@ def renders(template: str, then: Answers) -> Answers:
         try:
             chat.render(body["messages"], add_generation_prompt=True, tools=None)
         except ChatTemplateError as refused:
-            return web.json_response({"error": {"message": str(refused)}}, status=400)
+            return web.json_response({"error": {"message": str(refused)}}, status=code)
         return await then(request, body)
 
     return answer
@@ -102,29 +103,49 @@ async def test_hints_are_left_out_where_they_are_refused_and_told_where_they_are
     assert sent(second, "prompt_cache_key") == [True]
 
 
-async def test_values_move_only_where_the_template_takes_two_turns_of_the_user(
-    start_gateway: StartGateway, server: StartServer, tmp_path: Path
-):
+@pytest.fixture
+def moves_dates(tmp_path: Path) -> Path:
     policy = tmp_path / "policy.yaml"
     policy.write_text(
         "version: 1\ndefault: {exact: on, semantic: off, freshness: 1h, scope: tenant, "
         "pii: bypass, prefix: {volatile: [dates]}}\n"
     )
+    return policy
+
+
+async def test_values_move_only_where_the_template_takes_two_turns_of_the_user(
+    start_gateway: StartGateway, server: StartServer, moves_dates: Path
+):
     first = await server(renders(ALTERNATING, says("From a.")))
     second = await server(says("From b."))
-    gateway = await pool(start_gateway, first, second_choice(second), policy=policy)
-    system = {"role": "system", "content": "It is 2026-11-22. Be brief, and say what you know."}
+    gateway = await pool(start_gateway, first, second_choice(second), policy=moves_dates)
 
     async def ask(question: str) -> Asked:
-        return await gateway.ask(messages=[system, {"role": "user", "content": question}])
+        return await gateway.ask(messages=[SYSTEM, {"role": "user", "content": question}])
 
     for question in ("one", "two"):
         reply = await ask(question)
         assert reply.headers["X-Refrain-Rewrite"] == 'none; declined="volatile=refused"'
     assert sent(first, "[date-1]") == [True, False, False]
-    assert first.bodies[-1]["messages"][0] == system
+    assert first.bodies[-1]["messages"][0] == SYSTEM
 
     first.answer = status(500)
     reply = await ask("three")
     assert (reply.text, reply.headers["X-Refrain-Rewrite"]) == ("From b.", "volatile")
     assert sent(second, "[date-1]") == [True]
+
+
+async def test_whose_template_fails_with_a_fault_is_sent_no_values_that_moved_the_next_time(
+    start_gateway: StartGateway, server: StartServer, moves_dates: Path
+):
+    first = await server(renders(ALTERNATING, says("From a."), 500))
+    second = await server(says("From b."))
+    gateway = await pool(start_gateway, first, second_choice(second), policy=moves_dates)
+
+    told = [
+        (await gateway.ask(messages=[SYSTEM, {"role": "user", "content": question}])).text
+        for question in ("one", "two", "three")
+    ]
+
+    assert told == ["From b.", "From a.", "From a."]
+    assert sent(first, "[date-1]") == [True, False, False]
