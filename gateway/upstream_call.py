@@ -180,14 +180,14 @@ class Caller:
             async with asyncio.timeout(None) as limit:
                 async for chunk in upstream.chunks():
                     await self._follow(decoder.feed(chunk), answered, exchange, answer)
-                    if answered.done and limit.when() is None:
+                    if answered.over and limit.when() is None:
                         limit.reschedule(asyncio.get_running_loop().time() + DRAIN_SECONDS)
             if (last := decoder.end()) is not None:
                 await self._follow([last], answered, exchange, answer)
                 if answered.failed or not answered.ended:  # what is told next is no part of it
                     await answer.add(sse.END_OF_EVENT, sse.END_OF_EVENT)
         except (UpstreamError, sse.EventTooLargeError, TimeoutError) as error:
-            if not answered.done:
+            if not answered.over:
                 raise _broken(str(error)) from error
         _note_cached(upstream, answered.usage)
         _note_made(upstream, answered.made, exchange)

@@ -87,6 +87,11 @@ class FollowedResponse:
                 self._pieces.setdefault(where, []).append(piece)
 
     @property
+    def over(self) -> bool:
+        """Tell whether nothing is to come any more."""
+        return self.done
+
+    @property
     def failed(self) -> bool:
         """Tell whether the upstream itself sent an error event."""
         return self.error is not None

@@ -29,6 +29,8 @@ class StreamedAnswer:
         self.usage: Any = None
         self.error: bytes | None = None
         """What the upstream itself said in an error event."""
+        self.over = False
+        """Whether nothing is to come any more, an answer or not."""
         self.done = False
         """Whether the event that ends the stream has come."""
         self.made: str | None = None
@@ -46,6 +48,7 @@ class StreamedAnswer:
         """Return the bytes that clients get for this event, with usage and without."""
         raw = event.raw
         if event.data == sse.DONE:
+            self.over = True
             if not self._spoke:  # no choice at all: that is no answer's end
                 return b"", b""
             self.done = True

@@ -574,3 +574,17 @@ async def test_an_upstream_that_does_not_close_after_the_end_holds_nobody(
         assert got.raw == b"".join(ANSWER)
         assert got.seen.outcome == "miss"
     assert call.ended.is_set()
+
+
+async def test_an_upstream_that_does_not_close_after_an_end_without_an_answer_holds_nobody(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("gateway.upstream_call.DRAIN_SECONDS", 0.01)
+    asked = await rig.ask(stream=True)
+    call = await rig.upstream.next_call()
+    call.head()
+    call.say(DONE)
+    async with asyncio.timeout(10):
+        [got] = await all_of(asked)
+        await call.ended.wait()
+    assert b"before the answer's end" in got.raw
