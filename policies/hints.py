@@ -29,6 +29,10 @@ class BreakpointField(StrEnum):
     """OpenAI's, from gpt-5.6 on."""
 
 
+MARKS = frozenset(each.value for each in BreakpointField if each is not BreakpointField.AUTO)
+"""The fields in which marks are written."""
+
+
 @plain_members
 class BreakpointLifetime(StrEnum):
     """How long Anthropic keeps what stands before a mark."""

@@ -15,12 +15,12 @@ import orjson
 
 from gateway.core.rewrite.texts import BLOCK
 from gateway.core.types import Endpoint
+from policies.hints import MARKS
 
 INSTRUCTING = frozenset({"system", "developer"})
 """Roles whose words are the operator's."""
 
 _TOOLS = ("tools", "functions")
-_MARKS = frozenset({"cache_control", "prompt_cache_breakpoint"})
 _SPOKEN = frozenset({"text", "input_text", "output_text"})
 _EMBEDDED = re.compile(r"(?<=;base64,)[A-Za-z0-9+/=]{256,}")
 
@@ -111,9 +111,9 @@ def _part_text(part: dict[str, Any]) -> str:
 
 def _unmarked(value: Any) -> Any:
     """Return an object without marks; those of what it holds are left."""
-    if not isinstance(value, dict) or _MARKS.isdisjoint(value):
+    if not isinstance(value, dict) or MARKS.isdisjoint(value):
         return value
-    return {name: each for name, each in value.items() if name not in _MARKS}
+    return {name: each for name, each in value.items() if name not in MARKS}
 
 
 def _printed(value: Any) -> str:

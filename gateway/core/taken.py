@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from gateway.core.hints.cache_key import FIELD
 from gateway.core.outgoing import LONGEST_MODEL, MOST_MODELS
-from policies.hints import BreakpointField
+from policies.hints import MARKS
 
 KNOWN_SECONDS = 600.0
 
@@ -33,7 +33,7 @@ _NAMES = {
     Added.HINTS: (
         FIELD.encode(),
         b"prompt_cache_retention",
-        *(each.value.encode() for each in BreakpointField if each is not BreakpointField.AUTO),
+        *(mark.encode() for mark in MARKS),
     ),
     Added.VOLATILE: (b"alternat", b"successive", b"consecutive", b"interleav", b"in a row"),
 }

@@ -17,14 +17,12 @@ from gateway.core.rewrite.splice import Edit, all_replaced, printed, spliced
 from gateway.core.rewrite.texts import Conversation, conversation
 from gateway.core.types import Endpoint
 from policies.decide import PrefixSettings, SchemaKeys
-from policies.hints import BreakpointField
+from policies.hints import MARKS
 
 _TOOL_FIELDS = {
     Endpoint.CHAT: ("tools", "functions"),
     Endpoint.RESPONSES: ("tools",),
 }
-
-_MARKS = tuple(each.value for each in BreakpointField if each is not BreakpointField.AUTO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +119,7 @@ def _arrange_tools(
 
 def _has_marks(raw: bytes, came: list[dict[str, Any]]) -> bool:
     """Tell whether the client says up to which tool the provider is to cache."""
-    marks = [mark for mark in _MARKS if mark.encode() in raw]
+    marks = [mark for mark in MARKS if mark.encode() in raw]
     return any(
         mark in holder
         for mark in marks
