@@ -9,7 +9,15 @@ import os
 import sys
 from collections.abc import Sequence
 
-from backend.arguments import above_zero, add_engine_arguments, name, port, positive
+from backend.arguments import (
+    above_zero,
+    add_engine_arguments,
+    name,
+    port,
+    positive,
+    seconds,
+    seconds_from_zero,
+)
 from backend.process import configure_logging
 from backend.settings import Settings
 
@@ -67,6 +75,18 @@ def _parse(argv: Sequence[str]) -> Settings:
         default="auto",
         help="how the model calls functions; auto is as its chat template says (default: auto)",
     )
+    add(
+        "--reasoning-parser",
+        choices=("auto", "qwen3", "deepseek_r1", "none"),
+        default="auto",
+        help="how the model marks its reasoning, which is told apart from the answer; auto is as "
+        "the model's name says (default: auto)",
+    )
+    add(
+        "--allow-unknown-fields",
+        action="store_true",
+        help="ignore fields of requests that no server is known to read (default: refuse them)",
+    )
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add(
         "--port",
@@ -91,26 +111,41 @@ def _parse(argv: Sequence[str]) -> Settings:
     )
     add(
         "--queue-timeout",
-        type=above_zero,
-        metavar="SECONDS",
+        type=seconds,
+        metavar="TIME",
         help="answer 503 when nothing of a request was computed after so long; a request's own "
         "X-Refrain-Queue-Timeout goes before it (default: wait without end)",
     )
     add(
         "--step-timeout",
-        type=above_zero,
+        type=seconds,
         default=300.0,
-        metavar="SECONDS",
+        metavar="TIME",
         help="kill an engine that has requests and says nothing for so long, and start another; "
-        "longer than the longest step may take (default: %(default)g)",
+        "longer than the longest step may take (default: %(default)g s)",
     )
     add(
         "--load-timeout",
-        type=above_zero,
+        type=seconds,
         default=600.0,
-        metavar="SECONDS",
+        metavar="TIME",
         help="give up an engine that tells of no progress for so long while it is loaded; the "
-        "whole may take longer (default: %(default)g)",
+        "whole may take longer (default: %(default)g s)",
+    )
+    add(
+        "--drain-delay",
+        type=seconds_from_zero,
+        default=1.0,
+        metavar="TIME",
+        help="told to stop, answer /readyz with 503 for so long before the port is closed "
+        "(default: %(default)g s)",
+    )
+    add(
+        "--drain-timeout",
+        type=seconds_from_zero,
+        default=30.0,
+        metavar="TIME",
+        help="and wait for open requests for so long (default: %(default)g s)",
     )
     add(
         "--target-ttft-ms",
@@ -151,7 +186,15 @@ def _run(settings: Settings) -> int:
     app = create_app(settings)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(app, settings.host, settings.port))
+            runner.run(
+                serve(
+                    app,
+                    settings.host,
+                    settings.port,
+                    drain_delay=settings.drain_delay,
+                    drain_timeout=settings.drain_timeout,
+                )
+            )
     except (ModelLoadError, StartError, OSError) as error:
         print(f"refrain backend: {' '.join(str(error).split())}", file=sys.stderr)
         return 1

@@ -14,8 +14,10 @@ from backend.runtime.generation_config import recommended_sampling
 from backend.runtime.messages import EngineOptions
 from backend.runtime.model_files import is_embedding_model, resolve_model
 from backend.runtime.tokenizer import Tokenizer
+from backend.server import reasoning
 from backend.server.application import build_application
 from backend.server.kv_events import KvEvents
+from backend.server.reasoning import ReasoningFormat
 from backend.server.served_model import Loaded, LoadedEmbedder, LoadedModel, ServedModel
 from backend.server.tools.formats import FORMATS, ToolFormat, format_of
 from backend.settings import Settings
@@ -30,7 +32,12 @@ def create_app(settings: Settings) -> web.Application:
     """
     kv_events = KvEvents() if settings.kv_events else None
     model = ServedModel(settings.model_name, lambda tell: _load(settings, tell, kv_events))
-    return build_application(model, kv_events=kv_events)
+    return build_application(
+        model,
+        kv_events=kv_events,
+        allow_unknown_fields=settings.allow_unknown_fields,
+        drain_seconds=0.0,
+    )
 
 
 async def _load(
@@ -61,7 +68,12 @@ async def _load(
         raise
     host.open(tokenizer)
     return LoadedModel(
-        host.client, tokenizer, host.stop, sampling, _tool_format(settings, tokenizer)
+        host.client,
+        tokenizer,
+        host.stop,
+        sampling,
+        _tool_format(settings, tokenizer),
+        _reasoning_format(settings),
     )
 
 
@@ -95,6 +107,12 @@ def _tool_format(settings: Settings, tokenizer: Tokenizer) -> ToolFormat | None:
     if settings.tool_call_parser == "auto":
         return format_of(tokenizer.tool_template)
     return FORMATS.get(settings.tool_call_parser)
+
+
+def _reasoning_format(settings: Settings) -> ReasoningFormat | None:
+    if settings.reasoning_parser == "auto":
+        return reasoning.format_of(f"{settings.model}/{settings.model_name}")
+    return reasoning.FORMATS.get(settings.reasoning_parser)
 
 
 def _load_embedder(directory: Path, settings: Settings) -> LoadedEmbedder:

@@ -3,8 +3,12 @@
 import argparse
 import math
 import re
+from typing import NoReturn
 
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(i?)(b?)", re.IGNORECASE | re.ASCII)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(ms|s|m|h)?", re.ASCII)
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,8 +80,32 @@ def port(text: str) -> int:
 
 
 def size(text: str) -> int:
-    """Read a number of bytes."""
-    match = re.fullmatch(r"([0-9]+)(?:([KMG])(?:iB)?)?", text)
-    if match is None or int(match[1]) == 0:
+    """Read a number of bytes: 512MiB and 2G are of 1024, 1GB is of 1000."""
+    written = _SIZE.fullmatch(text.strip())
+    if written is None or (written[3] and not written[2]) or float(written[1]) == 0:
         raise argparse.ArgumentTypeError(f"expected bytes such as 512MiB or 8GiB, got '{text}'")
-    return int(match[1]) * _UNITS[match[2] or ""]
+    decimal = bool(written[4]) and not written[3]
+    return int(float(written[1]) * (1000 if decimal else 1024) ** _POWERS[written[2].lower()])
+
+
+def seconds(text: str) -> float:
+    """Read a time above 0, such as 500ms, 30s, 5m or a number of seconds."""
+    return _seconds(text, "a time above 0") or _not_a_time(text, "a time above 0")
+
+
+def seconds_from_zero(text: str) -> float:
+    """Read a time, which may be 0."""
+    return _seconds(text, "a time")
+
+
+def _seconds(text: str, what: str) -> float:
+    written = _TIME.fullmatch(text.strip())
+    if written is None:
+        _not_a_time(text, what)
+    return float(written[1]) * _SECONDS[written[2] or "s"]
+
+
+def _not_a_time(text: str, what: str) -> NoReturn:
+    raise argparse.ArgumentTypeError(
+        f"expected {what}, such as 500ms, 30s, 5m or a number of seconds, got '{text}'"
+    )

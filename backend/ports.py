@@ -105,9 +105,14 @@ class PromptEncoder(Protocol):
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt for ``messages``. Raises ValueError when they cannot be templated."""
+        """Return the prompt for ``messages``. Raises ValueError when they cannot be templated.
+
+        ``variables`` are what a client tells the template besides.
+        """
         ...
 
 

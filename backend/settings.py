@@ -11,9 +11,12 @@ class Settings:
     ``kv_bytes`` is the memory of the KV pool in bytes, ``max_model_len`` the context in tokens,
     ``threads`` torch's within one operation. ``kv_events`` opens ``GET /kv_events`` to routers.
     ``tool_call_parser`` is qwen, llama, none, or auto for what the chat template says.
+    ``reasoning_parser`` is qwen3, deepseek_r1, none, or auto for what the model's name says.
+    ``allow_unknown_fields`` ignores fields of requests that no server is known to read.
     ``max_waiting`` sequences may wait, for ``queue_timeout`` seconds each; targets are in
     milliseconds. An engine hangs that is silent for ``step_timeout`` seconds while it has requests,
-    or for ``load_timeout`` seconds while it is loaded.
+    or for ``load_timeout`` seconds while it is loaded. Told to stop, the server is unready for
+    ``drain_delay`` seconds, and then waits ``drain_timeout`` seconds for open requests.
     """
 
     model: str
@@ -35,6 +38,10 @@ class Settings:
     threads: int | None = None
     kv_events: bool = False
     tool_call_parser: str = "auto"
+    drain_delay: float = 1.0
+    drain_timeout: float = 30.0
+    reasoning_parser: str = "auto"
+    allow_unknown_fields: bool = False
 
     @property
     def model_name(self) -> str:

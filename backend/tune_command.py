@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from backend.arguments import above_zero, add_engine_arguments, numbers, positive
+from backend.arguments import above_zero, add_engine_arguments, numbers, positive, seconds
 from backend.core.tuning import KNEE_SHARE, Targets, Trial, recommend
 from backend.runtime.messages import EngineOptions
 
@@ -187,7 +187,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--seconds",
-        type=above_zero,
+        type=seconds,
         default=60.0,
         help="for all measurements together, without loading (default: %(default)s)",
     )

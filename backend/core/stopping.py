@@ -55,7 +55,7 @@ class StopStringScanner:
             self._held = ""
             _, start = min(found)
             return StopScan(text[:start], stopped=True)
-        keep = max(_longest_open_prefix(text, string) for string in self._stop)
+        keep = max(longest_open_prefix(text, string) for string in self._stop)
         cut = len(text) - keep
         self._held = text[cut:]
         return StopScan(text[:cut], stopped=False)
@@ -66,7 +66,7 @@ class StopStringScanner:
         return held
 
 
-def _longest_open_prefix(text: str, string: str) -> int:
+def longest_open_prefix(text: str, string: str) -> int:
     """Return the length of the longest end of ``text`` that begins ``string``."""
     for length in range(min(len(text), len(string) - 1), 0, -1):
         if text.endswith(string[:length]):

@@ -15,6 +15,9 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
+_END = "\N{OBJECT REPLACEMENT CHARACTER}end of the message to continue "
+"""Marks in the rendered text where the last message ends."""
+
 
 class ChatTemplateError(ValueError):
     """The template refuses these messages, or the model has no template: the client's to fix."""
@@ -87,24 +90,50 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool,
+        continue_final_message: bool,
         tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
     ) -> str:
-        """Return the prompt text, special tokens included. Raises ChatTemplateError."""
+        """Return the prompt text, special tokens included. Raises ChatTemplateError.
+
+        With ``continue_final_message`` the text ends where the last message does. ``variables``
+        are a client's; what is told to every template goes before them.
+        """
         template = self._tool_template if tools else self._template
+        if continue_final_message:
+            last = messages[-1]
+            messages = [*messages[:-1], {**last, "content": last["content"] + _END}]
+        told = {
+            "documents": None,
+            **self._special_tokens,
+            **variables,
+            "messages": messages,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return template.render(
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._special_tokens,
-            )
+            # As one value: the name of a variable may be that of an argument of Python's.
+            text = template.render(told)
         except jinja2.TemplateError as error:
             raise ChatTemplateError(
                 f"the model's chat template refuses these messages: {error}"
             ) from error
-        except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:
+        except (
+            *(AttributeError, KeyError, TypeError, ValueError, ArithmeticError),
+            RecursionError,
+        ) as error:
             # Template code running over messages of a shape that its author did not expect.
             raise ChatTemplateError(
                 f"the model's chat template cannot read these messages: {error}"
             ) from error
+        return _up_to_end(text) if continue_final_message else text
+
+
+def _up_to_end(text: str) -> str:
+    at = text.rfind(_END.rstrip())
+    if at < 0:
+        raise ChatTemplateError(
+            "the model's chat template leaves the last message out, so it cannot be continued"
+        )
+    # A template that trims messages has taken the mark's last character, a space.
+    return text[:at] if text.startswith(_END, at) else text[:at].rstrip()

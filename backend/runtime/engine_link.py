@@ -138,7 +138,7 @@ class Link(asyncio.Protocol):
     async def spawn(self, theirs: socket.socket) -> None:
         """Start the process; ``theirs`` is the other end."""
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", MODULE, str(theirs.fileno())),
+            *(sys.executable, "-P", "-m", MODULE, str(theirs.fileno())),
             stdin=DEVNULL,
             pass_fds=(theirs.fileno(),),
             # Ctrl-C reaches the server alone, which stops its engine in order.

@@ -116,7 +116,7 @@ class ProcessTrials:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(  # noqa: S603  # our own module
-                [sys.executable, "-m", MODULE, str(theirs.fileno())],
+                [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,

@@ -109,7 +109,9 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the prompt for ``messages`` (OpenAI's form, content as strings).
 
@@ -119,7 +121,11 @@ class Tokenizer:
         if self._template is None:
             raise ChatTemplateError("this model has no chat template; use /v1/completions")
         return self._template.render(
-            messages, add_generation_prompt=add_generation_prompt, tools=tools
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            variables=variables or {},
         )
 
     @property

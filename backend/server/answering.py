@@ -25,6 +25,7 @@ from backend.server.event_stream import EventStream
 from backend.server.generation import Tally
 from backend.server.prompts import off_loop
 from backend.server.replies import FinishedChoice, Head, ReplyForm
+from backend.server.schema import StreamOptions
 
 FAILURES = (EngineError, OverloadedError, RequestRejectedError)
 """What a generation raises."""
@@ -63,21 +64,25 @@ class Answer:
             raise api_error(error, self.constraint) from error
         return web.Response(body=written, content_type="application/json")
 
-    async def stream(self, request: web.Request, *, include_usage: bool) -> EventStream:
+    async def stream(self, request: web.Request, options: StreamOptions) -> EventStream:
         """Answer as deltas arrive. Raises ApiError for what fails before the first one."""
         events = EventStream()
         head = self._head()
-        # With usage asked for, every chunk has the key, and all but the last hold null.
-        usage: dict[str, Any] = {"usage": None} if include_usage else {}
+        # With usage asked for, every chunk has the key. All but the last hold null, or what was
+        # used so far.
+        usage: dict[str, Any] = {"usage": None} if options.include_usage else {}
         try:
             async with aclosing(self.tally.generation.deltas(self.generator)) as deltas:
                 async for delta in deltas:
                     if not events.prepared:
                         await events.prepare(request)
-                    for choice in self._chunk_choices(delta):
+                    choices = self._chunk_choices(delta)
+                    if choices and options.continuous_usage_stats:
+                        usage = {"usage": self.tally.usage.body()}
+                    for choice in choices:
                         await events.send(head.body(self.form.chunk_kind, [choice]) | usage)
             self.tally.choices()
-            if include_usage:
+            if options.include_usage:
                 last = head.body(self.form.chunk_kind, [])
                 await events.send(last | {"usage": self.tally.usage.body()})
             await events.finish()

@@ -4,12 +4,13 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
-from backend.server.compressed_body import leave_unread
+from backend.server import front
 from backend.server.embeddings import EmbeddingHandlers
 from backend.server.handlers import Handlers
 from backend.server.kv_events import KvEvents
 from backend.server.metrics import Metrics
-from backend.server.middleware import InFlight, RequestObserver
+from backend.server.middleware import InFlight, RequestObserver, refuse
+from backend.server.reading import allow_unknown_key
 from backend.server.responses.handlers import ResponsesHandlers
 from backend.server.served_model import ServedModel
 from backend.server.tokenizing import TokenHandlers
@@ -17,15 +18,19 @@ from backend.server.tokenizing import TokenHandlers
 MAX_BODY_BYTES = 16 * 1024 * 1024
 """Several times what the text of the longest context in use today takes."""
 
-DRAIN_SECONDS = 5.0
+DRAIN_SECONDS = 30.0
 
 served_model_key = web.AppKey("served_model", ServedModel)
+
+kv_events_key = web.AppKey("kv_events", KvEvents)
+"""Streams to routers, which end by themselves never."""
 
 
 def build_application(
     model: ServedModel,
     *,
     kv_events: KvEvents | None = None,
+    allow_unknown_fields: bool = False,
     max_body_bytes: int = MAX_BODY_BYTES,
     drain_seconds: float = DRAIN_SECONDS,
 ) -> web.Application:
@@ -33,17 +38,17 @@ def build_application(
 
     On shutdown open requests have ``drain_seconds`` to end, then the engine is stopped and
     they fail. Run it with ``handler_cancellation=True``, or nobody notices that a client left.
-    ``kv_events`` are told to routers, None: that path does not exist.
+    ``kv_events`` are told to routers, None: that path does not exist. ``allow_unknown_fields``:
+    fields of requests that no server is known to read are ignored, not refused.
     """
     metrics = Metrics(model.stats, model.embeddings_waiting, model=model.name)
     in_flight = InFlight()
     handlers = Handlers(model, metrics)
     tokens = TokenHandlers(model)
-    app = web.Application(
-        client_max_size=max_body_bytes,
-        middlewares=[leave_unread, RequestObserver(metrics, in_flight).middleware()],
-    )
+    observer = RequestObserver(metrics, in_flight)
+    app = front.new_app(refuse, observer.middleware(), client_max_size=max_body_bytes)
     app[served_model_key] = model
+    app[allow_unknown_key] = allow_unknown_fields
     app.router.add_post("/v1/chat/completions", handlers.chat_completions)
     app.router.add_post("/v1/completions", handlers.completions)
     app.router.add_post("/v1/responses", ResponsesHandlers(model).responses)
@@ -57,6 +62,7 @@ def build_application(
     app.router.add_get("/metrics", handlers.metrics)
 
     if kv_events is not None:
+        app[kv_events_key] = kv_events
         app.router.add_get("/kv_events", kv_events.stream)
 
     async def drain(_: web.Application) -> None:

@@ -40,7 +40,7 @@ def constraint_of(
     Raises ApiError.
     """
     wanted = None if response_format is None else _of_response_format(response_format, param)
-    constraint = _constraint(_answer_constraint(wanted, asked.structured_outputs, param), tools)
+    constraint = _constraint(_answer_constraint(wanted, asked, param), tools)
     if constraint is not None and asked.min_tokens:
         raise ApiError(
             400,
@@ -60,7 +60,7 @@ async def constraint_off_loop(
     param: str = "response_format",
 ) -> Constraint | None:
     """Return ``constraint_of``: the schemas of many functions take seconds. Raises ApiError."""
-    demanded = (response_format, tools, asked.structured_outputs)
+    demanded = (response_format, tools, asked.structure)
     return await off_loop(
         lambda: constraint_of(asked, response_format, tools, param=param),
         any(each is not None for each in demanded),
@@ -78,8 +78,8 @@ def _constraint(answer: Constraint | None, tools: ToolUse | None) -> Constraint 
         if answer.grammar.kind not in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA):
             raise ApiError(
                 400,
-                "'structured_outputs' of this kind cannot be set beside 'tools'.",
-                param="structured_outputs",
+                f"'{answer.param}' cannot be set beside 'tools'.",
+                param=answer.param,
                 code="invalid_parameter_combination",
             )
         schema = orjson.loads(answer.grammar.source or '{"type": "object"}')
@@ -104,14 +104,14 @@ def _structure(tag: dict[str, Any], kind: GrammarKind = GrammarKind.STRUCTURE) -
 
 
 def _answer_constraint(
-    wanted: Constraint | None, outputs: StructuredOutputs | None, param: str
+    wanted: Constraint | None, asked: GenerationFields, param: str
 ) -> Constraint | None:
-    other = None if outputs is None else _of_structured_outputs(outputs)
+    other = None if asked.structure is None else _of_structured_outputs(*asked.structure)
     if wanted is not None and other is not None:
         raise ApiError(
             400,
-            f"'{param}' and 'structured_outputs' cannot be set at the same time.",
-            param="structured_outputs",
+            f"'{param}' and '{other.param}' cannot be set at the same time.",
+            param=other.param,
             code="invalid_parameter_combination",
         )
     return wanted or other
@@ -120,6 +120,8 @@ def _answer_constraint(
 def _of_response_format(form: ResponseFormat, param: str) -> Constraint | None:
     if form.type == "text":
         return None
+    if form.type == "json_object" and form.definition:
+        return _of_schema(form.definition, False, f"schema for '{param}'", param)
     if form.json_schema is None:
         return Constraint(Grammar(GrammarKind.JSON_OBJECT), f"'{param}'", param)
     named = form.json_schema
@@ -135,9 +137,9 @@ def _of_schema(schema: Any, strict: bool, subject: str, param: str) -> Constrain
     return Constraint(Grammar(GrammarKind.JSON_SCHEMA, source), subject, param)
 
 
-def _of_structured_outputs(outputs: StructuredOutputs) -> Constraint | None:
+def _of_structured_outputs(prefix: str, outputs: StructuredOutputs) -> Constraint | None:
     if outputs.json_schema is not None:
-        param = "structured_outputs.json"
+        param = f"{prefix}json"
         schema = outputs.json_schema
         if isinstance(schema, str):
             try:
@@ -146,13 +148,13 @@ def _of_structured_outputs(outputs: StructuredOutputs) -> Constraint | None:
                 raise ApiError(400, f"Invalid '{param}': it is not JSON.", param=param) from None
         return _of_schema(schema, False, f"schema for '{param}'", param)
     if outputs.regex is not None:
-        return _of_text(GrammarKind.REGEX, outputs.regex, "structured_outputs.regex")
+        return _of_text(GrammarKind.REGEX, outputs.regex, f"{prefix}regex")
     if outputs.choice is not None:
-        return _of_choices(outputs.choice, "structured_outputs.choice")
+        return _of_choices(outputs.choice, f"{prefix}choice")
     if outputs.grammar is not None:
-        return _of_text(GrammarKind.EBNF, outputs.grammar, "structured_outputs.grammar")
+        return _of_text(GrammarKind.EBNF, outputs.grammar, f"{prefix}grammar")
     if outputs.json_object:
-        return _of_text(GrammarKind.JSON_OBJECT, "", "structured_outputs.json_object")
+        return _of_text(GrammarKind.JSON_OBJECT, "", f"{prefix}json_object")
     return None
 
 

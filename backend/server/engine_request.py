@@ -9,7 +9,7 @@ from backend.core.types import SamplingParams
 from backend.server.constraints import Constraint
 from backend.server.generation import Generation
 from backend.server.prompts import check_biases
-from backend.server.request_headers import priority, queue_seconds, tenant_salt
+from backend.server.request_headers import kv_salt, priority, queue_seconds
 from backend.server.schema import GenerationFields
 from backend.server.served_model import LoadedModel
 
@@ -69,6 +69,6 @@ def generation_of(
         stream=asked.stream or False,
         priority=priority(headers),
         queue_seconds=queue_seconds(headers),
-        cache_salt=asked.cache_salt or tenant_salt(headers),
+        cache_salt=kv_salt(headers, asked.cache_salt),
         arrived=arrived,
     )

@@ -6,18 +6,25 @@ from typing import Any
 
 from aiohttp import web
 
+from backend.server.answer_reading import answer_reading
 from backend.server.answering import Answer
 from backend.server.constraints import constraint_off_loop
 from backend.server.engine_request import constrained, generation_of, sampling_of
+from backend.server.front import STOPPING
 from backend.server.generation import Tally
 from backend.server.json_reply import json_response
 from backend.server.metrics import CONTENT_TYPE, Metrics
 from backend.server.prompts import chat_prompt, completion_prompts, echoed_prompts
 from backend.server.reading import read_request
 from backend.server.replies import ChatForm, CompletionForm
-from backend.server.schema import ChatRequest, CompletionFields, CompletionRequest
+from backend.server.schema import (
+    ChatRequest,
+    CompletionFields,
+    CompletionRequest,
+    StreamOptions,
+)
 from backend.server.served_model import ServedModel
-from backend.server.tools.replies import ToolCallForm
+from backend.server.tools.replies import ReadChatForm
 from backend.server.tools.use import tool_use
 
 
@@ -42,16 +49,19 @@ class Handlers:
             loaded.encoder,
             asked.messages,
             max_model_len=loaded.generator.max_model_len,
+            template=asked.template,
+            keep_last=asked.max_prompt_tokens(loaded.generator.max_model_len),
             tools=() if tools is None else tools.functions,
         )
         sampling = sampling_of(asked, asked.most_tokens, asked.wanted_logprobs, loaded)
         sampling = constrained(sampling, constraint)
         generation = generation_of(
-            "chatcmpl-", (prompt,), asked, sampling, request, arrived=arrived
+            "chatcmpl-", (prompt.tokens,), asked, sampling, request, arrived=arrived
         )
         spell = None if sampling.logprobs is None else loaded.encoder.token_bytes
         chat = ChatForm(spell)
-        form = chat if tools is None else ToolCallForm(chat, tools)
+        reading = answer_reading(tools, loaded.reasoning_format, prompt.end, constraint)
+        form = chat if reading is None else ReadChatForm(chat, reading)
         answer = Answer(Tally(generation), loaded.generator, form, asked.model, constraint)
         return await _send(answer, request, asked)
 
@@ -61,8 +71,12 @@ class Handlers:
         asked = await read_request(request, CompletionRequest)
         self._model.check_name(asked.model)
         loaded = self._model.require()
+        keep_last = asked.max_prompt_tokens(loaded.generator.max_model_len)
         prompts = await completion_prompts(
-            loaded.encoder, asked.prompts, max_model_len=loaded.generator.max_model_len
+            loaded.encoder,
+            asked.prompts,
+            max_model_len=loaded.generator.max_model_len,
+            keep_last=keep_last,
         )
         # The engine computes one token at least; where none is wanted, it is not told.
         sampling = sampling_of(asked, asked.most_tokens or 1, asked.logprobs, loaded)
@@ -72,7 +86,9 @@ class Handlers:
             sampling = replace(sampling, prompt_logprobs=asked.logprobs)
         generation = generation_of("cmpl-", prompts, asked, sampling, request, arrived=arrived)
         generation = replace(generation, prompt_only=asked.most_tokens == 0)
-        echoed = await echoed_prompts(loaded.encoder, asked.prompts, prompts) if asked.echo else ()
+        # Of a prompt that was cut, what the model read is known by its tokens alone.
+        said = asked.prompts if keep_last is None else prompts
+        echoed = await echoed_prompts(loaded.encoder, said, prompts) if asked.echo else ()
         form = CompletionForm(
             spell=None if asked.logprobs is None else loaded.encoder.token_bytes,
             echo=tuple(each for each in echoed for _ in range(generation.n)),
@@ -93,8 +109,11 @@ class Handlers:
         """GET /healthz: the process answers."""
         return json_response({"status": "ok"})
 
-    async def readyz(self, _: web.Request) -> web.Response:
+    async def readyz(self, request: web.Request) -> web.Response:
         """GET /readyz: the model can generate, or why it cannot."""
+        if request.app[STOPPING].is_set():
+            stopping = {"status": "stopping", "reasons": ["the server was told to stop"]}
+            return json_response(stopping, status=503)
         reasons = self._model.unready_reasons()
         if reasons:
             return json_response({"status": "unavailable", "reasons": reasons}, status=503)
@@ -117,5 +136,5 @@ async def _send(
     answer: Answer, request: web.Request, asked: CompletionFields
 ) -> web.StreamResponse:
     if asked.stream:
-        return await answer.stream(request, include_usage=asked.include_usage)
+        return await answer.stream(request, asked.stream_options or StreamOptions())
     return await answer.whole()

@@ -77,6 +77,7 @@ class AssistantMessage(Strict):
     refusal: Annotated[Any, only()] = None
     audio: Annotated[Any, only()] = None
     tool_calls: list[ToolCall] | None = None
+    reasoning_content: str | None = None
     function_call: Annotated[Any, only()] = None
 
     def text(self) -> str:

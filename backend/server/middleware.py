@@ -4,11 +4,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from backend.server.errors import ApiError, internal_error
+from backend import request_id
+from backend.server.errors import SERVER_ERROR, ApiError, internal_error
 from backend.server.event_stream import EventStream
 from backend.server.json_reply import json_response
 from backend.server.metrics import Metrics
@@ -90,6 +92,15 @@ class RequestObserver:
         if outcome == "ok" and request.method == "POST":
             self._metrics.observe_request(endpoint, time.perf_counter() - began)
         return response
+
+
+def refuse(status: int, message: str, code: str) -> web.Response:
+    """Return the reply to a request that no handler sees, see ``http_server``."""
+    error = ApiError(status, message, code=code)
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        error = ApiError(status, message, kind=SERVER_ERROR, code=code)
+    headers = {request_id.HEADER: request_id.current()}
+    return json_response(error.body(), error.status, headers)
 
 
 def _outcome(response: web.StreamResponse) -> str:

@@ -7,6 +7,7 @@ vocabulary, a prompt that leaves no room in the context.
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, TypeVar
 
@@ -14,6 +15,8 @@ from backend.ports import PromptEncoder
 from backend.server.errors import ApiError
 from backend.server.logprob_replies import EchoedPrompt
 from backend.server.message_fields import AnyMessage, AssistantMessage, ToolMessage
+from backend.server.reasoning import PromptEnd, prompt_end
+from backend.server.template_fields import DEFAULT_TEMPLATE, TemplateOptions
 from backend.server.tools.fields import Function
 
 ON_LOOP_CHARACTERS = 2_000
@@ -28,61 +31,102 @@ Item = TypeVar("Item")
 _TEMPLATE_ROLES = {"developer": "system"}
 
 
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A rendered conversation."""
+
+    tokens: tuple[int, ...]
+    end: PromptEnd
+
+
 async def chat_prompt(
     encoder: PromptEncoder,
     messages: Sequence[AnyMessage],
     *,
     max_model_len: int,
+    template: TemplateOptions = DEFAULT_TEMPLATE,
+    keep_last: int | None = None,
     tools: Sequence[Function] = (),
     param: str = "messages",
-) -> tuple[int, ...]:
-    """Return the tokens of a conversation, up to where the answer begins. Raises ApiError.
+) -> ChatPrompt:
+    """Return a conversation up to where the answer begins. Raises ApiError.
 
-    ``param`` is where a client says the messages.
+    ``keep_last`` is how many of them are kept, None for all. ``param`` is where a client says the
+    messages.
     """
-    tokens = await chat_tokens(encoder, messages, tools=tools, param=param)
+    prompt = await render_chat(encoder, messages, template=template, tools=tools, param=param)
+    tokens = _last(prompt.tokens, keep_last)
     _check_room(tokens, param, max_model_len)
-    return tokens
+    return ChatPrompt(tokens, prompt.end)
 
 
-async def chat_tokens(
+async def render_chat(
     encoder: PromptEncoder,
     messages: Sequence[AnyMessage],
     *,
-    add_generation_prompt: bool = True,
+    template: TemplateOptions = DEFAULT_TEMPLATE,
     add_special_tokens: bool = False,
     tools: Sequence[Function] = (),
     param: str = "messages",
-) -> tuple[int, ...]:
-    """Return the tokens of a conversation, however many. Raises ApiError."""
+) -> ChatPrompt:
+    """Return a conversation, however long. Raises ApiError."""
+    if template.continue_final_message:
+        _check_open_ended(messages[-1], param)
 
-    def encode() -> tuple[int, ...]:
+    def encode() -> ChatPrompt:
         plain = [_for_template(message) for message in messages]
         described = [function.for_template() for function in tools]
         try:
             text = encoder.apply_chat_template(
-                plain, add_generation_prompt=add_generation_prompt, tools=described or None
+                plain,
+                add_generation_prompt=template.add_generation_prompt,
+                continue_final_message=template.continue_final_message,
+                tools=described or None,
+                variables=template.variables,
             )
         except ValueError as error:
             raise ApiError(400, str(error), param=param, code="invalid_messages") from None
-        return tuple(encoder.encode(text, add_special_tokens=add_special_tokens))
+        tokens = tuple(encoder.encode(text, add_special_tokens=add_special_tokens))
+        continued = len(plain[-1]["content"]) if template.continue_final_message else 0
+        return ChatPrompt(tokens, prompt_end(text, continued))
 
-    return await off_loop(encode, _is_long(messages, tools))
+    return await off_loop(encode, _is_long(messages, tools, template))
 
 
-def _is_long(messages: Sequence[AnyMessage], tools: Sequence[Function]) -> bool:
+def _check_open_ended(last: AnyMessage, param: str) -> None:
+    if isinstance(last, AssistantMessage) and last.tool_calls:
+        raise ApiError(
+            400,
+            "'continue_final_message' cannot be true where the last message has 'tool_calls'.",
+            param=param,
+            code="invalid_parameter_combination",
+        )
+
+
+def _last(tokens: tuple[int, ...], number: int | None) -> tuple[int, ...]:
+    return tokens if number is None else tokens[-number:]
+
+
+def _is_long(
+    messages: Sequence[AnyMessage], tools: Sequence[Function], template: TemplateOptions
+) -> bool:
     size = _CHARACTERS_OF_A_MESSAGE * (len(messages) + len(tools))
     # To look into many of them takes long enough.
     if size <= ON_LOOP_CHARACTERS:
         size += sum(len(message.text()) for message in messages)
         size += sum(len(repr(function.parameters)) for function in tools)
+        size += len(repr(template.variables)) if template.variables else 0
     return size > ON_LOOP_CHARACTERS
 
 
 async def completion_prompts(
-    encoder: PromptEncoder, prompts: Sequence[str | tuple[int, ...]], *, max_model_len: int
+    encoder: PromptEncoder,
+    prompts: Sequence[str | tuple[int, ...]],
+    *,
+    max_model_len: int,
+    keep_last: int | None = None,
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the tokens of each prompt. Raises ApiError."""
+    """Return the last tokens of each prompt, all where ``keep_last`` is None. Raises ApiError."""
 
     def check(tokens: tuple[int, ...]) -> None:
         if not tokens:
@@ -92,9 +136,10 @@ async def completion_prompts(
                 param="prompt",
                 code="empty_string",
             )
-        _check_room(tokens, "prompt", max_model_len)
+        _check_room(_last(tokens, keep_last), "prompt", max_model_len)
 
-    return await encode_each(encoder, prompts, "prompt", check)
+    encoded = await encode_each(encoder, prompts, "prompt", check)
+    return tuple(_last(tokens, keep_last) for tokens in encoded)
 
 
 async def echoed_prompts(
@@ -158,8 +203,11 @@ def _for_template(message: AnyMessage) -> dict[str, Any]:
         plain["name"] = message.name
     if isinstance(message, ToolMessage):
         plain["tool_call_id"] = message.tool_call_id
-    elif isinstance(message, AssistantMessage) and message.tool_calls:
-        plain["tool_calls"] = [call.for_template() for call in message.tool_calls]
+    elif isinstance(message, AssistantMessage):
+        if message.tool_calls:
+            plain["tool_calls"] = [call.for_template() for call in message.tool_calls]
+        if message.reasoning_content is not None:
+            plain["reasoning_content"] = message.reasoning_content
     return plain
 
 

@@ -15,15 +15,25 @@ _TENANT = ("Authorization", "api-key", "x-api-key", "OpenAI-Organization", "Open
 _PRIORITIES = {priority.name.lower(): priority for priority in Priority}
 
 
-def tenant_salt(headers: Mapping[str, str]) -> str:
-    """Return what keeps a tenant's KV apart from others'; empty where nobody says who asks.
+def kv_salt(headers: Mapping[str, str], client_salt: str | None) -> str:
+    """Return the salt of the request's KV blocks; empty where neither tenant nor salt is given.
 
-    A prefix that is found is computed sooner, so who shares KV can time what others have asked.
+    A cached prefix is computed faster, so requests that share KV can time one another. A client's
+    salt divides its tenant's KV further: it is hashed with the tenant and never replaces it.
     """
-    said = [headers.get(name, "") for name in _TENANT]
-    if not any(said):
+    tenant = _tenant_salt(headers)
+    if client_salt is None:
+        return tenant
+    # The tenant's part is empty or 64 characters of hex, so the comma is the first one.
+    return hashlib.sha256(f"{tenant},{client_salt}".encode()).hexdigest()
+
+
+def _tenant_salt(headers: Mapping[str, str]) -> str:
+    credentials = [headers.get(name, "") for name in _TENANT]
+    if not any(credentials):
         return ""
-    return hashlib.sha256("\0".join(said).encode(errors="surrogateescape")).hexdigest()
+    # A header holds no NUL.
+    return hashlib.sha256("\0".join(credentials).encode(errors="surrogateescape")).hexdigest()
 
 
 def queue_seconds(headers: Mapping[str, str]) -> float | None:

@@ -1,11 +1,11 @@
 """How tokens are chosen, as both endpoints say it: OpenAI's parameters and vLLM's extra ones."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from backend.server.fields import Strict, combination, one_of, only
+from backend.server.fields import Closed, Strict, combination, one_of
 
 MAX_CHOICES = 128
 MOST_TOKENS_NAMED = 1_024
@@ -15,8 +15,7 @@ _INT64_MAX = 2**63 - 1
 _TOKEN_ID = Annotated[int, Field(ge=0)]
 
 Stop = Annotated[
-    Annotated[str, Tag("<string>")]
-    | Annotated[list[str], Field(min_length=1, max_length=4), Tag("<strings>")],
+    Annotated[str, Tag("<string>")] | Annotated[list[str], Field(max_length=4), Tag("<strings>")],
     one_of("one of a string or an array of strings", string=str, strings=list),
 ]
 
@@ -36,8 +35,8 @@ def _token_ids(bias: dict[str, float]) -> dict[str, float]:
     return bias
 
 
-class SamplingFields(Strict):
-    """Those that are implemented, and those that are refused unless they change nothing."""
+class SamplingFields(Closed):
+    """Parameters of sampling."""
 
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -57,14 +56,6 @@ class SamplingFields(Strict):
     stop_token_ids: Annotated[list[_TOKEN_ID], Field(max_length=MOST_TOKENS_NAMED)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     ignore_eos: bool | None = None
-
-    prompt_logprobs: Annotated[Any, only()] = None
-    bad_words: Annotated[Any, only([])] = None
-    allowed_token_ids: Annotated[Any, only([])] = None
-    use_beam_search: Annotated[Any, only(False)] = None
-    length_penalty: Annotated[Any, only(1)] = None
-    include_stop_str_in_output: Annotated[Any, only(False)] = None
-    skip_special_tokens: Annotated[Any, only(True)] = None
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

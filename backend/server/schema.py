@@ -1,19 +1,21 @@
 """The requests that are understood, as pydantic models: strict types, OpenAI's ranges.
 
 Three kinds of fields: implemented ones; those that would change the answer and are not
-implemented, which are refused unless they hold their neutral value (``only``); and all others,
-which are ignored. ``validation.py`` turns pydantic's complaints into OpenAI's.
+implemented, which are refused unless they hold their neutral value (``only``, and those of other
+servers in ``foreign_fields``); and those that change no answer, which are ignored. All others are
+refused, unless the server allows them. ``validation.py`` turns pydantic's complaints into OpenAI's.
 """
 
 from typing import Annotated, Any, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from backend.server.fields import Strict, combination, only
+from backend.server.fields import Closed, combination, only
 from backend.server.message_fields import AnyMessage, check_order
 from backend.server.sampling_fields import MAX_CHOICES, ChatLogprobFields, SamplingFields
-from backend.server.structure_fields import ResponseFormat, StructuredOutputs
+from backend.server.structure_fields import ResponseFormat, StructureFields
+from backend.server.template_fields import TemplateFields
 from backend.server.token_arrays import Tokens
 from backend.server.tools.fields import NamedChoice, ToolChoice, Tools
 
@@ -25,20 +27,42 @@ _MAX_TOKENS = 16
 """OpenAI's default for completions; chat has none."""
 
 
-class StreamOptions(Strict):
+class StreamOptions(Closed):
     """Options that hold for streamed replies alone."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+    """OpenAI's padding against eavesdroppers, of which there is none."""
+
+    @model_validator(mode="after")
+    def _usage_is_wanted(self) -> Self:
+        if self.continuous_usage_stats and not self.include_usage:
+            raise combination(
+                "'continuous_usage_stats' is only allowed when 'include_usage' is enabled.",
+                "stream_options.continuous_usage_stats",
+            )
+        return self
 
 
-class GenerationFields(SamplingFields):
+class GenerationFields(SamplingFields, StructureFields):
     """What all endpoints that generate share."""
 
     model: str
     stream: bool | None = None
     # Prompts of different salts share no KV.
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
-    structured_outputs: StructuredOutputs | None = None
+
+
+def _keeps_some(tokens: int) -> int:
+    if tokens == 0:
+        problem = (
+            "Invalid 'truncate_prompt_tokens': expected a value >= 1, or -1 for as many tokens as "
+            "leave room for the answer, but got 0 instead."
+        )
+        context = {"problem": problem, "param": "truncate_prompt_tokens"}
+        raise PydanticCustomError("disorder", "{problem}", context)
+    return tokens
 
 
 class CompletionFields(GenerationFields):
@@ -46,11 +70,18 @@ class CompletionFields(GenerationFields):
 
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1), AfterValidator(_keeps_some)] | None = None
+
+    def max_prompt_tokens(self, max_model_len: int) -> int | None:
+        """Return how many of a prompt's last tokens are kept; None: a long prompt is an error."""
+        if self.truncate_prompt_tokens != -1:
+            return self.truncate_prompt_tokens
+        return max(max_model_len - (self.most_tokens or 1), 1)
 
     @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends in a chunk with the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage is True
+    def most_tokens(self) -> int | None:
+        """The limit of an answer, where there is one."""
+        return self.max_tokens
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> Self:
@@ -62,7 +93,7 @@ class CompletionFields(GenerationFields):
         return self
 
 
-class ChatRequest(CompletionFields, ChatLogprobFields):
+class ChatRequest(CompletionFields, ChatLogprobFields, TemplateFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[AnyMessage], Field(min_length=1, fail_fast=True)]
@@ -72,6 +103,8 @@ class ChatRequest(CompletionFields, ChatLogprobFields):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
+    # The template writes the special tokens.
+    add_special_tokens: Annotated[Any, only(False)] = None
     functions: Annotated[Any, only([])] = None
     function_call: Annotated[Any, only("none", "auto")] = None
     modalities: Annotated[Any, only(["text"])] = None
@@ -80,7 +113,6 @@ class ChatRequest(CompletionFields, ChatLogprobFields):
     verbosity: Annotated[Any, only("medium")] = None
     web_search_options: Annotated[Any, only()] = None
     moderation: Annotated[Any, only()] = None
-    chat_template_kwargs: Annotated[Any, only({})] = None
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
@@ -164,6 +196,7 @@ class CompletionRequest(CompletionFields):
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     suffix: Annotated[Any, only("")] = None
+    add_special_tokens: Annotated[Any, only(True)] = None
 
     @property
     def most_tokens(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from backend.core.types import EngineStats, GenerationRequest, SamplingParams
 from backend.ports import Embedder, Generator, PromptEncoder
 from backend.server.errors import cannot_embed, cannot_generate, unavailable, unknown_model
+from backend.server.reasoning import ReasoningFormat
 from backend.server.tools.formats import ToolFormat
 
 
@@ -25,6 +26,8 @@ class LoadedModel:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     tool_format: ToolFormat | None = None
     """How the model calls functions, None if it cannot."""
+    reasoning_format: ReasoningFormat | None = None
+    """How it reasons before it answers, None where all that it writes is the answer."""
 
     @property
     def ready(self) -> bool:

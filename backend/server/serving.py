@@ -12,7 +12,10 @@ import time
 from aiohttp import web
 
 from backend.ports import EngineError
-from backend.server.application import served_model_key
+from backend.server.application import kv_events_key, served_model_key
+from backend.server.front import STOPPING
+from backend.server.http_server import Runner
+from backend.server.middleware import refuse
 from backend.server.served_model import ServedModel
 
 PARENT_PIPE = "REFRAIN_PARENT_PIPE"
@@ -30,21 +33,36 @@ class StartError(Exception):
     """The server cannot run; the text is for people and fits a line."""
 
 
-async def serve(app: web.Application, host: str, port: int) -> None:
+async def serve(
+    app: web.Application,
+    host: str,
+    port: int,
+    *,
+    drain_delay: float = 0.0,
+    drain_timeout: float = 0.0,
+) -> None:
     """Run until SIGINT, SIGTERM or the parent's end.
+
+    Then ``/readyz`` says 503 for ``drain_delay`` seconds, before the port is closed and open
+    requests are waited for, for ``drain_timeout`` seconds.
 
     Raises StartError when the address is taken, EngineError when the engine does not warm up, and
     whatever loading the model raises.
     """
     stop = _stop_event()
-    runner = web.AppRunner(
-        app, access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSE_SECONDS
-    )
+    runner = Runner(app, refuse, shutdown_timeout=_CLOSE_SECONDS)
     await runner.setup()
     try:
         await _listen(runner, host, port)
         await _load_and_wait(app[served_model_key], stop)
         log.info("stopping")
+        app[STOPPING].set()
+        await asyncio.sleep(drain_delay)
+        for site in list(runner.sites):
+            await site.stop()
+        if (kv_events := app.get(kv_events_key)) is not None:
+            kv_events.close()
+        await runner.idle(drain_timeout)
     finally:
         await runner.cleanup()
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from backend.server.fields import Strict, combination, one_of, only
+from backend.server.fields import Closed, Strict, combination, one_of
 
 MOST_CHOICES = 1_000
 MOST_CHARACTERS = 64 * 1024
@@ -16,6 +16,8 @@ _Schema = Annotated[
     | Annotated[dict[str, Any], Tag("<schema>")],
     one_of("one of a string or an object", text=str, schema=dict),
 ]
+_Source = Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS)]
+_Choices = Annotated[list[str], Field(min_length=1, max_length=MOST_CHOICES, fail_fast=True)]
 
 
 class NamedSchema(Strict):
@@ -27,30 +29,34 @@ class NamedSchema(Strict):
     strict: bool | None = None
 
 
-class ResponseFormat(Strict):
-    """OpenAI's."""
+class ResponseFormat(Closed):
+    """OpenAI's; with ``json_object`` llama.cpp's bare schema, too."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
+    definition: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
     @model_validator(mode="after")
     def _schema_is_there(self) -> Self:
         if self.type == "json_schema" and self.json_schema is None:
             raise PydanticCustomError("missing", "", {"param": "response_format.json_schema"})
+        if self.definition is not None and self.type != "json_object":
+            raise combination(
+                "'schema' is only allowed where the type is 'json_object'; with 'json_schema' it "
+                "is a part of that.",
+                "response_format.schema",
+            )
         return self
 
 
-class StructuredOutputs(Strict):
+class StructuredOutputs(Closed):
     """vLLM's: exactly one of them, or none."""
 
     json_schema: _Schema | None = Field(default=None, alias="json")
-    regex: Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS)] | None = None
-    choice: (
-        Annotated[list[str], Field(min_length=1, max_length=MOST_CHOICES, fail_fast=True)] | None
-    ) = None
-    grammar: Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS)] | None = None
+    regex: _Source | None = None
+    choice: _Choices | None = None
+    grammar: _Source | None = None
     json_object: bool | None = None
-    structural_tag: Annotated[Any, only()] = None
 
     @model_validator(mode="after")
     def _one_at_most(self) -> Self:
@@ -60,5 +66,37 @@ class StructuredOutputs(Strict):
                 "Only one of 'json', 'regex', 'choice', 'grammar' and 'json_object' can be set in "
                 "'structured_outputs'.",
                 "structured_outputs",
+            )
+        return self
+
+
+class StructureFields(Strict):
+    """vLLM's field for the form of an answer, and the ones that it had before."""
+
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: _Schema | None = None
+    guided_regex: _Source | None = None
+    guided_choice: _Choices | None = None
+    guided_grammar: _Source | None = None
+
+    @property
+    def structure(self) -> tuple[str, StructuredOutputs] | None:
+        """What is demanded, and how the names of its fields begin."""
+        if self.structured_outputs is not None:
+            return "structured_outputs.", self.structured_outputs
+        guided = StructuredOutputs.model_construct(
+            json_schema=self.guided_json,
+            regex=self.guided_regex,
+            choice=self.guided_choice,
+            grammar=self.guided_grammar,
+        )
+        return None if guided == StructuredOutputs() else ("guided_", guided)
+
+    @model_validator(mode="after")
+    def _one_structure(self) -> Self:
+        given = [name for name in StructureFields.model_fields if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise combination(
+                f"'{given[0]}' and '{given[1]}' cannot be set at the same time.", given[1]
             )
         return self

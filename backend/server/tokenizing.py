@@ -8,9 +8,9 @@ from backend.server.encoding_schema import DetokenizeRequest, TokenizeRequest
 from backend.server.json_reply import json_response
 from backend.server.prompts import (
     ON_LOOP_CHARACTERS,
-    chat_tokens,
     off_loop,
     refuse_outside_vocabulary,
+    render_chat,
 )
 from backend.server.reading import read_request
 from backend.server.served_model import Loaded, ServedModel
@@ -60,12 +60,13 @@ class TokenHandlers:
 
     async def _tokens(self, loaded: Loaded, asked: TokenizeRequest) -> tuple[int, ...]:
         if asked.messages is not None:
-            return await chat_tokens(
+            prompt = await render_chat(
                 loaded.encoder,
                 asked.messages,
-                add_generation_prompt=asked.add_generation_prompt is not False,
+                template=asked.template,
                 add_special_tokens=asked.add_special_tokens is True,
             )
+            return prompt.tokens
         text = asked.prompt or ""
         special = asked.add_special_tokens is not False
         return await off_loop(

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from backend.server.errors import ApiError
+from backend.server.fields import ALLOW_UNKNOWN
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 
@@ -58,23 +59,26 @@ _WORDED = {
 }
 
 
-def validate(schema: type[RequestT], body: Mapping[str, Any]) -> RequestT:
+def validate(
+    schema: type[RequestT], body: Mapping[str, Any], *, allow_unknown: bool = False
+) -> RequestT:
     """Return the request in ``body``. Raises ApiError (400)."""
     try:
-        return schema.model_validate(body)
+        return schema.model_validate(body, context={ALLOW_UNKNOWN: allow_unknown})
     except ValidationError as error:
         raise _translate(error.errors(include_url=False)[0]) from None
 
 
 def _translate(error: ErrorDetails) -> ApiError:
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
-    param = context.get("param") or _path(error["loc"])
+    location = (*error["loc"], context["field"]) if "field" in context else error["loc"]
+    param = context.get("param") or _path(location)
     if kind == "missing" or (value is None and len(error["loc"]) == 1):
         return _refusal(
             f"Missing required parameter: '{param}'.", param, "missing_required_parameter"
         )
-    if kind == "unsupported_parameter":
-        return _unsupported(param, context.get("neutral", ()))
+    if kind in {"unsupported_parameter", "unknown_parameter"}:
+        return _unsupported(param, context.get("neutral"))
     if kind in _WORDED:
         return _refusal(error["msg"], param, _WORDED[kind])
     if kind == "invalid_key":
@@ -96,9 +100,16 @@ def _translate(error: ErrorDetails) -> ApiError:
         return _wrong_length(param, kind, context)
     if kind in _BOUNDS:
         return _out_of_bounds(param, kind, value, context)
+    return _wrong_type(param, error)
+
+
+def _wrong_type(param: str, error: ErrorDetails) -> ApiError:
+    kind, value = error["type"], error["input"]
+    if kind == "int_type" and isinstance(value, float) and abs(value) >= 2**63:
+        return _beyond_64_bits(param, value)
     # Our unions name what they accept as their message; a literal's values are its context.
     expected = error["msg"] if kind == "invalid_type" else _EXPECTED.get(kind)
-    expected = expected or context.get("expected")
+    expected = expected or error.get("ctx", {}).get("expected")
     if expected is None:
         return _refusal(f"Invalid '{param}': {error['msg']}.", param, "invalid_value")
     return _refusal(
@@ -124,10 +135,17 @@ def _path(location: Sequence[str | int]) -> str:
     return path
 
 
-def _unsupported(param: str, neutral: Sequence[Any]) -> ApiError:
+def _unsupported(param: str, neutral: Sequence[Any] | None) -> ApiError:
+    if neutral is None:
+        return _refusal(
+            f"Unknown parameter: '{param}'. Leave it out, or start the server with "
+            "--allow-unknown-fields, which ignores parameters that it does not know.",
+            param,
+            "unknown_parameter",
+        )
     # A neutral value that is empty is as good as none, and would only read oddly.
     written = " or ".join(
-        orjson.dumps(value).decode() for value in neutral if value not in ([], {})
+        orjson.dumps(value).decode() for value in neutral if value not in ("", [], {})
     )
     alternative = f" or set it to {written}" if written else ""
     return _refusal(
@@ -166,6 +184,18 @@ def _wrong_length(param: str, kind: str, context: Mapping[str, Any]) -> ApiError
         f"{context['max_length']}, but got an array with length {length} instead.",
         param,
         "array_above_max_length",
+    )
+
+
+def _beyond_64_bits(param: str, value: float) -> ApiError:
+    # The JSON parser has made it a decimal, and its last digits are lost.
+    words, bound = ("below", -(2**63)) if value < 0 else ("above", 2**63 - 1)
+    limit = "minimum" if value < 0 else "maximum"
+    return _refusal(
+        f"Invalid '{param}': integer {words} {limit} value. Expected a value "
+        f"{'>=' if value < 0 else '<='} {bound}, but got an integer of more than 64 bits instead.",
+        param,
+        f"integer_{words}_{limit[:3]}_value",
     )
 
 

@@ -117,6 +117,33 @@ def test_a_hostile_template_reaches_nothing(directory, template):
     assert messages == [{"role": "user", "content": "x"}]
 
 
+def test_a_message_that_the_template_leaves_out_cannot_be_continued(directory):
+    write(directory, "tokenizer_config.json", config(chat_template="{{ messages[0].content }}"))
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    with pytest.raises(ChatTemplateError, match="leaves the last message out"):
+        Tokenizer.load(directory).apply_chat_template(messages, continue_final_message=True)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"namespace": 1}, {"x": [[]]}, {"self": 1}, {"raise_exception": 1}, {"x": {"y": None}}],
+)
+def test_no_variable_of_a_client_breaks_more_than_its_own_prompt(directory, variables):
+    source = "{% set ns = namespace(a=1) %}{{ x.append(2) }}{{ raise_exception(x) }}"
+    write(directory, "tokenizer_config.json", config(chat_template=source))
+    with pytest.raises(ChatTemplateError):
+        Tokenizer.load(directory).apply_chat_template(MESSAGES, variables=variables)
+
+
+def test_a_variable_that_is_nested_too_deeply_is_the_clients_fault(directory):
+    write(directory, "tokenizer_config.json", config(chat_template="{{ deep | tojson }}"))
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(ChatTemplateError):
+        Tokenizer.load(directory).apply_chat_template(MESSAGES, variables={"deep": deep})
+
+
 def test_a_model_without_a_template_says_so(directory):
     write(directory, "tokenizer_config.json", {})
     tokenizer = Tokenizer.load(directory)

@@ -48,15 +48,19 @@ def directory(chat_model, tmp_path_factory, form):
     return with_template(chat_model, tmp_path_factory.mktemp("templates") / form, form)
 
 
-@pytest.mark.parametrize("tools", [None, TOOLS])
-@pytest.mark.parametrize("length", [2, 4, 6])
-def test_conversations_render_as_transformers_renders_them(directory, form, tools, length):
-    peer = PreTrainedTokenizerFast(
+@pytest.fixture
+def peer(directory, form):
+    return PreTrainedTokenizerFast(
         tokenizer_file=str(directory / "tokenizer.json"),
         bos_token="<|begin|>",
         eos_token="<|end|>",
         chat_template=TEMPLATES[form],
     )
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS])
+@pytest.mark.parametrize("length", [2, 4, 6])
+def test_conversations_render_as_transformers_renders_them(directory, peer, tools, length):
     options = {"add_generation_prompt": length != 4, "tools": tools}
     messages = CONVERSATION[:length]
     assert Tokenizer.load(directory).apply_chat_template(messages, **options) == (
@@ -93,3 +97,28 @@ def test_a_template_may_refuse_several_calls(directory, form):
             tokenizer.apply_chat_template(several, tools=TOOLS)
     else:
         assert tokenizer.apply_chat_template(several, tools=TOOLS).count("Zürich") == 2
+
+
+@pytest.mark.parametrize("variables", [{"enable_thinking": False}, {"date_string": "today"}])
+def test_variables_are_told_to_the_template_as_transformers_tells_them(directory, peer, variables):
+    expected = peer.apply_chat_template(
+        CONVERSATION, tokenize=False, add_generation_prompt=True, **variables
+    )
+    assert Tokenizer.load(directory).apply_chat_template(
+        CONVERSATION, add_generation_prompt=True, variables=variables
+    ) == (expected)
+    assert (
+        expected
+        != peer.apply_chat_template(CONVERSATION, tokenize=False, add_generation_prompt=True)
+        or next(iter(variables)) not in peer.chat_template
+    )
+
+
+@pytest.mark.parametrize("last", ["Sunny", "Sunny, and ", "", "\n\nSunny\n"])
+def test_a_last_message_is_left_open_as_transformers_leaves_it(directory, peer, last):
+    messages = [*CONVERSATION[:2], {"role": "assistant", "content": last}]
+    text = Tokenizer.load(directory).apply_chat_template(
+        messages, add_generation_prompt=False, continue_final_message=True
+    )
+    assert text == peer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+    assert text.rstrip().endswith(last.strip())

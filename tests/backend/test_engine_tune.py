@@ -145,7 +145,7 @@ def test_targets_that_nothing_keeps_are_a_failure_and_told():
     [
         ([], "--model"),
         (["--model", "m", "--caps", "1,x"], "expected a whole number of at least 1, got 'x'"),
-        (["--model", "m", "--seconds", "0"], "expected a number above 0"),
+        (["--model", "m", "--seconds", "0"], "expected a time above 0, such as 500ms"),
         (["--model", "m", "--target-itl-ms", "fast"], "expected a number above 0"),
     ],
 )

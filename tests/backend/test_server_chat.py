@@ -154,10 +154,10 @@ async def test_long_prompts_are_encoded_off_the_event_loop(start_server):
         {"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "logprobs": False},
         {"tools": [], "tool_choice": "none", "functions": [], "parallel_tool_calls": True},
         {"response_format": {"type": "text"}, "modalities": ["text"], "top_logprobs": 0},
-        {"something_new": {"nested": [1, 2]}},
+        {"prediction": {"type": "content", "content": "x"}, "prompt_cache_retention": "24h"},
     ],
 )
-async def test_neutral_and_unknown_fields_are_ignored(server, fields):
+async def test_fields_that_change_no_answer_are_ignored(server, fields):
     assert (await server.chat(**fields)).status == 200
 
 
@@ -205,8 +205,22 @@ async def test_kv_is_shared_within_a_tenant_alone(server):
     assert [await salt_of(server, headers) for headers in who] == salts
 
 
-async def test_a_salt_in_the_body_decides_alone(server):
-    salts = {
-        await salt_of(server, {"Authorization": key}, cache_salt="shared") for key in ("a", "b")
-    }
-    assert salts == {"shared"}
+async def test_a_clients_salt_divides_the_kv_of_its_own_tenant_only(server):
+    one, two = ({"Authorization": f"Bearer {key}"} for key in ("one", "two"))
+    asked = [(who, salt) for who in ({}, one, two) for salt in ("shared", "own")]
+    salts = [await salt_of(server, who, cache_salt=salt) for who, salt in asked]
+    assert len(set(salts)) == len(asked)
+    assert [await salt_of(server, who, cache_salt=salt) for who, salt in asked] == salts
+
+
+async def test_no_salt_of_a_client_is_another_tenants(server):
+    """Neither the salt that the engine uses for the tenant, nor what that is made of."""
+    victim = {"Authorization": "Bearer one"}
+    alone = await salt_of(server, victim)
+    divided = await salt_of(server, victim, cache_salt="x")
+    forged = [alone, divided, f"{alone},x", "Bearer one", "Bearer one\0\0\0\0", ",x"]
+    for who in ({}, {"Authorization": "Bearer two"}):
+        assert not {await salt_of(server, who, cache_salt=salt) for salt in forged} & {
+            alone,
+            divided,
+        }

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import ClientSession
 
 from backend.__main__ import main
+from backend.arguments import seconds, size
 from backend.settings import Settings
 
 pytest_plugins = ["running_backend"]
@@ -176,14 +177,30 @@ async def test_a_port_in_use(start, chat_model):
 
 
 @pytest.mark.parametrize(
+    ("read", "text", "value"),
+    [
+        (size, "1GB", 10**9),
+        (size, "1.5GiB", 3 << 29),
+        (size, "512m", 512 << 20),
+        (size, "4096", 4096),
+        (seconds, "500ms", 0.5),
+        (seconds, "2m", 120),
+        (seconds, "2.5", 2.5),
+    ],
+)
+def test_sizes_and_times_take_units(read, text, value):
+    assert read(text) == value
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ([], "--model"),
         (["--model", "m", "--port", "70000"], "expected a port from 0 to 65535, got '70000'"),
         (["--model", "m", "--max-num-seqs", "0"], "expected a whole number of at least 1"),
-        (["--model", "m", "--queue-timeout", "0"], "expected a number above 0, got '0'"),
-        (["--model", "m", "--step-timeout", "0"], "expected a number above 0, got '0'"),
-        (["--model", "m", "--load-timeout", "never"], "expected a number above 0, got 'never'"),
+        (["--model", "m", "--queue-timeout", "0"], "expected a time above 0, such as 500ms"),
+        (["--model", "m", "--step-timeout", "0"], "expected a time above 0, such as 500ms"),
+        (["--model", "m", "--load-timeout", "never"], "or a number of seconds, got 'never'"),
         (["--model", "m", "--target-itl-ms", "fast"], "expected a number above 0, got 'fast'"),
         (["--model", "m", "--kv-bytes", "lots"], "expected bytes such as 512MiB"),
         (["--model", "m", "--dtype", "int4"], "invalid choice"),

@@ -217,5 +217,7 @@ async def test_a_router_finds_the_blocks_of_a_prompt_that_the_real_engine_comput
             chain.append(hashlib.sha256(chain[-1] + block).digest())
         return [digest.hex() for digest in chain]
 
-    assert [stored["parent"], *stored["blocks"]] == digests(b"a tenant")
+    assert [stored["parent"], *stored["blocks"]] == digests(
+        hashlib.sha256(b",a tenant").hexdigest().encode()
+    )
     assert not set(stored["blocks"]) & set(digests(b""))

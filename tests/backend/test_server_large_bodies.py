@@ -64,10 +64,10 @@ async def test_a_key_that_comes_again_far_behind(server):
 )
 async def test_more_than_is_read_is_refused(server, monkeypatch, bound, ignored):
     monkeypatch.setattr(f"backend.server.large_body.{bound}", 20_000)
-    reply = await server.chat(ignored=ignored)
+    reply = await server.chat(metadata=ignored)
     assert (reply.status, reply.error["code"]) == (413, "request_too_large")
     assert "at most 20000 " in reply.error["message"]
-    assert (await server.chat(ignored=ignored[:15_000], more="x" * FILL)).status == 200
+    assert (await server.chat(metadata=ignored[:15_000], user="x" * FILL)).status == 200
 
 
 def test_no_piece_is_large(monkeypatch):

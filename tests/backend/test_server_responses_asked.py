@@ -71,7 +71,7 @@ async def test_sampling_is_told_to_the_engine_and_to_the_client(start_server):
     [request] = server.generator.requests
     wanted = SamplingParams(temperature=0.6, top_p=0.5, top_k=5, min_p=0.1, seed=7, stop=("x",))
     assert request.sampling == replace(wanted, logprobs=1)
-    assert request.cache_salt == "s"
+    assert request.cache_salt
 
 
 async def test_who_asks_and_how_is_repeated(server):

@@ -215,7 +215,7 @@ async def test_calls_and_results_reach_the_template(start_server):
     server = await start_server(tools=FORMATS["qwen"])
     encoder = server.model.require().encoder
 
-    def template(messages, *, add_generation_prompt=True, tools=None):
+    def template(messages, *, tools=None, **_):
         seen.update(messages=messages, tools=tools)
         return "x"
 

@@ -11,6 +11,7 @@ import pytest
 
 from backend.core.types import FinishReason, TextDelta
 from backend.ports import EngineError
+from backend.server import reasoning
 from backend.server.tools.formats import FORMATS
 
 pytest_plugins = ["running_backend", "running_embedder"]
@@ -165,6 +166,24 @@ async def test_responses_with_calls(start_server, check_response):
         check_response(event, "ResponseStreamEvent")
 
 
+async def test_reasoning(start_server, check, check_response):
+    server = await start_server(script=thinking, reasoning=reasoning.FORMATS["qwen3"])
+    check((await server.chat()).json, "CreateChatCompletionResponse")
+    for event in (await server.chat(**USAGE)).events:
+        check(event, "CreateChatCompletionStreamResponse")
+    response = (await server.respond()).json
+    check_response(response)
+    assert [item["type"] for item in response["output"]] == ["reasoning", "message"]
+    for event in (await server.respond(stream=True)).typed_events:
+        check_response(event, "ResponseStreamEvent")
+
+
+async def thinking(request):
+    yield TextDelta(0, "<think>\nWell, ", 1)
+    yield TextDelta(0, "well.</think>", 2)
+    yield TextDelta(0, "Yes.", 3, FinishReason.STOP)
+
+
 async def calling(request):
     yield TextDelta(0, "Let me see.", 1)
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
@@ -210,7 +229,7 @@ async def test_requests_of_the_description_are_understood(real_server, descripti
     ):
         parameters = properties(description, name) - {"model", "messages", "prompt"}
         assert {"temperature", "logit_bias", "user"} <= parameters
-        reply = await ask(**dict.fromkeys(parameters) | {"max_tokens": 1, "extra": 1})
+        reply = await ask(**dict.fromkeys(parameters) | {"max_tokens": 1, "extra": None})
         assert reply.status == 200, reply.json
     parameters = properties(description, "CreateResponse") - {"model", "input"}
     assert {"temperature", "instructions", "user", "previous_response_id"} <= parameters

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.core.types import FinishReason
+from backend.server.reasoning import ReasoningParser
 from backend.server.replies import Usage
 from backend.server.responses.writing import ResponseWriter
 from backend.server.tools.formats import FORMATS
@@ -15,7 +16,22 @@ from gateway.core.response_followed import FollowedResponse
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "b"}}\n</tool_call>'
 BARE = '{"name": "f", "parameters": {"a": 1}}'
 PIECES = st.lists(
-    st.sampled_from([CALL, BARE, CALL[:15], "</tool_call>", "\n", " ", ";", "word", "{", "ü"])
+    st.sampled_from(
+        [
+            "<think>",
+            "</think>",
+            CALL,
+            BARE,
+            CALL[:15],
+            "</tool_call>",
+            "\n",
+            " ",
+            ";",
+            "word",
+            "{",
+            "ü",
+        ]
+    )
     | st.text(max_size=5),
     max_size=6,
 )
@@ -34,6 +50,8 @@ def counting():
 
 
 def parser(form):
+    if form == "reasoning":
+        return ReasoningParser(parser("qwen"), begun=False)
     return form and FORMATS[form].parser(["f"], most_calls=None, eager=True)
 
 
@@ -57,7 +75,7 @@ def merged(events):
 
 
 @given(
-    st.sampled_from([None, *FORMATS]),
+    st.sampled_from([None, "reasoning", *FORMATS]),
     PIECES,
     st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]),
 )

@@ -86,7 +86,13 @@ class CharacterEncoder:
         return "".join(map(chr, tokens))
 
     def apply_chat_template(
-        self, messages: Any, *, add_generation_prompt: bool = True, tools: Any = None
+        self,
+        messages: Any,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Any = None,
+        variables: Any = None,
     ) -> str:
         if any(message["content"] == "refuse me" for message in messages):
             raise ValueError("the template refuses these messages")
@@ -201,9 +207,10 @@ async def serve_application() -> AsyncIterator[StartServer]:
     servers: list[RunningServer] = []
 
     async def start(app: web.Application, generator: Any = None) -> RunningServer:
-        runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0
-        )
+        from backend.server.http_server import Runner
+        from backend.server.middleware import refuse
+
+        runner = Runner(app, refuse, shutdown_timeout=1.0)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         host, port = runner.addresses[0][:2]
@@ -228,12 +235,15 @@ async def start_server(serve_application: StartServer) -> StartServer:
         limits: Any = None,
         sampling: SamplingParams | None = None,
         tools: Any = None,
+        reasoning: Any = None,
         close: Callable[[], Awaitable[None]] = nothing_to_close,
         **script: Any,
     ) -> RunningServer:
         generator = ScriptedGenerator(**script)
         encoder = CharacterEncoder()
-        loaded = LoadedModel(generator, encoder, close, sampling or SamplingParams(), tools)
+        loaded = LoadedModel(
+            generator, encoder, close, sampling or SamplingParams(), tools, reasoning
+        )
         app = build_application(ServedModel(MODEL, at_once(loaded)), **(limits or {}))
         server = await serve_application(app, generator)
         await server.model.load()

@@ -11,6 +11,7 @@ import orjson
 from aiohttp import web
 
 from backend.ports import Generator
+from backend.server.answer_reading import AnswerReading
 from backend.server.answering import FAILURES, api_error, broken_off, is_long
 from backend.server.constraints import Constraint
 from backend.server.event_stream import TypedEventStream
@@ -18,7 +19,6 @@ from backend.server.generation import Tally
 from backend.server.logprob_replies import Spell
 from backend.server.prompts import off_loop
 from backend.server.responses.writing import ResponseWriter
-from backend.server.tools.use import ToolUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class ResponseAnswer:
     tally: Tally
     generator: Generator
     repeated: Mapping[str, Any]
-    tools: ToolUse | None = None
+    reading: AnswerReading | None = None
     spell: Spell | None = None
     """Given where log probabilities are wanted."""
     constraint: Constraint | None = None
@@ -42,8 +42,7 @@ class ResponseAnswer:
             [choice] = self.tally.choices()
         except FAILURES as error:
             raise api_error(error, self.constraint) from error
-        # A call that was demanded can be cut short, but never be anything else.
-        writer = self._writer(eager=self.tools is not None and self.tools.demanded)
+        writer = self._writer(eager=self.reading is not None and self.reading.demanded)
 
         def write() -> bytes:
             writer.push(choice.text, choice.logprobs)
@@ -79,7 +78,7 @@ class ResponseAnswer:
         return events
 
     def _writer(self, *, eager: bool) -> ResponseWriter:
-        parser = None if self.tools is None else self.tools.parser(eager=eager)
+        parser = None if self.reading is None else self.reading.parser(eager=eager)
         return ResponseWriter(self.repeated, parser, self.spell, _new_id)
 
 

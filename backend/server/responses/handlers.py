@@ -4,6 +4,7 @@ import time
 
 from aiohttp import web
 
+from backend.server.answer_reading import answer_reading
 from backend.server.constraints import constraint_off_loop
 from backend.server.engine_request import constrained, generation_of, sampling_of
 from backend.server.generation import Tally
@@ -13,6 +14,7 @@ from backend.server.responses.answering import ResponseAnswer
 from backend.server.responses.repeated import check_printable, repeated
 from backend.server.responses.schema import ResponsesRequest
 from backend.server.served_model import ServedModel
+from backend.server.template_fields import TemplateOptions
 from backend.server.tools.use import tool_use
 
 ON_LOOP_ITEMS = 500
@@ -44,19 +46,22 @@ class ResponsesHandlers:
             loaded.encoder,
             messages,
             max_model_len=loaded.generator.max_model_len,
+            template=TemplateOptions(variables=asked.chat_template_kwargs or {}),
             tools=() if tools is None else tools.functions,
             param="input",
         )
         sampling = sampling_of(asked, asked.max_output_tokens, asked.wanted_logprobs, loaded)
         sampling = constrained(sampling, constraint)
-        generation = generation_of("resp_", (prompt,), asked, sampling, request, arrived=arrived)
+        generation = generation_of(
+            "resp_", (prompt.tokens,), asked, sampling, request, arrived=arrived
+        )
         told = repeated(asked, sampling, generation.id, int(time.time()))
         check_printable(told)
         answer = ResponseAnswer(
             Tally(generation),
             loaded.generator,
             told,
-            tools,
+            answer_reading(tools, loaded.reasoning_format, prompt.end, constraint),
             None if asked.wanted_logprobs is None else loaded.encoder.token_bytes,
             constraint,
         )

@@ -69,8 +69,10 @@ def _choice(asked: ResponsesRequest) -> Any:
 
 
 def _format(wanted: TextFormat | None) -> dict[str, Any]:
-    if wanted is None or wanted.type != "json_schema":
-        return {"type": "text" if wanted is None else wanted.type}
+    if wanted is None:
+        return {"type": "text"}
+    if wanted.type != "json_schema":
+        return {"type": wanted.type} | ({"schema": wanted.definition} if wanted.definition else {})
     described = {} if wanted.description is None else {"description": wanted.description}
     return {
         "type": "json_schema",

@@ -9,11 +9,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from backend.server.fields import Strict, combination, one_of, only
+from backend.server.fields import Closed, Strict, combination, one_of, only
 from backend.server.message_fields import AnyMessage, Message
 from backend.server.responses.input_items import Input, check_calls, messages_of
 from backend.server.schema import GenerationFields
 from backend.server.structure_fields import NamedSchema, ResponseFormat
+from backend.server.template_fields import TemplateVariables
 from backend.server.tools.fields import (
     MOST_TOOLS,
     Function,
@@ -54,7 +55,7 @@ def _moved(place: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-class TextFormat(Strict):
+class TextFormat(Closed):
     """What chat calls ``response_format``, without its inner object."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -69,12 +70,17 @@ class TextFormat(Strict):
             for field, value in (("name", self.name), ("schema", self.definition)):
                 if value is None:
                     raise PydanticCustomError("missing", "", {"param": f"text.format.{field}"})
+        elif self.type == "text" and self.definition is not None:
+            raise combination(
+                "'schema' is only allowed where the type is 'json_schema' or 'json_object'.",
+                "text.format.schema",
+            )
         return self
 
     def for_chat(self) -> ResponseFormat:
         """Return what chat is given."""
-        if self.name is None or self.definition is None or self.type != "json_schema":
-            return ResponseFormat(type=self.type if self.type != "json_schema" else "text")
+        if self.type != "json_schema":
+            return ResponseFormat.model_validate({"type": self.type, "schema": self.definition})
         named = NamedSchema.model_validate(
             {"name": self.name, "schema": self.definition, "strict": self.strict}
         )
@@ -132,7 +138,13 @@ Choice = Annotated[
 ]
 
 
-class ResponsesRequest(GenerationFields):
+class ObfuscationOptions(Closed):
+    """Padding against eavesdroppers, of which there is none."""
+
+    include_obfuscation: bool | None = None
+
+
+class ResponsesRequest(GenerationFields, TemplateVariables):
     """POST /v1/responses."""
 
     input: Input
@@ -154,6 +166,8 @@ class ResponsesRequest(GenerationFields):
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None
     store: bool | None = None
 
+    add_special_tokens: Annotated[Any, only(False)] = None
+    stream_options: ObfuscationOptions | None = None
     n: Annotated[Any, only(1)] = None
     previous_response_id: Annotated[Any, only()] = None
     conversation: Annotated[Any, only()] = None
@@ -162,7 +176,6 @@ class ResponsesRequest(GenerationFields):
     truncation: Annotated[Any, only("disabled")] = None
     context_management: Annotated[Any, only([])] = None
     moderation: Annotated[Any, only()] = None
-    chat_template_kwargs: Annotated[Any, only({})] = None
     messages: Annotated[Any, _moved("input")] = None
     max_tokens: Annotated[Any, _moved("max_output_tokens")] = None
     max_completion_tokens: Annotated[Any, _moved("max_output_tokens")] = None

@@ -11,8 +11,16 @@ from typing import Any
 from backend.core.types import FinishReason, TokenLogprobs
 from backend.server.errors import RATE_LIMIT, ApiError
 from backend.server.logprob_replies import Spell, chat_logprobs
+from backend.server.reasoning import ReasoningParser
 from backend.server.replies import Usage
-from backend.server.tools.events import CallArguments, CallStart, Content, Event, ToolCallParser
+from backend.server.tools.events import (
+    CallArguments,
+    CallStart,
+    Content,
+    Event,
+    Reasoning,
+    ToolCallParser,
+)
 
 Object = dict[str, Any]
 NewId = Callable[[str], str]
@@ -29,13 +37,26 @@ class _Item:
     logprobs: list[Object] = field(default_factory=list)
 
     @property
-    def is_message(self) -> bool:
-        return bool(self.object["type"] == "message")
+    def kind(self) -> str:
+        return str(self.object["type"])
 
     @property
     def where(self) -> Object:
         found = {"item_id": self.object["id"], "output_index": self.place}
-        return found | {"content_index": 0} if self.is_message else found
+        return found if self.kind == "function_call" else found | {"content_index": 0}
+
+    @property
+    def part(self) -> Object:
+        """The one part of its content."""
+        text = "".join(self.text)
+        if self.kind == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        return {
+            "type": "output_text",
+            "annotations": [],
+            "logprobs": self.logprobs,
+            "text": text,
+        }
 
 
 class ResponseWriter:
@@ -50,7 +71,7 @@ class ResponseWriter:
     ) -> None:
         """``repeated`` are the fields of the response that are known from the start.
 
-        ``parser`` is given where functions may be called, ``spell`` where log probabilities are
+        ``parser`` is given where the text is read, ``spell`` where log probabilities are
         wanted.
         """
         self._repeated = repeated
@@ -117,6 +138,8 @@ class ResponseWriter:
     def _written(self, pieces: Sequence[Event]) -> Iterator[tuple[str, Object]]:
         for piece in pieces:
             match piece:
+                case Reasoning(text):
+                    yield from self._think(text)
                 case Content(text):
                     yield from self._say(text)
                 case CallStart(_, name):
@@ -126,6 +149,14 @@ class ResponseWriter:
                 case CallArguments(_, text):
                     yield from self._argue(text)
 
+    def _think(self, text: str) -> Iterator[tuple[str, Object]]:
+        item = self._item
+        if item is None:
+            item = self._open_reasoning()
+            yield from _announced(item)
+        item.text.append(text)
+        yield "response.reasoning_text.delta", item.where | {"delta": text}
+
     def _say(self, text: str) -> Iterator[tuple[str, Object]]:
         if not self._called:
             self._length += len(text)
@@ -133,7 +164,7 @@ class ResponseWriter:
         logprobs = self._take_logprobs()
         if not (text or logprobs):
             return
-        if item is None or not item.is_message:
+        if item is None or item.kind != "message":
             yield from self._end_item("completed")
             item = self._open_message()
             yield from _announced(item)
@@ -147,6 +178,17 @@ class ResponseWriter:
             raise RuntimeError("arguments without a call")
         self._item.text.append(text)
         yield "response.function_call_arguments.delta", self._item.where | {"delta": text}
+
+    def _open_reasoning(self) -> _Item:
+        return self._open(
+            {
+                "id": self._new_id("rs_"),
+                "type": "reasoning",
+                "status": "in_progress",
+                "summary": [],
+                "content": [],
+            }
+        )
 
     def _open_message(self) -> _Item:
         return self._open(
@@ -181,32 +223,34 @@ class ResponseWriter:
             return
         text = "".join(item.text)
         done = item.object | {"status": status}
-        if item.is_message:
-            part = _part(text, item.logprobs)
-            done["content"] = [part]
-            told = {"text": text, "logprobs": item.logprobs}
-            yield "response.output_text.done", item.where | told
-            yield "response.content_part.done", item.where | {"part": part}
-        else:
+        if item.kind == "function_call":
             done["arguments"] = text
             told = {"name": done["name"], "arguments": text}
             yield "response.function_call_arguments.done", item.where | told
+        else:
+            done["content"] = [item.part]
+            kind = item.part["type"]
+            told = {"text": text} | ({"logprobs": item.logprobs} if kind == "output_text" else {})
+            yield f"response.{kind}.done", item.where | told
+            yield "response.content_part.done", item.where | {"part": item.part}
         self._output.append(done)
         yield "response.output_item.done", {"output_index": item.place, "item": done}
 
     def _take_logprobs(self) -> list[Object]:
         """Return what is to be told with the text that has come.
 
-        Where functions may be called, that is what belongs to the text before the first call:
-        markup and arguments have no place for it.
+        Where the text is read, that is what belongs to the answer before the first call:
+        reasoning, markup and arguments have no place for it.
         """
         if self._spell is None:
             return []
         taken = self._logprobs
+        begins = self._parser.answer_at if isinstance(self._parser, ReasoningParser) else 0
         if self._parser is not None:
-            taken = [each for each in taken if each.text_offset < self._length]
+            taken = [each for each in taken if each.text_offset < begins + self._length]
         self._logprobs = self._logprobs[len(taken) :]
-        return list(chat_logprobs(taken, self._spell)["content"])
+        told = [each for each in taken if each.text_offset >= begins]
+        return list(chat_logprobs(told, self._spell)["content"])
 
     def _numbered(self, events: Iterable[tuple[str, Object]]) -> list[Object]:
         numbered = []
@@ -218,12 +262,8 @@ class ResponseWriter:
 
 def _announced(item: _Item) -> Iterator[tuple[str, Object]]:
     yield "response.output_item.added", {"output_index": item.place, "item": item.object}
-    if item.is_message:
-        yield "response.content_part.added", item.where | {"part": _part("", [])}
-
-
-def _part(text: str, logprobs: list[Object]) -> Object:
-    return {"type": "output_text", "annotations": [], "logprobs": logprobs, "text": text}
+    if item.kind != "function_call":
+        yield "response.content_part.added", item.where | {"part": item.part}
 
 
 def _usage(usage: Usage) -> Object:

@@ -1,4 +1,4 @@
-"""What a model's text turns out to be, piece by piece: words for the user, or calls of functions.
+"""What a model's text turns out to be, piece by piece: reasoning, words for the user, calls.
 
 Law: events depend on the text alone, never on where it was cut into pieces.
 """
@@ -11,6 +11,13 @@ from typing import Protocol
 @dataclass(frozen=True, slots=True)
 class Content:
     """Text for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """What the model thinks before it answers."""
 
     text: str
 
@@ -31,7 +38,7 @@ class CallArguments:
     text: str
 
 
-Event = Content | CallStart | CallArguments
+Event = Reasoning | Content | CallStart | CallArguments
 
 
 class ToolCallParser(Protocol):
@@ -79,6 +86,8 @@ def joined(events: Iterable[Event]) -> list[Event]:
         match event, merged[-1] if merged else None:
             case (Content(""), _) | (CallArguments(_, ""), _):
                 continue
+            case Reasoning(text), Reasoning(before):
+                merged[-1] = Reasoning(before + text)
             case Content(text), Content(before):
                 merged[-1] = Content(before + text)
             case CallArguments(index, text), CallArguments(_, before):

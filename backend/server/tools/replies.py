@@ -1,4 +1,4 @@
-"""Chat replies in which functions may be called: OpenAI's objects, whole and in chunks."""
+"""Chat replies whose text is read: OpenAI's objects with reasoning and calls of functions."""
 
 import uuid
 from collections.abc import Callable, Sequence
@@ -6,16 +6,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backend.core.types import FinishReason, TokenLogprobs
+from backend.server.answer_reading import AnswerReading
 from backend.server.replies import ChatForm, FinishedChoice, Logprobs
 from backend.server.tools.events import (
     CallArguments,
     CallStart,
     Content,
     Event,
+    Reasoning,
     ToolCallParser,
     gather,
 )
-from backend.server.tools.use import ToolUse
+
+REASONING = "reasoning_content"
+"""DeepSeek's name, which SGLang and most clients share."""
 
 _CALLED = "tool_calls"
 
@@ -34,24 +38,28 @@ class _Choice:
     """Of text that is held back."""
 
 
-class ToolCallForm:
+class ReadChatForm:
     """Implements ``ReplyForm`` around that of plain chat."""
 
-    def __init__(self, chat: ChatForm, use: ToolUse, new_id: Callable[[], str] = _new_id) -> None:
-        """Write for ``use``; ``new_id`` names calls."""
+    def __init__(
+        self, chat: ChatForm, reading: AnswerReading, new_id: Callable[[], str] = _new_id
+    ) -> None:
+        """``new_id`` names calls."""
         self.whole_kind = chat.whole_kind
         self.chunk_kind = chat.chunk_kind
         self._chat = chat
-        self._use = use
+        self._reading = reading
         self._new_id = new_id
         self._choices: dict[int, _Choice] = {}
 
     def whole(self, index: int, choice: FinishedChoice) -> dict[str, Any]:
         """See ReplyForm."""
-        # A call that was demanded can be cut short, but never be anything else.
-        parser = self._use.parser(eager=self._use.demanded)
-        content, calls = gather([*parser.push(choice.text), *parser.finish()])
+        parser = self._reading.parser(eager=self._reading.demanded)
+        events = [*parser.push(choice.text), *parser.finish()]
+        content, calls = gather(events)
         written = self._chat.whole(index, replace(choice, text=content))
+        if reasoning := "".join(each.text for each in events if isinstance(each, Reasoning)):
+            written["message"] |= {"content": content or None, REASONING: reasoning}
         if not calls:
             return written
         written["message"] |= {
@@ -69,7 +77,7 @@ class ToolCallForm:
 
     def opening(self, index: int, prompt: Logprobs) -> dict[str, Any] | None:
         """See ReplyForm."""
-        self._choices[index] = _Choice(self._use.parser(eager=True))
+        self._choices[index] = _Choice(self._reading.parser(eager=True))
         return self._chat.opening(index, prompt)
 
     def text(self, index: int, text: str, logprobs: Logprobs) -> list[dict[str, Any]]:
@@ -94,6 +102,8 @@ class ToolCallForm:
 
     def _delta(self, choice: _Choice, event: Event) -> dict[str, Any]:
         match event:
+            case Reasoning(text):
+                return {REASONING: text}
             case Content(text):
                 return {"content": text}
             case CallStart(number, name):
