@@ -10,9 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from embeddings.verify.lexicon import ANTONYMS, OPPOSING_ENDS, OPPOSING_PREFIXES
+from embeddings.verify.lexing import lex
 from embeddings.verify.reading import Kind, Token, read
+from embeddings.verify.single_letters import letters_differ
 
-RULES = "rules-3"
+RULES = "rules-5"
 """What these rules are called in calibrations; raise it when they change."""
 
 _ORDER = "order"
@@ -34,7 +36,7 @@ def agree(asked: str, stored: str) -> str | None:
     if not left or not right:
         return Kind.WORD.value
     if len(left) == len(right) and all(map(_same, left, right)):
-        return None
+        return Kind.NAME.value if letters_differ(lex(asked), lex(stored)) else None
     return _reason(left, right)
 
 

@@ -25,6 +25,8 @@ def check_names(a: Statement, b: Statement, apart: Difference) -> str | None:
     left, right = (
         any(
             is_name(item)
+            # Letters are compared by themselves.
+            and len(item.text) > 1
             and not _is_part(item, mine, apart, others)
             and not _initials(item, mine, theirs)
             for item in alone[:_MOST]

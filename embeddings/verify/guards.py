@@ -20,10 +20,11 @@ from embeddings.verify.focus import check_focus
 from embeddings.verify.plain_differences import check_words
 from embeddings.verify.polarity import check_polarity
 from embeddings.verify.roles import check_roles
+from embeddings.verify.single_letters import check_letters
 from embeddings.verify.statement import Statement, state
 from embeddings.verify.strings import check_formulas, check_strings
 
-VERSION: Final = 5
+VERSION: Final = 7
 """Raise it when other pairs pass: a calibration is made of those that do."""
 
 _Check = Callable[[Statement, Statement, Difference], str | None]
@@ -42,6 +43,7 @@ _CHECKS: Final[tuple[_Check, ...]] = (
     check_small_words,
     check_exchanges,
     check_roles,
+    check_letters,
     check_words,
 )
 REASONS: Final = frozenset(

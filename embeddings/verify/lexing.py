@@ -11,6 +11,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from embeddings.verify.letters import AMBIGUOUS, is_label
 from embeddings.verify.lexicon import CONTRACTED, CONTRACTED_ENDS, IS_AFTER
 
 
@@ -27,8 +28,9 @@ class Piece(StrEnum):
 class Lexeme(NamedTuple):
     """A piece of text. `text` of a word is lower case, unless `named`.
 
-    `named`: capitalised where grammar does not ask for it, so no function word even if it looks
-    like one ("US", "Will"). `starts`: first of its sentence.
+    `named`: capitalised where grammar does not ask for it, or a letter that is a label, so no
+    function word even if it looks like one ("US", "Will", "gate a"). `starts`: first of its
+    sentence.
     """
 
     text: str
@@ -73,8 +75,10 @@ _FORMULA: Final = re.compile(
     r"|\d\s*[-/\u2013]\s*\d|\([^()]*\d,\d|\b(?:squared|cubed|plus|minus|multiplied|divided)\b",
     re.IGNORECASE,
 )
+_OWNER: Final = re.compile(r"[^\W\d_]'s", re.IGNORECASE)
 _OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
 _FORMULA_PUNCTUATION: Final = frozenset("()-\u2013\u2014,;:")
+_BEFORE_NUMBERS: Final = frozenset("$\u20ac\u00a3\u00a5\u20b9#~")
 # What may reach beyond white space; a text without it is the sum of its chunks.
 _SPANNING: Final = re.compile(r"""[`"\u201c\u00ab\n]|(?<![\w'])'""")
 _INDISTINCT_CASE: Final = 0.6
@@ -101,10 +105,10 @@ def lex(text: str, *, formula: bool = False) -> list[Lexeme]:
     else:
         cuts = [cut for chunk in text.split() for cut in _chunk(chunk)]
     if text.islower():
-        return _marked(cuts)
+        return _labelled(_marked(cuts))
     cuts = list(cuts)
     words = [cut.word for cut in cuts if cut.word]
-    return _named(cuts, shouted=len(words) > 1 and "".join(words).isupper())
+    return _labelled(_named(cuts, shouted=len(words) > 1 and "".join(words).isupper()))
 
 
 def _chunk(chunk: str) -> Sequence[_Cut]:
@@ -130,6 +134,9 @@ def _cut(text: str, *, formula: bool) -> Sequence[_Cut]:
             continue
         parts = _parts(piece.casefold()) if group == "word" else (piece,)
         lexemes = tuple(Lexeme(part, Piece(group), starts=False, named=False) for part in parts)
+        if group == "word" and _OWNER.fullmatch(piece):
+            # "Team a's score": it owns something, so it is no article.
+            lexemes = (Lexeme(piece[0].upper(), Piece.WORD, starts=False, named=True),)
         cuts.append(_Cut(lexemes, piece if group == "word" else "", ends=False))
     return tuple(cuts)
 
@@ -196,6 +203,29 @@ def _named(cuts: Sequence[_Cut], *, shouted: bool) -> list[Lexeme]:
     return marked
 
 
+def _labelled(lexemes: list[Lexeme]) -> list[Lexeme]:
+    """Mark the letters that are labels, as if they were capitals."""
+    before: list[str] = []
+    for place, lexeme in enumerate(lexemes):
+        if lexeme.starts:
+            before = []
+        text = lexeme.text
+        if text in AMBIGUOUS and is_label(before, text, _after(lexemes, place)):
+            lexemes[place] = lexeme._replace(text=text.upper(), named=True)
+        before.append(text.casefold())
+    return lexemes
+
+
+def _after(lexemes: Sequence[Lexeme], place: int) -> str:
+    """Return the next word of the same sentence, see `is_label`."""
+    if place + 1 == len(lexemes) or lexemes[place + 1].starts:
+        return ""
+    text, piece, _, _ = lexemes[place + 1]
+    if piece is Piece.SYMBOL and text not in _BEFORE_NUMBERS:
+        return ""
+    return text if piece is Piece.WORD else "#"
+
+
 def _is_titled(cuts: Sequence[_Cut]) -> bool:
     """Tell whether most words have a capital, beside those that start a sentence."""
     if sum(not cut.word.islower() for cut in cuts if cut.word) < 4:
@@ -224,7 +254,7 @@ def _parts(word: str) -> tuple[str, ...]:
     for end, meaning in CONTRACTED_ENDS.items():
         if word.endswith(end) and len(word) > len(end):
             return (word[: -len(end)], meaning)
-    if word.endswith("'s"):
+    if word.endswith("'s") and len(word) > 3:
         owner = word[:-2]
         return (owner, "is") if owner in IS_AFTER else (owner,)
     return (word,)

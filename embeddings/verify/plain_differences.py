@@ -5,11 +5,12 @@ another, that word is the difference. Where they differ more widely nothing is c
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from embeddings.verify.differences import Difference
 from embeddings.verify.entities import is_name
+from embeddings.verify.frames import HOW_TO, frame
 from embeddings.verify.lists import words
 from embeddings.verify.lists.grammar import ADDABLE, AUXILIARIES, HARMLESS
 from embeddings.verify.polarity import flips
@@ -47,8 +48,12 @@ def check_words(a: Statement, b: Statement, apart: Difference) -> str | None:
     if not (left or right) or not (apart.shared or apart.framed) or flips(apart):
         return None
     if left and right:
-        alone = len(left) == len(right) == 1
-        return "replaced" if alone and _same_place(left[0], right[0], a, b) else None
+        if _is_replaced(left, right, a.items, b.items):
+            return "replaced"
+        # "What is the way to cancel it", "how do I change it": the way is none of the words.
+        x, y = _how_to(a), _how_to(b)
+        told = _from(x, left), _from(y, right), _from(x, a.items), _from(y, b.items)
+        return "replaced" if _is_replaced(*told) else None
     if all(item.text in ADDABLE or _said_anyway(item.text, a, b) for item in (*left, *right)):
         return None
     long, short = (_skeleton(a), _skeleton(b)) if left else (_skeleton(b), _skeleton(a))
@@ -83,10 +88,23 @@ def _is_within(short: Iterable[str], long: Iterable[str]) -> bool:
     return all(word in rest for word in short)
 
 
-def _same_place(x: Item, y: Item, a: Statement, b: Statement) -> bool:
-    """Tell whether all meaningful words around the two are the same, in order."""
-    before_x = [i.word.key for i in a.items if i.place < x.place and not i.word.harmless]
-    before_y = [i.word.key for i in b.items if i.place < y.place and not i.word.harmless]
-    after_x = [i.word.key for i in a.items if i.place > x.place and not i.word.harmless]
-    after_y = [i.word.key for i in b.items if i.place > y.place and not i.word.harmless]
-    return before_x == before_y and after_x == after_y
+def _is_replaced(
+    left: Sequence[Item], right: Sequence[Item], a: Sequence[Item], b: Sequence[Item]
+) -> bool:
+    """Tell whether one word stands in the place of one: around them all is the same, in order."""
+    return len(left) == len(right) == 1 and _around(left[0], a) == _around(right[0], b)
+
+
+def _around(x: Item, items: Sequence[Item]) -> tuple[list[str], list[str]]:
+    before = [i.word.key for i in items if i.place < x.place and not i.word.harmless]
+    return before, [i.word.key for i in items if i.place > x.place and not i.word.harmless]
+
+
+def _how_to(text: Statement) -> int:
+    """Return how many words are "how do I", "what is the way to"."""
+    asked = frame(text.joined.strip())
+    return asked.words if asked.question == HOW_TO else 0
+
+
+def _from(place: int, items: Iterable[Item]) -> list[Item]:
+    return [item for item in items if item.place >= place]

@@ -34,7 +34,7 @@ class Statement(NamedTuple):
     `strings`: code, quotations, addresses. `symbols`: what is neither word nor number. `signs`: a
     minus or a slash is among them. `formula`: if it is one, its brackets, signs and powers.
     `starts`: where sentences begin in `words`. `payload`: the text
-    that is given to be worked on, quoted or behind a colon; "" for none.
+    that is given to be worked on, quoted or behind a colon; "" for none. `lexemes`: its pieces.
     """
 
     words: tuple[str, ...]
@@ -49,6 +49,7 @@ class Statement(NamedTuple):
     formula: tuple[str, ...]
     starts: tuple[int, ...]
     payload: str
+    lexemes: tuple[Lexeme, ...]
 
 
 _DECORATION: Final = frozenset("()[]{},;:-'*&/~\"\u2013\u2014\u2026\u201c\u201d\u2022")
@@ -56,8 +57,6 @@ _SIGNS: Final = frozenset("-\u2013\u2212/\u00f7^")
 _SHAPES: Final = frozenset("()[]{}-\u2013\u2212/\u00f7^")
 _POWERS: Final = frozenset({"squared", "cubed"})
 _NOTHING: Final[frozenset[str]] = frozenset()
-# What goes by a letter: "vitamin d".
-_LETTERED: Final = frozenset({"vitamin", "hepatitis"})
 _LONGEST_PHRASE: Final = max(len(phrase) for phrases in PHRASES.values() for phrase in phrases)
 NUMBER: Final = "#"
 STRING: Final = '"'
@@ -81,13 +80,11 @@ def state(text: str) -> Statement:
         place += 1
         if piece is Piece.WORD:
             lower = written.casefold() if named else written
-            lettered = len(lower) == 1 and bool(words) and words[-1] in _LETTERED
-            if (lower in FUNCTION and not (named or lettered)) or (
+            if (lower in FUNCTION and not named) or (
                 lower == "the" or (words and lower in MEASURES.get(words[-1], _NOTHING))
             ):
                 words.append(lower)
                 continue
-            named = named or lettered
         elif piece is not Piece.NUMBER:
             others.append(lexeme)
             if piece is not Piece.SYMBOL:
@@ -120,6 +117,7 @@ def state(text: str) -> Statement:
         tuple([_shape(x) for x in lexemes if _shape(x)]) if formula else (),
         tuple(starts),
         _payload(text, others),
+        tuple(lexemes),
     )
 
 

@@ -118,6 +118,12 @@ def both_ways(asked, stored):
         ("How do I cancel my order?", "How do I cancel my second order?", "number"),
         ("How do I cancel my order?", "How do I cancel my order by phone?", "added"),
         ("How do I print a poster?", "How do I print a label?", "replaced"),
+        # what is to be done
+        ("How can I reset my password?", "How do I change my password?", "kind"),
+        ("What is the way to reset my password?", "How do I change my password?", "kind"),
+        ("What is the process for correcting an invoice?", "how to issue an invoice", "replaced"),
+        ("How do I cancel my order?", "What are the steps to check my order?", "replaced"),
+        ("How do I update my account?", "How can I upgrade my account?", "replaced"),
         ("How do I change my address?", "How do I change my address for free?", "added"),
         # found among our own near misses
         ("When are my taxes due?", "How much are my taxes due?", "question"),

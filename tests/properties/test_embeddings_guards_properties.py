@@ -10,6 +10,7 @@ VOCABULARY = """
     how do i can you the a my reset delete password account invoice from to before after not never
     without more less Rome Paris US I what is was why 3 10 7.5 twenty five second hundred and or
     'quoted' "two words" `code` C++ e-mail log in out ? ! . , x=1 \U0001f389 can't only at least
+    gate plan d s
     half dozen $5 50% 10:30 2024-05-01 he she all some except Barack Obama dog cat 1/2 -3 who when
 """
 WORDS = st.sampled_from(VOCABULARY.split())

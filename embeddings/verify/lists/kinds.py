@@ -135,5 +135,5 @@ jealousy=jealous, envy, guilt, shame, pride; relationship: friend, boss, colleag
 neighbour=neighbor, roommate, landlord, tenant, teacher, student; plant: rose, tulip, orchid,
 cactus, lavender, basil, mint, fern, ivy, oak, pine, maple, bamboo; social: facebook, instagram,
 twitter, tiktok, linkedin, snapchat, whatsapp, telegram, reddit, youtube, pinterest, discord,
-signal, slack, teams, zoom, skype
+signal, slack, teams, zoom, skype; renewing: reset, change=update
 """

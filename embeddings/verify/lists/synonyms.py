@@ -33,7 +33,7 @@ charge; cost price fee charge expense pay rate; cost worth price value; expensiv
 cheap inexpensive affordable low-cost; money cash funds fund; salary pay wage income earnings;
 bill invoice statement; account profile; password passcode passphrase credential; login log-in
 sign-in signin log-on; logout log-out sign-out signout; register sign-up signup enrol enroll join
-subscribe; reset restore recover change; recover retrieve restore regain get-back; forget lose;
+subscribe; reset restore recover; recover retrieve restore regain get-back; forget lose;
 block freeze lock ban stop; activate enable turn-on switch-on; deactivate disable turn-off
 switch-off; cancel call-off abort terminate end close revoke; close shut terminate end; postpone
 delay defer put-off reschedule; book reserve schedule arrange make; booking reservation;
@@ -115,7 +115,7 @@ conversion; currency money; loan borrow credit; mortgage loan; insurance cover c
 policy rule; free gratis complimentary; fraud scam; fraudulent suspicious; suspicious strange;
 stolen theft steal taken; lost missing misplaced lose; missing lost absent; expire expiry
 expiration lapse; renew extend renewal; replace substitute swap exchange; replacement new;
-replacement substitute; update upgrade refresh; track trace follow; tracking status; status state;
+replacement substitute; update refresh; track trace follow; tracking status; status state;
 pending processing; declined rejected refused; decline reject refuse deny; accept take approve;
 agree accept; support accept; support back; available accessible; access reach open; enter input
 type key; submit hand-in send; apply application; application request; form document; licence
