@@ -3,6 +3,7 @@
 Two sources: labelled sentences (pii_spans.jsonl of the evaluation data, read in place; path by
 REFRAIN_DATA) and cases generated from a seed (``pii_values``, ``pii_lookalikes``), for kinds of
 which the sentences have few: true ones in many forms, and look-alikes that must be left alone.
+Both are tried in disguise, too (``pii_disguises``): marks, entities, encodings.
 Findings are right when they overlap a label of their kind. Times are of CPU; their floor is one
 RE2 search of the same text.
 
@@ -21,6 +22,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import phonenumbers
+import pii_disguises
 import pii_lookalikes
 import pii_values
 import re2
@@ -116,16 +118,7 @@ def generated(
 ) -> Iterator[Labelled]:
     """Yield ``each`` cases of every kind, and as many look-alikes as there are cases."""
     draw = random.Random(seed)
-    countries = _bank_countries()
-    makers: dict[str, Maker] = {
-        "email": pii_values.email,
-        "card": pii_values.card,
-        "iban": lambda draw: pii_values.bank_account(draw, countries),
-        "ssn": pii_values.social_security,
-        "phone": lambda draw: pii_values.phone(draw, regions),
-        "ip": pii_values.address,
-        "secret": pii_values.secret,
-    }
+    makers = _makers(regions)
     sentences = pii_lookalikes.UNSEEN_SENTENCES if unseen else pii_lookalikes.SEEN_SENTENCES
     others = pii_lookalikes.UNSEEN if unseen else pii_lookalikes.SEEN
     for kind, make in makers.items():
@@ -135,6 +128,41 @@ def generated(
             yield before + value + after, [(kind, len(before), len(before) + len(value))]
     for _ in range(each * len(makers)):
         yield draw.choice(sentences).replace("{}", draw.choice(others)(draw)), []
+
+
+def _makers(regions: list[str]) -> dict[str, Maker]:
+    countries = _bank_countries()
+    return {
+        "email": pii_values.email,
+        "card": pii_values.card,
+        "iban": lambda draw: pii_values.bank_account(draw, countries),
+        "ssn": pii_values.social_security,
+        "phone": lambda draw: pii_values.phone(draw, regions),
+        "ip": pii_values.address,
+        "secret": pii_values.secret,
+    }
+
+
+def disguised(
+    regions: list[str], seed: int, scanner: PiiScanner, each: int = 100
+) -> dict[str, dict[str, float]]:
+    """Return, of values in disguise and of look-alikes, the share in which anything is found."""
+
+    def share(texts: list[str]) -> float:
+        return sum(scanner.scan(text) is not None for text in texts) / len(texts)
+
+    draw = random.Random(seed)
+    values = [make(draw) for make in _makers(regions).values() for _ in range(each)]
+    return {
+        "disguises": {
+            name: share([f"It is {disguise(value)} here" for value in values])
+            for name, disguise in pii_disguises.DISGUISES.items()
+        },
+        "look-alikes": {
+            name: share([make(draw) for _ in range(10 * each)])
+            for name, make in pii_disguises.LOOKALIKES.items()
+        },
+    }
 
 
 def _bank_countries() -> dict[str, str]:
@@ -159,8 +187,10 @@ def timings(scanner: PiiScanner) -> dict[str, float]:
     numbers = "Order 12 of 2024 cost $1,299.00, see page 345; open 9:00 to 17:30, part 77-4431. "
     runs = "Invoice 2025-1141 of 2025-11-10 12:30: 10 units of 4000123, total 1200 EUR. "
     rows = "2025-11-10 12:30:11,4006381333931,12.99,1,0044123,99812345\n"
+    cells = "12.99\t1299.5\t0.125\t4006.38\n"
     ids = "550e8400-e29b-41d4-a716-446655440000 "
     nearly = "020 7946 09 "
+    marked = "Use <b>**bold**</b> for 12_345, 1/2 of it; see &quot;a%20b&quot; and x*y. "
     floor = re2.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+")
     kilobyte = (words * 20)[:1024]
     return {
@@ -170,9 +200,11 @@ def timings(scanner: PiiScanner) -> dict[str, float]:
         "numbers_1kb_us": microseconds(lambda: scanner.scan((numbers * 20)[:1024])),
         "long_numbers_1kb_us": microseconds(lambda: scanner.scan((runs * 20)[:1024])),
         "rows_of_numbers_1kb_us": microseconds(lambda: scanner.scan((rows * 20)[:1024])),
+        "cells_of_fractions_1kb_us": microseconds(lambda: scanner.scan((cells * 40)[:1024])),
         "uuids_1kb_us": microseconds(lambda: scanner.scan((ids * 30)[:1024])),
         "nearly_phones_1kb_us": microseconds(lambda: scanner.scan((nearly * 90)[:1024]), runs=5),
         "chinese_1kb_us": microseconds(lambda: scanner.scan(("我想退款" * 90)[:341])),
+        "marked_1kb_us": microseconds(lambda: scanner.scan((marked * 20)[:1024])),
         "words_100kb_us": microseconds(lambda: scanner.scan(kilobyte * 100), runs=5),
         "digits_100kb_us": microseconds(lambda: scanner.scan("4000 " * 20_000), runs=1),
     }
@@ -215,6 +247,12 @@ def main() -> None:
     )
     title = f"generated: seed {arguments.seed}, {'un' * arguments.unseen}seen templates"
     result["generated"] = report(title, scores, disagreements=arguments.disagreements)
+    shares = disguised(regions, arguments.seed, scanner)
+    result["disguised"] = shares
+    for title, found in shares.items():
+        print(f"\n{title}: share found")
+        for name, figure in found.items():
+            print(f"{name:32}{figure:>12.4f}")
     figures = timings(scanner)
     result["timings"] = figures
     print()

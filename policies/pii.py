@@ -2,24 +2,27 @@
 
 Law: fail closed, in bounded time. The scan raises for no string, its time grows linearly with
 the text, and disguises that cost a sender nothing (other digits, invisible characters, look-alike
-letters) do not pass: what is scanned is the text in normal form. Names and addresses need a
-model and are not found.
+letters, marks, encodings) do not pass: what is scanned is the text in normal form, and each other
+reading of it. Names and addresses need a model and are not found.
 """
 
 import hashlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import itemgetter
 
 from policies.allow_list import AllowList
 from policies.detectors import Detector, detectors
 from policies.detectors.digits import digits_in
+from policies.detectors.disguises import Reading, other_readings
 from policies.detectors.normal import normalise, normalise_with_offsets
+from policies.detectors.secret import SecretDetector
 
-DETECTOR_VERSION = 3
+DETECTOR_VERSION = 5
 """Part of every cache key: raise it whenever a detector finds more than it did."""
+_SECRET = SecretDetector.kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +52,33 @@ class PiiScanner:
 
     def scan(self, text: str) -> str | None:
         """Return the kind of the first detector that finds anything, or None."""
-        found = next(self._findings(normalise(text)), None)
-        return None if found is None else found[2]
+        plain = normalise(text)
+        for _, _, kind in self._findings(plain):
+            return kind
+        for other in other_readings(Reading(plain)):
+            for _, _, kind in self._findings(other.text):
+                if other.holds_secrets or kind != _SECRET:
+                    return kind
+        return None
 
     def spans(self, text: str) -> list[Span]:
         """Return the findings in order of start, without overlaps.
 
         Where detectors disagree about the same characters, the earlier in their order is right.
         """
-        plain, offsets = normalise_with_offsets(text)
+        written, offsets = normalise_with_offsets(text)
+        plain = Reading(written, [(offset, offset + 1) for offset in offsets])
         found: list[tuple[int, int, str]] = []
-        for start, end, kind in self._findings(plain):
-            at = bisect_left(found, (start,))
-            if not _overlaps(found, at, start, end):
-                found.insert(at, (start, end, kind))
-        return [Span(kind, offsets[start], offsets[end - 1] + 1) for start, end, kind in found]
+        for reading in chain((plain,), other_readings(plain)):
+            places = reading.places or ()
+            for first, last, kind in self._findings(reading.text):
+                if kind == _SECRET and not reading.holds_secrets:
+                    continue
+                start, end = places[first][0], places[last - 1][1]
+                at = bisect_left(found, (start,))
+                if not _overlaps(found, at, start, end):
+                    found.insert(at, (start, end, kind))
+        return [Span(kind, start, end) for start, end, kind in found]
 
     def _findings(self, plain: str) -> Iterator[tuple[int, int, str]]:
         """Yield what counts, detector by detector; findings may overlap."""

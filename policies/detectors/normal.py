@@ -16,6 +16,8 @@ _LOOK_ALIKES = dict(
     )
 )
 _DOTS = {"。": ".", "−": "-", "∶": ":"}  # noqa: RUF001
+_BLANKS = frozenset("\u115f\u1160\u3164\uffa0\u2800\u2065\ufffc\U0001d159")
+"""Letters and signs that show nothing: Hangul fillers, braille without a dot, and their kin."""
 _MEMO_LIMIT = 8192
 
 
@@ -23,6 +25,8 @@ def _plain(character: str) -> str:
     replaced = _LOOK_ALIKES.get(character) or _DOTS.get(character)
     if replaced is not None:
         return replaced
+    if character in _BLANKS:
+        return ""
     match unicodedata.category(character):
         case "Cf" | "Mn" | "Me":
             return ""
@@ -34,6 +38,8 @@ def _plain(character: str) -> str:
             return "-"
         case "Zs":
             return " "
+        case "Zl" | "Zp":
+            return "\n"
     compatible = unicodedata.normalize("NFKC", character)
     if compatible == character:
         return character

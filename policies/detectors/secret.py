@@ -52,7 +52,7 @@ _PIECE = re.compile(r"[A-Za-z0-9_-]{20,}")
 # Ids that APIs hand out in public: replies, tool calls, files.
 _PUBLIC_ID = re.compile(
     r"(?:call|chatcmpl|cmpl|toolu|tooluse|fc|msg|resp|rs|run|thread|asst|file|req|step|vs|batch"
-    r"|conv|event|item|ftjob|org|proj)[_-]"
+    r"|conv|event|item|ftjob|org|proj|user|id)[_-]"
 )
 # The standard library's engine is quicker to call on short texts.
 _DIGEST = re.compile(r"sha[0-9]{1,3}-|AAAA[A-Z][0-9A-Za-z]{2}zaC1")

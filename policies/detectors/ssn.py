@@ -11,7 +11,9 @@ import re2
 from policies.detectors.digits import Digits
 
 _SEPARATED = re2.compile(r"[0-9]{3}(?:-[0-9]{2}-|\.[0-9]{2}\.| [0-9]{2} )[0-9]{4}")
-_TOGETHER = re2.compile(r"(?i)\b(?:ssn\b|ss ?#|social\b)[^0-9\n]{0,40}([0-9]{9})(?:[^0-9]|$)")
+_TOGETHER = re2.compile(
+    r"(?i)(?:\b|_)(?:ssn(?:\b|_)|ss ?#|social(?:\b|_))[^0-9\n]{0,40}([0-9]{9})(?:[^0-9]|$)"
+)
 # A country code: what follows is the rest of a phone number.
 _ABROAD = re.compile(r"(?:\+|\b00)[0-9]{1,3}[ .-]$")
 _ABROAD_REACH = 7

@@ -36,6 +36,7 @@ FOUND = [
     ("ssn", "078-05-1120"),
     ("ssn", "my ssn is 123456789"),
     ("ssn", "SS# 123456789"),
+    ("ssn", "user_ssn_123456789"),
     ("ssn", "my social is 123456789"),
     ("ssn", "Social Security number: 123 45 6789"),
     ("phone", "call (415) 555-2671"),
