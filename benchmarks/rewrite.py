@@ -141,9 +141,9 @@ def rewriting(settings: PrefixSettings) -> Callable[[Any], object]:
     known = KnownTools()
 
     def run(case: Any) -> object:
-        forms = known.forms(settings.schema_keys)
+        forms = known.forms(settings.schema_keys, b"")
         result = rewrite(Endpoint.CHAT, case[0], case[1], settings, known=forms)
-        known.note(settings.schema_keys, result.tools)
+        known.note(settings.schema_keys, result.tools, b"")
         return result
 
     return run

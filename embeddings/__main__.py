@@ -17,6 +17,7 @@ from pathlib import Path
 
 from embeddings.allocation import give_large_blocks_back
 from embeddings.faiss_build import FaissBuildError, require_one_faiss
+from embeddings.log_queue import log_to_stderr
 from embeddings.model_files import DEFAULT_MODEL, VERIFIER_DIRECTORY, ModelError
 
 DEFAULT_MAX_VECTORS = 1_000_000
@@ -32,11 +33,8 @@ _NICENESS = 5
 def main(argv: Sequence[str]) -> int:
     """Parse `argv` (without the program's name), serve, return the exit code."""
     arguments = _parser().parse_args(argv)
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-    )
+    layout = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+    log_to_stderr(logging.Formatter(layout, datefmt="%H:%M:%S"))
     for chatty in ("sentence_transformers", "transformers", "httpx", "faiss"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     try:

@@ -7,7 +7,7 @@ the vector store (one transaction for many writes).
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from hashlib import sha256
@@ -96,11 +96,16 @@ class Batcher(Generic[Item, Result]):
         return batch
 
 
+_Owned = tuple[Hashable, str]
+"""An owner and a text."""
+
+
 class BatchedEncoder:
     """Encodes texts in natural batches and remembers the latest vectors.
 
     The memory is there for `add` right after `search` of the same text: the second costs no forward
-    pass. It is keyed by a digest, so no text outlives its request.
+    pass. It is keyed by a digest, so no text outlives its request, and by an owner: how long a text
+    takes must not tell one owner what another has asked.
     """
 
     def __init__(
@@ -113,27 +118,28 @@ class BatchedEncoder:
         remembered: int,
     ) -> None:
         self._encode = encode
-        self._batcher: Batcher[str, Encoded] = Batcher(
+        self._batcher: Batcher[_Owned, Encoded] = Batcher(
             self._encode_distinct, executor, max_batch=max_batch, max_waiting=max_waiting
         )
-        self._recent: OrderedDict[bytes, Vector] = OrderedDict()
+        self._recent: OrderedDict[tuple[Hashable, bytes], Vector] = OrderedDict()
         self._remembered = remembered
 
-    async def encode(self, text: str) -> Encoded:
+    async def encode(self, text: str, owner: Hashable) -> Encoded:
         """Return the text's vector, or the reason for having none. Raises OverloadedError."""
-        digest = sha256(text.encode()).digest()
+        digest = owner, sha256(text.encode()).digest()
         recent = self._recent.get(digest)
         if recent is not None:
             self._recent.move_to_end(digest)
             return recent
-        encoded = await self._batcher.submit(text)
+        encoded = await self._batcher.submit((owner, text))
         if not isinstance(encoded, Reason):
             self._recent[digest] = encoded
             if len(self._recent) > self._remembered:
                 self._recent.popitem(last=False)
         return encoded
 
-    def _encode_distinct(self, texts: Sequence[str]) -> Sequence[Encoded]:
-        distinct = list(dict.fromkeys(texts))
-        encoded = dict(zip(distinct, self._encode(distinct), strict=True))
-        return [encoded[text] for text in texts]
+    def _encode_distinct(self, owned: Sequence[_Owned]) -> Sequence[Encoded]:
+        distinct = list(dict.fromkeys(owned))
+        texts = [text for _, text in distinct]
+        encoded = dict(zip(distinct, self._encode(texts), strict=True))
+        return [encoded[each] for each in owned]

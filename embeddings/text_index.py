@@ -73,7 +73,7 @@ class TextIndex:
 
     async def search(self, partition: bytes, text: str, k: int) -> list[Match] | Reason:
         """Return the `k` nearest, or the reason for not searching."""
-        vector = await self._texts.encode(text)
+        vector = await self._texts.encode(text, partition)
         if isinstance(vector, Reason):
             return vector
         return await self._index.search(partition, vector, k, self._clock())
@@ -82,7 +82,7 @@ class TextIndex:
         self, partition: bytes, key: bytes, text: str, expires_at: float
     ) -> Reason | None:
         """Index a text; return once any search finds it, or the reason for not indexing it."""
-        vector = await self._texts.encode(text)
+        vector = await self._texts.encode(text, partition)
         if isinstance(vector, Reason):
             return vector
         await self._index.add(partition, key, vector, expires_at, self._clock())
@@ -93,7 +93,8 @@ class TextIndex:
 
         They go to the encoder a few at a time, in turn with searches.
         """
-        encoded = await asyncio.gather(*map(self._bulk.encode, texts))
+        mine = object()  # nothing is shared with another call
+        encoded = await asyncio.gather(*(self._bulk.encode(text, mine) for text in texts))
         vectors: list[tuple[float, ...]] = []
         for vector in encoded:
             if isinstance(vector, Reason):

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
+from gateway.core import exact_json
 from gateway.core.admission import declined
 from gateway.core.conversation import answer_text
 from gateway.core.plan import Plan
@@ -46,7 +45,8 @@ class Admitter:
             return reason
         if plan.scans:
             try:
-                found = await self.scans.scan(scanner, answer_text(result))
+                text = answer_text(plan.partition.endpoint, result)
+                found = await self.scans.scan(scanner, text, plan.partition.scope)
             except ScanFailedError:
                 return Reason.SCAN_FAULT
             if found is not None:
@@ -54,7 +54,7 @@ class Admitter:
                     return Reason.PII
                 plan = plan.personal
         if plan.partition.endpoint is Endpoint.RESPONSES and (bare := unnamed(result)) is not None:
-            plain = orjson.dumps(bare)
+            plain = exact_json.dumps(bare)
         entry = plan.entry(plain, self.now(), tokens=tokens_used(result))
         try:
             await self.entries.put(entry)

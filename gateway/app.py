@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -12,12 +12,11 @@ from typing import Any
 
 from aiohttp import web
 
+from gateway.adapters import front
 from gateway.adapters.admin import Admin
 from gateway.adapters.check_journal import CHECKS_FILE, CheckJournal
-from gateway.adapters.compressed_body import leave_unread
 from gateway.adapters.decision_log import DecisionLog
-from gateway.adapters.draining import END_CALLS
-from gateway.adapters.handlers import Handlers
+from gateway.adapters.handlers import Handlers, refuse
 from gateway.adapters.journal import Journal
 from gateway.adapters.key_file import Access
 from gateway.adapters.metrics import Metrics
@@ -28,6 +27,7 @@ from gateway.adapters.readiness import Readiness
 from gateway.adapters.request_log import log_request
 from gateway.adapters.secret import load_or_create_secret
 from gateway.adapters.secret_setting import secret_setting, shared_secret
+from gateway.adapters.upstream_greeting import UPSTREAMS
 from gateway.adapters.upstream_local import local_model
 from gateway.admitting import Admitter
 from gateway.budgets import Budgets
@@ -61,6 +61,10 @@ ENCODER_POLL_SECONDS = 0.5
 def default_policy() -> Path:
     """Return the policy that holds where none is given."""
     return Path(str(files("policies") / "default.yaml"))
+
+
+END_CALLS: web.AppKey[Callable[[], Awaitable[None]]] = web.AppKey("end_calls")
+"""Ends the calls to the upstream, whoever waits for them."""
 
 
 def create_app(
@@ -140,7 +144,7 @@ def create_app(
         local=None if semantic is None else local_model(semantic, make_forwarder),
     )
     budgets = Budgets(policies, lambda: _verifier_known(semantic), verifier.threshold)
-    app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[leave_unread])
+    app = front.new_app(refuse, client_max_size=settings.max_body_bytes)
     handlers = Handlers(
         pipeline,
         PassThrough(
@@ -160,6 +164,7 @@ def create_app(
         _beginning(sinks, tracing),
         access=access,
         client_seconds=settings.client_timeout,
+        names=settings.public_names,
     )
     loader = Loader(pipeline, make_forwarder, time.perf_counter, access.holder)
     told = SemanticOperations(journal, time.time, budgets)
@@ -174,7 +179,7 @@ def create_app(
         {"semantic": told.report, "prefix-hits": metrics.prefixes.shares.report},
     )
     handlers.add_routes(app)
-    app[END_CALLS] = pipeline.close
+    app[END_CALLS], app[UPSTREAMS] = pipeline.close, tuple(upstreams.each.values())
 
     async def lifespan(_app: web.Application) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:

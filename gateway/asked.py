@@ -1,9 +1,10 @@
 """One request, parsed and decided on: what holds for all of it, and who answers a miss."""
 
+import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple, assert_never
 
-from gateway.core.canonical import BodyError, parse_body
+from gateway.core.canonical import BodyError, LoneSurrogateError, parse_body
 from gateway.core.conversation import last_user_text, system_text
 from gateway.core.errors import ClientError
 from gateway.core.key import Tenant
@@ -19,6 +20,12 @@ from gateway.forwarding import Forwarder
 from gateway.observation import Observation
 from gateway.ports import ActivePolicy, LocalEncoder
 from policies.decide import Decision, RequestFacts
+
+MOST_PARTS = 500_000
+"""Objects, arrays and members of a request: a hundred thousand messages have fewer."""
+
+
+_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +43,24 @@ class LocalModel:
         return model in (name, f"sentence-transformers/{name}")
 
 
+class Parsed(NamedTuple):
+    """The body of a request.
+
+    ``odd`` is why the request is forwarded only: OpenAI refuses its shape, and other servers take
+    it. Then ``body`` is the little that routing reads, and ``whole`` is what was sent.
+    """
+
+    body: dict[str, Any]
+    whole: dict[str, Any]
+    odd: ClientError | None = None
+
+
 class Asked(NamedTuple):
-    """One request on its way. ``local`` is whether the installation's own encoder answers it."""
+    """One request on its way. ``local`` is whether the installation's own encoder answers it.
+
+    ``odd`` is the whole body of a request that is forwarded only, see ``Parsed``. ``beside`` holds
+    what the scan of a batch's other fields came to, once there is one; it is one for all items.
+    """
 
     endpoint: Endpoint
     inbound: Inbound
@@ -48,6 +71,8 @@ class Asked(NamedTuple):
     forwarder: Forwarder
     local: bool
     seen: Observation
+    odd: dict[str, Any] | None = None
+    beside: list[str | None] | None = None
 
 
 def decide(
@@ -79,21 +104,62 @@ def facts_of(
     )
 
 
-def parse_request(endpoint: Endpoint, raw: bytes) -> dict[str, Any]:
+def parse_request(endpoint: Endpoint, raw: bytes) -> Parsed:
     """Return the body of a request, checked for its shape. Raises ClientError."""
+    if len(raw) > MOST_PARTS:
+        _refuse_too_many(raw)
+    odd: ClientError | None = None
     try:
         body = parse_body(raw)
+    except LoneSurrogateError as error:
+        body, odd = error.body, ClientError(400, str(error))
     except BodyError as error:
         raise ClientError(400, str(error)) from None
     match endpoint:
         case Endpoint.CHAT:
-            validate_chat(body)
+            odd = validate_chat(body) or odd
         case Endpoint.COMPLETIONS:
-            validate_completion(body)
+            odd = validate_completion(body) or odd
         case Endpoint.EMBEDDINGS:
-            validate_embeddings(body)
+            odd = validate_embeddings(body) or odd
         case Endpoint.RESPONSES:
-            validate_response(body)
+            odd = validate_response(body) or odd
         case _:
             assert_never(endpoint)
-    return body
+    return Parsed(body if odd is None else _routed_by(endpoint, body), body, odd)
+
+
+def _refuse_too_many(raw: bytes) -> None:
+    # A parser holds up everybody for as long as it takes: a million small objects take a second.
+    if _parts(raw) <= MOST_PARTS:
+        return
+    # A colon after a quote is never part of a text, where quotes are escaped.
+    if raw.count(b'":') > MOST_PARTS or _parts(_TEXT.sub(b"", raw)) > MOST_PARTS:
+        message = f"Your request has more than {MOST_PARTS:,} objects, arrays and members."
+        raise ClientError(413, message, code="request_too_large")
+
+
+def _parts(raw: bytes) -> int:
+    return raw.count(b"{") + raw.count(b"[") + raw.count(b":")
+
+
+def _routed_by(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
+    """Return what routing reads of a request that is forwarded as it came."""
+    names = ("model", "previous_response_id") if endpoint is Endpoint.RESPONSES else ("model",)
+    little: dict[str, Any] = {
+        name: body[name]
+        for name in names
+        if isinstance(body.get(name), str) and _is_text(body[name])
+    }
+    if body.get("stream") is True:
+        # Usage is not asked for: what the client sent is not touched.
+        little |= {"stream": True, "stream_options": {"include_usage": True}}
+    if isinstance(body.get("store"), bool):
+        little["store"] = body["store"]
+    return little
+
+
+def _is_text(value: str) -> bool:
+    return value.isascii() or value.encode("utf-8", "replace") == value.encode(
+        "utf-8", "surrogatepass"
+    )

@@ -20,6 +20,7 @@ from gateway.core.ineligible_wording import POLICY, SWITCHED_OFF, WORDING
 from gateway.core.inquiry import Inquiry, InquiryError, read_inquiry, written
 from gateway.core.key import Tenant, document_owner, identify
 from gateway.core.lookup import Forward, Hit, Refused, start
+from gateway.core.lookup_ends import set_apart
 from gateway.core.outbound import without_salt
 from gateway.core.plan import Plan, plan_request
 from gateway.core.prompt_size import prompt_tokens
@@ -78,7 +79,15 @@ class Explainer:
         }
         try:
             holder = self.holder(inquiry.headers)
-            body = parse_request(inquiry.endpoint, written(inquiry))
+            body, _, odd = parse_request(inquiry.endpoint, written(inquiry))
+            if odd is not None:
+                message = f"{odd} The request is forwarded as it came."
+                told["outcome"] = {
+                    "would": "bypass",
+                    "reason": Reason.UNKNOWN_SHAPE.value,
+                    "message": message,
+                }
+                return told
         except RequestError as error:
             told["outcome"] = {"would": "invalid", "message": str(error)}
             return told
@@ -108,7 +117,10 @@ class Explainer:
         found = await _scanned(inquiry, body, active, decision)
         told["pii"] = {
             "scanned": decision.pii is not PiiAction.ALLOW,
-            "findings": [asdict(each) for each in found],
+            "findings": [
+                {name: told for name, told in asdict(each).items() if name != "keyed"}
+                for each in found
+            ],
         }
         told["semantic"] = _eligibility(inquiry.endpoint, body, enabled=decision.semantic)
         looked_up = [plan for plan in plans if isinstance(plan, Plan)]
@@ -150,7 +162,7 @@ class Explainer:
             self.store,
             self.semantic,
             self.verifier,
-            found,
+            [each for each in found if each.keyed],
             self.now,
             self.without_index,
             self.barred,
@@ -158,6 +170,8 @@ class Explainer:
         )
         try:
             ends = [(plan, await drive.run(start(plan))) for plan in plans]
+            if first.scans and not all(each.keyed for each in found):
+                ends = [(plan, set_apart(end, Reason.PII, personal=True)) for plan, end in ends]
         except StoreError as error:
             return {"outcome": {"would": "unknown", "message": f"The store failed: {error}"}}
         plan, end = next((each for each in ends if not isinstance(each[1], Hit)), ends[0])
@@ -221,7 +235,7 @@ async def _scanned(
     policy = active.policy
     async with asyncio.timeout(SCAN_SECONDS):
         scanner = await asyncio.to_thread(PiiScanner, policy.regions, policy.allowed)
-        return await asyncio.to_thread(findings, scanner, inquiry.endpoint, body)
+        return await asyncio.to_thread(findings, scanner, inquiry.endpoint, body, inquiry.query)
 
 
 def explain_action(

@@ -1,23 +1,27 @@
 """Which processes make up an installation, and how each is started."""
 
 import asyncio
+import contextlib
+import fcntl
 import hashlib
 import importlib.util
 import logging
+import os
 import socket
-import sys
 import tempfile
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 
 from gateway.core.access import KeyRingError, read_key_ring
-from gateway.process import WORKER_SETTINGS, configure_logging
+from gateway.instance import VARIABLE, instance
+from gateway.process import PYTHON, WORKER_SETTINGS, configure_logging
 from gateway.settings import Settings
-from gateway.supervisor import Child, Supervisor
+from gateway.supervisor import STOP_SECONDS, Child, Supervisor
+from gateway.upstream_keys import secrets_problem, warn_of_shared_credentials
 from policies.document import policy_text
 from policies.parse import parse_policy
 from policies.problems import PolicyError
@@ -53,7 +57,11 @@ def run_gateway(settings: Settings) -> int:
     """Run gateway and embeddings in front of ``settings.upstream``; return the exit code."""
     configure_logging(settings.log_level)
     _check(settings)
-    with _listen(settings.host, settings.port) as sock, _runtime_dir() as runtime:
+    with (
+        _sole_use(settings.data_dir),
+        _listen(settings.host, settings.port) as sock,
+        _runtime_dir() as runtime,
+    ):
         urls = ", ".join(upstream.url for upstream in settings.all_upstreams)
         log.info("listening on %s, upstream %s", _url(settings, sock), urls)
         children = [*_embeddings(settings, Path(runtime))]
@@ -70,18 +78,24 @@ def run_demo(settings: Settings) -> int:
     _check(settings)
     if given := settings.all_upstreams:
         log.warning("the demo serves its own engine: upstream %s is not used", given[0].url)
-    with _listen(settings.host, settings.port) as sock, _runtime_dir() as runtime:
+    with (
+        _sole_use(settings.data_dir),
+        _listen(settings.host, settings.port) as sock,
+        _runtime_dir() as runtime,
+    ):
         engine_port = _free_port()
         update = {
             "upstream": (f"http://127.0.0.1:{engine_port}/v1",),
             "upstreams": (),
             # The port is another one each time; what makes the answers is the weights.
+            # No load balancer is there to be told.
+            "drain_delay": 0.0,
             "upstream_name": f"{DEMO_MODEL}/{_digest(model / 'model.safetensors')}",
         }
         settings = settings.model_copy(update=update)
-        argv = ["-m", "backend", "--model", str(model), "--served-model-name", DEMO_MODEL]
-        argv += ["--host", "127.0.0.1", "--port", str(engine_port)]
-        children = [Child("engine", [sys.executable, *argv]), *_embeddings(settings, Path(runtime))]
+        argv = [*PYTHON, "-m", "backend", "--model", str(model), "--served-model-name", DEMO_MODEL]
+        argv += ["--host", "127.0.0.1", "--port", str(engine_port), "--drain-delay", "0"]
+        children = [Child("engine", argv), *_embeddings(settings, Path(runtime))]
         children += _workers(
             settings, sock, Path(runtime), semantic=len(children) > 1, engine_required=True
         )
@@ -119,10 +133,12 @@ def _is_ready(url: str) -> bool:
 
 def _check(settings: Settings) -> None:
     """Find out here, once and before anything runs, what every worker would stumble over."""
-    try:
-        settings.data_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StartError(f"{settings.data_dir}: {error.strerror or error}") from None
+    _make(settings.data_dir)
+    own_keys = settings.gateway_keys is not None
+    upstreams = settings.all_upstreams
+    if (problem := secrets_problem(upstreams, os.environ, own_keys=own_keys)) is not None:
+        raise StartError(problem, 2)
+    warn_of_shared_credentials(upstreams, os.environ, own_keys=own_keys)
     checks = (
         (settings.policy, lambda data, source: parse_policy(policy_text(data, source), source)),
         (settings.gateway_keys, read_key_ring),
@@ -137,6 +153,45 @@ def _check(settings: Settings) -> None:
             raise StartError(f"{path}: cannot be read: {error.strerror or error}", 2) from None
         except (PolicyError, KeyRingError) as error:
             raise StartError(str(error), 2) from None
+
+
+def _make(data_dir: Path) -> None:
+    what = f"the data directory {data_dir}"
+    if data_dir.exists() and not data_dir.is_dir():
+        raise StartError(f"{what} is a file; give a folder with --data-dir", 2)
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartError(
+            f"{what} cannot be made: {error.strerror or error}; give another with --data-dir"
+        ) from None
+
+
+@contextlib.contextmanager
+def _sole_use(data_dir: Path) -> Iterator[None]:
+    """Keep the data directory for this installation. Raises StartError where another has it.
+
+    The lock ends with this process, however it ends; its file holds the pid of who had it last.
+    """
+    path = data_dir / "lock"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StartError(f"{path}: {error.strerror or error}") from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            raise StartError(
+                f"the data directory {data_dir} is in use by another gateway (pid {pid}); "
+                "stop it, or give another with --data-dir"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _digest(file: Path) -> str:
@@ -191,7 +246,7 @@ def _embeddings(settings: Settings, runtime: Path) -> Sequence[Child]:
     if missing:
         log.warning("semantic lookup is off: %s not installed", " and ".join(missing))
         return ()
-    argv = [sys.executable, "-m", "embeddings", "--socket", str(_semantic_socket(runtime))]
+    argv = [*PYTHON, "-m", "embeddings", "--socket", str(_semantic_socket(runtime))]
     argv += ["--data-dir", str(settings.data_dir), "--device", settings.embeddings_device]
     if settings.embeddings_model is not None:
         argv += ["--model", settings.embeddings_model]
@@ -215,15 +270,27 @@ def _workers(
     semantic: bool,
     engine_required: bool = False,
 ) -> list[Child]:
-    argv = [sys.executable, "-m", "gateway.worker", "--socket-fd", str(sock.fileno())]
+    argv = [*PYTHON, "-m", "gateway.worker", "--socket-fd", str(sock.fileno())]
     if semantic:
         argv += ["--semantic-socket", str(_semantic_socket(runtime))]
     if engine_required:
         argv += ["--engine-required"]
-    environment = {WORKER_SETTINGS: settings.model_dump_json()}
+    first = argv if engine_required else [*argv, "--greet-upstreams"]
+    environment = {WORKER_SETTINGS: settings.model_dump_json(), VARIABLE: instance()}
     if settings.workers > 1:
         metrics = runtime / "metrics"
         metrics.mkdir()
         environment["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
     names = [f"gateway-{number}" for number in range(1, settings.workers + 1)]
-    return [Child(name, argv, environment, (sock.fileno(),), front=True) for name in names]
+    drained = settings.drain_delay + settings.drain_timeout + STOP_SECONDS
+    return [
+        Child(
+            name,
+            argv if number else first,
+            environment,
+            (sock.fileno(),),
+            front=True,
+            stop_seconds=drained,
+        )
+        for number, name in enumerate(names)
+    ]

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 import orjson
 
 from gateway.core.conversation import answer_text
+from gateway.core.readings import as_names
 from gateway.core.selection import Selection
-from gateway.core.types import Entry
+from gateway.core.types import Endpoint, Entry
 from gateway.forgetting import PAGE, Vault, forget_scope, remove
 from gateway.ports import PolicySource, Quarantine, SemanticIndex, Store, UnfinishedError
 from gateway.scanning import ScanFailedError, Scans
@@ -143,9 +144,10 @@ class Operations:
                 continue
             result.scanned += 1
             try:
-                text = "\n".join((entry.question or "", answer_text(orjson.loads(entry.result))))
-                kind = await self.scans.scan(active.scanner, text)
-            except (ScanFailedError, orjson.JSONDecodeError):
+                answer = answer_text(Endpoint(entry.endpoint), orjson.loads(entry.result))
+                text = "\n".join((entry.question or "", answer, as_names(entry.model)))
+                kind = await self.scans.scan(active.scanner, text, entry.scope)
+            except (ScanFailedError, ValueError):
                 # What cannot be looked at must not stay either.
                 result.failed += 1
                 kind = "unreadable"

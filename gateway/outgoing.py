@@ -16,9 +16,10 @@ from gateway.asked import Asked
 from gateway.compressing import Compressor
 from gateway.core.compress.outcome import Compression, both
 from gateway.core.hints.plan import Hinted, hinted, hints_for
-from gateway.core.key import cache_salt, document_owner
+from gateway.core.key import cache_salt, document_owner, scope_id
 from gateway.core.lookup import Forward
 from gateway.core.outbound import with_priority, with_salt
+from gateway.core.plan import end_user
 from gateway.core.rewrite.documents import NOTHING_KNOWN, Memory
 from gateway.core.rewrite.known_tools import KnownTools
 from gateway.core.rewrite.outcome import Declined, Rewrite, WhyNot
@@ -61,6 +62,8 @@ class Outbox:
 
     async def exchange(self, asked: Asked, state: Forward, *, volatile: bool = True) -> Exchange:
         """Return the request as it is sent; ``volatile`` says whether such values may move."""
+        if asked.odd is not None:
+            return self._untouched(asked, asked.odd, state)
         rewritten = await self._rewritten(asked, volatile=volatile)
         body, raw = rewritten.body, rewritten.raw
         body, raw, history = self.summariser.applied(asked, body, raw)
@@ -88,6 +91,22 @@ class Outbox:
             plain = replace(plain, without_volatile=again)
         return _with_hints(plain, hints) if hints.changes else plain
 
+    def _untouched(self, asked: Asked, body: dict[str, Any], state: Forward) -> Exchange:
+        """Return a request of an odd shape as it came, but for the tenant's salt."""
+        raw = asked.inbound.raw
+        if self.salts(asked):
+            _, raw = with_salt(body, raw, cache_salt(self.secret, asked.tenant))
+        fields = with_priority(asked.inbound.fields, asked.decision.priority)
+        return Exchange(
+            asked.endpoint,
+            replace(asked.inbound, raw=raw, fields=fields),
+            asked.body,
+            state,
+            asked.active.scanner,
+            asked.seen,
+            client=asked.inbound.holder or asked.tenant.credential_sha256,
+        )
+
     async def _rewritten(self, asked: Asked, *, volatile: bool) -> Rewritten:
         body, raw, settings = asked.body, asked.inbound.raw, asked.decision.prefix
         left: tuple[Declined, ...] = ()
@@ -98,13 +117,14 @@ class Outbox:
         if not rules:
             return Rewritten(body, raw, declined=left)
         memory = self._memory(asked)
-        known = self.tools.forms(settings.schema_keys)
+        owner = scope_id(self.secret, asked.decision.scope, asked.tenant, end_user(body))
+        known = self.tools.forms(settings.schema_keys, owner)
         work = partial(rewrite, asked.endpoint, body, raw, settings, memory, known=known)
         rewritten = await _done_in_time(work, raw)
         if isinstance(rewritten, WhyNot):
             declined = tuple(Declined(rule, rewritten) for rule in rules)
             return Rewritten(body, raw, declined=declined + left)
-        self.tools.note(settings.schema_keys, rewritten.tools)
+        self.tools.note(settings.schema_keys, rewritten.tools, owner)
         if memory is not NOTHING_KNOWN and volatile:
             self.shared.note(rewritten.digests)
         return replace(rewritten, declined=rewritten.declined + left) if left else rewritten

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, assert_never
 
-from gateway.asked import Asked, LocalModel, decide, facts_of, parse_request
-from gateway.core.conversation import is_readable, prompt_text
+from gateway.asked import Asked, LocalModel, Parsed, decide, facts_of, parse_request
+from gateway.core.conversation import is_readable
 from gateway.core.decision_record import Recorder
 from gateway.core.embedding_batch import item_body, items_of
 from gateway.core.errors import UpstreamError
@@ -53,7 +53,6 @@ from gateway.forwarding import Exchange, Forwarder
 from gateway.observation import Observation
 from gateway.outgoing import Outbox
 from gateway.ports import (
-    ActivePolicy,
     Learned,
     PolicySource,
     SemanticIndex,
@@ -64,6 +63,7 @@ from gateway.ports import (
     Verifier,
 )
 from gateway.rendering import refuse, render_hit, to_query
+from gateway.request_scan import plan_to_scan, scan_prompt, without_names
 from gateway.scanning import ScanFailedError, Scans
 from gateway.smaller_model import REFUSED, Overloaded, named, never_overloaded, smaller
 from gateway.together import Together
@@ -112,17 +112,25 @@ class Pipeline:
 
     async def _answered(self, asked: Asked) -> Reply:
         endpoint, seen = asked.endpoint, asked.seen
-        items = items_of(asked.body) if endpoint is Endpoint.EMBEDDINGS else ()
+        batch = endpoint is Endpoint.EMBEDDINGS and asked.odd is None
+        items = items_of(asked.body) if batch else ()
         states: list[Hit | Forward] = []
-        end: Hit | Forward | Refused
         if len(items) > 1:
-            each = await for_each(
+            asked = asked._replace(beside=[])
+            ends = await for_each(
                 lambda item: self._looked_up(asked, item_body(asked.body, item)), items
             )
-            states = to_be_had(each)
-            end = end_of(states) if len(states) == len(items) else Refused()
         else:
-            end = await self._looked_up(asked, asked.body)
+            ends = [await self._looked_up(asked, asked.body)]
+        if (plan := plan_to_scan(ends, endpoint, asked.body)) is not None:
+            scanner = asked.active.scanner
+            ends = await without_names(
+                ends, endpoint, asked.body, plan=plan, scans=self.scans, scanner=scanner
+            )
+        end = ends[0]
+        if len(items) > 1:
+            states = to_be_had(ends)
+            end = end_of(states) if len(states) == len(items) else Refused()
         if isinstance(end, Refused):
             return refuse(seen)
         if isinstance(end, Forward) and (small := smaller(asked, self.overloaded)) is not None:
@@ -148,19 +156,24 @@ class Pipeline:
             await self.local.forwarder.close()
 
     def _asked(
-        self, endpoint: Endpoint, body: dict[str, Any], inbound: Inbound, seen: Observation
+        self, endpoint: Endpoint, parsed: Parsed, inbound: Inbound, seen: Observation
     ) -> Asked:
+        body = parsed.body
         seen.model = body.get("model") or ""
         seen.streamed = body.get("stream") is True
         active = self.policies.active
         tenant = identify(inbound.headers, inbound.holder)
         decision = decide(endpoint, body, inbound, tenant, active)
         seen.rule = decision.rule
-        seen.record = self._recorded(endpoint, body, inbound, tenant=tenant, decision=decision)
-        refuse_long_prompt(endpoint, body, decision.max_prompt_tokens)
+        if parsed.odd is None:
+            seen.record = self._recorded(endpoint, body, inbound, tenant=tenant, decision=decision)
+        refuse_long_prompt(endpoint, parsed.whole, decision.max_prompt_tokens)
         local = self.local is not None and self.local.serves(endpoint, seen.model)
+        if local and parsed.odd is not None:
+            raise parsed.odd
         forwarder = self.local.forwarder if self.local and local else self.forwarder
-        return Asked(endpoint, inbound, body, active, tenant, decision, forwarder, local, seen)
+        odd = None if parsed.odd is None else parsed.whole
+        return Asked(endpoint, inbound, body, active, tenant, decision, forwarder, local, seen, odd)
 
     async def _replied(
         self, asked: Asked, end: Hit | Forward, items: Sequence[Hit | Forward]
@@ -213,7 +226,7 @@ class Pipeline:
     async def _looked_up(self, asked: Asked, body: dict[str, Any]) -> Hit | Forward | Refused:
         """Drive the machine to its end, for a request or for one item of it.
 
-        From where identical misses take the same way, one goes it for all who are under way.
+        From where it is the same, the way is that of identical misses that are under way.
         """
         state = self._plan(asked, body)
         while True:
@@ -241,7 +254,7 @@ class Pipeline:
             case LookUpPersonal():
                 return state.next(await self._get(state.personal.key), self.now())
             case ScanPrompt():
-                return await self._scan(state, asked.active)
+                return await self._scan(state, asked)
             case SearchSemantic() if self._off(state.plan.decision):
                 return state.off()
             case SearchSemantic():
@@ -298,6 +311,8 @@ class Pipeline:
 
     def _plan(self, asked: Asked, body: dict[str, Any]) -> State:
         directives = parse_directives(asked.inbound.headers.get("cache-control"))
+        if asked.odd is not None:
+            return bypass(Reason.UNKNOWN_SHAPE, directives)
         plan = plan_request(
             without_salt(body) if self.outbox.salts(asked) else body,
             endpoint=asked.endpoint,
@@ -337,16 +352,13 @@ class Pipeline:
                 await self.semantic.remove([key])
         return entry
 
-    async def _scan(self, state: ScanPrompt, active: ActivePolicy) -> State:
-        endpoint, body = state.plan.partition.endpoint, state.plan.body
-        if not is_readable(endpoint, body):
+    async def _scan(self, state: ScanPrompt, asked: Asked) -> State:
+        if not is_readable(state.plan.partition.endpoint, state.plan.body):
             return state.next("unreadable")
         try:
-            text = prompt_text(endpoint, body)
-            found = await self.scans.scan(active.scanner, text)
+            return state.next(await scan_prompt(asked, state.plan, self.scans))
         except ScanFailedError:
             return state.failed()
-        return state.next(found)
 
     def _off(self, decision: Decision) -> bool:
         """Tell whether the rule's semantic hits are switched off; in shadow none are served."""

@@ -102,9 +102,9 @@ class _Rewriting:
     def rewritten(self, one: Recorded, settings: Collection[str]) -> dict[str, Any]:
         """Return the body as it would go on with these settings."""
         prefix = _compiled(frozenset(settings))
-        known = self._tools.forms(prefix.schema_keys)
+        known = self._tools.forms(prefix.schema_keys, b"")
         result = rewrite(one.endpoint, one.body, one.raw, prefix, known=known)
-        self._tools.note(prefix.schema_keys, result.tools)
+        self._tools.note(prefix.schema_keys, result.tools, b"")
         return result.body
 
 

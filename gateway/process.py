@@ -13,6 +13,12 @@ import traceback
 from types import TracebackType
 from typing import Any
 
+from gateway.log_queue import log_to_stderr
+from gateway.request_id import IdFormatter
+
+PYTHON = (sys.executable, "-P")
+"""Starts a child. ``python -m`` alone would import what lies in the folder one stands in."""
+
 PARENT_PIPE = "REFRAIN_PARENT_PIPE"
 """Set to 1 where stdin is a pipe that the parent holds: its end means that the parent is gone."""
 
@@ -24,7 +30,7 @@ WORKER_SETTINGS = "REFRAIN_WORKER_SETTINGS"
 _log = logging.getLogger(__name__)
 
 
-class PrivateFormatter(logging.Formatter):
+class PrivateFormatter(IdFormatter):
     """Formats tracebacks without what the exceptions say."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -54,10 +60,9 @@ class PrivateFormatter(logging.Formatter):
 
 def configure_logging(level: str) -> None:
     """Write log lines for people to stderr."""
-    handler = logging.StreamHandler(sys.stderr)
     layout = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-    handler.setFormatter(PrivateFormatter(layout, datefmt="%H:%M:%S"))
-    logging.basicConfig(level=level.upper(), handlers=[handler])
+    formatter = PrivateFormatter(layout, datefmt="%H:%M:%S")
+    log_to_stderr(formatter, logging.getLevelNamesMapping()[level.upper()])
 
 
 def log_stray(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -11,8 +11,7 @@ from dataclasses import replace
 from enum import Enum, auto
 from http import HTTPStatus
 
-import orjson
-
+from gateway.core import exact_json
 from gateway.core.answer_log import TooSlowError
 from gateway.core.compress.outcome import COMPRESS
 from gateway.core.errors import UpstreamError
@@ -134,7 +133,7 @@ class Reader(AsyncIterator[bytes]):
         answer, usage = self._answer, self._exchange.wants_usage
         if usage not in answer.rendered:
             try:
-                result = orjson.loads(head.whole or b"")
+                result = exact_json.loads(head.whole or b"")
                 stream = render_stream(self._exchange.endpoint, result, include_usage=usage)
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 # An upstream's answer may have any shape, and not each can be a stream.

@@ -5,6 +5,7 @@ from typing import Any
 
 import orjson
 
+from gateway.core import exact_json
 from gateway.core.errors import RequestError
 from gateway.core.lookup import Forward, Hit
 from gateway.core.query import query_reply_fields
@@ -38,7 +39,7 @@ def render_hit(endpoint: Endpoint, body: dict[str, Any], hit: Hit, seen: Observa
     options = body.get("stream_options") or {}
     stream = render_stream(
         endpoint,
-        orjson.loads(plain),
+        exact_json.loads(plain),
         include_usage=options.get("include_usage") is True,
     )
     return Reply(200, (SSE_TYPE, *headers), stream)

@@ -9,6 +9,8 @@ from functools import partial
 
 from gateway.ports import Scanner
 from gateway.together import Together
+from policies.detectors.disguises import may_be_disguised
+from policies.detectors.normal import normalise
 
 log = logging.getLogger(__name__)
 
@@ -16,6 +18,8 @@ INLINE_CHARACTERS = 4096
 INLINE_DIGITS = 200
 """Texts beyond either are scanned in a thread. What is within takes under a millisecond, most of
 it a tenth of that, and the way to a thread and back costs as much."""
+INLINE_DISGUISED = 256
+"""Characters of a text that has other readings: digits may be hidden in it."""
 
 SCAN_SECONDS = 1.0
 """A scan that takes longer has failed: the client is waiting for it."""
@@ -37,13 +41,17 @@ class Scans:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="scan")
         self._together: Together[str | None] = Together()
 
-    async def scan(self, scanner: Scanner, text: str) -> str | None:
-        """Return the kind of the first finding, or None. Raises ScanFailedError."""
+    async def scan(self, scanner: Scanner, text: str, owner: bytes) -> str | None:
+        """Return the kind of the first finding, or None. Raises ScanFailedError.
+
+        Only what is scanned for the same ``owner`` shares a scan: how long one takes must not tell
+        what others ask.
+        """
         try:
-            if len(text) <= INLINE_CHARACTERS and _digits(text) <= INLINE_DIGITS:
+            if _is_quick(text):
                 return scanner.scan(text)
             scan = partial(self._scan_in_thread, scanner, text)
-            return await self._together.ask((id(scanner), text), scan)
+            return await self._together.ask((id(scanner), owner, text), scan)
         except Exception as error:  # noqa: BLE001 - fail closed, whatever it is
             # Whatever a detector raises, the safe answer is the same. Its message may quote the
             # finding, so only its type is told.
@@ -64,6 +72,12 @@ class Scans:
     def close(self) -> None:
         """Take no more scans; those under way end by themselves."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _is_quick(text: str) -> bool:
+    if len(text) > INLINE_CHARACTERS or _digits(text) > INLINE_DIGITS:
+        return False
+    return len(text) <= INLINE_DISGUISED or not may_be_disguised(normalise(text))
 
 
 def _digits(text: str) -> int:

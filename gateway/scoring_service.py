@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from gateway.process import PARENT_PIPE
+from gateway.process import PARENT_PIPE, PYTHON
 from gateway.semantics import SemanticService
 
 READY_SECONDS = 120.0
@@ -48,7 +48,7 @@ async def _started(socket: Path, folder: Path) -> AsyncIterator[asyncio.subproce
     if model:
         argv += ["--model", model]
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
+        *PYTHON,
         *argv,
         stdin=asyncio.subprocess.PIPE,
         env={**os.environ, PARENT_PIPE: "1", "REFRAIN_VECTORS": "faiss"},

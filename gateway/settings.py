@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from gateway.units import Seconds, Size
 from gateway.upstream_settings import UpstreamSettings, base_url, named_apart
 from policies.document import Document, key_path, policy_text, read_document
 from policies.problems import PolicyError
@@ -35,7 +36,7 @@ _REDIS_OPTIONS = (
     "ssl_check_hostname",
     "ssl_keyfile",
 )
-_OTHERS = ("parent_pipe", "worker_settings", "data", "model", "publish", "redis_memory")
+_OTHERS = ("parent_pipe", "worker_settings", "instance", "data", "model", "publish", "redis_memory")
 """Variables of other parts: processes, benchmarks, compose.yaml."""
 
 
@@ -44,7 +45,7 @@ class SettingsError(Exception):
 
 
 class Settings(BaseModel):
-    """Everything `refrain serve` can be told. Sizes are bytes, times seconds."""
+    """Everything `refrain serve` can be told. Sizes and times may have a unit, see ``units``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -62,30 +63,32 @@ class Settings(BaseModel):
     policy: Path | None = None
     workers: int = Field(default=1, ge=1, le=64)
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
-    max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
-    max_answer_bytes: int = Field(default=8 * 2**20, ge=1024)
+    max_body_bytes: Size = Field(default=32 * 2**20, ge=1024)
+    max_answer_bytes: Size = Field(default=8 * 2**20, ge=1024)
     store: str = Field(default="disk", repr=False)
     decision_log: Path | None = None
-    decision_log_bytes: int = Field(default=256 * 2**20, ge=2**20)
+    decision_log_bytes: Size = Field(default=256 * 2**20, ge=2**20)
     decision_log_text: bool = False
     decision_log_requests: bool = False
-    store_bytes: int = Field(default=2**30, ge=2**20)
-    memory_bytes: int = Field(default=128 * 2**20, ge=0)
+    store_bytes: Size = Field(default=2**30, ge=2**20)
+    memory_bytes: Size = Field(default=128 * 2**20, ge=0)
     embeddings_model: str | None = None
     embeddings_device: str = Field(default="auto", pattern="^(auto|cpu|cuda)$")
-    semantic_timeout: float = Field(default=1.0, gt=0)
-    compress_timeout: float = Field(default=1.0, gt=0)
-    verifier_timeout: float = Field(default=0.5, gt=0)
+    semantic_timeout: Seconds = Field(default=1.0, gt=0)
+    compress_timeout: Seconds = Field(default=1.0, gt=0)
+    verifier_timeout: Seconds = Field(default=0.5, gt=0)
     semantic_judge_model: str | None = None
     vectors: str = Field(default="faiss", description="faiss, or the URL of a Qdrant server")
-    vectors_timeout: float = Field(default=0.05, gt=0)
-    connect_timeout: float = Field(default=10.0, gt=0)
-    read_timeout: float = Field(default=600.0, gt=0)
-    first_token_timeout: float | None = Field(default=None, gt=0)
-    between_tokens_timeout: float | None = Field(default=None, gt=0)
+    vectors_timeout: Seconds = Field(default=0.05, gt=0)
+    connect_timeout: Seconds = Field(default=10.0, gt=0)
+    read_timeout: Seconds = Field(default=600.0, gt=0)
+    first_token_timeout: Seconds | None = Field(default=None, gt=0)
+    between_tokens_timeout: Seconds | None = Field(default=None, gt=0)
     queue_size: int = Field(default=256, ge=0, le=100_000)
-    queue_timeout: float = Field(default=10.0, gt=0, le=600)
-    client_timeout: float = Field(default=300.0, gt=0)
+    queue_timeout: Seconds = Field(default=10.0, gt=0, le=600)
+    client_timeout: Seconds = Field(default=300.0, gt=0)
+    drain_delay: Seconds = Field(default=1.0, ge=0, le=600)
+    drain_timeout: Seconds = Field(default=30.0, ge=0, le=3600)
 
     @field_validator("vectors")
     @classmethod
@@ -163,6 +166,16 @@ class Settings(BaseModel):
         if len(names) == len(alone):
             return alone
         return tuple(upstream.model_copy(update={"name": upstream.url}) for upstream in alone)
+
+    @property
+    def public_names(self) -> dict[str, str]:
+        """What errors to clients call each upstream: its name, or a number where it has none."""
+        given = enumerate(self.upstreams or self.all_upstreams, 1)
+        named = self.upstreams != ()
+        return {
+            one.called: one.name if named and one.name else f"upstream-{number}"
+            for number, one in given
+        }
 
     @property
     def upstream_identity(self) -> str | None:
@@ -261,18 +274,42 @@ def _line(path: tuple[Any, ...], document: Document) -> int:
     return document.places[path].line if path else 0
 
 
+_TYPES = {
+    "bool": "true or false",
+    "float": "a number",
+    "int": "a whole number",
+    "list": 'a list such as ["qwen"]',
+    "model": "a mapping of keys, such as {url: http://127.0.0.1:8000/v1}",
+    "path": "a path",
+    "string": "a text (put it in quotes)",
+    "tuple": 'a list such as ["qwen"]',
+}
+"""What a value may be, by the first word of the library's type of problem."""
+
+
 def _expected(problem: Mapping[str, Any]) -> str:
     """Return what was expected in our words: the library's are about an input."""
+    kind: str = problem["type"]
     message: str = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "string_pattern_mismatch":
+    of, _, how = kind.partition("_")
+    if kind == "missing":
+        return f"expected the key {problem['loc'][-1]}, which is not there"
+    if kind == "too_short":
+        return "expected at least one item, got an empty list"
+    if kind == "string_pattern_mismatch":
         words = problem["ctx"]["pattern"].strip("^()$").split("|")
         message = f"expected one of {', '.join(words)}"
+    elif how in ("type", "parsing", "from_float") and of in _TYPES:
+        message = f"expected {_TYPES[of]}"
     elif message.startswith("Input should be "):
         wanted = message.removeprefix("Input should be ").partition(", ")[0]
         compared = wanted.startswith(("less", "greater"))
         message = f"expected {'a number ' if compared else ''}{wanted}"
-    else:
+    elif ", got " in message or not message.startswith("expected "):
         return message
-    # A store's URL may hold a password.
-    told = isinstance(problem["input"], str | int | float) and problem["loc"][0] != "store"
+    # A store's URL may hold a password, and what stands for a key may be one.
+    secret = {"store", "api_key_env", "upstream", "url", "vectors"}
+    path = [str(part) for part in problem["loc"]]
+    hidden = not secret.isdisjoint(path[-1:]) or (path[:1] == ["upstreams"] and len(path) < 3)
+    told = isinstance(problem["input"], str | int | float) and not hidden
     return f"{message}, got {problem['input']!r}" if told else message

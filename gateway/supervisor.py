@@ -39,6 +39,8 @@ class Child:
     pass_fds: Sequence[int] = ()
     vital: bool = True
     front: bool = False
+    stop_seconds: float = STOP_SECONDS
+    """How long it may take to stop before it is killed."""
 
 
 class Supervisor:
@@ -54,13 +56,17 @@ class Supervisor:
         self._stopping = stopping
         self._stop = asyncio.Event()
         self._stop_behind = asyncio.Event()
+        self._at_once = asyncio.Event()
         self._exit_code = 0
 
     def stop(self) -> None:
-        """Make ``run`` end every child and return."""
-        if not self._stop.is_set():
-            self._stop.set()
-            self._stopping()
+        """Make ``run`` end every child and return; called again, kill those that still run."""
+        if self._stop.is_set():
+            log.warning("told to stop once more: what is under way is broken off")
+            self._at_once.set()
+            return
+        self._stop.set()
+        self._stopping()
 
     async def run(self) -> int:
         """Run until SIGINT, SIGTERM or SIGHUP (returns 0), or a child cannot start (its code)."""
@@ -81,7 +87,7 @@ class Supervisor:
         backoff = FIRST_BACKOFF_SECONDS
         while not stop.is_set():
             began = time.monotonic()
-            code = await _run_once(child, stop)
+            code = await _run_once(child, stop, self._at_once)
             if self._stop.is_set():
                 return
             lived = time.monotonic() - began
@@ -99,7 +105,7 @@ class Supervisor:
             backoff = min(backoff * 2, LAST_BACKOFF_SECONDS)
 
 
-async def _run_once(child: Child, stop: asyncio.Event) -> int:
+async def _run_once(child: Child, stop: asyncio.Event, at_once: asyncio.Event) -> int:
     process = await asyncio.create_subprocess_exec(
         *child.argv,
         stdin=asyncio.subprocess.PIPE,
@@ -112,16 +118,23 @@ async def _run_once(child: Child, stop: asyncio.Event) -> int:
     await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if not ended.done():
-        await _end(process, child.name)
+        await _end(process, child, at_once)
     return await ended
 
 
-async def _end(process: asyncio.subprocess.Process, name: str) -> None:
+async def _end(process: asyncio.subprocess.Process, child: Child, at_once: asyncio.Event) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
-    try:
-        await asyncio.wait_for(asyncio.shield(process.wait()), STOP_SECONDS)
-    except TimeoutError:
-        log.warning("%s did not stop in %.0f s and is killed", name, STOP_SECONDS)
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+    ended = asyncio.create_task(process.wait())
+    told_again = asyncio.create_task(at_once.wait())
+    done, _ = await asyncio.wait(
+        (ended, told_again), timeout=child.stop_seconds, return_when=asyncio.FIRST_COMPLETED
+    )
+    told_again.cancel()
+    if ended in done:
+        return
+    if not done:
+        log.warning("%s did not stop in %.0f s and is killed", child.name, child.stop_seconds)
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await ended

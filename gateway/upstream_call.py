@@ -15,7 +15,7 @@ import orjson
 
 from gateway.admitting import Admitter
 from gateway.checking import Checks
-from gateway.core import sse
+from gateway.core import exact_json, sse
 from gateway.core.errors import UpstreamError
 from gateway.core.headers import end_to_end, request_fields, without
 from gateway.core.outgoing import Outgoing, with_upstream
@@ -23,7 +23,7 @@ from gateway.core.pool.kept import named_in
 from gateway.core.prefix_blocks import PromptChains
 from gateway.core.prompt_usage import prompt_usage
 from gateway.core.streamed import Followed, followed
-from gateway.core.taken import Added, Taken, Taker
+from gateway.core.taken import NOTHING, Added, Taken, Taker
 from gateway.core.types import Endpoint, Reason
 from gateway.exchange import Exchange
 from gateway.live_answer import Head, LiveAnswer
@@ -76,9 +76,14 @@ class Caller:
     async def _call(self, exchange: Exchange, answer: LiveAnswer) -> None:
         """Make the call, and once more without what may be why it was refused."""
         model, dropped = exchange.body.get("model") or "", dict[Added, str]()
+        left_out = NOTHING
+        # What is stored must have its usage.
+        uncached = exchange.streamed and exchange.plan is None and not exchange.wants_usage
+        if uncached and self.taken.listens(model, exchange.seen.clock()):
+            left_out = frozenset({Added.USAGE})
         while True:
             known = self.taken.refused(model, exchange.seen.clock())
-            sent = await versions(exchange, known, frozenset(dropped))
+            sent = await versions(exchange, known, left_out | frozenset(dropped))
             refused = await self._attempt(sent, model, dropped, answer)
             if not refused:
                 return
@@ -125,7 +130,9 @@ class Caller:
             if upstream.content_type == "text/event-stream":
                 self._settle(version, model, dropped, upstream, answer)
                 answer.open(Head(upstream.status, fields, events=True, usage=version.usage))
-                await self._relay(upstream, exchange, answer)
+                usage = await self._relay(upstream, exchange, answer)
+                if usage is not None and not version.usage:
+                    self.taken.note_unasked(Taker(name, model), seen.clock())
                 return {}
             chunks = upstream.chunks()
             whole = await read(chunks, self.max_answer_bytes)
@@ -161,17 +168,20 @@ class Caller:
         if answer.leader is not version.exchange:
             answer.leader = version.exchange
             answer.leader.note_rewrites()
-        if upstream.status >= HTTPStatus.BAD_REQUEST:
-            return
         now = answer.leader.seen.clock()
+        if upstream.status >= HTTPStatus.BAD_REQUEST:
+            # Refused without it as well: it was not that, and is not asked again for it.
+            for added, name in dropped.items():
+                self.taken.note(Taker(name, model), frozenset({added}), now, takes=True)
+            return
         who = Taker(upstream.served.upstream, model)
         self.taken.note(who, version.added, now, takes=True)
         for added, name in dropped.items():
             log.info("%s refuses %s: left out for a while", name, added.value)
             self.taken.note(Taker(name, model), frozenset({added}), now, takes=False)
 
-    async def _relay(self, upstream: UpstreamReply, exchange: Exchange, answer: LiveAnswer) -> None:
-        """Pass events on as they end, until the upstream's stream does."""
+    async def _relay(self, upstream: UpstreamReply, exchange: Exchange, answer: LiveAnswer) -> Any:
+        """Pass events on as they end, until the upstream's stream does; return its usage."""
         answered = followed(
             exchange.endpoint, assemble=exchange.plan is not None, max_bytes=self.max_answer_bytes
         )
@@ -196,6 +206,7 @@ class Caller:
             raise _broken("The upstream broke its answer off with an error.")
         if not answered.ended:
             raise _broken("The upstream ended the stream before the answer's end.")
+        return answered.usage
 
     async def _follow(
         self,
@@ -223,7 +234,7 @@ class Caller:
         self, upstream: UpstreamReply, whole: bytes, exchange: Exchange, answer: LiveAnswer
     ) -> None:
         try:
-            result = orjson.loads(whole)
+            result = exact_json.loads(whole)
         except orjson.JSONDecodeError:
             result = None
         if isinstance(result, dict):
@@ -243,7 +254,7 @@ class Caller:
             _decline(result, answer)
             return
         try:
-            answer.result = orjson.dumps(result)
+            answer.result = exact_json.dumps(result)
         except TypeError:  # nested deeper than can be printed
             _decline(Reason.UNKNOWN_SHAPE, answer)
             return

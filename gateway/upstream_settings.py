@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from gateway.units import Seconds
+
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ONE_WORD = re.compile(r"\S+")
@@ -16,12 +18,12 @@ _PATH = re.compile(r"/[!-~]*")
 
 
 class UpstreamSettings(BaseModel):
-    """One upstream. Times are seconds; one that is not given is that of all upstreams."""
+    """One upstream. A time that is not given is that of all upstreams."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: str
-    name: str = ""
+    name: str | None = None
     models: tuple[str, ...] = Field(default=("*",), min_length=1)
     tier: int = Field(default=1, ge=1, le=100)
     weight: float = Field(default=1.0, gt=0, le=1000)
@@ -29,10 +31,10 @@ class UpstreamSettings(BaseModel):
     api_key_env: str | None = Field(default=None, repr=False)
     max_concurrency: int | None = Field(default=None, ge=1)
     requests_per_minute: int | None = Field(default=None, ge=1, le=1_000_000)
-    connect_timeout: float | None = Field(default=None, gt=0)
-    read_timeout: float | None = Field(default=None, gt=0)
-    first_token_timeout: float | None = Field(default=None, gt=0)
-    between_tokens_timeout: float | None = Field(default=None, gt=0)
+    connect_timeout: Seconds | None = Field(default=None, gt=0)
+    read_timeout: Seconds | None = Field(default=None, gt=0)
+    first_token_timeout: Seconds | None = Field(default=None, gt=0)
+    between_tokens_timeout: Seconds | None = Field(default=None, gt=0)
     probe: str = "auto"
     shares_prefill: bool = False
     kv_events: bool = False
@@ -44,8 +46,8 @@ class UpstreamSettings(BaseModel):
 
     @field_validator("name")
     @classmethod
-    def _word(cls, value: str) -> str:
-        if not _NAME.fullmatch(value):
+    def _word(cls, value: str | None) -> str | None:
+        if value is not None and not _NAME.fullmatch(value):
             raise ValueError("expected a word of letters, digits and . _ : / - for a name")
         return value
 

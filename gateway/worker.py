@@ -16,41 +16,58 @@ from pathlib import Path
 import uvloop
 from aiohttp import web
 
-from gateway.adapters.draining import END_CALLS, LAST_WORDS_SECONDS, Draining
+from gateway.adapters.front import STOPPING
+from gateway.adapters.handlers import refuse
+from gateway.adapters.http_server import Runner
 from gateway.adapters.secret import SecretError
 from gateway.adapters.secret_setting import SecretSettingError
-from gateway.app import create_app
+from gateway.adapters.upstream_greeting import UPSTREAMS, greet
+from gateway.app import END_CALLS, create_app
 from gateway.core.access import KeyRingError
 from gateway.process import WORKER_SETTINGS, configure_logging, log_stray, stop_event
 from gateway.settings import Settings
 from policies.parse import PolicyError
 
-SHUTDOWN_SECONDS = 5.0
+LAST_WORDS_SECONDS = 0.5
+"""For clients to take what they are told, and then for what has not ended by itself."""
 
 
 async def serve(
-    settings: Settings, sock: socket.socket, *, semantic: Path | None, engine_required: bool
+    settings: Settings,
+    sock: socket.socket,
+    *,
+    semantic: Path | None,
+    engine_required: bool,
+    greets: bool = False,
 ) -> None:
-    """Serve until SIGTERM, SIGINT or the parent's end; answers in progress get some seconds."""
+    """Serve until SIGTERM, SIGINT or the parent's end; then end what is under way.
+
+    First ``/readyz`` says 503 for ``drain_delay`` seconds, so that load balancers send their
+    requests elsewhere. Then the port is closed, and answers get ``drain_timeout`` seconds.
+    ``greets`` says that this worker is the one that asks the upstreams how they are.
+    """
     asyncio.get_running_loop().set_exception_handler(log_stray)
     stop = stop_event()
     app = create_app(settings, semantic_socket=semantic, engine_required=engine_required)
-    draining = Draining()
-    app.middlewares.append(draining.middleware())
-
-    async def drain(app: web.Application) -> None:
-        await draining.wait(SHUTDOWN_SECONDS)
-        await app[END_CALLS]()
-
-    app.on_shutdown.append(drain)
     # Handlers are cancelled when their client is gone, and with them the upstream call.
-    runner = web.AppRunner(
-        app, access_log=None, handler_cancellation=True, shutdown_timeout=LAST_WORDS_SECONDS
-    )
+    runner = Runner(app, refuse, shutdown_timeout=LAST_WORDS_SECONDS)
     await runner.setup()
     try:
-        await web.SockSite(runner, sock, backlog=2048).start()
+        site = web.SockSite(runner, sock, backlog=2048)
+        await site.start()
+        upstreams = app[UPSTREAMS] if greets else ()
+        greeting = asyncio.create_task(greet(upstreams))
         await stop.wait()
+        greeting.cancel()
+        app[STOPPING].set()
+        await asyncio.sleep(settings.drain_delay)
+        await site.stop()
+        # Else the kernel goes on to take connections that nobody accepts.
+        sock.close()
+        await runner.idle(settings.drain_timeout)
+        # Who waits for an upstream still is told that it ends, in the form that is right by then.
+        await app[END_CALLS]()
+        await runner.idle(LAST_WORDS_SECONDS)
     finally:
         await runner.cleanup()
 
@@ -61,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--socket-fd", type=int, required=True)
     parser.add_argument("--semantic-socket", type=Path)
     parser.add_argument("--engine-required", action="store_true")
+    parser.add_argument("--greet-upstreams", action="store_true")
     options = parser.parse_args(argv)
     settings = Settings.model_validate_json(os.environ[WORKER_SETTINGS])
     configure_logging(settings.log_level)
@@ -75,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 sock,
                 semantic=options.semantic_socket,
                 engine_required=options.engine_required,
+                greets=options.greet_upstreams,
             )
         )
     except (PolicyError, KeyRingError, SecretSettingError) as error:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from running_gateway import RunningGateway, StartGateway, start_app
+from running_redis import VERSIONS, Chosen, redis_folders
 from scripted_upstream import ScriptedUpstream
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -48,6 +49,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Keep the GPU for one process; where there is none, that was told before this is asked."""
     if item.get_closest_marker("gpu") and "PYTEST_XDIST_WORKER" in os.environ:
         pytest.skip("a GPU is for one process of tests: pytest -m gpu")
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def redis_version(request: pytest.FixtureRequest) -> Generator[str]:
+    """Run the test once with each version of Redis."""
+    if request.param not in redis_folders():
+        pytest.skip(f"no redis-server {request.param} is installed")
+    Chosen.version = request.param
+    yield request.param
+    Chosen.version = None
 
 
 @pytest.fixture

@@ -1,13 +1,15 @@
 """Which gateway process makes the upstream call for a miss that several have: claims in Redis.
 
 Law: a claim is one process's; it lapses LEASE_SECONDS after its holder was last heard of. No call
-waits longer than CALL_SECONDS, and none is made while the store is not used.
+waits longer than CALL_SECONDS, and none is made while the store is not used. A claim that could not
+be given back is given back as soon as Redis answers again.
 """
 
 import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -19,6 +21,8 @@ from gateway.ports import StoreError, StoreUnavailableError
 
 LEASE_SECONDS = 6.0
 CALL_SECONDS = 0.04
+RELEASE_PAUSE = 0.1
+"""Before a claim that Redis did not hear of is given back again."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +47,8 @@ class RedisClaims:
         """Whose our claims are."""
         self._patience = Patience()
         self._held: set[bytes] = set()
+        self._taking: set[bytes] = set()
+        self._closing = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._renewing: asyncio.Task[None] | None = None
 
@@ -50,8 +56,9 @@ class RedisClaims:
         """See the port."""
         if not self.usable():
             raise StoreUnavailableError("the store is not answering")
-        if slot in self._held:
+        if slot in self._held or slot in self._taking:
             return False
+        self._taking.add(slot)
         try:
             taken = await self._patience.wait(self._run(CLAIM, slot), CALL_SECONDS)
         except BaseException as error:
@@ -60,6 +67,8 @@ class RedisClaims:
             if isinstance(error, TimeoutError):
                 raise StoreUnavailableError("Redis did not answer in time") from None
             raise
+        finally:
+            self._taking.discard(slot)
         if taken:
             self._held.add(slot)
             if self._renewing is None:
@@ -82,7 +91,8 @@ class RedisClaims:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Give all claims back."""
+        """Give all claims back, each with one more try."""
+        self._closing.set()
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.wait([self._renewing])
@@ -103,10 +113,18 @@ class RedisClaims:
                     _log.debug("store: a claim was not renewed: %s", error)
 
     async def _release(self, slot: bytes) -> None:
-        try:
-            await self._run(RELEASE, slot)
-        except StoreError as error:
-            _log.debug("store: a claim was not given back and lapses: %s", error)
+        until = asyncio.get_running_loop().time() + LEASE_SECONDS
+        while slot not in self._held:
+            try:
+                await self._run(RELEASE, slot)
+            except StoreError as error:
+                _log.debug("store: a claim was not given back: %s", error)
+            else:
+                return
+            if self._closing.is_set() or asyncio.get_running_loop().time() > until:
+                return  # it lapses
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), RELEASE_PAUSE)
 
     async def _run(self, script: Script, slot: bytes) -> Any:
         shard = self._shard_of(slot)

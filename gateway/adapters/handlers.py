@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from http import HTTPStatus
 from math import ceil
@@ -12,7 +12,9 @@ import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
+from gateway import request_id
 from gateway.adapters.compressed_body import read_body
+from gateway.adapters.front import STOPPING, complete_head
 from gateway.adapters.key_file import Access
 from gateway.adapters.pass_through import PassThrough
 from gateway.adapters.readiness import Readiness
@@ -45,7 +47,7 @@ class Handlers:
     """HTTP handlers; ``add_routes`` is their table.
 
     ``client_seconds`` bounds the wait for a client: for all of its body, and for it to take what
-    was written.
+    was written. ``names`` are what errors call the upstreams.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Handlers:
         *,
         access: Access,
         client_seconds: float,
+        names: Mapping[str, str],
     ) -> None:
         self._pipeline = pipeline
         self._pass_through = pass_through
@@ -66,6 +69,7 @@ class Handlers:
         self._begin = begin
         self._access = access
         self._client_seconds = client_seconds
+        self._names = names
 
     def add_routes(self, app: web.Application) -> None:
         """Register every path the gateway answers."""
@@ -95,7 +99,7 @@ class Handlers:
                 self._let_in(request)
                 return await handle(request, seen)
             except RequestError as error:
-                return _refused(error, seen)
+                return _refused(error, seen, self._names)
             except asyncio.CancelledError:
                 seen.outcome, seen.reason = "error", Reason.CLIENT_GONE
                 raise
@@ -154,10 +158,7 @@ class Handlers:
 
     async def _read(self, request: web.Request) -> bytes:
         try:
-            if request.content.is_eof():  # it came with the head: no wait to bound
-                return await read_body(request)
-            async with asyncio.timeout(self._client_seconds):
-                return await read_body(request)
+            return await read_body(request, self._client_seconds)
         except web.HTTPRequestEntityTooLarge:
             message = "The body of your request is larger than this gateway accepts."
             raise ClientError(413, message, code="request_too_large") from None
@@ -171,6 +172,7 @@ class Handlers:
     ) -> web.StreamResponse:
         response = web.StreamResponse(status=reply.status, headers=CIMultiDict(reply.headers))
         try:
+            complete_head(request, response)
             await response.prepare(request)
             async for chunk in body:
                 seen.answer_bytes += len(chunk)
@@ -196,8 +198,10 @@ class Handlers:
             _abort(request)
         return response
 
-    async def _readyz(self, _request: web.Request) -> web.Response:
+    async def _readyz(self, request: web.Request) -> web.Response:
         report = await self._readiness.report()
+        if request.app[STOPPING].is_set():
+            report |= {"status": "stopping", "reasons": ["the gateway was told to stop"]}
         return _json(200 if report["status"] == "ready" else 503, report)
 
     async def _metrics_page(self, _request: web.Request) -> web.Response:
@@ -236,7 +240,19 @@ def _json(status: int, value: dict[str, Any], cache_status: str | None = None) -
     return web.Response(body=body, status=status, content_type="application/json", headers=headers)
 
 
-def _refused(error: RequestError, seen: Observation) -> web.Response:
+def refuse(status: int, message: str, code: str) -> web.Response:
+    """Return the reply to a request that no handler sees, see ``http_server``."""
+    kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+    reply = _json(
+        status,
+        error_body(message, kind, None, code),
+        RefusedStatus(Reason.INVALID_REQUEST).header(),
+    )
+    reply.headers[request_id.HEADER] = request_id.current()
+    return reply
+
+
+def _refused(error: RequestError, seen: Observation, names: Mapping[str, str]) -> web.Response:
     seen.status = error.status
     if isinstance(error, UpstreamError):
         forward = seen.forward or ForwardStatus(Forwarded.BYPASS)
@@ -246,7 +262,8 @@ def _refused(error: RequestError, seen: Observation) -> web.Response:
             response.headers["Retry-After"] = str(ceil(error.retry_after))
         seen.tried = error.tried
         if error.tried:
-            response.headers[UPSTREAM] = told("", error.tried)
+            tried = tuple((names.get(name, name), reason) for name, reason in error.tried)
+            response.headers[UPSTREAM] = told("", tried)
         return response
     reason = error.reason if isinstance(error, ClientError) else Reason.INVALID_REQUEST
     seen.outcome, seen.reason = "invalid", reason

@@ -94,9 +94,10 @@ async def _list_of(upstream: HttpUpstream, path_qs: str, fields: Fields) -> Repl
         ):
             return reply.status, await _read(upstream.body(reply))
     except UpstreamError as error:
+        upstream.failures.failed(error)
         return error
     except (TimeoutError, ClientError):
-        message = f"The upstream {upstream.name} did not answer in time."
+        message = "The upstream did not answer in time."
         return UpstreamError(504, message, Reason.UPSTREAM_TIMEOUT)
 
 

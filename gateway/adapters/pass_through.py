@@ -8,6 +8,8 @@ from urllib.parse import unquote
 
 from aiohttp import ClientResponse, web
 
+from gateway.adapters.compressed_body import next_piece
+from gateway.adapters.front import complete_head
 from gateway.adapters.model_list import ModelList
 from gateway.adapters.pool_requests import PoolRequests
 from gateway.adapters.upstream_http import HttpUpstream
@@ -53,7 +55,12 @@ class PassThrough:
             return response
         try:
             async with self._upstream.request(
-                request.method, request.path_qs, _fields(request, seen), body, decode=False
+                request.method,
+                request.path_qs,
+                _fields(request, seen),
+                body,
+                decode=False,
+                logged=lambda: not faults,
             ) as upstream:
                 seen.upstream_head = seen.clock()
                 seen.status = upstream.status
@@ -68,8 +75,7 @@ class PassThrough:
         """Yield the client's body; a fault of the client's is noted, since aiohttp hides it."""
         while True:
             try:
-                async with asyncio.timeout(self._client_seconds):
-                    chunk = await request.content.readany()
+                chunk = await next_piece(request, self._client_seconds)
             except TimeoutError:
                 faults.append(ClientError(408, "Your request's body did not come in time."))
                 raise
@@ -91,6 +97,7 @@ class PassThrough:
             response.headers.add(name, value)
         response.content_length = upstream.content_length
         try:
+            complete_head(request, response)
             await response.prepare(request)
             async for chunk in self._upstream.body(upstream):
                 seen.mark_first_token()
@@ -103,6 +110,8 @@ class PassThrough:
         except (UpstreamError, TimeoutError) as error:
             # The head is out: only a connection that ends too early can tell the client.
             reason = error.reason if isinstance(error, UpstreamError) else Reason.CLIENT_TIMEOUT
+            if isinstance(error, UpstreamError):
+                self._upstream.note_failure(upstream, error)
             seen.outcome, seen.reason = "error", reason
             if request.transport is not None:
                 request.transport.abort()

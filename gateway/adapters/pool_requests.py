@@ -56,13 +56,16 @@ class PoolRequests:
         body: AsyncIterator[bytes] | None,
         *,
         decode: bool = True,
+        logged: Callable[[], bool] = lambda: False,
     ) -> AsyncIterator[ClientResponse]:
         """Send a request to the first that can be reached. Raises UpstreamError."""
         tried, fault, named = list[tuple[str, Reason]](), None, named_by(path_qs)
         asked = self._asked(path_qs, named)
         async with AsyncExitStack() as stack:
             for upstream in asked:
-                sending = upstream.request(method, path_qs, headers, body, decode=decode)
+                sending = upstream.request(
+                    method, path_qs, headers, body, decode=decode, logged=logged
+                )
                 try:
                     response = await stack.enter_async_context(sending)
                 except UpstreamError as error:
@@ -91,6 +94,10 @@ class PoolRequests:
         """Return who is asked, in turn: who is known to keep what the path names, else all."""
         at = self._kept.at(named)
         return [self._upstreams[at]] if at else self.order(_model_of(path_qs))
+
+    def note_failure(self, response: ClientResponse, error: UpstreamError) -> None:
+        """Log that a reply broke off."""
+        self._upstreams[self._served[response].upstream].failures.failed(error)
 
     def served(self, response: ClientResponse) -> Served | None:
         """Return who sent a reply."""

@@ -108,7 +108,7 @@ class Opened:
         if isinstance(begun, Failure):
             self.failure = begun if self.status == HTTPStatus.OK else None
         elif begun is Begun.NOTHING and self.status == HTTPStatus.OK:
-            message = f"The upstream {self._call.name} ended its answer before it began."
+            message = "The upstream ended its answer before it began."
             raise UpstreamError(502, message, Reason.UPSTREAM_BROKE)
 
     async def chunks(self) -> AsyncIterator[bytes]:

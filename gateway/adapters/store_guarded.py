@@ -8,6 +8,7 @@ of the store (too large, no room) opens nothing: it cost no time.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 from typing import TypeVar
 
 from gateway.adapters.patience import Patience
@@ -103,7 +104,8 @@ class GuardedStore:
             return
         self._breaker = failed(self._breaker)
         _log.warning("store: not used until it answers again: %s", fault)
-        self._probing = asyncio.create_task(self._probe())
+        # Not in the name of the request that found the store silent.
+        self._probing = asyncio.create_task(self._probe(), context=Context())
 
     async def _probe(self) -> None:
         while isinstance(self._breaker, Open):

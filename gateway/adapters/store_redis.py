@@ -57,6 +57,9 @@ KEPT_AT_LEAST = 60.0
 KEPT_AT_MOST = 10 * 365 * 86_400.0
 WALK_BYTES = 1 << 20
 """A page of a walk ends with the entry that reaches it: meanwhile Redis does nothing else."""
+ROOM_ROUNDS = 8
+MAX_ROOM = 64 << 20
+"""Evicted at once to make room for an entry: meanwhile Redis does nothing else."""
 INLINE_BYTES = 128 << 10
 """A larger value is checked and decoded off the loop."""
 
@@ -235,15 +238,37 @@ class RedisStore:
         arguments = (entry.key, value, self._milliseconds(entry.kept_until), self._room)
         try:
             await self._change(PUT, shard, number, *arguments)
-        except RedisFullError:
+        except RedisFullError as error:
             # Full of what may not be ours; a cache gives way, as much as it wants to take.
-            head = (shard.prefix, CHANNEL, shard.number)
-            room = Call(MAKE_ROOM, (*head, 2 * len(value)))
-            told = await self._changes[shard.number].call(room)
+            await self._put_with_room(shard, number, len(value), arguments, error)
+
+    async def _put_with_room(
+        self,
+        shard: Shard,
+        number: int,
+        size: int,
+        arguments: tuple[Any, ...],
+        error: RedisFullError,
+    ) -> None:
+        """Evict until Redis takes the entry: at most ROOM_ROUNDS times, each time more.
+
+        What Redis counts as used does not fall by what was deleted: buffers of clients, latency
+        histograms and values that are freed in the background count too.
+        """
+        head = (shard.prefix, CHANNEL, shard.number)
+        room = 2 * size
+        for _ in range(ROOM_ROUNDS):
+            told = await self._changes[shard.number].call(Call(MAKE_ROOM, (*head, room)))
             self._note(shard, told)
             if not told[2]:
-                raise
-            await self._change(PUT, shard, number, *arguments)
+                break
+            try:
+                await self._change(PUT, shard, number, *arguments)
+            except RedisFullError as again:
+                error, room = again, min(4 * room, MAX_ROOM)
+            else:
+                return
+        raise error
 
     def _milliseconds(self, until: float) -> int | bytes:
         """Return how long Redis keeps the entry; b'' is without end."""

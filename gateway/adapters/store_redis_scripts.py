@@ -279,10 +279,13 @@ CLAIM = Script(
     _CLAIM_PRELUDE
     + """
 if redis.call('SET', claim, ARGV[3], 'NX', 'PX', ARGV[4]) then return 1 end
+-- Our own was given back while Redis could not be reached.
+if redis.call('GET', claim) == ARGV[3] then return redis.call('PEXPIRE', claim, ARGV[4]) end
 return 0
 """
 )
-"""Take a claim. Arguments of all three: prefix, slot, whose it is, milliseconds it holds."""
+"""Take a claim that nobody else has. Arguments of all three: prefix, slot, whose it is,
+milliseconds it holds."""
 
 RENEW = Script(
     _CLAIM_PRELUDE

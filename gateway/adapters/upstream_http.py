@@ -1,31 +1,34 @@
 """Any OpenAI-compatible server over HTTP, with every wait bounded and every fault named."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 
 from aiohttp import (
-    ClientConnectionError,
-    ClientConnectorError,
     ClientError,
     ClientResponse,
     ClientSession,
     ClientTimeout,
-    ConnectionTimeoutError,
     DummyCookieJar,
-    ServerTimeoutError,
-    TCPConnector,
 )
 from yarl import URL
 
+from gateway import request_id
+from gateway.adapters.one_reply import OneReplyConnector
 from gateway.adapters.reply_coding import CodingError, coding_of, inflated
 from gateway.adapters.upload import Upload
+from gateway.adapters.upstream_faults import FailureLog, fault_of
 from gateway.core.errors import UpstreamError
 from gateway.core.outbound import with_key
 from gateway.core.outgoing import Outgoing, Served
 from gateway.core.pool.beginning import Beginning, Begun
 from gateway.core.types import Reason
+from gateway.instance import via
+
+_LARGEST_HEADER = 64 * 1024
+_MOST_HEADERS = 512
+"""Bounds of a reply's head: above what servers send, and bounded, as anybody may be one."""
 
 _BODY_HEADERS = frozenset({"content-length", "content-encoding"})
 
@@ -55,6 +58,8 @@ class HttpUpstream:
         self._name = name or base_url
         self._served = Served(self._name)
         self._origin = base_url.removesuffix("/v1")
+        self._url = URL(base_url)
+        self.failures = FailureLog(self._name)
         self._own_credential = own_credential
         self._api_key = api_key
         self._first_token = first_token_seconds or read_seconds
@@ -70,13 +75,21 @@ class HttpUpstream:
         """What keys say of it: a name given, else the URL (which holds no credentials)."""
         return self._name
 
+    @property
+    def own_credential(self) -> bool:
+        """Whether the upstream gets a key of the gateway's, and none of the clients'."""
+        return self._own_credential and self._api_key is not None
+
     async def open(self) -> None:
         """Make the connection pool; belongs to the running loop."""
         self._session = ClientSession(
             # Shorter than the 5 s after which uvicorn and others close an idle connection: a POST
             # sent into that moment is lost, and may not be sent again.
-            connector=TCPConnector(limit=0, keepalive_timeout=4.0),
+            connector=OneReplyConnector(limit=0, keepalive_timeout=4.0),
             timeout=self._timeout,
+            max_line_size=_LARGEST_HEADER,
+            max_field_size=_LARGEST_HEADER,
+            max_headers=_MOST_HEADERS,
             # A cookie is the client's whom the upstream gave it, and comes back from there or not.
             cookie_jar=DummyCookieJar(),
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
@@ -93,20 +106,27 @@ class HttpUpstream:
 
     @asynccontextmanager
     async def send(self, outgoing: Outgoing) -> AsyncIterator["HttpReply"]:
-        """POST; see the port."""
+        """POST; see the port. A failure leaves a line in the log."""
         target, fields = outgoing.target, outgoing.fields
         raw = outgoing.raw_to(self._name)
         by = None
         if outgoing.streamed and self._times_streams:
             by = asyncio.get_running_loop().time() + self._first_token
         sending = self.request("POST", target, fields, raw, decode=False, head_by=by)
-        async with sending as response:
-            body = self.body(response)
-            if encoding := response.headers.get("Content-Encoding"):
-                body = self._decoded(body, encoding)
-            if by is not None:
-                body = self._timed(body, by)
-            yield HttpReply(response, body, self._served)
+        try:
+            async with sending as response:
+                body = self.body(response)
+                if encoding := response.headers.get("Content-Encoding"):
+                    body = self._decoded(body, encoding)
+                if by is not None:
+                    body = self._timed(body, by)
+                self.failures.answered(
+                    response.status, response.content_type, own_credential=self.own_credential
+                )
+                yield HttpReply(response, body, self._served)
+        except UpstreamError as error:
+            self.failures.failed(error)
+            raise
 
     @asynccontextmanager
     async def request(
@@ -118,15 +138,18 @@ class HttpUpstream:
         *,
         decode: bool = True,
         head_by: float | None = None,
+        logged: Callable[[], bool] = lambda: False,
     ) -> AsyncIterator[ClientResponse]:
         """Send any request. Raises UpstreamError; redirects are not followed.
 
-        ``head_by`` is when the head must have come, by the loop's clock.
+        ``head_by`` is when the head must have come, by the loop's clock; ``logged`` is asked
+        whether a request without a reply is to leave a line in the log.
         """
         if self._session is None:
             raise RuntimeError("the upstream is not open")
         if self._own_credential:
             headers = with_key(headers, self._api_key)
+        headers = (*headers, ("Via", via()))
         upload: Upload | None = None
         if not (body is None or isinstance(body, bytes)):
             upload = Upload(body, self._read_seconds)
@@ -145,7 +168,11 @@ class HttpUpstream:
                 if upload is not None:
                     upload.answered = True
         except (ClientError, TimeoutError, OSError) as error:
-            raise _fault(error, self._name) from error
+            fault = fault_of(error, self._url)
+            if logged():
+                self.failures.failed(fault)
+            raise fault from error
+        request_id.adopt(response.headers)
         try:
             self._check(response)
             yield response
@@ -163,8 +190,12 @@ class HttpUpstream:
                 raise self._odd(f"the unasked Transfer-Encoding {coding[:40]}")
 
     def _odd(self, what: str) -> UpstreamError:
-        message = f"The upstream {self._name} sent {what}.".encode("ascii", "replace").decode()
+        message = f"The upstream sent {what}.".encode("ascii", "replace").decode()
         return UpstreamError(502, message, Reason.UPSTREAM_BROKE, answered=True)
+
+    def note_failure(self, response: ClientResponse, error: UpstreamError) -> None:  # noqa: ARG002
+        """Log that a reply broke off."""
+        self.failures.failed(error)
 
     def served(self, response: ClientResponse) -> Served | None:  # noqa: ARG002 - always this one
         """Return who sent a reply, where that is to be told."""
@@ -176,7 +207,7 @@ class HttpUpstream:
             async for chunk in response.content.iter_any():
                 yield chunk
         except (ClientError, TimeoutError, OSError) as error:
-            raise _fault(error, self._name) from error
+            raise fault_of(error, self._url) from error
 
     def _decoded(self, chunks: AsyncIterator[bytes], encoding: str) -> AsyncIterator[bytes]:
         """Return a body without its coding. Raises UpstreamError."""
@@ -208,42 +239,7 @@ class HttpUpstream:
                 if begun:
                     by = clock() + self._between_tokens
         except TimeoutError as error:
-            raise _fault(error, self._name) from error
-
-
-def _fault(error: BaseException, name: str) -> UpstreamError:
-    """Say in one line what went wrong with the upstream."""
-    match error:
-        case ConnectionTimeoutError():
-            return UpstreamError(
-                504,
-                f"The upstream {name} did not answer in time.",
-                Reason.UPSTREAM_TIMEOUT,
-                sent=False,
-            )
-        case ServerTimeoutError() | TimeoutError():
-            return UpstreamError(
-                504, f"The upstream {name} did not answer in time.", Reason.UPSTREAM_TIMEOUT
-            )
-        case ClientConnectorError():
-            return UpstreamError(
-                502,
-                f"The upstream {name} could not be reached: {error.os_error.strerror or error}.",
-                Reason.UPSTREAM_UNREACHABLE,
-                sent=False,
-            )
-        case ClientConnectionError() | OSError():
-            return UpstreamError(
-                502, f"The upstream {name} closed the connection.", Reason.UPSTREAM_BROKE
-            )
-        case _:
-            return UpstreamError(
-                502,
-                f"The upstream {name} sent a reply that could not be read "
-                f"({type(error).__name__}).",
-                Reason.UPSTREAM_BROKE,
-                answered=True,
-            )
+            raise fault_of(error, self._url) from error
 
 
 class HttpReply:

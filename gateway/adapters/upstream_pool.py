@@ -174,7 +174,7 @@ class UpstreamPool:
             await self._turns.come(partial(self.table.held_back, call), self._clock)
             if (why := self.table.left_alone_since(call)) is not None:
                 self.ended(call)
-                return _not_asked(call.name, why)
+                return _not_asked(why)
             if self._figures is not None:
                 self._figures.asked(call.name, call.route)
             reply = await context.__aenter__()
@@ -248,8 +248,9 @@ class UpstreamPool:
         return None if at is None else max(1.0, at - now)
 
 
-def _not_asked(name: str, why: Reason) -> Failed:
-    error = UpstreamError(503, f"The upstream {name} fails.", why, sent=False)
+def _not_asked(why: Reason) -> Failed:
+    message = "The upstream failed a moment ago and is not asked yet."
+    error = UpstreamError(503, message, why, sent=False)
     return Failed(error, failure_of(error))
 
 

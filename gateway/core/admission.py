@@ -5,6 +5,7 @@ from typing import Any
 
 import orjson
 
+from gateway.core import exact_json
 from gateway.core.embedding_batch import declined_embedding
 from gateway.core.response_result import declined_response
 from gateway.core.types import Endpoint, Reason
@@ -45,7 +46,8 @@ def _declined_choices(
             return Reason.FINISH_REASON
         if finish not in finish_reasons:
             return _CUT_OFF.get(finish, Reason.FINISH_REASON)
-        reason = _declined_chat(choice) if endpoint is Endpoint.CHAT else _declined_text(choice)
+        chat = endpoint is Endpoint.CHAT
+        reason = _declined_chat(body, choice) if chat else _declined_text(choice)
         if reason is not None:
             return reason
         if _asks_for_json(body) and not _is_json(_said(endpoint, choice)):
@@ -55,13 +57,13 @@ def _declined_choices(
 
 def _can_be_printed(result: dict[str, Any]) -> bool:
     try:
-        orjson.dumps(result)
+        exact_json.dumps(result)
     except TypeError:  # nested deeper than orjson prints
         return False
     return True
 
 
-def _declined_chat(choice: dict[str, Any]) -> Reason | None:
+def _declined_chat(body: dict[str, Any], choice: dict[str, Any]) -> Reason | None:
     message = choice.get("message")
     if not isinstance(message, dict) or message.get("audio") is not None:
         return Reason.UNKNOWN_SHAPE
@@ -74,11 +76,11 @@ def _declined_chat(choice: dict[str, Any]) -> Reason | None:
     if calls is not None and not isinstance(calls, list):
         return Reason.UNKNOWN_SHAPE
     for call in calls or ():
-        reason = _declined_call(call)
+        reason = _declined_call(body, call)
         if reason is not None:
             return reason
     function = message.get("function_call")
-    if function is not None and (reason := _declined_function(function)) is not None:
+    if function is not None and (reason := _declined_function(body, function)) is not None:
         return reason
     promised = {"tool_calls": calls, "function_call": function}
     if not promised.get(choice["finish_reason"], True):
@@ -88,22 +90,36 @@ def _declined_chat(choice: dict[str, Any]) -> Reason | None:
     return Reason.EMPTY if "content" in message or "refusal" in message else Reason.UNKNOWN_SHAPE
 
 
-def _declined_call(call: Any) -> Reason | None:
+def _declined_call(body: dict[str, Any], call: Any) -> Reason | None:
     match call:
         case {"type": "custom", "custom": {"name": str(), "input": str()}}:
             return None  # free text, whatever it holds
         case {"type": "function", "function": function}:
-            return _declined_function(function)
+            return _declined_function(body, function)
         case _:
             return Reason.INVALID_TOOL_CALL
 
 
-def _declined_function(function: Any) -> Reason | None:
+def _declined_function(body: dict[str, Any], function: Any) -> Reason | None:
     match function:
         case {"name": str(name), "arguments": str(arguments)} if name and _is_json(arguments):
             return None
+        case {"name": str(name), "arguments": ""} if name and _needs_no_arguments(body, name):
+            return None
         case _:
             return Reason.INVALID_TOOL_CALL
+
+
+def _needs_no_arguments(body: dict[str, Any], name: str) -> bool:
+    """Tell whether the request says so of a function of its own: servers then send none."""
+    tools = [tool.get("function") for tool in body.get("tools") or () if isinstance(tool, dict)]
+    for function in (*tools, *(body.get("functions") or ())):
+        match function:
+            case {"name": str(known), "parameters": {"required": [_, *_]}} if known == name:
+                return False
+            case {"name": str(known)} if known == name:
+                return True
+    return False
 
 
 def _declined_text(choice: dict[str, Any]) -> Reason | None:

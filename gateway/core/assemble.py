@@ -23,12 +23,19 @@ _FIRST_COUNTS = frozenset({"id", "created", "model", "system_fingerprint", "serv
 _TEXT = frozenset({"content", "refusal", "reasoning_content", "reasoning"})
 """Fields of a delta whose pieces add up."""
 
+_DETAIL_TEXT = frozenset({"text", "summary"})
+"""Fields of an item of ``reasoning_details`` whose pieces add up."""
+
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 """Values by which servers say that a chunk has nothing to add to a field."""
 
 
 class _Pieces(list[str]):
     """Text that is still arriving: joined once, since adding to a string copies it."""
+
+
+class _WholeCall(dict[str, Any]):
+    """A tool call that came without an index, and so in one piece."""
 
 
 class Assembler:
@@ -111,6 +118,8 @@ def _merge_delta(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
                 _append(message, name, value)
             case "tool_calls", [_, *_]:
                 _merge_tool_calls(message, value)
+            case "reasoning_details", [_, *_]:
+                _merge_details(message, name, value)
             case "function_call", dict():
                 _merge_call(_inner(message, name), value)
             case _:
@@ -124,15 +133,54 @@ def _merge_tool_calls(message: dict[str, Any], deltas: list[Any]) -> None:
         match delta:
             case {"index": int(index)} if 0 <= index <= len(calls):
                 pass
-            case _:
+            case {"index": _}:
                 raise UnknownShapeError("a tool call out of order")
+            case {"function": {"name": str(name)}} if name and _is_new(delta, calls):
+                calls.append(_WholeCall(delta))
+                continue
+            case _:
+                raise UnknownShapeError("a piece of an unknown tool call")
         if index == len(calls):
             calls.append({})
+        elif isinstance(calls[index], _WholeCall):
+            raise UnknownShapeError("a tool call now with an index, now without")
         for name, value in delta.items():
             if name == "function" and isinstance(value, dict):
                 _merge_call(_inner(calls[index], name), value)
             elif name != "index":
                 _set_once(calls[index], name, value)
+
+
+def _is_new(delta: dict[str, Any], calls: list[dict[str, Any]]) -> bool:
+    """Tell whether a call without an index is one more: another's id would make it a piece."""
+    given = delta.get("id")
+    return bool(given) and all(
+        isinstance(call, _WholeCall) and call["id"] != given for call in calls
+    )
+
+
+def _merge_details(message: dict[str, Any], name: str, deltas: list[Any]) -> None:
+    """Merge OpenRouter's list: texts of one type and index add up, whatever else follows on."""
+    details: list[Any] = message.get(name) or []
+    message[name] = details
+    for delta in deltas:
+        if not isinstance(delta, dict):
+            raise UnknownShapeError(f"{name!r} of an unknown type")
+        last = details[-1] if details else None
+        if last is not None and None in (last.get("index"), delta.get("index")):
+            raise UnknownShapeError(f"{name!r} without an index")
+        if last is None or not _continues(last, delta):
+            last = {}
+            details.append(last)
+        for field, value in delta.items():
+            if field in _DETAIL_TEXT and isinstance(value, str):
+                _append(last, field, value)
+            else:
+                _set_once(last, field, value)
+
+
+def _continues(last: dict[str, Any], delta: dict[str, Any]) -> bool:
+    return all(delta.get(name) == last.get(name) for name in ("index", "type"))
 
 
 def _merge_call(call: dict[str, Any], delta: Mapping[str, Any]) -> None:

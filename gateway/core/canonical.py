@@ -21,16 +21,27 @@ class BodyError(ValueError):
     """The body is not one JSON object with unique keys."""
 
 
+class LoneSurrogateError(BodyError):
+    """The body is one, but its text is not Unicode: ``body`` is what it holds."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        super().__init__("The JSON body of your request has a lone surrogate in a string.")
+        self.body = body
+
+
 def parse_body(raw: bytes) -> dict[str, Any]:
     """Parse a request body; floats of integral value come back as ints, of any size.
 
-    Raises BodyError for invalid JSON, anything but an object, a nesting of over 250 levels, and
+    Raises LoneSurrogateError for half of a surrogate pair, which JavaScript leaves of a cut emoji,
+    and BodyError for invalid JSON, anything but an object, a nesting of over 250 levels, and
     duplicate keys at any depth (what is keyed must be what the upstream reads, and parsers differ
     on which duplicate wins).
     """
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
+        if "surrogate" in str(error):
+            raise LoneSurrogateError(_parse_surrogates(raw)) from None
         raise BodyError(f"We could not parse the JSON body of your request: {error}.") from None
     if not isinstance(body, dict):
         raise BodyError("The JSON body of a request must be an object.")
@@ -65,6 +76,30 @@ def _parse_exactly(raw: bytes) -> dict[str, Any]:
     """Parse a body that orjson took for valid: an object, of bounded depth and finite numbers."""
     body: dict[str, Any] = json.loads(raw, object_pairs_hook=_unique_keys, parse_float=_fold_number)
     return body
+
+
+def _parse_surrogates(raw: bytes) -> dict[str, Any]:
+    """Parse what orjson refuses for a lone surrogate, as strictly but for that."""
+    try:
+        body = json.loads(
+            raw.decode(),
+            object_pairs_hook=_unique_keys,
+            parse_float=_fold_number,
+            parse_constant=_refuse_constant,
+        )
+    except RecursionError:
+        raise BodyError("The JSON body of your request is nested too deeply.") from None
+    except BodyError:
+        raise
+    except ValueError as error:
+        raise BodyError(f"We could not parse the JSON body of your request: {error}.") from None
+    if not isinstance(body, dict):
+        raise BodyError("The JSON body of a request must be an object.")
+    return body
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

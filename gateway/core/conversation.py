@@ -2,13 +2,16 @@
 
 from typing import Any
 
+from gateway.core.embedding_batch import CALL
 from gateway.core.fields import neutral_fields
-from gateway.core.readings import readings
+from gateway.core.readings import names, query_readings, readings
 from gateway.core.types import Endpoint, Ineligible
 
-_NO_PROSE = frozenset({"id", "object", "model", "system_fingerprint", "service_tier"})
-"""Fields of a result that hold names, which would only be mistaken for numbers of people."""
-
+_NAMES = frozenset(
+    {"id", "object", "model", "system_fingerprint", "service_tier"}
+    | {"user", "safety_identifier", "prompt_cache_key", "metadata"}
+)
+"""Fields of a result that hold names, which may look random and are no secrets."""
 
 _PROSE = ("text", "refusal")
 """Types of content parts that are text."""
@@ -46,7 +49,7 @@ def last_user_text(endpoint: Endpoint, body: dict[str, Any]) -> str | None:
     """
     match endpoint:
         case Endpoint.COMPLETIONS | Endpoint.EMBEDDINGS:
-            given = body["prompt" if endpoint is Endpoint.COMPLETIONS else "input"]
+            given = body.get("prompt" if endpoint is Endpoint.COMPLETIONS else "input") or []
             texts = [given] if isinstance(given, str) else [t for t in given if isinstance(t, str)]
             return "\n".join(texts) if texts else None
         case Endpoint.RESPONSES if isinstance(body.get("input"), str):
@@ -145,23 +148,35 @@ def is_readable(endpoint: Endpoint, body: dict[str, Any]) -> bool:
     return isinstance(prompt, str) or all(isinstance(each, str) for each in prompt)
 
 
-def prompt_text(endpoint: Endpoint, body: dict[str, Any]) -> str:
-    """Return all text the upstream may read, joined by line feeds, for the PII scan.
+def prompt_text(endpoint: Endpoint, body: dict[str, Any], query: str) -> str:
+    """Return all text that makes the request's key, joined by line feeds, for the PII scan.
 
     Fields unknown here are among it: some servers take documents or templates that way.
     """
     unread = neutral_fields(endpoint) | {"model"}
-    read = [value for field, value in body.items() if field not in unread]
-    return "\n".join(readings(read))
+    read = {field: value for field, value in body.items() if field not in unread}
+    return "\n".join((*readings(read), *names(body.get("model")), *query_readings(query)))
 
 
-def answer_text(result: dict[str, Any]) -> str:
+def names_text(endpoint: Endpoint, body: dict[str, Any]) -> str:
+    """Return all text that is sent without being part of the key, for a PII scan of its own."""
+    neutral = neutral_fields(endpoint)
+    return "\n".join(names([value for field, value in body.items() if field in neutral]))
+
+
+def answer_text(endpoint: Endpoint, result: dict[str, Any]) -> str:
     """Return all text of a result, joined by line feeds, for the PII scan.
 
-    Not that of its choices alone: all of it is stored, citations and echoed prompts included. But
-    a list is one of embeddings, whose strings are numbers too.
+    Not that of its choices alone: all of it is stored, citations and echoed prompts included.
     """
-    if result.get("object") == "list":
-        return ""
-    stored = [value for field, value in result.items() if field not in _NO_PROSE]
-    return "\n".join(readings(stored))
+    prose = {field: value for field, value in result.items() if field not in _NAMES}
+    if endpoint is Endpoint.EMBEDDINGS:
+        prose = {**prose, "data": _without_vectors(result.get("data")), CALL: None}
+    return "\n".join((*readings(prose), *names([result.get(field) for field in sorted(_NAMES)])))
+
+
+def _without_vectors(data: Any) -> Any:
+    """Leave the vectors out: in base64 these are strings, too."""
+    if not isinstance(data, list):
+        return data
+    return [{**each, "embedding": None} if isinstance(each, dict) else each for each in data]

@@ -16,7 +16,7 @@ from gateway.core.types import Reason
 
 Item = str | list[int]
 
-_CALL = "refrain_call"
+CALL = "refrain_call"
 """Member of a stored result that says which call it is a part of; clients never see it."""
 
 
@@ -93,7 +93,7 @@ def stored_items(
             "data": [{"object": "embedding", "index": 0, "embedding": vector}],
             "model": reply["model"],
             "usage": _nothing_counted(),
-            _CALL: {**call, "item": distinct.index(key)},
+            CALL: {**call, "item": distinct.index(key)},
         }
         for vector, key in zip(vectors, keys, strict=True)
     ]
@@ -118,7 +118,7 @@ def put_together(
 
 def without_call(key: bytes, result: bytes) -> bytes:
     """Return the plain reply that the result stored under a key stands for."""
-    if _CALL.encode() not in result:
+    if CALL.encode() not in result:
         return result
     return orjson.dumps(put_together([orjson.loads(result)], [key]))
 
@@ -132,7 +132,7 @@ def _counted(results: Sequence[Mapping[str, Any]], keys: Sequence[bytes]) -> dic
     calls: dict[Any, tuple[int, Any, set[int]]] = {}
     for result, key in zip(results, keys, strict=True):
         alone = {"id": key, "items": 1, "item": 0, "usage": result.get("usage")}
-        call = result.get(_CALL, alone)
+        call = result.get(CALL, alone)
         calls.setdefault(call["id"], (call["items"], call["usage"], set()))[2].add(call["item"])
     known = [
         usage

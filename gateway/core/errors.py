@@ -57,6 +57,7 @@ class UpstreamError(RequestError):
     ``sent`` says that it may have got the request, ``answered`` that something came back.
     ``retry_after`` is when to come back, in
     seconds, and ``tried`` are those who failed and why, where there are several upstreams.
+    ``detail`` is for the log alone: it may name the upstream and its address.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class UpstreamError(RequestError):
         answered: bool = False,
         retry_after: float | None = None,
         tried: tuple[tuple[str, Reason], ...] = (),
+        detail: str = "",
     ) -> None:
         super().__init__(status, message, kind="upstream_error", code=reason.value)
         self.reason = reason
@@ -76,6 +78,7 @@ class UpstreamError(RequestError):
         self.answered = answered
         self.retry_after = retry_after
         self.tried = tried
+        self.detail = detail
 
     def again(self) -> "UpstreamError":
         """Return the same for another reader: each raises its own."""
@@ -87,6 +90,7 @@ class UpstreamError(RequestError):
             answered=self.answered,
             retry_after=self.retry_after,
             tried=self.tried,
+            detail=self.detail,
         )
 
 

@@ -4,51 +4,85 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.conversation import is_readable, prompt_text
+from gateway.core.conversation import is_readable, names_text, prompt_text
 from gateway.core.fields import neutral_fields
+from gateway.core.readings import as_names, query_readings
 from gateway.core.types import Endpoint
 from policies.pii import PiiScanner
 
 MOST_FINDINGS = 100
+_TOGETHER = "texts put together or unescaped"
+_NAMES = frozenset({"model"}).union(*map(neutral_fields, Endpoint))
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found and where, never the text itself. Places count characters."""
+    """What was found and where, never the text itself. Places count characters.
+
+    ``keyed`` tells whether it stands in what makes the request's key, or is sent beside that.
+    """
 
     kind: str
     where: str
     start: int
     end: int
+    keyed: bool = True
 
 
-def findings(scanner: PiiScanner, endpoint: Endpoint, body: dict[str, Any]) -> list[Finding]:
+def findings(
+    scanner: PiiScanner, endpoint: Endpoint, body: dict[str, Any], query: str
+) -> list[Finding]:
     """Scan a request as a lookup does, and find the places of what that finds."""
-    if not is_readable(endpoint, body):
-        return [Finding("unreadable", "prompt, as token numbers", 0, 0)]
-    kind = scanner.scan(prompt_text(endpoint, body))
-    if kind is None:
-        return []
-    unread = neutral_fields(endpoint) | {"model"}
+    beside = neutral_fields(endpoint)
     found: list[Finding] = []
-    for name, value in body.items():
-        for where, text in _texts(name, {} if name in unread else value):
-            found += [
-                Finding(span.kind, where, span.start, span.end) for span in scanner.spans(text)
-            ]
+    if not is_readable(endpoint, body):
+        found.append(Finding("unreadable", "prompt, as token numbers", 0, 0))
+    elif kind := scanner.scan(prompt_text(endpoint, body, query)):
+        keyed = {field: value for field, value in body.items() if field not in beside}
+        found += _places(scanner, keyed, query) or [Finding(kind, _TOGETHER, 0, 0)]
+    if kind := scanner.scan(names_text(endpoint, body)):
+        places = _places(scanner, {field: body[field] for field in body if field in beside})
+        found += places or [Finding(kind, _TOGETHER, 0, 0, keyed=False)]
+    return found
+
+
+def _places(scanner: PiiScanner, fields: dict[str, Any], query: str = "") -> list[Finding]:
+    found: list[Finding] = []
+    for field, value in fields.items():
+        for where, text in _texts(scanner, field, value):
+            keyed = field == "model" or field not in _NAMES
+            if field in _NAMES and as_names(text) != text:
+                spans = scanner.spans(as_names(text))[:1]
+                found += [Finding(span.kind, where, 0, len(text), keyed) for span in spans]
+            else:
+                found += [
+                    Finding(span.kind, where, span.start, span.end, keyed)
+                    for span in scanner.spans(text)
+                ]
             if len(found) >= MOST_FINDINGS:
                 return found[:MOST_FINDINGS]
-    return found or [Finding(kind, "texts put together or unescaped", 0, 0)]
+    for text in query_readings(query):
+        if kind := scanner.scan(text):
+            return [*found, Finding(kind, "query string", 0, 0)]
+    return found
 
 
-def _texts(where: str, value: Any) -> Iterator[tuple[str, str]]:
-    stack = [(where, value)]
+def _texts(scanner: PiiScanner, field: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield the texts of a field and where they stand; a place quotes no name with a finding."""
+
+    def named(name: str) -> str:
+        return name if scanner.scan(name) is None else "(a name)"
+
+    yield named(field), field
+    stack = [(named(field), value)]
     while stack:
         at, each = stack.pop()
         match each:
             case str():
                 yield at, each
             case dict():
-                stack += reversed([(f"{at}.{name}", member) for name, member in each.items()])
+                for name, member in reversed(each.items()):
+                    where = f"{at}.{named(name)}"
+                    stack += [(where, member), (where, name)]
             case list():
                 stack += reversed([(f"{at}[{index}]", item) for index, item in enumerate(each)])

@@ -60,6 +60,35 @@ class Refused:
 End = Hit | Forward | Refused
 
 
+def kept_plan(end: End) -> Plan | None:
+    """Return the plan under which an answer may come to be stored, if any."""
+    match end:
+        case Hit():
+            return end.revalidate
+        case Forward():
+            return end.store
+        case Refused():
+            return None
+
+
+def set_apart(end: End, reason: Reason, *, personal: bool) -> End:
+    """Return the end of a request that sends personal data beside what its key is made of.
+
+    What is found for it may be served; its own answer is kept ``personal``, or not at all.
+    """
+    plan = kept_plan(end)
+    own = plan.personal if plan is not None and personal else None
+    match end:
+        case Hit():
+            return replace(end, revalidate=own)
+        case Forward() if own is not None:
+            return replace(end, store=own)
+        case Forward():
+            return Forward(ForwardStatus(Forwarded.BYPASS, reason), None, end.fallback)
+        case Refused():
+            return end
+
+
 def judged(plan: Plan, entry: Entry | None, now: float) -> Hit | Forward:
     """Return the hit that an entry under ``plan.key`` is, or the forward that it leads to."""
     if entry is None or entry.key != plan.key or not plan.belongs(entry):

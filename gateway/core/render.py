@@ -7,9 +7,7 @@ chunk where it was asked for, ``[DONE]``. Law: the chunks hold all that the resu
 from collections.abc import Iterator
 from typing import Any
 
-import orjson
-
-from gateway.core import sse
+from gateway.core import exact_json, sse
 from gateway.core.embedding_batch import without_call
 from gateway.core.response_events import render_response
 from gateway.core.response_result import named
@@ -47,7 +45,7 @@ def render_stream(endpoint: Endpoint, result: dict[str, Any], *, include_usage: 
     ]
     if include_usage and result.get("usage") is not None:
         chunks.append({**top, "choices": [], "usage": result["usage"]})
-    events = [sse.encode(orjson.dumps(chunk)) for chunk in chunks]
+    events = [sse.encode(exact_json.dumps(chunk)) for chunk in chunks]
     events.append(sse.encode(sse.DONE))
     return b"".join(events)
 

@@ -8,9 +8,7 @@ does, and none comes before what it speaks of.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import orjson
-
-from gateway.core import sse
+from gateway.core import exact_json, sse
 
 _LAST = ("completed", "incomplete", "failed")
 Events = Iterator[tuple[str, dict[str, Any]]]
@@ -23,7 +21,7 @@ def render_response(response: Mapping[str, Any]) -> bytes:
     events = []
     for number, (kind, event) in enumerate(_events(response)):
         numbered = {"type": kind, **event, "sequence_number": number}
-        events.append(b"event: " + kind.encode() + b"\n" + sse.encode(orjson.dumps(numbered)))
+        events.append(b"event: " + kind.encode() + b"\n" + sse.encode(exact_json.dumps(numbered)))
     return b"".join(events)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from gateway.core import sse
+from gateway.core import exact_json, sse
 from gateway.core.types import Reason
 
 _LAST = frozenset({"response.completed", "response.incomplete", "response.failed"})
@@ -51,7 +51,7 @@ class FollowedResponse:
 
     def _read(self, data: bytes, size: int) -> None:
         try:
-            told = orjson.loads(data)
+            told = exact_json.loads(data)
         except orjson.JSONDecodeError:
             told = None
         if not isinstance(told, dict):

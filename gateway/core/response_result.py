@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from gateway.core import exact_json
 from gateway.core.types import Reason
 
 _UNNAMED: Mapping[str, Any] = {
@@ -38,7 +39,7 @@ def named(result: bytes, body: Mapping[str, Any]) -> bytes:
     names = _names(body)
     if not names:
         return result
-    response = orjson.loads(result)
+    response = exact_json.loads(result)
     return _printed({name: names.get(name, value) for name, value in response.items()})
 
 
@@ -148,7 +149,7 @@ def _is_json(text: str) -> bool:
 
 def _unprintable(result: Any) -> Reason | None:
     try:
-        orjson.dumps(result)
+        exact_json.dumps(result)
     except TypeError:  # nested deeper than orjson prints
         return Reason.UNKNOWN_SHAPE
     return None

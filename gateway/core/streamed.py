@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from gateway.core import sse
+from gateway.core import exact_json, sse
 from gateway.core.assemble import Assembler, UnknownShapeError
 from gateway.core.errors import RequestError, error_body
 from gateway.core.response_followed import FollowedResponse
@@ -57,7 +57,7 @@ class StreamedAnswer:
         if event.data is None:
             return raw, raw
         try:
-            chunk = orjson.loads(event.data)
+            chunk = exact_json.loads(event.data)
         except orjson.JSONDecodeError:
             chunk = None
         self._spoke = self._spoke or not isinstance(chunk, dict) or chunk.get("choices") != []
@@ -130,11 +130,14 @@ def failure_event(fault: Exception) -> bytes:
 
 
 def _without_usage(chunk: dict[str, Any], raw: bytes) -> bytes:
-    """Return the event without its usage, for whom did not ask for that."""
-    if chunk["usage"] is not None and not chunk.get("choices"):
-        return b""  # the usage chunk
+    """Return the event without the usage that only the gateway asked for.
+
+    Servers that report it unasked do so beside a choice: there it stays.
+    """
+    if chunk["usage"] is not None:
+        return raw if chunk.get("choices") else b""
     rest = {name: value for name, value in chunk.items() if name != "usage"}
     try:
-        return sse.encode(orjson.dumps(rest))
+        return sse.encode(exact_json.dumps(rest))
     except TypeError:  # nested deeper than orjson prints
         return raw

@@ -55,6 +55,24 @@ class Taken:
     """What is known, by model: of an upstream and what is added if it takes it, and until when."""
 
     _known: dict[str, dict[tuple[str, Added], tuple[bool, float]]] = field(default_factory=dict)
+    _listened: dict[str, float] = field(default_factory=dict)
+
+    def listens(self, model: str, now: float) -> bool:
+        """Tell whether a stream of the model is to be sent without the wish for usage.
+
+        The first is, once in a while: its upstream may report usage unasked (``note_unasked``).
+        """
+        if now < self._listened.get(model, now) or len(model) > LONGEST_MODEL:
+            return False
+        self._listened.pop(model, None)
+        if len(self._listened) >= MOST_MODELS:
+            del self._listened[next(iter(self._listened))]
+        self._listened[model] = now + KNOWN_SECONDS
+        return True
+
+    def note_unasked(self, who: Taker, now: float) -> None:
+        """Note that usage comes unasked: it is the client's then, and need not be asked for."""
+        self.note(who, frozenset({Added.USAGE}), now, takes=False)
 
     def refused(self, model: str, now: float) -> dict[str, frozenset[Added]]:
         """Return the upstreams that are not sent something for the model, and what."""
@@ -69,22 +87,24 @@ class Taken:
     ) -> frozenset[Added]:
         """Return what of that which was sent may be why the request was refused.
 
-        That is what the answer names; else what is not known to be taken there, but for the wish
-        for usage: who does not know that names it.
+        That is what the answer names; else what is not known to be taken there. A fault of the
+        server's own is that of what it names, or of the wish for usage.
         """
         if not sent or status not in (*_REFUSALS, _FAULT):
             return NOTHING
         said = answer.lower()
         named = frozenset(added for added in sent if any(name in said for name in _NAMES[added]))
-        if status == _FAULT:
-            return named & {Added.VOLATILE}
-        new = (added for added in sent - {Added.USAGE} if not self._takes(who, added, now))
-        return named or frozenset(new)
+        suspected = named or self._new(who, sent, now)
+        if status != _FAULT:
+            return suspected
+        return suspected & ({Added.VOLATILE, Added.USAGE} if named else {Added.USAGE})
+
+    def _new(self, who: Taker, sent: frozenset[Added], now: float) -> frozenset[Added]:
+        return frozenset(added for added in sent if not self._takes(who, added, now))
 
     def doubt(self, who: Taker, added: frozenset[Added], now: float) -> None:
         """Note what may be why a fault was answered that nobody has read."""
-        new = (each for each in added & {Added.VOLATILE} if not self._takes(who, each, now))
-        self.note(who, frozenset(new), now, takes=False)
+        self.note(who, self._new(who, added - {Added.HINTS}, now), now, takes=False)
 
     def note(self, who: Taker, added: frozenset[Added], now: float, *, takes: bool) -> None:
         """Note what an upstream takes, or refuses."""

@@ -1,13 +1,23 @@
 """Shape of requests to the cached endpoints: what any upstream would refuse, refused at once.
 
 Only types and the few things the gateway itself reads are checked. Ranges, unknown models and
-context lengths are the upstream's to judge, and fields unknown here pass.
+context lengths are the upstream's to judge, and fields unknown here pass. A shape that OpenAI
+refuses and other servers take is returned as an error, not raised: such a request is forwarded as
+it came, and not looked up.
 """
 
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from gateway.core.errors import ClientError
 
+_NUMERAL = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
+"""A number as a string, which vLLM reads as the number."""
+_SWITCHES = frozenset({"true", "false", "0", "1", 0, 1})
+"""What vLLM reads as true or false."""
+_TOKENS_INSTEAD = ("input_ids", "input_embeds", "prompt_embeds")
+"""What SGLang and vLLM take in place of messages."""
 _NUMBER = ("a decimal", (int, float))
 _INTEGER = ("an integer", (int,))
 _BOOLEAN = ("a boolean", (bool,))
@@ -81,6 +91,7 @@ _RESPONSES: dict[str, tuple[str, tuple[type, ...]]] = {
     "text": _OBJECT,
     "tools": _OBJECTS,
 }
+_NAMES_OF_USERS = frozenset({"user", "safety_identifier"})
 _MOST_INPUTS = 2048
 """Of an embeddings request, as at OpenAI."""
 
@@ -94,17 +105,21 @@ _JSON_NAMES = {
 }
 
 
-def validate_chat(body: dict[str, Any]) -> None:
-    """Raise ClientError unless ``body`` has the shape of a chat completion request."""
-    _check_fields(body, _CHAT)
-    _require(body, "model")
+def validate_chat(body: dict[str, Any]) -> ClientError | None:
+    """Return why a chat request is forwarded only, or None. Raises ClientError if it is refused."""
+    odd = list(_check_fields(body, _CHAT))
+    if body.get("model") is None:
+        odd += _missing_model(body)
+    if body.get("messages") is None and any(name in body for name in _TOKENS_INSTEAD):
+        return _missing("messages")
     _require(body, "messages")
     messages = body["messages"]
     if not messages:
         raise _wrong_length("messages", "empty_array", "minimum length 1", "an empty array")
     for position, message in enumerate(messages):
         if not _is_plain(message):
-            _check_message(f"messages[{position}]", message)
+            odd += _check_message(f"messages[{position}]", message)
+    return odd[0] if odd else None
 
 
 def _is_plain(message: Any) -> bool:
@@ -116,7 +131,7 @@ def _is_plain(message: Any) -> bool:
     )
 
 
-def _check_message(where: str, message: Any) -> None:
+def _check_message(where: str, message: Any) -> Iterator[ClientError]:
     _check_type(where, message, *_OBJECT)
     _require(message, "role", where)
     _check_type(f"{where}.role", message["role"], *_STRING)
@@ -126,22 +141,31 @@ def _check_message(where: str, message: Any) -> None:
         _check_type(f"{where}.content", content, expected, (str, list))
         if isinstance(content, list):
             for index, part in enumerate(content):
-                _check_type(f"{where}.content[{index}]", part, *_OBJECT)
+                if isinstance(part, str):
+                    yield _wrong_type(f"{where}.content[{index}]", part, _OBJECT[0])
+                else:
+                    _check_type(f"{where}.content[{index}]", part, *_OBJECT)
 
 
-def validate_completion(body: dict[str, Any]) -> None:
-    """Raise ClientError unless ``body`` has the shape of a completion request."""
-    _check_fields(body, _COMPLETIONS)
-    _require(body, "model")
-    _require(body, "prompt")
+def validate_completion(body: dict[str, Any]) -> ClientError | None:
+    """Return why a completion request is forwarded only, or None. Raises ClientError."""
+    odd = [*_check_fields(body, _COMPLETIONS), *_missing_model(body)]
+    if body.get("prompt") is None:  # OpenAI has a default, vLLM takes ``prompt_embeds``
+        odd.append(_missing("prompt"))
+    return odd[0] if odd else None
 
 
-def validate_embeddings(body: dict[str, Any]) -> None:
-    """Raise ClientError unless ``body`` has the shape of an embeddings request."""
-    _check_fields(body, _EMBEDDINGS)
-    _require(body, "model")
+def validate_embeddings(body: dict[str, Any]) -> ClientError | None:
+    """Return why an embeddings request is forwarded only, or None. Raises ClientError."""
+    odd = [*_check_fields(body, _EMBEDDINGS), *_missing_model(body)]
+    if body.get("input") is None and isinstance(body.get("messages"), list):
+        return _missing("input")  # a chat to embed, as vLLM takes it
     _require(body, "input")
-    given = body["input"]
+    odd += _check_inputs(body["input"])
+    return odd[0] if odd else None
+
+
+def _check_inputs(given: str | list[Any]) -> Iterator[ClientError]:
     if isinstance(given, str):
         return
     if not given:
@@ -151,9 +175,12 @@ def validate_embeddings(body: dict[str, Any]) -> None:
         return
     if len(given) > _MOST_INPUTS:
         most, got = f"maximum length {_MOST_INPUTS}", f"an array with length {len(given)}"
-        raise _wrong_length("input", "array_above_max_length", most, got)
+        yield _wrong_length("input", "array_above_max_length", most, got)
     kind = ("an array of integers", (list,)) if type(given[0]) is list else _STRING
     for place, item in enumerate(given):
+        if isinstance(item, dict):  # text or an image, as models of both take it
+            yield _wrong_type(f"input[{place}]", item, kind[0])
+            continue
         _check_type(f"input[{place}]", item, *kind)
         if type(item) is list:
             _check_tokens(f"input[{place}]", item)
@@ -165,21 +192,47 @@ def _check_tokens(where: str, tokens: list[Any]) -> None:
             _check_type(f"{where}[{place}]", token, *_INTEGER)
 
 
-def validate_response(body: dict[str, Any]) -> None:
-    """Raise ClientError unless ``body`` has the shape of a request to the Responses API."""
-    _check_fields(body, _RESPONSES)
+def validate_response(body: dict[str, Any]) -> ClientError | None:
+    """Return why a request to the Responses API is forwarded only, or None. Raises ClientError."""
+    odd = list(_check_fields(body, _RESPONSES))
     if body.get("prompt") is None:  # a template may name the model
-        _require(body, "model")
+        odd += _missing_model(body)
     given = body.get("input")
     for place, item in enumerate(given if isinstance(given, list) else ()):
         _check_type(f"input[{place}]", item, *_OBJECT)
+    return odd[0] if odd else None
 
 
-def _check_fields(body: dict[str, Any], fields: dict[str, tuple[str, tuple[type, ...]]]) -> None:
+def _check_fields(
+    body: dict[str, Any], fields: dict[str, tuple[str, tuple[type, ...]]]
+) -> Iterator[ClientError]:
     for name, value in body.items():
         known = fields.get(name)
-        if known is not None and value is not None and type(value) not in known[1]:
+        if known is None or value is None or type(value) in known[1]:
+            continue
+        if _is_taken_elsewhere(name, value, known[1]):
+            yield _wrong_type(name, value, known[0])
+        else:
             _check_type(name, value, *known)
+
+
+def _is_taken_elsewhere(name: str, value: Any, types: tuple[type, ...]) -> bool:
+    """Tell whether there are servers that read the value as one of the right type."""
+    if name in _NAMES_OF_USERS:
+        return isinstance(value, int | float)
+    if name == "logit_bias":
+        return isinstance(value, list)  # pairs, as llama.cpp takes them
+    if bool in types:
+        return isinstance(value, str | int) and value in _SWITCHES
+    if name == "logprobs" and isinstance(value, bool):
+        return True
+    return int in types and isinstance(value, str) and _NUMERAL.fullmatch(value) is not None
+
+
+def _missing_model(body: dict[str, Any]) -> Iterator[ClientError]:
+    """Servers of one model take a request that names none."""
+    if body.get("model") is None:
+        yield _missing("model")
 
 
 def _wrong_length(where: str, code: str, expected: str, got: str) -> ClientError:
@@ -191,23 +244,21 @@ def _wrong_length(where: str, code: str, expected: str, got: str) -> ClientError
 
 
 def _check_type(where: str, value: Any, expected: str, types: tuple[type, ...]) -> None:
-    if type(value) in types:  # not isinstance: True is no number
-        return
+    if type(value) not in types:  # not isinstance: True is no number
+        raise _wrong_type(where, value, expected)
+
+
+def _wrong_type(where: str, value: Any, expected: str) -> ClientError:
     got = "null" if value is None else _JSON_NAMES[type(value)]
-    raise ClientError(
-        400,
-        f"Invalid type for '{where}': expected {expected}, but got {got} instead.",
-        param=where,
-        code="invalid_type",
-    )
+    message = f"Invalid type for '{where}': expected {expected}, but got {got} instead."
+    return ClientError(400, message, param=where, code="invalid_type")
 
 
 def _require(holder: dict[str, Any], name: str, where: str = "") -> None:
     if holder.get(name) is None:
-        param = f"{where}.{name}" if where else name
-        raise ClientError(
-            400,
-            f"Missing required parameter: '{param}'.",
-            param=param,
-            code="missing_required_parameter",
-        )
+        raise _missing(f"{where}.{name}" if where else name)
+
+
+def _missing(param: str) -> ClientError:
+    message = f"Missing required parameter: '{param}'."
+    return ClientError(400, message, param=param, code="missing_required_parameter")

@@ -27,12 +27,16 @@ def test_the_gateway_unit():
     settings = load_settings({"upstream": options.upstream}, {}, None)
     assert settings.upstream
     assert str(options.data_dir) == f"/var/lib/{service['StateDirectory']}"
-    assert float(service["TimeoutStopSec"]) > STOP_SECONDS
+    drained = settings.drain_delay + settings.drain_timeout
+    # The processes in front end before those behind.
+    assert float(service["TimeoutStopSec"]) > drained + 2 * STOP_SECONDS
 
 
 def test_the_engine_unit():
     service = unit("refrain-backend.service")["Service"]
     program, subcommand, *arguments = shlex.split(service["ExecStart"])
     assert (program, subcommand) == ("/opt/refrain/bin/refrain", "backend")
-    assert parse_backend(arguments).model == "Qwen/Qwen3-0.6B"
+    settings = parse_backend(arguments)
+    assert settings.model == "Qwen/Qwen3-0.6B"
+    assert float(service["TimeoutStopSec"]) > settings.drain_delay + settings.drain_timeout
     assert f"HF_HOME=/var/cache/{service['CacheDirectory']}" in service["Environment"]

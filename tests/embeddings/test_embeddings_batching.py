@@ -126,8 +126,8 @@ class CountingEncoder:
 async def test_a_recent_text_costs_no_second_pass(executor):
     encode = CountingEncoder()
     encoder = BatchedEncoder(encode, executor, max_batch=8, max_waiting=8, remembered=2)
-    first = await encoder.encode("abc")
-    again = await encoder.encode("abc")
+    first = await encoder.encode("abc", b"p")
+    again = await encoder.encode("abc", b"p")
     assert again is first
     assert encode.texts == ["abc"]
 
@@ -136,21 +136,30 @@ async def test_the_least_recent_vector_is_forgotten(executor):
     encode = CountingEncoder()
     encoder = BatchedEncoder(encode, executor, max_batch=8, max_waiting=8, remembered=2)
     for text in ("a", "b", "a", "c", "a", "b"):
-        await encoder.encode(text)
+        await encoder.encode(text, b"p")
     assert encode.texts == ["a", "b", "c", "b"]
 
 
 async def test_a_refusal_is_passed_on_and_not_remembered(executor):
     encode = CountingEncoder()
     encoder = BatchedEncoder(encode, executor, max_batch=8, max_waiting=8, remembered=2)
-    assert await encoder.encode("long") is Reason.TEXT_TOO_LONG
-    assert await encoder.encode("long") is Reason.TEXT_TOO_LONG
+    assert await encoder.encode("long", b"p") is Reason.TEXT_TOO_LONG
+    assert await encoder.encode("long", b"p") is Reason.TEXT_TOO_LONG
     assert encode.texts == ["long", "long"]
 
 
 async def test_equal_texts_of_one_batch_are_encoded_once(executor):
     encode = CountingEncoder()
     encoder = BatchedEncoder(encode, executor, max_batch=8, max_waiting=8, remembered=2)
-    vectors = await asyncio.gather(*(encoder.encode(text) for text in ("a", "bb", "a")))
+    vectors = await asyncio.gather(*(encoder.encode(text, b"p") for text in ("a", "bb", "a")))
     assert encode.texts == ["a", "bb"]
     assert [vector[0] for vector in vectors] == [1, 2, 1]
+
+
+async def test_what_one_has_encoded_saves_another_nothing(executor):
+    encode = CountingEncoder()
+    encoder = BatchedEncoder(encode, executor, max_batch=8, max_waiting=8, remembered=8)
+    await encoder.encode("abc", b"one")
+    await encoder.encode("abc", b"two")
+    await asyncio.gather(*(encoder.encode("d", owner) for owner in (b"one", b"two")))
+    assert encode.texts == ["abc", "abc", "d", "d"]

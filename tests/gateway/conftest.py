@@ -7,7 +7,7 @@ from running_redis import RunningRedis
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server(redis_version, tmp_path_factory):
     redis = RunningRedis(tmp_path_factory.mktemp("redis"))
     redis.start()
     yield redis

@@ -134,7 +134,7 @@ def test_a_data_dir_that_cannot_be_made_is_one_line(tmp_path: Path):
     done = refrain(
         "serve", "--upstream", URL, "--port", "0", "--data-dir", "file/data", cwd=tmp_path
     )
-    fails(done, 1, "refrain: file/data: Not a directory")
+    fails(done, 1, "the data directory file/data cannot be made: Not a directory")
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -149,3 +149,19 @@ def test_an_unknown_variable_is_told_with_the_nearest(
 def test_the_demo_reads_the_settings_file_too(tmp_path: Path):
     (tmp_path / "refrain.yaml").write_text("port: many\n")
     fails(refrain("demo", cwd=tmp_path), 2, "refrain: refrain.yaml:1: port:")
+
+
+def test_a_data_dir_that_is_a_file_is_told(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    done = refrain("serve", "--upstream", URL, "--port", "0", "--data-dir", "file", cwd=tmp_path)
+    fails(done, 2, "the data directory file is a file; give a folder with --data-dir")
+
+
+def test_a_key_that_is_not_set_is_told_before_anything_listens(tmp_path: Path):
+    (tmp_path / "keys").write_text(f"team {'ab' * 32}\n")
+    (tmp_path / "refrain.yaml").write_text(
+        f"gateway_keys: keys\nupstreams: [{{url: {URL}, name: a, api_key_env: NOT_SET_KEY}}]\n"
+    )
+    done = refrain("serve", "--port", "0", cwd=tmp_path)
+    fails(done, 2, "upstream a: api_key_env: the environment variable NOT_SET_KEY is not set")
+    assert "listening" not in done.stderr

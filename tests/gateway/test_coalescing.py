@@ -214,11 +214,14 @@ async def test_a_call_that_cannot_be_made_is_told_to_all(rig: Rig):
 async def test_an_error_of_the_upstream_reaches_all_with_its_status(rig: Rig, status: int):
     error = {"error": {"message": "no", "type": "t", "param": None, "code": "c"}}
     asked = [await rig.ask(stream=streamed) for streamed in (True, False, True)]
-    (await rig.upstream.next_call()).plain(error, status, [("Retry-After", "7")])
+    # Once more without the wish for usage, which may be why.
+    calls = 2 if status in (400, 500) else 1
+    for _ in range(calls):
+        (await rig.upstream.next_call()).plain(error, status, [("Retry-After", "7")])
     for got in await all_of(*asked):
         assert (got.status, got.json, got.headers["Retry-After"]) == (status, error, "7")
         assert got.cache.endswith("detail=upstream-status")
-    assert len(rig.upstream.calls) == 1
+    assert len(rig.upstream.calls) == calls
 
 
 async def test_a_break_in_the_stream_reaches_all_in_the_right_form(rig: Rig):

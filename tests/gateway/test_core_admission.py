@@ -245,3 +245,24 @@ def test_a_result_too_deep_to_be_rendered_is_declined():
     assert judge({**said(), "made_up": deep}) is Reason.UNKNOWN_SHAPE
     assert judge({**said(), "made_up": deep[0][0]}) is Reason.UNKNOWN_SHAPE
     assert judge({**said(), "made_up": orjson.loads(b"[" * 200 + b"]" * 200)}) is None
+
+
+def test_no_arguments_are_stored_where_the_function_needs_none():
+    def called(name):
+        function = {"name": name, "arguments": ""}
+        calls = [{"id": "c", "type": "function", "function": function}]
+        return said(None, finish="tool_calls", tool_calls=calls)
+
+    def tool(name, **fields):
+        return {"type": "function", "function": {"name": name, **fields}}
+
+    optional = {"type": "object", "properties": {"zone": {"type": "string"}}}
+    tools = [
+        tool("now"),
+        tool("today", parameters=optional),
+        tool("weather", parameters={**optional, "required": ["zone"]}),
+    ]
+    assert judge(called("now"), tools=tools) is None
+    assert judge(called("today"), tools=tools) is None
+    assert judge(called("weather"), tools=tools) is Reason.INVALID_TOOL_CALL
+    assert judge(called("unknown"), tools=tools) is Reason.INVALID_TOOL_CALL

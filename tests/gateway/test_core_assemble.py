@@ -116,6 +116,57 @@ def test_tool_calls_merge_by_index():
     ]
 
 
+def whole_call(name, **fields):
+    return {"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}, **fields}
+
+
+def test_calls_without_an_index_are_whole():
+    calls = [whole_call("a"), whole_call("b"), whole_call("c")]
+    message = message_of({"tool_calls": calls[:2]}, {"tool_calls": calls[2:]})
+    assert message["tool_calls"] == calls
+
+
+@pytest.mark.parametrize(
+    "deltas",
+    [
+        [whole_call("a"), whole_call("a")],
+        [whole_call("a"), whole_call("b", id=None)],
+        [whole_call("a"), {"function": {"arguments": "}"}}],
+        [whole_call("a"), {"index": 0, "function": {"arguments": "}"}}],
+        [whole_call("a", index=0), whole_call("b")],
+    ],
+)
+def test_what_may_be_a_piece_of_a_call_without_an_index_is_refused(deltas):
+    with pytest.raises(UnknownShapeError):
+        message_of(*({"tool_calls": [delta]} for delta in deltas))
+
+
+def test_reasoning_details_add_up_by_type_and_index():
+    def detail(**fields):
+        return {"reasoning_details": [{"type": "reasoning.text", "format": "f", **fields}]}
+
+    message = message_of(
+        detail(index=0, text="One "),
+        detail(index=0, text="two."),
+        detail(index=0, text="", signature="s"),
+        detail(index=1, type="reasoning.summary", summary="In "),
+        detail(index=1, type="reasoning.summary", summary="short."),
+        detail(index=1, type="reasoning.encrypted", data="AAAA"),
+        {"content": "3"},
+    )
+    assert message["reasoning_details"] == [
+        {
+            "type": "reasoning.text",
+            "format": "f",
+            "index": 0,
+            "text": "One two.",
+            "signature": "s",
+        },
+        {"type": "reasoning.summary", "format": "f", "index": 1, "summary": "In short."},
+        {"type": "reasoning.encrypted", "format": "f", "index": 1, "data": "AAAA"},
+    ]
+
+
 def test_a_function_call_after_null_ones():
     message = message_of(
         {"function_call": None},

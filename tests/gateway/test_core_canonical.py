@@ -1,8 +1,9 @@
+import json
 import time
 
 import pytest
 
-from gateway.core.canonical import BodyError, canonical_form, parse_body
+from gateway.core.canonical import BodyError, LoneSurrogateError, canonical_form, parse_body
 from gateway.core.types import Endpoint
 
 CHAT, COMPLETIONS, RESPONSES = Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES
@@ -129,7 +130,8 @@ def test_a_refused_duplicate_is_named_and_cut_short():
         b'{"a":"\xff"}',
         b'{"a":"\xc0\xaf"}',
         b'{"a":"\xed\xa0\x80"}',
-        b'{"a":"\\ud800"}',
+        b'{"a":"\\ud800","b":NaN}',
+        b'{"a":"\\ud800"',
         b'{"a":"\x00"}',
         '{"a":1}'.encode("utf-16"),
         '{"a":1}'.encode("utf-32-le"),
@@ -282,3 +284,20 @@ def test_texts_fold_in_messages_only():
 def test_what_validation_has_not_seen_is_keyed_as_it_is(messages):
     form = canonical_form(CHAT, {"messages": messages})
     assert parse_body(form) == {"messages": messages}
+
+
+@pytest.mark.parametrize("half", ["\\ud800", "\\udc00", "\\ud83dx"])
+def test_half_of_a_surrogate_pair_is_told_apart(half):
+    with pytest.raises(LoneSurrogateError) as caught:
+        parse_body(b'{"a":"%s","b":1.0}' % half.encode())
+    assert caught.value.body == {"a": json.loads(f'"{half}"'), "b": 1}
+
+
+def test_beside_half_of_a_surrogate_pair_all_else_is_as_strict():
+    for raw, message in (
+        (b'{"a":"\\ud800","a":1}', "more than once"),
+        (b'["\\ud800"]', "must be an object"),
+    ):
+        with pytest.raises(BodyError, match=message) as caught:
+            parse_body(raw)
+        assert not isinstance(caught.value, LoneSurrogateError)

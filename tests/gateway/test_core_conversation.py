@@ -6,6 +6,7 @@ from gateway.core.conversation import (
     follows_turns,
     is_readable,
     last_user_text,
+    names_text,
     obstacle,
     prompt_text,
     semantic_question,
@@ -13,7 +14,9 @@ from gateway.core.conversation import (
     without_question,
 )
 from gateway.core.types import Endpoint
+from policies.pii import PiiScanner
 
+SCANNER = PiiScanner(["US", "GB"])
 CHAT = Endpoint.CHAT
 COMPLETIONS = Endpoint.COMPLETIONS
 
@@ -176,13 +179,26 @@ def test_token_ids_are_no_text(endpoint, body, readable):
     ],
 )
 def test_the_prompt_to_scan_holds_whatever_the_upstream_may_read(fields):
-    assert "SECRET" in prompt_text(CHAT, {**chat(user("a")), **fields})
+    assert "SECRET" in prompt_text(CHAT, {**chat(user("a")), **fields}, "")
 
 
-@pytest.mark.parametrize("field", ["user", "safety_identifier", "prompt_cache_key", "model"])
-def test_the_prompt_to_scan_leaves_out_names_the_model_does_not_read(field):
-    assert prompt_text(COMPLETIONS, {"prompt": "a", field: "ann@example.com"}) == "a"
-    assert prompt_text(COMPLETIONS, {"prompt": "a", "metadata": {"by": "ann@example.com"}}) == "a"
+@pytest.mark.parametrize(
+    "value", ["ann@example.com", {"by": "ann@example.com"}, {"ann@example.com": "yes"}]
+)
+@pytest.mark.parametrize("field", ["user", "safety_identifier", "prompt_cache_key", "metadata"])
+def test_what_is_no_part_of_the_key_is_scanned_by_itself(field, value):
+    body = {"prompt": "a", "model": "m", field: value}
+    assert "ann@example.com" in names_text(COMPLETIONS, body)
+    assert prompt_text(COMPLETIONS, body, "") == "a\nm"
+
+
+def test_the_model_the_query_string_and_names_of_fields_are_scanned_with_the_prompt():
+    body = {"prompt": "a", "model": "ann@example.com", "bob@example.com": 1}
+    query = "for=cy%40example.com&key=0a1b2c3d4e&q=a+b"
+    of_query = ["for=cy%40example.com", "0a1b2c3d4e", "q=a+b", "q=a b"]
+    assert prompt_text(COMPLETIONS, body, query).split("\n") == [
+        *("bob@example.com", "a", "ann@example.com", *of_query)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -197,12 +213,27 @@ def test_the_prompt_to_scan_leaves_out_names_the_model_does_not_read(field):
     ],
 )
 def test_the_answer_to_scan_holds_all_that_would_be_stored(fields):
-    assert "SECRET" in answer_text({"id": "x", **fields})
+    assert "SECRET" in answer_text(CHAT, {"id": "x", **fields})
 
 
-def test_the_answer_to_scan_leaves_out_ids_that_look_like_numbers_of_people():
+def test_what_an_answer_calls_itself_does_not_keep_it_from_the_scan():
+    result = {"object": "list", "choices": [{"message": {"content": "ann@example.com"}}]}
+    assert SCANNER.scan(answer_text(CHAT, result)) == "email"
+
+
+def test_of_embeddings_all_but_the_vectors_is_scanned():
+    vector = {"object": "embedding", "index": 0, "embedding": "YWRhQGV4YW1wbGUuY29t"}
+    result = {"object": "list", "data": [vector], "model": "m"}
+    assert SCANNER.scan(answer_text(Endpoint.EMBEDDINGS, result)) is None
+    for more in {"model": "ann@example.com"}, {"data": [vector | {"text": "ann@example.com"}]}:
+        assert SCANNER.scan(answer_text(Endpoint.EMBEDDINGS, result | more)) == "email"
+
+
+def test_ids_of_an_answer_are_scanned_as_names():
     result = {"id": "chatcmpl-2125550188", "model": "m-2024-08-06", "system_fingerprint": "fp_4"}
-    assert answer_text(result | {"object": "chat.completion", "service_tier": "x"}) == ""
+    result |= {"object": "chat.completion", "service_tier": "aB3dE5gH7jK9mN1pQ3sT5uV7"}
+    assert SCANNER.scan(answer_text(CHAT, result)) is None
+    assert SCANNER.scan(answer_text(CHAT, result | {"model": "ann@example.com"})) == "email"
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,9 @@ def chat(tools):
 def sent(tools, style, known, settings=SORTED):
     raw = json.dumps(chat(tools), **style).encode()
     result = rewrite(
-        Endpoint.CHAT, parse_body(raw), raw, settings, known=known.forms(settings.schema_keys)
+        Endpoint.CHAT, parse_body(raw), raw, settings, known=known.forms(settings.schema_keys, b"")
     )
-    known.note(settings.schema_keys, result.tools)
+    known.note(settings.schema_keys, result.tools, b"")
     return result
 
 
@@ -75,19 +75,19 @@ def test_what_is_known_with_one_order_of_keys_is_not_with_another():
 
 
 def test_what_is_remembered_of_tools_is_bounded():
-    known = KnownTools(most_bytes=1000)
+    known = KnownTools(most_bytes=4000)
     for number in range(100):
         name = str(number % 3)
-        known.note(SchemaKeys.ON, [Form(name, bytes([number]) * 100, b"x" * 100, {})])
-        kept = [form for forms in known.forms(SchemaKeys.ON).values() for form in forms]
+        known.note(SchemaKeys.ON, [Form(name, bytes([number]) * 100, b"x" * 100, {})], b"")
+        kept = [form for forms in known.forms(SchemaKeys.ON, b"").values() for form in forms]
         assert sum(len(form.came) + len(form.sent) for form in kept) <= 1000
         assert kept
-    others = KnownTools(most_bytes=1000)
+    others = KnownTools(most_bytes=12_000)
     for name in ["other"] + ["one"] * 100:
-        others.note(SchemaKeys.ON, [Form(name, b"x" * 50, b"x" * 40, {})])
-    assert "other" in others.forms(SchemaKeys.ON)
-    known.note(SchemaKeys.ON, [Form("long", b"x" * (LONGEST + 1), b"", {})])
-    assert "long" not in known.forms(SchemaKeys.ON)
+        others.note(SchemaKeys.ON, [Form(name, b"x" * 50, b"x" * 40, {})], b"")
+    assert "other" in others.forms(SchemaKeys.ON, b"")
+    known.note(SchemaKeys.ON, [Form("long", b"x" * (LONGEST + 1), b"", {})], b"")
+    assert "long" not in known.forms(SchemaKeys.ON, b"")
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -107,3 +107,10 @@ def test_no_usual_way_to_write_a_request_is_walked_through(style, monkeypatch):
     ]
     assert parse_body(result.raw) == result.body
     assert orjson.loads(result.raw)["messages"][1]["content"].endswith("2026-11-22 01:03")
+
+
+def test_the_tools_of_one_owner_are_unknown_to_another():
+    known = KnownTools()
+    known.note(SchemaKeys.ON, [Form("mine", b"came", b"sent", {})], b"one")
+    assert "mine" in known.forms(SchemaKeys.ON, b"one")
+    assert known.forms(SchemaKeys.ON, b"two") == {}

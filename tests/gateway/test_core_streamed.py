@@ -62,10 +62,11 @@ def test_usage_is_taken_out_for_a_client_that_did_not_ask_for_it():
     assert answer.result()["usage"] == USAGE
 
 
-def test_usage_with_the_last_choice_is_taken_out_of_its_chunk():
+def test_usage_with_the_last_choice_stays():
+    # So report it those who were not asked.
     answer = follow()
     [one] = bare(answer, said("a", "stop", usage=USAGE))
-    assert orjson.loads(one[6:]) == said("a", "stop")
+    assert orjson.loads(one[6:]) == said("a", "stop", usage=USAGE)
     assert answer.usage == USAGE
 
 

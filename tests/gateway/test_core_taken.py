@@ -19,10 +19,11 @@ ALTERNATE = b'{"error": "Conversation roles must alternate user/assistant/user/a
         (400, ALTERNATE, VOLATILE),
         (400, b"deepseek-reasoner does not support successive user messages", VOLATILE),
         (400, b"stream_options and cache_control are unknown", USAGE | HINTS),
-        (400, b"Bad request", HINTS | VOLATILE),
+        (400, b"Bad request", ALL),
         (500, ALTERNATE, VOLATILE),
         (500, b"cache_control: internal error", NOTHING),
-        (500, b"internal error", NOTHING),
+        (500, b"internal error", USAGE),
+        (500, b"stream_options", USAGE),
         (404, ALTERNATE, NOTHING),
         (200, ALTERNATE, NOTHING),
     ],
@@ -34,13 +35,13 @@ def test_what_an_answer_names_is_suspected_first_then_what_was_never_taken(
 
 
 def test_what_was_not_sent_is_not_suspected():
-    assert Taken().suspects(WHO, USAGE, 400, ALTERNATE, 0.0) == NOTHING
+    assert Taken().suspects(WHO, HINTS, 500, b"internal error", 0.0) == NOTHING
     assert Taken().suspects(WHO, NOTHING, 400, ALTERNATE, 0.0) == NOTHING
 
 
 def test_what_is_taken_is_suspected_only_where_it_is_named_until_it_is_long_ago():
     taken = Taken()
-    taken.note(WHO, HINTS | VOLATILE, 0.0, takes=True)
+    taken.note(WHO, ALL, 0.0, takes=True)
     now = KNOWN_SECONDS - 1
     assert taken.suspects(WHO, ALL, 400, b"Bad request", now) == NOTHING
     assert taken.suspects(WHO, ALL, 400, ALTERNATE, now) == VOLATILE
@@ -76,9 +77,9 @@ def test_of_a_model_with_a_long_name_nothing_is_remembered():
     assert taken.refused("m" * (LONGEST_MODEL + 1), 0.0) == {}
 
 
-def test_a_fault_that_nobody_has_read_casts_doubt_on_values_that_moved_unless_they_are_taken():
+def test_a_fault_that_nobody_has_read_casts_doubt_on_what_is_not_known_to_be_taken():
     taken = Taken()
     taken.note(Taker("gpu-2", "m"), VOLATILE, 0.0, takes=True)
     for name in ("gpu-1", "gpu-2"):
         taken.doubt(Taker(name, "m"), ALL, 1.0)
-    assert taken.refused("m", 1.0) == {"gpu-1": VOLATILE}
+    assert taken.refused("m", 1.0) == {"gpu-1": VOLATILE | USAGE, "gpu-2": USAGE}

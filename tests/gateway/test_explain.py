@@ -221,6 +221,29 @@ def test_personal_data_is_named_by_kind_and_place_and_never_quoted(explain):
 
 
 @pytest.mark.parametrize(
+    ("request_", "where", "end"),
+    [
+        (chat(user="ada@example.com"), "user", 15),
+        (chat(metadata={"by": "ada@example.com"}), "metadata.by", 15),
+        (chat(metadata={"ada@example.com": 1}), "metadata.(a name)", 15),
+        (chat(model="ada@example.com"), "model", 15),
+        (chat(user="averyveryverylongname2@example.com"), "user", 34),
+        (chat("ada&#64;example.com"), "messages[0].content", 19),
+        (
+            {"endpoint": "/v1/chat/completions?a=ada%40example.com", "body": chat()},
+            "query string",
+            0,
+        ),
+    ],
+)
+def test_what_is_sent_beside_the_prompt_is_named_too(explain, request_, where, end):
+    told = explain(request_)
+    assert told["pii"]["findings"] == [{"kind": "email", "where": where, "start": 0, "end": end}]
+    assert told["outcome"] == {"would": "bypass", "reason": "pii"}
+    assert "ada@" not in json.dumps(told["pii"])
+
+
+@pytest.mark.parametrize(
     ("body", "kind", "where"),
     [
         (

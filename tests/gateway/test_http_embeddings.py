@@ -9,6 +9,7 @@ import orjson
 import pytest
 from aiohttp import web
 
+from policies.pii import PiiScanner
 from running_gateway import RunningGateway, StartGateway
 from scripted_upstream import ScriptedUpstream
 
@@ -231,7 +232,6 @@ async def test_a_reply_that_is_not_understood_passes_and_is_not_stored(gateway, 
         ([[1], "a"], "input[1]", "invalid_type"),
         ([[1, True]], "input[0][1]", "invalid_type"),
         ([1.5], "input[0]", "invalid_type"),
-        (["a"] * 2049, "input", "array_above_max_length"),
     ],
 )
 async def test_what_openai_would_refuse_is_refused(gateway, upstream, given, param, code):
@@ -274,3 +274,27 @@ async def test_the_official_client_gets_what_it_asked_for(gateway, upstream):
     assert [one.embedding for one in second.data] == [vector_of("c"), vector_of("b")]
     assert [one.index for one in second.data] == [0, 1]
     assert plain.data[0].embedding == vector_of("b")
+
+
+@pytest.mark.parametrize("words", [10, 3000])
+async def test_what_stands_beside_the_inputs_is_scanned_once(gateway, monkeypatch, words):
+    texts: list[str] = []
+    scan = PiiScanner.scan
+
+    def recorded(self: PiiScanner, text: str) -> str | None:
+        texts.append(text)
+        return scan(self, text)
+
+    monkeypatch.setattr(PiiScanner, "scan", recorded)
+    given = [f"text {at}" for at in range(200)]
+    reply = await ask(gateway, given, task={"note": "beside " * words})
+    assert reply.cache == "refrain; fwd=miss; stored"
+    assert sum("beside" in text for text in texts) == 1
+    assert all(any(text == item for text in texts) for item in given)
+
+
+async def test_personal_data_beside_the_inputs_keeps_a_batch_out(gateway, upstream):
+    for _ in range(2):
+        reply = await ask(gateway, ["a", "b"], task="for ada@example.com")
+        assert reply.cache == "refrain; fwd=bypass; detail=pii"
+    assert upstream.calls == 2

@@ -31,8 +31,6 @@ BAD = {
         None,
         None,
     ),
-    "missing model": (body(model=...), "model", "missing_required_parameter"),
-    "null model": (body(model=None), "model", "missing_required_parameter"),
     "model a number": (body(model=1), "model", "invalid_type"),
     "missing messages": (body(messages=...), "messages", "missing_required_parameter"),
     "empty messages": (body(messages=[]), "messages", "empty_array"),
@@ -153,7 +151,8 @@ async def test_errors_of_the_upstream_pass_unchanged_and_are_not_stored(
         reply = await gateway.ask(stream=streamed)
         assert (reply.status, reply.json, reply.headers["Retry-After"]) == (status, error, "7")
         assert reply.cache == "refrain; fwd=miss; detail=upstream-status"
-    assert upstream.calls == 2
+    # The stream is sent once more without what the gateway had added.
+    assert upstream.calls == (3 if status in (400, 422, 500) else 2)
 
 
 async def test_an_upstream_that_dies_mid_stream_becomes_an_error_event(

@@ -2,7 +2,9 @@
 
 import asyncio
 import gzip
+import io
 import logging
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -10,6 +12,7 @@ import orjson
 import pytest
 from aiohttp import web
 
+from gateway.core.conversation import prompt_text
 from running_gateway import RunningGateway, StartGateway
 from scripted_upstream import DONE, ScriptedUpstream, chunk, completion, stream_of
 
@@ -323,3 +326,119 @@ async def test_an_upstream_cannot_speak_in_the_gateways_name(
         reply = await gateway.ask(question)
         assert [name for name in reply.headers if name.startswith("X-Refrain-")] == []
     assert reply.headers["X-Other"] == "kept"
+
+
+async def test_hundreds_of_thousands_of_objects_are_refused_unparsed(
+    gateway: RunningGateway, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+):
+    many = b'{"model": "m", "messages": [], "x": [' + b"{}," * 510_000 + b"{}]}"
+    # A parse would fail.
+    monkeypatch.setattr("gateway.asked.parse_body", None)
+    reply = await gateway.post("/v1/chat/completions", io.BytesIO(many))  # type: ignore[arg-type]
+    assert (reply.status, reply.json["error"]["code"]) == (413, "request_too_large")
+    assert reply.cache == "refrain; detail=invalid-request"
+    assert upstream.calls == 0
+
+
+@pytest.mark.parametrize("text", ["[" * 510_000, "[[[[[[ {" * 75_000])
+async def test_brackets_in_a_text_are_no_objects(gateway: RunningGateway, text: str):
+    body = {"model": "m", "messages": [{"role": "user", "content": text}]}
+    raw = io.BytesIO(orjson.dumps(body))
+    reply = await gateway.post("/v1/chat/completions", raw)  # type: ignore[arg-type]
+    assert reply.status == 200
+
+
+@pytest.mark.parametrize("many", [b'{"a": 1}, ', b"[ ], ", b'{ "a": "[" }, '])
+async def test_objects_are_counted_however_they_are_written(gateway: RunningGateway, many: bytes):
+    raw = b'{"model": "m", "messages": [], "x": [' + many * 500_001 + b"1]}"
+    reply = await gateway.post("/v1/chat/completions", io.BytesIO(raw))  # type: ignore[arg-type]
+    assert reply.status == 413
+
+
+async def test_a_large_prompt_is_read_for_the_scan_off_the_event_loop(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+):
+    threads = []
+
+    def read(*given: Any) -> str:
+        threads.append(threading.current_thread())
+        return prompt_text(*given)
+
+    monkeypatch.setattr("gateway.request_scan.prompt_text", read)
+    assert (await gateway.ask("short")).status == 200
+    assert (await gateway.ask("long " * 20_000)).status == 200
+    assert [each is threading.main_thread() for each in threads] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (422, {"detail": [{"type": "extra_forbidden", "loc": ["body"], "msg": "not permitted"}]}),
+        (400, {"error": "bad request"}),
+        (500, {"error": "internal error"}),
+    ],
+)
+async def test_a_refusal_that_names_nothing_is_tried_once_without_stream_options(
+    gateway: RunningGateway, upstream: ScriptedUpstream, status: int, said: dict[str, Any]
+):
+    async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if "stream_options" in body:
+            return web.json_response(said, status=status)
+        return await streaming(stream_of("fine"))(request, body)
+
+    upstream.answer = answer
+    assert (await gateway.ask("one", stream=True)).text == "fine"
+    assert (await gateway.ask("two", stream=True)).text == "fine"
+    assert ["stream_options" in body for body in upstream.bodies] == [True, False, False]
+
+
+async def test_a_request_that_is_at_fault_itself_is_sent_twice_only_once(
+    gateway: RunningGateway, upstream: ScriptedUpstream
+):
+    async def answer(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({"error": "bad request"}, status=400)
+
+    upstream.answer = answer
+    for number in range(3):
+        assert (await gateway.ask(f"{number}?", stream=True)).status == 400
+    asked = ["stream_options" in body for body in upstream.bodies]
+    assert asked == [True, False, True, True]
+
+
+def unasked(*, apart: bool) -> list[bytes]:
+    """Return a stream whose upstream always reports usage, in a chunk of its own or not."""
+    usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+    *words, stop, done = stream_of("Hello.")
+    last = orjson.loads(stop[6:])
+    own = b"data: " + orjson.dumps({**last, "choices": [], "usage": usage}) + b"\n\n"
+    beside = b"data: " + orjson.dumps({**last, "usage": usage}) + b"\n\n"
+    return [*words, stop, own, done] if apart else [*words, beside, done]
+
+
+async def test_usage_beside_a_choice_stays_in_the_stream(
+    gateway: RunningGateway, upstream: ScriptedUpstream
+):
+    upstream.answer = streaming(unasked(apart=False))
+    assert (await gateway.ask(stream=True)).raw == b"".join(unasked(apart=False))
+
+
+async def test_usage_that_comes_unasked_stays_once_an_uncached_stream_has_shown_it(
+    gateway: RunningGateway, upstream: ScriptedUpstream
+):
+    upstream.answer = streaming(unasked(apart=True))
+    whole = b"".join(unasked(apart=True))
+    uncached = {"Cache-Control": "no-store"}
+    assert (await gateway.ask("one", stream=True, headers=uncached)).raw == whole
+    assert (await gateway.ask("two", stream=True, headers=uncached)).raw == whole
+    assert (await gateway.ask("three", stream=True)).raw == whole
+    assert not any("stream_options" in body for body in upstream.bodies)
+    assert (await gateway.ask("three")).json["usage"]["total_tokens"] == 10
+
+
+async def test_an_upstream_that_reports_none_unasked_is_asked_from_then_on(
+    gateway: RunningGateway, upstream: ScriptedUpstream
+):
+    uncached = {"Cache-Control": "no-store"}
+    for number in range(3):
+        await gateway.ask(f"{number}?", stream=True, headers=uncached)
+    assert ["stream_options" in body for body in upstream.bodies] == [False, True, True]

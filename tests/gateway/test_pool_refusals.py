@@ -47,7 +47,13 @@ def renders(template: str, then: Answers, code: int = 400) -> Answers:
 
     async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         try:
-            chat.render(body["messages"], add_generation_prompt=True, tools=None)
+            chat.render(
+                body["messages"],
+                add_generation_prompt=True,
+                continue_final_message=False,
+                tools=None,
+                variables={},
+            )
         except ChatTemplateError as refused:
             return web.json_response({"error": {"message": str(refused)}}, status=code)
         return await then(request, body)

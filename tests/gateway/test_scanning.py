@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gateway.scanning import (
     INLINE_CHARACTERS,
     INLINE_DIGITS,
+    INLINE_DISGUISED,
     OVERLAP,
     PIECE,
     ScanFailedError,
@@ -45,12 +46,15 @@ class Watched:
         ("1" * INLINE_DIGITS, True),
         ("1" * (INLINE_DIGITS + 1), False),
         ("\uff11" * (INLINE_DIGITS + 1), False),
+        ("MTEx" * (INLINE_DISGUISED // 4), True),
+        ("MTEx" * (INLINE_DISGUISED // 4 + 1), False),
+        ("\ud800 words &#65; " * 40, False),
     ],
 )
 async def test_texts_that_take_long_are_scanned_off_the_loop(text: str, inline: bool):
     scanner = Watched()
     scans = Scans()
-    assert await scans.scan(scanner, text) is None
+    assert await scans.scan(scanner, text, b"scope") is None
     scans.close()
     assert scanner.texts == [text]
     assert (scanner.threads == {threading.get_ident()}) is inline
@@ -58,10 +62,10 @@ async def test_texts_that_take_long_are_scanned_off_the_loop(text: str, inline: 
 
 async def test_a_finding_in_any_piece_is_found_and_ends_the_scan():
     scans = Scans()
-    found = await scans.scan(PiiScanner([]), LONG + "ada@example.com\n" + LONG)
+    found = await scans.scan(PiiScanner([]), LONG + "ada@example.com\n" + LONG, b"scope")
     assert found == "email"
     scanner = Watched(lambda _text: "email")
-    assert await scans.scan(scanner, LONG) == "email"
+    assert await scans.scan(scanner, LONG, b"scope") == "email"
     assert len(scanner.texts) == 1
     scans.close()
 
@@ -75,7 +79,7 @@ async def test_a_scanner_that_raises_has_failed_and_quotes_nothing(
 
     scans = Scans()
     with pytest.raises(ScanFailedError) as failed:
-        await scans.scan(Watched(fail), text)
+        await scans.scan(Watched(fail), text, b"scope")
     scans.close()
     assert "ValueError" in caplog.text
     assert "4111" not in caplog.text + str(failed.value)
@@ -90,11 +94,11 @@ async def test_a_scan_that_takes_too_long_has_failed_and_stops_at_the_next_piece
     monkeypatch.setattr("gateway.scanning.SCAN_SECONDS", 0.02)
     scans = Scans(threads=1)
     with pytest.raises(ScanFailedError):
-        await scans.scan(scanner, LONG)
+        await scans.scan(scanner, LONG, b"scope")
     release.set()
     monkeypatch.setattr("gateway.scanning.SCAN_SECONDS", 20)
     # The one thread is free again, though most of the text was not looked at.
-    assert await scans.scan(Watched(), LONG) is None
+    assert await scans.scan(Watched(), LONG, b"scope") is None
     assert len(scanner.texts) == 1
     scans.close()
 
@@ -108,13 +112,13 @@ async def test_a_scan_nobody_waits_for_stops_at_the_next_piece():
 
     scanner = Watched(block)
     scans = Scans(threads=1)
-    task = asyncio.create_task(scans.scan(scanner, LONG))
+    task = asyncio.create_task(scans.scan(scanner, LONG, b"scope"))
     await asyncio.to_thread(scanning.wait, 20)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     release.set()
-    assert await scans.scan(Watched(), LONG) is None
+    assert await scans.scan(Watched(), LONG, b"scope") is None
     assert len(scanner.texts) == 1
     scans.close()
 
@@ -141,3 +145,12 @@ def test_a_finding_is_found_wherever_it_stands(place: int, unit: str):
     filler = (unit * (3 * PIECE // len(unit)))[: 3 * PIECE]
     text = f"{filler[:place]} mail ada@example.com now {filler[place:]}"
     assert any("ada@example.com now" in piece for piece in pieces(text))
+
+
+async def test_only_scans_of_one_owner_are_shared():
+    scans, alone, scanner = Scans(), Watched(), Watched()
+    await scans.scan(alone, LONG, b"one")
+    owners = (b"one", b"one", b"two")
+    await asyncio.gather(*(scans.scan(scanner, LONG, owner) for owner in owners))
+    assert len(scanner.texts) == 2 * len(alone.texts)
+    scans.close()

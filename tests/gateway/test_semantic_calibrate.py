@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tiny_verifier import write_tiny_verifier
 
+from embeddings.verify.agreement import RULES
 from embeddings.verify.calibration_file import parse_calibration
 from embeddings.verify.nearness import weighed
 from gateway import calibrating
@@ -218,7 +219,7 @@ def test_without_a_model_the_rules_are_calibrated(run, tmp_path, scored):
     scored.verifier, scored.verifier_fault = "", "no model.safetensors"
     code, out, err = run(log_of(tmp_path / "pairs.jsonl", pairs(300)), "--budget", "1%")
     assert code == 0
-    assert out.startswith("300 would-be hits of verifier rules-3, 0 wrong")
+    assert out.startswith(f"300 would-be hits of verifier {RULES}, 0 wrong")
     assert "no trained verifier is loaded (no model.safetensors): the rules are calibrated" in err
 
 

@@ -30,7 +30,7 @@ def test_several_upstreams_from_the_environment():
     ("text", "told"),
     [
         ("prot: 1\n", ":1: prot: expected a known key (such as port), got unknown key 'prot'"),
-        ("port: many\n", ":1: port: expected a valid integer, got 'many'"),
+        ("port: many\n", ":1: port: expected a whole number, got 'many'"),
         ("port: 70000\n", "port: expected a number less than or equal to 65535, got 70000"),
         ("log_level: loud\n", "expected one of debug, info, warning, error, got 'loud'"),
         ("upstream: [ftp://a/v1]\n", "expected a URL such as"),
@@ -70,7 +70,9 @@ def test_what_is_wrong_in_a_file_is_told_in_order_of_line(tmp_path: Path):
 def test_a_store_that_is_no_text_is_not_quoted(tmp_path: Path):
     file = tmp_path / "refrain.yaml"
     file.write_text("store: 4711\n")
-    with pytest.raises(SettingsError, match=r"store: expected a valid string$") as error:
+    with pytest.raises(
+        SettingsError, match=r"store: expected a text \(put it in quotes\)$"
+    ) as error:
         load_settings({}, {}, file)
     assert "4711" not in str(error.value)
 
@@ -81,5 +83,96 @@ def test_a_missing_file_is_told(tmp_path: Path):
 
 
 def test_a_wrong_variable_is_told_by_its_name():
-    with pytest.raises(SettingsError, match=r"^REFRAIN_PORT: expected a valid integer, got 'tcp:"):
+    with pytest.raises(SettingsError, match=r"^REFRAIN_PORT: expected a whole number, got 'tcp:"):
         load_settings({}, {"REFRAIN_PORT": "tcp://10.0.0.1:80"}, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [
+        ("1GB", 10**9),
+        ("1GiB", 2**30),
+        ("2G", 2**31),
+        ("1.5MiB", 3 << 19),
+        ("2097152", 2**21),
+        ("4 mb", 4 * 10**6),
+        ("1048576B", 2**20),
+    ],
+)
+def test_sizes_take_units(given: str, size: int):
+    assert load_settings({}, {"REFRAIN_STORE_BYTES": given}, None).store_bytes == size
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [("30s", 30), ("500ms", 0.5), ("10m", 600), ("1h", 3600), ("2.5", 2.5), ("45", 45)],
+)
+def test_times_take_units(given: str, seconds: float):
+    assert load_settings({}, {"REFRAIN_READ_TIMEOUT": given}, None).read_timeout == seconds
+
+
+@pytest.mark.parametrize(
+    ("variable", "given", "told"),
+    [
+        ("REFRAIN_STORE_BYTES", "big", "expected a size such as 512MiB, 1GB or a number of bytes"),
+        ("REFRAIN_STORE_BYTES", "1ib", "expected a size such as"),
+        ("REFRAIN_STORE_BYTES", "1KiB", "expected a number greater than or equal to 1048576"),
+        ("REFRAIN_READ_TIMEOUT", "soon", "expected a time such as 50ms, 30s, 10m or a number of"),
+        ("REFRAIN_READ_TIMEOUT", "-1s", "expected a time such as"),
+    ],
+)
+def test_a_size_or_time_that_is_none_is_told(variable: str, given: str, told: str):
+    with pytest.raises(SettingsError) as error:
+        load_settings({}, {variable: given}, None)
+    assert str(error.value).startswith(f"{variable}: {told}")
+    assert ", got " in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("- {url: http://a/v1, models: qwen}", 'models: expected a list such as ["qwen"], got'),
+        ("- {url: http://a/v1, models: []}", "models: expected at least one item"),
+        ("- {urll: http://a/v1}", "url: expected the key url, which is not there"),
+        ("- http://a/v1", "expected a mapping of keys, such as {url: "),
+        ("- {url: 5}", "url: expected a text (put it in quotes)"),
+        ("- {url: http://a/v1, tier: 1.5}", "tier: expected a whole number, got 1.5"),
+        ("- {url: http://a/v1, kv_events: maybe}", "kv_events: expected true or false, got"),
+    ],
+)
+def test_the_librarys_words_are_put_in_ours(tmp_path: Path, text: str, told: str):
+    file = tmp_path / "refrain.yaml"
+    file.write_text(f"upstreams:\n  {text}\n")
+    with pytest.raises(SettingsError) as error:
+        load_settings({}, {}, file)
+    assert told in str(error.value)
+    assert "Field required" not in str(error.value)
+    assert "valid" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "read"), [("1_000_000_000", 10**9), ("1GB", 10**9), ("+5000000", 5_000_000)]
+)
+def test_a_plain_number_of_bytes_is_one_however_it_is_written(given, read):
+    assert load_settings({}, {"REFRAIN_STORE_BYTES": given}, None).store_bytes == read
+
+
+@pytest.mark.parametrize(("given", "read"), [(".5", 0.5), ("5.", 5.0), ("1e1", 10.0), ("+5", 5.0)])
+def test_a_plain_number_of_seconds_is_one_however_it_is_written(given, read):
+    assert load_settings({}, {"REFRAIN_READ_TIMEOUT": given}, None).read_timeout == read
+
+
+@pytest.mark.parametrize("given", ["-1", "nan", "inf"])
+def test_what_is_no_time_is_refused(given):
+    with pytest.raises(SettingsError, match=r"REFRAIN_READ_TIMEOUT: expected a (number|time)"):
+        load_settings({}, {"REFRAIN_READ_TIMEOUT": given}, None)
+
+
+@pytest.mark.parametrize("given", ["http://me:secret-pw@host/v1", "sk-secret-1"])
+def test_what_stands_for_an_upstream_is_not_quoted(tmp_path, given):
+    file = tmp_path / "refrain.yaml"
+    file.write_text(f"upstreams: ['{given}']\n")
+    with pytest.raises(SettingsError) as refused:
+        load_settings({}, {}, file)
+    assert "secret" not in str(refused.value)
+    assert "expected a mapping" in str(refused.value)

@@ -256,3 +256,46 @@ async def test_while_the_store_is_not_used_no_claim_is_asked_for(stores, redis):
     with pytest.raises(StoreError):
         await claims.take(b"slot")
     assert "cmdstat_set" not in await redis.info("commandstats")
+
+
+async def given_back_in_vain(claims, redis, caplog):
+    """Give a claim back while Redis is out of reach; return when that is known here."""
+    await redis.config_set("requirepass", "secret")
+    await redis.client_kill_filter(_type="normal", skipme=True)
+    with caplog.at_level("DEBUG", "gateway.adapters.claims_redis"):
+        claims.release(b"slot")
+        async with asyncio.timeout(SECONDS):
+            while "was not given back" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+    assert await redis.keys("*:c:slot")
+
+
+async def test_a_claim_of_our_own_that_was_given_back_in_vain_is_taken_at_once(
+    stores, redis, caplog, monkeypatch
+):
+    monkeypatch.setattr(claims_redis, "LEASE_SECONDS", 2.0 * SECONDS)
+    monkeypatch.setattr(claims_redis, "RELEASE_PAUSE", 2.0 * SECONDS)
+    ours, other = (store.claims for store in stores)
+    assert await ours.take(b"slot")
+    await given_back_in_vain(ours, redis, caplog)
+    await redis.config_set("requirepass", "")
+    assert await ours.take(b"slot")
+    assert not await other.take(b"slot")
+
+
+async def test_a_claim_that_was_given_back_in_vain_is_given_back_again(
+    stores, redis, caplog, monkeypatch
+):
+    monkeypatch.setattr(claims_redis, "LEASE_SECONDS", 2.0 * SECONDS)
+    ours, other = (store.claims for store in stores)
+    assert await ours.take(b"slot")
+    await given_back_in_vain(ours, redis, caplog)
+    await redis.config_set("requirepass", "")
+    async with asyncio.timeout(SECONDS):
+        while not await other.take(b"slot"):
+            pass
+
+
+async def test_of_two_who_take_one_claim_at_once_in_one_process_one_gets_it(stores):
+    claims = stores[0].claims
+    assert sorted(await asyncio.gather(claims.take(b"slot"), claims.take(b"slot"))) == [False, True]

@@ -1,12 +1,16 @@
 """Every store passes the shipped check, and the check tells a broken one."""
 
+import tracemalloc
+from dataclasses import replace
+
 import pytest
 
-from gateway.adapters.store_conformance import StoreConformanceError, check_store
-from gateway.adapters.store_memory import MemoryStore
+from gateway.adapters.store_conformance import StoreConformanceError, check_store, example_entry
+from gateway.adapters.store_memory import MemoryStore, resident_size
 from gateway.adapters.store_sqlite import SqliteStore
 from gateway.adapters.store_tiered import TieredStore
-from gateway.ports import StoreStats
+from gateway.core.entry_codec import decode_entry, encode_entry
+from gateway.ports import EntryTooLargeError, StoreStats
 
 
 @pytest.fixture
@@ -19,7 +23,7 @@ async def test_memory():
     async def make(max_bytes):
         return MemoryStore(max_bytes=max_bytes)
 
-    await check_store(make)
+    await check_store(make, charge=resident_size)
 
 
 async def test_sqlite(fresh):
@@ -74,4 +78,36 @@ async def test_the_check_tells_a_broken_store(broken, message):
         return broken(max_bytes=max_bytes)
 
     with pytest.raises(StoreConformanceError, match=message):
-        await check_store(make)
+        await check_store(make, charge=resident_size)
+
+
+async def test_what_memory_counts_is_what_an_entry_takes():
+    """Counted against the allocations of Python itself; a ghost of each entry comes later."""
+    store = MemoryStore(max_bytes=64 << 20)
+    scopes = [b"%032d" % number for number in range(20)]
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for number in range(2000):
+        entry = replace(
+            example_entry(b"%032d" % number, b"x" * (number % 3000)),
+            scope=scopes[number % 20],
+            question=f"Question {number}?",
+            digests=tuple((f"field-{each}", b"%08d" % number) for each in range(4)),
+        )
+        # As it comes from disk: nothing in it is held by anything else.
+        await store.put(decode_entry(encode_entry(entry)))
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    taken, counted = after - before, store.stats().bytes
+    assert 0.7 * counted < taken < counted
+
+
+async def test_what_clients_name_is_counted_as_well():
+    store = MemoryStore(max_bytes=1 << 20)
+    entry = replace(example_entry(), model="m" * (1 << 16))
+    assert resident_size(entry) > 1 << 16
+    for number in range(100):
+        await store.put(replace(entry, key=b"%d" % number, model=f"{number}" + entry.model))
+    assert store.stats().entries < 16
+    with pytest.raises(EntryTooLargeError):
+        await store.put(replace(entry, model="m" * (1 << 18)))

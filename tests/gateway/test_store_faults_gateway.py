@@ -12,7 +12,7 @@ SECONDS = 60
 
 
 @pytest.fixture
-def server(tmp_path):
+def server(redis_version, tmp_path):
     redis = RunningRedis(tmp_path / "redis")
     redis.start()
     yield redis

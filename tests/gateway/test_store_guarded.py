@@ -7,7 +7,7 @@ from pauses import Pauses
 
 from gateway.adapters.store_conformance import check_store, example_entry
 from gateway.adapters.store_guarded import PROBE_KEY, GuardedStore
-from gateway.adapters.store_memory import MemoryStore
+from gateway.adapters.store_memory import MemoryStore, resident_size
 from gateway.core.breaker import CLOSED, FIRST_PAUSE, LONGEST_PAUSE, Open, failed, probe_failed
 from gateway.ports import EntryTooLargeError, StoreError, StoreUnavailableError
 
@@ -66,7 +66,7 @@ async def test_a_guarded_store_is_a_store(pauses):
         memory = MemoryStore(max_bytes=max_bytes)
         return GuardedStore(memory, read_seconds=NEVER, write_seconds=NEVER, sleep=pauses.sleep)
 
-    await check_store(make)
+    await check_store(make, charge=resident_size)
 
 
 @pytest.mark.parametrize(

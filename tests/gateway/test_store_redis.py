@@ -54,7 +54,7 @@ async def test_a_server_keeps_the_contract(server, redis):
     await check_store(make)
 
 
-async def test_a_unix_socket_keeps_the_contract(tmp_path):
+async def test_a_unix_socket_keeps_the_contract(redis_version, tmp_path):
     path = tmp_path / "redis.sock"
     server = RunningRedis(tmp_path, unixsocket=str(path))
     server.start()
@@ -282,7 +282,7 @@ async def test_a_cancelled_put_is_made_nevertheless(open_store):
     assert await open_store().get(ENTRY.key) == ENTRY
 
 
-async def test_a_server_that_was_killed_and_is_back_is_used_again(tmp_path):
+async def test_a_server_that_was_killed_and_is_back_is_used_again(redis_version, tmp_path):
     server = RunningRedis(tmp_path)
     server.start()
     store = RedisStore(server.url, max_bytes=ROOMY)

@@ -16,7 +16,7 @@ ENTRIES = [example_entry(b"%d" % n, b"%d" % n) for n in range(40)]
 
 
 @pytest.fixture(scope="module")
-def nodes(tmp_path_factory):
+def nodes(redis_version, tmp_path_factory):
     cluster = RedisCluster(tmp_path_factory.mktemp("cluster"))
     cluster.start()
     yield cluster

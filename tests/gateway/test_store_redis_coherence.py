@@ -214,7 +214,7 @@ async def test_after_a_flush_memory_forgets_too(server, redis):
         assert await a.store.get(OLD.key) is None
 
 
-async def test_after_a_restart_that_lost_everything_memory_forgets_too(tmp_path):
+async def test_after_a_restart_that_lost_everything_memory_forgets_too(redis_version, tmp_path):
     server = RunningRedis(tmp_path)
     server.start()
     try:
@@ -257,7 +257,7 @@ async def test_a_change_that_nobody_was_told_of_is_noticed_at_the_next_beat(serv
         assert a.serves_hot() is None
 
 
-async def test_in_a_cluster_a_change_reaches_every_memory(tmp_path):
+async def test_in_a_cluster_a_change_reaches_every_memory(redis_version, tmp_path):
     cluster = RedisCluster(tmp_path)
     cluster.start()
     try:

@@ -14,7 +14,7 @@ from running_redis import RunningRedis
 
 
 @pytest.fixture
-def server(tmp_path):
+def server(redis_version, tmp_path):
     redis = RunningRedis(tmp_path)
     redis.start()
     yield redis

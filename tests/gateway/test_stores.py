@@ -12,7 +12,7 @@ from running_redis import RunningRedis
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server(redis_version, tmp_path_factory):
     redis = RunningRedis(tmp_path_factory.mktemp("redis"), requirepass="open sesame/1")
     redis.start()
     yield redis
@@ -120,7 +120,9 @@ async def test_in_memory_nothing_is_written(start_gateway, upstream, tmp_path):
     assert (await gateway.get("/readyz")).json["store"] == {"kind": "memory", "problem": None}
 
 
-async def test_a_gateway_starts_before_its_redis(start_gateway, upstream, tmp_path, monkeypatch):
+async def test_a_gateway_starts_before_its_redis(
+    redis_version, start_gateway, upstream, tmp_path, monkeypatch
+):
     monkeypatch.setattr("gateway.core.breaker.FIRST_PAUSE", 0.01)
     redis = RunningRedis(tmp_path / "redis")
     redis.start()

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -127,11 +128,8 @@ async def test_a_child_that_cannot_start_ends_everything_with_its_code(pids: Pid
     assert await asyncio.wait_for(running.run(), 60) == code
 
 
-async def test_a_child_that_ignores_sigterm_is_killed(
-    pids: Pids, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    monkeypatch.setattr(module, "STOP_SECONDS", 0.2)
-    running = Supervisor([python(STUBBORN, pids, "stubborn")])
+async def test_a_child_that_ignores_sigterm_is_killed(pids: Pids, caplog: pytest.LogCaptureFixture):
+    running = Supervisor([replace(python(STUBBORN, pids, "stubborn"), stop_seconds=0.2)])
     task = asyncio.create_task(running.run())
     pid = await pids.next()
     running.stop()
@@ -139,6 +137,16 @@ async def test_a_child_that_ignores_sigterm_is_killed(
 
     await gone(pid)
     assert "stubborn did not stop" in caplog.text
+
+
+async def test_told_twice_it_waits_no_longer(pids: Pids):
+    running = Supervisor([replace(python(STUBBORN, pids), stop_seconds=600)])
+    task = asyncio.create_task(running.run())
+    pid = await pids.next()
+    running.stop()
+    running.stop()
+    await asyncio.wait_for(task, 60)
+    await gone(pid)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

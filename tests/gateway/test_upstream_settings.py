@@ -10,6 +10,7 @@ from gateway.adapters.secret_setting import SecretSettingError
 from gateway.adapters.upstream_http import HttpUpstream
 from gateway.ports import StoreStats
 from gateway.settings import Settings, SettingsError, load_settings
+from gateway.upstream_keys import warn_of_shared_credentials
 from gateway.upstreams import Upstreams, open_upstreams
 
 URL = "http://10.0.0.1:8000/v1"
@@ -42,7 +43,7 @@ def test_the_long_form_is_read_from_a_file(tmp_path: Path):
     [
         ("- url: ftp://a", ":2: upstreams[0].url: expected a URL such as"),
         ("- name: a", ":2: upstreams[0].url: "),
-        ("- url: http://a/v1\n    tier: first", ":3: upstreams[0].tier: expected a valid integer"),
+        ("- url: http://a/v1\n    tier: first", ":3: upstreams[0].tier: expected a whole number"),
         ("- url: http://a/v1\n    tiers: 1", ":3: upstreams[0].tiers: expected a known key (such"),
         ("- url: http://a/v1\n    name: a b", ":3: upstreams[0].name: expected a word of letters"),
         ("- url: http://a/v1\n    probe: never", ":3: upstreams[0].probe: expected auto, off or"),
@@ -108,7 +109,7 @@ def test_a_workers_share_of_the_limits():
 @pytest.mark.parametrize(
     ("environment", "own_keys", "told"),
     [
-        ({}, True, "upstream a: KEY: holds no key"),
+        ({}, True, "upstream a: api_key_env: the environment variable KEY is not set"),
         ({"KEY": "two words"}, True, "upstream a: KEY: expected a key: one word of ASCII"),
         ({"KEY": "k"}, False, "upstream a: KEY is given, but not gateway_keys"),
     ],
@@ -147,7 +148,8 @@ def test_who_shares_credentials_with_other_hosts_is_warned_of_in_one_line(
     caplog: pytest.LogCaptureFixture,
 ):
     listed = [{"url": url, "name": f"up-{number}"} for number, url in enumerate(urls)]
-    opened(environment, own_keys=own_keys, upstreams=listed)
+    upstreams = Settings(upstreams=listed).all_upstreams
+    warn_of_shared_credentials(upstreams, environment, own_keys=own_keys)
     lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     if told is None:
         assert lines == []
@@ -161,5 +163,6 @@ def test_who_has_a_key_of_its_own_shares_nothing(caplog: pytest.LogCaptureFixtur
     near = {"url": "https://a.example/v1", "name": "near"}
     far = {"url": "https://b.example/v1", "name": "far", "api_key_env": "FAR_KEY"}
     environment = {"FAR_KEY": "secret", "REFRAIN_UPSTREAM_API_KEY": "common"}
-    opened(environment, upstreams=(near, far))
+    upstreams = Settings(upstreams=(near, far)).all_upstreams
+    warn_of_shared_credentials(upstreams, environment, own_keys=True)
     assert not caplog.records

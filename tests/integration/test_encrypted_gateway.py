@@ -87,7 +87,7 @@ async def test_a_master_key_that_is_none_stops_the_start_without_being_shown(
 
 
 async def test_entries_are_encrypted_in_redis_and_a_scope_can_be_forgotten(
-    start_gateway, monkeypatch, tmp_path
+    redis_version, start_gateway, monkeypatch, tmp_path
 ):
     server = RunningRedis(tmp_path / "redis", rdbcompression="no")
     server.start()

@@ -77,10 +77,8 @@ def test_what_cannot_be_compared_is_a_miss_with_its_reason(upstream: str, tmp_pa
                 assert ask(client, text) == "refrain; fwd=miss; stored", text[:40]
             for text in TEXTS:
                 assert "detail=exact" in ask(client, text), text[:40]
-            # What is no Unicode is no text for any upstream: told as OpenAI would.
-            surrogate = post(client, "reset my \ud800 password")
-            assert surrogate.status_code == 400
-            assert surrogate.json()["error"]["type"] == "invalid_request_error"
+            # What is no Unicode is no text that could be compared: the upstream decides.
+            assert ask(client, "reset my \ud800 password").startswith("refrain; fwd=bypass")
             metrics = client.get(base.removesuffix("/v1") + "/metrics").text
     finally:
         stopped = process.stop(signal.SIGTERM)

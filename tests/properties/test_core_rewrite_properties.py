@@ -184,8 +184,8 @@ def test_a_request_keeps_all_it_has_and_is_rewritten_once(request, how, style):
     assert parse_body(result.raw) == result.body
     assert (result.raw == raw) is (not result.changes)
     tools = KnownTools()
-    tools.note(how.schema_keys, result.tools)
-    once_more = rewrite(endpoint, body, raw, how, known=tools.forms(how.schema_keys))
+    tools.note(how.schema_keys, result.tools, b"")
+    once_more = rewrite(endpoint, body, raw, how, known=tools.forms(how.schema_keys, b""))
     assert once_more == replace(result, tools=())
     again = rewrite(endpoint, parse_body(result.raw), result.raw, how)
     assert again.raw == result.raw

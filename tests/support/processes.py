@@ -10,6 +10,7 @@ from pathlib import Path
 
 PATIENT = {
     "HF_HUB_OFFLINE": "1",
+    "REFRAIN_DRAIN_DELAY": "0",
     "REFRAIN_SEMANTIC_TIMEOUT": "30",
     "REFRAIN_VERIFIER_TIMEOUT": "30",
 }
@@ -19,7 +20,7 @@ PATIENT = {
 class Process:
     """A command with its output collected line by line."""
 
-    def __init__(self, *argv: str, **environment: str) -> None:
+    def __init__(self, *argv: str, cwd: Path | None = None, **environment: str) -> None:
         self.lines: list[str] = []
         self._queue: queue.Queue[str | None] = queue.Queue()
         self.popen = subprocess.Popen(
@@ -27,6 +28,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            cwd=cwd,
             env={**os.environ, **PATIENT, **environment},
             start_new_session=True,
         )

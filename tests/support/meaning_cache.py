@@ -1,0 +1,58 @@
+"""A cache that answers by meaning as the gateway does, with the default verifier and budget."""
+
+from collections.abc import Iterable
+
+from embeddings.model_files import VERIFIER_DIRECTORY
+from embeddings.verifier import Verifier, load_verifier
+from embeddings.verify.agreement import agree
+from embeddings.verify.calibration_file import parse_calibration
+from embeddings.verify.guards import guard
+from embeddings.verify.nearness import weighed
+from gateway.core.eligibility import ineligible
+from gateway.core.semantic_lookup import NEAREST
+from policies.rule_settings import DEFAULT_MAX_WRONG_HITS, DEFAULT_MIN_SIMILARITY
+
+
+class MeaningCache:
+    """It knows the vectors of `texts`; an answer is any text."""
+
+    def __init__(self, encoder, texts: Iterable[str]) -> None:
+        verifier: Verifier = load_verifier(VERIFIER_DIRECTORY, threads=1)
+        file = VERIFIER_DIRECTORY / "calibration.json"
+        calibration = parse_calibration(file.read_bytes(), str(file), verifier=verifier.digest)
+        step = calibration.step(DEFAULT_MAX_WRONG_HITS)
+        assert step is not None
+        self._threshold = step.threshold
+        texts = sorted(set(texts))
+        assert [text for text in texts if ineligible(text)] == []
+        self._vectors = dict(zip(texts, encoder.encode(texts), strict=True))
+        self._verifier = verifier
+        self._known: dict[tuple[str, str], bool] = {}
+        self.stored: dict[str, str] = {}
+
+    def ask(self, text: str, answer: str) -> str:
+        """Return what is served: a stored answer, else `answer`, which is stored."""
+        if text not in self.stored:
+            near = sorted(self.stored, key=lambda other: -self._cosine(text, other))
+            for other in near[:NEAREST]:
+                if self.fits(text, other):
+                    return self.stored[other]
+            self.stored[text] = answer
+        return self.stored[text]
+
+    def fits(self, asked: str, stored: str) -> bool:
+        if (asked, stored) not in self._known:
+            self._known[asked, stored] = self._verified(asked, stored)
+        return self._known[asked, stored]
+
+    def _verified(self, asked: str, stored: str) -> bool:
+        cosine = self._cosine(asked, stored)
+        if cosine < DEFAULT_MIN_SIMILARITY or guard(asked, stored) is not None:
+            return False
+        if agree(asked, stored) is None:
+            return True
+        (score,) = self._verifier.score([(asked, stored)])
+        return weighed(score, cosine) >= self._threshold
+
+    def _cosine(self, one: str, other: str) -> float:
+        return float(self._vectors[one] @ self._vectors[other])
