@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 
+from gateway import redis_url
 from gateway.core.access import KeyRingError, read_key_ring
 from gateway.instance import VARIABLE, instance
 from gateway.process import PYTHON, WORKER_SETTINGS, configure_logging
@@ -153,6 +154,20 @@ def _check(settings: Settings) -> None:
             raise StartError(f"{path}: cannot be read: {error.strerror or error}", 2) from None
         except (PolicyError, KeyRingError) as error:
             raise StartError(str(error), 2) from None
+    for option, path in redis_url.tls_files(settings.store).items():
+        if not os.access(path, os.R_OK):
+            raise StartError(f"store: {option}: {path} cannot be read", 2)
+    if settings.decision_log is not None:
+        _check_writable(settings.decision_log)
+
+
+def _check_writable(log: Path) -> None:
+    if log.is_dir():
+        raise StartError(f"decision_log: {log} is a folder; give a file", 2)
+    if not log.parent.is_dir():
+        raise StartError(f"decision_log: {log.parent} is no folder; make it, or name another", 2)
+    if not os.access(log if log.exists() else log.parent, os.W_OK):
+        raise StartError(f"decision_log: {log} cannot be written", 2)
 
 
 def _make(data_dir: Path) -> None:

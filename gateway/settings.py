@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from gateway import redis_url
 from gateway.units import Seconds, Size
 from gateway.upstream_settings import UpstreamSettings, base_url, named_apart
 from policies.document import Document, key_path, policy_text, read_document
@@ -27,15 +28,6 @@ SECRETS = (
 )
 """Told by the environment alone, or with ``_file`` behind the name by a file that it names."""
 
-_REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
-_REDIS_OPTIONS = (
-    "db",
-    "ssl_ca_certs",
-    "ssl_cert_reqs",
-    "ssl_certfile",
-    "ssl_check_hostname",
-    "ssl_keyfile",
-)
 _OTHERS = ("parent_pipe", "worker_settings", "instance", "data", "model", "publish", "redis_memory")
 """Variables of other parts: processes, benchmarks, compose.yaml."""
 
@@ -133,22 +125,7 @@ class Settings(BaseModel):
     @field_validator("store")
     @classmethod
     def _known_store(cls, value: str) -> str:
-        if value in ("disk", "memory"):
-            return value
-        # It may hold a password, so that nothing of it is told.
-        expected = "expected disk, memory or a URL such as redis://redis.example:6379/0"
-        try:
-            parts = urlsplit(value)
-            place = parts.path if parts.scheme == "unix" else parts.hostname
-            options = dict(parse_qsl(parts.query, keep_blank_values=True))
-            well_formed = bool(place) and (parts.port is None or parts.port > 0)
-        except ValueError:
-            raise ValueError(expected) from None
-        if parts.scheme not in _REDIS_SCHEMES or not well_formed:
-            raise ValueError(f"{expected}; schemes are {', '.join(_REDIS_SCHEMES)}")
-        if not set(options) <= set(_REDIS_OPTIONS):
-            raise ValueError(f"expected no options in the URL but {', '.join(_REDIS_OPTIONS)}")
-        return value
+        return value if value in ("disk", "memory") else redis_url.checked(value)
 
     @model_validator(mode="after")
     def _upstreams_in_one_form(self) -> Self:

@@ -157,6 +157,23 @@ def test_a_data_dir_that_is_a_file_is_told(tmp_path: Path):
     fails(done, 2, "the data directory file is a file; give a folder with --data-dir")
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("DECISION_LOG", "none/log.jsonl", "decision_log: none is no folder; make it, or"),
+        ("DECISION_LOG", ".", "decision_log: . is a folder; give a file"),
+        ("STORE", "rediss://a?ssl_ca_certs=none", "store: ssl_ca_certs: none cannot be read"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_told_before_anything_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, told: str
+):
+    monkeypatch.setenv(f"REFRAIN_{variable}", value)
+    done = refrain("serve", "--upstream", URL, "--port", "0", cwd=tmp_path)
+    fails(done, 2, f"refrain: {told}")
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_a_key_that_is_not_set_is_told_before_anything_listens(tmp_path: Path):
     (tmp_path / "keys").write_text(f"team {'ab' * 32}\n")
     (tmp_path / "refrain.yaml").write_text(

@@ -42,6 +42,11 @@ def test_a_store_is_a_word_or_a_url(store):
         *("dsik", "", "redis:", "redis://", "redis://:hush", "unix://", "http://redis.example"),
         *("redis://redis.example:hush", "redis://redis.example:99999", "redis://[hush"),
         "redis://redis.example?hush=1",
+        *("redis://redis.example/hush", "redis://redis.example?db=hush"),
+        *(
+            "rediss://redis.example?ssl_cert_reqs=hush",
+            "rediss://redis.example?ssl_check_hostname=hush",
+        ),
         "redis://redis.example?max_connections=1&timeout=hush",
     ],
 )
