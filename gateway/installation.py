@@ -88,9 +88,9 @@ def run_demo(settings: Settings) -> int:
         update = {
             "upstream": (f"http://127.0.0.1:{engine_port}/v1",),
             "upstreams": (),
-            # The port is another one each time; what makes the answers is the weights.
             # No load balancer is there to be told.
             "drain_delay": 0.0,
+            # The port is another one each time; what makes the answers is the weights.
             "upstream_name": f"{DEMO_MODEL}/{_digest(model / 'model.safetensors')}",
         }
         settings = settings.model_copy(update=update)
