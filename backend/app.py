@@ -36,7 +36,6 @@ def create_app(settings: Settings) -> web.Application:
         model,
         kv_events=kv_events,
         allow_unknown_fields=settings.allow_unknown_fields,
-        drain_seconds=0.0,
     )
 
 

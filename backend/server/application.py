@@ -18,8 +18,6 @@ from backend.server.tokenizing import TokenHandlers
 MAX_BODY_BYTES = 16 * 1024 * 1024
 """Several times what the text of the longest context in use today takes."""
 
-DRAIN_SECONDS = 30.0
-
 served_model_key = web.AppKey("served_model", ServedModel)
 
 kv_events_key = web.AppKey("kv_events", KvEvents)
@@ -32,12 +30,11 @@ def build_application(
     kv_events: KvEvents | None = None,
     allow_unknown_fields: bool = False,
     max_body_bytes: int = MAX_BODY_BYTES,
-    drain_seconds: float = DRAIN_SECONDS,
 ) -> web.Application:
     """Return the application for ``model``, which the caller loads once the socket listens.
 
-    On shutdown open requests have ``drain_seconds`` to end, then the engine is stopped and
-    they fail. Run it with ``handler_cancellation=True``, or nobody notices that a client left.
+    On shutdown the engine is stopped and open requests fail; ``serving.drain`` waits for them
+    before. Run it with ``handler_cancellation=True``, or nobody notices that a client left.
     ``kv_events`` are told to routers, None: that path does not exist. ``allow_unknown_fields``:
     fields of requests that no server is known to read are ignored, not refused.
     """
@@ -65,10 +62,10 @@ def build_application(
         app[kv_events_key] = kv_events
         app.router.add_get("/kv_events", kv_events.stream)
 
-    async def drain(_: web.Application) -> None:
+    async def give_up(_: web.Application) -> None:
         if kv_events is not None:
             kv_events.close()
-        await in_flight.drain(drain_seconds, model.close)
+        await in_flight.give_up(model.close)
 
     async def model_lifetime(_: web.Application) -> AsyncIterator[None]:
         if kv_events is not None:
@@ -76,6 +73,6 @@ def build_application(
         yield
         await model.close()
 
-    app.on_shutdown.append(drain)
+    app.on_shutdown.append(give_up)
     app.cleanup_ctx.append(model_lifetime)
     return app

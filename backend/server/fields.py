@@ -18,7 +18,6 @@ from backend.server.foreign_fields import HARMLESS, REFUSED
 ALLOW_UNKNOWN = "allow_unknown"
 """Of the validation's context: whether names that no server is known to read are ignored."""
 
-
 _NAME = 100
 """How much of a field's name an error repeats."""
 

@@ -1,4 +1,4 @@
-"""Around every handler: failures become error objects, requests are counted and drained."""
+"""Around every handler: failures become error objects, requests are counted and ended."""
 
 import asyncio
 import logging
@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 
 
 class InFlight:
-    """The requests that are being answered, so that a stopping server can let them end."""
+    """The requests that are being answered, so that a stopping server can end them."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[object]] = set()
 
     async def run(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer ``request``, known to ``drain`` while that lasts."""
+        """Answer ``request``, known to ``give_up`` while that lasts."""
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a handler runs in a task")
@@ -38,23 +38,21 @@ class InFlight:
         finally:
             self._tasks.discard(task)
 
-    async def drain(self, seconds: float, give_up: Callable[[], Awaitable[None]]) -> None:
-        """Wait for open requests; ``give_up`` fails those that take longer than ``seconds``.
+    async def give_up(self, end_engine: Callable[[], Awaitable[None]]) -> None:
+        """End the engine, so that open requests fail and their clients are told.
 
-        So their clients are told. What does not end even then is cancelled.
+        What does not end even then is cancelled.
         """
-        if not self._tasks:
-            return
-        _, late = await asyncio.wait(self._tasks, timeout=seconds)
+        late = set(self._tasks)
         if not late:
             return
         log.warning("%d requests did not end in time and were given up", len(late))
-        await give_up()
+        await end_engine()
         _, stuck = await asyncio.wait(late, timeout=_GIVEN_UP_SECONDS)
         for task in stuck:
             task.cancel()
         if stuck:
-            await asyncio.wait(stuck, timeout=seconds)
+            await asyncio.wait(stuck, timeout=_GIVEN_UP_SECONDS)
 
 
 class RequestObserver:

@@ -43,8 +43,7 @@ async def serve(
 ) -> None:
     """Run until SIGINT, SIGTERM or the parent's end.
 
-    Then ``/readyz`` says 503 for ``drain_delay`` seconds, before the port is closed and open
-    requests are waited for, for ``drain_timeout`` seconds.
+    Then it drains: see ``drain``.
 
     Raises StartError when the address is taken, EngineError when the engine does not warm up, and
     whatever loading the model raises.
@@ -56,15 +55,23 @@ async def serve(
         await _listen(runner, host, port)
         await _load_and_wait(app[served_model_key], stop)
         log.info("stopping")
-        app[STOPPING].set()
-        await asyncio.sleep(drain_delay)
-        for site in list(runner.sites):
-            await site.stop()
-        if (kv_events := app.get(kv_events_key)) is not None:
-            kv_events.close()
-        await runner.idle(drain_timeout)
+        await drain(runner, app, delay=drain_delay, wait=drain_timeout)
     finally:
         await runner.cleanup()
+
+
+async def drain(runner: Runner, app: web.Application, *, delay: float, wait: float) -> None:
+    """Say 503 at ``/readyz`` for ``delay`` seconds, close the port, wait for open requests.
+
+    The wait ends after ``wait`` seconds.
+    """
+    app[STOPPING].set()
+    await asyncio.sleep(delay)
+    for site in list(runner.sites):
+        await site.stop()
+    if (kv_events := app.get(kv_events_key)) is not None:
+        kv_events.close()
+    await runner.idle(wait)
 
 
 async def _listen(runner: web.AppRunner, host: str, port: int) -> None:

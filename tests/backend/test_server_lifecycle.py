@@ -13,6 +13,7 @@ from backend.runtime.background import in_background, is_left_behind
 from backend.server import event_stream
 from backend.server.application import build_application
 from backend.server.served_model import LoadedModel, ServedModel
+from backend.server.serving import drain
 
 pytest_plugins = ["running_backend"]
 
@@ -211,7 +212,8 @@ async def test_stopping_waits_for_open_requests(start_server):
     server = await start_server(script=script)
     asking = asyncio.create_task(server.chat())
     await asyncio.wait_for(server.generator.started.wait(), 60)
-    stopping = asyncio.create_task(server.runner.cleanup())
+    app = server.runner.app
+    stopping = asyncio.create_task(drain(server.runner, app, delay=0.0, wait=60.0))
     await asyncio.sleep(0)
     finish.set()
     assert (await asyncio.wait_for(asking, 60)).json["choices"][0]["message"]["content"] == "Hello"
@@ -219,7 +221,7 @@ async def test_stopping_waits_for_open_requests(start_server):
 
 
 async def test_stopping_cancels_requests_that_take_too_long(start_server):
-    server = await start_server(script=one_then_wait, limits={"drain_seconds": 0.05})
+    server = await start_server(script=one_then_wait)
     reader, writer = await send_chat(server, stream=True)
     await asyncio.wait_for(reader.readuntil(b"Hello"), 60)
     await asyncio.wait_for(server.runner.cleanup(), 5)
@@ -241,7 +243,7 @@ async def test_stopping_tells_those_whom_the_engine_gives_up(start_server, strea
     async def stop():
         stopped.set()
 
-    server = await start_server(script=until_stopped, limits={"drain_seconds": 0.05}, close=stop)
+    server = await start_server(script=until_stopped, close=stop)
     reader, writer = await send_chat(server, stream=stream)
     await asyncio.wait_for(server.generator.started.wait(), 60)
     await asyncio.wait_for(server.runner.cleanup(), 5)
