@@ -1,11 +1,11 @@
 """What marks and encodings do not hide, what they are not taken for, and what they cost."""
 
 import base64
-import sys
 from collections.abc import Callable
 from urllib.parse import quote
 
 import pytest
+from call_counting import calls_made
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -190,18 +190,7 @@ UNITS = [
 
 
 def calls_to_scan(text: str) -> int:
-    made = 0
-
-    def count(_frame: object, _event: object, _argument: object) -> None:
-        nonlocal made
-        made += 1
-
-    sys.setprofile(count)
-    try:
-        SCANNER.scan(text)
-    finally:
-        sys.setprofile(None)
-    return made
+    return calls_made(lambda: SCANNER.scan(text))
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=ascii)
