@@ -24,7 +24,6 @@ from policies.decide import Decision, RequestFacts
 MOST_PARTS = 500_000
 """Objects, arrays and members of a request: a hundred thousand messages have fewer."""
 
-
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
@@ -58,8 +57,8 @@ class Parsed(NamedTuple):
 class Asked(NamedTuple):
     """One request on its way. ``local`` is whether the installation's own encoder answers it.
 
-    ``odd`` is the whole body of a request that is forwarded only, see ``Parsed``. ``beside`` holds
-    what the scan of a batch's other fields came to, once there is one; it is one for all items.
+    ``odd_body`` is the whole body of a request that is forwarded only, see ``Parsed``. ``beside``
+    holds what the scan of a batch's other fields came to, once there is one, for all items.
     """
 
     endpoint: Endpoint
@@ -71,7 +70,7 @@ class Asked(NamedTuple):
     forwarder: Forwarder
     local: bool
     seen: Observation
-    odd: dict[str, Any] | None = None
+    odd_body: dict[str, Any] | None = None
     beside: list[str | None] | None = None
 
 

@@ -62,8 +62,8 @@ class Outbox:
 
     async def exchange(self, asked: Asked, state: Forward, *, volatile: bool = True) -> Exchange:
         """Return the request as it is sent; ``volatile`` says whether such values may move."""
-        if asked.odd is not None:
-            return self._untouched(asked, asked.odd, state)
+        if asked.odd_body is not None:
+            return self._untouched(asked, asked.odd_body, state)
         rewritten = await self._rewritten(asked, volatile=volatile)
         body, raw = rewritten.body, rewritten.raw
         body, raw, history = self.summariser.applied(asked, body, raw)

@@ -112,7 +112,7 @@ class Pipeline:
 
     async def _answered(self, asked: Asked) -> Reply:
         endpoint, seen = asked.endpoint, asked.seen
-        batch = endpoint is Endpoint.EMBEDDINGS and asked.odd is None
+        batch = endpoint is Endpoint.EMBEDDINGS and asked.odd_body is None
         items = items_of(asked.body) if batch else ()
         states: list[Hit | Forward] = []
         if len(items) > 1:
@@ -172,8 +172,8 @@ class Pipeline:
         if local and parsed.odd is not None:
             raise parsed.odd
         forwarder = self.local.forwarder if self.local and local else self.forwarder
-        odd = None if parsed.odd is None else parsed.whole
-        return Asked(endpoint, inbound, body, active, tenant, decision, forwarder, local, seen, odd)
+        asked = Asked(endpoint, inbound, body, active, tenant, decision, forwarder, local, seen)
+        return asked if parsed.odd is None else asked._replace(odd_body=parsed.whole)
 
     async def _replied(
         self, asked: Asked, end: Hit | Forward, items: Sequence[Hit | Forward]
@@ -311,7 +311,7 @@ class Pipeline:
 
     def _plan(self, asked: Asked, body: dict[str, Any]) -> State:
         directives = parse_directives(asked.inbound.headers.get("cache-control"))
-        if asked.odd is not None:
+        if asked.odd_body is not None:
             return bypass(Reason.UNKNOWN_SHAPE, directives)
         plan = plan_request(
             without_salt(body) if self.outbox.salts(asked) else body,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
-SCHEMES: Final = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
+_SCHEMES: Final = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
 
 _FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _IS_ONE: Final[dict[str, tuple[str, Callable[[str], bool]]]] = {
@@ -25,8 +25,8 @@ def checked(url: str) -> str:
         well_formed = bool(place) and (parts.port is None or parts.port > 0)
     except ValueError:
         raise ValueError(expected) from None
-    if parts.scheme not in SCHEMES or not well_formed:
-        raise ValueError(f"{expected}; schemes are {', '.join(SCHEMES)}")
+    if parts.scheme not in _SCHEMES or not well_formed:
+        raise ValueError(f"{expected}; schemes are {', '.join(_SCHEMES)}")
     database = parts.path.strip("/")
     if parts.scheme != "unix" and database and not database.isdecimal():
         raise ValueError(f"{expected}; behind the host stands the number of a database")

@@ -147,11 +147,9 @@ class Settings(BaseModel):
     @property
     def public_names(self) -> dict[str, str]:
         """What errors to clients call each upstream: its name, or a number where it has none."""
-        given = enumerate(self.upstreams or self.all_upstreams, 1)
-        named = self.upstreams != ()
         return {
-            one.called: one.name if named and one.name else f"upstream-{number}"
-            for number, one in given
+            one.called: (one.name if self.upstreams else None) or f"upstream-{number}"
+            for number, one in enumerate(self.all_upstreams, 1)
         }
 
     @property

@@ -37,7 +37,7 @@ def smaller(
     # Vectors of another model mean something else.
     if small is None or small == model or asked.local or asked.endpoint is Endpoint.EMBEDDINGS:
         return None
-    if asked.odd is not None:
+    if asked.odd_body is not None:
         return None
     busy = told is not None and told.reason is Reason.UPSTREAM_BUSY
     if not (busy or overloaded(model or "")) or overloaded(small):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gateway.adapters.scope_keys_sqlite import SqliteScopeKeys
-from gateway.adapters.secret_setting import SecretSettingError, secret_setting
+from gateway.adapters.secret_setting import master_keys, secret_setting
 from gateway.adapters.store_guarded import GuardedStore
 from gateway.adapters.store_memory import MemoryStore
 from gateway.adapters.store_sqlite import SqliteStore
@@ -126,9 +126,9 @@ def _sealed(
     environment: Mapping[str, str],
 ) -> tuple[ColdStore, Sealing | None]:
     """Put encryption around what lasts, where master keys are given. Raises SecretSettingError."""
-    given = secret_setting(environment, "ENCRYPTION_KEYS")
+    masters = master_keys(environment)
     path = settings.data_dir / SCOPE_KEYS
-    if given is None:
+    if masters is None:
         if path.exists():
             log.warning(
                 "%s is there, but REFRAIN_ENCRYPTION_KEYS is not given: entries are stored in "
@@ -137,13 +137,8 @@ def _sealed(
             )
         return store, None
     # Costs 70 ms to import.
-    from gateway.adapters.sealing import MasterKeyError, parse_master_keys  # noqa: PLC0415
     from gateway.adapters.store_sealed import SealedStore  # noqa: PLC0415
 
-    try:
-        masters = parse_master_keys(given)
-    except MasterKeyError as error:
-        raise SecretSettingError(f"REFRAIN_ENCRYPTION_KEYS: {error}") from None
     log.info(
         "entries are encrypted under the master key %s%s",
         masters.first.name,

@@ -13,7 +13,6 @@ from gateway.instance import has_passed_here
 STOPPING: web.AppKey[asyncio.Event] = web.AppKey("stopping")
 """Set once the server is to stop: it still answers, and asks its clients to go elsewhere."""
 
-
 _LOOP = "This gateway has sent this request to itself: its upstream is the gateway."
 
 

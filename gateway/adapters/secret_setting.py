@@ -6,8 +6,12 @@ of the variable, never a part of its value.
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gateway.adapters.secret import SECRET_BYTES, SecretError
+
+if TYPE_CHECKING:
+    from gateway.adapters.sealing import MasterKeys
 
 MOST_BYTES = 64 << 10
 
@@ -60,3 +64,20 @@ def shared_secret(environment: Mapping[str, str]) -> bytes | None:
             f"`openssl rand -hex {SECRET_BYTES}` prints"
         )
     return secret
+
+
+def master_keys(environment: Mapping[str, str]) -> "MasterKeys | None":
+    """Return the keys that entries are encrypted under, where there are any.
+
+    Raises SecretSettingError.
+    """
+    given = secret_setting(environment, "ENCRYPTION_KEYS")
+    if given is None:
+        return None
+    # Costs 70 ms to import.
+    from gateway.adapters.sealing import MasterKeyError, parse_master_keys  # noqa: PLC0415
+
+    try:
+        return parse_master_keys(given)
+    except MasterKeyError as error:
+        raise SecretSettingError(f"REFRAIN_ENCRYPTION_KEYS: {error}") from None

@@ -57,7 +57,8 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     )
     if proven_unique and not _has_integral_float(printed):
         return body
-    return _parse_exactly(raw)
+    exact: dict[str, Any] = _parse_exactly(raw)
+    return exact
 
 
 def _has_integral_float(printed: bytes) -> bool:
@@ -72,21 +73,20 @@ def _has_integral_float(printed: bytes) -> bool:
     )
 
 
-def _parse_exactly(raw: bytes) -> dict[str, Any]:
-    """Parse a body that orjson took for valid: an object, of bounded depth and finite numbers."""
-    body: dict[str, Any] = json.loads(raw, object_pairs_hook=_unique_keys, parse_float=_fold_number)
-    return body
+def _parse_exactly(text: str | bytes) -> Any:
+    """Parse with every digit. Raises BodyError for a key that stands twice, ValueError."""
+    return json.loads(
+        text,
+        object_pairs_hook=_unique_keys,
+        parse_float=_fold_number,
+        parse_constant=_refuse_constant,
+    )
 
 
 def _parse_surrogates(raw: bytes) -> dict[str, Any]:
     """Parse what orjson refuses for a lone surrogate, as strictly but for that."""
     try:
-        body = json.loads(
-            raw.decode(),
-            object_pairs_hook=_unique_keys,
-            parse_float=_fold_number,
-            parse_constant=_refuse_constant,
-        )
+        body = _parse_exactly(raw.decode())
     except RecursionError:
         raise BodyError("The JSON body of your request is nested too deeply.") from None
     except BodyError:
