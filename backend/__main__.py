@@ -79,8 +79,8 @@ def _parse(argv: Sequence[str]) -> Settings:
         "--reasoning-parser",
         choices=("auto", "qwen3", "deepseek_r1", "none"),
         default="auto",
-        help="how the model marks its reasoning, which is told apart from the answer; auto is as "
-        "the model's name says (default: auto)",
+        help="how the model marks its reasoning, which goes into reasoning_content; auto chooses "
+        "by the model's name (default: auto)",
     )
     add(
         "--allow-unknown-fields",

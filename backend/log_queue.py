@@ -1,7 +1,7 @@
 """Log lines are written by a thread of their own, so that a log nobody reads stops no event loop.
 
-A pipe holds 64 KiB: whoever writes more into one that is not read waits. Here the queue is bounded,
-lines that find it full are dropped, and how many those were is logged once lines get through again.
+A pipe holds 64 KiB, and a write into a full pipe blocks. The queue here is bounded. A line that
+does not fit is dropped; the number of dropped lines is logged as soon as the log is read again.
 """
 
 import logging

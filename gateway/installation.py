@@ -88,7 +88,7 @@ def run_demo(settings: Settings) -> int:
         update = {
             "upstream": (f"http://127.0.0.1:{engine_port}/v1",),
             "upstreams": (),
-            # No load balancer is there to be told.
+            # A demo has no load balancer.
             "drain_delay": 0.0,
             # The port is another one each time; what makes the answers is the weights.
             "upstream_name": f"{DEMO_MODEL}/{_digest(model / 'model.safetensors')}",

@@ -21,7 +21,7 @@ MAX_BODY_BYTES = 16 * 1024 * 1024
 served_model_key = web.AppKey("served_model", ServedModel)
 
 kv_events_key = web.AppKey("kv_events", KvEvents)
-"""Streams to routers, which end by themselves never."""
+"""Streams to routers. They do not end by themselves."""
 
 
 def build_application(
@@ -35,7 +35,7 @@ def build_application(
 
     On shutdown the engine is stopped and open requests fail; ``serving.drain`` waits for them
     before. Run it with ``handler_cancellation=True``, or nobody notices that a client left.
-    ``kv_events`` are told to routers, None: that path does not exist. ``allow_unknown_fields``:
+    ``kv_events`` are sent to routers; with None the path does not exist. ``allow_unknown_fields``:
     fields of requests that no server is known to read are ignored, not refused.
     """
     metrics = Metrics(model.stats, model.embeddings_waiting, model=model.name)
