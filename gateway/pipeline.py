@@ -50,6 +50,12 @@ from gateway.core.types import Endpoint, Entry, Reason
 from gateway.embedding_items import MissingItems, end_of, for_each, to_be_had
 from gateway.exchange import Inbound, Reply
 from gateway.forwarding import Exchange, Forwarder
+from gateway.model_fallback import (
+    Overloaded,
+    fallback_for,
+    never_overloaded,
+    with_model_header,
+)
 from gateway.observation import Observation
 from gateway.outgoing import Outbox
 from gateway.ports import (
@@ -65,7 +71,6 @@ from gateway.ports import (
 from gateway.rendering import refuse, render_hit, to_query
 from gateway.request_scan import plan_to_scan, scan_prompt, without_names
 from gateway.scanning import ScanFailedError, Scans
-from gateway.smaller_model import REFUSED, Overloaded, named, never_overloaded, smaller
 from gateway.together import Together
 from policies.decide import Decision, Priority
 from policies.freshness import parse_directives
@@ -103,18 +108,29 @@ class Pipeline:
     async def answer(self, endpoint: Endpoint, inbound: Inbound, seen: Observation) -> Reply:
         """Return the reply to one request. Raises RequestError for faults the client is told."""
         asked = self._asked(endpoint, parse_request(endpoint, inbound.raw), inbound, seen)
-        try:
-            return await self._answered(asked)
-        except UpstreamError as error:
-            if (small := smaller(asked, self.overloaded, error)) is None:
-                raise
-        return named(await self._answered(small), small)
+        end, items = await self._end(asked)
+        if asked.decision.fallback_model is None or not isinstance(end, Forward):
+            return await self._reply_to(asked, end, items)
+        came: Reply | UpstreamError | None = None
+        while (fallback := fallback_for(asked, self.overloaded, came)) is None:
+            if isinstance(came, UpstreamError):
+                raise came
+            if came is not None:
+                return came
+            try:
+                came = await self._reply_to(asked, end, items)
+            except UpstreamError as error:
+                came = error
+        if isinstance(came, Reply) and came.resources is not None:
+            await came.resources.aclose()
+        end, items = await self._end(fallback)
+        return with_model_header(await self._reply_to(fallback, end, items), fallback)
 
-    async def _answered(self, asked: Asked) -> Reply:
-        endpoint, seen = asked.endpoint, asked.seen
+    async def _end(self, asked: Asked) -> tuple[Hit | Forward | Refused, Sequence[Hit | Forward]]:
+        """Look the request up; of a batch return the end of all items and that of each."""
+        endpoint = asked.endpoint
         batch = endpoint is Endpoint.EMBEDDINGS and asked.odd_body is None
         items = items_of(asked.body) if batch else ()
-        states: list[Hit | Forward] = []
         if len(items) > 1:
             asked = asked._replace(beside=[])
             ends = await for_each(
@@ -127,26 +143,24 @@ class Pipeline:
             ends = await without_names(
                 ends, endpoint, asked.body, plan=plan, scans=self.scans, scanner=scanner
             )
-        end = ends[0]
-        if len(items) > 1:
-            states = to_be_had(ends)
-            end = end_of(states) if len(states) == len(items) else Refused()
+        if len(items) <= 1:
+            return ends[0], ()
+        states = to_be_had(ends)
+        return (end_of(states) if len(states) == len(items) else Refused()), states
+
+    async def _reply_to(
+        self, asked: Asked, end: Hit | Forward | Refused, items: Sequence[Hit | Forward]
+    ) -> Reply:
         if isinstance(end, Refused):
-            return refuse(seen)
-        if isinstance(end, Forward) and (small := smaller(asked, self.overloaded)) is not None:
-            return named(await self._answered(small), small)
+            return refuse(asked.seen)
         if isinstance(end, Hit) and end.check is not None:
             await self._sample(asked, end)
         if isinstance(end, Hit) and end.revalidate is None:
-            reply = render_hit(endpoint, asked.body, end, seen)
+            reply = render_hit(asked.endpoint, asked.body, end, asked.seen)
         else:
-            reply = await self._replied(asked, end, states)
-            if reply.status in REFUSED and (small := smaller(asked, self.overloaded)) is not None:
-                if reply.resources is not None:
-                    await reply.resources.aclose()
-                return named(await self._answered(small), small)
+            reply = await self._replied(asked, end, items)
         by_query = asked.inbound.method == METHOD
-        return to_query(reply, end, asked.decision, seen) if by_query else reply
+        return to_query(reply, end, asked.decision, asked.seen) if by_query else reply
 
     async def close(self) -> None:
         """End the calls that are under way."""
