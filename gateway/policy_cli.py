@@ -61,13 +61,4 @@ def _add(commands: Commands) -> None:
 def _explain(options: argparse.Namespace) -> int:
     from gateway.policy_commands import explain
 
-    return explain(
-        options.request,
-        policy=options.policy,
-        data_dir=options.data_dir,
-        config=options.config,
-        upstream=options.upstream,
-        gateway=options.gateway,
-        token=options.token,
-        as_json=options.json,
-    )
+    return explain(options)

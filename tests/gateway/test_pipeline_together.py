@@ -12,6 +12,8 @@ from verifiers import SaidVerifier
 
 from gateway.adapters.policy_file import PolicyFile
 from gateway.app import default_policy
+from gateway.asked import Trace
+from gateway.core.lookup import Forward, Hit
 from gateway.core.types import Endpoint
 from gateway.exchange import Inbound
 from gateway.outgoing import Outbox
@@ -106,6 +108,30 @@ async def test_a_semantic_hit_found_by_one_answers_all(whole: Whole):
     whole.index.found.set_result([Candidate(key, 0.99)])
     for got in await asyncio.gather(*asked):
         assert 'detail="semantic; similarity=0.990"' in got
+    assert whole.index.searches == 2
+
+
+async def test_an_explanation_looks_up_by_itself_and_forwards_nothing(whole: Whole):
+    asked = await whole.ask()
+    body = {"model": "m", "messages": [{"role": "user", "content": "one"}]}
+    inbound = Inbound("/v1/chat/completions", {}, (), orjson.dumps(body))
+    trace = Trace()
+    whole.index.searching.clear()
+    explained = asyncio.create_task(whole.pipeline.explain(Endpoint.CHAT, inbound, trace))
+    await whole.index.searching.wait()
+    assert whole.index.searches == 2
+    whole.index.found.set_result([])
+    assert isinstance(await explained, Forward)
+    assert [type(state).__name__ for state, _ in trace.lookups[0]] == [
+        "LookUpExact",
+        "ScanPrompt",
+        "SearchSemantic",
+        "Forward",
+    ]
+    (await whole.rig.upstream.next_call()).plain(completion("Fine."))
+    assert await asked == "refrain; fwd=miss; stored"
+    again = Trace()
+    assert isinstance(await whole.pipeline.explain(Endpoint.CHAT, inbound, again), Hit)
     assert whole.index.searches == 2
 
 

@@ -15,6 +15,7 @@ from gateway.core.inquiry import InquiryError, parse_inquiry
 from gateway.core.types import Endpoint
 from gateway.explaining import Explainer
 from gateway.explanation_text import explanation_text
+from gateway.policy_commands import pipeline_to_explain
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 values = st.recursive(
@@ -67,7 +68,9 @@ POLICIES = PolicyFile(default_policy())
 
 
 def explained(raw, store=None):
-    explainer = Explainer(POLICIES, store, None, None, b"s" * 32, lambda *_: "u", lambda: 0.0)
+    kept = store or MemoryStore(max_bytes=1)
+    pipeline = pipeline_to_explain(POLICIES, kept, b"s" * 32, "u", now=lambda: 0.0)
+    explainer = Explainer(pipeline, policy_only=store is None)
     return asyncio.run(explainer.explain(parse_inquiry(raw)))
 
 
