@@ -117,7 +117,6 @@ def create_app(
             admitter,
             max_answer_bytes=settings.max_answer_bytes,
             claims=entries.claims,
-            streams=entries.streams,
             checks=comparisons,
             chains=upstreams.chains,
             answered=None if upstreams.warm_up is None else upstreams.warm_up.note,

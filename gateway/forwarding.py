@@ -15,7 +15,6 @@ from gateway.core.prefix_blocks import PromptChains
 from gateway.exchange import Exchange, Reply
 from gateway.ports import Claims, Upstream
 from gateway.shared_call import SharedCaller
-from gateway.shared_streams import SharedStreams
 from gateway.upstream_call import Answered, Caller
 
 __all__ = ["Exchange", "Forwarder"]
@@ -32,12 +31,11 @@ class Forwarder:
         *,
         clock: Callable[[], float] = time.perf_counter,
         claims: Claims | None = None,
-        streams: SharedStreams | None = None,
         checks: Checks | None = None,
         chains: PromptChains | None = None,
         answered: Answered | None = None,
     ) -> None:
-        """``claims`` and ``streams`` are those of the processes that share the store, if any.
+        """``claims`` are those of the processes that share the store, if any.
 
         ``checks`` takes the answers that are to be compared; ``chains`` makes what several
         upstreams are chosen by; ``answered`` is told of what was.
@@ -46,8 +44,8 @@ class Forwarder:
         self.admitter = admitter
         own = Caller(upstream, admitter, max_answer_bytes, checks, chains, answered)
         caller: Caller | SharedCaller = own
-        if claims is not None and streams is not None:
-            caller = SharedCaller(own, claims, streams, admitter.entries, admitter.now)
+        if claims is not None:
+            caller = SharedCaller(own, claims, admitter.entries, admitter.now)
         self._coalescer = Coalescer(caller, clock)
 
     async def forward(self, exchange: Exchange) -> Reply:

@@ -87,7 +87,7 @@ class LiveAnswer(Flight):
     result: bytes | None = None
     """The plain form of a streamed answer that ended cleanly and is understood."""
     elsewhere: bool = False
-    """Whether another process made the call, and this is what it stored or streamed."""
+    """Whether another process made the call, and this is what it stored."""
     stored: bool = False
     declined: Reason | None = None
     served: Served | None = None
@@ -155,16 +155,13 @@ class LiveAnswer(Flight):
             whole = self.head.whole or b""
             self._table.land(self, size=self.log.size + len(whole), now=now)
 
-    def close(self, fault: Exception | None = None, *, told: bool = False) -> None:
-        """Note the end; a stream is told of a fault. A second one changes nothing.
-
-        ``told`` says that the pieces hold the fault already.
-        """
+    def close(self, fault: Exception | None = None) -> None:
+        """Note the end; a stream is told of a fault. A second one changes nothing."""
         if self.over:
             return
         self.fault, self.over = fault, True
-        told = told or self.error is not None
-        if fault is not None and self.head is not None and self.head.events and not told:
+        streams = self.head is not None and self.head.events
+        if fault is not None and streams and self.error is None:
             event = failure_event(fault)
             self.log.append(event, event)
         if self.landed_at is None:
@@ -177,17 +174,6 @@ class LiveAnswer(Flight):
         place = Place(seen)
         self.places[place] = None
         return place
-
-    def enter(self, seen: Observation, *, most: int) -> Place | None:
-        """Add a reader who found this very answer, if the table lets it in."""
-        return self.join(seen) if self._table.join(self, most=most) else None
-
-    def take_both(self, place: Place) -> tuple[bytes, bytes]:
-        """Return what is new to a reader in both its forms. Raises TooSlowError."""
-        if place.position == self.log.end:
-            return b"", b""
-        full = self.log.since(place.position, bare=False)
-        return full, self.take(place, bare=True)
 
     def take(self, place: Place, *, bare: bool) -> bytes:
         """Return what is new to a reader, nothing where nothing is. Raises TooSlowError."""

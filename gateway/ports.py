@@ -1,6 +1,6 @@
 """What the pipeline needs from the outside; adapters provide it, tests may fake it."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -128,44 +128,8 @@ class Claims(Protocol):
         """
         ...
 
-    async def holder(self, slot: bytes) -> bytes | None:
-        """Return the address (see ``Post``) of the process whose claim it is. Raises StoreError."""
-        ...
-
     def release(self, slot: bytes) -> None:
         """Give the claim back, soon."""
-        ...
-
-
-class Post(Protocol):
-    """Messages between the gateway processes that share a store. All waits are bounded."""
-
-    @property
-    def address(self) -> bytes:
-        """Where messages to this process go."""
-        ...
-
-    def listen(self, take: Callable[[bytes], None], lost: Callable[[], None]) -> None:
-        """Have ``take`` called with each message, ``lost`` when some may not have come."""
-        ...
-
-    async def send(self, to: bytes, data: bytes) -> None:
-        """Send a message: it comes once or never. Raises StoreError where it surely does not.
-
-        Messages that are sent one after the other's end come in that order.
-        """
-        ...
-
-
-class Seals(Protocol):
-    """Encryption of what passes between processes, under the data key of its scope."""
-
-    async def seal_for(self, scope: bytes, name: bytes, plain: bytes) -> bytes:
-        """Return bytes that open under this name only. Raises StoreError."""
-        ...
-
-    async def open_for(self, scope: bytes, name: bytes, sealed: bytes) -> bytes:
-        """Return what was sealed. Raises StoreError."""
         ...
 
 

@@ -95,7 +95,6 @@ class Reader(AsyncIterator[bytes]):
             return await self._assembled(head)
         if other_wire or (exchange.wants_usage and not head.usage):
             return self._instead()
-        self._note_elsewhere()
         self._bare = head.usage and not exchange.wants_usage
         resources = AsyncExitStack()
         resources.callback(self.leave)
@@ -154,19 +153,16 @@ class Reader(AsyncIterator[bytes]):
 
     def _made(self, head: Head, body: bytes, content_type: tuple[str, str] | None = None) -> Reply:
         answer = self._answer
-        self._note_elsewhere()
+        if answer.elsewhere:
+            self._status = replace(self._status, collapsed=True)
+            self._exchange.seen.forward = self._status
+            self._exchange.seen.reason = Reason.COLLAPSED
         stored = self._leads and answer.stored
         fields = self._fields(head, self._status.header(stored=stored, declined=answer.declined))
         if content_type is not None:
             fields = (content_type, *without(fields, "content-type"))
         self._exchange.seen.status = head.status
         return Reply(head.status, fields, body)
-
-    def _note_elsewhere(self) -> None:
-        if self._answer.elsewhere:
-            self._status = replace(self._status, collapsed=True)
-            self._exchange.seen.forward = self._status
-            self._exchange.seen.reason = Reason.COLLAPSED
 
     def _fields(self, head: Head, ours: str) -> Fields:
         fields = head.fields

@@ -1,8 +1,8 @@
 """Calls that several gateway processes would make at the same time: one of them makes it.
 
-Law: it is never worse than making the call oneself. Who wants a plain answer waits for the one
-whose call is under way elsewhere, and takes what that stored; who wants a stream follows that call
-if it is streamed (``shared_streams``). Where claims fail, nothing was stored or nothing came, the
+Law: it is never worse than a call of one's own. A plain request waits for the process that makes
+the call, and takes the entry that process stored. A streamed request does not wait: its first token
+would come only with the end of the other call. If claims fail, or nothing was stored in time, the
 call is made here, and nobody waits a second time.
 """
 
@@ -17,7 +17,6 @@ from gateway.core.types import Endpoint
 from gateway.exchange import Exchange
 from gateway.live_answer import Head, LiveAnswer
 from gateway.ports import Claims, Store, StoreError
-from gateway.shared_streams import SharedStreams
 from gateway.upstream_call import Caller
 
 POLL_SECONDS = 0.1
@@ -39,7 +38,6 @@ class SharedCaller:
 
     caller: Caller
     claims: Claims
-    streams: SharedStreams
     store: Store
     now: Callable[[], float]
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -60,26 +58,23 @@ class SharedCaller:
         ):
             await self.caller.call(exchange, answer)
             return
-        with self.streams.leading(slot, answer):
-            match await self._turn(exchange, plan, slot, answer):
-                case Turn.OURS:
-                    try:
-                        await self.caller.call(exchange, answer)
-                    finally:
-                        self.claims.release(slot)
-                case Turn.OURS_WITHOUT_CLAIM:
+        match await self._turn(exchange, plan, slot, answer):
+            case Turn.OURS:
+                try:
                     await self.caller.call(exchange, answer)
-                case Turn.ANSWERED:
-                    pass
+                finally:
+                    self.claims.release(slot)
+            case Turn.OURS_WITHOUT_CLAIM:
+                await self.caller.call(exchange, answer)
+            case Turn.ANSWERED:
+                pass
 
     async def _turn(self, exchange: Exchange, plan: Plan, slot: bytes, answer: LiveAnswer) -> Turn:
         try:
             if await self.claims.take(slot):
                 return Turn.OURS
-            if not answer.attended:
+            if exchange.streamed or not answer.attended:
                 return Turn.OURS_WITHOUT_CLAIM
-            if exchange.streamed:
-                return await self._follow(plan, slot, answer)
             async with asyncio.timeout(plan.decision.follow_seconds):
                 while not await self.claims.take(slot):
                     await self.sleep(POLL_SECONDS)
@@ -98,9 +93,3 @@ class SharedCaller:
         answer.open(Head(200, JSON_FIELDS, found.entry.result))
         answer.close()
         return Turn.ANSWERED
-
-    async def _follow(self, plan: Plan, slot: bytes, answer: LiveAnswer) -> Turn:
-        holder = await self.claims.holder(slot)
-        if holder is not None and await self.streams.follow(plan, slot, answer, holder):
-            return Turn.ANSWERED
-        return Turn.OURS_WITHOUT_CLAIM

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from gateway.adapters.scope_keys_sqlite import SqliteScopeKeys
 from gateway.adapters.secret_setting import master_keys, secret_setting
@@ -20,9 +20,8 @@ from gateway.adapters.store_memory import MemoryStore
 from gateway.adapters.store_sqlite import SqliteStore
 from gateway.adapters.store_tiered import ColdStore, News, TieredStore
 from gateway.forgetting import Vault
-from gateway.ports import Claims, ScopeKeys, Seals, Store
+from gateway.ports import Claims, ScopeKeys, Store
 from gateway.settings import Settings
-from gateway.shared_streams import SharedStreams
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +34,6 @@ REDIS_SECONDS = 0.04
 SCOPE_KEYS = "scope-keys.sqlite3"
 
 
-class Sealing(Vault, Seals, Protocol):
-    """Encryption, of entries and of what passes between processes."""
-
-
 @dataclass(frozen=True, slots=True)
 class Entries:
     """The store, who forgets scopes in it if it is encrypted, and what to tell of it."""
@@ -48,7 +43,6 @@ class Entries:
     status: Callable[[], dict[str, Any]]
     begin: Callable[[], Awaitable[None]] | None = None
     claims: Claims | None = None
-    streams: SharedStreams | None = None
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -58,8 +52,6 @@ class Entries:
                 await self.begin()
             yield
         finally:
-            if self.streams is not None:
-                await self.streams.close()
             await self.store.close()
 
 
@@ -101,8 +93,7 @@ def _open_redis(settings: Settings, environment: Mapping[str, str]) -> Entries:
     guarded = GuardedStore(cold, read_seconds=REDIS_SECONDS, write_seconds=REDIS_SECONDS)
     store = _tiered(settings, guarded, redis.news)
     redis.claims.usable = lambda: guarded.fault is None
-    streams = SharedStreams(redis.post, vault, max_bytes=3 * settings.max_answer_bytes)
-    return Entries(store, vault, _guarded("redis", guarded), redis.begin, redis.claims, streams)
+    return Entries(store, vault, _guarded("redis", guarded), redis.begin, redis.claims)
 
 
 def _tiered(settings: Settings, cold: ColdStore, news: News | None = None) -> Store:
@@ -124,7 +115,7 @@ def _sealed(
     keys: ScopeKeys,
     settings: Settings,
     environment: Mapping[str, str],
-) -> tuple[ColdStore, Sealing | None]:
+) -> tuple[ColdStore, Vault | None]:
     """Put encryption around what lasts, where master keys are given. Raises SecretSettingError."""
     masters = master_keys(environment)
     path = settings.data_dir / SCOPE_KEYS

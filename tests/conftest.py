@@ -83,7 +83,6 @@ BOUNDS = (
     "gateway.adapters.claims_redis.CALL_SECONDS",
     "gateway.scanning.SCAN_SECONDS",
     "gateway.verifying.GUARD_SECONDS",
-    "gateway.shared_streams.JOIN_SECONDS",
 )
 """Whatever takes longer becomes a miss, which on a busy machine anything may."""
 

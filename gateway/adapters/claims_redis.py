@@ -16,7 +16,7 @@ from typing import Any
 from gateway.adapters.patience import Patience
 from gateway.adapters.store_redis_batches import Batches
 from gateway.adapters.store_redis_link import Call, RedisLink
-from gateway.adapters.store_redis_scripts import CLAIM, HOLDER, RELEASE, RENEW, Script, Shard
+from gateway.adapters.store_redis_scripts import CLAIM, RELEASE, RENEW, Script, Shard
 from gateway.ports import StoreError, StoreUnavailableError
 
 LEASE_SECONDS = 6.0
@@ -43,7 +43,7 @@ class RedisClaims:
             Batches(partial(link.run_all, shard)) for shard in shards
         ]
         self._shard_of = shard_of
-        self.token = secrets.token_hex(8).encode()
+        self._token = secrets.token_hex(8).encode()
         """Whose our claims are."""
         self._patience = Patience()
         self._held: set[bytes] = set()
@@ -74,14 +74,6 @@ class RedisClaims:
             if self._renewing is None:
                 self._renewing = asyncio.create_task(self._renew())
         return bool(taken)
-
-    async def holder(self, slot: bytes) -> bytes | None:
-        """See the port."""
-        try:
-            told = await self._patience.wait(self._run(HOLDER, slot), CALL_SECONDS)
-        except TimeoutError:
-            raise StoreUnavailableError("Redis did not answer in time") from None
-        return bytes(told) if told else None
 
     def release(self, slot: bytes) -> None:
         """See the port."""
@@ -129,5 +121,5 @@ class RedisClaims:
     async def _run(self, script: Script, slot: bytes) -> Any:
         shard = self._shard_of(slot)
         lease = int(LEASE_SECONDS * 1000)
-        call = Call(script, (shard.prefix, slot, self.token, lease))
+        call = Call(script, (shard.prefix, slot, self._token, lease))
         return await self._calls[shard.number].call(call)

@@ -23,7 +23,6 @@ from typing import Any
 from zlib import crc32
 
 from gateway.adapters.claims_redis import RedisClaims
-from gateway.adapters.post_redis import RedisPost
 from gateway.adapters.store_memory import ENTRY_SHARE
 from gateway.adapters.store_redis_batches import Batches
 from gateway.adapters.store_redis_cluster import ClusterServers
@@ -117,7 +116,6 @@ class RedisStore:
             seconds=upkeep_seconds,
         )
         self.claims = RedisClaims(self._link, self._shards, self._shard)
-        self.post = RedisPost(self._link, self._shards[0], self.claims.token)
         self.news = RedisNews(self._link, self._shards, self._shard, self._origin, self._own)
 
     async def begin(self) -> None:
@@ -216,7 +214,6 @@ class RedisStore:
         await self._upkeep.close()
         await self.news.close()
         await self.claims.close()
-        await self.post.close()
         if self._tasks:
             await asyncio.wait(self._tasks)
         for lookups in self._lookups:
@@ -320,7 +317,6 @@ class RedisStore:
             raise StoreError("the store is closed")
         self._upkeep.start()
         self.news.start()
-        self.post.start()
 
 
 def _size(call: Call) -> int:

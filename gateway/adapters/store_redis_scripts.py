@@ -302,9 +302,3 @@ if redis.call('GET', claim) ~= ARGV[3] then return 0 end
 return redis.call('DEL', claim)
 """
 )
-
-HOLDER = Script(_CLAIM_PRELUDE + "return redis.call('GET', claim)")
-"""Return whose the claim is. Arguments: prefix, slot."""
-
-PUBLISH = Script("return redis.call('PUBLISH', ARGV[1], ARGV[2])")
-"""Send a message. Arguments: channel, message."""

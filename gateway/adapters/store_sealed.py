@@ -113,30 +113,6 @@ class SealedStore:
         for name in [name for name in self._known if name[1] == tag]:
             del self._known[name]
 
-    async def seal_for(self, scope: bytes, name: bytes, plain: bytes) -> bytes:
-        """See the port ``Seals``."""
-        head = SealedHead(self._masters.first.id, scope_tag(scope))
-        data_key = await self._key_to_seal(head, self._clock())
-        if len(plain) <= INLINE_BYTES:
-            return seal(head, data_key, name, plain)
-        return await asyncio.to_thread(seal, head, data_key, name, plain)
-
-    async def open_for(self, scope: bytes, name: bytes, sealed: bytes) -> bytes:
-        """See the port ``Seals``."""
-        try:
-            head = read_head(sealed)
-            master = self._masters.find(head.master)
-            if master is None or head.tag != scope_tag(scope):
-                raise StoreError("a message of another scope or master key")
-            data_key = await self._key_to_open(head, master)
-            if data_key is None:
-                raise StoreError("the scope was forgotten")
-            if len(sealed) <= INLINE_BYTES:
-                return unseal(data_key, name, sealed)
-            return await asyncio.to_thread(unseal, data_key, name, sealed)
-        except SealError as error:
-            raise StoreError(str(error)) from None
-
     def touch(self, key: bytes) -> None:
         """Note a use that the store did not see."""
         self._store.touch(key)

@@ -68,14 +68,6 @@ class FlightTable(Generic[F]):
         flight.reading += 1
         return flight
 
-    def join(self, flight: F, *, most: int) -> bool:
-        """Join this very flight, for who has found it by itself; tell whether that may be."""
-        known = flight.slot is not None and self._joinable.get(flight.slot) is flight
-        if not known or flight.reading > most:
-            return False
-        flight.reading += 1
-        return True
-
     def under_way(self, slot: Hashable) -> F | None:
         """Return the flight under this slot that has yet to land."""
         flight = self._joinable.get(slot)

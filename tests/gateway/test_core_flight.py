@@ -103,15 +103,3 @@ def test_what_lingers_is_bounded_in_bytes():
     assert follow(table, "c") is not None
     table.land(leading(table, "d"), size=101, now=1.0)
     assert follow(table, "d") is None
-
-
-def test_who_found_a_flight_by_itself_joins_that_very_one():
-    table = FlightTable(**TABLE)
-    flight = leading(table)
-    assert table.join(flight, most=1)
-    assert not table.join(flight, most=1)
-    assert not table.leave(flight)
-    newer = leading(table)
-    assert not table.join(flight, most=10)
-    assert table.join(newer, most=10)
-    assert not table.join(leading(table, None), most=10)

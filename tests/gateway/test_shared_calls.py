@@ -1,4 +1,4 @@
-"""Gateways that share a real Redis make one upstream call for a plain miss that both have."""
+"""Gateways that share a real Redis: who wants a plain answer waits for the other's entry."""
 
 import asyncio
 from collections import Counter
@@ -92,9 +92,24 @@ async def test_two_gateways_make_one_call(pair, upstream, gate, refusals):
     assert follow.cache == "refrain; fwd=miss; collapsed"
 
 
-async def test_who_wants_a_stream_does_not_wait_for_a_call_elsewhere(pair, upstream, gate):
+async def test_a_plain_request_waits_for_the_entry_of_a_stream_elsewhere(
+    pair, upstream, gate, refusals
+):
     first, other = pair
-    leading = asyncio.create_task(first.ask("same"))
+    leading = asyncio.create_task(first.ask("same", stream=True))
+    await asyncio.wait_for(upstream.arrived.wait(), SECONDS)
+    following = asyncio.create_task(other.ask("same"))
+    await waiting(refusals, 1)
+    gate.open.set()
+    assert (await leading).text == (await following).text == "You asked: same"
+    assert (await following).cache == "refrain; fwd=miss; collapsed"
+    assert upstream.calls == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_wants_a_stream_does_not_wait_for_a_call_elsewhere(pair, upstream, gate, stream):
+    first, other = pair
+    leading = asyncio.create_task(first.ask("same", stream=stream))
     await asyncio.wait_for(upstream.arrived.wait(), SECONDS)
     upstream.arrived.clear()
     following = asyncio.create_task(other.ask("same", stream=True))
