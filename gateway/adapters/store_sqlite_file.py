@@ -10,19 +10,20 @@ locks live in the database file and are lost when the process closes *any* descr
 nothing here ever opens that file itself, but to create it.
 """
 
+import asyncio
 import fcntl
 import logging
 import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
-from gateway.ports import StoreError
+from gateway.ports import StoreError, StoreUnavailableError
 
 APPLICATION_ID = 0x52465241
 FORMAT = 2
@@ -286,6 +287,45 @@ class Session:
             self.close()
         except (sqlite3.Error, OSError) as error:
             _log.warning("a connection to %s was not closed cleanly: %s", self._file.path, error)
+
+
+class Reply(Generic[T]):
+    """Where the loop waits for a thread's answer. Made on the loop.
+
+    Every wait ends, with a value or a StoreError, whatever happens to the thread.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[T] = self._loop.create_future()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody still waits."""
+        return not self._future.done()
+
+    def settle(self, outcome: T | StoreError) -> None:
+        """Hand over the answer; called from any thread."""
+        # A closed loop has nobody waiting on it.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._set, outcome)
+
+    async def wait(self, seconds: float, what: str) -> T:
+        """Return the answer. Raises StoreError, at the latest after ``seconds``."""
+        late = StoreUnavailableError(f"{what} took longer than {seconds:g} s")
+        expiry = self._loop.call_later(seconds, self._set, late)
+        try:
+            return await self._future
+        finally:
+            expiry.cancel()
+
+    def _set(self, outcome: T | StoreError) -> None:
+        if self._future.done():
+            return
+        if isinstance(outcome, StoreError):
+            self._future.set_exception(outcome)
+        else:
+            self._future.set_result(outcome)
 
 
 def is_corrupt(error: Exception) -> bool:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TypeVar
 
-from gateway.adapters.store_reply import Reply
-from gateway.adapters.store_sqlite_file import EntryFile, Session
+from gateway.adapters.store_sqlite_file import EntryFile, Reply, Session
 from gateway.adapters.store_sqlite_table import decode_stored, read_value, read_values, whole_value
 from gateway.core.entry_codec import DamagedEntryError
 from gateway.core.types import Entry

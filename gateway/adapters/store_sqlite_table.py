@@ -14,7 +14,6 @@ from typing import Self, assert_never
 
 from gateway.adapters.store_recency import Recency
 from gateway.adapters.store_sqlite_file import CorruptFileError
-from gateway.adapters.store_sqlite_ghosts import Ghosts
 from gateway.core.entry_codec import DamagedEntryError, decode_entry
 from gateway.core.eviction import MOST_USES, SMALL_SHARE
 from gateway.core.types import Entry
@@ -151,7 +150,7 @@ class WriteTransaction:
         self._entries = 0
         self._bytes = 0
         self._small_bytes = 0
-        self._ghosts = Ghosts(connection, bounds.max_bytes)
+        self._ghosts = _Ghosts(connection, bounds.max_bytes)
         self._evicted = 0
         # Each is a write: what is hot beyond these many goes all the same.
         self._rounds_left = _ROUNDS
@@ -322,6 +321,44 @@ class WriteTransaction:
         )
         if small:
             self._small_bytes -= size
+
+
+class _Ghosts:
+    """Keys of entries that went unused, so that one which returns soon is taken for what it is.
+
+    Their sizes add up to no more than the store's bound; the oldest go (see ``core.eviction``).
+    ``bytes`` is read and written with the totals. Methods raise sqlite3.Error.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, max_bytes: int) -> None:
+        self._connection = connection
+        self._max_bytes = max_bytes
+        self.bytes = 0
+
+    def remember(self, key: bytes, size: int) -> None:
+        """Keep the key of an entry that goes."""
+        self._connection.execute(
+            "INSERT INTO ghost (key, place, bytes)"
+            " VALUES (?, (SELECT coalesce(max(place), 0) + 1 FROM ghost), ?)",
+            (key, size),
+        )
+        self.bytes += size
+        while self.bytes > self._max_bytes:
+            [(oldest, freed)] = self._connection.execute(
+                "SELECT key, bytes FROM ghost ORDER BY place LIMIT 1"
+            ).fetchall()
+            self._forget(oldest, freed)
+
+    def recall(self, key: bytes) -> bool:
+        """Tell whether the key went not long ago, and forget that it did."""
+        rows = self._connection.execute("SELECT bytes FROM ghost WHERE key = ?", (key,)).fetchall()
+        for (size,) in rows:
+            self._forget(key, size)
+        return bool(rows)
+
+    def _forget(self, key: bytes, size: int) -> None:
+        self._connection.execute("DELETE FROM ghost WHERE key = ?", (key,))
+        self.bytes -= size
 
 
 def _pages(connection: sqlite3.Connection) -> int:

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from gateway.adapters.store_recency import Recency
-from gateway.adapters.store_reply import Reply
-from gateway.adapters.store_sqlite_file import PAGE_BYTES, WAL_BYTES, EntryFile, Session
-from gateway.adapters.store_sqlite_sync import LogSyncer
+from gateway.adapters.store_sqlite_file import PAGE_BYTES, WAL_BYTES, EntryFile, Reply, Session
 from gateway.adapters.store_sqlite_table import (
     Bounds,
     Change,
@@ -40,6 +38,9 @@ TRIM_ENTRIES = 2048
 MAX_LOG_BYTES = 32 << 20
 PAGES_A_PUT = 6
 """Upper estimate of the pages a small put dirties: two tables, three indexes, the totals."""
+
+_PASSES = 3
+_CUT = "PRAGMA wal_checkpoint(TRUNCATE)"
 
 _log = logging.getLogger(__name__)
 
@@ -237,8 +238,68 @@ class Writer:
             _log.exception("the store's upkeep failed")
 
 
+class LogSyncer:
+    """The thread that carries the write-ahead log over into the database file, when asked.
+
+    Here the disk is synced, which takes as long as it takes: puts go on meanwhile. Several
+    requests meanwhile are one.
+    """
+
+    def __init__(self, file: EntryFile) -> None:
+        self._file = file
+        self._wake = threading.Event()
+        self._stopping = False
+        # SQLite lets only one connection checkpoint, and turns the second away at once.
+        self._checkpointing = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="store-syncer", daemon=True)
+        self._thread.start()
+
+    def request(self) -> None:
+        """Ask for a checkpoint; returns at once."""
+        self._wake.set()
+
+    def cut(self, session: Session) -> None:
+        """Checkpoint and empty the log on the caller's thread. Raises StoreError."""
+        with self._checkpointing:
+            session.run(lambda connection: connection.execute(_CUT).fetchall())
+
+    def stop(self) -> None:
+        """Let the thread end."""
+        self._stopping = True
+        self._wake.set()
+
+    def join(self, deadline: float) -> bool:
+        """Wait until ``deadline`` (monotonic); tell whether the thread has ended."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        session = Session(self._file)
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            if self._stopping:
+                break
+            try:
+                with self._checkpointing:
+                    session.run(_checkpoint)
+            except StoreError as error:
+                _log.warning("the store's log was not synced: %s", error)
+            except Exception:  # noqa: BLE001 - the thread must live on
+                _log.exception("the store's log was not synced")
+        session.close_quietly()
+
+
 def _encoded(work: Entry | Delete | Discard, rounds: Rounds) -> Change:
     if isinstance(work, Entry):
         value = encode_entry(work)
         return Put(work.key, value, work.kept_until, rounds.of(len(value), work.tokens))
     return work
+
+
+def _checkpoint(connection: sqlite3.Connection) -> None:
+    # A log starts over only once all of it was carried over; a later pass has little left to do.
+    for _ in range(_PASSES):
+        [(busy, in_log, done)] = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        if busy or in_log == done:
+            return

@@ -1,6 +1,7 @@
 """Any OpenAI-compatible server over HTTP, with every wait bounded and every fault named."""
 
 import asyncio
+import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -16,8 +17,6 @@ from yarl import URL
 
 from gateway import request_id
 from gateway.adapters.one_reply import OneReplyConnector
-from gateway.adapters.reply_coding import CodingError, coding_of, inflated
-from gateway.adapters.upload import Upload
 from gateway.adapters.upstream_faults import FailureLog, fault_of
 from gateway.core.errors import UpstreamError
 from gateway.core.outbound import with_key
@@ -31,6 +30,14 @@ _MOST_HEADERS = 512
 """Bounds of a reply's head: above what servers send, and bounded, as anybody may be one."""
 
 _BODY_HEADERS = frozenset({"content-length", "content-encoding"})
+
+PIECE = 65_536
+"""Inflated at a time of a body that was compressed though it was asked not to be."""
+
+_GZIP = zlib.MAX_WBITS | 16
+_WINDOWS = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": zlib.MAX_WBITS}
+_COMPRESSED = 8
+"""What the lower half of a zlib stream's first byte says; some servers leave out its head."""
 
 
 class HttpUpstream:
@@ -150,9 +157,9 @@ class HttpUpstream:
         if self._own_credential:
             headers = with_key(headers, self._api_key)
         headers = (*headers, ("Via", via()))
-        upload: Upload | None = None
+        upload: _Upload | None = None
         if not (body is None or isinstance(body, bytes)):
-            upload = Upload(body, self._read_seconds)
+            upload = _Upload(body, self._read_seconds)
         elif head_by is None:
             head_by = asyncio.get_running_loop().time() + self._connect_seconds + self._read_seconds
         try:
@@ -274,3 +281,71 @@ class HttpReply:
     def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body as it arrives."""
         return self._body
+
+
+class _Upload:
+    """A body that comes from a client while it is sent on.
+
+    While the client is waited for, the upstream is not. Otherwise the upstream has to take each
+    piece, and after the last to answer, within ``seconds``. ``answered`` is set once the head of a
+    reply is there.
+    """
+
+    def __init__(self, body: AsyncIterator[bytes], seconds: float) -> None:
+        self.answered = False
+        self._body = body
+        self._seconds = seconds
+
+    async def chunks(self, limit: asyncio.Timeout) -> AsyncIterator[bytes]:
+        """Yield the body; each piece has to be taken, and the head to come, in ``seconds``."""
+        async for chunk in self._body:
+            self._bound(limit, self._seconds)
+            yield chunk
+            self._bound(limit, None)
+        self._bound(limit, self._seconds)
+
+    def _bound(self, limit: asyncio.Timeout, seconds: float | None) -> None:
+        if not self.answered:  # an upstream may answer before it has read all
+            now = asyncio.get_running_loop().time()
+            limit.reschedule(None if seconds is None else now + seconds)
+
+
+class CodingError(ValueError):
+    """A body is not what its Content-Encoding says, or cannot be decoded here."""
+
+
+def coding_of(written: str) -> str:
+    """Return the coding that a Content-Encoding names, empty for none. Raises CodingError."""
+    named = [token.strip().lower() for token in written.split(",")]
+    codings = [coding for coding in named if coding not in ("", "identity")]
+    if len(codings) > 1 or any(coding not in _WINDOWS for coding in codings):
+        raise CodingError(f"the unasked Content-Encoding {', '.join(codings)[:40]}")
+    return codings[0] if codings else ""
+
+
+async def inflated(chunks: AsyncIterator[bytes], coding: str) -> AsyncIterator[bytes]:
+    """Yield a body decoded; one without its end is no shorter answer. Raises CodingError."""
+    inflater = None
+    async for chunk in chunks:
+        rest, more = chunk, bool(chunk)
+        while more:
+            if inflater is None or inflater.eof:
+                inflater = _inflater(coding, rest)
+            try:
+                piece = inflater.decompress(rest, PIECE)
+            except zlib.error:
+                raise CodingError("a body that could not be decoded") from None
+            rest = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
+            more = bool(rest) or (len(piece) == PIECE and not inflater.eof)
+            if piece:
+                yield piece
+            if more:
+                await asyncio.sleep(0)  # others come between two pieces
+    if inflater is not None and not inflater.eof:
+        raise CodingError("a body that was cut short")
+
+
+def _inflater(coding: str, data: bytes) -> "zlib._Decompress":
+    window = _WINDOWS[coding]
+    bare = coding == "deflate" and data[0] & 0xF != _COMPRESSED
+    return zlib.decompressobj(-window if bare else window)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from gateway.adapters.reply_coding import PIECE, CodingError, coding_of, inflated
+from gateway.adapters.upstream_http import PIECE, CodingError, coding_of, inflated
 
 TEXT = b"".join(b"event %d\n" % number for number in range(60))
 

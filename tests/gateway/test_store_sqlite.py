@@ -17,9 +17,8 @@ from gateway.adapters import store_recency
 from gateway.adapters.store_conformance import example_entry
 from gateway.adapters.store_sqlite import FILE_FACTOR, SqliteStore
 from gateway.adapters.store_sqlite_file import PAGE_BYTES, WAL_BYTES, EntryFile, Session
-from gateway.adapters.store_sqlite_sync import LogSyncer
 from gateway.adapters.store_sqlite_table import read_totals
-from gateway.adapters.store_sqlite_writer import MAX_LOG_BYTES
+from gateway.adapters.store_sqlite_writer import MAX_LOG_BYTES, LogSyncer
 from gateway.core.entry_codec import encoded_size
 from gateway.core.eviction import MOST_USES
 from gateway.ports import EntryTooLargeError, StoreError
