@@ -33,12 +33,12 @@ from gateway.admitting import Admitter
 from gateway.budgets import Budgets
 from gateway.calibrations import Calibrations
 from gateway.checking import Checks
+from gateway.coalescing import Coalescer
 from gateway.compressing import Compressor
 from gateway.core.decision_record import Recorder
 from gateway.core.entry_codec import encoded_size
 from gateway.explaining import explain_action
 from gateway.forgetting import Vault
-from gateway.forwarding import Forwarder
 from gateway.judging import Judge
 from gateway.loading import Loader
 from gateway.observation import Observation, Sink
@@ -111,8 +111,8 @@ def create_app(
         settings, quarantine, semantic, verifier, metrics=metrics, upstream=upstream
     )
 
-    def make_forwarder(to: Upstream) -> Forwarder:
-        return Forwarder(
+    def make_coalescer(to: Upstream) -> Coalescer:
+        return Coalescer(
             to,
             admitter,
             max_answer_bytes=settings.max_answer_bytes,
@@ -127,7 +127,7 @@ def create_app(
         semantic=semantic,
         verifier=verifier,
         policies=policies,
-        forwarder=make_forwarder(upstream),
+        coalescer=make_coalescer(upstream),
         scans=scans,
         secret=secret,
         outbox=Outbox(
@@ -140,7 +140,7 @@ def create_app(
         semantic_seconds=settings.semantic_timeout,
         learned=journal,
         overloaded=upstreams.overloaded,
-        local=None if semantic is None else local_model(semantic, make_forwarder),
+        local=None if semantic is None else local_model(semantic, make_coalescer),
     )
     budgets = Budgets(policies, lambda: _verifier_known(semantic), verifier.threshold)
     app = front.new_app(refuse, client_max_size=settings.max_body_bytes)
@@ -165,7 +165,7 @@ def create_app(
         client_seconds=settings.client_timeout,
         names=settings.public_names,
     )
-    loader = Loader(pipeline, make_forwarder, time.perf_counter, access.holder)
+    loader = Loader(pipeline, make_coalescer, time.perf_counter, access.holder)
     told = SemanticOperations(journal, time.time, budgets)
     admin = _admin(pipeline, entries.vault, quarantine, access, settings.data_dir)
     admin.add_routes(

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple, assert_never
 
+from gateway.coalescing import Coalescer
 from gateway.core.canonical import BodyError, LoneSurrogateError, parse_body
 from gateway.core.conversation import last_user_text, system_text
 from gateway.core.errors import ClientError
@@ -16,7 +17,6 @@ from gateway.core.validation import (
     validate_response,
 )
 from gateway.exchange import Inbound
-from gateway.forwarding import Forwarder
 from gateway.observation import Observation
 from gateway.ports import ActivePolicy, LocalEncoder
 from policies.decide import Decision, RequestFacts
@@ -32,7 +32,7 @@ class LocalModel:
     """The installation's own encoder, as who answers requests that name it."""
 
     encoder: LocalEncoder
-    forwarder: Forwarder
+    coalescer: Coalescer
 
     def serves(self, endpoint: Endpoint, model: str) -> bool:
         """Tell whether a request is for this encoder, by its name with or without its maker's."""
@@ -67,7 +67,7 @@ class Asked(NamedTuple):
     active: ActivePolicy
     tenant: Tenant
     decision: Decision
-    forwarder: Forwarder
+    coalescer: Coalescer
     local: bool
     seen: Observation
     odd_body: dict[str, Any] | None = None

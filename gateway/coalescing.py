@@ -5,20 +5,25 @@ reader, and at once; where none ever was (a refresh) it ends by itself or with t
 """
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from gateway.admitting import Admitter
+from gateway.checking import Checks
 from gateway.core.errors import UpstreamError
 from gateway.core.flight import FlightTable
 from gateway.core.plan import Plan
+from gateway.core.prefix_blocks import PromptChains
 from gateway.core.status import Forwarded
 from gateway.core.types import Reason
 from gateway.exchange import Exchange, Reply
 from gateway.live_answer import LiveAnswer
+from gateway.ports import Claims, Upstream
 from gateway.reading import Reader, Way
 from gateway.shared_call import SharedCaller
-from gateway.upstream_call import Caller
+from gateway.upstream_call import Answered, Caller
 
 LINGER_SECONDS = 2.0
 LINGER_BYTES = 16 * 2**20
@@ -27,10 +32,32 @@ MOST_IN_BACKGROUND = {"refresh": 256, "sample": 16}
 
 
 class Coalescer:
-    """The calls under way."""
+    """Sends misses and bypasses to the upstream. ``max_answer_bytes`` bounds what is stored."""
 
-    def __init__(self, caller: Caller | SharedCaller, clock: Callable[[], float]) -> None:
-        self._caller = caller
+    def __init__(
+        self,
+        upstream: Upstream,
+        admitter: Admitter,
+        max_answer_bytes: int,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        claims: Claims | None = None,
+        checks: Checks | None = None,
+        chains: PromptChains | None = None,
+        answered: Answered | None = None,
+    ) -> None:
+        """``claims`` are those of the processes that share the store, if any.
+
+        ``checks`` takes the answers that are to be compared; ``chains`` makes what several
+        upstreams are chosen by; ``answered`` is told of what was.
+        """
+        self.upstream = upstream
+        self.admitter = admitter
+        caller = Caller(upstream, admitter, max_answer_bytes, checks, chains, answered)
+        self._call = caller.call
+        if claims is not None:
+            self._call = SharedCaller(caller, claims, admitter.entries, admitter.now).call
+        self._max_answer_bytes = max_answer_bytes
         self._clock = clock
         self._table: FlightTable[LiveAnswer] = FlightTable(
             linger=LINGER_SECONDS, linger_bytes=LINGER_BYTES
@@ -39,10 +66,10 @@ class Coalescer:
         self._background: Counter[str] = Counter()
         self._forgetting: asyncio.TimerHandle | None = None
 
-    async def answer(self, exchange: Exchange) -> Reply:
+    async def forward(self, exchange: Exchange) -> Reply:
         """Return the reply of a call that another request made, or of the request's own.
 
-        Raises UpstreamError where there is none.
+        It is streamed where the upstream streams it. Raises UpstreamError where there is none.
         """
         way = _first_way(exchange)
         while True:
@@ -52,7 +79,11 @@ class Coalescer:
             way = reply
 
     def refresh(self, exchange: Exchange) -> bool:
-        """Begin a call that no client waits for; see ``Forwarder.refresh``."""
+        """Begin a call to which no client listens: its answer is only stored.
+
+        Return False where one for the same key is under way, nothing may be stored, or there are
+        too many. The exchange's observation is finished here, when the call has ended.
+        """
         plan = exchange.plan
         outcome = "refresh" if exchange.state.check is None else "sample"
         if (
@@ -105,11 +136,11 @@ class Coalescer:
                     return Reader(answer, exchange, way)
         answer = self._answer(slot, exchange, attended=True)
         reader = Reader(answer, exchange, way)
-        answer.task = self._run(self._caller.call(exchange, answer), answer)
+        answer.task = self._run(self._call(exchange, answer), answer)
         return reader
 
     def _answer(self, slot: object, exchange: Exchange, *, attended: bool) -> LiveAnswer:
-        bound = self._caller.max_answer_bytes
+        bound = self._max_answer_bytes
         answer = LiveAnswer(self._table, slot, exchange, bound, attended=attended)
         self._table.lead(answer)
         return answer
@@ -131,7 +162,7 @@ class Coalescer:
     async def _refresh(self, exchange: Exchange, answer: LiveAnswer, outcome: str) -> None:
         seen = exchange.seen
         try:
-            await self._caller.call(exchange, answer)
+            await self._call(exchange, answer)
         finally:
             self._background[outcome] -= 1
             seen.upstream_started, seen.upstream_head = (

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import orjson
 
+from gateway.coalescing import Coalescer
 from gateway.core.embedding_batch import (
     batch_body,
     items_of,
@@ -24,8 +25,7 @@ from gateway.core.embedding_batch import (
 from gateway.core.lookup import Forward, Hit, Refused
 from gateway.core.status import Forwarded, ForwardStatus, HitStatus
 from gateway.core.types import Reason
-from gateway.exchange import Headers, Reply
-from gateway.forwarding import Exchange, Forwarder
+from gateway.exchange import Exchange, Headers, Reply
 
 AT_ONCE = 64
 """Items that wait for the store together: the rest of the gateway goes on between."""
@@ -75,7 +75,7 @@ def end_of(states: Sequence[Hit | Forward]) -> Hit | Forward:
 class MissingItems:
     """Asks for the items of a batch that were not found; ``asked`` is the whole request."""
 
-    forwarder: Forwarder
+    coalescer: Coalescer
     asked: Exchange
     states: Sequence[Hit | Forward]
 
@@ -85,7 +85,7 @@ class MissingItems:
         missing = [place for place, state in enumerate(states) if isinstance(state, Forward)]
         whole = len(missing) == len(states)
         exchange = asked if whole else self._only(missing)
-        reply = await self.forwarder.forward(exchange)
+        reply = await self.coalescer.forward(exchange)
         parsed = _parsed(reply)
         vectors = vectors_of(parsed, len(missing))
         if vectors is None:
@@ -94,7 +94,7 @@ class MissingItems:
             if reply.resources is not None:
                 await reply.resources.aclose()
             status = replace(asked.state.status, reason=None, items=None)
-            return await self.forwarder.forward(replace(asked, state=Forward(status, None)))
+            return await self.coalescer.forward(replace(asked, state=Forward(status, None)))
         made = stored_items(parsed, vectors, [self._key(place) for place in missing])
         reply = self._told(reply, await self._store(missing, made))
         if whole:
@@ -130,7 +130,7 @@ class MissingItems:
             state = self.states[place]
             if not isinstance(state, Forward) or state.store is None:
                 return state.status.reason or Reason.POLICY
-            return await self.forwarder.admitter.store(
+            return await self.coalescer.admitter.store(
                 state.store, result, orjson.dumps(result), self.asked.scanner
             )
 
@@ -141,7 +141,7 @@ class MissingItems:
         return seen.stored
 
     def _told(self, reply: Reply, stored: bool) -> Reply:
-        """Say in the header what became of the items, which the forwarder did not know yet."""
+        """Say in the header what became of the items, which the coalescer did not know yet."""
         status, seen = self.asked.state.status, self.asked.seen
         declined = None if seen.declined is status.reason else seen.declined
         ours = status.header(stored=stored, declined=declined)

@@ -246,7 +246,7 @@ def explain_action(
     def upstream(endpoint: Endpoint, model: str) -> str:
         local = pipeline.local
         served = local if local is not None and local.serves(endpoint, model) else pipeline
-        return served.forwarder.upstream.name
+        return served.coalescer.upstream.name
 
     explainer = Explainer(
         pipeline.policies,
@@ -258,7 +258,7 @@ def explain_action(
         pipeline.now,
         salts_caches=pipeline.outbox.salts_caches,
         holder=holder,
-        barred=pipeline.forwarder.admitter.quarantine.holds,
+        barred=pipeline.coalescer.admitter.quarantine.holds,
         learned=pipeline.learned,
     )
 

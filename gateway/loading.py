@@ -11,12 +11,12 @@ from typing import Any
 
 import orjson
 
+from gateway.coalescing import Coalescer
 from gateway.core.errors import RequestError
 from gateway.core.outgoing import Outgoing, Served
 from gateway.core.selection import SelectionError, read_headers, read_holder
 from gateway.core.types import Endpoint
 from gateway.exchange import Inbound
-from gateway.forwarding import Forwarder
 from gateway.observation import Observation
 from gateway.pipeline import Pipeline
 from gateway.ports import Upstream
@@ -53,10 +53,10 @@ class KnownAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """Stores known answers. ``forwarder`` makes one for an upstream that stands in."""
+    """Stores known answers. ``coalescer`` makes one for an upstream that stands in."""
 
     pipeline: Pipeline
-    forwarder: Callable[[Upstream], Forwarder]
+    coalescer: Callable[[Upstream], Coalescer]
     clock: Callable[[], float]
     holder_of: Callable[[Mapping[str, str]], str | None]
 
@@ -68,9 +68,9 @@ class Loader:
         Return ``stored`` and, where it was not, the ``reason``. Raises SelectionError.
         """
         endpoint, headers, request, answer = _read(asked)
-        upstream = KnownAnswer(self.pipeline.forwarder.upstream.name, orjson.dumps(answer))
-        forwarder = self.forwarder(upstream)
-        pipeline = replace(self.pipeline, forwarder=forwarder)
+        upstream = KnownAnswer(self.pipeline.coalescer.upstream.name, orjson.dumps(answer))
+        coalescer = self.coalescer(upstream)
+        pipeline = replace(self.pipeline, coalescer=coalescer)
         seen = Observation(endpoint.value, self.clock(), self.clock, ())
         asking = {**headers, "cache-control": "no-cache"}
         holder = read_holder(asked.get("holder"), headers, self.holder_of)
@@ -83,7 +83,7 @@ class Loader:
         except RequestError as error:
             raise SelectionError("request", f"a request that can be made ({error})") from None
         finally:
-            await forwarder.close()
+            await coalescer.close()
         if seen.stored:
             return {"stored": True, "reason": None}
         reason = seen.declined or seen.reason

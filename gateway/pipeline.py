@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, assert_never
 
 from gateway.asked import Asked, LocalModel, Parsed, decide, facts_of, parse_request
+from gateway.coalescing import Coalescer
 from gateway.core.conversation import is_readable
 from gateway.core.decision_record import Recorder
 from gateway.core.embedding_batch import item_body, items_of
@@ -48,8 +49,7 @@ from gateway.core.sampling import Sampling
 from gateway.core.status import Forwarded, ForwardStatus
 from gateway.core.types import Endpoint, Entry, Reason
 from gateway.embedding_items import MissingItems, end_of, for_each, to_be_had
-from gateway.exchange import Inbound, Reply
-from gateway.forwarding import Exchange, Forwarder
+from gateway.exchange import Exchange, Inbound, Reply
 from gateway.observation import Observation
 from gateway.outgoing import Outbox
 from gateway.ports import (
@@ -84,7 +84,7 @@ class Pipeline:
     semantic: SemanticIndex | None
     verifier: Verifier
     policies: PolicySource
-    forwarder: Forwarder
+    coalescer: Coalescer
     scans: Scans
     secret: bytes = field(repr=False)
     outbox: Outbox
@@ -151,9 +151,9 @@ class Pipeline:
     async def close(self) -> None:
         """End the calls that are under way."""
         await self.outbox.summariser.close()
-        await self.forwarder.close()
+        await self.coalescer.close()
         if self.local is not None:
-            await self.local.forwarder.close()
+            await self.local.coalescer.close()
 
     def _asked(
         self, endpoint: Endpoint, parsed: Parsed, inbound: Inbound, seen: Observation
@@ -171,8 +171,8 @@ class Pipeline:
         local = self.local is not None and self.local.serves(endpoint, seen.model)
         if local and parsed.odd is not None:
             raise parsed.odd
-        forwarder = self.local.forwarder if self.local and local else self.forwarder
-        asked = Asked(endpoint, inbound, body, active, tenant, decision, forwarder, local, seen)
+        coalescer = self.local.coalescer if self.local and local else self.coalescer
+        asked = Asked(endpoint, inbound, body, active, tenant, decision, coalescer, local, seen)
         return asked if parsed.odd is None else asked._replace(odd_body=parsed.whole)
 
     async def _replied(
@@ -181,12 +181,12 @@ class Pipeline:
         """Forward a miss, or a hit to be revalidated; ``items`` are those of a batch."""
         exchange = await self._exchange(asked, _forward(end))
         if isinstance(end, Hit):
-            asked.forwarder.refresh(replace(exchange, seen=asked.seen.of_background("refresh")))
+            asked.coalescer.refresh(replace(exchange, seen=asked.seen.of_background("refresh")))
             return render_hit(asked.endpoint, asked.body, end, asked.seen)
         if items:
-            send = MissingItems(asked.forwarder, exchange, items).forward()
+            send = MissingItems(asked.coalescer, exchange, items).forward()
         else:
-            send = asked.forwarder.forward(exchange)
+            send = asked.coalescer.forward(exchange)
         return await self._forwarded(exchange, send)
 
     async def _sample(self, asked: Asked, hit: Hit) -> None:
@@ -197,7 +197,7 @@ class Pipeline:
         decision = replace(asked.decision, priority=Priority.LOW)
         seen = asked.seen.of_background("sample")
         exchange = await self._exchange(asked._replace(decision=decision, seen=seen), state)
-        asked.forwarder.refresh(exchange)
+        asked.coalescer.refresh(exchange)
 
     async def _forwarded(self, exchange: Exchange, send: Awaitable[Reply]) -> Reply:
         """Return the upstream's reply, or the stale answer that stands in for its failure."""
@@ -233,7 +233,7 @@ class Pipeline:
             match state:
                 case Hit() | Forward() | Refused():
                     return state
-                case LookUpExact() if asked.forwarder.has_missed(state.plan) and state.collapses:
+                case LookUpExact() if asked.coalescer.has_missed(state.plan) and state.collapses:
                     state = state.missed()
                 case ScanPrompt() | SearchSemantic() if (about := common(state)) is not None:
                     end = await self.misses.ask(about, partial(self._driven, state, asked))
@@ -305,7 +305,7 @@ class Pipeline:
             facts,
             decision,
             truths=self.policies.active.recorded.truths(facts),
-            upstream=self.forwarder.upstream.name,
+            upstream=self.coalescer.upstream.name,
             query=inbound.query,
         )
 
@@ -316,7 +316,7 @@ class Pipeline:
         plan = plan_request(
             without_salt(body) if self.outbox.salts(asked) else body,
             endpoint=asked.endpoint,
-            upstream=asked.forwarder.upstream.name,
+            upstream=asked.coalescer.upstream.name,
             query=asked.inbound.query,
             tenant=asked.tenant,
             secret=self.secret,
@@ -375,7 +375,7 @@ class Pipeline:
             seen.semantic_fault = error.reason
             return []
         # Not only when it is added: the index may have been down when the hit was called wrong.
-        barred = self.forwarder.admitter.quarantine.holds
+        barred = self.coalescer.admitter.quarantine.holds
         return [(each.key, each.similarity) for each in found if not barred(each.key)]
 
 

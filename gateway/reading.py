@@ -12,7 +12,6 @@ from enum import Enum, auto
 from http import HTTPStatus
 
 from gateway.core import exact_json
-from gateway.core.answer_log import TooSlowError
 from gateway.core.compress.outcome import COMPRESS
 from gateway.core.errors import UpstreamError
 from gateway.core.headers import Fields, shared_fields, without
@@ -22,7 +21,7 @@ from gateway.core.rewrite.outcome import REWRITE, rewrites_told
 from gateway.core.status import joined
 from gateway.core.types import Reason
 from gateway.exchange import Exchange, Reply
-from gateway.live_answer import Head, LiveAnswer
+from gateway.live_answer import Head, LiveAnswer, TooSlowError
 
 JSON_TYPE = ("Content-Type", "application/json")
 SSE_TYPE = ("Content-Type", "text/event-stream; charset=utf-8")

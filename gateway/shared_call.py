@@ -7,7 +7,7 @@ call is made here, and nobody waits a second time.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -40,12 +40,6 @@ class SharedCaller:
     claims: Claims
     store: Store
     now: Callable[[], float]
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-
-    @property
-    def max_answer_bytes(self) -> int:
-        """See ``Caller``."""
-        return self.caller.max_answer_bytes
 
     async def call(self, exchange: Exchange, answer: LiveAnswer) -> None:
         """See ``Caller``."""
@@ -76,8 +70,8 @@ class SharedCaller:
             if exchange.streamed or not answer.attended:
                 return Turn.OURS_WITHOUT_CLAIM
             async with asyncio.timeout(plan.decision.follow_seconds):
-                while not await self.claims.take(slot):
-                    await self.sleep(POLL_SECONDS)
+                while not await self.claims.take(slot):  # noqa: ASYNC110 - another process ends it
+                    await asyncio.sleep(POLL_SECONDS)
         except (StoreError, TimeoutError):
             return Turn.OURS_WITHOUT_CLAIM
         try:

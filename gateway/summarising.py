@@ -105,7 +105,7 @@ class Summariser:
         if digest in self._tasks or len(self._tasks) >= MOST_AT_A_TIME or not stored:
             return
         work = self._write(
-            asked.forwarder.upstream,
+            asked.coalescer.upstream,
             str(asked.body.get("model")),
             tuple(asked.inbound.fields),
             cut,

@@ -6,7 +6,7 @@ which waits until the entry can be hit.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -29,7 +29,6 @@ from gateway.exchange import Exchange
 from gateway.live_answer import Head, LiveAnswer
 from gateway.observation import Observation
 from gateway.ports import Upstream, UpstreamReply
-from gateway.reply_pieces import joined, pass_on, read
 from gateway.suiting import Version, Versions, versions
 
 log = logging.getLogger(__name__)
@@ -135,7 +134,7 @@ class Caller:
                     self.taken.note_unasked(Taker(name, model), seen.clock())
                 return {}
             chunks = upstream.chunks()
-            whole = await read(chunks, self.max_answer_bytes)
+            whole = await _read(chunks, self.max_answer_bytes)
             who, now = Taker(name, model), seen.clock()
             if refused := self.taken.suspects(who, version.added, upstream.status, whole, now):
                 return dict.fromkeys(refused, name)
@@ -143,7 +142,7 @@ class Caller:
             if len(whole) > self.max_answer_bytes:
                 if exchange.plan is not None:
                     _decline(Reason.TOO_LARGE, answer)
-                await pass_on(Head(upstream.status, fields), whole, chunks, answer)
+                await _pass_on(Head(upstream.status, fields), whole, chunks, answer)
                 return {}
         answer.complete = True
         await self._store_plain(upstream, whole, exchange, answer)
@@ -221,12 +220,12 @@ class Caller:
             was_done = answered.done
             piece = answered.pass_on(event)
             if answered.done and not was_done:
-                await answer.add(*joined(pieces))
+                await answer.add(*_joined(pieces))
                 pieces.clear()
                 answer.complete = True
                 await self._store_streamed(answered, exchange, answer)
             pieces.append(piece)
-        await answer.add(*joined(pieces))
+        await answer.add(*_joined(pieces))
         if answered.done and not answered.failed:
             answer.land(exchange.seen.clock())
 
@@ -276,6 +275,36 @@ class Caller:
             self.checks.begin(check, exchange.plan, plain, exchange.inbound.fields)
         if (payer := answer.payer) is not None:
             payer.stored = True
+
+
+async def _pass_on(
+    head: Head, first: bytes, chunks: AsyncIterator[bytes], answer: LiveAnswer
+) -> None:
+    """Pass a plain answer on that is too large to be held."""
+    answer.open(head)
+    await answer.add(first, first)
+    async for chunk in chunks:
+        await answer.add(chunk, chunk)
+
+
+async def _read(chunks: AsyncIterator[bytes], limit: int) -> bytes:
+    """Read to the end, or until more than ``limit`` bytes have come."""
+    parts = []
+    size = 0
+    async for chunk in chunks:
+        parts.append(chunk)
+        size += len(chunk)
+        if size > limit:
+            break
+    return b"".join(parts)
+
+
+def _joined(pieces: list[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
+    """Join pieces in both their forms; one object where the forms are the same."""
+    full = b"".join([full for full, _ in pieces])
+    if all(bare is full for full, bare in pieces):
+        return full, full
+    return full, b"".join([bare for _, bare in pieces])
 
 
 def _broken(message: str) -> UpstreamError:

@@ -14,11 +14,11 @@ from typing import Any
 import orjson
 
 from gateway.asked import LocalModel
+from gateway.coalescing import Coalescer
 from gateway.core.embedding_batch import items_of
 from gateway.core.errors import ClientError, UpstreamError
 from gateway.core.outgoing import Outgoing, Served
 from gateway.core.types import Reason
-from gateway.forwarding import Forwarder
 from gateway.ports import LocalEncoder, SemanticUnavailableError, Upstream
 
 _REFUSALS = {
@@ -28,10 +28,10 @@ _REFUSALS = {
 
 
 def local_model(
-    encoder: LocalEncoder, make_forwarder: Callable[[Upstream], Forwarder]
+    encoder: LocalEncoder, make_coalescer: Callable[[Upstream], Coalescer]
 ) -> LocalModel:
     """Return the encoder as a model that requests may name; answers are stored as any others."""
-    return LocalModel(encoder, make_forwarder(LocalUpstream(encoder)))
+    return LocalModel(encoder, make_coalescer(LocalUpstream(encoder)))
 
 
 class LocalUpstream:

@@ -122,7 +122,7 @@ async def test_the_last_to_leave_ends_the_call(rig: Rig, where: str):
 
     await rig.ask(stream=True)
     assert await rig.upstream.next_call() is not call
-    await rig.forwarder.close()
+    await rig.coalescer.close()
 
 
 async def test_who_comes_when_the_last_has_left_makes_a_call_of_its_own(rig: Rig):
@@ -207,7 +207,7 @@ async def test_a_call_that_cannot_be_made_is_told_to_all(rig: Rig):
     assert len(set(map(id, errors))) == 4
     await rig.ask()
     await rig.upstream.next_call()
-    await rig.forwarder.close()
+    await rig.coalescer.close()
 
 
 @pytest.mark.parametrize("status", [400, 429, 500, 503])
@@ -416,7 +416,7 @@ async def test_who_refuses_what_is_stored_leads_but_does_not_follow(rig: Rig):
     assert [text(one) for one in got] == ["Newer.", "Newer."]
     assert got[1].cache == "refrain; fwd=miss; collapsed"
     assert not first.done()
-    await rig.forwarder.close()
+    await rig.coalescer.close()
     with pytest.raises(UpstreamError):
         await first
 
@@ -519,7 +519,7 @@ async def test_tokens_are_counted_to_a_follower_when_the_leader_has_left(rig: Ri
 
 
 async def test_a_refresh_can_be_followed_and_outlives_its_followers(rig: Rig):
-    assert rig.forwarder.refresh(rig.exchange(stream=True))
+    assert rig.coalescer.refresh(rig.exchange(stream=True))
     call = await rig.upstream.next_call()
     call.head()
     call.say(ANSWER[0])
@@ -543,7 +543,7 @@ async def test_closing_leaves_nobody_waiting(rig: Rig):
     await call.taken()
     plain = await rig.ask()
     unbegun = await rig.ask("another")
-    await rig.forwarder.close()
+    await rig.coalescer.close()
     [got] = await all_of(streamed)
     assert stream(got.raw)[-1]["error"]["code"] == "upstream-broke"
     for one in (plain, unbegun):

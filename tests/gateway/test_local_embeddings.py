@@ -17,10 +17,10 @@ from gateway.adapters.store_memory import MemoryStore
 from gateway.adapters.upstream_local import local_model
 from gateway.admitting import Admitter
 from gateway.app import default_policy
+from gateway.coalescing import Coalescer
 from gateway.core.errors import ClientError, UpstreamError
 from gateway.core.types import Endpoint, Reason
 from gateway.exchange import Inbound
-from gateway.forwarding import Forwarder
 from gateway.observation import Observation
 from gateway.outgoing import Outbox
 from gateway.pipeline import Pipeline
@@ -60,13 +60,13 @@ class Rig:
         store, scans = MemoryStore(max_bytes=2**20), Scans()
         quarantine = QuarantineFile(data_dir / "quarantine.jsonl")
         admitter = Admitter(store, None, scans, time.time, quarantine)
-        made = partial(Forwarder, admitter=admitter, max_answer_bytes=2**20)
+        made = partial(Coalescer, admitter=admitter, max_answer_bytes=2**20)
         self.pipeline = Pipeline(
             store=store,
             semantic=None,
             verifier=None,
             policies=PolicyFile(default_policy()),
-            forwarder=made(NoUpstream()),
+            coalescer=made(NoUpstream()),
             scans=scans,
             secret=bytes(32),
             outbox=Outbox(bytes(32)),

@@ -13,11 +13,11 @@ from gateway.adapters.quarantine_file import QuarantineFile
 from gateway.adapters.store_memory import MemoryStore
 from gateway.admitting import Admitter
 from gateway.app import default_policy
+from gateway.coalescing import Coalescer
 from gateway.core.errors import UpstreamError
 from gateway.core.outgoing import Served
 from gateway.core.types import Endpoint, Entry, Reason
 from gateway.exchange import Inbound, Reply
-from gateway.forwarding import Forwarder
 from gateway.observation import Observation
 from gateway.outgoing import Outbox
 from gateway.pipeline import Pipeline
@@ -105,7 +105,7 @@ class Rig:
             semantic=self.index,
             verifier=self.verifier,
             policies=PolicyFile(default_policy()),
-            forwarder=Forwarder(
+            coalescer=Coalescer(
                 self.upstream,
                 Admitter(self.store, self.index, scans, time.time, self.quarantine),
                 2**20,

@@ -52,7 +52,7 @@ class Whole:
             semantic=self.index,
             verifier=SaidVerifier(),
             policies=PolicyFile(default_policy()),
-            forwarder=self.rig.forwarder,
+            coalescer=self.rig.coalescer,
             scans=Scans(),
             secret=bytes(32),
             outbox=Outbox(bytes(32)),

@@ -21,9 +21,9 @@ from gateway.adapters.policy_file import PolicyFile
 from gateway.adapters.quarantine_file import QuarantineFile
 from gateway.adapters.store_memory import MemoryStore
 from gateway.admitting import Admitter
+from gateway.coalescing import Coalescer
 from gateway.core.types import Endpoint
 from gateway.exchange import Inbound
-from gateway.forwarding import Forwarder
 from gateway.observation import Observation
 from gateway.outgoing import Outbox
 from gateway.pipeline import Pipeline
@@ -64,7 +64,7 @@ def pipeline_for(policy: PolicyFile, quarantine: QuarantineFile, scans: Scans) -
         semantic=index,
         verifier=SaidVerifier(),
         policies=policy,
-        forwarder=Forwarder(NamingUpstream(), admitter, 2**20),
+        coalescer=Coalescer(NamingUpstream(), admitter, 2**20),
         scans=scans,
         secret=bytes(32),
         outbox=Outbox(bytes(32)),

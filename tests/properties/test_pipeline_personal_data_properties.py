@@ -16,10 +16,10 @@ from verifiers import SaidVerifier
 from gateway.adapters.policy_file import PolicyFile
 from gateway.adapters.store_memory import MemoryStore
 from gateway.admitting import Admitter
+from gateway.coalescing import Coalescer
 from gateway.core.outgoing import Outgoing, Served
 from gateway.core.types import Endpoint
 from gateway.exchange import Inbound
-from gateway.forwarding import Forwarder
 from gateway.observation import Observation
 from gateway.outgoing import Outbox
 from gateway.pipeline import Pipeline
@@ -141,7 +141,7 @@ async def _ask_all(asked: list[tuple[str | None, str, bool, int, bool]]) -> None
         semantic=index,
         verifier=SaidVerifier(),
         policies=POLICIES,
-        forwarder=Forwarder(upstream, admitter, 2**20),
+        coalescer=Coalescer(upstream, admitter, 2**20),
         scans=scans,
         secret=bytes(32),
         outbox=Outbox(bytes(32)),
@@ -162,5 +162,5 @@ async def _ask_all(asked: list[tuple[str | None, str, bool, int, bool]]) -> None
         text = orjson.loads(reply.body)["choices"][0]["message"]["content"]
         if SECRET_WORD in text or SECRET_WORD in prompt:
             assert f"for {user}" in text, (text, dict(reply.headers)["Cache-Status"])
-    await pipeline.forwarder.close()
+    await pipeline.coalescer.close()
     scans.close()

@@ -16,9 +16,9 @@ from gateway.adapters.store_memory import MemoryStore
 from gateway.adapters.upstream_http import HttpUpstream
 from gateway.admitting import Admitter
 from gateway.checking import Checks
+from gateway.coalescing import Coalescer
 from gateway.core.types import Endpoint
 from gateway.exchange import Inbound
-from gateway.forwarding import Forwarder
 from gateway.judging import Judge
 from gateway.observation import Observation
 from gateway.outgoing import Outbox
@@ -116,7 +116,7 @@ class LearningRig:
             semantic=self.index,
             verifier=self.verifier,
             policies=PolicyFile(policy),
-            forwarder=Forwarder(self.upstream, admitter, 2**20, checks=self.checks),
+            coalescer=Coalescer(self.upstream, admitter, 2**20, checks=self.checks),
             scans=scans,
             secret=bytes(32),
             outbox=Outbox(bytes(32)),
