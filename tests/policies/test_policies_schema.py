@@ -11,7 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 import policies
-from gateway.core.types import Endpoint
+from gateway.protocol.endpoint import Endpoint
 from policies.fields import ENDPOINTS
 from policies.parse import PolicyError, parse_policy
 from policies.schema import json_schema

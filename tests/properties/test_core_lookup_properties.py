@@ -8,24 +8,21 @@ from core_requests import STORED_AT, chat, entry_of, plan_of, user
 from hypothesis import given, target
 from hypothesis import strategies as st
 
-from gateway.core.key import identify
-from gateway.core.lookup import (
-    FetchCandidate,
-    Forward,
-    Hit,
+from gateway.cache.entry import Entry
+from gateway.cache.key import identify
+from gateway.cache.lookup import (
     LookUpExact,
     LookUpPersonal,
     LookUpVariant,
-    Refused,
     ScanPrompt,
-    SearchSemantic,
     State,
-    VerifyCandidate,
     start,
 )
-from gateway.core.plan import Plan
-from gateway.core.types import Entry, Reason
-from gateway.core.verification import Verification
+from gateway.cache.lookup_semantic import FetchCandidate, SearchSemantic, VerifyCandidate
+from gateway.cache.outcomes import Forward, Hit, Refused
+from gateway.cache.plan import Plan
+from gateway.protocol.reasons import Reason
+from gateway.semantic.verification import Verification
 from policies.decide import PiiAction, Scope
 from policies.freshness import Directives, Grace, Verdict, freshness, jittered
 

@@ -6,23 +6,19 @@ from typing import Any, assert_never
 
 from core_requests import LIFETIME, STORED_AT, entry_of, plan_of, user
 
-from gateway.core.lookup import (
-    FetchCandidate,
-    Forward,
-    Hit,
+from gateway.cache.entry import Entry
+from gateway.cache.lookup import (
     LookUpExact,
     LookUpPersonal,
     LookUpVariant,
-    Refused,
     ScanPrompt,
-    SearchSemantic,
     State,
-    VerifyCandidate,
     start,
 )
-from gateway.core.plan import Plan
-from gateway.core.types import Entry
-from gateway.core.verification import Verification
+from gateway.cache.lookup_semantic import FetchCandidate, SearchSemantic, VerifyCandidate
+from gateway.cache.outcomes import Forward, Hit, Refused
+from gateway.cache.plan import Plan
+from gateway.semantic.verification import Verification
 from policies.freshness import parse_directives
 
 EXACT, VARIANT, PERSONAL, SCAN, SEARCH, FETCH, VERIFY, HIT, FORWARD, REFUSED = (
