@@ -32,6 +32,7 @@ from gateway.server.auth import Access
 from gateway.server.http import front
 from gateway.server.http.handlers import Handlers, refuse
 from gateway.server.http.pass_through import PassThrough
+from gateway.server.http.query_method import serve_query
 from gateway.server.http.readiness import Readiness
 from gateway.server.local_encoder import local_model
 from gateway.server.open_store import Entries, open_store
@@ -140,7 +141,7 @@ def create_app(
         local=None if semantic is None else local_model(semantic, make_coalescer),
     )
     budgets = Budgets(policies, lambda: _verifier_known(semantic), verifier.threshold)
-    app = front.new_app(refuse, client_max_size=settings.max_body_bytes)
+    app = serve_query(front.new_app(refuse, client_max_size=settings.max_body_bytes), refuse)
     handlers = Handlers(
         pipeline,
         PassThrough(

@@ -9,10 +9,9 @@ import hashlib
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from gateway.cache.entry import KEY_VERSION
-from gateway.cache.lazy import lazy
 from gateway.protocol.credentials import bearer
 from gateway.protocol.endpoint import Endpoint
 from policies.decide import CompressSettings, DocumentSettings, Scope
@@ -155,7 +154,7 @@ class Partition:
         """Return the compatibility fingerprint; ``form`` leaves the question out."""
         return hashlib.sha256(self._prefix + b"but" + form).digest()
 
-    @lazy
+    @cached_property
     def _prefix(self) -> bytes:
         """Return what is hashed before the form; length prefixed, it ends in one place only."""
         compress = (self.compress.encode(),) if self.compress else ()
@@ -169,11 +168,6 @@ class Partition:
             self.pii_identity.encode(),
             *compress,
         )
-
-
-def variant_key(key: bytes, slot: int) -> bytes:
-    """Return the key of a further answer to the request whose cache key this is."""
-    return hashlib.sha256(_joined(b"variant", slot.to_bytes(4, "big"), key)).digest()
 
 
 @lru_cache(maxsize=_TENANTS_AT_A_TIME)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from gateway.cache.entry import Entry
 from gateway.cache.lookup_semantic import FetchCandidate, SearchSemantic, VerifyCandidate
-from gateway.cache.outcomes import End, Forward, Hit, Refused, forward, judged
+from gateway.cache.outcomes import End, Forward, Hit, Refused, forward, judged, miss
 from gateway.cache.plan import Plan
 from gateway.protocol.cache_status import Forwarded, ForwardStatus
 from gateway.protocol.reasons import Reason
@@ -25,53 +25,31 @@ from policies.freshness import Directives
 
 
 @dataclass(frozen=True, slots=True)
-class LookUpVariant:
-    """Needs the store's entry for ``plan.key``, a further answer to a sampled prompt, or None."""
-
-    plan: Plan
-
-    def next(self, entry: Entry | None, now: float) -> "State":
-        """Take the entry found; without one, the plain one says whether there is room for it."""
-        found = judged(self.plan, entry, now)
-        if isinstance(found, Hit):
-            return found
-        return LookUpExact(self.plan.variant(0), wanted=found)
-
-
-@dataclass(frozen=True, slots=True)
 class LookUpExact:
-    """Needs the store's entry for ``plan.key``, or None.
-
-    ``wanted`` is the forward that would fill a variant's empty slot.
-    """
+    """Needs the store's entry for ``plan.key``, or None."""
 
     plan: Plan
-    wanted: "Forward | None" = None
 
     @property
     def collapses(self) -> bool:
         """Tell whether another's call for the same key would say all that this look-up can."""
-        return self.wanted is None and self.plan.personal is None and self.plan.variants == 1
+        return self.plan.personal is None
 
     def missed(self) -> "State":
         """Take it that another request has just looked for the same, and asks the upstream."""
-        return forward(self.plan, Forward(ForwardStatus(Forwarded.MISS), self.plan))
+        return forward(self.plan, miss(self.plan))
 
     def next(self, entry: Entry | None, now: float) -> "State":
         """Take the entry found."""
-        found = judged(self.plan, entry, now)
-        wanted = self.wanted
+        plan = self.plan
+        found = judged(plan, entry, now)
         if isinstance(found, Hit):
-            if wanted is None or self.plan.directives.only_if_cached:
-                return found
-            return replace(wanted, fallback=wanted.fallback if found.status.stale else found)
-        if wanted is not None and found.fallback is None:
-            found = replace(found, fallback=wanted.fallback)
+            return found
         # Any entry at all proves that the prompt is clean.
         clean = found.status.forwarded is not Forwarded.MISS
-        if found.status.forwarded is not Forwarded.REQUEST and self.plan.personal is not None:
-            return LookUpPersonal(self.plan, self.plan.personal, found, clean)
-        return _after_lookup(self.plan, found, clean=clean)
+        if found.status.forwarded is not Forwarded.REQUEST and plan.personal is not None:
+            return LookUpPersonal(plan, plan.personal, found, clean)
+        return _after_lookup(plan, found, clean=clean)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,35 +97,25 @@ class ScanPrompt:
 
 
 Unended = (
-    LookUpVariant
-    | LookUpExact
-    | LookUpPersonal
-    | ScanPrompt
-    | SearchSemantic
-    | FetchCandidate
-    | VerifyCandidate
+    LookUpExact | LookUpPersonal | ScanPrompt | SearchSemantic | FetchCandidate | VerifyCandidate
 )
 State = Unended | End
 
 
-def start(plan: Plan, draw: int = 0) -> State:
-    """Return the first state of a request that may be looked up.
-
-    ``draw`` chooses among the answers kept for a sampled prompt, by its remainder.
-    """
-    if not plan.decision.exact:
-        return _after_lookup(plan, Forward(ForwardStatus(Forwarded.MISS), plan), clean=False)
-    slot = draw % plan.variants if draw else 0
-    return LookUpVariant(plan.variant(slot)) if slot else LookUpExact(plan)
+def start(plan: Plan) -> State:
+    """Return the first state of a request that may be looked up."""
+    if plan.decision.exact:
+        return LookUpExact(plan)
+    return _after_lookup(plan, miss(plan), clean=False)
 
 
 def common(state: ScanPrompt | SearchSemantic) -> Hashable | None:
     """Return what a request must have in common with this one to come to the same end from here.
 
-    None where that is never certain: where there was an entry, or several may be kept.
+    None where that is never certain: where there was an entry.
     """
     plan = state.plan
-    if state.otherwise != Forward(ForwardStatus(Forwarded.MISS), plan) or plan.variants > 1:
+    if state.otherwise != miss(plan):
         return None
     return type(state), plan.key, plan.coalescing_key, plan.decision, plan.directives
 
@@ -174,8 +142,7 @@ def _after_lookup(plan: Plan, otherwise: Forward, *, clean: bool) -> State:
 
 
 def _after_scan(plan: Plan, otherwise: Forward) -> State:
-    refused = plan.directives.no_cache or otherwise.status.forwarded is Forwarded.REQUEST
-    if refused:
+    if plan.directives.no_cache or otherwise.status.forwarded is Forwarded.REQUEST:
         return forward(plan, otherwise)
     if plan.question is None:
         return forward(plan, replace(otherwise, ineligible=plan.sought.ineligible))

@@ -90,10 +90,15 @@ def set_apart(end: End, reason: Reason, *, personal: bool) -> End:
             return end
 
 
+def miss(plan: Plan) -> Forward:
+    """Return how a request goes on where nothing was found for it."""
+    return Forward(ForwardStatus(Forwarded.MISS), plan)
+
+
 def judged(plan: Plan, entry: Entry | None, now: float) -> Hit | Forward:
     """Return the hit that an entry under ``plan.key`` is, or the forward that it leads to."""
     if entry is None or entry.key != plan.key or not plan.belongs(entry):
-        return Forward(ForwardStatus(Forwarded.MISS), plan)
+        return miss(plan)
     fresh = plan.freshness_of(entry, now)
     match fresh.verdict:
         case Verdict.FRESH:

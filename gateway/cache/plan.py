@@ -1,20 +1,13 @@
 """What a request's lookup depends on, and whether it may be looked up at all."""
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from gateway.cache.canonical import canonical_form
 from gateway.cache.entry import KEY_VERSION, Entry
 from gateway.cache.field_digests import field_digests
-from gateway.cache.key import (
-    Partition,
-    Tenant,
-    compress_identity,
-    scope_id,
-    shared_partition,
-    variant_key,
-)
-from gateway.cache.lazy import lazy
+from gateway.cache.key import Partition, Tenant, compress_identity, scope_id, shared_partition
 from gateway.protocol.conversation import without_question
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.fields import bypass_reason
@@ -29,9 +22,9 @@ from policies.freshness import NO_GRACE, Directives, Freshness, Grace, freshness
 class Plan:
     """A request that may be looked up. Equality of identity is by digests, never by text.
 
-    What only a miss needs (question, fingerprint) is computed when it is asked for. ``slot`` says
-    which of several answers to a sampled prompt is meant. ``personal_partition`` is the end user's
-    own, where answers with personal data may be kept apart from those that are shared.
+    What only a miss needs (question, fingerprint) is computed when it is asked for.
+    ``personal_partition`` is the end user's own, where answers with personal data may be kept
+    apart from those that are shared.
     """
 
     body: dict[str, Any]
@@ -40,16 +33,16 @@ class Plan:
     directives: Directives
     secret: bytes = field(repr=False)
     """The server's, for field digests."""
-    slot: int = 0
     personal_partition: Partition | None = None
+    key: bytes = field(init=False, repr=False, compare=False)
+    """Exact cache key, 32 bytes."""
 
-    @lazy
-    def key(self) -> bytes:
-        """Exact cache key, 32 bytes."""
-        key = self.partition.cache_key(canonical_form(self.partition.endpoint, self.body))
-        return variant_key(key, self.slot) if self.slot else key
+    def __post_init__(self) -> None:
+        # No cached_property: on Python 3.11 that takes a lock, and each hit needs the key.
+        form = canonical_form(self.partition.endpoint, self.body)
+        object.__setattr__(self, "key", self.partition.cache_key(form))
 
-    @lazy
+    @cached_property
     def personal(self) -> "Plan | None":
         """Plan of the same request wholly within its end user's scope, where that is another."""
         if self.personal_partition is None:
@@ -67,23 +60,10 @@ class Plan:
         key = self.key if self.personal is None else self.personal.key
         return caller_key(key, self.body) if self.partition.endpoint is Endpoint.RESPONSES else key
 
-    @property
-    def variants(self) -> int:
-        """How many answers may be kept: several only where the upstream samples."""
-        body = self.body
-        if self.decision.variants == 1 or self.partition.endpoint is Endpoint.EMBEDDINGS:
-            return 1
-        sampled = body.get("seed") is None and body.get("temperature") != 0
-        return self.decision.variants if sampled else 1
-
-    def variant(self, slot: int) -> "Plan":
-        """Return the plan for another of the request's answers."""
-        return self if slot == self.slot else replace(self, slot=slot)
-
-    @lazy
+    @cached_property
     def sought(self) -> Sought:
         """Text to look up by meaning, or why there is none though the policy would have it."""
-        if not self.decision.semantic or self.slot:
+        if not self.decision.semantic:
             return NOT_SOUGHT
         return sought(self.partition.endpoint, self.body)
 
@@ -92,7 +72,7 @@ class Plan:
         """Text to look up by meaning; None where only exact lookup is allowed."""
         return self.sought.question
 
-    @lazy
+    @cached_property
     def fingerprint(self) -> bytes:
         """Identity of everything except the question, 32 bytes; zeros where there is none."""
         if self.question is None:

@@ -20,7 +20,6 @@ class Inbound:
     fields: Iterable[tuple[str, str]] = field(repr=False)
     raw: bytes = field(repr=False)
     holder: str | None = None
-    method: str = "POST"
 
     @property
     def query(self) -> str:

@@ -1,11 +1,10 @@
 """Replies that need no upstream: a hit on either wire, and the refusal of ``only-if-cached``."""
 
-from dataclasses import replace
 from typing import Any
 
 import orjson
 
-from gateway.cache.outcomes import Forward, Hit
+from gateway.cache.outcomes import Hit
 from gateway.protocol import exact_json
 from gateway.protocol.cache_status import RefusedStatus
 from gateway.protocol.endpoint import Endpoint
@@ -13,9 +12,7 @@ from gateway.protocol.errors import RequestError
 from gateway.protocol.messages import Reply
 from gateway.protocol.reasons import Reason
 from gateway.protocol.streaming.render import render_plain, render_stream
-from gateway.server.http.query_method import query_reply_fields
 from gateway.telemetry.observation import Observation
-from policies.decide import Decision, PiiAction, Scope
 
 JSON_TYPE = ("Content-Type", "application/json")
 SSE_TYPE = ("Content-Type", "text/event-stream; charset=utf-8")
@@ -59,14 +56,3 @@ def refuse(seen: Observation) -> Reply:
     )
     header = RefusedStatus(Reason.ONLY_IF_CACHED).header()
     return Reply(504, (JSON_TYPE, ("Cache-Status", header)), orjson.dumps(error.body()))
-
-
-def to_query(reply: Reply, end: Hit | Forward, decision: Decision, seen: Observation) -> Reply:
-    """Add what caches on the way need to know of a reply to QUERY."""
-    lifetime: float | None = None
-    if isinstance(end, Hit):
-        lifetime = end.age + end.status.ttl
-    elif seen.stored:
-        lifetime = decision.lifetime * (1 - decision.jitter)
-    public = decision.scope is Scope.PUBLIC and decision.pii is not PiiAction.USER
-    return replace(reply, headers=query_reply_fields(reply.headers, lifetime, public=public))

@@ -18,7 +18,6 @@ from gateway.cache.key import Tenant, identify
 from gateway.cache.lookup import (
     LookUpExact,
     LookUpPersonal,
-    LookUpVariant,
     ScanPrompt,
     State,
     Unended,
@@ -32,7 +31,6 @@ from gateway.cache.outcomes import Forward, Hit, Refused, forward
 from gateway.cache.pii_scan import ScanFailedError, Scans
 from gateway.cache.plan import Plan, plan_request
 from gateway.cache.ports import Learned, PolicySource, Store, StoreError, StoreUnavailableError
-from gateway.cache.rotation import Rotation
 from gateway.cache.shadow_eval.comparison import Sampling
 from gateway.cache.single_flight import Together
 from gateway.protocol.cache_status import Forwarded, ForwardStatus
@@ -45,8 +43,7 @@ from gateway.protocol.prompt_size import refuse_long_prompt
 from gateway.protocol.reasons import Reason
 from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError, Verifier
 from gateway.server.batch import MissingItems, end_of, for_each, to_be_had
-from gateway.server.hit_reply import refuse, render_hit, to_query
-from gateway.server.http.query_method import METHOD
+from gateway.server.hit_reply import refuse, render_hit
 from gateway.server.model_fallback import REFUSED, Overloaded, named, never_overloaded, smaller
 from gateway.server.prepare import Outbox
 from gateway.server.request import Asked, LocalModel, Parsed, decide, facts_of, parse_request
@@ -85,7 +82,6 @@ class Pipeline:
     local: LocalModel | None = None
     overloaded: Overloaded = never_overloaded
     learned: Learned | None = None
-    rotation: Rotation = field(default_factory=Rotation)
     sampling: Sampling = field(default_factory=Sampling)
     misses: Together[Hit | Forward | Refused] = field(default_factory=Together)
 
@@ -127,15 +123,13 @@ class Pipeline:
         if isinstance(end, Hit) and end.check is not None:
             await self._sample(asked, end)
         if isinstance(end, Hit) and end.revalidate is None:
-            reply = render_hit(endpoint, asked.body, end, seen)
-        else:
-            reply = await self._replied(asked, end, states)
-            if reply.status in REFUSED and (small := smaller(asked, self.overloaded)) is not None:
-                if reply.resources is not None:
-                    await reply.resources.aclose()
-                return named(await self._answered(small), small)
-        by_query = asked.inbound.method == METHOD
-        return to_query(reply, end, asked.decision, seen) if by_query else reply
+            return render_hit(endpoint, asked.body, end, seen)
+        reply = await self._replied(asked, end, states)
+        if reply.status in REFUSED and (small := smaller(asked, self.overloaded)) is not None:
+            if reply.resources is not None:
+                await reply.resources.aclose()
+            return named(await self._answered(small), small)
+        return reply
 
     async def close(self) -> None:
         """End the calls that are under way."""
@@ -238,7 +232,7 @@ class Pipeline:
     async def _next(self, state: Unended, asked: Asked) -> State:
         """Do what a state asks for, and hand it back."""
         match state:
-            case LookUpExact() | LookUpVariant():
+            case LookUpExact():
                 return state.next(await self._get(state.plan.key), self.now())
             case LookUpPersonal():
                 return state.next(await self._get(state.personal.key), self.now())
@@ -313,11 +307,7 @@ class Pipeline:
             pii_identity=asked.active.pii_identities[asked.decision.pii],
             directives=directives,
         )
-        if isinstance(plan, Reason):
-            return bypass(plan, directives)
-        if asked.decision.variants == 1 or plan.variants == 1:
-            return start(plan)
-        return start(plan, self.rotation.draw(plan.key))
+        return bypass(plan, directives) if isinstance(plan, Reason) else start(plan)
 
     async def _exchange(self, asked: Asked, state: Forward) -> Exchange:
         if asked.local and state.status == ForwardStatus(Forwarded.MISS):

@@ -34,7 +34,6 @@ default:
   semantic: {enabled: on, min_similarity: 0.5}
   freshness: 100s
   grace: 50s
-  variants: 2
   scope: tenant
   pii: user
 """

@@ -7,23 +7,15 @@ from typing import Any, assert_never
 from core_requests import LIFETIME, STORED_AT, entry_of, plan_of, user
 
 from gateway.cache.entry import Entry
-from gateway.cache.lookup import (
-    LookUpExact,
-    LookUpPersonal,
-    LookUpVariant,
-    ScanPrompt,
-    State,
-    start,
-)
+from gateway.cache.lookup import LookUpExact, LookUpPersonal, ScanPrompt, State, start
 from gateway.cache.lookup_semantic import FetchCandidate, SearchSemantic, VerifyCandidate
 from gateway.cache.outcomes import Forward, Hit, Refused
 from gateway.cache.plan import Plan
 from gateway.semantic.verification import Verification
 from policies.freshness import parse_directives
 
-EXACT, VARIANT, PERSONAL, SCAN, SEARCH, FETCH, VERIFY, HIT, FORWARD, REFUSED = (
+EXACT, PERSONAL, SCAN, SEARCH, FETCH, VERIFY, HIT, FORWARD, REFUSED = (
     LookUpExact,
-    LookUpVariant,
     LookUpPersonal,
     ScanPrompt,
     SearchSemantic,
@@ -58,7 +50,7 @@ def drive(state: State, world: World) -> tuple[list[type], State]:
     while True:
         path.append(type(state))
         match state:
-            case LookUpExact() | LookUpVariant():
+            case LookUpExact():
                 state = state.next(world.entries.get(state.plan.key), world.now)
             case LookUpPersonal():
                 state = state.next(world.entries.get(state.personal.key), world.now)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, assert_never
 
 from gateway.cache.entry import Entry
-from gateway.cache.lookup import LookUpExact, LookUpPersonal, LookUpVariant, ScanPrompt, State
+from gateway.cache.lookup import LookUpExact, LookUpPersonal, ScanPrompt, State
 from gateway.cache.lookup_semantic import NEAREST, FetchCandidate, SearchSemantic, VerifyCandidate
 from gateway.cache.outcomes import Forward, Hit, Refused
 from gateway.cache.plan import Plan
@@ -48,7 +48,7 @@ class Drive:
             match state:
                 case Hit() | Forward() | Refused():
                     return state
-                case LookUpExact() | LookUpVariant():
+                case LookUpExact():
                     entry = await self._get("exact", state.plan.key)
                     state = state.next(entry, self.now())
                 case LookUpPersonal():

@@ -25,7 +25,6 @@ from gateway.protocol.headers import folded
 from gateway.protocol.messages import Inbound, Reply
 from gateway.protocol.reasons import Reason
 from gateway.server.auth import Access
-from gateway.server.http import query_method as query
 from gateway.server.http.compressed_body import read_body
 from gateway.server.http.front import STOPPING, complete_head
 from gateway.server.http.pass_through import PassThrough
@@ -81,10 +80,7 @@ class Handlers:
         """Register every path the gateway answers."""
         router = app.router
         for endpoint in Endpoint:
-            handler = self._observed(endpoint.value, self._cached(endpoint))
-            router.add_post(endpoint.value, handler)
-            router.add_route(query.METHOD, endpoint.value, handler)
-            router.add_route("OPTIONS", endpoint.value, self._observed("/v1/*", self._options))
+            router.add_post(endpoint.value, self._observed(endpoint.value, self._cached(endpoint)))
         router.add_get("/healthz", _healthz)
         router.add_get("/readyz", self._readyz)
         router.add_get("/metrics", self._metrics_page)
@@ -132,15 +128,12 @@ class Handlers:
         self, endpoint: Endpoint
     ) -> Callable[[web.Request, Observation], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request, seen: Observation) -> web.StreamResponse:
-            if request.method == query.METHOD:
-                _refuse_odd_query(request)
             inbound = Inbound(
                 target=request.path_qs,
                 headers=folded(request.headers.items()),
                 fields=request.headers.items(),
                 raw=await self._read(request),
                 holder=request.get(HOLDER),
-                method=request.method,
             )
             seen.request_bytes = len(inbound.raw)
             reply = await self._pipeline.answer(endpoint, inbound, seen)
@@ -154,13 +147,6 @@ class Handlers:
                 return await self._stream(request, reply, reply.body, seen)
 
         return handle
-
-    async def _options(self, request: web.Request, seen: Observation) -> web.StreamResponse:
-        """Say which methods there are; what a browser asks before its request is the upstream's."""
-        if "Access-Control-Request-Method" in request.headers:
-            return await self._pass_through.handle(request, seen)
-        seen.outcome, seen.status = "pass", 204
-        return web.Response(status=204, headers=CIMultiDict((query.ALLOWED, query.ACCEPTED)))
 
     async def _read(self, request: web.Request) -> bytes:
         try:
@@ -234,12 +220,6 @@ def _abort(request: web.BaseRequest) -> None:
         request.transport.abort()
 
 
-def _refuse_odd_query(request: web.Request) -> None:
-    refusal = query.query_refusal(request.headers.get("Content-Type", ""))
-    if refusal is not None:
-        raise ClientError(*refusal, code="unsupported_media_type")
-
-
 def _json(status: int, value: dict[str, Any], cache_status: str | None = None) -> web.Response:
     headers = {"Cache-Status": cache_status} if cache_status is not None else None
     body = orjson.dumps(value)
@@ -276,8 +256,6 @@ def _refused(error: RequestError, seen: Observation, names: Mapping[str, str]) -
     response = _json(error.status, error.body(), RefusedStatus(reason).header())
     if isinstance(error, UnauthorizedError):
         response.headers["WWW-Authenticate"] = "Bearer"
-    if error.status == HTTPStatus.UNSUPPORTED_MEDIA_TYPE:
-        response.headers.add(*query.ACCEPTED)
     return response
 
 

@@ -3,19 +3,16 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from http import HTTPStatus
 from urllib.parse import unquote
 
 from aiohttp import ClientResponse, web
 
 from gateway.protocol.cache_status import Forwarded, ForwardStatus, joined
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.errors import ClientError, UpstreamError
 from gateway.protocol.headers import Fields, end_to_end, request_fields, without
 from gateway.protocol.reasons import Reason
 from gateway.server.http.compressed_body import next_piece
 from gateway.server.http.front import complete_head
-from gateway.server.http.query_method import allowing_query
 from gateway.telemetry.observation import Observation
 from gateway.upstream.http.client import HttpUpstream
 from gateway.upstream.pool.models import ModelList
@@ -24,8 +21,6 @@ from gateway.upstream.request import with_priority, with_upstream
 from policies.decide import Priority
 
 log = logging.getLogger(__name__)
-
-_CACHED = frozenset(endpoint.value for endpoint in Endpoint)
 
 
 class PassThrough:
@@ -92,7 +87,7 @@ class PassThrough:
     ) -> web.StreamResponse:
         reason = upstream.reason if upstream.reason and upstream.reason.isprintable() else None
         response = web.StreamResponse(status=upstream.status, reason=reason)
-        fields = with_upstream(_reply_fields(request, upstream), self._upstream.served(upstream))
+        fields = with_upstream(_reply_fields(upstream), self._upstream.served(upstream))
         for name, value in fields:
             response.headers.add(name, value)
         response.content_length = upstream.content_length
@@ -118,12 +113,10 @@ class PassThrough:
         return response
 
 
-def _reply_fields(request: web.Request, upstream: ClientResponse) -> Fields:
+def _reply_fields(upstream: ClientResponse) -> Fields:
     fields = end_to_end(upstream.headers.items())
     theirs = ", ".join(value for name, value in fields if name.lower() == "cache-status")
     fields = without(fields, "content-length", "cache-status")
-    if upstream.status == HTTPStatus.METHOD_NOT_ALLOWED and request.path in _CACHED:
-        fields = allowing_query(fields)
     return (*fields, ("Cache-Status", joined(theirs, ForwardStatus(Forwarded.BYPASS).header())))
 
 

@@ -1,43 +1,62 @@
-"""What a reply to the method QUERY tells the caches on its way (RFC 10008, RFC 9111).
+"""The method QUERY (RFC 10008): the request of a POST, and caches on the way may keep its reply.
 
-QUERY is POST's safe twin: HTTP lets a cache answer it, and never a POST. Law: only what this
-gateway stored or found is offered to others, and to a shared cache only what is public here.
+Law: a reply may be kept by its client alone, and only if it was found in the store here.
 """
 
-from gateway.protocol.headers import Fields, without
+import re
 
-METHOD = "QUERY"
-ACCEPTED = ("Accept-Query", "application/json")
-ALLOWED = ("Allow", "OPTIONS, POST, QUERY")
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
+from gateway.protocol.endpoint import Endpoint
+from gateway.server.http.http_server import Refuse
+
+_METHOD = "QUERY"
+_JSON = "application/json"
+_PATHS = frozenset(endpoint.value for endpoint in Endpoint)
+_HIT = re.compile(r"refrain; hit; ttl=(-?\d+)(?:;[^,]*)?")
 _WHO = "Authorization, api-key, x-api-key, OpenAI-Organization, OpenAI-Project"
 """Request headers that say whose answer it is."""
 
 
-def query_reply_fields(fields: Fields, lifetime: float | None, *, public: bool) -> Fields:
-    """Return a reply's headers with what caches need; ``lifetime`` is None where none may keep it.
-
-    An ``Age`` among the headers counts against the lifetime.
-    """
-    kept = without(fields, "cache-control", "expires", "pragma", ACCEPTED[0].lower())
-    if lifetime is None:
-        return (*kept, ("Cache-Control", "no-store"), ACCEPTED)
-    control = f"{'public' if public else 'private'}, max-age={max(0, int(lifetime))}"
-    vary = () if public else (("Vary", _WHO),)
-    return (*kept, ("Cache-Control", control), *vary, ACCEPTED)
+def serve_query(app: web.Application, refuse: Refuse) -> web.Application:
+    """Return ``app``, which then takes QUERY on each path whose answers are cached."""
+    app.middlewares.append(_middleware(refuse))
+    # The head of a stream is out before a middleware gets the reply.
+    app.on_response_prepare.append(_tell_caches)
+    return app
 
 
-def query_refusal(content_type: str) -> tuple[int, str] | None:
-    """Return status and message where the content is not of a type that is understood."""
-    if not content_type:
-        return 400, "A QUERY request needs a Content-Type: application/json."
-    if content_type.partition(";")[0].strip().lower() != "application/json":
-        return 415, "A QUERY request must be of the Content-Type application/json."
-    return None
+def _middleware(refuse: Refuse) -> Middleware:
+    @web.middleware
+    async def as_post(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not _is_query(request):
+            return await handler(request)
+        if request.content_type != _JSON:
+            message = f"A QUERY request must be of the Content-Type {_JSON}."
+            return refuse(415, message, "unsupported_media_type")
+        post = await request.app.router.resolve(request.clone(method="POST"))
+        return await post.handler(request)
+
+    return as_post
 
 
-def allowing_query(fields: Fields) -> Fields:
-    """Return the headers of an upstream's 405 with the method that is offered beside its own."""
-    allowed = [value for name, value in fields if name.lower() == "allow" and value.strip()]
-    rest = without(fields, "allow", ACCEPTED[0].lower())
-    return (*rest, ("Allow", ", ".join([*allowed, METHOD])), ACCEPTED)
+def _is_query(request: web.BaseRequest) -> bool:
+    return request.method == _METHOD and request.path in _PATHS
+
+
+async def _tell_caches(request: web.Request, response: web.StreamResponse) -> None:
+    if not _is_query(request):
+        return
+    headers = response.headers
+    for name in ("Cache-Control", "Expires", "Pragma", "Accept-Query"):
+        headers.popall(name, None)
+    headers["Accept-Query"] = _JSON
+    hit = _HIT.fullmatch(", ".join(headers.getall("Cache-Status", ())))
+    if hit is None:
+        headers["Cache-Control"] = "no-store"
+        return
+    # A cache on the way counts Age against it.
+    lifetime = int(headers["Age"]) + int(hit[1])
+    headers["Cache-Control"] = f"private, max-age={max(0, lifetime)}"
+    headers.add("Vary", _WHO)

@@ -9,7 +9,7 @@ from gateway.cache import key as key_module
 from gateway.cache.key import ANONYMOUS, Partition, Tenant, identify, scope_id
 from gateway.cache.stores.entry_codec import encode_entry
 from gateway.protocol.endpoint import Endpoint
-from policies.decide import Scope
+from policies.decide import PiiAction, Scope
 
 TENANTS = [
     {},
@@ -142,6 +142,25 @@ def test_a_new_key_version_finds_nothing_old(monkeypatch):
     before = PARTITION.cache_key(b"{}")
     monkeypatch.setattr(key_module, "KEY_VERSION", key_module.KEY_VERSION + 1)
     assert replace(PARTITION).cache_key(b"{}") != before
+
+
+@pytest.mark.parametrize(
+    ("plan", "key"),
+    [
+        (plan_of(), "7eae5891ae004b5aee9fa0a5db086f5b89a973d797d3b2c635c7b8e2e39fbe67"),
+        (
+            plan_of({"model": "e", "input": "x"}, endpoint=Endpoint.EMBEDDINGS, query="a=1"),
+            "9259554f439e37e2c25e88661910a32e32ee0c492a2e821929084357ec12ceb1",
+        ),
+        (
+            plan_of(chat(user="ann", temperature=0.7), pii=PiiAction.USER).personal,
+            "f83ce6abd2972fb90c0bf1ad74b5c8376c48bac286afb43875d609e93f39af0c",
+        ),
+    ],
+)
+def test_a_key_is_the_same_in_every_release_of_one_key_version(plan, key):
+    """Else an upgrade would lose every stored answer."""
+    assert plan.key.hex() == key
 
 
 def test_nothing_of_a_body_is_kept_in_memory():

@@ -1,4 +1,4 @@
-"""The lookup machine where an entry is stale, or one of several, or an end user's own."""
+"""The lookup machine where an entry is stale, or an end user's own."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,18 +15,14 @@ from lookup_worlds import (
     REFUSED,
     SCAN,
     SEARCH,
-    VARIANT,
     VERIFY,
-    World,
     asked_like,
     directed,
-    drive,
     header_of,
     own,
     run,
 )
 
-from gateway.cache.lookup import start
 from gateway.cache.outcomes import Forward, Hit
 from gateway.cache.plan import Plan
 from gateway.protocol.reasons import Reason
@@ -124,99 +120,6 @@ def test_a_fallback_is_kept_through_the_semantic_lookup():
     seen, last = run(plan, **world, refused_pairs={"How can I pay?"})
     assert seen == [EXACT, SEARCH, FETCH, VERIFY, FORWARD]
     assert last.fallback.status.header() == ON_ERROR
-
-
-# Variants: several answers to one sampled prompt.
-
-
-def variants(plan: Plan, *slots: int, **changes: Any) -> dict[bytes, Any]:
-    kept = [plan.variant(slot) for slot in slots]
-    return {one.key: entry_of(one, **changes) for one in kept}
-
-
-@pytest.mark.parametrize(
-    ("kept", "draw", "path", "slot"),
-    [
-        ((), 0, [EXACT, SCAN, SEARCH, FORWARD], 0),
-        ((), 1, [VARIANT, EXACT, SCAN, SEARCH, FORWARD], 0),
-        ((0,), 0, [EXACT, HIT], None),
-        ((0,), 1, [VARIANT, EXACT, FORWARD], 1),
-        ((0,), 2, [VARIANT, EXACT, FORWARD], 2),
-        ((0,), 3, [EXACT, HIT], None),
-        ((0, 1), 1, [VARIANT, HIT], None),
-        ((1,), 1, [VARIANT, HIT], None),
-        ((1,), 0, [EXACT, SCAN, SEARCH, FORWARD], 0),
-        ((0, 1, 2), 5, [VARIANT, HIT], None),
-    ],
-)
-def test_answers_to_a_sampled_prompt_fill_their_slots_and_take_turns(kept, draw, path, slot):
-    plan = plan_of(variants=3)
-    seen, last = drive(start(plan, draw), World(entries=variants(plan, *kept)))
-    assert seen == path
-    if isinstance(last, Hit):
-        assert last.entry.key == plan.variant(draw % 3).key
-    else:
-        assert last.store.slot == slot
-        assert header_of(last) == "refrain; fwd=miss"
-
-
-def test_while_a_slot_is_filled_the_plain_answer_stands_by():
-    plan = plan_of(variants=3)
-    _, last = drive(start(plan, 1), World(entries=variants(plan, 0)))
-    assert last.fallback.entry.key == plan.key
-    assert last.fallback.status.header() == "refrain; hit; ttl=500; detail=exact"
-
-
-def test_who_wants_a_stored_answer_gets_the_plain_one_for_an_empty_slot():
-    plan = directed("only-if-cached", variants=3)
-    seen, last = drive(start(plan, 2), World(entries=variants(plan, 0)))
-    assert seen == [VARIANT, EXACT, HIT]
-    assert last.entry.key == plan.key
-
-
-def test_a_stale_slot_is_filled_anew_beside_a_fresh_plain_answer():
-    plan = plan_of(variants=2, grace_error=600.0)
-    old = variants(plan, 1)
-    young = variants(plan, 0, stored_at=LATE - 5, expires_at=LATE + 100)
-    seen, last = drive(start(plan, 1), World(entries=old | young, now=LATE))
-    assert seen == [VARIANT, EXACT, FORWARD]
-    assert header_of(last) == "refrain; fwd=stale"
-    assert last.store.slot == 1
-    assert last.fallback.entry.key == plan.key
-
-
-def test_a_stale_slot_is_served_while_it_is_revalidated():
-    plan = plan_of(variants=2, **GRACES)
-    seen, last = drive(start(plan, 1), World(entries=variants(plan, 1), now=LATE))
-    assert seen == [VARIANT, HIT]
-    assert last.revalidate.slot == 1
-
-
-@pytest.mark.parametrize("slot", [1, 2])
-def test_the_plain_answer_alone_is_found_by_meaning(slot):
-    plan = plan_of(variants=3)
-    variant = plan.variant(slot)
-    assert plan.question is not None
-    assert variant.question is None
-    assert entry_of(variant).question is None
-    assert variant.key not in {plan.key, plan.variant(3 - slot).key}
-
-
-@pytest.mark.parametrize(
-    ("fields", "kept"),
-    [
-        ({}, 3),
-        ({"temperature": None}, 3),
-        ({"temperature": 0.7}, 3),
-        ({"temperature": 0}, 1),
-        ({"seed": 5}, 1),
-        ({"seed": 0, "temperature": 1}, 1),
-        ({"seed": None}, 3),
-    ],
-)
-def test_only_a_sampled_prompt_has_variants(fields, kept):
-    assert plan_of(chat(**fields), variants=3).variants == kept
-    assert plan_of(chat(**fields)).variants == 1
 
 
 # PII kept within its end user's own scope.

@@ -39,19 +39,6 @@ def numbered(upstream: ScriptedUpstream, **changes: Any) -> None:
     upstream.answer = answer
 
 
-async def test_a_sampled_prompt_has_as_many_answers_as_the_rule_says(
-    ruled: Start, upstream: ScriptedUpstream
-):
-    numbered(upstream)
-    gateway = await ruled(variants=3)
-    said = [(await gateway.ask()).text for _ in range(9)]
-    assert said == [f"Answer {number}" for number in (1, 2, 3)] * 3
-    assert upstream.calls == 3
-    seeded = [(await gateway.ask(seed=1)).text for _ in range(3)]
-    assert seeded == ["Answer 4"] * 3
-    assert (await gateway.ask(headers={"Cache-Control": "only-if-cached"})).status == 200
-
-
 @pytest.mark.parametrize(
     ("temperature", "cached"), [(None, True), (0, True), (0.3, True), (0.31, False), (2, False)]
 )
