@@ -30,7 +30,7 @@ def worker_of(supervisor: int) -> int:
     """Return the process id of the worker that a supervisor runs."""
     children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
     for child in children:
-        if "gateway.worker" in Path(f"/proc/{child}/cmdline").read_text():
+        if "gateway.cli.worker" in Path(f"/proc/{child}/cmdline").read_text():
             return int(child)
     raise SystemExit("the gateway has no worker")
 

@@ -36,8 +36,8 @@ from agent_workload import BEGIN, END, MODEL, NUM_TOOLS, Workload, body_of
 from engine_sides import bundled_or_random
 from servers import await_url, free_port
 
-from gateway.core.types import Endpoint
-from gateway.recorded_log import RecordedLog
+from gateway.cli.terminal import RecordedLog
+from gateway.protocol.endpoint import Endpoint
 
 CONTEXT = 16_384
 TEMPLATE = (

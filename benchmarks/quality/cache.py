@@ -13,17 +13,19 @@ import orjson
 
 from embeddings.encoder import Vector
 from embeddings.index_faiss import FaissIndex
-from gateway.adapters.policy_file import PolicyFile
-from gateway.adapters.store_memory import MemoryStore
 from gateway.app import default_policy
-from gateway.asked import Trace, Verdict
-from gateway.core.key import identify
-from gateway.core.lookup import Forward, Hit
-from gateway.core.plan import Plan, plan_request
-from gateway.core.types import Endpoint, Reason
-from gateway.exchange import Inbound
-from gateway.policy_commands import pipeline_to_explain
-from gateway.ports import ActivePolicy, Candidate, SemanticUnavailableError, Verifier
+from gateway.cache.key import identify
+from gateway.cache.outcomes import Forward, Hit
+from gateway.cache.plan import Plan, plan_request
+from gateway.cache.ports import ActivePolicy
+from gateway.cache.stores.memory import MemoryStore
+from gateway.cli.policy import pipeline_to_explain
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.messages import Inbound
+from gateway.protocol.reasons import Reason
+from gateway.semantic.ports import Candidate, SemanticUnavailableError, Verifier
+from gateway.server.policy_file import PolicyFile
+from gateway.server.request import Trace, Verdict
 from policies.decide import Decision, PiiAction
 from policies.freshness import parse_directives
 from quality.outcomes import Outcome, Try

@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.metrics import Metrics
-from gateway.adapters.secret_setting import SecretSettingError
-from gateway.adapters.upstream_http import HttpUpstream
-from gateway.ports import StoreStats
+from gateway.cache.ports import StoreStats
+from gateway.server.open_upstreams import Upstreams, open_upstreams, warn_of_shared_credentials
+from gateway.server.secrets import SecretSettingError
 from gateway.settings import Settings, SettingsError, load_settings
-from gateway.upstream_keys import warn_of_shared_credentials
-from gateway.upstreams import Upstreams, open_upstreams
+from gateway.telemetry.metrics import Metrics
+from gateway.upstream.http.client import HttpUpstream
 
 URL = "http://10.0.0.1:8000/v1"
 FAR = ("https://a.example/v1", "https://b.example/v1")

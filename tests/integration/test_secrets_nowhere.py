@@ -17,8 +17,8 @@ import pytest
 from aiohttp import ClientSession, ClientTimeout, web
 from processes import Process
 
-from gateway.pipeline import Pipeline
-from gateway.process import PrivateFormatter, log_stray
+from gateway.cli.logging_setup import PrivateFormatter, log_stray
+from gateway.server.pipeline import Pipeline
 from policies.pii import PiiScanner
 from running_gateway import RunningGateway, start_app
 from scripted_upstream import answer_by_default, chunk, completion
