@@ -76,7 +76,7 @@ def main() -> None:
         data = stack.enter_context(tempfile.TemporaryDirectory())
         config = Path(data) / "refrain.yaml"
         config.write_text(f"memory_bytes: {options.bound_mib}MiB\n")
-        argv = ["-m", "gateway", "serve", "--upstream", f"http://127.0.0.1:{upstream}/v1"]
+        argv = ["-m", "gateway.cli", "serve", "--upstream", f"http://127.0.0.1:{upstream}/v1"]
         argv += ["--port", str(port), "--data-dir", data, "--config", str(config)]
         supervisor = start(stack, argv, 0)
         url = f"http://127.0.0.1:{port}"

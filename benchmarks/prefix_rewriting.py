@@ -114,7 +114,7 @@ def start_pair(stack: ExitStack, directory: Path, policy: str, model: str) -> tu
     front += ["--upstream", f"http://127.0.0.1:{engine}/v1", "--log-level", "warning"]
     for argv in ([*serve, "--port", str(engine)], [*front, "--port", str(gateway)]):
         process = subprocess.Popen(
-            [sys.executable, "-m", "gateway", *argv], stdout=subprocess.DEVNULL
+            [sys.executable, "-m", "gateway.cli", *argv], stdout=subprocess.DEVNULL
         )
         stack.callback(process.wait, 30)
         stack.callback(process.terminate)

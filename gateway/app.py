@@ -118,6 +118,7 @@ def create_app(
             checks=comparisons,
             chains=upstreams.chains,
             answered=None if upstreams.warm_up is None else upstreams.warm_up.note,
+            accepts=upstreams.accepts,
         )
 
     pipeline = Pipeline(

@@ -27,6 +27,7 @@ from pydantic import (
     model_validator,
 )
 
+from gateway.upstream.request import Addition
 from policies.document import Document, key_path, policy_text, read_document
 from policies.problems import PolicyError
 
@@ -120,7 +121,7 @@ _PATH = re.compile(r"/[!-~]*")
 
 
 class UpstreamSettings(BaseModel):
-    """One upstream. A time that is not given is that of all upstreams."""
+    """One upstream. What is not given of times and ``accepts`` is that of all upstreams."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -139,7 +140,7 @@ class UpstreamSettings(BaseModel):
     between_tokens_timeout: Seconds | None = Field(default=None, gt=0)
     probe: str = "auto"
     shares_prefill: bool = False
-    kv_events: bool = False
+    accepts: tuple[Addition, ...] | None = None
 
     @field_validator("url")
     @classmethod
@@ -235,6 +236,7 @@ class Settings(BaseModel):
     upstreams: tuple[UpstreamSettings, ...] = ()
     upstream_name: str | None = None
     upstream_routing: str = Field(default="prefix", pattern="^(prefix|load)$")
+    upstream_accepts: tuple[Addition, ...] | None = None
     upstream_cache_salt: bool = False
     upstream_warm_up: bool = False
     gateway_keys: Path | None = None
@@ -293,6 +295,13 @@ class Settings(BaseModel):
     @classmethod
     def _one_or_more(cls, value: object) -> object:
         return value.split() if isinstance(value, str) else value
+
+    @field_validator("upstream_accepts", mode="before")
+    @classmethod
+    def _none_or_more(cls, value: object) -> object:
+        if isinstance(value, str):
+            return () if value == "none" else value.split()
+        return value
 
     @field_validator("upstream")
     @classmethod

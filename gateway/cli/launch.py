@@ -283,7 +283,7 @@ def _workers(
     semantic: bool,
     engine_required: bool = False,
 ) -> list[Child]:
-    argv = [*PYTHON, "-m", "gateway.worker", "--socket-fd", str(sock.fileno())]
+    argv = [*PYTHON, "-m", "gateway.cli.worker", "--socket-fd", str(sock.fileno())]
     if semantic:
         argv += ["--semantic-socket", str(_semantic_socket(runtime))]
     if engine_required:

@@ -73,7 +73,7 @@ async def serve(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a worker; return its exit code."""
-    parser = argparse.ArgumentParser(prog="gateway.worker", description=__doc__)
+    parser = argparse.ArgumentParser(prog="gateway.cli.worker", description=__doc__)
     parser.add_argument("--socket-fd", type=int, required=True)
     parser.add_argument("--semantic-socket", type=Path)
     parser.add_argument("--engine-required", action="store_true")

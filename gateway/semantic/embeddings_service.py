@@ -57,7 +57,7 @@ class SemanticService:
             raise SemanticUnavailableError(error.reason) from error
 
     async def score(self, asked: str, stored: str) -> float:
-        """See ``gateway.verifying.Scorer``."""
+        """See ``gateway.semantic.verifier.Scorer``."""
         try:
             (score,) = await self._client.score([(asked, stored)])
         except EmbeddingsUnavailable as error:

@@ -29,6 +29,7 @@ from gateway.server.secrets import (
 )
 from gateway.settings import SECRETS, Settings, UpstreamSettings
 from gateway.telemetry.metrics import Metrics
+from gateway.upstream.compat import Accepts
 from gateway.upstream.http.client import HttpUpstream
 from gateway.upstream.pool.affinity import Kept
 from gateway.upstream.pool.models import ModelList
@@ -39,7 +40,7 @@ from gateway.upstream.pool.table import PoolTable, states
 from gateway.upstream.pool.upstream_state import Member
 from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.ports import Upstream
-from gateway.upstream.routing.kv_feed import KvFeed
+from gateway.upstream.request import ALL_ADDITIONS, Addition
 from gateway.upstream.routing.prefix_aware import PrefixAware
 from gateway.upstream.routing.prefix_chain import PromptChains
 from gateway.upstream.routing.routing import LeastLoaded
@@ -155,10 +156,10 @@ class Upstreams:
     passing: HttpUpstream | PoolRequests
     each: Mapping[str, HttpUpstream]
     ready: Check
+    accepts: Accepts
     pool: UpstreamPool | None = None
     prober: Prober | None = None
     models: ModelList | None = None
-    kv_feed: KvFeed | None = None
     warm_up: WarmUp | None = None
     chains: PromptChains | None = None
     """Makes what upstreams are chosen by, where prompts decide."""
@@ -175,9 +176,6 @@ class Upstreams:
             if self.prober is not None:
                 probing = asyncio.create_task(self.prober.run())
                 stack.push_async_callback(ended, probing)
-            if self.kv_feed is not None:
-                following = asyncio.create_task(self.kv_feed.run())
-                stack.push_async_callback(ended, following)
             yield
 
     def overloaded(self, model: str) -> bool:
@@ -217,13 +215,17 @@ def open_upstreams(
     name = settings.upstream_identity or ""
     keys = upstream_keys(given, environment, own_keys=own_keys)
     is_alone = len(given) == 1 and not settings.upstreams
-    each: dict[str, HttpUpstream] = {}
-    for one in given:
-        told = name if is_alone else one.called
-        each[told] = _http(one, settings, told, keys[one.called], own_keys=own_keys)
+    named = {name if is_alone else one.called: one for one in given}
+    each = {
+        told: _http(one, settings, told, keys[one.called], own_keys=own_keys)
+        for told, one in named.items()
+    }
+    accepts = {
+        told: _first_given(one.accepts, settings.upstream_accepts) for told, one in named.items()
+    }
     checks = [engine_ready(upstream, required=required) for upstream in each.values()]
     if is_alone:
-        return Upstreams(each[name], each[name], each, checks[0])
+        return Upstreams(each[name], each[name], each, checks[0], accepts)
     members = [_member(one, settings.workers) for one in given]
     by_prefix = settings.upstream_routing == "prefix"
     sharing = frozenset(one.called for one in given if one.shares_prefill)
@@ -258,9 +260,13 @@ def open_upstreams(
     prober = Prober(each, paths, table, time.monotonic, pool.admit, warm=warm)
     passing = PoolRequests(each, table, time.monotonic, kept)
     models = ModelList(passing, {member.name: member for member in members})
-    followed = {one.called: each[one.called] for one in given if one.kv_events}
-    feed = KvFeed(followed, table.note_cache) if followed and by_prefix else None
-    return Upstreams(pool, passing, each, _any(checks), pool, prober, models, feed, warm_up, chains)
+    return Upstreams(
+        pool, passing, each, _any(checks), accepts, pool, prober, models, warm_up, chains
+    )
+
+
+def _first_given(*accepts: tuple[Addition, ...] | None) -> frozenset[Addition]:
+    return frozenset(next((one for one in accepts if one is not None), ALL_ADDITIONS))
 
 
 def _http(

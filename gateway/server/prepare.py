@@ -7,7 +7,7 @@ left as it came, with the reason.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from gateway.cache.key import cache_salt, document_owner, scope_id
 from gateway.cache.outcomes import Forward
 from gateway.cache.plan import end_user
 from gateway.prompts.compress.compressor import Compressor
-from gateway.prompts.compress.outcome import Compression, both
+from gateway.prompts.compress.outcome import Compression, Refusal, both
 from gateway.prompts.compress.summariser import Summariser
 from gateway.prompts.hints.hints import Hinted, hinted, hints_for
 from gateway.prompts.outcome import Declined, Rewrite, WhyNot
@@ -59,74 +59,68 @@ class Outbox:
         # Embeddings have no prefix cache, and servers that know the field may refuse it there.
         return self.salts_caches and asked.endpoint is not Endpoint.EMBEDDINGS
 
-    async def exchange(self, asked: Asked, state: Forward, *, volatile: bool = True) -> Exchange:
-        """Return the request as it is sent; ``volatile`` says whether such values may move."""
+    async def exchange(self, asked: Asked, state: Forward) -> Exchange:
+        """Return the request as it is sent."""
+        original = self._untouched(asked, state)
         if asked.odd_body is not None:
-            return self._untouched(asked, asked.odd_body, state)
-        rewritten = await self._rewritten(asked, volatile=volatile)
+            return original
+        rewritten = await self._rewritten(asked)
         body, raw = rewritten.body, rewritten.raw
         body, raw, history = self.summariser.applied(asked, body, raw)
         told = await self.compressor.compressed(asked.endpoint, asked.decision, body, raw)
         if told is not None and not isinstance(told, Compression):
             body, raw, told = told
-        if self.salts(asked):
+        if raw is asked.inbound.raw:
+            body, raw = original.body, original.inbound.raw
+        elif self.salts(asked):
             body, raw = with_salt(body, raw, cache_salt(self.secret, asked.tenant))
         hints = await self._hinted(asked, body, raw)
+        plain = replace(
+            original,
+            inbound=replace(original.inbound, raw=raw),
+            body=body,
+            rewrites=rewritten.changes,
+            not_rewritten=rewritten.declined + hints.declined,
+            compression=both(history, told),
+        )
+        return _sent(original, plain, hints)
+
+    def _untouched(self, asked: Asked, state: Forward) -> Exchange:
+        """Return the request as it came, but for the tenant's salt and the priority."""
+        body, raw = asked.body, asked.inbound.raw
+        if self.salts(asked):
+            salt = cache_salt(self.secret, asked.tenant)
+            if asked.odd_body is None:
+                body, raw = with_salt(body, raw, salt)
+            else:
+                _, raw = with_salt(asked.odd_body, raw, salt)
         fields = with_priority(asked.inbound.fields, asked.decision.priority)
-        plain = Exchange(
+        return Exchange(
             asked.endpoint,
             replace(asked.inbound, raw=raw, fields=fields),
             body,
             state,
             asked.active.scanner,
             asked.seen,
-            rewritten.changes,
-            rewritten.declined + hints.declined,
-            both(history, told),
-            asked.inbound.holder or asked.tenant.credential_sha256,
-        )
-        if Rewrite.VOLATILE in rewritten.changes:
-            again = partial(self.exchange, asked, state, volatile=False)
-            plain = replace(plain, without_volatile=again)
-        return _with_hints(plain, hints) if hints.changes else plain
-
-    def _untouched(self, asked: Asked, body: dict[str, Any], state: Forward) -> Exchange:
-        """Return a request of an odd shape as it came, but for the tenant's salt."""
-        raw = asked.inbound.raw
-        if self.salts(asked):
-            _, raw = with_salt(body, raw, cache_salt(self.secret, asked.tenant))
-        fields = with_priority(asked.inbound.fields, asked.decision.priority)
-        return Exchange(
-            asked.endpoint,
-            replace(asked.inbound, raw=raw, fields=fields),
-            asked.body,
-            state,
-            asked.active.scanner,
-            asked.seen,
             client=asked.inbound.holder or asked.tenant.credential_sha256,
         )
 
-    async def _rewritten(self, asked: Asked, *, volatile: bool) -> Rewritten:
+    async def _rewritten(self, asked: Asked) -> Rewritten:
         body, raw, settings = asked.body, asked.inbound.raw, asked.decision.prefix
-        left: tuple[Declined, ...] = ()
-        if not volatile:
-            settings = replace(settings, volatile=(), patterns=())
-            left = (Declined(Rewrite.VOLATILE, WhyNot.REFUSED),)
         rules = rules_for(asked.endpoint, body, settings)
         if not rules:
-            return Rewritten(body, raw, declined=left)
+            return Rewritten(body, raw)
         memory = self._memory(asked)
         owner = scope_id(self.secret, asked.decision.scope, asked.tenant, end_user(body))
         known = self.tools.forms(settings.schema_keys, owner)
         work = partial(rewrite, asked.endpoint, body, raw, settings, memory, known=known)
         rewritten = await _done_in_time(work, raw)
         if isinstance(rewritten, WhyNot):
-            declined = tuple(Declined(rule, rewritten) for rule in rules)
-            return Rewritten(body, raw, declined=declined + left)
+            return Rewritten(body, raw, declined=_declined(rules, rewritten))
         self.tools.note(settings.schema_keys, rewritten.tools, owner)
-        if memory is not NOTHING_KNOWN and volatile:
+        if memory is not NOTHING_KNOWN:
             self.shared.note(rewritten.digests)
-        return replace(rewritten, declined=rewritten.declined + left) if left else rewritten
+        return rewritten
 
     async def _hinted(self, asked: Asked, body: dict[str, Any], raw: bytes) -> Hinted:
         settings, rule = asked.decision.hints, asked.decision.rule
@@ -137,7 +131,7 @@ class Outbox:
         work = partial(hinted, asked.endpoint, body, raw, settings, rule=rule, owner=owner)
         told = await _done_in_time(work, raw)
         if isinstance(told, WhyNot):
-            return Hinted(body, raw, declined=tuple(Declined(hint, told) for hint in hints))
+            return Hinted(body, raw, declined=_declined(hints, told))
         return told
 
     def _memory(self, asked: Asked) -> Memory:
@@ -148,14 +142,32 @@ class Outbox:
         return Memory(document_owner(self.secret, asked.tenant), self.shared.ranks)
 
 
-def _with_hints(plain: Exchange, hints: Hinted) -> Exchange:
-    refused = tuple(Declined(hint, WhyNot.REFUSED) for hint in hints.changes)
+def _declined(rewrites: Iterable[Rewrite], why: WhyNot) -> tuple[Declined, ...]:
+    return tuple(Declined(each, why) for each in rewrites)
+
+
+def _sent(original: Exchange, plain: Exchange, hints: Hinted) -> Exchange:
+    """Return the request with hints, and in it its other forms."""
+    if hints.raw is original.inbound.raw:
+        return plain
+    told, changes = plain.compression, plain.rewrites + hints.changes
+    if told is not None and told.steps:
+        told = Compression(refused=Refusal.REFUSED)
+    original = replace(
+        original,
+        not_rewritten=plain.not_rewritten + _declined(changes, WhyNot.REFUSED),
+        compression=told,
+    )
+    plain = replace(plain, original=original)
+    if not hints.changes:
+        return plain
+    refused = _declined(hints.changes, WhyNot.REFUSED)
     return replace(
         plain,
         inbound=replace(plain.inbound, raw=hints.raw),
         body=hints.body,
-        rewrites=plain.rewrites + hints.changes,
-        without_hints=replace(plain, not_rewritten=plain.not_rewritten + refused),
+        rewrites=changes,
+        unhinted=replace(plain, not_rewritten=plain.not_rewritten + refused),
     )
 
 

@@ -7,7 +7,7 @@ which waits until the entry can be hit.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 
@@ -24,19 +24,21 @@ from gateway.protocol.streaming.stream import Followed, followed
 from gateway.protocol.usage import prompt_usage
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.shared_response import Head, LiveAnswer
-from gateway.upstream.compat import Version, Versions, versions
+from gateway.upstream.compat import REFUSALS, Accepts, Variant, Variants, as_asked, variants
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.pool.affinity import named_in
 from gateway.upstream.ports import Upstream, UpstreamReply
-from gateway.upstream.request import Outgoing, with_upstream
+from gateway.upstream.request import ALL_ADDITIONS, Outgoing, Served, with_upstream
 from gateway.upstream.routing.prefix_chain import PromptChains
 from gateway.upstream.shadow_eval import Checks
-from gateway.upstream.taken import NOTHING, Added, Taken, Taker
 
 log = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 1.0
 """How long an upstream may keep a stream open after its last event."""
+
+WARN_SECONDS = 60.0
+"""Between two warnings of one upstream that additions are refused there."""
 
 _OURS = ("accept-encoding", "content-encoding")
 """Request headers that are about our own call, whose body is decoded and read here."""
@@ -45,6 +47,15 @@ _OURS = ("accept-encoding", "content-encoding")
 Answered = Callable[[Endpoint, dict[str, Any], Mapping[str, str]], None]
 """Is told of each request that was answered and may be kept: its body as sent, the headers that
 came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that an upstream has refused, perhaps for what the gateway added."""
+
+    served: Served
+    status: int
+    variant: Variant
 
 
 @dataclass(slots=True)
@@ -57,7 +68,9 @@ class Caller:
     checks: Checks | None = None
     chains: PromptChains | None = None
     answered: Answered | None = None
-    taken: Taken = field(default_factory=Taken)
+    accepts: Accepts = field(default_factory=dict)
+    _quiet_until: dict[str, float] = field(default_factory=dict)
+    """Of each upstream: when it may be warned of again."""
 
     async def call(self, exchange: Exchange, answer: LiveAnswer) -> None:
         """Make the call and write all that comes of it into ``answer``, its end always.
@@ -75,30 +88,21 @@ class Caller:
             answer.close()
 
     async def _call(self, exchange: Exchange, answer: LiveAnswer) -> None:
-        """Make the call, and once more without what may be why it was refused."""
-        model, dropped = exchange.body.get("model") or "", dict[Added, str]()
-        left_out = NOTHING
-        # What is stored must have its usage.
-        uncached = exchange.streamed and exchange.plan is None and not exchange.wants_usage
-        if uncached and self.taken.listens(model, exchange.seen.clock()):
-            left_out = frozenset({Added.USAGE})
-        while True:
-            known = self.taken.refused(model, exchange.seen.clock())
-            sent = await versions(exchange, known, left_out | frozenset(dropped))
-            refused = await self._attempt(sent, model, dropped, answer)
-            if not refused:
-                return
-            dropped |= refused
+        """Make the call, and once more as the client sent it where additions may be refused."""
+        refused = await self._attempt(variants(exchange, self.accepts), answer)
+        if refused is not None:
+            await self._attempt(as_asked(exchange), answer, refused)
 
     async def _attempt(
-        self, sent: Versions, model: str, dropped: Mapping[Added, str], answer: LiveAnswer
-    ) -> dict[Added, str]:
-        """Make one call; return what was refused of what the gateway has added, and by whom.
+        self, sent: Variants, answer: LiveAnswer, before: Refused | None = None
+    ) -> Refused | None:
+        """Make one call; ``before`` is the refusal after which it is made once more.
 
-        ``dropped`` is what was refused before.
+        Return what an upstream has refused, where that may be for what the gateway has added.
         """
         exchange, raw = sent.usual.exchange, sent.usual.raw
         inbound, seen = exchange.inbound, exchange.seen
+        model = exchange.body.get("model") or ""
         # The answer is read here, so it must come unencoded; our span stands for the client's.
         headers = without(request_fields(inbound.fields), *_OURS, *seen.trace_headers)
         headers += (("Accept-Encoding", "identity"), *seen.trace_headers.items())
@@ -115,42 +119,39 @@ class Caller:
             sent.instead,
             exchange.client,
             named_in(exchange.endpoint, exchange.body),
+            "" if before is None else before.served.upstream,
         )
         answer.upstream_started = seen.clock()
         async with self.upstream.send(outgoing) as upstream:
             answer.upstream_head = seen.clock()
-            answer.served, name = upstream.served, upstream.served.upstream
-            version = sent.to(name)
-            for other, why in upstream.served.tried:
-                if why is Reason.UPSTREAM_STATUS:
-                    self.taken.doubt(Taker(other, model), sent.to(other).added, seen.clock())
-            exchange = version.exchange
+            served = upstream.served
+            if before is not None:
+                served = replace(served, tried=before.served.tried + served.tried)
+            answer.served, variant = served, sent.to(served.upstream)
+            exchange = variant.exchange
             if upstream.status == HTTPStatus.OK:
                 self._note_answered(exchange)
-            fields = with_upstream(end_to_end(upstream.headers), upstream.served)
+            fields = with_upstream(end_to_end(upstream.headers), served)
             if upstream.content_type == "text/event-stream":
-                self._settle(version, model, dropped, upstream, answer)
-                answer.open(Head(upstream.status, fields, events=True, usage=version.usage))
-                usage = await self._relay(upstream, exchange, answer)
-                if usage is not None and not version.usage:
-                    self.taken.note_unasked(Taker(name, model), seen.clock())
-                return {}
+                self._settle(exchange, upstream.status, answer, before)
+                answer.open(Head(upstream.status, fields, events=True, usage=variant.usage))
+                await self._relay(upstream, exchange, answer)
+                return None
             chunks = upstream.chunks()
             whole = await _read(chunks, self.max_answer_bytes)
-            who, now = Taker(name, model), seen.clock()
-            if refused := self.taken.suspects(who, version.added, upstream.status, whole, now):
-                return dict.fromkeys(refused, name)
-            self._settle(version, model, dropped, upstream, answer)
+            if before is None and variant.may_be_refused and upstream.status in REFUSALS:
+                return Refused(served, upstream.status, variant)
+            self._settle(exchange, upstream.status, answer, before)
             if len(whole) > self.max_answer_bytes:
                 if exchange.plan is not None:
                     _decline(Reason.TOO_LARGE, answer)
                 await _pass_on(Head(upstream.status, fields), whole, chunks, answer)
-                return {}
+                return None
         answer.complete = True
         await self._store_plain(upstream, whole, exchange, answer)
         answer.open(Head(upstream.status, fields, whole))
         answer.land(seen.clock())
-        return {}
+        return None
 
     def _note_answered(self, exchange: Exchange) -> None:
         # What may not be stored (no-store, personal data) is not to be kept in another way.
@@ -158,31 +159,30 @@ class Caller:
             self.answered(exchange.endpoint, exchange.body, exchange.inbound.headers)
 
     def _settle(
-        self,
-        version: Version,
-        model: str,
-        dropped: Mapping[Added, str],
-        upstream: UpstreamReply,
-        answer: LiveAnswer,
+        self, exchange: Exchange, status: int, answer: LiveAnswer, before: Refused | None
     ) -> None:
-        """Note which version it is that was answered, and what that teaches."""
-        if answer.leader is not version.exchange:
-            answer.leader = version.exchange
-            answer.leader.note_rewrites()
-        now = answer.leader.seen.clock()
-        if upstream.status >= HTTPStatus.BAD_REQUEST:
-            # Refused without it as well: it was not that, and is not asked again for it.
-            for added, name in dropped.items():
-                self.taken.note(Taker(name, model), frozenset({added}), now, takes=True)
+        """Note which form of the request is answered; warn where that took a second call."""
+        if answer.leader is not exchange:
+            answer.leader = exchange
+            exchange.note_rewrites()
+        # A request that is refused as the client sent it, too, says nothing of the additions.
+        if before is None or status >= HTTPStatus.BAD_REQUEST:
             return
-        who = Taker(upstream.served.upstream, model)
-        self.taken.note(who, version.added, now, takes=True)
-        for added, name in dropped.items():
-            log.info("%s refuses %s: left out for a while", name, added.value)
-            self.taken.note(Taker(name, model), frozenset({added}), now, takes=False)
+        name, now = before.served.upstream, exchange.seen.clock()
+        if now < self._quiet_until.get(name, now):
+            return
+        self._quiet_until[name] = now + WARN_SECONDS
+        remedy = before.variant.remedy(self.accepts.get(name, ALL_ADDITIONS))
+        log.warning(
+            "upstream %s refuses what the gateway adds (status %d): such requests are sent twice;"
+            " set %s",
+            name,
+            before.status,
+            remedy,
+        )
 
-    async def _relay(self, upstream: UpstreamReply, exchange: Exchange, answer: LiveAnswer) -> Any:
-        """Pass events on as they end, until the upstream's stream does; return its usage."""
+    async def _relay(self, upstream: UpstreamReply, exchange: Exchange, answer: LiveAnswer) -> None:
+        """Pass events on as they end, until the upstream's stream does."""
         answered = followed(
             exchange.endpoint, assemble=exchange.plan is not None, max_bytes=self.max_answer_bytes
         )
@@ -207,7 +207,6 @@ class Caller:
             raise _broken("The upstream broke its answer off with an error.")
         if not answered.ended:
             raise _broken("The upstream ended the stream before the answer's end.")
-        return answered.usage
 
     async def _follow(
         self,

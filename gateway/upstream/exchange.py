@@ -1,6 +1,5 @@
 """Requests and replies as the pipeline sees them, free of any HTTP library."""
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,10 +30,10 @@ class Exchange:
     """What became of its declared context, if any."""
     client: str | None = field(default=None, repr=False)
     """Who asks: the holder of the gateway's key, else a digest of the credential."""
-    without_hints: "Exchange | None" = None
-    """The same as it is sent to who refuses hints, where there are any."""
-    without_volatile: "Callable[[], Awaitable[Exchange]] | None" = None
-    """Makes the same for who refuses the turn with volatile values, where there is one."""
+    unhinted: "Exchange | None" = None
+    """The same for upstreams that accept no hints, where it has hints."""
+    original: "Exchange | None" = None
+    """The request as the client sent it, where this one is another."""
 
     @property
     def plan(self) -> Plan | None:

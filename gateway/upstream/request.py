@@ -11,12 +11,14 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from gateway.protocol.credentials import CREDENTIALS
 from gateway.protocol.headers import Fields, request_fields, without
 from gateway.protocol.reasons import Reason
 from policies.decide import Priority
+from policies.plain_enum import plain_members
 
 PRIORITY = "X-Refrain-Priority"
 SALT = "cache_salt"
@@ -108,6 +110,19 @@ LONGEST_MODEL = 256
 """Clients choose the names of models: of no more is anything remembered, nor of longer ones."""
 
 Lane = tuple[str, str]
+
+
+@plain_members
+class Addition(StrEnum):
+    """What the gateway adds to requests of its own accord, and a server may refuse."""
+
+    STREAM_USAGE = "stream-usage"
+    """``stream_options.include_usage``."""
+    HINTS = "hints"
+    """Those of the policy for the provider's prefix cache."""
+
+
+ALL_ADDITIONS = frozenset(Addition)
 
 
 @dataclass(frozen=True, slots=True)

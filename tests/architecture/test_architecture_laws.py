@@ -153,7 +153,7 @@ def test_a_bad_file_breaks_the_law(law, file, text, tmp_path):
 
 def test_a_file_without_a_purpose_breaks_the_law(tmp_path):
     write(tmp_path, GOOD)
-    write(tmp_path, {"gateway/pipeline.py": "x = 1"}, docstring="# no docstring\n")
+    write(tmp_path, {"gateway/server/pipeline.py": "x = 1"}, docstring="# no docstring\n")
     assert architecture.files_say_what_they_are_for(tmp_path) == ["gateway.server.pipeline"]
 
 

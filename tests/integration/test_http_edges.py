@@ -303,9 +303,9 @@ def test_a_log_line_of_a_request_ends_in_its_id():
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        ("gateway/adapters/http_server.py", "backend/server/http_server.py"),
-        ("gateway/adapters/compressed_body.py", "backend/server/compressed_body.py"),
-        ("gateway/request_id.py", "backend/request_id.py"),
+        ("gateway/server/http/http_server.py", "backend/server/http_server.py"),
+        ("gateway/server/http/compressed_body.py", "backend/server/compressed_body.py"),
+        ("gateway/telemetry/request_id.py", "backend/request_id.py"),
     ],
 )
 def test_both_servers_do_it_alike(ours: str, theirs: str):

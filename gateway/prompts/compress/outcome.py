@@ -38,6 +38,7 @@ class Refusal(StrEnum):
     SUMMARY_FAILED = "summary-failed"
     NO_ENCODER = "no-encoder"
     TIMEOUT = "timeout"
+    REFUSED = "refused"
     FAULT = "fault"
 
 

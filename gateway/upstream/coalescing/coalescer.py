@@ -22,6 +22,7 @@ from gateway.upstream.coalescing.cross_process import SharedCaller
 from gateway.upstream.coalescing.flight import FlightTable
 from gateway.upstream.coalescing.follower import Reader, Way
 from gateway.upstream.coalescing.shared_response import LiveAnswer
+from gateway.upstream.compat import Accepts
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.ports import Upstream
 from gateway.upstream.routing.prefix_chain import PromptChains
@@ -47,15 +48,19 @@ class Coalescer:
         checks: Checks | None = None,
         chains: PromptChains | None = None,
         answered: Answered | None = None,
+        accepts: Accepts | None = None,
     ) -> None:
         """``claims`` are those of the processes that share the store, if any.
 
         ``checks`` takes the answers that are to be compared; ``chains`` makes what several
-        upstreams are chosen by; ``answered`` is told of what was.
+        upstreams are chosen by; ``answered`` is told of what was; ``accepts`` says which additions
+        each upstream accepts.
         """
         self.upstream = upstream
         self.admitter = admitter
-        caller = Caller(upstream, admitter, max_answer_bytes, checks, chains, answered)
+        caller = Caller(
+            upstream, admitter, max_answer_bytes, checks, chains, answered, accepts or {}
+        )
         self._call = caller.call
         if claims is not None:
             self._call = SharedCaller(caller, claims, admitter.entries, admitter.now).call

@@ -29,7 +29,6 @@ from gateway.upstream.pool.upstream_state import (
     serving,
 )
 from gateway.upstream.request import LONGEST_MODEL, MOST_MODELS, Outgoing
-from gateway.upstream.routing.kv_news import Emptied, Full
 from gateway.upstream.routing.routing import Choice, Load, Route, Routing, Sent, Wait
 
 NOBODY: frozenset[str] = frozenset()
@@ -127,14 +126,6 @@ class PoolTable:
     def held_back(self, call: Call, now: float) -> Wait | None:
         """Tell whether the request is to wait for another that computes what it begins with."""
         return self._routing.held_back(call.sent, now)
-
-    def note_cache(self, name: str, news: Emptied | Full) -> None:
-        """Note what an upstream tells of its prefix cache."""
-        match news:
-            case Emptied():
-                self._routing.forget(name)
-            case Full(tokens):
-                self._routing.resize(name, tokens)
 
     def note_cached(self, call: Call, tokens: int, now: float) -> None:
         """Note how much of the prompt the upstream says that it had."""

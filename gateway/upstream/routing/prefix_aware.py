@@ -239,10 +239,6 @@ class PrefixAware:
         del now
         self._settle(sent)
 
-    def resize(self, name: str, tokens: int) -> None:
-        """See ``Routing``: twice of it is believed, for a token may have more bytes than most."""
-        self.index.resize(name, max(1, 2 * tokens // self._block_tokens))
-
     def forget(self, name: str) -> None:
         """See ``Routing``."""
         self.index.forget(name)

@@ -23,10 +23,9 @@ class PrefixIndex:
     """Blocks by replica; not thread-safe."""
 
     def __init__(self, *, capacity: int = DEFAULT_CAPACITY, most: int = MOST_BLOCKS) -> None:
-        """``capacity`` is that of replicas for which ``resize`` was not called."""
+        """``capacity`` bounds each replica's blocks, ``most`` those of all."""
         self._capacity = capacity
         self._most = most
-        self._capacities: dict[str, int] = {}
         # Blocks in the order of their last use, with its number; those of one use share it. A
         # plain dict takes half of an OrderedDict's bytes.
         self._blocks: dict[str, dict[int, int]] = {}
@@ -39,15 +38,11 @@ class PrefixIndex:
         """Return how many blocks the replica is believed to hold."""
         return len(self._blocks.get(name, ()))
 
-    def capacity(self, name: str) -> int:
-        """Return how many blocks are remembered of the replica at most."""
+    @property
+    def capacity(self) -> int:
+        """How many blocks are remembered of each replica at most."""
         share = self._most // max(1, len(self._blocks))
-        return max(1, min(self._capacities.get(name, self._capacity), share))
-
-    def resize(self, name: str, capacity: int) -> None:
-        """Believe that the replica holds so many blocks at most."""
-        self._capacities[name] = capacity
-        self._bound(name)
+        return max(1, min(self._capacity, share))
 
     def held(self, name: str, prefix: Sequence[int]) -> int:
         """Return how many blocks of ``prefix``, from its start on, the replica should hold."""
@@ -88,7 +83,7 @@ class PrefixIndex:
         self._blocks.pop(name, None)
 
     def _bound(self, name: str) -> None:
-        capacity = self.capacity(name)
+        capacity = self.capacity
         blocks = self._blocks.get(name, {})
         if (excess := len(blocks) - capacity) > 0:
             for digest in list(islice(blocks, excess + capacity // _AT_ONCE)):

@@ -106,10 +106,6 @@ class Routing(Protocol):
         """Note that it is over, however it ended. Doing it again does nothing."""
         ...
 
-    def resize(self, name: str, tokens: int) -> None:
-        """Note that the replica's cache holds about so many tokens."""
-        ...
-
     def forget(self, name: str) -> None:
         """Note that the replica's cache is empty: it has started anew, or is gone."""
         ...
@@ -138,9 +134,6 @@ class LeastLoaded:
         """See ``Routing``."""
 
     def ended(self, sent: Sent, now: float) -> None:
-        """See ``Routing``."""
-
-    def resize(self, name: str, tokens: int) -> None:
         """See ``Routing``."""
 
     def forget(self, name: str) -> None:

@@ -16,7 +16,7 @@ LINES = 2000
 WRITER = """
 import os, sys
 from pathlib import Path
-from gateway.adapters.turned_file import turned
+from gateway.cache.append_files import turned
 path, name, lines, most = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 print("ready", flush=True)
 sys.stdin.readline()

@@ -14,7 +14,7 @@ URL = "http://127.0.0.1:9/v1"
 
 def refrain(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "gateway", *argv],
+        [sys.executable, "-m", "gateway.cli", *argv],
         cwd=cwd,
         capture_output=True,
         text=True,

@@ -91,5 +91,5 @@ def test_what_exceptions_say_is_not_written(pipe):
 @pytest.mark.parametrize("package", ["backend", "embeddings"])
 def test_the_packages_log_alike(package):
     # They may not import one another.
-    mine, theirs = ROOT / "gateway/log_queue.py", ROOT / package / "log_queue.py"
+    mine, theirs = ROOT / "gateway/cli/log_queue.py", ROOT / package / "log_queue.py"
     assert filecmp.cmp(mine, theirs, shallow=False)

@@ -16,7 +16,7 @@ from gateway.cli.supervisor import Child, Supervisor
 
 WAITS = """
 import asyncio, os
-from gateway.process import stop_event
+from gateway.cli.logging_setup import stop_event
 async def main():
     stop = stop_event()
     os.write({fd}, b"%d\\n" % os.getpid())
@@ -33,7 +33,7 @@ signal.pause()
 
 PARENT = """
 import asyncio, sys
-from gateway.supervisor import Child, Supervisor
+from gateway.cli.supervisor import Child, Supervisor
 child = Child("c", [sys.executable, "-c", {child!r}], pass_fds=({fd},))
 sys.exit(asyncio.run(Supervisor([child]).run()))
 """

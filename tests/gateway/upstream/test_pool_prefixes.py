@@ -1,7 +1,6 @@
 """A pool of real servers and prompts that begin alike: where they go, and who waits for whom."""
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,6 @@ import pytest
 from aiohttp import web
 from faulty_upstreams import status
 
-from backend.core.cache_events import NOTHING_CACHED, BlocksStored, EventBatch
-from backend.server.kv_events import KvEvents
 from running_gateway import Asked, RunningGateway, StartGateway, start_app
 from scripted_upstream import ScriptedUpstream, completion
 
@@ -25,13 +22,11 @@ StartServers = Callable[..., Awaitable[list[ScriptedUpstream]]]
 async def servers() -> AsyncIterator[StartServers]:
     runners = []
 
-    async def start(*answers: Answers, events: KvEvents | None = None) -> list[ScriptedUpstream]:
+    async def start(*answers: Answers) -> list[ScriptedUpstream]:
         started = [ScriptedUpstream(answer) for answer in answers]
         for one in started:
             app = web.Application()
             app.router.add_post("/v1/chat/completions", one.handle)
-            if events is not None:
-                app.router.add_get("/kv_events", events.stream)
             runner, one.url = await start_app(app)
             runners.append(runner)
         return started
@@ -281,33 +276,6 @@ async def test_nobody_waits_where_the_upstream_shares_prefill(
     await until(all_there)
     held.go.set()
     await asyncio.gather(*tasks)
-
-
-async def test_an_engine_that_says_that_its_cache_is_empty_is_believed(
-    start_gateway: StartGateway, servers: StartServers
-):
-    known, events = asyncio.Event(), KvEvents()
-
-    def fingerprint() -> bytes:
-        known.set()
-        return b"model"
-
-    events.fingerprint = fingerprint
-    events.apply([EventBatch(0, (BlocksStored(bytes(32), (b"1" * 32,), 16),))])
-    gateway = await pool(start_gateway, await servers(cached(0), events=events), kv_events=True)
-    await turns(gateway, TURN)
-    async with asyncio.timeout(60):
-        await known.wait()
-    events.apply([NOTHING_CACHED])
-
-    numbers = itertools.count()
-
-    async def found_cold() -> bool:
-        await turns(gateway, {"role": "user", "content": f"Question {next(numbers)}?"})
-        return await figure(gateway, 'refrain_upstream_requests_total{route="cold"') == 2
-
-    await until(found_cold)
-    events.close()
 
 
 async def test_by_load_alone_a_conversation_means_nothing(

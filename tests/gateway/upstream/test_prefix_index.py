@@ -37,16 +37,6 @@ def test_what_is_used_again_outlives_what_is_not() -> None:
     assert index.held("a", (3, 4)) == 0
 
 
-def test_capacities_are_each_replicas_own() -> None:
-    index = PrefixIndex()
-    index.resize("small", 2)
-    for name in ("small", "large"):
-        index.add(name, (1, 2, 3, 4))
-    assert (index.size("small"), index.size("large")) == (2, 4)
-    index.resize("large", 1)
-    assert index.held("large", (1, 2, 3, 4)) == 1
-
-
 def test_all_replicas_together_are_bounded_too() -> None:
     index = PrefixIndex(capacity=100, most=120)
     for number, name in enumerate("abcd"):
@@ -59,7 +49,7 @@ def test_a_forgotten_replica_holds_nothing_and_leaves_its_share_to_others() -> N
     index = PrefixIndex(capacity=100, most=100)
     for name in "ab":
         index.add(name, tuple(range(100)))
-    assert index.capacity("a") == 50
+    assert index.capacity == 50
     index.forget("b")
     assert index.size("b") == 0
-    assert index.capacity("a") == 100
+    assert index.capacity == 100
