@@ -29,13 +29,12 @@ from gateway.server.secrets import (
 )
 from gateway.settings import SECRETS, Settings, UpstreamSettings
 from gateway.telemetry.metrics import Metrics
-from gateway.upstream.compat import Accepts
+from gateway.upstream.exchange import Accepts
 from gateway.upstream.http.client import HttpUpstream
-from gateway.upstream.pool.affinity import Kept
+from gateway.upstream.pool.affinity import Kept, PoolRequests
 from gateway.upstream.pool.models import ModelList
 from gateway.upstream.pool.pool import UpstreamPool, log_change
 from gateway.upstream.pool.probes import PATHS, Prober
-from gateway.upstream.pool.requests import PoolRequests
 from gateway.upstream.pool.table import PoolTable, states
 from gateway.upstream.pool.upstream_state import Member
 from gateway.upstream.pool.waiting_queue import Bounds

@@ -9,7 +9,7 @@ from gateway.prompts.compress.outcome import Compression
 from gateway.prompts.outcome import Declined, Rewrite
 from gateway.protocol.cache_status import ForwardStatus
 from gateway.protocol.reasons import Ineligible, Reason
-from gateway.protocol.usage import PromptUsage
+from gateway.protocol.tokens import PromptUsage
 from gateway.upstream.request import Served
 
 

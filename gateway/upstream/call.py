@@ -21,11 +21,18 @@ from gateway.protocol.headers import end_to_end, request_fields, without
 from gateway.protocol.reasons import Reason
 from gateway.protocol.streaming import sse
 from gateway.protocol.streaming.stream import Followed, followed
-from gateway.protocol.usage import prompt_usage
+from gateway.protocol.tokens import prompt_usage
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.shared_response import Head, LiveAnswer
-from gateway.upstream.compat import REFUSALS, Accepts, Variant, Variants, as_asked, variants
-from gateway.upstream.exchange import Exchange
+from gateway.upstream.exchange import (
+    REFUSALS,
+    Accepts,
+    Exchange,
+    Variant,
+    Variants,
+    as_asked,
+    variants,
+)
 from gateway.upstream.pool.affinity import named_in
 from gateway.upstream.ports import Upstream, UpstreamReply
 from gateway.upstream.request import ALL_ADDITIONS, Outgoing, Served, with_upstream

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from gateway.protocol.credentials import CREDENTIALS
-from gateway.protocol.headers import Fields, request_fields, without
+from gateway.protocol.headers import CREDENTIALS, Fields, request_fields, without
 from gateway.protocol.reasons import Reason
 from policies.decide import Priority
 from policies.plain_enum import plain_members

@@ -22,8 +22,8 @@ from gateway.protocol.embeddings import item_body, items_of
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.errors import RequestError
 from gateway.protocol.messages import Inbound
-from gateway.protocol.prompt_size import prompt_tokens
 from gateway.protocol.reasons import Reason
+from gateway.protocol.tokens import prompt_tokens
 from gateway.semantic.eligibility.rules import sought
 from gateway.semantic.ports import SemanticIndex, Verifier
 from gateway.server.admin.explain_request import Inquiry, InquiryError, read_inquiry, written

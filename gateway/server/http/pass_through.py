@@ -15,8 +15,8 @@ from gateway.server.http.compressed_body import next_piece
 from gateway.server.http.front import complete_head
 from gateway.telemetry.observation import Observation
 from gateway.upstream.http.client import HttpUpstream
+from gateway.upstream.pool.affinity import PoolRequests
 from gateway.upstream.pool.models import ModelList
-from gateway.upstream.pool.requests import PoolRequests
 from gateway.upstream.request import with_priority, with_upstream
 from policies.decide import Priority
 

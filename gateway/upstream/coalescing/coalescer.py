@@ -22,8 +22,7 @@ from gateway.upstream.coalescing.cross_process import SharedCaller
 from gateway.upstream.coalescing.flight import FlightTable
 from gateway.upstream.coalescing.follower import Reader, Way
 from gateway.upstream.coalescing.shared_response import LiveAnswer
-from gateway.upstream.compat import Accepts
-from gateway.upstream.exchange import Exchange
+from gateway.upstream.exchange import Accepts, Exchange
 from gateway.upstream.ports import Upstream
 from gateway.upstream.routing.prefix_chain import PromptChains
 from gateway.upstream.shadow_eval import Checks
