@@ -18,6 +18,7 @@ from gateway.protocol import exact_json
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import end_to_end, request_fields, without
+from gateway.protocol.messages import ALL_ADDITIONS
 from gateway.protocol.reasons import Reason
 from gateway.protocol.streaming import sse
 from gateway.protocol.streaming.stream import Followed, followed
@@ -35,7 +36,7 @@ from gateway.upstream.exchange import (
 )
 from gateway.upstream.pool.affinity import named_in
 from gateway.upstream.ports import Upstream, UpstreamReply
-from gateway.upstream.request import ALL_ADDITIONS, Outgoing, Served, with_upstream
+from gateway.upstream.request import Outgoing, Served, with_upstream
 from gateway.upstream.routing.prefix_chain import PromptChains
 from gateway.upstream.shadow_eval import Checks
 

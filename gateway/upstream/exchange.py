@@ -17,10 +17,9 @@ from gateway.cache.ports import Scanner
 from gateway.prompts.compress.outcome import Compression
 from gateway.prompts.outcome import Declined, Rewrite
 from gateway.protocol.endpoint import Endpoint
-from gateway.protocol.messages import Inbound
+from gateway.protocol.messages import ALL_ADDITIONS, Addition, Inbound
 from gateway.protocol.tokens import ask_for_usage
 from gateway.telemetry.observation import Observation
-from gateway.upstream.request import ALL_ADDITIONS, Addition
 
 
 @dataclass(frozen=True, slots=True, eq=False)
