@@ -27,7 +27,7 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.upstream.request import Addition
+from gateway.protocol.messages import Addition
 from policies.document import Document, key_path, policy_text, read_document
 from policies.problems import PolicyError
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 
 from gateway.cache.entry import KEY_VERSION
-from gateway.protocol.credentials import bearer
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.headers import bearer
 from policies.decide import CompressSettings, DocumentSettings, Scope
 
 _TENANTS_AT_A_TIME = 1024

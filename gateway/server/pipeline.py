@@ -38,8 +38,8 @@ from gateway.protocol.embeddings import item_body, items_of
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import Inbound, Reply
-from gateway.protocol.prompt_size import refuse_long_prompt
 from gateway.protocol.reasons import Reason
+from gateway.protocol.tokens import refuse_long_prompt
 from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError, Verifier
 from gateway.server.batch import MissingItems, end_of, for_each, to_be_had
 from gateway.server.hit_reply import refuse, render_hit

@@ -90,7 +90,7 @@ BAD = {
         ("gateway/server/pipeline.py", "from gateway.app import create_app"),
         ("gateway/app.py", "from gateway.cli.worker import main"),
         ("gateway/upstream/http/client.py", "from gateway.settings import Settings"),
-        ("gateway/settings.py", "from gateway.protocol.endpoint import Endpoint"),
+        ("gateway/settings.py", "from gateway.cache.key import Scope"),
         ("gateway/pipeline.py", ""),
     ],
     "packages_do_not_import_one_another": [

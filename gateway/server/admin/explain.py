@@ -24,8 +24,8 @@ from gateway.prompts.rewrite.rewrite import Rewritten, rewrite
 from gateway.protocol.cache_status import Forwarded
 from gateway.protocol.errors import PromptTooLongError, RequestError
 from gateway.protocol.messages import Inbound
-from gateway.protocol.prompt_size import prompt_tokens
 from gateway.protocol.reasons import Ineligible, Reason
+from gateway.protocol.tokens import prompt_tokens
 from gateway.semantic.eligibility.rules import sought
 from gateway.server.admin.byte_diff import hunks
 from gateway.server.admin.explain_request import Inquiry, InquiryError, findings, read_inquiry

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple, Protocol
 
 import orjson
 
-from gateway.protocol.credentials import CREDENTIALS
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.errors import UpstreamError
+from gateway.protocol.headers import CREDENTIALS
 from gateway.upstream.http.client import HttpUpstream
 from gateway.upstream.pool.table import PoolTable
 from gateway.upstream.request import OF_AN_ACCOUNT, PRIORITY, SALT, Outgoing
