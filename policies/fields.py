@@ -15,9 +15,9 @@ import re2
 from pydantic import PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from policies.allow_list import AllowList
 from policies.decide import PiiAction, Priority, Scope
-from policies.detectors.phone import is_region
+from policies.pii.phone import is_region
+from policies.pii.scan import AllowList
 from policies.shapes import OFF, ON_OFF, expected, is_off, on_off
 
 MAX_LIFETIME = 2**31

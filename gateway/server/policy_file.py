@@ -10,7 +10,7 @@ from gateway.prompts.rewrite.detectors import finder
 from policies.decide import PiiAction, Policy
 from policies.document import policy_text
 from policies.parse import PolicyError, compile_policy, parse_spec
-from policies.pii import PiiScanner
+from policies.pii.scan import PiiScanner
 from policies.recorded import recorded_policy
 
 log = logging.getLogger(__name__)

@@ -37,7 +37,7 @@ from gateway.server.request import facts_of, parse_request
 from gateway.upstream.request import without_salt
 from policies.decide import Condition, Decision, PiiAction, RequestFacts
 from policies.freshness import parse_directives
-from policies.pii import PiiScanner
+from policies.pii.scan import PiiScanner
 from policies.wording import settings_of
 
 PAGE = 256
