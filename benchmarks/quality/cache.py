@@ -22,9 +22,10 @@ from gateway.protocol.reasons import Reason
 from gateway.semantic.ports import Candidate, SemanticUnavailableError, Verifier
 from gateway.semantic.verification import Verification
 from gateway.server.admin.explained_lookup import Drive
-from policies.decide import Decision, PiiAction, RequestFacts
+from policies.decision import Decision, PiiAction
+from policies.format.load import parse_policy
 from policies.freshness import parse_directives
-from policies.parse import compile_policy, parse_spec
+from policies.policy import RequestFacts
 from quality.outcomes import Outcome, Try
 from quality.trial import Request, Trial
 
@@ -37,7 +38,7 @@ _BYTES = 2**30
 def default_decision() -> Decision:
     """Return what the default policy decides, but for the PII scan: that is not measured here."""
     file = default_policy()
-    policy = compile_policy(parse_spec(file.read_text(encoding="utf-8"), str(file)), str(file))
+    policy = parse_policy(file.read_text(encoding="utf-8"), str(file))
     facts = RequestFacts(Endpoint.CHAT.value, "evaluated", {}, None, None, None, None, None)
     return replace(policy.decide(facts), pii=PiiAction.ALLOW)
 

@@ -38,7 +38,7 @@ from gateway.server.secrets import (
 from gateway.settings import Settings, SettingsError, load_settings
 from policies.cli import Commands
 from policies.cli import main as policy
-from policies.problems import PolicyError
+from policies.format.yaml_document import PolicyError
 
 _EXPLAIN_EXAMPLES = """\
 REQUEST is the JSON of a request's body, or {"endpoint": ..., "headers": {...}, "body": {...}}, or a

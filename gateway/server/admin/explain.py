@@ -35,10 +35,11 @@ from gateway.server.admin.selection import SelectionError
 from gateway.server.pipeline import Pipeline
 from gateway.server.request import facts_of, parse_request
 from gateway.upstream.request import without_salt
-from policies.decide import Condition, Decision, PiiAction, RequestFacts
+from policies.decision import Decision, PiiAction
+from policies.format.settings.rule import settings_of
 from policies.freshness import parse_directives
 from policies.pii.scan import PiiScanner
-from policies.wording import settings_of
+from policies.policy import Condition, RequestFacts
 
 PAGE = 256
 MOST_COMPARED = 50_000

@@ -12,7 +12,7 @@ from gateway.prompts.hints.hints import Hinted, hinted, hints_for
 from gateway.prompts.rewrite.rewrite import Rewritten, rewrite
 from gateway.server.admin.byte_diff import hunks
 from gateway.server.admin.explain_request import Inquiry, written
-from policies.decide import Decision
+from policies.decision import Decision
 
 MOST_HUNKS = 100
 

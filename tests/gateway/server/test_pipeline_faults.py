@@ -26,7 +26,7 @@ from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
 from gateway.upstream.request import Served
-from policies.decide import PiiAction
+from policies.decision import PiiAction
 from scripted_upstream import completion
 
 
