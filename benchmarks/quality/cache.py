@@ -26,7 +26,7 @@ from gateway.protocol.reasons import Reason
 from gateway.semantic.ports import Candidate, SemanticUnavailableError, Verifier
 from gateway.server.policy_file import PolicyFile
 from gateway.server.request import Trace, Verdict
-from policies.decide import Decision, PiiAction
+from policies.decision import Decision, PiiAction
 from policies.freshness import parse_directives
 from quality.outcomes import Outcome, Try
 from quality.trial import Request, Trial

@@ -6,7 +6,8 @@ from typing import Any, Protocol
 
 from gateway.cache.entry import Entry
 from gateway.cache.plan import Plan
-from policies.decide import Decision, PiiAction, Policy
+from policies.decision import Decision, PiiAction
+from policies.policy import Policy
 from policies.recorded import RecordedPolicy
 
 

@@ -48,7 +48,7 @@ from gateway.upstream.ports import UpstreamReply
 from gateway.upstream.request import Outgoing
 from policies.cli import Commands
 from policies.cli import main as policy
-from policies.problems import PolicyError
+from policies.format.yaml_document import PolicyError
 
 _REPLY_SECONDS = 60.0
 _SAMPLE = 1000

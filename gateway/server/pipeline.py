@@ -65,7 +65,7 @@ from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.request import without_salt
-from policies.decide import Decision, Priority
+from policies.decision import Decision, Priority
 from policies.freshness import parse_directives
 
 log = logging.getLogger(__name__)

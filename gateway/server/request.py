@@ -22,7 +22,8 @@ from gateway.semantic.ports import LocalEncoder
 from gateway.semantic.verification import Verification
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
-from policies.decide import Decision, RequestFacts
+from policies.decision import Decision
+from policies.policy import RequestFacts
 
 MOST_PARTS = 500_000
 """Objects, arrays and members of a request: a hundred thousand messages have fewer."""

@@ -16,7 +16,7 @@ from typing import Any
 from gateway.protocol.headers import CREDENTIALS, Fields, request_fields, without
 from gateway.protocol.reasons import Reason
 from gateway.telemetry.observation import Observation
-from policies.decide import Priority
+from policies.decision import Priority
 
 PRIORITY = "X-Refrain-Priority"
 SALT = "cache_salt"

@@ -16,7 +16,7 @@ def test_our_tree_keeps_the_law(law):
 
 def test_all_four_packages_are_looked_at():
     names = {module.name for module in modules(ROOT)}
-    assert {"policies.decide", "gateway.cache.key", "embeddings.client", "backend.core"} <= names
+    assert {"policies.decision", "gateway.cache.key", "embeddings.client", "backend.core"} <= names
     assert len(names) > 100
 
 

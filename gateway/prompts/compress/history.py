@@ -15,7 +15,7 @@ from gateway.prompts.json_splice import Edit, Places, printed, spliced
 from gateway.prompts.texts import is_block
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.tokens import BYTES_A_TOKEN
-from policies.decide import CompressSettings
+from policies.decision import CompressSettings
 
 LEAST_BYTES = 2048
 """Of turns that are worth a summary."""

@@ -26,7 +26,7 @@ from gateway.prompts.texts import Path
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.tokens import BYTES_A_TOKEN
 from gateway.semantic.eligibility.rules import is_prose
-from policies.decide import CompressSettings
+from policies.decision import CompressSettings
 
 MOST_CHARACTERS = 2**19
 """Of all declared context; more is left as it is."""

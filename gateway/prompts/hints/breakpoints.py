@@ -16,7 +16,7 @@ from gateway.prompts.outcome import DeclinedError, WhyNot
 from gateway.prompts.texts import Path, is_block
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.tokens import BYTES_A_TOKEN
-from policies.hints import BreakpointField, BreakpointLifetime, Breakpoints, HintSettings
+from policies.decision import BreakpointField, BreakpointLifetime, Breakpoints, HintSettings
 
 _INSTRUCTING = frozenset({"system", "developer"})
 _TURNS = {Endpoint.CHAT: "messages", Endpoint.RESPONSES: "input"}

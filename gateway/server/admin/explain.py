@@ -32,9 +32,10 @@ from gateway.server.admin.explain_request import Inquiry, InquiryError, findings
 from gateway.server.admin.selection import SelectionError
 from gateway.server.pipeline import Pipeline
 from gateway.server.request import Asked, Step, Trace, Verdict, facts_of
-from policies.decide import Condition, PiiAction, RequestFacts
-from policies.pii import PiiScanner
-from policies.wording import settings_of
+from policies.decision import PiiAction
+from policies.format.settings.rule import settings_of
+from policies.pii.scan import PiiScanner
+from policies.policy import Condition, RequestFacts
 
 PAGE = 256
 MOST_COMPARED = 50_000

@@ -17,7 +17,7 @@ from gateway.protocol.conversation import is_readable, names_text, prompt_text
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.fields import neutral_fields
 from gateway.protocol.text_extraction import as_names, query_readings
-from policies.pii import PiiScanner
+from policies.pii.scan import PiiScanner
 
 MOST_FINDINGS = 100
 _TOGETHER = "texts put together or unescaped"

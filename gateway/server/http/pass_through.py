@@ -18,7 +18,7 @@ from gateway.upstream.http.client import HttpUpstream
 from gateway.upstream.pool.affinity import PoolRequests
 from gateway.upstream.pool.models import ModelList
 from gateway.upstream.request import note_served, with_priority, with_upstream
-from policies.decide import Priority
+from policies.decision import Priority
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from gateway.upstream.http.client import HttpUpstream
 from gateway.upstream.pool.table import PoolTable
 from gateway.upstream.request import OF_AN_ACCOUNT, PRIORITY, SALT, Outgoing
 from gateway.upstream.routing.prefix_chain import PromptChains
-from policies.decide import Priority
+from policies.decision import Priority
 
 LEAST_BYTES = 1024
 LONGEST_BYTES = 2**18

@@ -1,55 +1,55 @@
-"""The YAML of a policy, version 1: what each key holds, means and looks like.
+"""The YAML of a policy, version 1: what each key beside the settings holds, means and looks like.
 
-One definition serves reading (pydantic) and editors (``json_schema``). Values are read by the
-types of ``policies.fields``; every mapping refuses keys that it does not know. What rules set is
-in ``policies.rule_settings``.
+One definition serves reading (pydantic) and editors (``json_schema``). Every mapping refuses keys
+that it does not know. What rules set stands in the tables of ``policies.format.settings``.
 """
 
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
 from pydantic import Field
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from policies.fields import (
-    Contact,
-    Digest,
-    EndpointPath,
-    Generation,
-    Glob,
-    HeaderName,
-    Keyword,
-    Regex,
-    Region,
-    RuleName,
-    TenantName,
-    TenantReference,
-    Text,
-    VersionOne,
+from policies.format.settings.rule import SETTINGS
+from policies.format.shorthand import FilledSpec, Listed, MappingSpec
+from policies.format.values import (
+    CONTACT,
+    DIGEST,
+    ENDPOINT,
+    GENERATION,
+    HEADER_NAME,
+    NAME,
+    REGEX,
+    REGION,
+    RULE_NAME,
+    TENANT_NAME,
+    TEXT,
+    VERSION,
 )
-from policies.mappings import FilledSpec, MappingSpec
-from policies.rule_settings import DefaultSpec, SettingsSpec
-from policies.shapes import Filled, OneOrMany
 
 DEFAULT_REGIONS = ("US", "GB")
+
+Texts = Annotated[list[str], Listed(TEXT)]
+Digests = Annotated[list[str], Listed(DIGEST)]
 
 
 class ContentSpec(FilledSpec):
     """Conditions on what is asked. All must hold."""
 
-    keywords: OneOrMany[Keyword] | None = Field(
+    keywords: Texts | None = Field(
         default=None,
         description=(
             "Whole words, or phrases, in the last user message; any one, in any case of letters."
         ),
         examples=[["price", "how much", "in stock"]],
     )
-    regex: OneOrMany[Regex] | None = Field(
+    regex: Annotated[list[str], Listed(REGEX)] | None = Field(
         default=None,
         description="RE2 patterns, any one found in the last user message. (?i) ignores case.",
         examples=[r"(?i)\border\s+#?\d+"],
     )
-    system_prompt_sha256: OneOrMany[Digest] | None = Field(
+    system_prompt_sha256: Digests | None = Field(
         default=None,
         description=(
             "SHA-256 of the system and developer messages (several joined by line feeds), any one."
@@ -61,20 +61,20 @@ class ContentSpec(FilledSpec):
 class MatchSpec(MappingSpec):
     """Conditions on a request. All must hold; of a list, any one. None: every request."""
 
-    endpoint: OneOrMany[EndpointPath] | None = Field(
+    endpoint: Annotated[list[str], Listed(ENDPOINT)] | None = Field(
         default=None, description="Path of the request.", examples=["/v1/chat/completions"]
     )
-    model: OneOrMany[Glob] | None = Field(
+    model: Texts | None = Field(
         default=None,
         description="The request's model; * stands for any characters, ? for one.",
         examples=["gpt-4*", ["refrain-demo", "qwen*"]],
     )
-    tenant: OneOrMany[TenantReference] | None = Field(
+    tenant: Annotated[list[str], Listed(NAME)] | None = Field(
         default=None,
         description="A name from tenants, or anonymous: no API key, organization or project.",
         examples=["acme", "anonymous"],
     )
-    header: Filled[dict[HeaderName, OneOrMany[Glob]]] | None = Field(
+    header: Annotated[dict[Annotated[str, HEADER_NAME], Texts], Field(min_length=1)] | None = Field(
         default=None,
         description="Request headers by name, in any case, with a glob of the value.",
         examples=[{"x-app": "storefront-*"}],
@@ -85,11 +85,20 @@ class MatchSpec(MappingSpec):
         examples=[{"keywords": ["price", "discount"]}],
     )
 
+    def wanted(self) -> dict[str, list[str]]:
+        """Return the values of each condition by its place, the cheap conditions first."""
+        found = {"endpoint": self.endpoint, "model": self.model, "tenant": self.tenant}
+        found |= {f"header.{name}": globs for name, globs in (self.header or {}).items()}
+        for name in ("system_prompt_sha256", "keywords", "regex"):
+            found[f"content.{name}"] = getattr(self.content, name, None)
+        return {key: values for key, values in found.items() if values is not None}
 
-class RuleSpec(SettingsSpec):
+
+@SETTINGS.extend
+class RuleSpec(MappingSpec):
     """A rule: the settings of the requests that it matches."""
 
-    name: RuleName = Field(
+    name: Annotated[str, RULE_NAME] = Field(
         description="Unique; shown in metrics, logs and traces.", examples=["prices"]
     )
     match: MatchSpec = Field(
@@ -98,18 +107,23 @@ class RuleSpec(SettingsSpec):
     )
 
 
+@partial(SETTINGS.extend, required=True)
+class DefaultSpec(MappingSpec):
+    """Settings of requests that no rule matches, and of what a rule leaves out."""
+
+
 class TenantSpec(FilledSpec):
     """Who a tenant is. All keys must hold; of a list, any one."""
 
-    api_key_sha256: OneOrMany[Digest] | None = Field(
+    api_key_sha256: Digests | None = Field(
         default=None,
         description="SHA-256 of the API key: printf %s KEY | sha256sum",
         examples=["9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"],
     )
-    organization: OneOrMany[Text] | None = Field(
+    organization: Texts | None = Field(
         default=None, description="The OpenAI-Organization header.", examples=["org-acme"]
     )
-    project: OneOrMany[Text] | None = Field(
+    project: Texts | None = Field(
         default=None, description="The OpenAI-Project header.", examples=["proj-support"]
     )
 
@@ -117,7 +131,7 @@ class TenantSpec(FilledSpec):
 class PiiSpec(MappingSpec):
     """The scan for personal data."""
 
-    regions: list[Region] = Field(
+    regions: list[Annotated[str, REGION]] = Field(
         default=list(DEFAULT_REGIONS),
         description=(
             "Regions (ISO 3166) whose phone numbers are known when written without country code. "
@@ -125,7 +139,7 @@ class PiiSpec(MappingSpec):
         ),
         examples=[["US", "GB"]],
     )
-    allow: OneOrMany[Contact] = Field(
+    allow: Annotated[list[str], Listed(CONTACT)] = Field(
         default=[],
         description=(
             "Your own public contacts, which are no personal data: email addresses (* stands for "
@@ -138,8 +152,8 @@ class PiiSpec(MappingSpec):
 class PolicySpec(MappingSpec):
     """What Refrain may cache, for whom and for how long."""
 
-    version: VersionOne = Field(description="Version of this format.", examples=[1])
-    generation: Generation = Field(
+    version: Annotated[int, VERSION] = Field(description="Version of this format.", examples=[1])
+    generation: Annotated[int, GENERATION] = Field(
         default=0,
         description="Raise it to drop everything that is stored.",
         examples=[2],
@@ -149,7 +163,7 @@ class PolicySpec(MappingSpec):
         description="What the scan for personal data knows.",
         examples=[{"regions": ["US", "GB"], "allow": "*@acme.example"}],
     )
-    tenants: dict[TenantName, TenantSpec] = Field(
+    tenants: dict[Annotated[str, TENANT_NAME], TenantSpec] = Field(
         default={},
         description="Names of tenants, for rules to match.",
         examples=[{"acme": {"organization": "org-acme"}}],

@@ -6,25 +6,17 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from policies.compress_settings import CompressSpec, ContextSpec
-from policies.conditions import conditions
-from policies.decide import Decision, Policy, Rule
-from policies.document import Document, Path, read_document
-from policies.fields import ANONYMOUS
-from policies.prefix_settings import DocumentsSpec, PrefixSpec, VolatileSpec
-from policies.problems import PolicyError, Problem
-from policies.reach import unreachable
-from policies.rule_settings import (
-    CoalescingSpec,
-    DefaultSpec,
-    GraceSpec,
-    SemanticSpec,
-    default_decision,
-    rule_decision,
-)
-from policies.schema import ContentSpec, MatchSpec, PiiSpec, PolicySpec, RuleSpec, TenantSpec
+from policies.format.schema import ContentSpec, MatchSpec, PiiSpec, PolicySpec, TenantSpec
+from policies.format.settings import Table
+from policies.format.settings.rule import SETTINGS, default_decision, rule_decision
+from policies.format.yaml_document import Document, Path, PolicyError, Problem, read_document
+from policies.policy import ANONYMOUS, Policy, Rule, Tenant, condition
 
-__all__ = ["PolicyError", "Problem", "compile_policy", "parse_policy", "parse_spec"]
+__all__ = ["PolicyError", "Problem", "parse_policy"]
+
+
+Wanted = Mapping[str, Sequence[str]]
+"""The values that each condition of a rule wants, by its place in ``match``."""
 
 
 def parse_policy(text: str, source: str) -> Policy:
@@ -32,11 +24,6 @@ def parse_policy(text: str, source: str) -> Policy:
 
     Raises PolicyError with all problems that were found, and nothing else.
     """
-    return compile_policy(parse_spec(text, source), source)
-
-
-def parse_spec(text: str, source: str) -> PolicySpec:
-    """Read a policy as it is written, with no rule compiled. Raises PolicyError."""
     document = read_document(text, source)
     problems = list(document.problems)
     spec: PolicySpec | None = None
@@ -47,7 +34,7 @@ def parse_spec(text: str, source: str) -> PolicySpec:
     problems += _references(document)
     if problems or spec is None:
         raise PolicyError(_in_order(problems))
-    return spec
+    return _compiled(spec, source)
 
 
 def _in_order(problems: Sequence[Problem]) -> tuple[Problem, ...]:
@@ -72,6 +59,8 @@ def _problem(document: Document, detail: dict[str, Any]) -> Problem:
             near = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)
             meant = f" (did you mean {near[0]}?)" if near else ""
             return document.problem(path, listed + meant, f"the unknown key {str(path[-1])!r}")
+        case "too_short":
+            return document.problem(path, "at least one key")
         case "list_type":
             return document.problem(_standing(document, path), "a list")
         case _:
@@ -89,35 +78,29 @@ def _standing(document: Document, path: Path) -> Path:
     return path
 
 
-_SETTINGS: dict[object, type[BaseModel]] = {
-    "semantic": SemanticSpec,
-    "grace": GraceSpec,
-    "coalescing": CoalescingSpec,
-    "prefix": PrefixSpec,
-    "compress": CompressSpec,
-    "volatile": VolatileSpec,
-    "documents": DocumentsSpec,
-}
-
-
 def _known_keys(path: Path) -> list[str]:
-    model = _SETTINGS.get(path[-1]) if path else PolicySpec
+    """Return the keys of the mapping at ``path``; nothing where there is none."""
     match path:
+        case ("default", *inside) | ("rules", int(), *inside) if inside[:1] != ["match"]:
+            table: object = SETTINGS
+            for step in inside:
+                keys = table.keys if isinstance(table, Table) else ()
+                table = next((key.kind for key in keys if key.name == step), None)
+            known = [key.name for key in table.keys] if isinstance(table, Table) else []
+            return [*known, "name", "match"] if path[0] == "rules" and not inside else known
+        case ():
+            model: type[BaseModel] = PolicySpec
         case ("pii",):
             model = PiiSpec
         case ("tenants", _):
             model = TenantSpec
-        case ("default",):
-            model = DefaultSpec
-        case (*_, "compress", "documents"):
-            model = ContextSpec
-        case ("rules", int()):
-            model = RuleSpec
         case ("rules", int(), "match"):
             model = MatchSpec
         case ("rules", int(), "match", "content"):
             model = ContentSpec
-    return [] if model is None else list(model.model_fields)
+        case _:
+            return []
+    return list(model.model_fields)
 
 
 def _references(document: Document) -> Iterator[Problem]:
@@ -169,28 +152,52 @@ def _unknown_tenants(
 
 
 def _unreachable_rules(document: Document, matches: Mapping[int, MatchSpec]) -> Iterator[Problem]:
-    indexes = list(matches)
-    for later, earlier in unreachable(list(matches.values())):
-        line = document.places["rules", indexes[earlier]].line
-        yield document.problem(
-            ("rules", indexes[later], "match"),
-            f"requests that rules[{indexes[earlier]}] on line {line} leaves over",
-            "none: this rule is never reached",
-        )
+    """Find rules no request can reach, because an earlier one takes all of theirs.
+
+    What is reported is certain, and not all is found: globs and patterns are compared as text.
+    """
+    wanted = {index: match.wanted() for index, match in matches.items()}
+    for later, special in wanted.items():
+        for earlier, general in wanted.items():
+            if earlier < later and _covers(general, special):
+                line = document.places["rules", earlier].line
+                yield document.problem(
+                    ("rules", later, "match"),
+                    f"requests that rules[{earlier}] on line {line} leaves over",
+                    "none: this rule is never reached",
+                )
+                break
 
 
-def compile_policy(spec: PolicySpec, source: str) -> Policy:
-    """Return what decides on requests."""
+def _covers(general: Wanted, special: Wanted) -> bool:
+    """Tell whether every request that ``special`` matches is matched by ``general``."""
+    for key, values in general.items():
+        is_any = "*" in values and not key.startswith("content.")
+        if key == "model" and is_any:
+            continue
+        if key not in special or not (is_any or set(special[key]) <= set(values)):
+            return False
+    return True
+
+
+def _compiled(spec: PolicySpec, source: str) -> Policy:
     default = default_decision(spec.default, spec.generation)
+    tenants = {name: Tenant(**_values(tenant)) for name, tenant in spec.tenants.items()}
+    rules = []
+    for rule in spec.rules:
+        asked = rule.match.wanted().items()
+        conditions = tuple(condition(key, values, tenants) for key, values in asked)
+        rules.append(Rule(conditions, rule_decision(rule.name, rule, default)))
     return Policy(
         source=source,
         generation=spec.generation,
         regions=tuple(dict.fromkeys(spec.pii.regions)),
-        rules=tuple(_rule(rule, default, spec.tenants) for rule in spec.rules),
+        rules=tuple(rules),
         default=default,
         allowed=tuple(dict.fromkeys(spec.pii.allow)),
+        tenants=tenants,
     )
 
 
-def _rule(rule: RuleSpec, default: Decision, tenants: Mapping[str, TenantSpec]) -> Rule:
-    return Rule(conditions(rule.match, tenants), rule_decision(rule.name, rule, default))
+def _values(tenant: TenantSpec) -> dict[str, tuple[str, ...] | None]:
+    return {key: None if values is None else tuple(values) for key, values in tenant}

@@ -1,4 +1,4 @@
-"""YAML text to plain data and the line of every key.
+"""YAML text to plain data and the line of every key, and what is wrong at which line.
 
 Law: the file means what it looks like. Scalars follow YAML 1.2's core schema, so that ``NO`` is
 Norway and ``1:30`` is no number of seconds; ``on`` and ``off`` stay words for the schema to
@@ -18,8 +18,6 @@ from yaml.reader import Reader, ReaderError
 from yaml.resolver import BaseResolver
 from yaml.scanner import Scanner
 
-from policies.problems import PolicyError, Problem
-
 MAX_CHARACTERS = 512 * 1024
 MAX_DEPTH = 16
 MAX_VALUES = 50_000
@@ -37,6 +35,32 @@ _SCALARS = (
 )
 _STRUCTURES = ("str", "map", "seq")
 _ALLOWED_TAGS = {_TAG + name for name in (*_STRUCTURES, *(name for name, _, _ in _SCALARS))}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing to put right; ``line`` counts from 1 and ``key`` is empty for the whole file."""
+
+    source: str
+    line: int
+    key: str
+    expected: str
+    got: str
+
+    def __str__(self) -> str:
+        where = f"{self.source}:{self.line}: " + (f"{self.key}: " if self.key else "")
+        return f"{where}expected {self.expected}, got {self.got}"
+
+
+class PolicyError(Exception):
+    """The file is no policy; ``problems`` are all that were found, in order of line."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__(problems)
+        self.problems = problems
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.problems))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +108,8 @@ def policy_text(data: bytes, source: str) -> str:
 def read_document(text: str, source: str) -> Document:
     """Read one YAML document. Raises PolicyError where the text cannot be read as one."""
     if len(text) > MAX_CHARACTERS:
-        raise PolicyError(
-            (
-                Problem(
-                    source,
-                    1,
-                    "",
-                    f"a file of at most {MAX_CHARACTERS} characters",
-                    f"one of {len(text)}",
-                ),
-            )
-        )
+        most = f"a file of at most {MAX_CHARACTERS} characters"
+        raise PolicyError((Problem(source, 1, "", most, f"one of {len(text)}"),))
     try:
         node = _Loader(text).get_single_node()
     except ReaderError as error:

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import re2
 
-from policies.detectors.digits import Digits, digits_in
+from policies.pii import Digits, digits_in
 
 _KNOWN = re2.compile(
     r"\b(?:"

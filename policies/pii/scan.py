@@ -7,22 +7,41 @@ reading of it. Names and addresses need a model and are not found.
 """
 
 import hashlib
+import ipaddress
+import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from operator import itemgetter
 
-from policies.allow_list import AllowList
-from policies.detectors import Detector, detectors
-from policies.detectors.digits import digits_in
-from policies.detectors.disguises import Reading, other_readings
-from policies.detectors.normal import normalise, normalise_with_offsets
-from policies.detectors.secret import SecretDetector
+import phonenumbers
+import re2
+from phonenumbers import PhoneNumberFormat
+from stdnum import iban
+
+from policies.pii import Detector, digits_in
+from policies.pii.identifiers import (
+    CardDetector,
+    EmailDetector,
+    IbanDetector,
+    IpDetector,
+    SsnDetector,
+)
+from policies.pii.phone import PhoneDetector
+from policies.pii.readings import Reading, normalise, normalise_with_offsets, other_readings
+from policies.pii.secret import SecretDetector
 
 DETECTOR_VERSION = 5
 """Part of every cache key: raise it whenever a detector finds more than it did."""
 _SECRET = SecretDetector.kind
+
+_EMAIL = re.compile(r"[^@\s]+@(?:\*\.)?[^@\s*.]+(?:\.[^@\s*.]+)+")
+_GOES_ON = re.compile(r"[\w@%+-]|\.[^\W_]")
+"""What follows an address of which only a part was found."""
+_SHORTEST = 6
+_SEPARATORS = str.maketrans("", "", " .-")
+_CANONICAL = ("secret", "iban", "card", "ssn", "ip", "phone")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +51,56 @@ class Span:
     kind: str
     start: int
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllowList:
+    """The operator's own public contacts, which are no personal data: ``pii: {allow: [...]}``.
+
+    Law: an entry allows the whole finding that is equal to it, and nothing beside it. Equal means
+    the same address, number or string however it is written; what is not surely the same is not
+    allowed. Immutable once made.
+    """
+
+    _values: frozenset[tuple[str, str]]
+    """Kind and canonical form of what is allowed letter by letter."""
+    _emails: re2._Regexp | None
+    _regions: tuple[str, ...]
+
+    @classmethod
+    def of(cls, entries: Iterable[str], regions: Sequence[str]) -> "AllowList":
+        """Take entries as the operator wrote them. Raises ValueError for one of no use."""
+        values: set[tuple[str, str]] = set()
+        emails: list[str] = []
+        for entry in entries:
+            plain = normalise(entry).strip()
+            if len(plain) < _SHORTEST:
+                raise ValueError(f"{entry!r} is too short to be a contact")
+            if _EMAIL.fullmatch(plain) is not None:
+                emails.append(_glob(plain.casefold()))
+            elif "*" in plain:
+                raise ValueError(
+                    f"{entry!r}: * stands for part of an email address, as in *@acme.example"
+                    " or *@*.acme.example"
+                )
+            else:
+                values |= {
+                    (kind, form) for kind in _CANONICAL for form in _forms(kind, plain, regions)
+                }
+        pattern = re2.compile("|".join(emails)) if emails else None
+        return cls(frozenset(values), pattern, tuple(regions))
+
+    def holds_value(self, kind: str, text: str) -> bool:
+        """Tell whether ``text`` is an entry in any writing: its parts are public, too."""
+        return any((kind, form) in self._values for form in _forms(kind, text, self._regions))
+
+    def holds_email(self, text: str, start: int, end: int) -> bool:
+        """Tell whether the address ``text[start:end]`` is allowed, and is the whole address."""
+        return (
+            self._emails is not None
+            and self._emails.fullmatch(text[start:end].casefold()) is not None
+            and _GOES_ON.match(text, end) is None
+        )
 
 
 class PiiScanner:
@@ -45,7 +114,16 @@ class PiiScanner:
         Numbers with a country code count wherever they are from. Raises ValueError for a region
         that has no phone numbers, and for an entry of ``allowed`` that allows nothing.
         """
-        self._detectors: tuple[Detector, ...] = detectors(regions)
+        self._detectors: tuple[Detector, ...] = (
+            # The more telling ones first: a URL with a password in it reads like an email address.
+            SecretDetector(),
+            EmailDetector(),
+            IbanDetector(),
+            CardDetector(),
+            SsnDetector(),
+            IpDetector(),
+            PhoneDetector(regions),
+        )
         self._allowed = AllowList.of(allowed, regions) if allowed else None
         self.identity = _identity(regions, allowed)
         """What decides which texts are clean: another one may find what this one did not."""
@@ -148,3 +226,35 @@ def _overlaps(taken: list[tuple[int, int, str]], at: int, start: int, end: int) 
     """Tell whether a span that sorts to ``at`` overlaps one of ``taken``, sorted and apart."""
     before = at > 0 and taken[at - 1][1] > start
     return before or (at < len(taken) and taken[at][0] < end)
+
+
+def _glob(plain: str) -> str:
+    return r"[^@]*".join(map(re2.escape, plain.split("*")))
+
+
+def _forms(kind: str, text: str, regions: Sequence[str]) -> Iterator[str]:
+    """Yield the canonical forms of what ``text`` may stand for, if it were of this kind."""
+    match kind:
+        case "secret":
+            yield text
+        case "iban":
+            yield iban.compact(text)
+        case "card" | "ssn":
+            yield text.translate(_SEPARATORS)
+        case "ip":
+            try:
+                yield ipaddress.ip_address(text).compressed
+            except ValueError:
+                return
+        case "phone":
+            yield from _numbers(text, regions)
+
+
+def _numbers(text: str, regions: Sequence[str]) -> Iterator[str]:
+    """Yield the number in international form, an extension included, as each region reads it."""
+    for region in regions or (None,):
+        try:
+            number = phonenumbers.parse(text, region)
+        except phonenumbers.NumberParseException:
+            continue
+        yield phonenumbers.format_number(number, PhoneNumberFormat.RFC3966)

@@ -1,14 +1,8 @@
-"""From the facts of a request to what the cache may do with it.
+"""What the cache may do with a request: the values that a policy sets and the gateway obeys."""
 
-A policy is compiled once (``policies.parse``) and then only read: deciding is a pure function of
-the facts, the first rule that matches wins, and ``default`` answers for all that no rule matches.
-"""
-
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from policies.hints import NO_HINTS, HintSettings
 from policies.plain_enum import plain_members
 
 
@@ -129,27 +123,80 @@ class CompressSettings:
     """Share of a question's context that must be saved, or all of it is sent as it was."""
 
 
-CLEAN_FINISH_REASONS = frozenset({"stop", "tool_calls", "function_call"})
-"""Finish reasons of an answer that said all it had to say."""
+@plain_members
+class Breakpoints(StrEnum):
+    """Where the stable prefix of a prompt is marked for the upstream."""
+
+    OFF = "off"
+    SYSTEM = "system"
+    """At the ends of the system messages that come first."""
+    EARLIER = "earlier"
+    """There, and before the last user turn."""
+
+
+@plain_members
+class BreakpointField(StrEnum):
+    """How a mark is written."""
+
+    AUTO = "auto"
+    """By the model's name."""
+    CACHE_CONTROL = "cache_control"
+    """Anthropic's."""
+    PROMPT_CACHE_BREAKPOINT = "prompt_cache_breakpoint"
+    """OpenAI's, from gpt-5.6 on."""
+
+
+MARKS = frozenset(each.value for each in BreakpointField if each is not BreakpointField.AUTO)
+"""The fields in which marks are written."""
+
+
+@plain_members
+class BreakpointLifetime(StrEnum):
+    """How long Anthropic keeps what stands before a mark."""
+
+    SHORT = "5m"
+    LONG = "1h"
+
+
+@plain_members
+class KeyRetention(StrEnum):
+    """How long OpenAI is asked to keep prefixes."""
+
+    UNSET = "off"
+    DAY = "24h"
 
 
 @dataclass(frozen=True, slots=True)
-class RequestFacts:
-    """All that a policy may look at."""
+class HintSettings:
+    """What the upstream is told of a prompt's stable prefix."""
 
-    endpoint: str
-    """Path, such as ``/v1/chat/completions``."""
-    model: str
-    headers: Mapping[str, str]
-    """Names in lower case."""
-    credential_sha256: str | None
-    """Lower-case hex digest of the API key; None when the client sent none."""
-    organization: str | None
-    project: str | None
-    last_user_text: str | None
-    """All text parts of the last user message; None when it has none."""
-    system_text: str | None
-    """System and developer messages joined by line feeds; hashed only if a rule asks."""
+    breakpoints: Breakpoints = Breakpoints.OFF
+    field: BreakpointField = BreakpointField.AUTO
+    lifetime: BreakpointLifetime = BreakpointLifetime.SHORT
+    min_tokens: int | None = None
+    """Shorter prefixes are not marked; None: by the model's name."""
+    cache_key: bool = False
+    keys: int = 1
+    """Over how many keys the conversations of one beginning are spread."""
+    retention: KeyRetention = KeyRetention.UNSET
+
+    @property
+    def any_on(self) -> bool:
+        """Tell whether anything is told."""
+        return (
+            self.cache_key
+            or self.breakpoints is not Breakpoints.OFF
+            or self.retention is not KeyRetention.UNSET
+        )
+
+
+NO_HINTS = HintSettings()
+
+
+CLEAN_FINISH_REASONS = frozenset({"stop", "tool_calls", "function_call"})
+"""Finish reasons of an answer that said all it had to say."""
+DEFAULT_RULE = "default"
+"""The name of the decision for what no rule matches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,73 +247,3 @@ class Decision:
     prefix: PrefixSettings = PrefixSettings()
     compress: CompressSettings = CompressSettings()
     hints: HintSettings = NO_HINTS
-
-
-Test = Callable[[RequestFacts], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """One key of a ``match``, and whether facts meet it."""
-
-    key: str
-    """Its place in ``match``, such as ``content.keywords``."""
-    wanted: tuple[str, ...]
-    """What the key holds, as written; any one will do."""
-    holds: Test
-
-
-@dataclass(frozen=True, slots=True)
-class Considered:
-    """A rule that was looked at, and what kept it from deciding; nothing if it decided."""
-
-    rule: str
-    failed: tuple[Condition, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A decision for the requests that meet all conditions."""
-
-    conditions: tuple[Condition, ...]
-    decision: Decision
-
-    @property
-    def name(self) -> str:
-        """Unique within the policy."""
-        return self.decision.rule
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """A compiled policy file."""
-
-    source: str
-    """Where the text came from, for messages."""
-    generation: int
-    regions: tuple[str, ...]
-    """ISO 3166 codes of the regions whose phone numbers the PII scan knows."""
-    rules: tuple[Rule, ...]
-    default: Decision
-    allowed: tuple[str, ...] = ()
-    """The operator's public contacts, which are no personal data."""
-
-    def decide(self, facts: RequestFacts) -> Decision:
-        """Return the decision of the first rule that matches, else the default. Never raises."""
-        for rule in self.rules:
-            for condition in rule.conditions:
-                if not condition.holds(facts):
-                    break
-            else:
-                return rule.decision
-        return self.default
-
-    def considered(self, facts: RequestFacts) -> tuple[Considered, ...]:
-        """Return what ``decide`` looks at in turn, the rule that decides last; all that failed."""
-        found = []
-        for rule in self.rules:
-            failed = tuple(each for each in rule.conditions if not each.holds(facts))
-            found.append(Considered(rule.name, failed))
-            if not failed:
-                return tuple(found)
-        return (*found, Considered(self.default.rule, ()))
