@@ -1,4 +1,4 @@
-"""Pages for people: no long sentence in prose, and no link to a file or heading that is not there."""
+"""Pages for people: no long sentence in prose, and no link to a file or heading that is absent."""
 
 import re
 from collections.abc import Iterator
