@@ -129,9 +129,9 @@ class GuardedStore:
         """What to tell of the store where it is not used at present, else None."""
         return "not answering" if isinstance(self._breaker, Open) else None
 
-    async def get(self, key: bytes) -> Entry | None:
+    async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
         """See the port."""
-        return await self._guarded(self._store.get(key), self._read_seconds)
+        return await self._guarded(self._store.get(key, touch=touch), self._read_seconds)
 
     async def put(self, entry: Entry) -> None:
         """See the port."""

@@ -35,10 +35,10 @@ class FaultyStore(MemoryStore):
 
     failing = False
 
-    async def get(self, key: bytes) -> Entry | None:
+    async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
         if self.failing:
             raise StoreError("frozen")
-        return await super().get(key)
+        return await super().get(key, touch=touch)
 
     async def put(self, entry: Entry) -> None:
         if self.failing:

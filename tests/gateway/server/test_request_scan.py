@@ -35,7 +35,7 @@ async def ends_of(ends, body, scanner):
         return ends
     scans = Scans()
     try:
-        return await without_names(ends, CHAT, body, plan=plan, scans=scans, scanner=scanner)
+        return await without_names(ends, body, plan, scans, scanner)
     finally:
         scans.close()
 

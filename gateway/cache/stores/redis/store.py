@@ -231,7 +231,7 @@ class RedisStore:
         with suppress(StoreError):
             await self.get(b"")
 
-    async def get(self, key: bytes) -> Entry | None:
+    async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
         """See the port. A damaged entry is forgotten and not found."""
         self._check_open()
         shard = self._shard(key)
@@ -248,7 +248,8 @@ class RedisStore:
             digest = sha1(value, usedforsecurity=False).hexdigest()
             self._spawn(self._change(DISCARD, shard, 0, key, digest))
             return None
-        self.touch(key)
+        if touch:
+            self.touch(key)
         return entry
 
     async def put(self, entry: Entry) -> None:
