@@ -14,9 +14,19 @@ from typing import Any
 from gateway.cache.entry import KEY_VERSION, Entry
 from gateway.cache.field_digests import differences, field_digests, nearest
 from gateway.cache.key import Tenant, document_owner
-from gateway.cache.lookup import LookUpExact, LookUpPersonal, ScanPrompt, State
-from gateway.cache.lookup_semantic import FetchCandidate, SearchSemantic, VerifyCandidate
-from gateway.cache.outcomes import End, Forward, Hit, Refused
+from gateway.cache.lookup import (
+    End,
+    FetchCandidate,
+    Forward,
+    Hit,
+    LookUpExact,
+    LookUpPersonal,
+    Refused,
+    ScanPrompt,
+    SearchSemantic,
+    State,
+    VerifyCandidate,
+)
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Store, StoreError
 from gateway.prompts.hints.hints import Hinted, hinted, hints_for
@@ -81,7 +91,8 @@ class Explainer:
         told: dict[str, Any] = {"request": request}
         try:
             holder = self.holder(inquiry.headers)
-            inbound = Inbound(inquiry.target, inquiry.headers, (), inquiry.raw, holder)
+            query = inquiry.target.partition("?")[2]
+            inbound = Inbound(inquiry.target, inquiry.headers, (), inquiry.raw, holder, query)
             end = await self.pipeline.explain(inquiry.endpoint, inbound, trace)
         except PromptTooLongError as error:
             told["outcome"] = {"would": "refused", "reason": error.reason}
