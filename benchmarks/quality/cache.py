@@ -19,7 +19,7 @@ from gateway.cache.lookup import Forward, Hit
 from gateway.cache.plan import Plan, plan_request
 from gateway.cache.ports import ActivePolicy
 from gateway.cache.stores.memory import MemoryStore
-from gateway.cli.policy import pipeline_to_explain
+from gateway.cli.explain import pipeline_to_explain
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.messages import Inbound
 from gateway.protocol.reasons import Reason

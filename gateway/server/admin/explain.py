@@ -38,7 +38,8 @@ from gateway.protocol.reasons import Ineligible, Reason
 from gateway.protocol.tokens import prompt_tokens
 from gateway.semantic.eligibility.rules import sought
 from gateway.server.admin.byte_diff import hunks
-from gateway.server.admin.explain_request import Inquiry, InquiryError, findings, read_inquiry
+from gateway.server.admin.findings import findings
+from gateway.server.admin.recorded_request import Recorded, RecordedError, read_request
 from gateway.server.admin.selection import SelectionError
 from gateway.server.pipeline import Pipeline
 from gateway.server.request import Asked, Step, Trace, Verdict, facts_of
@@ -84,7 +85,7 @@ class Explainer:
     without_index: str = "this gateway runs without an index of questions"
     policy_only: bool = False
 
-    async def explain(self, inquiry: Inquiry) -> dict[str, Any]:
+    async def explain(self, inquiry: Recorded) -> dict[str, Any]:
         """Return the explanation, a JSON object."""
         trace, end = Trace(), None
         request = {"endpoint": inquiry.endpoint, "inferred": inquiry.inferred}
@@ -162,8 +163,8 @@ def explain_action(
 
     async def action(asked: dict[str, Any]) -> dict[str, Any]:
         try:
-            inquiry = read_inquiry(asked)
-        except InquiryError as error:
+            inquiry = read_request(asked, strict=True)
+        except RecordedError as error:
             raise SelectionError(error.field or "body", error.expected) from None
         return await explainer.explain(inquiry)
 
