@@ -64,10 +64,6 @@ def _run(arguments: list[str]) -> int:
         from gateway.semantic_cli import main as semantic
 
         return semantic(arguments[1:])
-    if arguments[:1] == ["compress"]:
-        from gateway.compress_cli import main as compress
-
-        return compress(arguments[1:])
     if arguments[:1] == ["prefix"]:
         from gateway.prefix_cli import main as prefix
 
@@ -155,9 +151,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands.add_parser(
         "semantic", help="calibrate and watch answers by meaning (refrain semantic --help)"
-    )
-    commands.add_parser(
-        "compress", help="see whether compressed prompts are answered the same (--help)"
     )
     commands.add_parser(
         "prefix", help="see why prefix caches miss, and mend it (refrain prefix --help)"

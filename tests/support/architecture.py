@@ -26,7 +26,6 @@ ROOTS = frozenset(
     {
         "gateway.app",
         "gateway.calibrating",
-        "gateway.compress_validating",
         "gateway.stores",
         "gateway.upstream_keys",
         "gateway.upstreams",
