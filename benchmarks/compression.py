@@ -27,10 +27,10 @@ from compressing.cases import PARTS, SETS, Case, Data, key_values
 from embeddings.encoder import EncoderSettings, Vector, load_encoder
 from embeddings.messages import Reason
 from embeddings.model_files import DEFAULT_MODEL
-from gateway.core.compress.outcome import RefusedError
 from gateway.core.compress.passages import passages_of
 from gateway.core.compress.plan import begin
 from gateway.core.compress.readable import readable
+from gateway.core.outcome import NotRewrittenError
 from gateway.core.prompt_size import BYTES_A_TOKEN
 from gateway.core.types import Endpoint
 from policies.decide import CompressSettings, DocumentSettings
@@ -165,7 +165,7 @@ def _plan(case: Case, settings: CompressSettings, encoder: Encoder) -> list[str]
         return list(case.documents)
     try:
         sent = begun.next([vector.tolist() for vector in encoder.vectors(begun.texts)])
-    except RefusedError:
+    except NotRewrittenError:
         return list(case.documents)
     text = sent.body["messages"][0]["content"]
     return [piece.split(END)[0] for piece in text.split(BEGIN)[1:]]

@@ -9,8 +9,8 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.core.compress.outcome import Compression, Refusal, RefusedError
 from gateway.core.compress.plan import Compressed, applies, begin
+from gateway.core.outcome import Compression, NotRewritten, NotRewrittenError
 from gateway.core.types import Endpoint
 from gateway.ports import LocalEncoder, SemanticUnavailableError
 from policies.decide import Decision
@@ -48,21 +48,23 @@ class Compressor:
                 return (
                     begun.next(vectors) if inline else await asyncio.to_thread(begun.next, vectors)
                 )
-        except RefusedError as error:
+        except NotRewrittenError as error:
             return Compression(refused=error.why)
         except TimeoutError:
-            return Compression(refused=Refusal.TIMEOUT)
+            return Compression(refused=NotRewritten.TIMEOUT)
         except SemanticUnavailableError as error:
-            timed_out = error.reason == Refusal.TIMEOUT.value
-            return Compression(refused=Refusal.TIMEOUT if timed_out else Refusal.NO_ENCODER)
+            timed_out = error.reason == NotRewritten.TIMEOUT.value
+            return Compression(
+                refused=NotRewritten.TIMEOUT if timed_out else NotRewritten.NO_ENCODER
+            )
         except Exception as error:  # noqa: BLE001 - whatever it is, the request can go on as it was
             # Its message may quote the prompt, so only its type is told.
             log.warning("a prompt could not be compressed (%s)", type(error).__name__)
-            return Compression(refused=Refusal.FAULT)
+            return Compression(refused=NotRewritten.FAULT)
 
     async def _embedded(self, texts: tuple[str, ...]) -> Any:
         if not texts:
             return ()
         if self.encoder is None:
-            raise RefusedError(Refusal.NO_ENCODER)
+            raise NotRewrittenError(NotRewritten.NO_ENCODER)
         return await self.encoder.embed(texts)

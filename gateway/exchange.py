@@ -5,10 +5,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.core.compress.outcome import Compression
 from gateway.core.lookup import Forward
+from gateway.core.outcome import Compression, Declined, Rewrite
 from gateway.core.plan import Plan
-from gateway.core.rewrite.outcome import Declined, Rewrite
 from gateway.core.types import Endpoint
 from gateway.observation import Observation
 from gateway.ports import Scanner

@@ -4,10 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.core.compress.outcome import Compression
+from gateway.core.outcome import Compression, Declined, Rewrite
 from gateway.core.outgoing import Served
 from gateway.core.prompt_usage import PromptUsage
-from gateway.core.rewrite.outcome import Declined, Rewrite
 from gateway.core.status import ForwardStatus
 from gateway.core.types import Entry, Ineligible, Reason
 

@@ -14,15 +14,14 @@ from typing import Any, TypeVar
 
 from gateway.asked import Asked
 from gateway.compressing import Compressor
-from gateway.core.compress.outcome import Compression, both
 from gateway.core.hints.plan import Hinted, hinted, hints_for
 from gateway.core.key import cache_salt, document_owner, scope_id
 from gateway.core.lookup import Forward
 from gateway.core.outbound import with_priority, with_salt
+from gateway.core.outcome import Compression, Declined, NotRewritten, Rewrite
 from gateway.core.plan import end_user
 from gateway.core.rewrite.documents import NOTHING_KNOWN, Memory
 from gateway.core.rewrite.known_tools import KnownTools
-from gateway.core.rewrite.outcome import Declined, Rewrite, WhyNot
 from gateway.core.rewrite.plan import Rewritten, rewrite, rules_for
 from gateway.core.rewrite.shared_documents import SharedDocuments
 from gateway.core.types import Endpoint
@@ -83,7 +82,7 @@ class Outbox:
             asked.seen,
             rewritten.changes,
             rewritten.declined + hints.declined,
-            both(history, told),
+            history + told if history and told else history or told,
             asked.inbound.holder or asked.tenant.credential_sha256,
         )
         if Rewrite.VOLATILE in rewritten.changes:
@@ -112,7 +111,7 @@ class Outbox:
         left: tuple[Declined, ...] = ()
         if not volatile:
             settings = replace(settings, volatile=(), patterns=())
-            left = (Declined(Rewrite.VOLATILE, WhyNot.REFUSED),)
+            left = (Declined(Rewrite.VOLATILE, NotRewritten.REFUSED),)
         rules = rules_for(asked.endpoint, body, settings)
         if not rules:
             return Rewritten(body, raw, declined=left)
@@ -121,7 +120,7 @@ class Outbox:
         known = self.tools.forms(settings.schema_keys, owner)
         work = partial(rewrite, asked.endpoint, body, raw, settings, memory, known=known)
         rewritten = await _done_in_time(work, raw)
-        if isinstance(rewritten, WhyNot):
+        if isinstance(rewritten, NotRewritten):
             declined = tuple(Declined(rule, rewritten) for rule in rules)
             return Rewritten(body, raw, declined=declined + left)
         self.tools.note(settings.schema_keys, rewritten.tools, owner)
@@ -137,7 +136,7 @@ class Outbox:
         owner = document_owner(self.secret, asked.tenant)
         work = partial(hinted, asked.endpoint, body, raw, settings, rule=rule, owner=owner)
         told = await _done_in_time(work, raw)
-        if isinstance(told, WhyNot):
+        if isinstance(told, NotRewritten):
             return Hinted(body, raw, declined=tuple(Declined(hint, told) for hint in hints))
         return told
 
@@ -150,7 +149,7 @@ class Outbox:
 
 
 def _with_hints(plain: Exchange, hints: Hinted) -> Exchange:
-    refused = tuple(Declined(hint, WhyNot.REFUSED) for hint in hints.changes)
+    refused = tuple(Declined(hint, NotRewritten.REFUSED) for hint in hints.changes)
     return replace(
         plain,
         inbound=replace(plain.inbound, raw=hints.raw),
@@ -167,7 +166,7 @@ def _is_quick(raw: bytes) -> bool:
     return len(raw) <= INLINE_BYTES and raw.count(b"{") + raw.count(b"\\n") <= INLINE_PIECES
 
 
-async def _done_in_time(work: Callable[[], T], raw: bytes) -> T | WhyNot:
+async def _done_in_time(work: Callable[[], T], raw: bytes) -> T | NotRewritten:
     """Return what comes of the work on a body, or why nothing does."""
     try:
         if _is_quick(raw):
@@ -175,8 +174,8 @@ async def _done_in_time(work: Callable[[], T], raw: bytes) -> T | WhyNot:
         async with asyncio.timeout(SECONDS):
             return await asyncio.to_thread(work)
     except TimeoutError:
-        return WhyNot.TIMEOUT
+        return NotRewritten.TIMEOUT
     except Exception as error:  # noqa: BLE001 - whatever it is, the request can go on as it came
         # Its message may quote the prompt, so only its type is told.
         log.warning("a prompt could not be rewritten (%s)", type(error).__name__)
-        return WhyNot.FAULT
+        return NotRewritten.FAULT

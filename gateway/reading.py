@@ -13,12 +13,11 @@ from http import HTTPStatus
 
 from gateway.core import exact_json
 from gateway.core.answer_log import TooSlowError
-from gateway.core.compress.outcome import COMPRESS
 from gateway.core.errors import UpstreamError
 from gateway.core.headers import Fields, shared_fields, without
 from gateway.core.key import identify
+from gateway.core.outcome import COMPRESS, REWRITE, rewrites_told
 from gateway.core.render import render_stream
-from gateway.core.rewrite.outcome import REWRITE, rewrites_told
 from gateway.core.status import joined
 from gateway.core.types import Reason
 from gateway.exchange import Exchange, Reply

@@ -27,11 +27,11 @@ from gateway.core.compress.history import (
     tokens_of,
     with_summary,
 )
-from gateway.core.compress.outcome import Compression, Refusal, Step
 from gateway.core.compress.summaries import Summaries
 from gateway.core.errors import UpstreamError
 from gateway.core.key import document_owner
 from gateway.core.outbound import own_fields
+from gateway.core.outcome import Compression, NotRewritten, Step
 from gateway.core.outgoing import Outgoing
 from gateway.ports import Upstream
 from policies.freshness import parse_directives
@@ -67,8 +67,8 @@ class Summariser:
         known = self.summaries.find(digest)
         if known is None:
             self._begin(asked, cut, digest)
-            return body, raw, Compression(refused=Refusal.SUMMARY_PENDING)
-        if isinstance(known, Refusal):
+            return body, raw, Compression(refused=NotRewritten.SUMMARY_PENDING)
+        if isinstance(known, NotRewritten):
             return body, raw, Compression(refused=known)
         now, shorter = with_summary(body, raw, cut, known)
         tokens = tokens_of(len(cut.turns))
@@ -123,7 +123,7 @@ class Summariser:
         cut: Cut,
         digest: bytes,
     ) -> None:
-        known: str | Refusal = Refusal.SUMMARY_FACTS
+        known: str | NotRewritten = NotRewritten.SUMMARY_FACTS
         try:
             async with asyncio.timeout(SECONDS):
                 if not await asyncio.to_thread(can_be_checked, cut):
@@ -137,14 +137,14 @@ class Summariser:
                 "a summary was not written (%s)",
                 type(error).__name__,
             )
-            known = Refusal.SUMMARY_FAILED
+            known = NotRewritten.SUMMARY_FAILED
         self.summaries.note(digest, known)
 
 
-def _judged(cut: Cut, summary: str) -> str | Refusal:
+def _judged(cut: Cut, summary: str) -> str | NotRewritten:
     if not is_short(cut, summary):
-        return Refusal.SUMMARY_LONG
-    return summary if keeps_facts(cut, summary) else Refusal.SUMMARY_FACTS
+        return NotRewritten.SUMMARY_LONG
+    return summary if keeps_facts(cut, summary) else NotRewritten.SUMMARY_FACTS
 
 
 class _NoSummaryError(Exception):

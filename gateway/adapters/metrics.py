@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from gateway.adapters.prefix_metrics import NeverHitCollector, PrefixMetrics
 from gateway.adapters.upstream_metrics import Standings, UpstreamCollector, UpstreamMetrics
-from gateway.core.compress.outcome import Compression
+from gateway.core.outcome import Compression
 from gateway.observation import Observation
 from gateway.ports import StoreStats
 

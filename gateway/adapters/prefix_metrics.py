@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.core.outcome import Rewrite
 from gateway.core.prefix_share import ENOUGH, PrefixShares
-from gateway.core.rewrite.outcome import Rewrite
 from gateway.observation import Observation
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 import logging
 
-from gateway.core.rewrite.outcome import rewrites_told
+from gateway.core.outcome import rewrites_told
 from gateway.observation import Observation
 
 log = logging.getLogger(__name__)

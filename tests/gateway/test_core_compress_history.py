@@ -13,8 +13,8 @@ from gateway.core.compress.history import (
     request_for,
     with_summary,
 )
-from gateway.core.compress.outcome import Compression, Refusal, Step, both
 from gateway.core.compress.summaries import Summaries
+from gateway.core.outcome import Compression, NotRewritten, Step
 from gateway.core.types import Endpoint
 from policies.decide import CompressSettings
 
@@ -134,7 +134,7 @@ def test_a_summary_is_shorter():
 def test_what_is_known_is_bounded_and_the_latest_asked_for_stays():
     summaries = Summaries(most=2, most_characters=10)
     summaries.note(b"a", "12345")
-    summaries.note(b"b", Refusal.SUMMARY_FACTS)
+    summaries.note(b"b", NotRewritten.SUMMARY_FACTS)
     assert summaries.find(b"a") == "12345"
     summaries.note(b"c", "67890")
     assert [summaries.find(key) for key in (b"a", b"b", b"c")] == ["12345", None, "67890"]
@@ -146,11 +146,9 @@ def test_what_is_known_is_bounded_and_the_latest_asked_for_stays():
 
 def test_both_parts_of_a_request_are_told():
     summary = Compression((Step.SUMMARY,), 100, 80)
-    assert both(summary, None) is summary
-    assert both(None, None) is None
-    told = both(summary, Compression((Step.MINIFIED,), 10, 2))
+    told = summary + Compression((Step.MINIFIED,), 10, 2)
     assert str(told) == "summary, minified; tokens=110; saved=82"
-    pending = Compression(refused=Refusal.SUMMARY_PENDING)
-    assert str(both(pending, Compression((Step.MINIFIED,), 10, 2))) == (
+    pending = Compression(refused=NotRewritten.SUMMARY_PENDING)
+    assert str(pending + Compression((Step.MINIFIED,), 10, 2)) == (
         "minified; tokens=10; saved=2; declined=summary-pending"
     )

@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from gateway.compressing import Compressor
-from gateway.core.compress.outcome import Compression, Refusal
+from gateway.core.outcome import Compression, NotRewritten
 from gateway.core.types import Endpoint
 from gateway.ports import SemanticUnavailableError
 from policies.parse import parse_policy
@@ -135,12 +135,12 @@ async def raises(error: Exception) -> Any:
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (lambda _: raises(SemanticUnavailableError("unavailable")), Refusal.NO_ENCODER),
-        (lambda _: raises(SemanticUnavailableError("text-too-long")), Refusal.NO_ENCODER),
-        (lambda _: raises(SemanticUnavailableError("timeout")), Refusal.TIMEOUT),
-        (lambda _: raises(RuntimeError("boom")), Refusal.FAULT),
-        (lambda _: asyncio.sleep(0, [(1.0,)]), Refusal.FAULT),
-        (lambda _: asyncio.sleep(0, []), Refusal.FAULT),
+        (lambda _: raises(SemanticUnavailableError("unavailable")), NotRewritten.NO_ENCODER),
+        (lambda _: raises(SemanticUnavailableError("text-too-long")), NotRewritten.NO_ENCODER),
+        (lambda _: raises(SemanticUnavailableError("timeout")), NotRewritten.TIMEOUT),
+        (lambda _: raises(RuntimeError("boom")), NotRewritten.FAULT),
+        (lambda _: asyncio.sleep(0, [(1.0,)]), NotRewritten.FAULT),
+        (lambda _: asyncio.sleep(0, []), NotRewritten.FAULT),
     ],
 )
 async def test_a_fault_of_the_encoder_sends_the_request_as_it_was(answer, why):
@@ -149,7 +149,7 @@ async def test_a_fault_of_the_encoder_sends_the_request_as_it_was(answer, why):
 
 async def test_an_encoder_that_does_not_answer_is_given_up():
     assert await told(lambda _: asyncio.Event().wait(), 0.01) == Compression(
-        refused=Refusal.TIMEOUT
+        refused=NotRewritten.TIMEOUT
     )
 
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from gateway.core.compress.facts import facts_of
 from gateway.core.compress.minify import json_minified
-from gateway.core.compress.outcome import RefusedError
 from gateway.core.compress.passages import passages_of, sentences_of
 from gateway.core.compress.plan import begin
+from gateway.core.outcome import NotRewrittenError
 from gateway.core.types import Endpoint
 from policies.decide import CompressSettings, DocumentSettings
 
@@ -73,7 +73,7 @@ def test_words_outside_of_context_stay_and_context_only_loses(turns: Any, chosen
         if begun is None:
             return
         result = begun.next([(random.uniform(-1, 1), 0.5) for _ in begun.texts])
-    except RefusedError:
+    except NotRewrittenError:
         return
     assert orjson.loads(result.raw) == result.body
     assert 0 < result.told.saved <= result.told.tokens

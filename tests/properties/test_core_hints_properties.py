@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gateway.core.canonical import parse_body
 from gateway.core.hints.plan import hinted
-from gateway.core.rewrite.outcome import Rewrite
+from gateway.core.outcome import Rewrite
 from gateway.core.rewrite.texts import BLOCK
 from gateway.core.types import Endpoint
 from policies.hints import (

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.canonical import parse_body
+from gateway.core.outcome import Rewrite
 from gateway.core.rewrite.documents import Memory
 from gateway.core.rewrite.known_tools import KnownTools
-from gateway.core.rewrite.outcome import Rewrite
 from gateway.core.rewrite.plan import rewrite
 from gateway.core.rewrite.texts import BLOCK
 from gateway.core.types import Endpoint

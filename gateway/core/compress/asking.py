@@ -7,11 +7,11 @@ of the context itself ("answer from the documents below") is no part of the ques
 import re
 from typing import NamedTuple
 
-from gateway.core.compress.outcome import Refusal
 from gateway.core.compress.readable import readable
 from gateway.core.compress.words import content_words, words_of
 from gateway.core.language import is_english
 from gateway.core.leaning import is_vague, leans
+from gateway.core.outcome import NotRewritten
 from gateway.core.proper_names import named
 from gateway.core.worded import sentences_of, worded
 
@@ -96,7 +96,7 @@ class Question(NamedTuple):
     """Of what it asks how many; empty where it does not say, None where it does not ask so."""
     counts: bool
     """It counts, adds up, compares or denies, so that all may be needed."""
-    refusal: Refusal | None
+    refusal: NotRewritten | None
     """Why no passage may go for it."""
 
 
@@ -136,13 +136,13 @@ def _is_of_context(sentence: str) -> bool:
     return len(left - _OF_INSTRUCTIONS) < _LEAST_ASKED
 
 
-def _refusal(text: str, focus: str, words: frozenset[str], *, follows: bool) -> Refusal | None:
+def _refusal(text: str, focus: str, words: frozenset[str], *, follows: bool) -> NotRewritten | None:
     if not words or readable(focus) != focus.strip():
-        return Refusal.UNCLEAR
+        return NotRewritten.UNCLEAR
     if not is_english(focus):
-        return Refusal.LANGUAGE
+        return NotRewritten.LANGUAGE
     turn = worded(focus)
     if is_vague(turn) or (follows and leans(turn)):
-        return Refusal.UNCLEAR
+        return NotRewritten.UNCLEAR
     asked = " ".join(_CONDITION.sub("", sentence) for sentence in sentences_of(text))
-    return Refusal.NEEDS_ALL if _NEEDS_ALL.search(asked) else None
+    return NotRewritten.NEEDS_ALL if _NEEDS_ALL.search(asked) else None

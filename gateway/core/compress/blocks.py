@@ -9,12 +9,11 @@ that the conversation's prefix repeats.
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from gateway.core.compress.outcome import Refusal, RefusedError
+from gateway.core.outcome import NotRewritten, NotRewrittenError
 from gateway.core.rewrite.documents import pieces
-from gateway.core.rewrite.outcome import DeclinedError
 from gateway.core.rewrite.texts import Path, is_block
 from gateway.core.types import Endpoint
-from policies.decide import CompressSettings, DocumentSettings
+from policies.decide import CompressSettings
 
 _RESULTS = frozenset({"tool", "function"})
 _PROSE = frozenset({"text", "input_text"})
@@ -41,7 +40,7 @@ class Declared(NamedTuple):
 
 
 def declared(endpoint: Endpoint, body: dict[str, Any], settings: CompressSettings) -> Declared:
-    """Return the declared context of a request. Raises RefusedError."""
+    """Return the declared context of a request. Raises NotRewrittenError."""
     field = "messages" if endpoint is Endpoint.CHAT else "input"
     turns = body.get(field)
     paths: list[Path]
@@ -73,7 +72,7 @@ def declared(endpoint: Endpoint, body: dict[str, Any], settings: CompressSetting
         if index >= first:
             blocks += found
     if len(blocks) > MOST_BLOCKS:
-        raise RefusedError(Refusal.TOO_MANY)
+        raise NotRewrittenError(NotRewritten.TOO_MANY)
     return Declared(tuple(blocks), tuple(questions))
 
 
@@ -88,7 +87,7 @@ def _marked(
     words: list[str] = []
     for path, text in texts:
         at = 0
-        for number, piece in enumerate(_pieces(text, markers)):
+        for number, piece in enumerate(pieces(text, markers)):
             end = at + len(piece)
             if number % 2:
                 inside = at + len(markers.begin), end - len(markers.end)
@@ -97,13 +96,6 @@ def _marked(
                 words.append(piece)
             at = end
     return blocks, "\n".join(words)
-
-
-def _pieces(text: str, markers: DocumentSettings) -> list[str]:
-    try:
-        return pieces(text, markers)
-    except DeclinedError as error:
-        raise RefusedError(Refusal(error.why.value)) from None
 
 
 def _texts(path: Path, content: Any) -> Iterator[tuple[Path, str]]:

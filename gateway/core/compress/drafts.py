@@ -11,8 +11,8 @@ from gateway.core.compress.blocks import Block
 from gateway.core.compress.duplicates import duplicates
 from gateway.core.compress.forms import are_records, is_json
 from gateway.core.compress.minify import json_minified
-from gateway.core.compress.outcome import Step
 from gateway.core.compress.passages import Passage, passages_of
+from gateway.core.outcome import Step
 
 
 @dataclass(slots=True)

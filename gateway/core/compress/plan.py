@@ -2,7 +2,7 @@
 
 Law: only declared context changes (``blocks``), and what is no prose loses nothing but white space.
 What is made of a block depends on its own turn and those before it, on nothing later. A question's
-context that would gain too little stays as it was; what cannot be sure raises RefusedError, and the
+context that would gain too little stays as it was; what cannot be sure raises an error, and the
 request is sent as it was.
 
 ``begin`` cuts, minifies and drops duplicates; ``next`` takes the vectors of ``texts``, which may be
@@ -18,10 +18,10 @@ from gateway.core.compress.asking import Question, question_of
 from gateway.core.compress.blocks import declared
 from gateway.core.compress.drafts import Draft, came_size, draft_of, drop_duplicates, size
 from gateway.core.compress.forms import records_among
-from gateway.core.compress.outcome import Compression, Refusal, RefusedError, Step
 from gateway.core.compress.readable import readable
 from gateway.core.compress.relevance import related
 from gateway.core.language import is_prose
+from gateway.core.outcome import Compression, NotRewritten, NotRewrittenError, Step
 from gateway.core.prompt_size import BYTES_A_TOKEN
 from gateway.core.rewrite.places import Places
 from gateway.core.rewrite.splice import Edit, all_replaced, printed, spliced
@@ -75,14 +75,14 @@ class Compressing:
         )
 
     def next(self, vectors: Sequence[Vector]) -> Compressed:
-        """Take the vectors of ``texts``. Raises RefusedError."""
+        """Take the vectors of ``texts``. Raises NotRewrittenError."""
         at = 0
         refused = None if self.settings.keep >= 1 else self._refused()
         for asking in self.askings:
             if asking.places:
                 end = at + 1 + len(asking.places)
                 if not self._drop_unrelated(asking, vectors[at], vectors[at + 1 : end]):
-                    refused = refused or Refusal.NEEDS_ALL
+                    refused = refused or NotRewritten.NEEDS_ALL
                 at = end
             for draft in asking.drafts:
                 draft.restore_if_empty()
@@ -93,13 +93,13 @@ class Compressing:
         drafts = [draft for asking in self.askings for draft in asking.drafts]
         tokens, now = _tokens(draft.came for draft in drafts), _tokens(d.text for d in drafts)
         if now >= tokens:
-            raise RefusedError(refused or Refusal.NOTHING_GAINED)
+            raise NotRewrittenError(refused or NotRewritten.NOTHING_GAINED)
         taken = set().union(*(draft.steps for draft in drafts))
         steps = tuple(step for step in Step if step in taken)
         told = Compression(steps, tokens, tokens - now, refused)
         return Compressed(*_sent(self.body, self.raw, drafts), told)
 
-    def _refused(self) -> Refusal | None:
+    def _refused(self) -> NotRewritten | None:
         """Tell why passages may not go for the first question for which they may not."""
         whys = (asking.question.refusal for asking in self.askings if asking.drafts)
         return next((why for why in whys if why is not None), None)
@@ -132,7 +132,7 @@ def applies(endpoint: Endpoint, settings: CompressSettings) -> bool:
 def begin(
     endpoint: Endpoint, body: dict[str, Any], raw: bytes, settings: CompressSettings
 ) -> Compressing | None:
-    """Return a request cut and minified, None where it declares nothing. Raises RefusedError.
+    """Return a request cut and minified, None where it declares nothing. Raises NotRewrittenError.
 
     Neither ``body`` nor anything in it is changed.
     """
@@ -141,7 +141,7 @@ def begin(
     if not blocks:
         return None
     if sum(block.end - block.start for block in blocks) > MOST_CHARACTERS:
-        raise RefusedError(Refusal.TOO_LARGE)
+        raise NotRewrittenError(NotRewritten.TOO_LARGE)
     questions = [question_of(text, follows=index > 0) for index, text in enumerate(found.questions)]
     drafts = [
         draft_of(block, _at(body, block.path)[block.start : block.end], minify=settings.minify)
@@ -155,7 +155,7 @@ def begin(
         for index, question in enumerate(questions)
     )
     if sum(1 + len(asking.places) for asking in askings) > MOST_TEXTS + len(askings):
-        raise RefusedError(Refusal.TOO_MANY)
+        raise NotRewrittenError(NotRewritten.TOO_MANY)
     return Compressing(body, raw, settings, askings)
 
 
@@ -234,7 +234,7 @@ def _printed(text: str) -> bytes:
     try:
         return printed(text)
     except TypeError:  # half of a surrogate pair
-        raise RefusedError(Refusal.UNREADABLE) from None
+        raise NotRewrittenError(NotRewritten.UNREADABLE) from None
 
 
 def _at(value: Any, path: Path) -> Any:

@@ -6,12 +6,12 @@ asked for again while it is remembered.
 
 from collections import OrderedDict
 
-from gateway.core.compress.outcome import Refusal
+from gateway.core.outcome import NotRewritten
 
 MOST = 1024
 MOST_CHARACTERS = 4 * 2**20
 
-Known = str | Refusal
+Known = str | NotRewritten
 """A summary, or why there is none."""
 
 
@@ -47,4 +47,4 @@ class Summaries:
 
 
 def _size(known: Known) -> int:
-    return 0 if isinstance(known, Refusal) else len(known)
+    return 0 if isinstance(known, NotRewritten) else len(known)

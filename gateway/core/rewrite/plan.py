@@ -8,10 +8,10 @@ printed anew; the last user turn is never touched. What comes out goes in again 
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gateway.core.outcome import Declined, NotRewritten, NotRewrittenError, Rewrite
 from gateway.core.rewrite import prose, tools
 from gateway.core.rewrite.documents import NOTHING_KNOWN, Memory
 from gateway.core.rewrite.known_tools import Form, Forms
-from gateway.core.rewrite.outcome import Declined, DeclinedError, Rewrite, WhyNot
 from gateway.core.rewrite.places import Places
 from gateway.core.rewrite.splice import Edit, all_replaced, printed, spliced
 from gateway.core.rewrite.texts import Conversation, conversation
@@ -103,11 +103,11 @@ def _arrange_tools(
     if not isinstance(came, list) or not all(isinstance(each, dict) for each in came):
         return
     if settings.sorts_tools and _has_marks(places.raw, came):
-        draft.declined.append(Declined(Rewrite.TOOLS, WhyNot.MARKED))
+        draft.declined.append(Declined(Rewrite.TOOLS, NotRewritten.MARKED))
         settings = replace(settings, sorts_tools=False)
     try:
         result = tools.arranged(places.raw, places.start((field,)), came, settings, known)
-    except DeclinedError as error:
+    except NotRewrittenError as error:
         draft.declined += (Declined(rule, error.why) for rule in _tool_rules(settings))
         return
     draft.tools += tuple(result.met)
@@ -139,7 +139,7 @@ def _rewrite_texts(
 ) -> None:
     given = conversation(endpoint, places.body, earlier_turns=settings.earlier_turns)
     if given is None:
-        why = WhyNot.NO_USER_TURN
+        why = NotRewritten.NO_USER_TURN
         draft.declined += (Declined(rule, why) for rule in prose.rules_on(settings))
         return
     if given.has_block:  # it has been rewritten before
@@ -148,7 +148,7 @@ def _rewrite_texts(
     try:
         draft.edits += [Edit(*places.of(each.path), printed(each.text)) for each in result.texts]
     except TypeError:  # a lone surrogate
-        why = WhyNot.UNREADABLE
+        why = NotRewritten.UNREADABLE
         draft.declined += (Declined(rule, why) for rule in prose.rules_on(settings))
         return
     draft.changes += result.changes

@@ -7,10 +7,10 @@ the two other rules look only at what lies between them.
 from itertools import islice
 from typing import NamedTuple
 
+from gateway.core.outcome import Declined, NotRewritten, NotRewrittenError, Rewrite
 from gateway.core.rewrite import documents, volatile
 from gateway.core.rewrite.detectors import finder
 from gateway.core.rewrite.documents import Memory
-from gateway.core.rewrite.outcome import Declined, DeclinedError, Rewrite, WhyNot
 from gateway.core.rewrite.texts import Conversation, Text
 from gateway.core.rewrite.whitespace import normal
 from policies.decide import PrefixSettings
@@ -49,7 +49,7 @@ def rewritten(given: Conversation, settings: PrefixSettings, memory: Memory) -> 
     if not given.texts:
         return Prose((), None, (), (), ())
     if sum(len(text.text) for text in given.texts) > MOST_CHARACTERS:
-        why = tuple(Declined(rule, WhyNot.TOO_LARGE) for rule in rules_on(settings))
+        why = tuple(Declined(rule, NotRewritten.TOO_LARGE) for rule in rules_on(settings))
         return Prose((), None, (), why, ())
     taken: _Taken = [[text.text] for text in given.texts]
     changes: list[Rewrite] = []
@@ -67,7 +67,7 @@ def rewritten(given: Conversation, settings: PrefixSettings, memory: Memory) -> 
                     taken = _whitespace(given, taken)
                 case _:
                     taken, block = _volatile(given, taken, settings)
-        except DeclinedError as error:
+        except NotRewrittenError as error:
             declined.append(Declined(rule, error.why))
         if taken != before:
             changes.append(rule)
@@ -87,7 +87,7 @@ def _apart(taken: _Taken, settings: PrefixSettings) -> _Taken:
         return taken
     apart = [documents.pieces(pieces[0], settings.documents) for pieces in taken]
     if sum(len(pieces) // 2 for pieces in apart) > documents.MOST:
-        raise DeclinedError(WhyNot.TOO_MANY)
+        raise NotRewrittenError(NotRewritten.TOO_MANY)
     return apart
 
 

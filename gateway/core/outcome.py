@@ -1,0 +1,127 @@
+"""What was changed of a request before it was sent, and why not.
+
+One vocabulary for header, metric, log and trace.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from policies.plain_enum import plain_members
+
+REWRITE = "X-Refrain-Rewrite"
+COMPRESS = "X-Refrain-Compress"
+"""The reply headers."""
+
+
+@plain_members
+class Rewrite(StrEnum):
+    """One rule of the rewrite plan or one hint, in the order in which they are applied."""
+
+    SCHEMA_KEYS = "schema-keys"
+    TOOLS = "tools"
+    DOCUMENTS = "documents"
+    WHITESPACE = "whitespace"
+    VOLATILE = "volatile"
+    BREAKPOINTS = "breakpoints"
+    CACHE_KEY = "cache-key"
+    RETENTION = "retention"
+
+
+@plain_members
+class Step(StrEnum):
+    """One way to say the same in fewer tokens, in the order in which they are taken."""
+
+    SUMMARY = "summary"
+    MINIFIED = "minified"
+    DUPLICATES = "duplicates"
+    UNRELATED = "unrelated"
+
+
+@plain_members
+class NotRewritten(StrEnum):
+    """Why what the policy asks for left a request, or a part of it, as it was."""
+
+    TOO_LARGE = "too-large"
+    TOO_MANY = "too-many"
+    UNBALANCED_MARKERS = "unbalanced-markers"
+    NESTED_MARKERS = "nested-markers"
+    UNREADABLE = "unreadable"
+    TIMEOUT = "timeout"
+    FAULT = "fault"
+    # Of rewrite rules and hints.
+    NO_USER_TURN = "no-user-turn"
+    TOO_MUCH = "too-much"
+    PLACEHOLDERS = "placeholders"
+    MARKED = "marked"
+    MODEL = "model"
+    TOO_SHORT = "too-short"
+    TAKEN = "taken"
+    LIFETIMES = "lifetimes"
+    REFUSED = "refused"
+    # Of compression.
+    NOTHING_GAINED = "nothing-gained"
+    NEEDS_ALL = "needs-all"
+    UNCLEAR = "unclear-question"
+    LANGUAGE = "other-language"
+    SUMMARY_PENDING = "summary-pending"
+    SUMMARY_FACTS = "summary-facts"
+    SUMMARY_LONG = "summary-long"
+    SUMMARY_FAILED = "summary-failed"
+    NO_ENCODER = "no-encoder"
+
+
+class NotRewrittenError(ValueError):
+    """Nothing of a rule, or of compression, is taken: it could not be sure."""
+
+    def __init__(self, why: NotRewritten) -> None:
+        super().__init__(why.value)
+        self.why = why
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """A rule that was not applied."""
+
+    rewrite: Rewrite
+    why: NotRewritten
+
+    def __str__(self) -> str:
+        return f"{self.rewrite}={self.why}"
+
+
+def rewrites_told(changes: Sequence[Rewrite], declined: Sequence[Declined]) -> str | None:
+    """Return the value of the header ``REWRITE``, None where there is nothing to tell."""
+    if not changes and not declined:
+        return None
+    told = ", ".join(changes) or "none"
+    if declined:
+        told += f'; declined="{", ".join(map(str, declined))}"'
+    return told
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """What became of the declared context of one request; ``tokens`` are estimates."""
+
+    steps: tuple[Step, ...] = ()
+    tokens: int = 0
+    """Of the declared context, as it came."""
+    saved: int = 0
+    refused: NotRewritten | None = None
+
+    def __str__(self) -> str:
+        """Return the value of the header ``COMPRESS``."""
+        told = ", ".join(self.steps) or "none"
+        if self.steps:
+            told += f"; tokens={self.tokens}; saved={self.saved}"
+        return told if self.refused is None else f"{told}; declined={self.refused}"
+
+    def __add__(self, other: "Compression") -> "Compression":
+        """Return what became of two parts of a request; of two reasons the first is told."""
+        return Compression(
+            self.steps + other.steps,
+            self.tokens + other.tokens,
+            self.saved + other.saved,
+            self.refused or other.refused,
+        )
