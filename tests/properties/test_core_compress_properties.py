@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from gateway.core.compress.facts import facts_of
 from gateway.core.compress.minify import json_minified
-from gateway.core.compress.passages import passages_of, sentences_of
+from gateway.core.compress.passages import passages_of
 from gateway.core.compress.plan import begin
 from gateway.core.outcome import NotRewrittenError
 from gateway.core.types import Endpoint
+from gateway.core.worded import sentences_of
 from policies.decide import CompressSettings, DocumentSettings
 
 PIECES = [

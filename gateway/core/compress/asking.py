@@ -119,7 +119,7 @@ def question_of(text: str, *, follows: bool = False) -> Question:
 
 def _focus(text: str) -> str:
     """Return what of the user's words asks, with what leads to it where the encoder reads all."""
-    sentences = [_LABEL.sub("", sentence).strip() for sentence in sentences_of(text)]
+    sentences = [_LABEL.sub("", sentence).strip() for sentence in sentences_of(text, clauses=True)]
     asking = [sentence for sentence in sentences if sentence.endswith("?")]
     told = [s for s in sentences if s.endswith("?") or not _is_of_context(s)]
     whole = " ".join(told)
@@ -144,5 +144,5 @@ def _refusal(text: str, focus: str, words: frozenset[str], *, follows: bool) -> 
     turn = worded(focus)
     if is_vague(turn) or (follows and leans(turn)):
         return NotRewritten.UNCLEAR
-    asked = " ".join(_CONDITION.sub("", sentence) for sentence in sentences_of(text))
+    asked = " ".join(_CONDITION.sub("", sentence) for sentence in sentences_of(text, clauses=True))
     return NotRewritten.NEEDS_ALL if _NEEDS_ALL.search(asked) else None

@@ -44,7 +44,7 @@ def can_be_told(texts: Sequence[str]) -> bool:
     """
     return not any(
         holds_code(text)
-        or any(not is_english(sentence) for sentence in sentences_of(text))
+        or any(not is_english(sentence) for sentence in sentences_of(text, clauses=True))
         or (len(_LETTERS.findall(text)) >= _FEWEST_WORDS and text == text.lower())
         for text in texts
     )
@@ -90,11 +90,14 @@ def _units(text: str) -> set[tuple[str, str]]:
 def _keeps_order(texts: Sequence[str], summary: str, names: frozenset[str]) -> bool:
     """Tell whether no two facts have changed places: who owes whom, and who pays what."""
     ordered = {
-        pair for text in texts for one in sentences_of(text) for pair in _in_order(one, names)
+        pair
+        for text in texts
+        for one in sentences_of(text, clauses=True)
+        for pair in _in_order(one, names)
     }
     return all(
         pair in ordered or pair[::-1] not in ordered
-        for sentence in sentences_of(summary)
+        for sentence in sentences_of(summary, clauses=True)
         for pair in _in_order(sentence, names)
     ) and _keeps_owners(texts, summary, names)
 
@@ -107,14 +110,14 @@ def _keeps_owners(texts: Sequence[str], summary: str, names: frozenset[str]) -> 
             owners.setdefault(number, set()).add(name)
     return all(
         name in owners.get(number, {name})
-        for sentence in sentences_of(summary)
+        for sentence in sentences_of(summary, clauses=True)
         for number, name in _owned(sentence, names)
     )
 
 
 def _owned(text: str, names: frozenset[str]) -> Iterator[tuple[str, str]]:
     """Yield each number of a sentence with the last name before it."""
-    for sentence in sentences_of(text):
+    for sentence in sentences_of(text, clauses=True):
         last = ""
         for word in words_of(sentence):
             if word in names:

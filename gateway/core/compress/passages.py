@@ -8,17 +8,13 @@ from typing import NamedTuple
 
 from gateway.core.compress.forms import is_formed
 from gateway.core.compress.minify import formed_minified, prose_minified
+from gateway.core.worded import sentences_of
 
 LONGEST = 300
 """Characters of a passage of prose; longer paragraphs are cut between sentences."""
 
 _PARAGRAPH = re.compile(r"\n(?:[ \t\r]*\n)+")
 _FENCE = re.compile(r"^[ \t]{0,3}(?:```|~~~)", re.MULTILINE)
-_ENDS = re.compile(
-    r"(?<![A-Z]\.)(?<!\b[A-Z][a-z]\.)(?<!\b[A-Z][a-z]{2}\.)(?<!\be\.g\.)(?<!\bi\.e\.)(?<!\bNo\.)"
-    r"(?<!\bvs\.)(?<=[.!?])[\"'\u201d\u2019)\]]*\s+(?=\S)"
-    r"|(?<=[\u3002\uff01\uff1f])|\n+"
-)
 
 
 class Passage(NamedTuple):
@@ -43,18 +39,6 @@ def passages_of(text: str, *, minify: bool) -> list[Passage]:
             found.append(Passage(paragraph, formed=True, sentences=(paragraph,)))
         else:
             found += _prose(sentences_of(prose_minified(written) if minify else written))
-    return found
-
-
-def sentences_of(text: str) -> list[str]:
-    """Cut prose between sentences and lines."""
-    found, at = [], 0
-    for match in _ENDS.finditer(text):
-        if match.end() > at:
-            found.append(text[at : match.end()])
-            at = match.end()
-    if at < len(text):
-        found.append(text[at:])
     return found
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import orjson
 
+from gateway.core.fences import has_fences
 from gateway.core.outcome import NotRewritten, NotRewrittenError
 from gateway.core.rewrite.detectors import PLACEHOLDER, Finder
-from gateway.core.rewrite.fences import has_marks
 from gateway.core.rewrite.texts import BLOCK
 
 MOST_VALUES = 64
@@ -54,7 +54,7 @@ def moved(pieces: Sequence[str], finder: Finder) -> tuple[list[str], str | None]
     if _TAKEN.search(written) is not None:
         raise NotRewrittenError(NotRewritten.PLACEHOLDERS)
     moving = _Moving()
-    if finder.is_ours and joined.count(_BETWEEN) == len(pieces) - 1 and not has_marks(written):
+    if finder.is_ours and joined.count(_BETWEEN) == len(pieces) - 1 and not has_fences(joined):
         # A search costs microseconds, however short the text is.
         now = moving.without_values(written, finder).decode().split(_BETWEEN)
     else:

@@ -4,9 +4,10 @@ Law: white space that has a meaning stays. That is all of a fenced block of code
 end lines of an indented one, and the two by which Markdown breaks a line.
 """
 
+from collections import deque
 from itertools import pairwise
 
-from gateway.core.rewrite import fences
+from gateway.core.fences import code_blocks
 
 _BREAK = "  "
 _ENDS = frozenset(" \t\r")
@@ -16,29 +17,18 @@ def normal(text: str, *, ends: bool) -> str:
     """Return the text in normal form; ``ends`` tells that no other text follows in its message."""
     if not _may_change(text, ends=ends) or text.isspace():
         return text
-    if "`" not in text and "~" not in text:
-        return _normal_prose(text, ends=ends)
+    blocks = deque(code_blocks(text))
+    # What closes a block of code ends a line of it: that line is left alone.
+    ends = ends and not (blocks and blocks[-1].end >= len(text.rstrip(" \t\r\n")))
     lines = text.split("\n")
-    last = len(lines) - 1
-    fence = ""
-    for index, line in enumerate(lines):
-        if (now := fences.after(fence, line.removesuffix("\r"))) is not None:
-            fence = now
-        elif not fence and index < last:
-            lines[index] = _normal_line(line, lines[index + 1])
-    normalised = "\n".join(lines)
-    if ends and not fence and (kept := normalised.rstrip(" \t\r\n")):
-        # What closes a block of code ends a line of it: that line is left alone.
-        last_line = kept[kept.rfind("\n") + 1 :]
-        return kept if fences.after("", last_line) is None else normalised
-    return normalised
-
-
-def _normal_prose(text: str, *, ends: bool) -> str:
-    lines = text.split("\n")
+    at = 0
     for index, (line, following) in enumerate(pairwise(lines)):
-        if line[-1:] in _ENDS:
+        end = at + len(line)
+        while blocks and blocks[0].end < at:
+            blocks.popleft()
+        if line[-1:] in _ENDS and not (blocks and blocks[0].start <= end):
             lines[index] = _normal_line(line, following)
+        at = end + 1
     normalised = "\n".join(lines)
     return (ends and normalised.rstrip(" \t\r\n")) or normalised
 
