@@ -27,9 +27,9 @@ from compressing.cases import PARTS, SETS, Case, Data, key_values
 from embeddings.encoder import EncoderSettings, Vector, load_encoder
 from embeddings.messages import Reason
 from embeddings.model_files import DEFAULT_MODEL
+from gateway.core.compress.compress import begin
+from gateway.core.compress.context import readable
 from gateway.core.compress.passages import passages_of
-from gateway.core.compress.plan import begin
-from gateway.core.compress.readable import readable
 from gateway.core.outcome import NotRewrittenError
 from gateway.core.prompt_size import BYTES_A_TOKEN
 from gateway.core.types import Endpoint

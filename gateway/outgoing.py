@@ -13,12 +13,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gateway.asked import Asked
-from gateway.compressing import Compressor
+from gateway.compressing import Compressor, Summariser, Writer
+from gateway.core.compress.compress import Compressed
 from gateway.core.hints.plan import Hinted, hinted, hints_for
 from gateway.core.key import cache_salt, document_owner, scope_id
 from gateway.core.lookup import Forward
 from gateway.core.outbound import with_priority, with_salt
-from gateway.core.outcome import Compression, Declined, NotRewritten, Rewrite
+from gateway.core.outcome import Declined, NotRewritten, Rewrite
 from gateway.core.plan import end_user
 from gateway.core.rewrite.documents import NOTHING_KNOWN, Memory
 from gateway.core.rewrite.known_tools import KnownTools
@@ -26,8 +27,8 @@ from gateway.core.rewrite.plan import Rewritten, rewrite, rules_for
 from gateway.core.rewrite.shared_documents import SharedDocuments
 from gateway.core.types import Endpoint
 from gateway.exchange import Exchange
-from gateway.summarising import Summariser
 from policies.decide import DocumentOrder
+from policies.freshness import parse_directives
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +50,7 @@ class Outbox:
     shared: SharedDocuments = field(default_factory=SharedDocuments)
     tools: KnownTools = field(default_factory=KnownTools)
     compressor: Compressor = field(default_factory=Compressor)
-    summariser: Summariser = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "summariser", Summariser(self.secret))
+    summariser: Summariser = field(default_factory=Summariser)
 
     def salts(self, asked: Asked) -> bool:
         """Tell whether the request gets a salt."""
@@ -64,11 +62,10 @@ class Outbox:
         if asked.odd_body is not None:
             return self._untouched(asked, asked.odd_body, state)
         rewritten = await self._rewritten(asked, volatile=volatile)
-        body, raw = rewritten.body, rewritten.raw
-        body, raw, history = self.summariser.applied(asked, body, raw)
-        told = await self.compressor.compressed(asked.endpoint, asked.decision, body, raw)
-        if told is not None and not isinstance(told, Compression):
-            body, raw, told = told
+        shorter = self._summarised(asked, Compressed(rewritten.body, rewritten.raw, None))
+        body, raw, compression = await self.compressor.compressed(
+            asked.endpoint, asked.decision, shorter
+        )
         if self.salts(asked):
             body, raw = with_salt(body, raw, cache_salt(self.secret, asked.tenant))
         hints = await self._hinted(asked, body, raw)
@@ -82,7 +79,7 @@ class Outbox:
             asked.seen,
             rewritten.changes,
             rewritten.declined + hints.declined,
-            history + told if history and told else history or told,
+            compression,
             asked.inbound.holder or asked.tenant.credential_sha256,
         )
         if Rewrite.VOLATILE in rewritten.changes:
@@ -127,6 +124,17 @@ class Outbox:
         if memory is not NOTHING_KNOWN and volatile:
             self.shared.note(rewritten.digests)
         return replace(rewritten, declined=rewritten.declined + left) if left else rewritten
+
+    def _summarised(self, asked: Asked, came: Compressed) -> Compressed:
+        settings = asked.decision.compress
+        if not settings.enabled or not settings.history:
+            return came
+        owner = document_owner(self.secret, asked.tenant)
+        writer = Writer(asked.forwarder.upstream, tuple(asked.inbound.fields), owner)
+        stores = not parse_directives(asked.inbound.headers.get("cache-control")).no_store
+        return self.summariser.applied(
+            asked.endpoint, came, settings.history, writer, stores=stores
+        )
 
     async def _hinted(self, asked: Asked, body: dict[str, Any], raw: bytes) -> Hinted:
         settings, rule = asked.decision.hints, asked.decision.rule

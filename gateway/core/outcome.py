@@ -117,11 +117,14 @@ class Compression:
             told += f"; tokens={self.tokens}; saved={self.saved}"
         return told if self.refused is None else f"{told}; declined={self.refused}"
 
-    def __add__(self, other: "Compression") -> "Compression":
-        """Return what became of two parts of a request; of two reasons the first is told."""
-        return Compression(
-            self.steps + other.steps,
-            self.tokens + other.tokens,
-            self.saved + other.saved,
-            self.refused or other.refused,
-        )
+
+def both(one: Compression | None, other: Compression | None) -> Compression | None:
+    """Return what became of two parts of a request; of two reasons the first is told."""
+    if one is None or other is None:
+        return one or other
+    return Compression(
+        one.steps + other.steps,
+        one.tokens + other.tokens,
+        one.saved + other.saved,
+        one.refused or other.refused,
+    )

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import orjson
 import pytest
 
-from gateway.core.compress.asking import question_of
-from gateway.core.compress.plan import begin
+from gateway.core.compress.compress import Compressing, begin
 from gateway.core.outcome import NotRewritten, NotRewrittenError
 from gateway.core.types import Endpoint
 from policies.decide import CompressSettings, DocumentSettings
@@ -24,14 +23,20 @@ SHOPS = (
 )
 
 
+def asked(question: str, passages: Sequence[str] = SHOPS, *before: str) -> Compressing:
+    """Begin to compress a question about passages, with the user's turns before it."""
+    content = "".join(f"<d>{each}</d>" for each in passages) + question
+    body = {"messages": [{"role": "user", "content": each} for each in (*before, content)]}
+    begun = begin(Endpoint.CHAT, body, orjson.dumps(body), HALF)
+    assert begun is not None
+    return begun
+
+
 def sent(
     question: str, near: int | None = None, passages: Sequence[str] = SHOPS
 ) -> str | NotRewritten:
     """Return what is sent, or why no passage went; the question is about the ``near`` one."""
-    content = "".join(f"<d>{each}</d>" for each in passages) + question
-    body = {"messages": [{"role": "user", "content": content}]}
-    begun = begin(Endpoint.CHAT, body, orjson.dumps(body), HALF)
-    assert begun is not None
+    begun = asked(question, passages)
     vectors = [(1.0, 0.0), *((float(i == near), 0.5) for i in range(len(passages)))]
     try:
         result = begun.next(vectors[: len(begun.texts)])
@@ -166,12 +171,12 @@ def test_a_passage_in_another_language_stays(passage):
 
 
 def test_a_question_that_leans_on_earlier_turns_loses_no_passage():
-    assert question_of("And what about him?", follows=True).refusal is NotRewritten.UNCLEAR
-    assert question_of("Who bought the new oven?", follows=True).refusal is None
+    assert asked("And what about him?", SHOPS, "Who is it?").texts == ()
+    assert asked("Who bought the new oven?", SHOPS, "Who is it?").texts != ()
 
 
 @pytest.mark.parametrize(
-    ("words", "asked"),
+    ("words", "read"),
     [
         ("Question: Who bought the oven?", "Who bought the oven?"),
         (
@@ -196,15 +201,12 @@ def test_a_question_that_leans_on_earlier_turns_loses_no_passage():
         ),
     ],
 )
-def test_the_encoder_reads_what_is_asked_and_not_what_is_said_of_the_context(words, asked):
-    assert question_of(words).text == asked
+def test_the_encoder_reads_what_is_asked_and_not_what_is_said_of_the_context(words, read):
+    assert asked(words).texts[0] == read
 
 
 def test_of_many_passages_that_are_as_near_as_the_best_none_goes():
-    body = {"messages": [{"role": "user", "content": "".join(f"<d>{s}</d>" for s in SHOPS)}]}
-    body["messages"][0]["content"] += "Who is happy?"
-    begun = begin(Endpoint.CHAT, body, orjson.dumps(body), HALF)
-    assert begun is not None
+    begun = asked("Who is happy?")
     with pytest.raises(NotRewrittenError) as caught:
         begun.next([(1.0, 0.0)] + [(0.6 - i / 50, 0.0) for i in range(len(SHOPS))])
     assert caught.value.why is NotRewritten.NEEDS_ALL
@@ -219,9 +221,8 @@ def test_of_many_passages_that_are_as_near_as_the_best_none_goes():
     ],
 )
 def test_words_that_only_look_like_asking_for_all_are_none(question):
-    assert question_of(question).refusal is None
+    assert len(asked(question).texts) == 1 + len(SHOPS)
 
 
 def test_what_is_wanted_on_a_condition_may_need_all():
-    told = question_of("If there are several, list all of them. Who won?").refusal
-    assert told is NotRewritten.NEEDS_ALL
+    assert sent("If there are several, list all of them. Who won?") is NotRewritten.NEEDS_ALL

@@ -8,7 +8,7 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.compress.plan import begin
+from gateway.core.compress.compress import begin
 from gateway.core.outcome import NotRewrittenError
 from gateway.core.types import Endpoint
 from policies.decide import CompressSettings, DocumentSettings
