@@ -27,13 +27,13 @@ from compressing.cases import PARTS, SETS, Case, Data, key_values
 from embeddings.encoder import EncoderSettings, Vector, load_encoder
 from embeddings.messages import Reason
 from embeddings.model_files import DEFAULT_MODEL
-from gateway.core.compress.compress import begin
-from gateway.core.compress.context import readable
-from gateway.core.compress.passages import passages_of
-from gateway.core.outcome import NotRewrittenError
-from gateway.core.prompt_size import BYTES_A_TOKEN
-from gateway.core.types import Endpoint
-from policies.decide import CompressSettings, DocumentSettings
+from gateway.prompts.compress.compress import begin
+from gateway.prompts.compress.context import readable
+from gateway.prompts.compress.passages import passages_of
+from gateway.prompts.outcome import NotRewrittenError
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.tokens import BYTES_A_TOKEN
+from policies.decision import CompressSettings, DocumentSettings
 
 DATA = Path(os.environ.get("REFRAIN_DATA", Path(__file__).parents[1].parent / "shared" / "data"))
 AIM = 0.98

@@ -17,11 +17,11 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from gateway.core.eligibility import ineligible
-from gateway.core.key import ANONYMOUS
-from gateway.core.plan import Plan, plan_request
-from gateway.core.types import Endpoint
-from policies.decide import Decision, PiiAction, Scope
+from gateway.cache.key import ANONYMOUS
+from gateway.cache.plan import Plan, plan_request
+from gateway.protocol.endpoint import Endpoint
+from gateway.semantic.eligibility.rules import ineligible
+from policies.decision import Decision, PiiAction, Scope
 from policies.freshness import Directives
 
 DATA = Path(os.environ.get("REFRAIN_DATA", Path(__file__).parents[1].parent / "shared" / "data"))

@@ -12,15 +12,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from backend.core.figures import Figures, SequenceTimes
 from backend.core.types import EngineStats, MemoryUse
 from backend.server.metrics import Metrics as EngineMetrics
-from gateway.adapters.metrics import Metrics as GatewayMetrics
-from gateway.adapters.tracing import Tracing
-from gateway.core.outcome import Compression, Declined, NotRewritten, Rewrite, Step
-from gateway.core.pool.member import Member
-from gateway.core.pool.table import PoolTable, states
-from gateway.core.routing import LeastLoaded, Route
-from gateway.core.types import Ineligible, Reason
-from gateway.observation import Observation
-from gateway.ports import StoreStats
+from gateway.cache.ports import StoreStats
+from gateway.prompts.outcome import Compression, Declined, NotRewritten, Rewrite, Step
+from gateway.protocol.reasons import Ineligible, Reason
+from gateway.telemetry.metrics import Metrics as GatewayMetrics
+from gateway.telemetry.observation import Observation
+from gateway.telemetry.tracing import Tracing
+from gateway.upstream.pool.metrics import UpstreamCollector, UpstreamMetrics
+from gateway.upstream.pool.table import PoolTable, states
+from gateway.upstream.pool.upstream_state import Member
+from gateway.upstream.routing.routing import LeastLoaded, Route
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "observability.md").read_text()
@@ -100,11 +101,12 @@ def gateway_page() -> str:
     metrics.policy_reloaded(True)
     metrics.compared("default", "served", "equal")
     metrics.tell_rules_off(lambda: {"default": True})
-    metrics.upstreams.asked("a", Route.PREFIX)
-    metrics.upstreams.warmed("a")
-    metrics.upstreams.failed("a", Reason.UPSTREAM_BROKE)
+    counts = UpstreamMetrics(metrics.registry)
+    counts.asked("a", Route.PREFIX)
+    counts.warmed("a")
+    counts.failed("a", Reason.UPSTREAM_BROKE)
     table = PoolTable([Member("a")], LeastLoaded(), 0.0)
-    metrics.tell_upstreams(lambda: states(table, 1.0), lambda: 0)
+    metrics.add(UpstreamCollector(lambda: states(table, 1.0), lambda: 0))
     return metrics.page()[0].decode()
 
 
@@ -137,7 +139,7 @@ def test_metrics_are_documented_and_documented_metrics_exist():
 
 def test_no_other_metric_is_named_in_text_or_queries():
     known = set(exposed(gateway_page())) | set(exposed(engine_page()))
-    for page in ("observability.md", "deploy.md"):
+    for page in ("observability.md", "deploy.md", "troubleshooting.md"):
         text = (ROOT / "docs" / page).read_text()
         for name in re.findall(r"\brefrain_\w+", text):
             assert re.sub("_(bucket|sum|count)$", "", name) in known, f"{page}: {name}"

@@ -8,10 +8,10 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.compress.compress import begin
-from gateway.core.outcome import NotRewrittenError
-from gateway.core.types import Endpoint
-from policies.decide import CompressSettings, DocumentSettings
+from gateway.prompts.compress.compress import begin
+from gateway.prompts.outcome import NotRewrittenError
+from gateway.protocol.endpoint import Endpoint
+from policies.decision import CompressSettings, DocumentSettings
 
 HALF = CompressSettings(enabled=True, documents=DocumentSettings("<d>", "</d>"), keep=0.5)
 Pairs = Sequence[tuple[str, str]]

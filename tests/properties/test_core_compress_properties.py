@@ -6,12 +6,12 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.compress.compress import begin
-from gateway.core.compress.facts import facts_of
-from gateway.core.compress.passages import passages_of
-from gateway.core.outcome import NotRewrittenError
-from gateway.core.types import Endpoint
-from policies.decide import CompressSettings, DocumentSettings
+from gateway.prompts.compress.compress import begin
+from gateway.prompts.compress.facts import facts_of
+from gateway.prompts.compress.passages import passages_of
+from gateway.prompts.outcome import NotRewrittenError
+from gateway.protocol.endpoint import Endpoint
+from policies.decision import CompressSettings, DocumentSettings
 
 PIECES = [
     "The bakery sells bread. ",

@@ -5,12 +5,12 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.canonical import parse_body
-from gateway.core.hints.plan import hinted
-from gateway.core.outcome import Rewrite
-from gateway.core.rewrite.texts import BLOCK
-from gateway.core.types import Endpoint
-from policies.hints import (
+from gateway.cache.canonical import parse_body
+from gateway.prompts.hints.hints import hinted
+from gateway.prompts.outcome import Rewrite
+from gateway.prompts.texts import BLOCK
+from gateway.protocol.endpoint import Endpoint
+from policies.decision import (
     BreakpointField,
     BreakpointLifetime,
     Breakpoints,

@@ -1,4 +1,4 @@
-"""The forwarder alone: real parts behind it, and a test-controlled upstream before it."""
+"""The coalescer alone: real parts behind it, and a test-controlled upstream before it."""
 
 import asyncio
 import contextlib
@@ -10,20 +10,23 @@ from typing import Any
 import orjson
 from gated_upstream import GatedUpstream
 
-from gateway.adapters.policy_file import PolicyFile
-from gateway.adapters.quarantine_file import QuarantineFile
-from gateway.adapters.store_memory import MemoryStore
-from gateway.admitting import Admitter
 from gateway.app import default_policy
-from gateway.core.key import identify
-from gateway.core.lookup import Forward
-from gateway.core.plan import Plan, plan_request
-from gateway.core.status import Forwarded, ForwardStatus
-from gateway.core.types import Endpoint, Entry, Reason
-from gateway.exchange import Inbound
-from gateway.forwarding import Exchange, Forwarder
-from gateway.observation import Observation
-from gateway.scanning import Scans
+from gateway.cache.entry import Entry
+from gateway.cache.key import identify
+from gateway.cache.outcomes import Forward
+from gateway.cache.pii_scan import Scans
+from gateway.cache.plan import Plan, plan_request
+from gateway.cache.quarantine import QuarantineFile
+from gateway.cache.stores.memory import MemoryStore
+from gateway.cache.writer import Admitter
+from gateway.protocol.cache_status import Forwarded, ForwardStatus
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.messages import Inbound
+from gateway.protocol.reasons import Reason
+from gateway.server.policy_file import PolicyFile
+from gateway.telemetry.observation import Observation
+from gateway.upstream.coalescing.coalescer import Coalescer
+from gateway.upstream.exchange import Exchange
 from policies.freshness import parse_directives
 
 
@@ -71,7 +74,7 @@ class GatedStore(MemoryStore):
 
 
 class Rig:
-    """A forwarder with a memory store, whose observations the test may wait for."""
+    """A coalescer with a memory store, whose observations the test may wait for."""
 
     def __init__(self, data_dir: Path, *, max_answer_bytes: int = 2**20) -> None:
         self.upstream = GatedUpstream()
@@ -79,7 +82,7 @@ class Rig:
         self.active = PolicyFile(default_policy()).active
         quarantine = QuarantineFile(data_dir / "quarantine.jsonl")
         admitter = Admitter(self.store, None, Scans(), time.time, quarantine)
-        self.forwarder = Forwarder(self.upstream, admitter, max_answer_bytes)
+        self.coalescer = Coalescer(self.upstream, admitter, max_answer_bytes)
         self._finished: asyncio.Queue[Observation] = asyncio.Queue()
 
     async def next_finished(self) -> Observation:
@@ -90,7 +93,7 @@ class Rig:
     async def read(self, exchange: Exchange) -> Got:
         """Forward a request and read all of the reply."""
         try:
-            reply = await self.forwarder.forward(exchange)
+            reply = await self.coalescer.forward(exchange)
             headers = dict(reply.headers)
             if isinstance(reply.body, bytes):
                 return Got(reply.status, headers, [reply.body], exchange.seen)

@@ -8,9 +8,9 @@ from embeddings.verify.agreement import agree
 from embeddings.verify.calibration_file import parse_calibration
 from embeddings.verify.guards import guard
 from embeddings.verify.nearness import weighed
-from gateway.core.eligibility import ineligible
-from gateway.core.semantic_lookup import NEAREST
-from policies.rule_settings import DEFAULT_MAX_WRONG_HITS, DEFAULT_MIN_SIMILARITY
+from gateway.cache.lookup_semantic import NEAREST
+from gateway.semantic.eligibility.rules import ineligible
+from policies.format.settings.rule import DEFAULT_MAX_WRONG_HITS, DEFAULT_MIN_SIMILARITY
 
 
 class MeaningCache:

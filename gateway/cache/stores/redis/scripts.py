@@ -1,0 +1,304 @@
+"""What Redis does with entries in one step: its keys, and the Lua that changes them.
+
+Law: a change is one script, so it happens whole or not at all, whatever happens to the one who
+asked for it; and what a script counts is what it did. All that a script touches bears one hash
+tag, so in a cluster it lies in one slot; there the store is made of several such shards. Times are
+those of Redis, so that gateways need not agree on theirs.
+
+A shard's keys: ``e:<cache key>`` an entry's bytes; ``used`` the cache keys by last use; ``ends`` by
+the time when Redis may forget them; ``size`` the bytes each is charged; ``total`` the bytes of all,
+and, for those who are told of changes, their number (``seq``) and a word (``epoch``) that is
+another one after everything was lost. ``repair`` is there while the index is made anew.
+
+Redis does not take back what a script did before it failed. So the first write of ``put`` is one
+that a full Redis refuses, and after its first write a script is refused no more.
+"""
+
+from dataclasses import dataclass, field
+from hashlib import sha1
+
+from redis.crc import key_slot
+
+FORMAT = 1
+"""Part of every name; raised when the meaning of the keys below changes."""
+
+SLOTS = 16384
+CHANNEL = b"refrain:%d:changes" % FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """Lua, and the digest by which Redis knows it."""
+
+    source: str
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        # What Redis uses to name scripts, nothing secret.
+        digest = sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+        object.__setattr__(self, "digest", digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The keys of one hash tag."""
+
+    number: int
+    slot: int
+    prefix: bytes
+    index: tuple[bytes, ...]
+
+    def name(self, key: bytes) -> bytes:
+        """Return the name under which the entry's bytes lie."""
+        return self.prefix + key
+
+
+def make_shards(count: int) -> tuple[Shard, ...]:
+    """Return so many shards, their slots spread evenly over a cluster."""
+    return tuple(_shard(number, count) for number in range(count))
+
+
+def _shard(number: int, count: int) -> Shard:
+    tag = 0
+    while key_slot(b"%d" % tag) * count // SLOTS != number:
+        tag += 1
+    slot = key_slot(b"%d" % tag)
+    stem = b"refrain:%d:{%d}:" % (FORMAT, tag)
+    parts = (b"used", b"ends", b"size", b"total", b"repair")
+    return Shard(number, slot, stem + b"e:", tuple(stem + part for part in parts))
+
+
+_PRELUDE = """
+local used, ends, size, total = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local prefix = ARGV[1]
+
+local time = redis.call('TIME')
+local micros = time[1] * 1000000 + time[2]
+local millis = math.floor(micros / 1000)
+
+local function charge(key)
+  return tonumber(redis.call('HGET', size, key)) or 0
+end
+
+local function drop(key)
+  redis.call('DEL', prefix .. key)
+  redis.call('ZREM', used, key)
+  redis.call('ZREM', ends, key)
+  local freed = charge(key)
+  redis.call('HDEL', size, key)
+  return redis.call('HINCRBY', total, 'bytes', 0 - freed)
+end
+
+-- What Redis has forgotten by itself, or is about to.
+local function reap(most)
+  for _, key in ipairs(redis.call('ZRANGEBYSCORE', ends, '-inf', millis, 'LIMIT', 0, most)) do
+    drop(key)
+  end
+end
+
+local function bytes()
+  return tonumber(redis.call('HGET', total, 'bytes')) or 0
+end
+
+-- Returns how many went; the newest entry, if named, is not one of them.
+local function evict(room, newest)
+  local evicted, left = 0, bytes()
+  while left > room do
+    local before = evicted
+    for _, key in ipairs(redis.call('ZRANGE', used, 0, 15)) do
+      if left <= room then break end
+      if key ~= newest then
+        left = drop(key)
+        evicted = evicted + 1
+      end
+    end
+    if evicted == before then break end
+  end
+  return evicted
+end
+
+local function announce(origin, key)
+  redis.call('HSETNX', total, 'epoch', origin .. '.' .. string.format('%.0f', micros))
+  local seq = redis.call('HINCRBY', total, 'seq', 1)
+  local epoch = redis.call('HGET', total, 'epoch')
+  redis.call('PUBLISH', ARGV[2], table.concat({ARGV[3], epoch, seq, origin, key}, ' '))
+end
+
+local function told(evicted)
+  return {redis.call('ZCARD', ends), bytes(), evicted}
+end
+"""
+
+
+def _script(source: str) -> Script:
+    return Script(_PRELUDE + source)
+
+
+PUT = _script("""
+local origin, key, value, ttl, room = ARGV[4], ARGV[5], ARGV[6], ARGV[7], tonumber(ARGV[8])
+announce(origin, key)
+local before = charge(key)
+if ttl == '' then
+  redis.call('SET', prefix .. key, value)
+  redis.call('ZADD', ends, '+inf', key)
+else
+  redis.call('SET', prefix .. key, value, 'PX', ttl)
+  redis.call('ZADD', ends, millis + tonumber(ttl), key)
+end
+redis.call('ZADD', used, micros, key)
+redis.call('HSET', size, key, #value)
+redis.call('HINCRBY', total, 'bytes', #value - before)
+reap(16)
+return told(evict(room, key))
+""")
+"""Store or replace; evict what must go for it. Arguments: channel, shard, origin, cache key, bytes,
+milliseconds until Redis may forget it ('' is never), bytes that all may take."""
+
+DELETE = _script("""
+local origin, key = ARGV[4], ARGV[5]
+drop(key)
+announce(origin, key)
+return told(0)
+""")
+
+DISCARD = _script("""
+local origin, key = ARGV[4], ARGV[5]
+local found = redis.pcall('GET', prefix .. key)
+if type(found) == 'string' and redis.sha1hex(found) == ARGV[6] then
+  drop(key)
+  announce(origin, key)
+end
+return told(0)
+""")
+"""Delete what is damaged, unless it was replaced meanwhile."""
+
+MAKE_ROOM = _script("""
+local room = bytes() - tonumber(ARGV[4])
+return told(evict(room, nil))
+""")
+"""Evict so many bytes: what a full Redis needs to take a new entry."""
+
+TEND = _script("""
+local score = micros
+for n = 6, #ARGV do
+  score = score + 1
+  redis.call('ZADD', used, 'XX', score, ARGV[n])
+end
+reap(256)
+-- What Redis evicted on its own account, a few at a time.
+local at = tonumber(ARGV[5])
+local some = redis.call('ZRANGE', used, at, at + 255)
+local there = 0
+for _, key in ipairs(some) do
+  if redis.call('EXISTS', prefix .. key) == 1 then there = there + 1 else drop(key) end
+end
+local reply = told(evict(tonumber(ARGV[4]), nil))
+local entries = reply[1]
+local whole = redis.call('ZCARD', used) == entries and redis.call('HLEN', size) == entries
+  and redis.call('HEXISTS', total, 'repairing') == 0
+reply[4] = #some < 256 and 0 or at + there
+reply[5] = whole and 1 or 0
+reply[6] = redis.call('HGET', total, 'epoch') or ''
+return reply
+""")
+"""Write down uses, oldest first; come within the bound; look whether entries from that place on in
+``used`` are still there. Also returns the next place, whether the index is whole, and the epoch."""
+
+REPAIR = _script("""
+if not redis.call('SET', KEYS[5], '', 'NX', 'PX', 60000) then return 0 end
+redis.call('HSET', total, 'repairing', 1, 'bytes', 0)
+redis.call('DEL', used, ends, size)
+return 1
+""")
+"""Begin to make the index anew, unless somebody does already."""
+
+ADOPT = _script("""
+redis.call('PEXPIRE', KEYS[5], 60000)
+for n = 4, #ARGV do
+  local key = ARGV[n]
+  local name = prefix .. key
+  if redis.call('TYPE', name).ok == 'string' and redis.call('HEXISTS', size, key) == 0 then
+    local bytes, left = redis.call('STRLEN', name), redis.call('PTTL', name)
+    redis.call('HSET', size, key, bytes)
+    redis.call('HINCRBY', total, 'bytes', bytes)
+    redis.call('ZADD', used, micros, key)
+    redis.call('ZADD', ends, left < 0 and '+inf' or millis + left, key)
+  end
+end
+return 1
+""")
+"""Count entries that are there. Arguments from the fourth on: cache keys."""
+
+REPAIRED = _script("""
+redis.call('HDEL', total, 'repairing')
+redis.call('DEL', KEYS[5])
+return told(0)
+""")
+
+BEAT = Script("""
+-- Refused by a full Redis; then there is none until there is room.
+redis.pcall('HSETNX', KEYS[4], 'epoch', ARGV[5])
+local epoch, seq = unpack(redis.call('HMGET', KEYS[4], 'epoch', 'seq'))
+local beat = table.concat({ARGV[3], epoch or '-', seq or 0, ARGV[4]}, ' ')
+return redis.call('PUBLISH', ARGV[2], beat)
+""")
+"""Say what was announced last. Arguments: prefix, channel, shard, when it set out, a new epoch."""
+
+WALK = Script("""
+local ends, prefix = KEYS[2], ARGV[1]
+local score, last, limit = ARGV[2], ARGV[3], tonumber(ARGV[4])
+local start = 0
+if score ~= '' then
+  local rank = redis.call('ZRANK', ends, last)
+  if rank and redis.call('ZSCORE', ends, last) == score then
+    start = rank + 1
+  else
+    start = redis.call('ZCOUNT', ends, '-inf', '(' .. score)
+  end
+end
+local page = redis.call('ZRANGE', ends, start, start + limit - 1, 'WITHSCORES')
+local read, values, left = {}, {}, tonumber(ARGV[5])
+for n = 1, #page, 2 do
+  local value = redis.call('GET', prefix .. page[n])
+  read[n], read[n + 1] = page[n], page[n + 1]
+  values[#values + 1] = value
+  left = left - (value and #value or 0)
+  if left <= 0 then break end
+end
+local more = #read < #page or #page == 2 * limit
+return {read, values, more and 1 or 0}
+""")
+"""Read a page of entries in the order of ``ends``, after one of that score and key; also returns
+whether there may be more. Arguments: prefix, score, key, entries and bytes after which it ends."""
+
+_CLAIM_PRELUDE = """
+local claim = string.sub(ARGV[1], 1, -3) .. 'c:' .. ARGV[2]
+"""
+
+CLAIM = Script(
+    _CLAIM_PRELUDE
+    + """
+if redis.call('SET', claim, ARGV[3], 'NX', 'PX', ARGV[4]) then return 1 end
+-- Our own was given back while Redis could not be reached.
+if redis.call('GET', claim) == ARGV[3] then return redis.call('PEXPIRE', claim, ARGV[4]) end
+return 0
+"""
+)
+"""Take a claim that nobody else has. Arguments of all three: prefix, slot, whose it is,
+milliseconds it holds."""
+
+RENEW = Script(
+    _CLAIM_PRELUDE
+    + """
+if redis.call('GET', claim) ~= ARGV[3] then return 0 end
+return redis.call('PEXPIRE', claim, ARGV[4])
+"""
+)
+
+RELEASE = Script(
+    _CLAIM_PRELUDE
+    + """
+if redis.call('GET', claim) ~= ARGV[3] then return 0 end
+return redis.call('DEL', claim)
+"""
+)

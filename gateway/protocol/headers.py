@@ -1,0 +1,131 @@
+"""Which headers travel: end-to-end ones, in both directions (RFC 9110, 7.6.1).
+
+Who may ask: rings of keys, known by their digests, and the credentials of a request.
+
+Law: what is compared is SHA-256 digests, in constant time; no key is kept. With a ring of gateway
+keys every credential of a request must be one of them, and all of one holder: nothing else gets
+past, hits included. A credential on the ring of denied keys never gets past.
+"""
+
+import re
+from collections.abc import Iterable
+
+_HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_REQUEST_ONLY_HERE = frozenset({"host", "content-length", "expect"})
+"""True of the client's connection, not of ours to the upstream."""
+
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+"""No field may hold these (RFC 9110, 5.5): some parsers take them, and nobody can send them on."""
+
+_ONE_REQUESTS = frozenset(
+    {
+        "age",
+        "authentication-info",
+        "cf-ray",
+        "content-length",
+        "content-location",
+        "date",
+        "etag",
+        "location",
+        "proxy-authentication-info",
+        "server-timing",
+        "set-cookie",
+        "set-cookie2",
+        "traceparent",
+        "tracestate",
+        "www-authenticate",
+    }
+)
+_ONE_REQUESTS_PARTS = ("request-id", "correlation-id", "trace-id", "ratelimit", "rate-limit")
+_ONE_REQUESTS_ENDS = ("-ms", "-cost", "-organization", "-project")
+"""What is true of one request only: who made it, what was counted to it, how long it took."""
+
+_ANYBODYS = frozenset({"content-type", "content-language", "retry-after", "cache-status"})
+
+Fields = tuple[tuple[str, str], ...]
+
+
+def folded(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return headers by lower-case name; repeated lines are joined (RFC 9110, 5.3).
+
+    What is decided on must be what is forwarded: a second Authorization or Cache-Control line
+    counts as much as the first.
+    """
+    joined: dict[str, str] = {}
+    for name, value in fields:
+        lower = name.lower()
+        joined[lower] = f"{joined[lower]}, {value}" if lower in joined else value
+    return joined
+
+
+def end_to_end(fields: Iterable[tuple[str, str]]) -> Fields:
+    """Drop what belongs to one connection, what that connection's peer names as such, and junk."""
+    fields = tuple(fields)
+    named = {
+        token.strip().lower()
+        for name, value in fields
+        if name.lower() == "connection"
+        for token in value.split(",")
+    }
+    dropped = _HOP_BY_HOP | named
+    return tuple(
+        field
+        for field in fields
+        if field[0].lower() not in dropped and _CONTROL.search(field[1]) is None
+    )
+
+
+def request_fields(fields: Iterable[tuple[str, str]]) -> Fields:
+    """Return the headers of a request to send on, the client's own credential among them."""
+    return tuple(
+        field for field in end_to_end(fields) if field[0].lower() not in _REQUEST_ONLY_HERE
+    )
+
+
+def without(fields: Iterable[tuple[str, str]], *names: str) -> Fields:
+    """Return the headers without those of the names given in lower case."""
+    return tuple(field for field in fields if field[0].lower() not in names)
+
+
+def shared_fields(fields: Iterable[tuple[str, str]], *, same_tenant: bool) -> Fields:
+    """Return an upstream's headers that are as true of another request that got the same answer.
+
+    Where the tenant is another one, only those that cannot tell anything of the first.
+    """
+    if not same_tenant:
+        return tuple(field for field in fields if field[0].lower() in _ANYBODYS)
+    return tuple(field for field in fields if not _is_one_requests(field[0].lower()))
+
+
+def _is_one_requests(name: str) -> bool:
+    return (
+        name in _ONE_REQUESTS
+        or any(part in name for part in _ONE_REQUESTS_PARTS)
+        or name.endswith(_ONE_REQUESTS_ENDS)
+    )
+
+
+CREDENTIALS = ("authorization", "api-key", "x-api-key")
+"""Headers in which clients send a key, in lower case."""
+
+
+def bearer(value: str) -> str:
+    """Return the key in the value of a credential header."""
+    return (value[7:] if value[:7].lower() == "bearer " else value).strip()
+
+
+def bears_credential(fields: Iterable[tuple[str, str]]) -> bool:
+    """Tell whether a request's header lines have a key among them."""
+    return any(value and name.lower() in CREDENTIALS for name, value in fields)

@@ -1,0 +1,353 @@
+"""What would become of a request, and why: the rule, the decision, the scan, the lookup.
+
+Law: the pipeline itself drives the lookup, with a trace; here what it noted is put into words.
+Nothing changes. An explanation has field names, places, digests and figures, never an answer or
+another scope's anything; of a prompt only what would be rewritten of the request asked about.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+from gateway.cache.entry import KEY_VERSION, Entry
+from gateway.cache.field_digests import differences, field_digests, nearest
+from gateway.cache.key import Tenant, document_owner
+from gateway.cache.lookup import LookUpExact, LookUpPersonal, ScanPrompt, State
+from gateway.cache.lookup_semantic import FetchCandidate, SearchSemantic, VerifyCandidate
+from gateway.cache.outcomes import End, Forward, Hit, Refused
+from gateway.cache.plan import Plan
+from gateway.cache.ports import Store, StoreError
+from gateway.prompts.hints.hints import Hinted, hinted, hints_for
+from gateway.prompts.rewrite.rewrite import Rewritten, rewrite
+from gateway.protocol.cache_status import Forwarded
+from gateway.protocol.errors import PromptTooLongError, RequestError
+from gateway.protocol.messages import Inbound
+from gateway.protocol.reasons import Ineligible, Reason
+from gateway.protocol.tokens import prompt_tokens
+from gateway.semantic.eligibility.rules import sought
+from gateway.server.admin.byte_diff import hunks
+from gateway.server.admin.explain_request import Inquiry, InquiryError, findings, read_inquiry
+from gateway.server.admin.selection import SelectionError
+from gateway.server.pipeline import Pipeline
+from gateway.server.request import Asked, Step, Trace, Verdict, facts_of
+from policies.decision import PiiAction
+from policies.format.settings.rule import settings_of
+from policies.pii.scan import PiiScanner
+from policies.policy import Condition, RequestFacts
+
+PAGE = 256
+MOST_COMPARED = 50_000
+MOST_HUNKS = 100
+SCAN_SECONDS = 10.0
+
+WHY_NOT = {
+    Ineligible.ENDPOINT: "only chat completions and responses are looked up by meaning",
+    Ineligible.TOOLS: "with tools the answer may be an action",
+    Ineligible.TOOL_RESULTS: "what a tool returned holds the particulars",
+    Ineligible.NOT_TEXT: "the conversation holds more than plain text",
+    Ineligible.LAST_TURN: "the last message is not the user's",
+    Ineligible.EMPTY: "the last message is empty",
+    Ineligible.TOO_LONG: "the text is too long to be compared whole",
+    Ineligible.UNREADABLE: "it holds emoji, control or invisible characters",
+    Ineligible.LANGUAGE: "it is not in English, or not in English alone",
+    Ineligible.CODE: "it holds code, which is exact to the character",
+    Ineligible.STUFFED: "it repeats itself, or holds what is no word",
+    Ineligible.INSTRUCTIONS: "it gives orders to the model or to the cache",
+    Ineligible.PAYLOAD: "it brings a text to work on, or a link",
+    Ineligible.MANY_QUESTIONS: "it asks several questions at once",
+    Ineligible.FOLLOW_UP: "it leans on the earlier turns",
+    Ineligible.VAGUE: "it says too little by itself",
+    Ineligible.VARIETY: "it asks for another answer, or for one by chance",
+    Ineligible.TIME: "the answer depends on when it is asked",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Explainer:
+    """Explains what a pipeline does; ``policy_only`` where there is no store to look into."""
+
+    pipeline: Pipeline
+    holder: Callable[[Mapping[str, str]], str | None] = lambda _: None
+    """Whose gateway key a request bears; raises RequestError where it may not ask at all."""
+    without_index: str = "this gateway runs without an index of questions"
+    policy_only: bool = False
+
+    async def explain(self, inquiry: Inquiry) -> dict[str, Any]:
+        """Return the explanation, a JSON object."""
+        trace, end = Trace(), None
+        request = {"endpoint": inquiry.endpoint, "inferred": inquiry.inferred}
+        told: dict[str, Any] = {"request": request}
+        try:
+            holder = self.holder(inquiry.headers)
+            inbound = Inbound(inquiry.target, inquiry.headers, (), inquiry.raw, holder)
+            end = await self.pipeline.explain(inquiry.endpoint, inbound, trace)
+        except PromptTooLongError as error:
+            told["outcome"] = {"would": "refused", "reason": error.reason}
+        except RequestError as error:
+            return told | {"outcome": {"would": "invalid", "message": str(error)}}
+        if trace.odd is not None:
+            message = f"{trace.odd} The request is forwarded as it came."
+            bypass = {"would": "bypass", "reason": Reason.UNKNOWN_SHAPE, "message": message}
+            return {"outcome": bypass} | told
+        asked = trace.asked
+        told["request"] |= {"model": inquiry.body["model"], "tenant": _whose(asked.tenant, holder)}
+        told |= _decision(asked)
+        if end is None:
+            return told
+        told |= await asyncio.to_thread(_rewrites, asked, self.pipeline.secret)
+        told["pii"] = await _personal_data(asked)
+        told["semantic"] = _eligibility(asked)
+        told["outcome"] = _outcome(end, self.pipeline.now())
+        # The first item of a batch that is no hit speaks for all.
+        missed = (steps for steps in trace.lookups if not isinstance(steps[-1].state, Hit))
+        steps = next(missed, trace.lookups[0])
+        if len(steps) == 1:  # it was not looked up
+            return told
+        if not self.policy_only:
+            told |= await self._lookup(steps, trace, end)
+        elif told["outcome"]["would"] != "bypass":
+            told["outcome"] = {"would": "lookup"}
+        return told
+
+    async def _lookup(self, steps: Sequence[Step], trace: Trace, end: End) -> dict[str, Any]:
+        plan: Plan = steps[0].state.plan
+        told: dict[str, Any] = {
+            "lookup": [self._words(step) for step in steps[:-1]],
+            "identity": {"key": plan.key.hex(), "scope": plan.partition.scope.hex()},
+        }
+        if len(trace.lookups) > 1:
+            stored = sum(isinstance(each[-1].state, Hit) for each in trace.lookups)
+            told["items"] = {"asked": len(trace.lookups), "stored": stored}
+        fault = next((step.came for step in steps if isinstance(step.came, StoreError)), None)
+        try:
+            if fault is not None:
+                raise fault
+            forward = end.status.forwarded if isinstance(end, Forward) else None
+            if isinstance(end, Refused) or forward is Forwarded.MISS:
+                told["nearest"] = await _nearest(plan, self.pipeline.store, self.pipeline.now())
+        except StoreError as error:
+            told["outcome"] = {"would": "unknown", "message": f"The store failed: {error}"}
+        return told
+
+    def _words(self, step: Step) -> dict[str, str]:
+        state, came = step
+        name, words, failed = _STEPS.get(type(state), _STEPS[LookUpExact])
+        if isinstance(came, Exception):
+            result = failed.format(came)
+        elif isinstance(state, SearchSemantic) and came is None:
+            result = f"not looked up: {self.without_index}"
+        else:
+            result = words(state, came, self.pipeline.now())
+        return {"step": name.format(state), "result": result}
+
+
+def explain_action(
+    pipeline: Pipeline, holder: Callable[[Mapping[str, str]], str | None]
+) -> Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]:
+    """Return the operator's action that explains what a pipeline does: JSON in, JSON out."""
+    explainer = Explainer(pipeline, holder)
+
+    async def action(asked: dict[str, Any]) -> dict[str, Any]:
+        try:
+            inquiry = read_inquiry(asked)
+        except InquiryError as error:
+            raise SelectionError(error.field or "body", error.expected) from None
+        return await explainer.explain(inquiry)
+
+    return action
+
+
+def _entry_words(_state: State, entry: Entry | None, now: float) -> str:
+    if entry is None:
+        return "no entry"
+    left = int(entry.expires_at - now)
+    age = max(0, int(now - entry.stored_at))
+    return f"an entry {age} s old, " + (
+        f"fresh for {left} s" if left > 0 else f"stale by {-left} s"
+    )
+
+
+def _near_words(state: SearchSemantic, near: Any, _now: float) -> str:
+    if near is Reason.SEMANTIC_OFF:
+        return "not looked up: too many such hits of the rule were wrong"
+    if not near:
+        return "no stored question of the same conversation and parameters"
+    least = state.plan.decision.min_similarity
+    enough = sum(similarity >= least for _, similarity in near)
+    return f"nearest {near[0][1]:.3f}, {enough} of {len(near)} reach {least:g}"
+
+
+def _verdict_words(state: VerifyCandidate, verdict: Verdict, _now: float) -> str:
+    budget = state.plan.decision.max_wrong_hits
+    return verdict.verification.told(verdict.threshold, budget, alias=verdict.alias)
+
+
+_STEPS: dict[type, tuple[str, Callable[[Any, Any, float], str], str]] = {
+    LookUpExact: ("exact", _entry_words, "failed: {}"),
+    LookUpPersonal: ("exact, in the end user's scope", _entry_words, "failed: {}"),
+    ScanPrompt: ("scan", lambda _, kind, __: f"{kind} found" if kind else "clean", "failed"),
+    SearchSemantic: ("meaning", _near_words, "the index cannot answer: {}"),
+    FetchCandidate: ("candidate, {0.similarity:.3f}", _entry_words, "failed: {}"),
+    VerifyCandidate: ("verification", _verdict_words, "failed: {}"),
+}
+"""Each state of a lookup: its name, the words for what its work came to, and for a fault."""
+
+
+def _decision(asked: Asked) -> dict[str, Any]:
+    facts = facts_of(asked.endpoint, asked.body, asked.inbound, asked.tenant)
+    policy, decision = asked.active.policy, asked.decision
+    return {
+        "policy": {"source": policy.source, "generation": policy.generation},
+        "rules": [
+            {"rule": each.rule, "failed": [_failed(failed, facts) for failed in each.failed]}
+            for each in policy.considered(facts)
+        ],
+        "decision": {"rule": decision.rule, "settings": settings_of(decision)},
+        "prompt_tokens": prompt_tokens(asked.endpoint, asked.body),
+    }
+
+
+def _failed(condition: Condition, facts: RequestFacts) -> dict[str, Any]:
+    """Say what a condition wanted and, where that is no content, what it met."""
+    told: dict[str, Any] = {"key": condition.key, "wanted": list(condition.wanted)}
+    match condition.key.split(".", 1):
+        case ["endpoint"]:
+            told["got"] = facts.endpoint
+        case ["model"]:
+            told["got"] = facts.model
+        case ["header", name]:
+            told["got"] = facts.headers.get(name)
+    return told
+
+
+def _whose(tenant: Tenant, holder: str | None) -> str:
+    if holder is not None:
+        return f"holder {holder}"
+    if tenant.credential_sha256 is not None:
+        return f"API key with SHA-256 {tenant.credential_sha256[:12]}…"
+    named = tenant.organization or tenant.project
+    return f"no API key, {named}" if named else "anonymous"
+
+
+def _rewrites(asked: Asked, secret: bytes) -> dict[str, Any]:
+    """Return what the rewrite plan and the hints do; what others shared is not known here."""
+    endpoint, raw, decision = asked.endpoint, asked.inbound.raw, asked.decision
+    result = rewrite(endpoint, asked.body, raw, decision.prefix)
+    told = {"rewrite": _diff(raw, result)}
+    if hints_for(endpoint, decision.hints):
+        settings, owner = decision.hints, document_owner(secret, asked.tenant)
+        sent = result.raw
+        hints = hinted(endpoint, result.body, sent, settings, rule=decision.rule, owner=owner)
+        told["hints"] = _diff(sent, hints)
+    return told
+
+
+def _diff(raw: bytes, result: Rewritten | Hinted) -> dict[str, Any]:
+    found = list(islice(hunks(raw, result.edits), MOST_HUNKS + 1))
+    return {
+        "changes": list(result.changes),
+        "declined": [{"rewrite": each.rewrite, "why": each.why} for each in result.declined],
+        "diff": [
+            {
+                name: part.decode(errors="replace") if isinstance(part, bytes) else part
+                for name, part in hunk._asdict().items()
+            }
+            for hunk in found[:MOST_HUNKS]
+        ],
+        "more": len(found) > MOST_HUNKS,
+    }
+
+
+async def _personal_data(asked: Asked) -> dict[str, Any]:
+    if asked.decision.pii is PiiAction.ALLOW:
+        return {"scanned": False, "findings": []}
+    policy = asked.active.policy
+    async with asyncio.timeout(SCAN_SECONDS):
+        scanner = await asyncio.to_thread(PiiScanner, policy.regions, policy.allowed)
+        found = await asyncio.to_thread(
+            findings, scanner, asked.endpoint, asked.body, asked.inbound.query
+        )
+    return {"scanned": True, "findings": [asdict(each) for each in found]}
+
+
+def _eligibility(asked: Asked) -> dict[str, Any]:
+    if not asked.decision.semantic:
+        why_not = "the policy switches semantic off"
+        return {"eligible": False, "reason": "policy", "why_not": why_not}
+    reason = sought(asked.endpoint, asked.body).ineligible
+    if reason is None:
+        return {"eligible": True, "reason": None, "why_not": None}
+    return {"eligible": False, "reason": reason, "why_not": WHY_NOT[reason]}
+
+
+def _outcome(end: End, now: float) -> dict[str, Any]:
+    match end:
+        case Hit():
+            status, entry = end.status, _summary(end.entry, now)
+            told = {"would": "hit", "cache_status": status.header(), "age": end.age, "entry": entry}
+            return told | status._asdict()
+        case Forward():
+            return {
+                "would": "bypass" if end.status.forwarded is Forwarded.BYPASS else "miss",
+                "forwarded": end.status.forwarded,
+                "reason": end.status.reason,
+                "cache_status": end.status.header(),
+            }
+        case Refused():
+            return {"would": "refused", "reason": Reason.ONLY_IF_CACHED}
+
+
+async def _nearest(plan: Plan, store: Store, now: float) -> dict[str, Any]:
+    """Find the entry of the same scope and endpoint that differs least. Raises StoreError."""
+    partition = plan.partition
+    ours = field_digests(plan.secret, partition.scope, partition.endpoint, plan.body)
+    walked = compared = 0
+    after: bytes | None = None
+    kept: list[Entry] = []
+    while walked < MOST_COMPARED:
+        page = await store.walk(after, PAGE)
+        near = [
+            entry
+            for entry in page.entries
+            if (entry.scope, entry.endpoint) == (partition.scope, partition.endpoint)
+            and entry.key != plan.key
+        ]
+        walked += len(page.entries)
+        compared += len(near)
+        kept += near
+        best = nearest(ours, [entry.digests for entry in kept])
+        kept = [] if best is None else [kept[best]]
+        if (after := page.after) is None:
+            break
+    told: dict[str, Any] = {"entries": walked, "of_this_scope": compared, "entry": None}
+    for entry in kept:
+        told["entry"] = _summary(entry, now)
+        told["differences"] = [
+            asdict(each) for each in differences(ours, entry.digests)
+        ] or _outside(plan, entry)
+    return told
+
+
+def _summary(entry: Entry, now: float) -> dict[str, Any]:
+    return {
+        "key": entry.key.hex(),
+        "rule": entry.rule,
+        "tags": list(entry.tags),
+        "age": max(0, int(now - entry.stored_at)),
+        "ttl": int(entry.expires_at - now),
+        "tokens": entry.tokens,
+    }
+
+
+def _outside(plan: Plan, entry: Entry) -> list[dict[str, Any]]:
+    """Name what differs beside the fields of the body."""
+    partition = plan.partition
+    pairs = (
+        ("upstream", entry.upstream != partition.upstream),
+        ("generation", entry.generation != partition.generation),
+        ("key version", entry.key_version != KEY_VERSION),
+    )
+    named = [name for name, differs in pairs if differs] or ["PII scan or query string"]
+    return [{"field": name, "how": "differs"} for name in named]
