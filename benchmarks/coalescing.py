@@ -122,7 +122,7 @@ def measure(
         start(stack, ["streaming_upstream.py", str(upstream)], 1)
         url = f"http://127.0.0.1:{upstream}/v1"
         options = ["--port", str(gateway), "--data-dir", data, "--log-level", "warning"]
-        start(stack, ["-m", "gateway", "serve", "--upstream", url, *options], 0)
+        start(stack, ["-m", "gateway.cli", "serve", "--upstream", url, *options], 0)
         start(stack, ["bare_fanout.py", str(bare), url], 0)
         await_url(f"http://127.0.0.1:{gateway}/readyz")
         await_url(f"http://127.0.0.1:{bare}/")

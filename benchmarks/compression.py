@@ -27,12 +27,12 @@ from compressing.cases import PARTS, SETS, Case, Data, key_values
 from embeddings.encoder import EncoderSettings, Vector, load_encoder
 from embeddings.messages import Reason
 from embeddings.model_files import DEFAULT_MODEL
-from gateway.core.compress.outcome import RefusedError
-from gateway.core.compress.passages import passages_of
-from gateway.core.compress.plan import begin
-from gateway.core.compress.readable import readable
-from gateway.core.prompt_size import BYTES_A_TOKEN
-from gateway.core.types import Endpoint
+from gateway.prompts.compress.outcome import RefusedError
+from gateway.prompts.compress.passages import passages_of
+from gateway.prompts.compress.plan import begin
+from gateway.prompts.compress.readable import readable
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.prompt_size import BYTES_A_TOKEN
 from policies.decide import CompressSettings, DocumentSettings
 
 DATA = Path(os.environ.get("REFRAIN_DATA", Path(__file__).parents[1].parent / "shared" / "data"))

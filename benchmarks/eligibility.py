@@ -17,10 +17,10 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from gateway.core.eligibility import ineligible
-from gateway.core.key import ANONYMOUS
-from gateway.core.plan import Plan, plan_request
-from gateway.core.types import Endpoint
+from gateway.cache.key import ANONYMOUS
+from gateway.cache.plan import Plan, plan_request
+from gateway.protocol.endpoint import Endpoint
+from gateway.semantic.eligibility.rules import ineligible
 from policies.decide import Decision, PiiAction, Scope
 from policies.freshness import Directives
 

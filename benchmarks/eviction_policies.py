@@ -7,7 +7,7 @@ import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 
-from gateway.core.eviction import S3Fifo
+from gateway.cache.stores.eviction import S3Fifo
 
 Request = tuple[bytes, int, int]
 """Key, bytes, and what a hit saves in tokens."""

@@ -38,7 +38,7 @@ def measure(rounds: int, seconds: float, connections: int) -> dict[str, float]:
         start(stack, ["fake_upstream.py", str(upstream)], 1)
         url = f"http://127.0.0.1:{upstream}/v1"
         options = ["--port", str(gateway), "--data-dir", data, "--log-level", "warning"]
-        start(stack, ["-m", "gateway", "serve", "--upstream", url, *options], 0)
+        start(stack, ["-m", "gateway.cli", "serve", "--upstream", url, *options], 0)
         await_url(f"http://127.0.0.1:{gateway}/readyz")
         pin(0, 1)
         first = run_load(gateway, request, connections=1, seconds=0.3)

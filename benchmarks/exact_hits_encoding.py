@@ -112,7 +112,7 @@ def measure(rounds: int, seconds: float, connections: int) -> dict[str, float]:
         started(stack, ["fake_upstream.py", str(upstream)])
         argv = ["--upstream", f"http://127.0.0.1:{upstream}/v1", "--port", str(gateway)]
         argv += ["--data-dir", data, "--log-level", "warning"]
-        pid = started(stack, ["-m", "gateway", "serve", *argv])
+        pid = started(stack, ["-m", "gateway.cli", "serve", *argv])
         await_url(f"http://127.0.0.1:{gateway}/readyz")
         encoder = embeddings_of(pid)
         run_load(gateway, exact, connections=1, seconds=0.3)

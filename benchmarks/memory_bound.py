@@ -30,7 +30,7 @@ def worker_of(supervisor: int) -> int:
     """Return the process id of the worker that a supervisor runs."""
     children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
     for child in children:
-        if "gateway.worker" in Path(f"/proc/{child}/cmdline").read_text():
+        if "gateway.cli.worker" in Path(f"/proc/{child}/cmdline").read_text():
             return int(child)
     raise SystemExit("the gateway has no worker")
 
@@ -76,7 +76,7 @@ def main() -> None:
         data = stack.enter_context(tempfile.TemporaryDirectory())
         config = Path(data) / "refrain.yaml"
         config.write_text(f"memory_bytes: {options.bound_mib}MiB\n")
-        argv = ["-m", "gateway", "serve", "--upstream", f"http://127.0.0.1:{upstream}/v1"]
+        argv = ["-m", "gateway.cli", "serve", "--upstream", f"http://127.0.0.1:{upstream}/v1"]
         argv += ["--port", str(port), "--data-dir", data, "--config", str(config)]
         supervisor = start(stack, argv, 0)
         url = f"http://127.0.0.1:{port}"

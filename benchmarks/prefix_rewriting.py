@@ -36,8 +36,8 @@ from agent_workload import BEGIN, END, MODEL, NUM_TOOLS, Workload, body_of
 from engine_sides import bundled_or_random
 from servers import await_url, free_port
 
-from gateway.core.types import Endpoint
-from gateway.recorded_log import RecordedLog
+from gateway.cli.terminal import RecordedLog
+from gateway.protocol.endpoint import Endpoint
 
 CONTEXT = 16_384
 TEMPLATE = (
@@ -114,7 +114,7 @@ def start_pair(stack: ExitStack, directory: Path, policy: str, model: str) -> tu
     front += ["--upstream", f"http://127.0.0.1:{engine}/v1", "--log-level", "warning"]
     for argv in ([*serve, "--port", str(engine)], [*front, "--port", str(gateway)]):
         process = subprocess.Popen(
-            [sys.executable, "-m", "gateway", *argv], stdout=subprocess.DEVNULL
+            [sys.executable, "-m", "gateway.cli", *argv], stdout=subprocess.DEVNULL
         )
         stack.callback(process.wait, 30)
         stack.callback(process.terminate)

@@ -25,12 +25,12 @@ from exact_hits import BODY
 from load import post, run_load
 from servers import await_url, free_port, pin, start
 
-from gateway.adapters.store_conformance import example_entry
-from gateway.adapters.store_memory import MemoryStore
-from gateway.adapters.store_redis import RedisStore
-from gateway.adapters.store_redis_link import client, client_options
-from gateway.adapters.store_tiered import TieredStore
-from gateway.core.entry_codec import encode_entry
+from gateway.cache.stores.conformance import example_entry
+from gateway.cache.stores.entry_codec import encode_entry
+from gateway.cache.stores.memory import MemoryStore
+from gateway.cache.stores.redis.link import client, client_options
+from gateway.cache.stores.redis.store import RedisStore
+from gateway.cache.stores.tiered import TieredStore
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 from running_redis import RunningRedis

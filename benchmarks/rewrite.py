@@ -19,10 +19,10 @@ from typing import Any
 
 import orjson
 
-from gateway.core.canonical import parse_body
-from gateway.core.rewrite.known_tools import KnownTools
-from gateway.core.rewrite.plan import rewrite
-from gateway.core.types import Endpoint
+from gateway.cache.canonical import parse_body
+from gateway.prompts.rewrite.rewrite import rewrite
+from gateway.prompts.rewrite.tools import KnownTools
+from gateway.protocol.endpoint import Endpoint
 from policies.decide import DocumentSettings, PrefixSettings, SchemaKeys, VolatileKind
 
 TOOLS = 40

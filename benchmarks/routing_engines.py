@@ -94,7 +94,7 @@ def _engines(stack: ExitStack, model: Path, count: int, capacity: int) -> list[i
     for port in ports:
         options = ["--port", str(port), "--threads", "1", "--served-model-name", "m"]
         options += ["--kv-bytes", str(capacity * TOKENS_A_BLOCK * TOKEN_BYTES)]
-        _start(stack, ["-m", "gateway", "backend", "--model", str(model), *options])
+        _start(stack, ["-m", "gateway.cli", "backend", "--model", str(model), *options])
         await_url(f"http://127.0.0.1:{port}/readyz")
     return ports
 

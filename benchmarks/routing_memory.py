@@ -4,11 +4,11 @@ import time
 import tracemalloc
 from dataclasses import dataclass
 
-from gateway.core.prefix_blocks import prefix_blocks
-from gateway.core.prefix_index import PrefixIndex
-from gateway.core.prefix_routing import PrefixAware
-from gateway.core.routing import Load
-from gateway.core.types import Endpoint
+from gateway.protocol.endpoint import Endpoint
+from gateway.upstream.routing.prefix_aware import PrefixAware
+from gateway.upstream.routing.prefix_chain import prefix_blocks
+from gateway.upstream.routing.prefix_index import PrefixIndex
+from gateway.upstream.routing.routing import Load
 
 BLOCKS = 1_000_000
 REPLICAS = 4

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from math import ceil
 from statistics import fmean, pstdev
 
-from gateway.core.prefix_index import PrefixIndex
-from gateway.core.prefix_routing import home_of
-from gateway.core.routing import Choice, LeastLoaded, Load, Route, Sent
+from gateway.upstream.routing.prefix_aware import home_of
+from gateway.upstream.routing.prefix_index import PrefixIndex
+from gateway.upstream.routing.routing import Choice, LeastLoaded, Load, Route, Sent
 
 
 class Knowing(LeastLoaded):

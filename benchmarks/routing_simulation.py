@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from gateway.core.routing import Choice, LeastLoaded, Load, Route, Routing, Sent
+from gateway.upstream.routing.routing import Choice, LeastLoaded, Load, Route, Routing, Sent
 
 BLOCK_TOKENS = 512
 TOKEN_SECONDS = 0.02

@@ -131,7 +131,7 @@ def gateway() -> Iterator[int]:
         url = f"http://127.0.0.1:{upstream}/v1"
         for argv in (
             ["fake_upstream.py", str(upstream)],
-            ["-m", "gateway", "serve", "--upstream", url, *options],
+            ["-m", "gateway.cli", "serve", "--upstream", url, *options],
         ):
             process = subprocess.Popen([sys.executable, *argv], stdout=subprocess.DEVNULL, cwd=HERE)
             stack.callback(process.wait, 30)

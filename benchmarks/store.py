@@ -25,12 +25,12 @@ from typing import Protocol, TypeVar
 import lmdb
 import uvloop
 
-from gateway.adapters.store_conformance import example_entry
-from gateway.adapters.store_memory import MemoryStore
-from gateway.adapters.store_sqlite import SqliteStore
-from gateway.adapters.store_tiered import TieredStore
-from gateway.core.types import Entry
-from gateway.ports import Store
+from gateway.cache.entry import Entry
+from gateway.cache.ports import Store
+from gateway.cache.stores.conformance import example_entry
+from gateway.cache.stores.memory import MemoryStore
+from gateway.cache.stores.sqlite.store import SqliteStore
+from gateway.cache.stores.tiered import TieredStore
 
 GROUP = 64
 

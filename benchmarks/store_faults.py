@@ -26,8 +26,8 @@ import uvloop
 from aiohttp import ClientSession
 from fake_upstream import application
 
-from gateway.adapters.store_guarded import GuardedStore
 from gateway.app import create_app
+from gateway.cache.stores.guarded import GuardedStore
 from gateway.settings import Settings
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))

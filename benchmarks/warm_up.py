@@ -103,7 +103,7 @@ def _asked(gateway: int, assistants: int, question: str) -> First:
 
 def _engine(stack: ExitStack, model: Path, port: int) -> subprocess.Popen[bytes]:
     options = ["--port", str(port), "--threads", "1", "--served-model-name", "m"]
-    argv = ["-m", "gateway", "backend", "--model", str(model), *options]
+    argv = ["-m", "gateway.cli", "backend", "--model", str(model), *options]
     process = _start(stack, argv)
     await_url(f"http://127.0.0.1:{port}/readyz")
     return process

@@ -12,47 +12,45 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway.adapters import front
-from gateway.adapters.admin import Admin
-from gateway.adapters.check_journal import CHECKS_FILE, CheckJournal
-from gateway.adapters.decision_log import DecisionLog
-from gateway.adapters.handlers import Handlers, refuse
-from gateway.adapters.journal import Journal
-from gateway.adapters.key_file import Access
-from gateway.adapters.metrics import Metrics
-from gateway.adapters.pass_through import PassThrough
-from gateway.adapters.policy_file import PolicyFile
-from gateway.adapters.quarantine_file import QuarantineFile
-from gateway.adapters.readiness import Readiness
-from gateway.adapters.request_log import log_request
-from gateway.adapters.secret import load_or_create_secret
-from gateway.adapters.secret_setting import secret_setting, shared_secret
-from gateway.adapters.upstream_greeting import UPSTREAMS
-from gateway.adapters.upstream_local import local_model
-from gateway.admitting import Admitter
-from gateway.budgets import Budgets
-from gateway.calibrations import Calibrations
-from gateway.checking import Checks
-from gateway.coalescing import Coalescer
-from gateway.compressing import Compressor
-from gateway.core.decision_record import Recorder
-from gateway.core.entry_codec import encoded_size
-from gateway.explaining import explain_action
-from gateway.forgetting import Vault
-from gateway.judging import Judge
-from gateway.loading import Loader
-from gateway.observation import Observation, Sink
-from gateway.operations import Operations
-from gateway.outgoing import Outbox
-from gateway.pipeline import Pipeline
-from gateway.ports import Quarantine, Upstream
-from gateway.scanning import Scans
-from gateway.semantic_report import SemanticOperations
-from gateway.semantics import SemanticService
+from gateway.cache.append_files import Journal
+from gateway.cache.pii_scan import Scans
+from gateway.cache.ports import Quarantine, Vault
+from gateway.cache.quarantine import QuarantineFile
+from gateway.cache.shadow_eval.journal import CHECKS_FILE, CheckJournal
+from gateway.cache.stores.entry_codec import encoded_size
+from gateway.cache.writer import Admitter
+from gateway.prompts.compress.compressor import Compressor
+from gateway.semantic.calibrations import Calibrations
+from gateway.semantic.embeddings_service import SemanticService
+from gateway.semantic.verifier import CalibratedVerifier
+from gateway.server.admin.api import Admin
+from gateway.server.admin.explain import explain_action
+from gateway.server.admin.load import Loader
+from gateway.server.admin.operations import Operations
+from gateway.server.admin.semantic_report import Budgets, SemanticOperations
+from gateway.server.auth import Access
+from gateway.server.http import front
+from gateway.server.http.handlers import Handlers, refuse
+from gateway.server.http.pass_through import PassThrough
+from gateway.server.http.query_method import serve_query
+from gateway.server.http.readiness import Readiness
+from gateway.server.local_encoder import local_model
+from gateway.server.open_store import Entries, open_store
+from gateway.server.open_upstreams import ended, open_upstreams
+from gateway.server.pipeline import Pipeline
+from gateway.server.policy_file import PolicyFile
+from gateway.server.prepare import Outbox
+from gateway.server.secrets import load_or_create_secret, secret_setting, shared_secret
 from gateway.settings import Settings
-from gateway.stores import Entries, open_store
-from gateway.upstreams import ended, open_upstreams
-from gateway.verifying import CalibratedVerifier
+from gateway.telemetry.decision_log import DecisionLog, Recorder
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.observation import Observation, Sink
+from gateway.telemetry.request_log import log_request
+from gateway.upstream.coalescing.coalescer import Coalescer
+from gateway.upstream.http.startup_check import UPSTREAMS
+from gateway.upstream.judge_model import Judge
+from gateway.upstream.ports import Upstream
+from gateway.upstream.shadow_eval import Checks
 
 POLICY_POLL_SECONDS = 0.5
 ENCODER_POLL_SECONDS = 0.5
@@ -120,6 +118,7 @@ def create_app(
             checks=comparisons,
             chains=upstreams.chains,
             answered=None if upstreams.warm_up is None else upstreams.warm_up.note,
+            accepts=upstreams.accepts,
         )
 
     pipeline = Pipeline(
@@ -143,7 +142,7 @@ def create_app(
         local=None if semantic is None else local_model(semantic, make_coalescer),
     )
     budgets = Budgets(policies, lambda: _verifier_known(semantic), verifier.threshold)
-    app = front.new_app(refuse, client_max_size=settings.max_body_bytes)
+    app = serve_query(front.new_app(refuse, client_max_size=settings.max_body_bytes), refuse)
     handlers = Handlers(
         pipeline,
         PassThrough(
@@ -341,6 +340,6 @@ def _tracing() -> Any:
         or os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
     ):
         return None
-    from gateway.adapters.tracing import Tracing  # noqa: PLC0415 - costs 200 ms to import
+    from gateway.telemetry.tracing import Tracing  # noqa: PLC0415 - costs 200 ms to import
 
     return Tracing()

@@ -1,13 +1,25 @@
-"""Settings of the gateway: flags over REFRAIN_* environment over refrain.yaml over defaults."""
+"""Settings of the gateway: flags over REFRAIN_* environment over refrain.yaml over defaults.
 
-from collections.abc import Mapping
+Sizes and times as settings write them: a plain number, or one with its unit.
+
+The URL of a Redis store, checked before anything connects with it.
+
+Settings of the upstreams: their long form, one mapping each.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
+from math import isfinite
 from pathlib import Path
-from typing import Any, Self
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Final, Self
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -15,11 +27,190 @@ from pydantic import (
     model_validator,
 )
 
-from gateway import redis_url
-from gateway.units import Seconds, Size
-from gateway.upstream_settings import UpstreamSettings, base_url, named_apart
+from gateway.upstream.request import Addition
 from policies.document import Document, key_path, policy_text, read_document
 from policies.problems import PolicyError
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(i?)(b?)", re.IGNORECASE | re.ASCII)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(ms|s|m|h|d|w)?", re.ASCII)
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def read_size(value: object) -> object:
+    """Return bytes for a text such as 512MiB, 2G (both of 1024) or 1GB (of 1000).
+
+    What is no text is returned as it is. Raises ValueError.
+    """
+    if not isinstance(value, str):
+        return value
+    with suppress(ValueError):
+        return int(value)
+    written = _SIZE.fullmatch(value.strip())
+    if written is None or (written[3] and not written[2]):
+        raise ValueError("expected a size such as 512MiB, 1GB or a number of bytes")
+    decimal = bool(written[4]) and not written[3]
+    return int(float(written[1]) * (1000 if decimal else 1024) ** _POWERS[written[2].lower()])
+
+
+def read_seconds(value: object) -> object:
+    """Return seconds for a text such as 50ms, 30s, 10m or 24h.
+
+    What is no text is returned as it is. Raises ValueError.
+    """
+    if not isinstance(value, str):
+        return value
+    with suppress(ValueError):
+        if isfinite(number := float(value)):
+            return number
+    written = _TIME.fullmatch(value.strip())
+    if written is None:
+        raise ValueError("expected a time such as 50ms, 30s, 10m or a number of seconds")
+    return float(written[1]) * _SECONDS[written[2] or "s"]
+
+
+Size = Annotated[int, BeforeValidator(read_size)]
+Seconds = Annotated[float, BeforeValidator(read_seconds)]
+
+_SCHEMES: Final = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
+
+_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_IS_ONE: Final[dict[str, tuple[str, Callable[[str], bool]]]] = {
+    "db": ("a number", str.isdecimal),
+    "ssl_cert_reqs": ("none, optional or required", {"none", "optional", "required"}.__contains__),
+    "ssl_check_hostname": ("true or false", lambda value: value.lower() in ("true", "false")),
+}
+_OPTIONS: Final = tuple(sorted((*_FILES, *_IS_ONE)))
+
+
+def checked(url: str) -> str:
+    """Return the URL. Raises ValueError, which quotes nothing: it may hold a password."""
+    expected = "expected disk, memory or a URL such as redis://redis.example:6379/0"
+    try:
+        parts = urlsplit(url)
+        place = parts.path if parts.scheme == "unix" else parts.hostname
+        well_formed = bool(place) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        raise ValueError(expected) from None
+    if parts.scheme not in _SCHEMES or not well_formed:
+        raise ValueError(f"{expected}; schemes are {', '.join(_SCHEMES)}")
+    database = parts.path.strip("/")
+    if parts.scheme != "unix" and database and not database.isdecimal():
+        raise ValueError(f"{expected}; behind the host stands the number of a database")
+    for name, value in _options(url).items():
+        if name not in _OPTIONS:
+            raise ValueError(f"expected no options in the URL but {', '.join(_OPTIONS)}")
+        if name in _IS_ONE and not _IS_ONE[name][1](value):
+            raise ValueError(f"expected {_IS_ONE[name][0]} for {name} in the URL")
+    return url
+
+
+def tls_files(url: str) -> dict[str, Path]:
+    """Return the files that the URL's options name, by option."""
+    return {name: Path(value) for name, value in _options(url).items() if name in _FILES}
+
+
+def _options(url: str) -> dict[str, str]:
+    return dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
+
+
+_NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ONE_WORD = re.compile(r"\S+")
+_PATH = re.compile(r"/[!-~]*")
+
+
+class UpstreamSettings(BaseModel):
+    """One upstream. What is not given of times and ``accepts`` is that of all upstreams."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: str
+    name: str | None = None
+    models: tuple[str, ...] = Field(default=("*",), min_length=1)
+    tier: int = Field(default=1, ge=1, le=100)
+    weight: float = Field(default=1.0, gt=0, le=1000)
+    api_key_file: Path | None = None
+    api_key_env: str | None = Field(default=None, repr=False)
+    max_concurrency: int | None = Field(default=None, ge=1)
+    requests_per_minute: int | None = Field(default=None, ge=1, le=1_000_000)
+    connect_timeout: Seconds | None = Field(default=None, gt=0)
+    read_timeout: Seconds | None = Field(default=None, gt=0)
+    first_token_timeout: Seconds | None = Field(default=None, gt=0)
+    between_tokens_timeout: Seconds | None = Field(default=None, gt=0)
+    probe: str = "auto"
+    shares_prefill: bool = False
+    accepts: tuple[Addition, ...] | None = None
+
+    @field_validator("url")
+    @classmethod
+    def _base_url(cls, value: str) -> str:
+        return base_url(value)
+
+    @field_validator("name")
+    @classmethod
+    def _word(cls, value: str | None) -> str | None:
+        if value is not None and not _NAME.fullmatch(value):
+            raise ValueError("expected a word of letters, digits and . _ : / - for a name")
+        return value
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _variable(cls, value: str | None) -> str | None:
+        if value is not None and not _VARIABLE.fullmatch(value):
+            # What stands here by mistake may be a key.
+            raise ValueError("expected the name of an environment variable that holds the key")
+        return value
+
+    @field_validator("probe")
+    @classmethod
+    def _path_or_word(cls, value: str) -> str:
+        if value not in ("auto", "off") and not _PATH.fullmatch(value):
+            raise ValueError(f"expected auto, off or a path such as /health, got {value!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _one_key(self) -> Self:
+        if self.api_key_file is not None and self.api_key_env is not None:
+            raise ValueError("expected api_key_file or api_key_env, not both")
+        return self
+
+    @property
+    def called(self) -> str:
+        """Its name: what was given, else host and port."""
+        return self.name or urlsplit(self.url).netloc
+
+
+def base_url(value: str) -> str:
+    """Return an OpenAI-style base URL without a last slash. Raises ValueError."""
+    url = value.rstrip("/")
+    place = url.partition("//")[2].partition("/")[0]
+    if "@" in place:
+        raise ValueError(
+            f"expected no user name or password in the URL of {place.rpartition('@')[2]}: "
+            "the client's own Authorization is passed on"
+        )
+    try:
+        parts = urlsplit(url)
+        well_formed = parts.hostname and parts.port != 0 and _ONE_WORD.fullmatch(url)
+    except ValueError:
+        well_formed = None
+    if not well_formed or parts.scheme not in ("http", "https"):
+        raise ValueError(f"expected a URL such as http://127.0.0.1:8000/v1, got {url!r}")
+    if parts.query or parts.fragment:  # which may hold a key
+        raise ValueError(f"expected no query in the URL of {parts.hostname}: it ends in /v1")
+    if not parts.path.endswith("/v1"):
+        raise ValueError(f"expected a base URL that ends in /v1, got {url!r}")
+    return url
+
+
+def named_apart(upstreams: Sequence[UpstreamSettings]) -> None:
+    """Refuse two of one name. Raises ValueError."""
+    counted = Counter(upstream.called for upstream in upstreams)
+    twice = next((name for name, times in counted.items() if times > 1), None)
+    if twice is not None:
+        raise ValueError(f"expected a name of its own for each upstream, {twice!r} is there twice")
+
 
 ENVIRONMENT_PREFIX = "REFRAIN_"
 SECRETS = (
@@ -45,6 +236,7 @@ class Settings(BaseModel):
     upstreams: tuple[UpstreamSettings, ...] = ()
     upstream_name: str | None = None
     upstream_routing: str = Field(default="prefix", pattern="^(prefix|load)$")
+    upstream_accepts: tuple[Addition, ...] | None = None
     upstream_cache_salt: bool = False
     upstream_warm_up: bool = False
     gateway_keys: Path | None = None
@@ -104,6 +296,13 @@ class Settings(BaseModel):
     def _one_or_more(cls, value: object) -> object:
         return value.split() if isinstance(value, str) else value
 
+    @field_validator("upstream_accepts", mode="before")
+    @classmethod
+    def _none_or_more(cls, value: object) -> object:
+        if isinstance(value, str):
+            return () if value == "none" else value.split()
+        return value
+
     @field_validator("upstream")
     @classmethod
     def _base_urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -125,7 +324,7 @@ class Settings(BaseModel):
     @field_validator("store")
     @classmethod
     def _known_store(cls, value: str) -> str:
-        return value if value in ("disk", "memory") else redis_url.checked(value)
+        return value if value in ("disk", "memory") else checked(value)
 
     @model_validator(mode="after")
     def _upstreams_in_one_form(self) -> Self:

@@ -190,8 +190,6 @@ class Decision:
     """Finish reasons with which an answer may be stored."""
     max_temperature: float | None = None
     """Requests that ask for a higher temperature bypass; None: any."""
-    variants: int = 1
-    """Answers kept for one sampled prompt, served in turn."""
     max_prompt_tokens: int | None = None
     """Longer prompts are refused; None: any."""
     priority: Priority = Priority.NORMAL

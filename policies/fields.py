@@ -52,7 +52,6 @@ ANY = "any"
 """Lifts a bound that the default sets."""
 MOST_TEMPERATURE = 2
 MOST_FOLLOWERS = 1_000_000
-MOST_VARIANTS = 100
 MOST_PROMPT_TOKENS = 2**31
 _QUOTE_IT = "; put it in quotes if it is meant"
 
@@ -348,11 +347,6 @@ ModelOrOff = Annotated[
     str | None,
     PlainValidator(model_or_off),
     WithJsonSchema({"anyOf": [{"type": "string", "pattern": _MODEL_SCHEMA}, OFF]}),
-]
-Variants = Annotated[
-    int,
-    PlainValidator(whole_number(1, MOST_VARIANTS)),
-    WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MOST_VARIANTS}),
 ]
 PromptTokens = Annotated[
     int | None,

@@ -28,7 +28,6 @@ from policies.fields import (
     Similarity,
     Tag,
     Temperature,
-    Variants,
     duration_or_off,
 )
 from policies.hint_settings import Hints, hint_settings
@@ -205,16 +204,6 @@ MaxTemperature = Annotated[
         examples=(0.3, "any"),
     ),
 ]
-VariantsKept = Annotated[
-    Variants,
-    Described(
-        description=(
-            "How many answers are kept for one sampled prompt and served in turn; so many first "
-            "requests go to the upstream."
-        ),
-        examples=(3,),
-    ),
-]
 MaxPromptTokens = Annotated[
     PromptTokens,
     Described(
@@ -283,7 +272,6 @@ class SettingsSpec(MappingSpec):
     coalescing: Coalescing | None = None
     finish_reasons: FinishReasons | None = None
     max_temperature: MaxTemperature | None = None
-    variants: VariantsKept | None = None
     max_prompt_tokens: MaxPromptTokens | None = None
     priority: EnginePriority | None = None
     scope: SharedBy | None = None
@@ -337,7 +325,6 @@ def _set(settings: SettingsSpec, inherited: Decision) -> dict[str, Any]:
         "lifetime": None if settings.freshness is None else float(settings.freshness),
         "jitter": settings.jitter,
         "finish_reasons": settings.finish_reasons and frozenset(settings.finish_reasons),
-        "variants": settings.variants,
         "priority": settings.priority and Priority(settings.priority),
         "scope": settings.scope and Scope(settings.scope),
         "pii": settings.pii and PiiAction(settings.pii),

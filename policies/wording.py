@@ -28,7 +28,6 @@ def settings_of(decision: Decision) -> dict[str, Any]:
         ),
         "finish_reasons": sorted(decision.finish_reasons, key=_usual_order),
         "max_temperature": _bound(decision.max_temperature),
-        "variants": decision.variants,
         "max_prompt_tokens": _bound(decision.max_prompt_tokens),
         "priority": decision.priority.value,
         "scope": decision.scope.value,

@@ -77,12 +77,12 @@ async def upstream() -> AsyncIterator[ScriptedUpstream]:
 
 
 BOUNDS = (
-    "gateway.stores.DISK_READ_SECONDS",
-    "gateway.stores.DISK_WRITE_SECONDS",
-    "gateway.stores.REDIS_SECONDS",
-    "gateway.adapters.claims_redis.CALL_SECONDS",
-    "gateway.scanning.SCAN_SECONDS",
-    "gateway.verifying.GUARD_SECONDS",
+    "gateway.server.open_store.DISK_READ_SECONDS",
+    "gateway.server.open_store.DISK_WRITE_SECONDS",
+    "gateway.server.open_store.REDIS_SECONDS",
+    "gateway.cache.stores.redis.claims.CALL_SECONDS",
+    "gateway.cache.pii_scan.SCAN_SECONDS",
+    "gateway.semantic.verifier.GUARD_SECONDS",
 )
 """Whatever takes longer becomes a miss, which on a busy machine anything may."""
 

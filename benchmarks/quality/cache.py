@@ -10,15 +10,18 @@ from functools import cache
 
 from embeddings.encoder import Vector
 from embeddings.index_faiss import FaissIndex
-from gateway.adapters.store_memory import MemoryStore
 from gateway.app import default_policy
-from gateway.core.key import Tenant
-from gateway.core.lookup import Hit, start
-from gateway.core.plan import Plan, plan_request
-from gateway.core.types import Endpoint, Entry, Reason
-from gateway.core.verification import Verification
-from gateway.explained_lookup import Drive
-from gateway.ports import Candidate, SemanticUnavailableError, Verifier
+from gateway.cache.entry import Entry
+from gateway.cache.key import Tenant
+from gateway.cache.lookup import start
+from gateway.cache.outcomes import Hit
+from gateway.cache.plan import Plan, plan_request
+from gateway.cache.stores.memory import MemoryStore
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.reasons import Reason
+from gateway.semantic.ports import Candidate, SemanticUnavailableError, Verifier
+from gateway.semantic.verification import Verification
+from gateway.server.admin.explained_lookup import Drive
 from policies.decide import Decision, PiiAction, RequestFacts
 from policies.freshness import parse_directives
 from policies.parse import compile_policy, parse_spec

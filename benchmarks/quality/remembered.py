@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 
 import embeddings.verify
-import gateway.verifying
-from gateway.core.verification import Verification
-from gateway.ports import Verifier
+import gateway.semantic.verifier
+from gateway.semantic.ports import Verifier
+from gateway.semantic.verification import Verification
 from quality.kept import Kept
 
 _FAULTS = frozenset({"fault", "verifier-timeout", "verifier-error"})
@@ -25,7 +25,7 @@ def source_digest() -> str:
     """Return the digest of all code that makes a verdict."""
     package = Path(embeddings.verify.__file__).parent
     digest = hashlib.sha256()
-    for file in (*sorted(package.rglob("*.py")), Path(gateway.verifying.__file__)):
+    for file in (*sorted(package.rglob("*.py")), Path(gateway.semantic.verifier.__file__)):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()
 

@@ -9,12 +9,12 @@ from struct import pack, unpack
 from embeddings.messages import Reason
 from embeddings.verifier import Verifier, load_verifier
 from embeddings.verifier_files import read_verifier
-from gateway.ports import SemanticUnavailableError
+from gateway.semantic.ports import SemanticUnavailableError
 from quality.kept import Kept
 
 
 class Scores:
-    """See ``gateway.verifying.Scorer``. The weights are loaded when a pair is new."""
+    """See ``gateway.semantic.verifier.Scorer``. The weights are loaded when a pair is new."""
 
     def __init__(self, directory: Path, kept: Kept) -> None:
         self.verifier: str | None = read_verifier(directory).digest

@@ -8,10 +8,10 @@ from embeddings.verify.agreement import RULES as RULES_DIGEST
 from embeddings.verify.calibration import Calibration, CalibrationError
 from embeddings.verify.calibration_file import parse_calibration
 from embeddings.verify.guards import guard
-from gateway.calibrations import Calibrations
-from gateway.core.verification import Verification
-from gateway.ports import Verifier
-from gateway.verifying import CalibratedVerifier
+from gateway.semantic.calibrations import Calibrations
+from gateway.semantic.ports import Verifier
+from gateway.semantic.verification import Verification
+from gateway.semantic.verifier import CalibratedVerifier
 from policies.decide import Decision
 from policies.rule_settings import DEFAULT_MAX_WRONG_HITS
 from quality.kept import Kept

@@ -16,26 +16,32 @@ def test_our_tree_keeps_the_law(law):
 
 def test_all_four_packages_are_looked_at():
     names = {module.name for module in modules(ROOT)}
-    assert {"policies.decide", "gateway.core.key", "embeddings.client", "backend.core"} <= names
+    assert {"policies.decide", "gateway.cache.key", "embeddings.client", "backend.core"} <= names
     assert len(names) > 100
 
 
 GOOD = {
     "policies/__init__.py": "",
-    "policies/decide.py": "import math\nimport re2\nimport policies.freshness",
+    "policies/decision.py": "import math\nimport re2\nimport policies.freshness",
     "policies/cli.py": "import sys\nfrom pathlib import Path\nprint(open('x'))",
-    "gateway/core/key.py": "import hashlib\nfrom policies.decide import Scope\nimport orjson",
-    "gateway/core/__init__.py": "from . import key",
-    "gateway/core/plan.py": "from .key import Scope",
-    "gateway/ports.py": "from typing import Protocol\nfrom gateway.core.key import Scope",
-    "gateway/pipeline.py": "import asyncio\nfrom gateway.ports import Store",
-    "gateway/adapters/handlers.py": "from aiohttp import web\nfrom gateway.adapters import store",
+    "gateway/settings.py": "from pathlib import Path",
+    "gateway/protocol/__init__.py": "",
+    "gateway/protocol/sse.py": "import re",
+    "gateway/cache/key.py": "import hashlib\nfrom policies.decision import Scope\nimport orjson",
+    "gateway/cache/__init__.py": "from . import key",
+    "gateway/cache/plan.py": "from .key import Scope\nfrom gateway.protocol import sse",
+    "gateway/cache/ports.py": "from typing import Protocol\nfrom gateway.cache.key import Scope",
+    "gateway/cache/stores/redis/store.py": "import asyncio\nfrom redis.asyncio import Redis",
+    "gateway/upstream/http/client.py": "from aiohttp import web\nimport yarl",
+    "gateway/server/pipeline.py": "import asyncio\nfrom gateway.cache.ports import Store",
+    "gateway/server/http/handlers.py": "from aiohttp import web\n"
+    "from gateway.server import pipeline",
     "gateway/app.py": "from aiohttp import web\nfrom embeddings.client import C\n"
-    "import gateway.adapters.handlers",
-    "gateway/semantics.py": "from embeddings.client import EmbeddingsClient",
-    "gateway/verifying.py": "from embeddings.verify.agreement import agree",
-    "gateway/cli.py": "def main():\n    from backend.__main__ import main",
-    "gateway/worker.py": "import uvloop\nfrom gateway.adapters.secret import SecretError",
+    "import gateway.server.http.handlers\nfrom gateway.settings import Settings",
+    "gateway/semantic/embeddings_service.py": "from embeddings.client import EmbeddingsClient",
+    "gateway/semantic/verifier.py": "from embeddings.verify.agreement import agree",
+    "gateway/cli/main.py": "def main():\n    from backend.__main__ import main",
+    "gateway/cli/worker.py": "import uvloop\nfrom gateway.app import create_app",
     "embeddings/client.py": "import asyncio\nfrom embeddings import link",
     "embeddings/verify/agreement.py": "import re",
     "backend/core/scheduler.py": "from backend.core.types import Sequence",
@@ -44,68 +50,76 @@ GOOD = {
 }
 
 BAD = {
-    "cores_are_pure": [
-        ("policies/decide.py", "import time"),
-        ("policies/detectors/card.py", "import os.path"),
+    "pure_modules_are_pure": [
+        ("policies/decision.py", "import time"),
+        ("policies/pii/card.py", "import os.path"),
         ("policies/cli.py", "import logging"),
-        ("gateway/core/key.py", "from random import random"),
-        ("gateway/core/key.py", "def f():\n    import asyncio"),
-        ("gateway/core/key.py", "if TYPE_CHECKING:\n    from torch import Tensor"),
-        ("gateway/core/deep/er.py", "from redis.asyncio import Redis"),
-        ("gateway/core/__init__.py", "import aiohttp"),
-        ("gateway/core/key.py", "data = open('x').read()"),
-        ("gateway/core/key.py", "def f():\n    return __import__('time')"),
+        ("gateway/cache/key.py", "from random import random"),
+        ("gateway/cache/key.py", "def f():\n    import asyncio"),
+        ("gateway/cache/key.py", "if TYPE_CHECKING:\n    from torch import Tensor"),
+        ("gateway/cache/deep/er.py", "from redis.asyncio import Redis"),
+        ("gateway/protocol/__init__.py", "import logging"),
+        ("gateway/cache/key.py", "data = open('x').read()"),
+        ("gateway/cache/key.py", "def f():\n    return __import__('time')"),
+        ("gateway/server/admin/access.py", "import time"),
         ("backend/core/scheduler.py", "try:\n    import torch\nexcept ImportError:\n    pass"),
         ("backend/core/scheduler.py", "import collections, logging as log"),
         ("embeddings/verify/agreement.py", "from pathlib import Path"),
     ],
+    "pure_modules_import_pure_modules": [
+        ("gateway/cache/plan.py", "from gateway.cache.stores.redis.store import RedisStore"),
+        ("gateway/cache/key.py", "from .stores.redis import store"),
+        ("gateway/upstream/exchange.py", "from gateway.upstream.http import client"),
+    ],
     "cores_are_leaves": [
-        ("policies/decide.py", "from gateway.core.types import Entry"),
-        ("policies/decide.py", "import backend"),
-        ("gateway/core/key.py", "from gateway.ports import Store"),
-        ("gateway/core/key.py", "from gateway import ports"),
-        ("gateway/core/key.py", "from ..ports import Store"),
-        ("gateway/core/__init__.py", "from .. import ports"),
-        ("gateway/core/key.py", "from embeddings.verify.agreement import agree"),
+        ("policies/decision.py", "from gateway.cache.entry import Entry"),
+        ("policies/decision.py", "import backend"),
         ("backend/core/scheduler.py", "from backend.runtime import engine"),
-        ("backend/core/scheduler.py", "from policies.decide import Scope"),
+        ("backend/core/scheduler.py", "from policies.decision import Scope"),
         ("embeddings/verify/agreement.py", "from embeddings.protocol import Match"),
     ],
+    "imports_run_one_way": [
+        ("gateway/protocol/sse.py", "from gateway.cache.key import Scope"),
+        ("gateway/protocol/sse.py", "from gateway import semantic"),
+        ("gateway/protocol/sse.py", "from ..prompts import outcome"),
+        ("gateway/semantic/tokens.py", "from gateway.prompts.texts import Text"),
+        ("gateway/prompts/texts.py", "import gateway.cache.key"),
+        ("gateway/cache/__init__.py", "from .. import telemetry"),
+        ("gateway/telemetry/metrics.py", "from gateway.upstream.pool.health import State"),
+        ("gateway/upstream/http/client.py", "def f():\n    from gateway.server import pipeline"),
+        ("gateway/server/pipeline.py", "from gateway.app import create_app"),
+        ("gateway/app.py", "from gateway.cli.worker import main"),
+        ("gateway/upstream/http/client.py", "from gateway.settings import Settings"),
+        ("gateway/settings.py", "from gateway.protocol.endpoint import Endpoint"),
+        ("gateway/pipeline.py", ""),
+    ],
     "packages_do_not_import_one_another": [
-        ("gateway/pipeline.py", "from embeddings.client import C"),
+        ("gateway/server/pipeline.py", "from embeddings.client import C"),
         ("gateway/app.py", "from embeddings.service import S"),
         ("gateway/app.py", "from backend.app import create_app"),
-        ("gateway/cli.py", "from backend.__main__ import main"),
-        ("gateway/cli.py", "def main():\n    from embeddings.__main__ import main"),
-        ("embeddings/client.py", "import gateway.core.types"),
-        ("backend/server/errors.py", "from gateway.core.errors import error_body"),
+        ("gateway/cli/main.py", "from backend.__main__ import main"),
+        ("gateway/cli/main.py", "def main():\n    from embeddings.__main__ import main"),
+        ("embeddings/client.py", "import gateway.cache.key"),
+        ("backend/server/errors.py", "from gateway.protocol.errors import error_body"),
         ("backend/demo/evaluate.py", "def f():\n    from embeddings import encoder"),
         ("policies/cli.py", "import gateway"),
     ],
-    "ports_import_only_cores": [
-        ("gateway/ports.py", "from aiohttp import web"),
-        ("gateway/ports.py", "from gateway.exchange import Reply"),
-        ("gateway/ports.py", "import gateway.core.types, asyncio"),
+    "ports_import_only_values": [
+        ("gateway/cache/ports.py", "from aiohttp import web"),
+        ("gateway/cache/ports.py", "import gateway.cache.key, asyncio"),
         ("backend/ports.py", "from backend.runtime.engine import Engine"),
         ("backend/ports.py", "import torch"),
     ],
-    "adapters_are_imported_by_roots_only": [
-        ("gateway/pipeline.py", "from gateway.adapters.store_memory import MemoryStore"),
-        ("gateway/pipeline.py", "from .adapters import store_memory"),
-        ("gateway/core/key.py", "import gateway.adapters.secret"),
-        ("gateway/ports.py", "from gateway import adapters"),
-        ("gateway/installation.py", "def f():\n    from gateway.adapters import tracing"),
-        ("embeddings/client.py", "from gateway.adapters import secret"),
+    "few_modules_know_http_libraries": [
+        ("gateway/server/pipeline.py", "from aiohttp import web"),
+        ("gateway/cache/key.py", "from multidict import CIMultiDict"),
+        ("gateway/upstream/exchange.py", "def f():\n    import yarl"),
     ],
-    "the_pipeline_knows_no_http_library": [
-        ("gateway/pipeline.py", "from aiohttp import web"),
-        ("gateway/core/key.py", "from multidict import CIMultiDict"),
-        ("gateway/exchange.py", "def f():\n    import yarl"),
-    ],
-    "files_are_small": [("gateway/pipeline.py", "pass\n" * (MOST_LINES + 1))],
+    "the_gateway_has_few_rooms": [],
+    "files_are_small": [("gateway/server/pipeline.py", "pass\n" * (MOST_LINES + 1))],
     "names_say_what_is_inside": [
-        ("gateway/utils.py", ""),
-        ("gateway/core/_helpers.py", ""),
+        ("gateway/protocol/utils.py", ""),
+        ("gateway/cache/_helpers.py", ""),
         ("backend/common/__init__.py", ""),
         ("policies/base.py", ""),
     ],
@@ -139,8 +153,8 @@ def test_a_bad_file_breaks_the_law(law, file, text, tmp_path):
 
 def test_a_file_without_a_purpose_breaks_the_law(tmp_path):
     write(tmp_path, GOOD)
-    write(tmp_path, {"gateway/pipeline.py": "x = 1"}, docstring="# no docstring\n")
-    assert architecture.files_say_what_they_are_for(tmp_path) == ["gateway.pipeline"]
+    write(tmp_path, {"gateway/server/pipeline.py": "x = 1"}, docstring="# no docstring\n")
+    assert architecture.files_say_what_they_are_for(tmp_path) == ["gateway.server.pipeline"]
 
 
 def test_every_law_is_shown_to_fail():

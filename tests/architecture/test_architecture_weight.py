@@ -51,7 +51,7 @@ def run(code: str, module: str, folder: Path = ROOT) -> subprocess.CompletedProc
 
 
 MODULES = (
-    *("gateway.app", "gateway.worker", "gateway.cli", "gateway.installation"),
+    *("gateway.app", "gateway.cli.worker", "gateway.cli.main", "gateway.cli.launch"),
     *("embeddings.client", "embeddings.verify.agreement", "policies.cli"),
 )
 
@@ -72,7 +72,7 @@ def test_the_engine_s_server_loads_no_torch():
 
 
 def test_the_gateway_imports_where_nothing_heavy_is_installed():
-    done = run(MISSING, "gateway.worker")
+    done = run(MISSING, "gateway.cli.worker")
     assert done.stdout.split() == ["imported"], done.stderr
 
 

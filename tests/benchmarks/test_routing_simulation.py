@@ -7,8 +7,8 @@ import pytest
 from routing_peers import Aibrix, BoundedHashing, Dynamo, Sglang
 from routing_simulation import Fleet, RoundRobin, Traced, imbalance, one_cache, simulate
 
-from gateway.core.prefix_routing import PrefixAware
-from gateway.core.routing import LeastLoaded, Routing
+from gateway.upstream.routing.prefix_aware import PrefixAware
+from gateway.upstream.routing.routing import LeastLoaded, Routing
 
 REPLICAS = 4
 CAPACITY = 400

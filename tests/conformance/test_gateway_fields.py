@@ -5,8 +5,8 @@ import copy
 import pytest
 from openai_schema import ABSENT, DESCRIPTION, description, properties, request_schema, resolved
 
-from gateway.core.fields import FIELDS
-from gateway.core.types import Endpoint
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.fields import FIELDS
 
 pytestmark = pytest.mark.skipif(not DESCRIPTION.is_file(), reason=ABSENT)
 
@@ -72,7 +72,7 @@ def test_the_check_finds_an_invented_field_wherever_a_schema_may_hold_it(endpoin
 
 def test_tools_that_openai_runs_are_told_from_those_of_the_client(published):
     """All published kinds of tool are looked at: a new one bypasses until it is known."""
-    from gateway.core.fields import bypass_reason
+    from gateway.protocol.fields import bypass_reason
 
     tools = resolved(published, {"$ref": "#/components/schemas/Tool"})["oneOf"]
     kinds = [kind for tool in tools for kind in properties(published, tool)["type"].get("enum", ())]

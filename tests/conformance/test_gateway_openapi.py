@@ -14,11 +14,11 @@ import orjson
 import pytest
 from scripted_responses import call, message, reasoning, response, text
 
-from gateway.core.assemble import Assembler
-from gateway.core.render import render_stream
-from gateway.core.response_events import render_response
-from gateway.core.sse import DONE, Decoder
-from gateway.core.types import Endpoint
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.streaming.assemble import Assembler
+from gateway.protocol.streaming.render import render_stream
+from gateway.protocol.streaming.responses_stream import render_response
+from gateway.protocol.streaming.sse import DONE, Decoder
 from scripted_upstream import completion
 
 DATA = Path(os.environ.get("REFRAIN_DATA") or Path(__file__).parents[2] / "../shared/data")

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from backend.__main__ import _parse as parse_backend
-from gateway.cli import _parser as gateway_parser
+from gateway.cli.main import _parser as gateway_parser
 from gateway.settings import ENVIRONMENT_PREFIX, SECRETS, Settings, load_settings
 
 ROOT = Path(__file__).parents[2]

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from gateway.core.fields import FIELDS, Role, bypass_reason
-from gateway.core.types import Endpoint
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.fields import FIELDS, Role, bypass_reason
 
 PAGE = (Path(__file__).parents[2] / "docs/keys.md").read_text()
 

@@ -12,16 +12,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from backend.core.figures import Figures, SequenceTimes
 from backend.core.types import EngineStats, MemoryUse
 from backend.server.metrics import Metrics as EngineMetrics
-from gateway.adapters.metrics import Metrics as GatewayMetrics
-from gateway.adapters.tracing import Tracing
-from gateway.core.compress.outcome import Compression, Refusal, Step
-from gateway.core.pool.member import Member
-from gateway.core.pool.table import PoolTable, states
-from gateway.core.rewrite.outcome import Declined, Rewrite, WhyNot
-from gateway.core.routing import LeastLoaded, Route
-from gateway.core.types import Ineligible, Reason
-from gateway.observation import Observation
-from gateway.ports import StoreStats
+from gateway.cache.ports import StoreStats
+from gateway.prompts.compress.outcome import Compression, Refusal, Step
+from gateway.prompts.outcome import Declined, Rewrite, WhyNot
+from gateway.protocol.reasons import Ineligible, Reason
+from gateway.telemetry.metrics import Metrics as GatewayMetrics
+from gateway.telemetry.observation import Observation
+from gateway.telemetry.tracing import Tracing
+from gateway.upstream.pool.table import PoolTable, states
+from gateway.upstream.pool.upstream_state import Member
+from gateway.upstream.routing.routing import LeastLoaded, Route
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "observability.md").read_text()

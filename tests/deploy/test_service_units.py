@@ -5,9 +5,9 @@ from configparser import ConfigParser
 from pathlib import Path
 
 from backend.__main__ import _parse as parse_backend
-from gateway.cli import _parser as gateway_parser
+from gateway.cli.main import _parser as gateway_parser
+from gateway.cli.supervisor import STOP_SECONDS
 from gateway.settings import load_settings
-from gateway.supervisor import STOP_SECONDS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 

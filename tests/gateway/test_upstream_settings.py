@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.metrics import Metrics
-from gateway.adapters.secret_setting import SecretSettingError
-from gateway.adapters.upstream_http import HttpUpstream
-from gateway.ports import StoreStats
+from gateway.cache.ports import StoreStats
+from gateway.server.open_upstreams import Upstreams, open_upstreams, warn_of_shared_credentials
+from gateway.server.secrets import SecretSettingError
 from gateway.settings import Settings, SettingsError, load_settings
-from gateway.upstream_keys import warn_of_shared_credentials
-from gateway.upstreams import Upstreams, open_upstreams
+from gateway.telemetry.metrics import Metrics
+from gateway.upstream.http.client import HttpUpstream
 
 URL = "http://10.0.0.1:8000/v1"
 FAR = ("https://a.example/v1", "https://b.example/v1")
@@ -49,6 +48,10 @@ def test_the_long_form_is_read_from_a_file(tmp_path: Path):
         ("- url: http://a/v1\n    probe: never", ":3: upstreams[0].probe: expected auto, off or"),
         ("- url: http://a/v1\n    max_concurrency: 0", ":3: upstreams[0].max_concurrency: "),
         ("- url: http://a/v1\n  - url: http://a/v1", ":1: upstreams: expected a name of its own"),
+        (
+            "- url: http://a/v1\n    accepts: [usage]",
+            ":3: upstreams[0].accepts[0]: expected 'stream-usage' or 'hints', got 'usage'",
+        ),
         ("- url: http://a/v1\n    api_key_file: k\n    api_key_env: K", "not both"),
     ],
 )
@@ -67,6 +70,20 @@ def test_a_key_in_the_place_of_a_variables_name_is_not_told(tmp_path: Path):
     with pytest.raises(SettingsError, match="expected the name of an environment variable") as told:
         load_settings({}, {}, file)
     assert "very-secret" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "accepts"),
+    [("none", set()), ("hints", {"hints"}), ("stream-usage hints", {"stream-usage", "hints"})],
+)
+def test_what_one_upstream_accepts_may_stand_in_a_variable(given: str, accepts: set[str]):
+    settings = load_settings({"upstream": [URL]}, {"REFRAIN_UPSTREAM_ACCEPTS": given}, None)
+    assert set(settings.upstream_accepts) == accepts
+
+
+def test_a_wrong_addition_in_a_variable_is_told():
+    with pytest.raises(SettingsError, match="REFRAIN_UPSTREAM_ACCEPTS: expected 'stream-usage'"):
+        load_settings({"upstream": [URL]}, {"REFRAIN_UPSTREAM_ACCEPTS": "usage"}, None)
 
 
 def test_one_form_only(tmp_path: Path):

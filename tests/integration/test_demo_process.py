@@ -15,7 +15,7 @@ RESET = "How do I reset my password?"
 
 
 def start_demo(data: Path) -> tuple[Process, str]:
-    process = Process("-m", "gateway", "demo", "--port", "0", "--data-dir", str(data))
+    process = Process("-m", "gateway.cli", "demo", "--port", "0", "--data-dir", str(data))
     line = process.wait_for_line("Refrain is ready.")
     return process, line.split()[4]
 

@@ -42,7 +42,7 @@ POLICIES = [(page, text) for page, text, parsed in blocks() if "version" in pars
 
 
 def serve(*argv: str, **environment: str) -> Process:
-    return Process("-m", "gateway", "serve", "--port", "0", *argv, **environment)
+    return Process("-m", "gateway.cli", "serve", "--port", "0", *argv, **environment)
 
 
 def address(process: Process) -> str:

@@ -18,7 +18,7 @@ def test_a_folder_with_our_names_in_it_is_not_imported(tmp_path: Path):
         (folder / name / "__init__.py").write_text(code)
         (folder / f"{name}.py").write_text(code)
     data = tmp_path / "data"
-    argv = ("-P", "-m", "gateway", "demo", "--port", "0", "--data-dir", str(data))
+    argv = ("-P", "-m", "gateway.cli", "demo", "--port", "0", "--data-dir", str(data))
     process = Process(*argv, cwd=folder)
     try:
         base = process.wait_for_line("Refrain is ready.").split()[4]

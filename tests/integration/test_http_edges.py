@@ -18,10 +18,10 @@ from aiohttp import web
 
 import backend.server.compressed_body
 import backend.server.http_server
-import gateway.adapters.compressed_body
-import gateway.adapters.http_server
-import gateway.request_id
-from gateway.core.types import Endpoint
+import gateway.server.http.compressed_body
+import gateway.server.http.http_server
+import gateway.telemetry.request_id
+from gateway.protocol.endpoint import Endpoint
 from running_gateway import StartGateway
 from scripted_upstream import ScriptedUpstream, completion
 
@@ -30,7 +30,7 @@ pytest_plugins = ["running_backend"]
 ROOT = Path(__file__).parents[2]
 CHAT = Endpoint.CHAT.value
 MODULES = {
-    "gateway": (gateway.adapters.http_server, gateway.adapters.compressed_body),
+    "gateway": (gateway.server.http.http_server, gateway.server.http.compressed_body),
     "engine": (backend.server.http_server, backend.server.compressed_body),
 }
 
@@ -227,7 +227,7 @@ class Lines(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.setFormatter(gateway.request_id.IdFormatter())
+        self.setFormatter(gateway.telemetry.request_id.IdFormatter())
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -303,9 +303,9 @@ def test_a_log_line_of_a_request_ends_in_its_id():
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        ("gateway/adapters/http_server.py", "backend/server/http_server.py"),
-        ("gateway/adapters/compressed_body.py", "backend/server/compressed_body.py"),
-        ("gateway/request_id.py", "backend/request_id.py"),
+        ("gateway/server/http/http_server.py", "backend/server/http_server.py"),
+        ("gateway/server/http/compressed_body.py", "backend/server/compressed_body.py"),
+        ("gateway/telemetry/request_id.py", "backend/request_id.py"),
     ],
 )
 def test_both_servers_do_it_alike(ours: str, theirs: str):

@@ -63,7 +63,7 @@ def test_what_cannot_be_compared_is_a_miss_with_its_reason(upstream: str, tmp_pa
     policy, log = tmp_path / "policy.yaml", tmp_path / "decisions.jsonl"
     policy.write_text(POLICY)
     process = Process(
-        *("-m", "gateway", "serve", "--upstream", f"{upstream}/v1", "--policy", str(policy)),
+        *("-m", "gateway.cli", "serve", "--upstream", f"{upstream}/v1", "--policy", str(policy)),
         *("--port", "0", "--data-dir", str(tmp_path / "data")),
         REFRAIN_DECISION_LOG=str(log),
     )

@@ -17,8 +17,8 @@ import pytest
 from aiohttp import ClientSession, ClientTimeout, web
 from processes import Process
 
-from gateway.pipeline import Pipeline
-from gateway.process import PrivateFormatter, log_stray
+from gateway.cli.logging_setup import PrivateFormatter, log_stray
+from gateway.server.pipeline import Pipeline
 from policies.pii import PiiScanner
 from running_gateway import RunningGateway, start_app
 from scripted_upstream import answer_by_default, chunk, completion
@@ -166,7 +166,7 @@ async def test_a_served_installation_tells_nothing(tmp_path, upstream, collector
     keys.write_text(f"shop {sha256(KEYS['gateway'].encode()).hexdigest()}\n")
     denied.write_text(f"left {sha256(KEYS['denied'].encode()).hexdigest()}\n")
     process = Process(
-        *("-m", "gateway", "serve", "--upstream", f"{upstream.url}/v1", "--port", "0"),
+        *("-m", "gateway.cli", "serve", "--upstream", f"{upstream.url}/v1", "--port", "0"),
         *("--data-dir", str(data), "--log-level", "debug"),
         REFRAIN_GATEWAY_KEYS=str(keys),
         REFRAIN_DENIED_KEYS=str(denied),

@@ -24,7 +24,7 @@ def upstream() -> Iterator[str]:
 
 def serve(upstream: str, data: Path, *more: str) -> tuple[Process, str]:
     process = Process(
-        *("-m", "gateway", "serve", "--upstream", f"{upstream}/v1"),
+        *("-m", "gateway.cli", "serve", "--upstream", f"{upstream}/v1"),
         *("--port", "0", "--data-dir", str(data), *more),
     )
     line = process.wait_for_line("ready: base URL")

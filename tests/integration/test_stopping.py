@@ -24,7 +24,7 @@ async def raw() -> AsyncIterator[StartRaw]:
 
 
 def gateway(upstream: str, data: Path) -> Process:
-    argv = ("-m", "gateway", "serve", "--port", "0", "--data-dir", str(data))
+    argv = ("-m", "gateway.cli", "serve", "--port", "0", "--data-dir", str(data))
     return Process(*argv, "--upstream", upstream, REFRAIN_DRAIN_DELAY="3s")
 
 

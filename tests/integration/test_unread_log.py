@@ -16,7 +16,7 @@ BAD = b"{"
 
 
 def test_requests_are_answered_while_nobody_reads_stderr(tmp_path: Path):
-    argv = ("-m", "gateway", "serve", "--upstream", "http://127.0.0.1:9/v1", "--port", "0")
+    argv = ("-m", "gateway.cli", "serve", "--upstream", "http://127.0.0.1:9/v1", "--port", "0")
     ours, theirs = os.pipe()
     process = subprocess.Popen(
         [sys.executable, *argv, "--data-dir", str(tmp_path), "--log-level", "debug"],

@@ -48,7 +48,7 @@ def test_what_nobody_sets_is_neutral():
     assert (default.jitter, default.grace_revalidate, default.grace_error) == (0, 0, 0)
     assert (default.max_followers, default.follow_seconds) == (10_000, 600)
     assert default.finish_reasons == CLEAN_FINISH_REASONS
-    assert (default.max_temperature, default.max_prompt_tokens, default.variants) == (None, None, 1)
+    assert (default.max_temperature, default.max_prompt_tokens) == (None, None)
     assert (default.shadow, default.sample, default.promote) == (False, 0, False)
     assert (default.priority, default.tags) == (Priority.NORMAL, ())
     assert default.prefix == PrefixSettings(SchemaKeys.ON)
@@ -79,7 +79,6 @@ SET = [
     ("max_temperature: 0", {"max_temperature": 0.0}),
     ("max_temperature: 0.3", {"max_temperature": 0.3}),
     ("max_temperature: any", {"max_temperature": None}),
-    ("variants: 3", {"variants": 3}),
     ("max_prompt_tokens: 32000", {"max_prompt_tokens": 32_000}),
     ("max_prompt_tokens: any", {"max_prompt_tokens": None}),
     ("priority: high", {"priority": Priority.HIGH}),
@@ -178,7 +177,7 @@ def test_a_decision_in_words_names_every_setting_in_the_order_of_the_reference()
 
 OTHERS = (
     "jitter: 7%, grace: 3m, coalescing: {followers: 7, wait: 7s}, finish_reasons: length, "
-    "max_temperature: 0.7, variants: 7, max_prompt_tokens: 7, priority: low, tags: seven, "
+    "max_temperature: 0.7, max_prompt_tokens: 7, priority: low, tags: seven, "
     "fallback_model: seven"
 )
 
@@ -328,9 +327,7 @@ def test_every_field_of_a_decision_can_be_set():
         ("max_temperature: -0.1", "max_temperature: expected a number from 0 to 2, or any"),
         ("max_temperature: yes", "max_temperature: expected a number from 0 to 2, or any"),
         ("max_temperature: true", "max_temperature: expected a number from 0 to 2, or any"),
-        ("variants: 0", "variants: expected a whole number from 1 to 100, got 0"),
-        ("variants: 101", "variants: expected a whole number from 1 to 100, got 101"),
-        ("variants: two", "variants: expected a whole number from 1 to 100, got 'two'"),
+        ("variants: 3", "got the unknown key 'variants'"),
         ("max_prompt_tokens: 0", "expected a whole number from 1 to 2147483648, or any, got 0"),
         ("max_prompt_tokens: 32k", "expected a whole number from 1 to 2147483648, or any, got"),
         ("priority: urgent", "priority: expected high, normal or low, got 'urgent'"),

@@ -11,7 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 import policies
-from gateway.core.types import Endpoint
+from gateway.protocol.endpoint import Endpoint
 from policies.fields import ENDPOINTS
 from policies.parse import PolicyError, parse_policy
 from policies.schema import json_schema
@@ -48,9 +48,7 @@ def test_shipped_files_are_valid_for_parser_and_schema(file):
 
 def test_what_the_default_policy_leaves_out_is_as_its_comments_say():
     text = SHIPPED[0].read_text()
-    keys = (
-        "jitter|grace|coalescing|finish_reasons|max_|variants|priority|tags|prefix|compress|hints"
-    )
+    keys = "jitter|grace|coalescing|finish_reasons|max_|priority|tags|prefix|compress|hints"
     written = re.sub(rf"(?m)^  # ((?:{keys})\w*: .*)$", r"  \1", text)
     assert written.count("\n  # ") < text.count("\n  # ") - 8
     assert parse_policy(written, "p.yaml").default == parse_policy(text, "p.yaml").default
@@ -120,7 +118,7 @@ def test_check_jsonschema_accepts_the_schema_and_the_shipped_files(tmp_path):
                 "finish_reasons: [A]",
                 "max_temperature: 3",
                 "max_temperature: all",
-                "variants: 0",
+                "variants: 3",
                 "max_prompt_tokens: 0",
                 "priority: urgent",
                 "tags: [a b]",
@@ -167,7 +165,7 @@ def test_what_the_schema_can_express_both_refuse(text):
         "{name: a, match: {}, jitter: 2.5%, grace: off, coalescing: off, finish_reasons: stop}",
         "{name: a, match: {}, grace: {if_error: off}, coalescing: {wait: 5s}, tags: []}",
         "{name: a, match: {}, grace: 1h, max_temperature: any, max_prompt_tokens: any, tags: a}",
-        "{name: a, match: {}, max_temperature: 0.3, max_prompt_tokens: 1, variants: 3, pii: user}",
+        "{name: a, match: {}, max_temperature: 0.3, max_prompt_tokens: 1, pii: user}",
         "{name: a, match: {content: {keywords: on, regex: [a, b]}}, freshness: 2w, pii: allow}",
     ],
 )

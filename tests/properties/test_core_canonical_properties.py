@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.canonical import BodyError, canonical_form, parse_body
-from gateway.core.fields import neutral_fields
-from gateway.core.types import Endpoint
+from gateway.cache.canonical import BodyError, canonical_form, parse_body
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.fields import neutral_fields
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
     [":", "1.0,", '"', "\\", "a:b", "e+", ".0}", "\u2028", "é", "e\u0301"]

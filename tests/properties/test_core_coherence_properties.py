@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.core.coherence import (
+from gateway.cache.stores.redis.invalidation import (
     ASTRAY,
     PROVEN_SECONDS,
     Following,

@@ -8,9 +8,9 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.compress.outcome import RefusedError
-from gateway.core.compress.plan import begin
-from gateway.core.types import Endpoint
+from gateway.prompts.compress.outcome import RefusedError
+from gateway.prompts.compress.plan import begin
+from gateway.protocol.endpoint import Endpoint
 from policies.decide import CompressSettings, DocumentSettings
 
 HALF = CompressSettings(enabled=True, documents=DocumentSettings("<d>", "</d>"), keep=0.5)

@@ -6,12 +6,12 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.compress.facts import facts_of
-from gateway.core.compress.minify import json_minified
-from gateway.core.compress.outcome import RefusedError
-from gateway.core.compress.passages import passages_of, sentences_of
-from gateway.core.compress.plan import begin
-from gateway.core.types import Endpoint
+from gateway.prompts.compress.facts import facts_of
+from gateway.prompts.compress.minify import json_minified
+from gateway.prompts.compress.outcome import RefusedError
+from gateway.prompts.compress.passages import passages_of, sentences_of
+from gateway.prompts.compress.plan import begin
+from gateway.protocol.endpoint import Endpoint
 from policies.decide import CompressSettings, DocumentSettings
 
 PIECES = [

@@ -7,9 +7,11 @@ from core_requests import chat, entry_of, plan_of, user
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.eligibility import ineligible
-from gateway.core.lookup import Forward, SearchSemantic, start
-from gateway.core.types import Ineligible
+from gateway.cache.lookup import start
+from gateway.cache.lookup_semantic import SearchSemantic
+from gateway.cache.outcomes import Forward
+from gateway.protocol.reasons import Ineligible
+from gateway.semantic.eligibility.rules import ineligible
 
 POOL = (
     "how do i reset my password what is the fee for a lost card today it them another joke again"

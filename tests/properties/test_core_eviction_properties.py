@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.eviction import S3Fifo
+from gateway.cache.stores.eviction import S3Fifo
 
 MAX_BYTES = 100
 keys = st.integers(0, 15).map(lambda n: b"%d" % n)

@@ -5,11 +5,11 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.canonical import parse_body
-from gateway.core.hints.plan import hinted
-from gateway.core.rewrite.outcome import Rewrite
-from gateway.core.rewrite.texts import BLOCK
-from gateway.core.types import Endpoint
+from gateway.cache.canonical import parse_body
+from gateway.prompts.hints.hints import hinted
+from gateway.prompts.outcome import Rewrite
+from gateway.prompts.texts import BLOCK
+from gateway.protocol.endpoint import Endpoint
 from policies.hints import (
     BreakpointField,
     BreakpointLifetime,

@@ -7,10 +7,10 @@ from core_requests import SECRET, plan_of
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gateway.core.fields import neutral_fields
-from gateway.core.key import Partition, identify, scope_id
-from gateway.core.plan import end_user
-from gateway.core.types import Endpoint
+from gateway.cache.key import Partition, identify, scope_id
+from gateway.cache.plan import end_user
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.fields import neutral_fields
 from policies.decide import Scope
 
 # Few and short: collisions of concatenated fields are what is looked for.

@@ -8,24 +8,14 @@ from core_requests import STORED_AT, chat, entry_of, plan_of, user
 from hypothesis import given, target
 from hypothesis import strategies as st
 
-from gateway.core.key import identify
-from gateway.core.lookup import (
-    FetchCandidate,
-    Forward,
-    Hit,
-    LookUpExact,
-    LookUpPersonal,
-    LookUpVariant,
-    Refused,
-    ScanPrompt,
-    SearchSemantic,
-    State,
-    VerifyCandidate,
-    start,
-)
-from gateway.core.plan import Plan
-from gateway.core.types import Entry, Reason
-from gateway.core.verification import Verification
+from gateway.cache.entry import Entry
+from gateway.cache.key import identify
+from gateway.cache.lookup import LookUpExact, LookUpPersonal, ScanPrompt, State, start
+from gateway.cache.lookup_semantic import FetchCandidate, SearchSemantic, VerifyCandidate
+from gateway.cache.outcomes import Forward, Hit, Refused
+from gateway.cache.plan import Plan
+from gateway.protocol.reasons import Reason
+from gateway.semantic.verification import Verification
 from policies.decide import PiiAction, Scope
 from policies.freshness import Directives, Grace, Verdict, freshness, jittered
 
@@ -73,7 +63,7 @@ def _step(state: State, data: st.DataObject, now: float, world: Any) -> State:
     entries, nearest = world
     anything = st.none() | st.sampled_from(entries)
     match state:
-        case LookUpExact() | LookUpVariant() | LookUpPersonal() | FetchCandidate():
+        case LookUpExact() | LookUpPersonal() | FetchCandidate():
             return state.next(data.draw(anything), now)
         case ScanPrompt():
             found = data.draw(st.sampled_from([None, None, None, "email"]))
@@ -102,7 +92,7 @@ def _step(state: State, data: st.DataObject, now: float, world: Any) -> State:
 def _mine(plan: Plan, entry: Entry) -> bool:
     """Tell whether an entry is of the request's partition, or of its end user's own."""
     own = [plan, *([plan.personal] if plan.personal is not None else [])]
-    keys = {variant.key for mine in own for variant in map(mine.variant, range(mine.variants))}
+    keys = {mine.key for mine in own}
     return any(
         entry.scope == mine.partition.scope
         and entry.generation == mine.partition.generation
@@ -115,30 +105,21 @@ def _stale_by(entry: Entry, now: float) -> float:
     return now - entry.expires_at
 
 
-@given(PLANS, st.lists(PLANS, max_size=5), st.integers(0, 5), st.data())
-def test_only_what_may_be_served_is_served(plan, others, turn, data):
+@given(PLANS, st.lists(PLANS, max_size=5), st.data())
+def test_only_what_may_be_served_is_served(plan, others, data):
     revalidate, error = data.draw(GRACES), data.draw(GRACES)
-    variants, jitter = data.draw(st.sampled_from([1, 3])), data.draw(st.sampled_from([0, 0.5]))
-    settings = {
-        "grace_revalidate": revalidate,
-        "grace_error": error,
-        "variants": variants,
-        "jitter": jitter,
-    }
+    jitter = data.draw(st.sampled_from([0, 0.5]))
+    settings = {"grace_revalidate": revalidate, "grace_error": error, "jitter": jitter}
     plan, *others = (
         replace(one, decision=replace(one.decision, **settings)) for one in (plan, *others)
     )
-    own = [
-        plan,
-        *map(plan.variant, range(1, variants)),
-        *([plan.personal] if plan.personal else []),
-    ]
+    own = [plan, *([plan.personal] if plan.personal else [])]
     entries = [entry_of(one) for one in (*others, *own)]
     now = STORED_AT + data.draw(st.integers(0, 4_000))
     nearest = data.draw(
         st.lists(st.tuples(st.sampled_from(entries).map(lambda e: e.key), st.floats(0, 1)))
     )
-    state = start(plan, turn)
+    state = start(plan)
     steps = 0
     while not isinstance(state, Hit | Forward | Refused):
         state = _step(state, data, now, (entries, nearest))
@@ -166,7 +147,7 @@ def test_only_what_may_be_served_is_served(plan, others, turn, data):
             assert not asked.no_cache
             assert _stale_by(state.fallback.entry, now) < error or not state.fallback.status.stale
         if state.store is not None:
-            assert state.store in (plan, plan.personal) or state.store.slot < variants
+            assert state.store in (plan, plan.personal)
 
 
 @given(

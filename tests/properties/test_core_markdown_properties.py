@@ -6,9 +6,8 @@ import string
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.answer_agreement import Told, compare
-from gateway.core.comparison import Outcome
-from gateway.core.markdown import unmarked
+from gateway.semantic.compare.answers import Outcome, Told, compare
+from gateway.semantic.compare.markdown import unmarked
 from scripted_upstream import completion
 
 WORD = st.text(string.ascii_letters + string.digits, min_size=1, max_size=6)

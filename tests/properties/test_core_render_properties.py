@@ -6,10 +6,10 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.render import render_stream
-from gateway.core.sse import Decoder
-from gateway.core.streamed import StreamedAnswer
-from gateway.core.types import Endpoint
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.streaming.render import render_stream
+from gateway.protocol.streaming.sse import Decoder
+from gateway.protocol.streaming.stream import StreamedAnswer
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(
     ["\n\ndata: [DONE]\n\n", "é", "😀", "\u2028", '"', "\\", "a\rb"]

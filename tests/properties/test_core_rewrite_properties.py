@@ -8,13 +8,13 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.canonical import parse_body
-from gateway.core.rewrite.documents import Memory
-from gateway.core.rewrite.known_tools import KnownTools
-from gateway.core.rewrite.outcome import Rewrite
-from gateway.core.rewrite.plan import rewrite
-from gateway.core.rewrite.texts import BLOCK
-from gateway.core.types import Endpoint
+from gateway.cache.canonical import parse_body
+from gateway.prompts.outcome import Rewrite
+from gateway.prompts.rewrite.documents import Memory
+from gateway.prompts.rewrite.rewrite import rewrite
+from gateway.prompts.rewrite.tools import KnownTools
+from gateway.prompts.texts import BLOCK
+from gateway.protocol.endpoint import Endpoint
 from policies.decide import (
     DocumentOrder,
     DocumentSettings,

@@ -6,7 +6,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.embedding_batch import (
+from gateway.protocol.embeddings import (
     batch_body,
     declined_embedding,
     items_of,

@@ -7,14 +7,14 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.adapters.policy_file import PolicyFile
-from gateway.adapters.store_memory import MemoryStore
 from gateway.app import default_policy
-from gateway.core.field_digests import differences, field_digests, nearest
-from gateway.core.inquiry import InquiryError, parse_inquiry
-from gateway.core.types import Endpoint
-from gateway.explaining import Explainer
-from gateway.explanation_text import explanation_text
+from gateway.cache.field_digests import differences, field_digests, nearest
+from gateway.cache.stores.memory import MemoryStore
+from gateway.cli.explain_text import explanation_text
+from gateway.protocol.endpoint import Endpoint
+from gateway.server.admin.explain import Explainer
+from gateway.server.admin.explain_request import InquiryError, parse_inquiry
+from gateway.server.policy_file import PolicyFile
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 values = st.recursive(

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from openai_schema import ABSENT, DESCRIPTION, description, properties, request_schema
 from schema_values import values
 
-from gateway.core.canonical import parse_body
-from gateway.core.fields import FIELDS, Role
-from gateway.core.plan import Plan
-from gateway.core.types import Endpoint
+from gateway.cache.canonical import parse_body
+from gateway.cache.plan import Plan
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.fields import FIELDS, Role
 
 MANY = settings(database=None, suppress_health_check=list(HealthCheck))
 EXAMPLES = max(12, settings().max_examples // 50)

@@ -17,18 +17,18 @@ from verifiers import SaidVerifier
 from who_asked import BODIES as ASKED
 from who_asked import HEADERS, NAMES, PATHS, Asker, NamingUpstream, made_for
 
-from gateway.adapters.policy_file import PolicyFile
-from gateway.adapters.quarantine_file import QuarantineFile
-from gateway.adapters.store_memory import MemoryStore
-from gateway.admitting import Admitter
-from gateway.coalescing import Coalescer
-from gateway.core.types import Endpoint
-from gateway.exchange import Inbound
-from gateway.observation import Observation
-from gateway.outgoing import Outbox
-from gateway.pipeline import Pipeline
-from gateway.ports import Candidate
-from gateway.scanning import Scans
+from gateway.cache.pii_scan import Scans
+from gateway.cache.quarantine import QuarantineFile
+from gateway.cache.stores.memory import MemoryStore
+from gateway.cache.writer import Admitter
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.messages import Inbound
+from gateway.semantic.ports import Candidate
+from gateway.server.pipeline import Pipeline
+from gateway.server.policy_file import PolicyFile
+from gateway.server.prepare import Outbox
+from gateway.telemetry.observation import Observation
+from gateway.upstream.coalescing.coalescer import Coalescer
 
 MANY = settings(database=None, suppress_health_check=list(HealthCheck))
 POLICY = """version: 1

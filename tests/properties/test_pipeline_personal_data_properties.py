@@ -13,18 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from verifiers import SaidVerifier
 
-from gateway.adapters.policy_file import PolicyFile
-from gateway.adapters.store_memory import MemoryStore
-from gateway.admitting import Admitter
-from gateway.coalescing import Coalescer
-from gateway.core.outgoing import Outgoing, Served
-from gateway.core.types import Endpoint
-from gateway.exchange import Inbound
-from gateway.observation import Observation
-from gateway.outgoing import Outbox
-from gateway.pipeline import Pipeline
-from gateway.ports import Candidate
-from gateway.scanning import Scans
+from gateway.cache.pii_scan import Scans
+from gateway.cache.stores.memory import MemoryStore
+from gateway.cache.writer import Admitter
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.messages import Inbound
+from gateway.semantic.ports import Candidate
+from gateway.server.pipeline import Pipeline
+from gateway.server.policy_file import PolicyFile
+from gateway.server.prepare import Outbox
+from gateway.telemetry.observation import Observation
+from gateway.upstream.coalescing.coalescer import Coalescer
+from gateway.upstream.request import Outgoing, Served
 from scripted_upstream import completion
 
 POLICY = """
@@ -34,7 +34,6 @@ default:
   semantic: {enabled: on, min_similarity: 0.5}
   freshness: 100s
   grace: 50s
-  variants: 2
   scope: tenant
   pii: user
 """

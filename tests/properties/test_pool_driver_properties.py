@@ -6,14 +6,14 @@ from gated_upstream import GatedUpstream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.adapters.pool_queue import Bounds
-from gateway.adapters.upstream_pool import UpstreamPool
-from gateway.core.errors import UpstreamError
-from gateway.core.outgoing import Outgoing
-from gateway.core.pool.member import Member
-from gateway.core.pool.table import PoolTable
-from gateway.core.prefix_routing import PrefixAware
-from gateway.core.types import Reason
+from gateway.protocol.errors import UpstreamError
+from gateway.protocol.reasons import Reason
+from gateway.upstream.pool.pool import UpstreamPool
+from gateway.upstream.pool.table import PoolTable
+from gateway.upstream.pool.upstream_state import Member
+from gateway.upstream.pool.waiting_queue import Bounds
+from gateway.upstream.request import Outgoing
+from gateway.upstream.routing.prefix_aware import PrefixAware
 
 FAULTS = {
     "broke": UpstreamError(502, "gone", Reason.UPSTREAM_BROKE),

@@ -3,15 +3,14 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.outgoing import Outgoing
-from gateway.core.pool.failure import Failure
-from gateway.core.pool.health import LONGEST_PAUSE, Open, State, Trial
-from gateway.core.pool.member import Member
-from gateway.core.pool.standing import NoRoom
-from gateway.core.pool.table import Call, Change, PoolTable
-from gateway.core.pool.waiting import Ticket, Waiting
-from gateway.core.routing import LeastLoaded
-from gateway.core.types import Reason
+from gateway.protocol.reasons import Reason
+from gateway.upstream.pool.health import LONGEST_PAUSE, Open, State, Trial
+from gateway.upstream.pool.retry import Failure
+from gateway.upstream.pool.table import Call, Change, PoolTable
+from gateway.upstream.pool.upstream_state import Member, NoRoom
+from gateway.upstream.pool.waiting_queue import Ticket, Waiting
+from gateway.upstream.request import Outgoing
+from gateway.upstream.routing.routing import LeastLoaded
 
 MEMBERS = (
     Member("a", ("x",), max_concurrency=2),

@@ -6,9 +6,9 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.prefix_index import PrefixIndex
-from gateway.core.prefix_routing import PrefixAware, Weights
-from gateway.core.routing import Load, Sent
+from gateway.upstream.routing.prefix_aware import PrefixAware, Weights
+from gateway.upstream.routing.prefix_index import PrefixIndex
+from gateway.upstream.routing.routing import Load, Sent
 
 NAMES = "abcd"
 

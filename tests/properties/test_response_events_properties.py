@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_responses import call, message, reasoning, response, text
 
-from gateway.core.response_events import render_response
-from gateway.core.response_followed import FollowedResponse
-from gateway.core.sse import Decoder
+from gateway.protocol.streaming.responses_stream import FollowedResponse, render_response
+from gateway.protocol.streaming.sse import Decoder
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
     ["\n\ndata: [DONE]\n\n", "é", "😀", "\u2028", '"', "\\", "a\rb"]

@@ -9,9 +9,8 @@ from backend.server.reasoning import ReasoningParser
 from backend.server.replies import Usage
 from backend.server.responses.writing import ResponseWriter
 from backend.server.tools.formats import FORMATS
-from gateway.core import sse
-from gateway.core.response_events import render_response
-from gateway.core.response_followed import FollowedResponse
+from gateway.protocol.streaming import sse
+from gateway.protocol.streaming.responses_stream import FollowedResponse, render_response
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "b"}}\n</tool_call>'
 BARE = '{"name": "f", "parameters": {"a": 1}}'

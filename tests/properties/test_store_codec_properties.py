@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.entry_codec import (
+from gateway.cache.entry import Entry
+from gateway.cache.stores.entry_codec import (
     DamagedEntryError,
     decode_entry,
     encode_entry,
     encoded_size,
 )
-from gateway.core.types import Entry
 
 # Lone surrogates included: JSON can carry them.
 texts = st.text(st.characters(exclude_categories=()), max_size=40)

@@ -8,13 +8,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gateway.adapters.store_conformance import example_entry
-from gateway.adapters.store_memory import MemoryStore, resident_size
-from gateway.adapters.store_sqlite import SqliteStore
-from gateway.adapters.store_tiered import TieredStore
-from gateway.core.entry_codec import encoded_size
-from gateway.core.eviction import S3Fifo
-from gateway.ports import EntryTooLargeError
+from gateway.cache.ports import EntryTooLargeError
+from gateway.cache.stores.conformance import example_entry
+from gateway.cache.stores.entry_codec import encoded_size
+from gateway.cache.stores.eviction import S3Fifo
+from gateway.cache.stores.memory import MemoryStore, resident_size
+from gateway.cache.stores.sqlite.store import SqliteStore
+from gateway.cache.stores.tiered import TieredStore
 
 MAX_BYTES = 24_000
 SHARE = MAX_BYTES // 8

@@ -3,9 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from gateway.core.key import ANONYMOUS, Tenant
-from gateway.core.plan import Plan, plan_request
-from gateway.core.types import Endpoint, Entry, Reason
+from gateway.cache.entry import Entry
+from gateway.cache.key import ANONYMOUS, Tenant
+from gateway.cache.plan import Plan, plan_request
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.reasons import Reason
 from policies.decide import Decision, PiiAction, Scope
 from policies.freshness import Directives
 

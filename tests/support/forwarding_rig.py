@@ -10,20 +10,23 @@ from typing import Any
 import orjson
 from gated_upstream import GatedUpstream
 
-from gateway.adapters.policy_file import PolicyFile
-from gateway.adapters.quarantine_file import QuarantineFile
-from gateway.adapters.store_memory import MemoryStore
-from gateway.admitting import Admitter
 from gateway.app import default_policy
-from gateway.coalescing import Coalescer
-from gateway.core.key import identify
-from gateway.core.lookup import Forward
-from gateway.core.plan import Plan, plan_request
-from gateway.core.status import Forwarded, ForwardStatus
-from gateway.core.types import Endpoint, Entry, Reason
-from gateway.exchange import Exchange, Inbound
-from gateway.observation import Observation
-from gateway.scanning import Scans
+from gateway.cache.entry import Entry
+from gateway.cache.key import identify
+from gateway.cache.outcomes import Forward
+from gateway.cache.pii_scan import Scans
+from gateway.cache.plan import Plan, plan_request
+from gateway.cache.quarantine import QuarantineFile
+from gateway.cache.stores.memory import MemoryStore
+from gateway.cache.writer import Admitter
+from gateway.protocol.cache_status import Forwarded, ForwardStatus
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.messages import Inbound
+from gateway.protocol.reasons import Reason
+from gateway.server.policy_file import PolicyFile
+from gateway.telemetry.observation import Observation
+from gateway.upstream.coalescing.coalescer import Coalescer
+from gateway.upstream.exchange import Exchange
 from policies.freshness import parse_directives
 
 

@@ -7,8 +7,8 @@ from typing import Any, Self
 
 import orjson
 
-from gateway.core.errors import UpstreamError
-from gateway.core.outgoing import Outgoing, Served
+from gateway.protocol.errors import UpstreamError
+from gateway.upstream.request import Outgoing, Served
 
 JSON = "application/json"
 EVENTS = "text/event-stream"

@@ -9,22 +9,22 @@ from typing import Any
 import orjson
 from verifiers import SaidVerifier
 
-from gateway.adapters.check_journal import CheckJournal
-from gateway.adapters.policy_file import PolicyFile
-from gateway.adapters.quarantine_file import QuarantineFile
-from gateway.adapters.store_memory import MemoryStore
-from gateway.adapters.upstream_http import HttpUpstream
-from gateway.admitting import Admitter
-from gateway.checking import Checks
-from gateway.coalescing import Coalescer
-from gateway.core.types import Endpoint
-from gateway.exchange import Inbound
-from gateway.judging import Judge
-from gateway.observation import Observation
-from gateway.outgoing import Outbox
-from gateway.pipeline import Pipeline
-from gateway.ports import Candidate, SemanticUnavailableError
-from gateway.scanning import Scans
+from gateway.cache.pii_scan import Scans
+from gateway.cache.quarantine import QuarantineFile
+from gateway.cache.shadow_eval.journal import CheckJournal
+from gateway.cache.stores.memory import MemoryStore
+from gateway.cache.writer import Admitter
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.messages import Inbound
+from gateway.semantic.ports import Candidate, SemanticUnavailableError
+from gateway.server.pipeline import Pipeline
+from gateway.server.policy_file import PolicyFile
+from gateway.server.prepare import Outbox
+from gateway.telemetry.observation import Observation
+from gateway.upstream.coalescing.coalescer import Coalescer
+from gateway.upstream.http.client import HttpUpstream
+from gateway.upstream.judge_model import Judge
+from gateway.upstream.shadow_eval import Checks
 
 POLICY = """
 version: 1

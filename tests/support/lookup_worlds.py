@@ -6,28 +6,16 @@ from typing import Any, assert_never
 
 from core_requests import LIFETIME, STORED_AT, entry_of, plan_of, user
 
-from gateway.core.lookup import (
-    FetchCandidate,
-    Forward,
-    Hit,
-    LookUpExact,
-    LookUpPersonal,
-    LookUpVariant,
-    Refused,
-    ScanPrompt,
-    SearchSemantic,
-    State,
-    VerifyCandidate,
-    start,
-)
-from gateway.core.plan import Plan
-from gateway.core.types import Entry
-from gateway.core.verification import Verification
+from gateway.cache.entry import Entry
+from gateway.cache.lookup import LookUpExact, LookUpPersonal, ScanPrompt, State, start
+from gateway.cache.lookup_semantic import FetchCandidate, SearchSemantic, VerifyCandidate
+from gateway.cache.outcomes import Forward, Hit, Refused
+from gateway.cache.plan import Plan
+from gateway.semantic.verification import Verification
 from policies.freshness import parse_directives
 
-EXACT, VARIANT, PERSONAL, SCAN, SEARCH, FETCH, VERIFY, HIT, FORWARD, REFUSED = (
+EXACT, PERSONAL, SCAN, SEARCH, FETCH, VERIFY, HIT, FORWARD, REFUSED = (
     LookUpExact,
-    LookUpVariant,
     LookUpPersonal,
     ScanPrompt,
     SearchSemantic,
@@ -62,7 +50,7 @@ def drive(state: State, world: World) -> tuple[list[type], State]:
     while True:
         path.append(type(state))
         match state:
-            case LookUpExact() | LookUpVariant():
+            case LookUpExact():
                 state = state.next(world.entries.get(state.plan.key), world.now)
             case LookUpPersonal():
                 state = state.next(world.entries.get(state.personal.key), world.now)

@@ -19,10 +19,12 @@ import orjson
 from aiohttp import ClientSession, web
 
 from embeddings.client import EmbeddingsClient
-from gateway.adapters import store_redis
-from gateway.adapters.store_redis import RedisStore
-from gateway.core import canonical, eviction, key, lookup, render
-from gateway.core.plan import Plan
+from gateway.cache import canonical, key, lookup
+from gateway.cache.plan import Plan
+from gateway.cache.stores import eviction
+from gateway.cache.stores.redis import store as store_redis
+from gateway.cache.stores.redis.store import RedisStore
+from gateway.protocol.streaming import render
 from running_gateway import Asked, RunningGateway, StartGateway
 from running_redis import RunningRedis
 from scripted_upstream import DONE, ScriptedUpstream, chunk, completion, stream_of
@@ -198,7 +200,7 @@ async def meaning_crosses_no_scope(bench: Bench) -> None:
 
 
 def _plain_always(bench: Bench) -> None:
-    from gateway import rendering
+    from gateway.server import hit_reply as rendering
 
     whole = rendering.render_hit
 
@@ -208,7 +210,7 @@ def _plain_always(bench: Bench) -> None:
         seen.streamed = streamed
         return reply
 
-    from gateway import pipeline
+    from gateway.server import pipeline
 
     bench.patch(pipeline, "render_hit", render_hit)
 
@@ -270,7 +272,7 @@ async def a_streamed_hit_holds_all(bench: Bench) -> None:
 
 
 def _all_is_admitted(bench: Bench) -> None:
-    from gateway import admitting
+    from gateway.cache import writer as admitting
 
     bench.patch(admitting, "declined", lambda *_: None)
 
@@ -288,7 +290,7 @@ async def what_was_cut_off_is_not_stored(bench: Bench) -> None:
 
 
 def _patience(bench: Bench) -> None:
-    from gateway import stores
+    from gateway.server import open_store as stores
 
     bench.patch(stores, "REDIS_SECONDS", 3600.0)
     patient = partial(RedisStore, seconds=3600.0)
@@ -313,7 +315,7 @@ async def a_frozen_redis_hangs_nobody(bench: Bench) -> None:
 
 
 def _endless_patience(bench: Bench) -> None:
-    from gateway import semantics
+    from gateway.semantic import embeddings_service as semantics
 
     def patient(socket: Path, *, timeout: float) -> Any:
         return EmbeddingsClient(socket, timeout=timeout * 3600)
@@ -331,7 +333,7 @@ async def a_dead_encoder_costs_next_to_nothing(bench: Bench) -> None:
 
 
 def _encoding_on_the_loop(bench: Bench) -> None:
-    from gateway.app import SemanticService
+    from gateway.semantic.embeddings_service import SemanticService
 
     async def search(self: Any, partition: bytes, text: str, k: int) -> list[Any]:
         time.sleep(BOUND / 4)  # noqa: ASYNC251 - the defect itself
@@ -394,7 +396,7 @@ async def memory_is_bounded(bench: Bench) -> None:
 
 
 def _calls_outlive_clients(bench: Bench) -> None:
-    from gateway.core import flight
+    from gateway.upstream.coalescing import flight
 
     bench.patch(flight.FlightTable, "leave", lambda table, one: False)
 
@@ -444,7 +446,7 @@ async def life_is_absolute(bench: Bench) -> None:
 
 
 def _no_quarantine(bench: Bench) -> None:
-    from gateway.operations import Operations
+    from gateway.server.admin.operations import Operations
 
     async def wrong(self: Any, entry: bytes, asked: Any) -> None:
         return None
@@ -466,7 +468,7 @@ async def a_wrong_hit_can_be_called_wrong(bench: Bench) -> None:
 
 
 def _held_back(bench: Bench) -> None:
-    from gateway.adapters.upstream_http import HttpUpstream
+    from gateway.upstream.http.client import HttpUpstream
 
     whole = HttpUpstream.body
 
@@ -557,7 +559,7 @@ class _Clock:
 
 def _clock(bench: Bench, gateway: RunningGateway) -> _Clock:
     """Give the lookups of all pipelines a clock of ours, from now on."""
-    from gateway.pipeline import Pipeline
+    from gateway.server.pipeline import Pipeline
 
     clock = _Clock(time.time())
     get = Pipeline._get
@@ -581,7 +583,7 @@ class _Everything:
 
     async def search(self, partition: bytes, text: str, k: int) -> list[Any]:
         """Find everything."""
-        from gateway.ports import Candidate
+        from gateway.semantic.ports import Candidate
 
         return [Candidate(each, 0.91) for each in self.keys[:k]]
 

@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 from aiohttp import ClientSession, web
 
-from gateway.adapters.handlers import refuse
-from gateway.adapters.http_server import Runner
+from gateway.server.http.handlers import refuse
+from gateway.server.http.http_server import Runner
 
 
 async def start_app(app: web.Application) -> tuple[web.AppRunner, str]:

@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gateway.adapters.store_conformance import example_entry
-from gateway.core.types import Entry
-from gateway.ports import Store
+from gateway.cache.entry import Entry
+from gateway.cache.ports import Store
+from gateway.cache.stores.conformance import example_entry
 
 MAX_BYTES = 2 << 20
 LANES = 8
@@ -76,10 +76,10 @@ def check_kept(
 
 def _opened(kind: str, place: str) -> Store:
     if kind == "sqlite":
-        from gateway.adapters.store_sqlite import SqliteStore
+        from gateway.cache.stores.sqlite.store import SqliteStore
 
         return SqliteStore(Path(place), max_bytes=MAX_BYTES, upkeep_seconds=0.01)
-    from gateway.adapters.store_redis import RedisStore
+    from gateway.cache.stores.redis.store import RedisStore
 
     return RedisStore(place, max_bytes=MAX_BYTES, seconds=10, upkeep_seconds=0.01)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from gateway.core.verification import Verification
+from gateway.semantic.verification import Verification
 
 
 @dataclass(slots=True)

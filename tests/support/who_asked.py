@@ -7,7 +7,7 @@ from typing import Any, Self
 import orjson
 from scripted_responses import message, response, text
 
-from gateway.core.outgoing import Outgoing, Served
+from gateway.upstream.request import Outgoing, Served
 from scripted_upstream import completion
 
 HEADERS = ("authorization", "api-key", "x-api-key", "openai-organization", "openai-project")

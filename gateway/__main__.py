@@ -1,8 +1,0 @@
-"""`python -m gateway` is the `refrain` command."""
-
-import sys
-
-from gateway.cli import main
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Keys, lookup, admission and storage of answers."""

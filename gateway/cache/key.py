@@ -1,0 +1,202 @@
+"""Identities: tenant, scope, cache key, compatibility fingerprint and vector partition.
+
+Law: everything that decides whose answer it is, or which answer, is hashed in; fields are length
+prefixed, so no two lists of fields share a byte string. A credential leaves this file only as an
+HMAC under the server's secret.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, lru_cache
+
+from gateway.cache.entry import KEY_VERSION
+from gateway.protocol.credentials import bearer
+from gateway.protocol.endpoint import Endpoint
+from policies.decide import CompressSettings, DocumentSettings, Scope
+
+_TENANTS_AT_A_TIME = 1024
+"""What is worked out for a tenant is kept for the next request: the same few ask all the time.
+
+Only what comes from a request's head is kept, and the server bounds that.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who asks: all None when anonymous. ``credential`` joins what the credential headers hold."""
+
+    credential: bytes | None = field(repr=False)
+    credential_sha256: str | None
+    organization: str | None
+    project: str | None
+
+
+ANONYMOUS = Tenant(None, None, None, None)
+
+
+def _joined(*fields: bytes) -> bytes:
+    return b"".join(len(field).to_bytes(8, "big") + field for field in fields)
+
+
+def identify(headers: Mapping[str, str], holder: str | None = None) -> Tenant:
+    """Read the tenant from request headers (lower-case names).
+
+    ``holder`` names whose gateway key it is, if it is one: then the name makes the tenant and not
+    the key, so that a new key of the same holder finds what the old one stored.
+    """
+    tenant = _tenant(
+        headers.get("authorization") or None,
+        headers.get("api-key") or None,
+        headers.get("x-api-key") or None,
+        headers.get("openai-organization") or None,
+        headers.get("openai-project") or None,
+    )
+    return tenant if holder is None else replace(tenant, credential=_holder(holder))
+
+
+def _holder(name: str) -> bytes:
+    # Two fields: no list of what the three credential headers hold looks like it.
+    return _joined(b"holder", name.encode())
+
+
+@lru_cache(maxsize=_TENANTS_AT_A_TIME)
+def _tenant(
+    authorization: str | None,
+    api_key_header: str | None,
+    x_api_key: str | None,
+    organization: str | None,
+    project: str | None,
+) -> Tenant:
+    credentials = (authorization, api_key_header, x_api_key)
+    given = next((value for value in credentials if value), None)
+    if given is None and organization is None and project is None:
+        return ANONYMOUS
+    digest = None
+    if given is not None:
+        digest = hashlib.sha256(bearer(given).encode(errors="surrogateescape")).hexdigest()
+    joined = _joined(*((value or "").encode(errors="surrogateescape") for value in credentials))
+    return Tenant(joined if given is not None else None, digest, organization, project)
+
+
+def scope_id(secret: bytes, scope: Scope, tenant: Tenant, user: tuple[str, ...]) -> bytes:
+    """Return the 32-byte id of the partition that a request may share answers within.
+
+    ``user`` holds every name the request has for its end user. Only the user scope reads it, and
+    the caller bypasses the cache where it is empty.
+    """
+    if scope is Scope.USER:
+        names = _joined(*(name.encode() for name in user))
+        return hmac.digest(secret, _owner(scope, tenant) + names, "sha256")
+    return hmac.digest(secret, _owner(scope, tenant), "sha256")
+
+
+def cache_salt(secret: bytes, tenant: Tenant) -> str:
+    """Return what keeps the tenant's blocks apart in the upstream's prefix cache."""
+    mine = _joined(
+        b"cache-salt",
+        tenant.credential or b"",
+        (tenant.organization or "").encode(errors="surrogateescape"),
+        (tenant.project or "").encode(errors="surrogateescape"),
+    )
+    return hmac.digest(secret, mine, "sha256").hex()
+
+
+def document_owner(secret: bytes, tenant: Tenant) -> bytes:
+    """Return what keeps the digests of the tenant's documents apart from those of others."""
+    return bytes.fromhex(cache_salt(secret, tenant))
+
+
+def scope_ids(secret: bytes, tenant: Tenant, user: tuple[str, ...]) -> dict[Scope, bytes]:
+    """Return the scope ids of one who asks, the end user's own only where one is named."""
+    return {
+        scope: scope_id(secret, scope, tenant, user)
+        for scope in Scope
+        if scope is not Scope.USER or user
+    }
+
+
+def _owner(scope: Scope, tenant: Tenant) -> bytes:
+    """Return whose the scope is; always four fields, so what follows them is told apart."""
+    known = ANONYMOUS if scope is Scope.PUBLIC else tenant
+    return _joined(
+        scope.value.encode(),
+        known.credential or b"",
+        (known.organization or "").encode(errors="surrogateescape"),
+        (known.project or "").encode(errors="surrogateescape"),
+    )
+
+
+@dataclass(frozen=True)
+class Partition:
+    """What an answer is bound to beside the request's body.
+
+    ``query`` is the query string as it is forwarded: some servers take a credential or a version
+    there. ``pii_identity`` names the scan that prompts went through: an entry proves that its
+    prompt passed a scan, but only the same scan. ``compress`` names what leaves out context
+    before it is sent, empty for nothing: who did not ask for that gets no answer to less.
+    """
+
+    endpoint: Endpoint
+    upstream: str
+    query: str
+    generation: int
+    scope: bytes
+    pii_identity: str
+    compress: str = ""
+
+    def cache_key(self, form: bytes) -> bytes:
+        """Return the exact identity; ``form`` is the canonical form of the whole request."""
+        return hashlib.sha256(self._prefix + b"key" + form).digest()
+
+    def fingerprint(self, form: bytes) -> bytes:
+        """Return the compatibility fingerprint; ``form`` leaves the question out."""
+        return hashlib.sha256(self._prefix + b"but" + form).digest()
+
+    @cached_property
+    def _prefix(self) -> bytes:
+        """Return what is hashed before the form; length prefixed, it ends in one place only."""
+        compress = (self.compress.encode(),) if self.compress else ()
+        return _joined(
+            str(KEY_VERSION).encode(),
+            str(self.generation).encode(),
+            self.endpoint.value.encode(),
+            self.upstream.encode(),
+            self.query.encode(errors="surrogateescape"),
+            self.scope,
+            self.pii_identity.encode(),
+            *compress,
+        )
+
+
+@lru_cache(maxsize=_TENANTS_AT_A_TIME)
+def compress_identity(settings: CompressSettings, documents: DocumentSettings | None) -> str:
+    """Return what tells these settings from others; empty where no word goes that says something.
+
+    ``documents`` are those of ``prefix``.
+    """
+    if not settings.enabled or (settings.keep >= 1 and not settings.history):
+        return ""
+    given = [getattr(settings, each.name) for each in fields(settings)]
+    return repr([sorted(each) if isinstance(each, frozenset) else each for each in given]) + repr(
+        documents if settings.documents is None else None
+    )
+
+
+@lru_cache(maxsize=_TENANTS_AT_A_TIME)
+def shared_partition(
+    endpoint: Endpoint,
+    upstream: str,
+    query: str,
+    generation: int,
+    pii_identity: str,
+    *,
+    secret: bytes,
+    scope: Scope,
+    tenant: Tenant,
+    compress: str = "",
+) -> Partition:
+    """Return the partition of a request whose scope does not depend on its end user."""
+    scope_bytes = scope_id(secret, scope, tenant, ())
+    return Partition(endpoint, upstream, query, generation, scope_bytes, pii_identity, compress)

@@ -1,0 +1,216 @@
+"""What a request's lookup depends on, and whether it may be looked up at all."""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from gateway.cache.canonical import canonical_form
+from gateway.cache.entry import KEY_VERSION, Entry
+from gateway.cache.field_digests import field_digests
+from gateway.cache.key import Partition, Tenant, compress_identity, scope_id, shared_partition
+from gateway.protocol.conversation import without_question
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.fields import bypass_reason
+from gateway.protocol.reasons import Reason
+from gateway.protocol.responses import caller_key
+from gateway.semantic.eligibility.rules import NOT_SOUGHT, Sought, sought
+from policies.decide import Decision, PiiAction, Scope
+from policies.freshness import NO_GRACE, Directives, Freshness, Grace, freshness, jittered
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request that may be looked up. Equality of identity is by digests, never by text.
+
+    What only a miss needs (question, fingerprint) is computed when it is asked for.
+    ``personal_partition`` is the end user's own, where answers with personal data may be kept
+    apart from those that are shared.
+    """
+
+    body: dict[str, Any]
+    partition: Partition
+    decision: Decision
+    directives: Directives
+    secret: bytes = field(repr=False)
+    """The server's, for field digests."""
+    personal_partition: Partition | None = None
+    key: bytes = field(init=False, repr=False, compare=False)
+    """Exact cache key, 32 bytes."""
+
+    def __post_init__(self) -> None:
+        # No cached_property: on Python 3.11 that takes a lock, and each hit needs the key.
+        form = canonical_form(self.partition.endpoint, self.body)
+        object.__setattr__(self, "key", self.partition.cache_key(form))
+
+    @cached_property
+    def personal(self) -> "Plan | None":
+        """Plan of the same request wholly within its end user's scope, where that is another."""
+        if self.personal_partition is None:
+            return None
+        decision = replace(self.decision, scope=Scope.USER)
+        return Plan(self.body, self.personal_partition, decision, self.directives, self.secret)
+
+    @property
+    def coalescing_key(self) -> bytes:
+        """Identity of the misses that may share one upstream call.
+
+        Where an answer with personal data may be kept, that is those of one end user; and where it
+        repeats who asked, those of one caller.
+        """
+        key = self.key if self.personal is None else self.personal.key
+        return caller_key(key, self.body) if self.partition.endpoint is Endpoint.RESPONSES else key
+
+    @cached_property
+    def sought(self) -> Sought:
+        """Text to look up by meaning, or why there is none though the policy would have it."""
+        if not self.decision.semantic:
+            return NOT_SOUGHT
+        return sought(self.partition.endpoint, self.body)
+
+    @property
+    def question(self) -> str | None:
+        """Text to look up by meaning; None where only exact lookup is allowed."""
+        return self.sought.question
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """Identity of everything except the question, 32 bytes; zeros where there is none."""
+        if self.question is None:
+            return bytes(32)
+        bare = without_question(self.partition.endpoint, self.body)
+        return self.partition.fingerprint(canonical_form(self.partition.endpoint, bare))
+
+    @property
+    def scans(self) -> bool:
+        """Tell whether prompt and answer must pass the PII scan."""
+        match self.decision.pii:
+            case PiiAction.ALLOW:
+                return False
+            case PiiAction.USER:
+                return self.decision.scope is not Scope.USER
+            case PiiAction.BYPASS:
+                return True
+
+    def belongs(self, entry: Entry) -> bool:
+        """Check what a store returned against the request, whatever it was looked up by."""
+        partition = self.partition
+        return (
+            entry.key_version == KEY_VERSION
+            and entry.scope == partition.scope
+            and entry.endpoint == partition.endpoint
+            and entry.model == self.body["model"]
+            and entry.upstream == partition.upstream
+            and entry.generation == partition.generation
+        )
+
+    def freshness_of(self, entry: Entry, now: float, *, graceful: bool = True) -> Freshness:
+        """Judge an entry by its expiry, by what the policy gives now, and by the request.
+
+        The policy's present lifetime and grace count so that shortening them holds for what is
+        stored; lengthening them revives nothing.
+        """
+        decision = self.decision
+        lifetime = decision.lifetime
+        if decision.jitter:
+            lifetime = jittered(lifetime, decision.jitter, entry.key)
+        grace = NO_GRACE
+        if graceful and entry.grace:
+            grace = Grace(
+                min(entry.grace, decision.grace_revalidate), min(entry.grace, decision.grace_error)
+            )
+        return freshness(
+            stored_at=entry.stored_at,
+            expires_at=min(entry.expires_at, entry.stored_at + lifetime),
+            now=now,
+            directives=self.directives,
+            grace=grace,
+        )
+
+    def entry(self, result: bytes, now: float, *, tokens: int = 0) -> Entry:
+        """Make the entry that stores ``result`` as the answer to this request."""
+        partition = self.partition
+        return Entry(
+            key=self.key,
+            endpoint=partition.endpoint.value,
+            model=self.body["model"],
+            upstream=partition.upstream,
+            generation=partition.generation,
+            scope=partition.scope,
+            fingerprint=self.fingerprint,
+            rule=self.decision.rule,
+            stored_at=now,
+            expires_at=now + jittered(self.decision.lifetime, self.decision.jitter, self.key),
+            result=result,
+            question=self.question,
+            tags=self.decision.tags,
+            tokens=tokens,
+            grace=max(self.decision.grace_revalidate, self.decision.grace_error),
+            digests=field_digests(self.secret, partition.scope, partition.endpoint, self.body),
+        )
+
+
+def plan_request(
+    body: dict[str, Any],
+    *,
+    endpoint: Endpoint,
+    upstream: str,
+    query: str,
+    tenant: Tenant,
+    secret: bytes,
+    decision: Decision,
+    pii_identity: str,
+    directives: Directives,
+) -> Plan | Reason:
+    """Return the plan of a request, or the reason why it bypasses the cache."""
+    if directives.no_store:
+        return Reason.NO_STORE
+    if (refused := bypass_reason(endpoint, body)) is not None:
+        return refused
+    if not (decision.exact or decision.semantic):
+        return Reason.POLICY
+    if decision.max_temperature is not None and _too_hot(body, decision.max_temperature):
+        return Reason.TEMPERATURE
+    compress = compress_identity(decision.compress, decision.prefix.documents)
+    personal = None
+    if decision.scope is Scope.USER or decision.pii is PiiAction.USER:
+        # Not kept for the next request: a name comes from the body and may be megabytes long.
+        user = end_user(body)
+        if user:
+            scope = scope_id(secret, Scope.USER, tenant, user)
+            generation = decision.generation
+            personal = Partition(
+                endpoint, upstream, query, generation, scope, pii_identity, compress
+            )
+    if decision.scope is not Scope.USER:
+        partition = shared_partition(
+            endpoint,
+            upstream,
+            query,
+            decision.generation,
+            pii_identity,
+            secret=secret,
+            scope=decision.scope,
+            tenant=tenant,
+            compress=compress,
+        )
+        plan = Plan(body, partition, decision, directives, secret, personal_partition=personal)
+    elif personal is not None:
+        plan = Plan(body, personal, decision, directives, secret)
+    else:
+        return Reason.NO_USER
+    # Without exact lookup, what has no question could be stored but never be found.
+    return plan if decision.exact or plan.question is not None else Reason.POLICY
+
+
+def _too_hot(body: dict[str, Any], most: float) -> bool:
+    temperature = body.get("temperature")
+    return temperature is not None and temperature > most
+
+
+def end_user(body: dict[str, Any]) -> tuple[str, ...]:
+    """Return who the client says its end user is; empty when it does not.
+
+    Both names count where they differ: one of them may stand for a whole application.
+    """
+    names = (body.get("safety_identifier"), body.get("user"))
+    return tuple(dict.fromkeys(name for name in names if isinstance(name, str) and name))

@@ -1,0 +1,199 @@
+"""What the pipeline needs from the outside; adapters provide it, tests may fake it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gateway.cache.entry import Entry
+from gateway.cache.plan import Plan
+from policies.decide import Decision, PiiAction, Policy
+from policies.recorded import RecordedPolicy
+
+
+class StoreError(Exception):
+    """The store failed or did not answer in time. Never fails a request: it is a miss."""
+
+
+class StoreUnavailableError(StoreError):
+    """The store cannot be reached or did not answer in time: better not to ask it for a while."""
+
+
+class PositionError(StoreError):
+    """Not a position that this store told of: a walk cannot go on from it."""
+
+
+class EntryTooLargeError(StoreError):
+    """The entry takes more than one entry's share of the store. Nothing was stored or replaced."""
+
+
+class UnfinishedError(Exception):
+    """An operator's action stopped half-way; the text says what was done and what was not."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """Live entries and the bytes they take, keys and metadata included."""
+
+    entries: int
+    bytes: int
+    evictions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some of a store's entries, and where to go on; None at the end."""
+
+    entries: Sequence[Entry]
+    after: bytes | None
+
+
+class Store(Protocol):
+    """Where entries live. All waits are bounded; every failure is a StoreError."""
+
+    async def get(self, key: bytes) -> Entry | None:
+        """Return the whole entry, or None. May return a stale entry; never a damaged one."""
+        ...
+
+    async def put(self, entry: Entry) -> None:
+        """Store or replace; once this returns, ``get`` of any worker finds it."""
+        ...
+
+    async def delete(self, key: bytes) -> None:
+        """Forget the entry; no error when it is not there."""
+        ...
+
+    async def walk(self, after: bytes | None, limit: int) -> Page:
+        """Return up to ``limit`` entries from ``after`` on; None begins.
+
+        For the operator, not for requests. Going on from page to page, every entry that is there
+        all the while comes at least once; what is damaged is passed over. A page may hold fewer
+        than ``limit``, even none, and not be the last. ``after`` means something to this store
+        only. Raises PositionError where it means nothing.
+        """
+        ...
+
+    def stats(self) -> StoreStats:
+        """Return the latest known figures without I/O."""
+        ...
+
+    async def close(self) -> None:
+        """Finish pending writes and release files."""
+        ...
+
+
+class ScopeKeys(Protocol):
+    """Where the scopes' data keys are kept, wrapped under a master key; failures are StoreErrors.
+
+    A scope is named by a tag. It has one data key for each master key that wrapped one.
+    """
+
+    async def find(self, tag: bytes, master: bytes) -> bytes | None:
+        """Return the wrapped data key, or None."""
+        ...
+
+    async def ensure(self, tag: bytes, master: bytes, proposed: bytes, until: float) -> bytes:
+        """Return the wrapped data key that holds from now on: the one there, else ``proposed``.
+
+        Whoever asks at the same moment is told the same. It is kept until ``until`` at least.
+        """
+        ...
+
+    async def forget(self, tag: bytes) -> None:
+        """Destroy all data keys of the scope; no error where there are none."""
+        ...
+
+    async def close(self) -> None:
+        """Release files and connections."""
+        ...
+
+
+class Claims(Protocol):
+    """Which of several gateway processes makes the upstream call for a miss that they share."""
+
+    async def take(self, slot: bytes) -> bool:
+        """Claim the slot unless it is claimed; tell whether it was not. Raises StoreError.
+
+        A claim lapses soon after its holder's end.
+        """
+        ...
+
+    def release(self, slot: bytes) -> None:
+        """Give the claim back, soon."""
+        ...
+
+
+class Quarantine(Protocol):
+    """Keys whose entries must not be found by meaning any more."""
+
+    def holds(self, key: bytes) -> bool:
+        """Tell whether the key is among them; a look at memory and at a file's date."""
+        ...
+
+    async def add(self, key: bytes) -> None:
+        """Add a key for good. Raises OSError."""
+        ...
+
+
+class Learned(Protocol):
+    """What comparisons with fresh answers have taught; looks at memory and at a file's date."""
+
+    def off(self, decision: Decision, threshold: float | None) -> bool:
+        """Tell whether too many semantic hits under this decision were wrong to have any more."""
+        ...
+
+    def alias(self, plan: Plan, entry: Entry, now: float) -> bool:
+        """Tell whether the entry's answer has been found to be that of the plan's question."""
+        ...
+
+
+class Comparisons(Protocol):
+    """The journal of comparisons; every process that shares it learns from its lines."""
+
+    async def append(self, line: Mapping[str, Any]) -> None:
+        """Write a line down. Raises OSError, where this process has learnt from it all the same."""
+        ...
+
+    def to_switch_off(self, rule: str) -> dict[str, Any] | None:
+        """Return the line that switches a rule's semantic hits off, if it is to be written."""
+        ...
+
+    def report(self) -> dict[str, Any]:
+        """Return the figures by rule, and how many aliases there are."""
+        ...
+
+
+class Scanner(Protocol):
+    """PII detection in text."""
+
+    def scan(self, text: str) -> str | None:
+        """Return the first kind found, or None."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ActivePolicy:
+    """The policy in force and the scanner for its regions; replaced whole on a reload."""
+
+    policy: Policy
+    scanner: Scanner
+    recorded: RecordedPolicy
+    """The policy in the form that the decision log needs."""
+    pii_identities: Mapping[PiiAction, str]
+    """What keys say of the scan that a prompt passed, for each action."""
+
+
+class PolicySource(Protocol):
+    """Holds the last good policy."""
+
+    @property
+    def active(self) -> ActivePolicy:
+        """The policy in force."""
+        ...
+
+
+class Vault(Protocol):
+    """Holds the keys under which a scope's entries are sealed."""
+
+    async def forget(self, scope: bytes) -> None:
+        """Destroy the scope's keys. Raises StoreError."""
+        ...

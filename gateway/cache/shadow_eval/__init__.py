@@ -1,0 +1,1 @@
+"""Cached answers compared with fresh ones, and what the comparisons teach."""

@@ -1,0 +1,193 @@
+"""What comparisons have taught: the rate of wrong hits per rule, rules switched off, aliases.
+
+Law: it is made of the lines of the journal alone, in their order, so that every process that has
+read the same lines knows the same. A rule is off from the line that says so until a line says
+otherwise, or until its rate is one of something else (``basis``).
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from gateway.cache.shadow_eval.comparison import Comparison, Kind, read_comparison
+from gateway.semantic.compare.answers import Outcome
+from policies.binomial import at_most, lower_bound, upper_bound
+
+WINDOW = 500
+"""The latest hits of a rule whose rate counts."""
+MOST_RULES = 1000
+MOST_ALIASES = 10_000
+
+GATE_CONFIDENCE = 0.999
+"""That the rate is over the budget. It is asked after every comparison, so that 95 % would be
+passed by chance sooner or later."""
+
+_EACH_SIDE = 0.975
+_WORTH_TELLING = 30
+"""Hits compared before their rate says much."""
+
+
+@dataclass(slots=True)
+class RuleChecks:
+    """The comparisons of one rule; those of hits, served or not, apart from near misses."""
+
+    basis: str
+    budget: float
+    hits: deque[Outcome] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    near: deque[Outcome] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    latest: float = 0.0
+    off: bool = False
+
+    def over_budget(self) -> bool:
+        """Tell whether the share of wrong hits is surely over the budget."""
+        wrong = self.hits.count(Outcome.DIFFERENT)
+        # The lower bound is over the budget where so many wrong ones are that unlikely within it.
+        within = at_most(wrong - 1, len(self.hits), self.budget)
+        return wrong > 0 and 1 - within < 1 - GATE_CONFIDENCE
+
+    def report(self) -> dict[str, Any]:
+        """Return the figures; the interval has room for whatever the unsure ones are."""
+        counts, near = Counter(self.hits), Counter(self.near)
+        wrong, unsure, of = counts[Outcome.DIFFERENT], counts[Outcome.UNSURE], len(self.hits)
+        told = of - unsure
+        met = upper_bound(wrong + unsure, of, 0.95)
+        return {
+            "comparisons": of,
+            **{outcome.value: counts[outcome] for outcome in Outcome},
+            "wrong_hits": wrong / told if told else None,
+            "interval": [
+                lower_bound(wrong, of, _EACH_SIDE),
+                upper_bound(wrong + unsure, of, _EACH_SIDE),
+            ],
+            "budget": self.budget,
+            "budget_met": met if of else None,
+            "near_misses": {outcome.value: near[outcome] for outcome in Outcome},
+            "off": self.off,
+            "latest": self.latest,
+            "next": _advice(self, wrong=wrong, unsure=unsure, of=of, met=met),
+        }
+
+
+class CheckLedger:
+    """One owner takes the journal's lines in their order, and asks."""
+
+    def __init__(self) -> None:
+        self._rules: dict[str, RuleChecks] = {}
+        self._aliases: dict[tuple[str, str], tuple[str, float]] = {}
+
+    def take(self, line: Mapping[str, Any]) -> None:
+        """Take the next line; one that tells nothing known here is passed over."""
+        rule = line.get("rule")
+        match line.get("kind"):
+            case "reset":
+                if isinstance(rule, str):
+                    self._rules.pop(rule, None)
+                else:
+                    self._rules.clear()
+            case "off" if isinstance(rule, str):
+                budget, basis = line.get("budget"), str(line.get("basis"))
+                if isinstance(budget, int | float):
+                    self._checks(rule, basis, budget).off = True
+            case _ if (comparison := read_comparison(line)) is not None:
+                self._compared(comparison)
+
+    def off(self, rule: str, basis: str) -> bool:
+        """Tell whether the rule has no semantic hits at present."""
+        checks = self._rules.get(rule)
+        return checks is not None and checks.off and checks.basis == basis
+
+    def to_switch_off(self, rule: str) -> dict[str, Any] | None:
+        """Return the line that switches a rule off, if it is to be and is not."""
+        checks = self._rules.get(rule)
+        if checks is None or checks.off or not checks.over_budget():
+            return None
+        wrong, of = checks.hits.count(Outcome.DIFFERENT), len(checks.hits)
+        return _off_line(rule, checks) | {"wrong": wrong, "comparisons": of}
+
+    def carried_over(self) -> list[dict[str, Any]]:
+        """Return the lines without which a journal begun anew would not say what is off."""
+        return [_off_line(rule, checks) for rule, checks in self._rules.items() if checks.off]
+
+    def alias(
+        self, asked: str, entry: str, until: float, *, now: float, barred: Callable[[bytes], bool]
+    ) -> bool:
+        """Tell whether the entry that ends at ``until`` is known to answer the question.
+
+        One that ends at another time holds another answer under the same key. ``barred`` tells of
+        a key that it was called wrong; where the fresh answer that was the same has been, the alias
+        goes as well.
+        """
+        found = self._aliases.get((asked, entry))
+        if found is None:
+            return False
+        key, its_end = found
+        if now < until == its_end and not barred(bytes.fromhex(key)):
+            return True
+        del self._aliases[asked, entry]
+        return False
+
+    def report(self) -> dict[str, dict[str, Any]]:
+        """Return the figures by rule."""
+        return {rule: checks.report() for rule, checks in sorted(self._rules.items())}
+
+    def rules_off(self) -> dict[str, bool]:
+        """Return of each rule that was ever compared whether it is off."""
+        return {rule: checks.off for rule, checks in self._rules.items()}
+
+    @property
+    def aliases(self) -> int:
+        """How many there are."""
+        return len(self._aliases)
+
+    def _compared(self, comparison: Comparison) -> None:
+        checks = self._checks(comparison.rule, comparison.basis, comparison.budget)
+        near = comparison.kind is Kind.NEAR_MISS
+        (checks.near if near else checks.hits).append(comparison.outcome)
+        checks.latest = comparison.time
+        pair = comparison.asked, comparison.entry
+        if comparison.outcome is Outcome.DIFFERENT:
+            self._aliases.pop(pair, None)
+        elif comparison.promoted and _is_key(comparison.key):
+            self._aliases.pop(pair, None)
+            self._aliases[pair] = comparison.key, comparison.until
+            _bound(self._aliases, MOST_ALIASES)
+
+    def _checks(self, rule: str, basis: str, budget: float) -> RuleChecks:
+        checks = self._rules.pop(rule, None)
+        if checks is None or checks.basis != basis:
+            checks = RuleChecks(basis, budget)
+        self._rules[rule] = checks
+        _bound(self._rules, MOST_RULES)
+        return checks
+
+
+def _off_line(rule: str, checks: RuleChecks) -> dict[str, Any]:
+    return {"kind": "off", "rule": rule, "basis": checks.basis, "budget": checks.budget}
+
+
+def _is_key(text: str) -> bool:
+    try:
+        return bool(bytes.fromhex(text))
+    except ValueError:
+        return False
+
+
+def _bound(held: dict[Any, Any], most: int) -> None:
+    for oldest in list(islice(held, max(0, len(held) - most))):
+        del held[oldest]
+
+
+def _advice(checks: RuleChecks, *, wrong: int, unsure: int, of: int, met: float) -> str:
+    if checks.off:
+        return "semantic hits are off: look at the wrong ones, then reset"
+    if of < _WORTH_TELLING:
+        return "too few comparisons to say: let it run"
+    if met <= checks.budget:
+        return "the budget is kept"
+    if upper_bound(wrong, of, 0.95) <= checks.budget:
+        return f"{unsure} comparisons are unsure: look at them, and label pairs by hand"
+    if lower_bound(wrong, of, 0.95) > checks.budget:
+        return "over the budget: calibrate on this traffic, or switch semantic off"
+    return "not told yet: more comparisons are needed"

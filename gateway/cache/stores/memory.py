@@ -1,0 +1,142 @@
+"""Entries in this process's memory, bounded in bytes: the tier in front of another store.
+
+Law: no method suspends, so a hit costs about a microsecond and calls never interleave. Used from
+one thread. What is counted is what an entry takes of the process's memory, Python's objects among
+it (benchmarks/memory_bound.py shows both).
+"""
+
+import heapq
+from collections.abc import Hashable
+from dataclasses import replace
+from sys import getsizeof
+from typing import TypeVar, cast
+
+from gateway.cache.entry import Entry
+from gateway.cache.ports import EntryTooLargeError, Page, StoreError, StoreStats
+from gateway.cache.stores.eviction import S3Fifo
+
+ENTRY_SHARE = 8
+"""One entry may take an eighth of the store, as on disk."""
+
+_ENTRY_BYTES = 740
+"""An entry's object, its times, its places in the tables here and of the eviction, and its ghost.
+
+Measured, with what the allocator rounds up.
+"""
+
+_DIGEST_BYTES = 136
+"""A field's digest and the pair that it is in; the field's name is shared."""
+
+_MOST_SHARED = 10_000
+_LONGEST_SHARED = 256
+
+T = TypeVar("T", bound=Hashable)
+
+
+class MemoryStore:
+    """See the port ``Store``. What must go to make room is chosen by ``core.eviction``."""
+
+    def __init__(self, *, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._entries: dict[bytes, Entry] = {}
+        self._eviction = S3Fifo(max_bytes)
+        self._evictions = 0
+        self._shared: dict[Hashable, Hashable] = {}
+        self._closed = False
+
+    async def get(self, key: bytes) -> Entry | None:
+        """See the port."""
+        self._check_open()
+        found = self._entries.get(key)
+        if found is not None:
+            self._eviction.use(key)
+        return found
+
+    async def put(self, entry: Entry) -> None:
+        """See the port. Raises EntryTooLargeError over an entry's share of the store."""
+        self._check_open()
+        entry = self._with_shared(entry)
+        size = resident_size(entry)
+        if size > self._max_bytes // ENTRY_SHARE:
+            raise EntryTooLargeError(
+                f"an entry of {size} bytes, at most {self._max_bytes // ENTRY_SHARE} are stored"
+            )
+        self.forget(entry.key)
+        for evicted in self._eviction.add(entry.key, size, entry.tokens):
+            del self._entries[evicted]
+            self._evictions += 1
+        self._entries[entry.key] = entry
+
+    async def delete(self, key: bytes) -> None:
+        """See the port."""
+        self._check_open()
+        self.forget(key)
+
+    async def walk(self, after: bytes | None, limit: int) -> Page:
+        """See the port. ``after`` is the last key of the page before."""
+        self._check_open()
+        rest = (key for key in self._entries if after is None or key > after)
+        keys = heapq.nsmallest(limit, rest)
+        more = keys[-1] if len(keys) == limit else None
+        return Page([self._entries[key] for key in keys], more)
+
+    def touch(self, key: bytes) -> None:
+        """Note that the entry was used without being read here."""
+        self._eviction.use(key)
+
+    def stats(self) -> StoreStats:
+        """See the port."""
+        return StoreStats(len(self._entries), self._eviction.bytes, self._evictions)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
+        self._shared.clear()
+        self._eviction = S3Fifo(self._max_bytes)
+
+    async def close(self) -> None:
+        """Forget everything."""
+        self._closed = True
+        self.clear()
+
+    def forget(self, key: bytes) -> None:
+        """Forget the entry, if there is one."""
+        if self._entries.pop(key, None) is not None:
+            self._eviction.remove(key)
+
+    def _with_shared(self, entry: Entry) -> Entry:
+        """Return the entry with what many entries have alike held once for all of them."""
+        return replace(
+            entry,
+            endpoint=self._share(entry.endpoint),
+            model=self._share(entry.model),
+            upstream=self._share(entry.upstream),
+            scope=self._share(entry.scope),
+            fingerprint=self._share(entry.fingerprint),
+            rule=self._share(entry.rule),
+            tags=self._share(entry.tags),
+            digests=tuple((self._share(name), digest) for name, digest in entry.digests),
+        )
+
+    def _share(self, value: T) -> T:
+        if isinstance(value, str) and len(value) > _LONGEST_SHARED:
+            return value  # a client's, and nobody else's
+        if len(self._shared) >= _MOST_SHARED:
+            self._shared.clear()
+        return cast("T", self._shared.setdefault(value, value))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError("the store is closed")
+
+
+def resident_size(entry: Entry) -> int:
+    """Return the bytes that an entry takes of this process's memory, about."""
+    return (
+        _ENTRY_BYTES
+        + getsizeof(entry.key)
+        + getsizeof(entry.result)
+        + getsizeof(entry.question)
+        + getsizeof(entry.model)
+        + sum(_DIGEST_BYTES + len(name) for name, _ in entry.digests)
+    )

@@ -1,0 +1,1 @@
+"""Entries in Redis or a Redis Cluster that gateways share."""

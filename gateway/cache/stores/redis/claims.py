@@ -1,0 +1,125 @@
+"""Which gateway process makes the upstream call for a miss that several have: claims in Redis.
+
+Law: a claim is one process's; it lapses LEASE_SECONDS after its holder was last heard of. No call
+waits longer than CALL_SECONDS, and none is made while the store is not used. A claim that could not
+be given back is given back as soon as Redis answers again.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from gateway.cache.ports import StoreError, StoreUnavailableError
+from gateway.cache.stores.patience import Patience
+from gateway.cache.stores.redis.batches import Batches
+from gateway.cache.stores.redis.link import Call, RedisLink
+from gateway.cache.stores.redis.scripts import CLAIM, RELEASE, RENEW, Script, Shard
+
+LEASE_SECONDS = 6.0
+CALL_SECONDS = 0.04
+RELEASE_PAUSE = 0.1
+"""Before a claim that Redis did not hear of is given back again."""
+
+_log = logging.getLogger(__name__)
+
+
+class RedisClaims:
+    """See the port ``Claims``. Used from one event loop."""
+
+    def __init__(
+        self,
+        link: RedisLink,
+        shards: Sequence[Shard],
+        shard_of: Callable[[bytes], Shard],
+        usable: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.usable = usable
+        """Tells whether the store is used at present."""
+        self._calls: list[Batches[Call, Any]] = [
+            Batches(partial(link.run_all, shard)) for shard in shards
+        ]
+        self._shard_of = shard_of
+        self._token = secrets.token_hex(8).encode()
+        """Whose our claims are."""
+        self._patience = Patience()
+        self._held: set[bytes] = set()
+        self._taking: set[bytes] = set()
+        self._closing = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def take(self, slot: bytes) -> bool:
+        """See the port."""
+        if not self.usable():
+            raise StoreUnavailableError("the store is not answering")
+        if slot in self._held or slot in self._taking:
+            return False
+        self._taking.add(slot)
+        try:
+            taken = await self._patience.wait(self._run(CLAIM, slot), CALL_SECONDS)
+        except BaseException as error:
+            # It may have been taken all the same.
+            self.release(slot)
+            if isinstance(error, TimeoutError):
+                raise StoreUnavailableError("Redis did not answer in time") from None
+            raise
+        finally:
+            self._taking.discard(slot)
+        if taken:
+            self._held.add(slot)
+            if self._renewing is None:
+                self._renewing = asyncio.create_task(self._renew())
+        return bool(taken)
+
+    def release(self, slot: bytes) -> None:
+        """See the port."""
+        self._held.discard(slot)
+        task = asyncio.create_task(self._release(slot))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Give all claims back, each with one more try."""
+        self._closing.set()
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.wait([self._renewing])
+        for slot in list(self._held):
+            self.release(slot)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for calls in self._calls:
+            await calls.close()
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(LEASE_SECONDS / 3)
+            for slot in list(self._held):
+                try:
+                    await self._run(RENEW, slot)
+                except StoreError as error:
+                    _log.debug("store: a claim was not renewed: %s", error)
+
+    async def _release(self, slot: bytes) -> None:
+        until = asyncio.get_running_loop().time() + LEASE_SECONDS
+        while slot not in self._held:
+            try:
+                await self._run(RELEASE, slot)
+            except StoreError as error:
+                _log.debug("store: a claim was not given back: %s", error)
+            else:
+                return
+            if self._closing.is_set() or asyncio.get_running_loop().time() > until:
+                return  # it lapses
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), RELEASE_PAUSE)
+
+    async def _run(self, script: Script, slot: bytes) -> Any:
+        shard = self._shard_of(slot)
+        lease = int(LEASE_SECONDS * 1000)
+        call = Call(script, (shard.prefix, slot, self._token, lease))
+        return await self._calls[shard.number].call(call)

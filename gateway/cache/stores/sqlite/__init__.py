@@ -1,0 +1,1 @@
+"""Entries in one SQLite file that workers share."""

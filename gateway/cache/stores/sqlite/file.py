@@ -1,0 +1,338 @@
+"""The entries' database file: opening it, noticing that it was replaced, setting it aside.
+
+Law: a file that cannot be trusted never stops the gateway and is never deleted unseen. It is
+renamed with its write-ahead log, one line says so, and an empty one takes its place. Any process
+that shares the file may do this at any moment; the others notice by the inode at the path and move
+over.
+
+Opening, renaming and closing happen under an flock on a file beside the database. SQLite's own
+locks live in the database file and are lost when the process closes *any* descriptor of it, so
+nothing here ever opens that file itself, but to create it.
+"""
+
+import asyncio
+import fcntl
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from gateway.cache.ports import StoreError, StoreUnavailableError
+
+APPLICATION_ID = 0x52465241
+FORMAT = 2
+"""Version of the schema; a file of another version is set aside."""
+
+PAGE_BYTES = 8192
+"""Two 2 KB answers share a 4 KB page badly; measured in benchmarks/LOG.md."""
+
+WAL_BYTES = 8 << 20
+"""The write-ahead log is cut back to this size after a checkpoint."""
+
+_SCHEMA = """
+CREATE TABLE entry (
+    id INTEGER PRIMARY KEY,
+    main INTEGER NOT NULL,
+    place INTEGER NOT NULL,
+    uses INTEGER NOT NULL,
+    expires REAL NOT NULL,
+    bytes INTEGER NOT NULL,
+    key BLOB NOT NULL UNIQUE
+);
+CREATE INDEX entry_by_place ON entry (main, place);
+CREATE INDEX entry_by_expiry ON entry (expires);
+CREATE TABLE answer (id INTEGER PRIMARY KEY, value BLOB NOT NULL);
+CREATE TABLE ghost (key BLOB PRIMARY KEY, place INTEGER NOT NULL, bytes INTEGER NOT NULL);
+CREATE INDEX ghost_by_place ON ghost (place);
+CREATE TABLE total (
+    id INTEGER PRIMARY KEY CHECK (id = 0),
+    entries INTEGER,
+    bytes INTEGER,
+    small_bytes INTEGER,
+    ghost_bytes INTEGER
+);
+INSERT INTO total VALUES (0, 0, 0, 0, 0);
+"""
+
+_TABLES = {"entry", "answer", "ghost", "total"}
+_LOCK_POLL_SECONDS = 0.005
+_OPEN_ATTEMPTS = 3
+_CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_CONNECTION_SURVIVES = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_TOOBIG,
+        sqlite3.SQLITE_CONSTRAINT,
+    }
+)
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class CorruptFileError(sqlite3.DatabaseError):
+    """Sound to SQLite, but not ours, of another version or contradicting itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    connection: sqlite3.Connection
+    inode: tuple[int, int]
+
+
+class EntryFile:
+    """The database at ``path``, shared by the threads of this and other processes."""
+
+    def __init__(self, path: Path, *, busy_seconds: float, clock: Callable[[], float]) -> None:
+        self.path = path
+        self._busy_seconds = busy_seconds
+        self._clock = clock
+
+    def open(self) -> _Opened:
+        """Connect, creating the file or replacing a corrupt one. Raises sqlite3.Error, OSError."""
+        with self._locked():
+            try:
+                connection = self._connect()
+            except sqlite3.DatabaseError as error:
+                if not is_corrupt(error):
+                    raise
+                self._rename(str(error))
+                connection = self._connect()
+            inode = self._inode()
+            if inode is None:
+                connection.close()
+                raise FileNotFoundError(f"{self.path} vanished while it was opened")
+            return _Opened(connection, inode)
+
+    def close(self, opened: _Opened) -> None:
+        """Close under the lock: the last connection removes the log by its *path*."""
+        with self._locked():
+            opened.connection.close()
+
+    def is_current(self, opened: _Opened) -> bool:
+        """Tell whether the path still names the file that was opened."""
+        return self._inode() == opened.inode
+
+    def set_aside(self, opened: _Opened, reason: str) -> None:
+        """Rename the corrupt file, unless somebody else was quicker. Raises OSError."""
+        with self._locked():
+            if self.is_current(opened):
+                self._rename(reason)
+
+    def log_bytes(self) -> int:
+        """Return the size of the write-ahead log."""
+        try:
+            return self._beside("-wal").stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def _beside(self, suffix: str) -> Path:
+        return self.path.with_name(self.path.name + suffix)
+
+    def _inode(self) -> tuple[int, int] | None:
+        try:
+            status = self.path.stat()
+        except FileNotFoundError:
+            return None
+        return status.st_dev, status.st_ino
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        descriptor = os.open(self._beside(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            deadline = time.monotonic() + self._busy_seconds
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise TimeoutError(f"{self.path}: its lock is held elsewhere") from None
+                    time.sleep(_LOCK_POLL_SECONDS)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _connect(self) -> sqlite3.Connection:
+        if not self.path.exists():
+            # Prompts and answers are nobody else's; the log takes over the file's mode.
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        connection = sqlite3.connect(
+            self.path,
+            timeout=self._busy_seconds,
+            isolation_level=None,
+            # Each connection belongs to one thread; only the last close may come from another.
+            check_same_thread=False,
+        )
+        try:
+            self._prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        def pragma(text: str) -> object:
+            rows = connection.execute(f"PRAGMA {text}").fetchall()
+            return rows[0][0] if rows else None
+
+        new = pragma("application_id") == 0 and not pragma("schema_version")
+        if new:
+            # Only of effect while the file is empty; on a full one they would wait for the writer.
+            pragma(f"page_size = {PAGE_BYTES}")
+            pragma("auto_vacuum = INCREMENTAL")
+        if pragma("journal_mode = WAL") != "wal":
+            raise sqlite3.OperationalError("this file system cannot share a write-ahead log")
+        pragma("synchronous = NORMAL")
+        pragma(f"journal_size_limit = {WAL_BYTES}")
+        # The writer checkpoints by itself, after the waiting puts were answered.
+        pragma("wal_autocheckpoint = 0")
+        # A mapped file that is cut short kills the process with SIGBUS; a read only fails.
+        pragma("mmap_size = 0")
+        pragma("cell_size_check = ON")
+        pragma("secure_delete = FAST")
+        if new:
+            connection.executescript(
+                f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION_ID};"
+                f"PRAGMA user_version = {FORMAT}; {_SCHEMA} COMMIT;"
+            )
+        if pragma("application_id") != APPLICATION_ID:
+            raise CorruptFileError("not a database of entries")
+        if (version := pragma("user_version")) != FORMAT:
+            raise CorruptFileError(f"schema version {version}, expected {FORMAT}")
+        tables = connection.execute(
+            "SELECT name FROM sqlite_schema WHERE type = 'table'"
+        ).fetchall()
+        if {name for (name,) in tables} != _TABLES:
+            raise CorruptFileError("a table is missing or too many")
+        if connection.execute("SELECT count(*) FROM total").fetchall() != [(1,)]:
+            raise CorruptFileError("its totals are missing")
+
+    def _rename(self, reason: str) -> None:
+        stamp = datetime.fromtimestamp(self._clock(), UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+        aside = self._beside(f".corrupt-{stamp}")
+        # One is kept to be looked at; more would let a failing disk fill itself up.
+        for older in self.path.parent.glob(f"{self.path.name}.corrupt-*"):
+            older.unlink(missing_ok=True)
+        # The log goes first: left behind, it would be replayed into the new, empty file.
+        for suffix in ("-wal", "-shm", ""):
+            source = self._beside(suffix)
+            if source.exists():
+                source.rename(aside.with_name(aside.name + suffix))
+        _log.error(
+            "corrupt store file %s set aside as %s, starting empty: %s",
+            self.path,
+            aside.name,
+            reason,
+        )
+
+
+class Session:
+    """One thread's connection to the file, replaced when the file is."""
+
+    def __init__(self, file: EntryFile) -> None:
+        self._file = file
+        self._opened: _Opened | None = None
+
+    def run(self, action: Callable[[sqlite3.Connection], T]) -> T:
+        """Return ``action(connection)``, whose effect is in the file now at the path.
+
+        The action is repeated when the file was corrupt or replaced meanwhile, so it must be
+        all or nothing and repeatable. Raises StoreError.
+        """
+        try:
+            for _ in range(_OPEN_ATTEMPTS):
+                opened = self._current()
+                try:
+                    result = action(opened.connection)
+                except sqlite3.Error as error:
+                    if not is_corrupt(error):
+                        raise
+                    self._file.set_aside(opened, str(error))
+                else:
+                    if self._file.is_current(opened):
+                        return result
+                self.close()
+        except (sqlite3.Error, OSError) as error:
+            if _primary_code(error) not in _CONNECTION_SURVIVES:
+                self.close_quietly()
+            raise StoreError(f"{type(error).__name__}: {error}") from error
+        raise StoreError(f"{self._file.path} was replaced again and again")
+
+    def close(self) -> None:
+        """Close the connection, if there is one. Raises OSError, sqlite3.Error."""
+        if self._opened is not None:
+            opened, self._opened = self._opened, None
+            self._file.close(opened)
+
+    def _current(self) -> _Opened:
+        if self._opened is not None and not self._file.is_current(self._opened):
+            self.close()
+        if self._opened is None:
+            self._opened = self._file.open()
+        return self._opened
+
+    def close_quietly(self) -> None:
+        """Close the connection; a fault is only logged."""
+        try:
+            self.close()
+        except (sqlite3.Error, OSError) as error:
+            _log.warning("a connection to %s was not closed cleanly: %s", self._file.path, error)
+
+
+class Reply(Generic[T]):
+    """Where the loop waits for a thread's answer. Made on the loop.
+
+    Every wait ends, with a value or a StoreError, whatever happens to the thread.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[T] = self._loop.create_future()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody still waits."""
+        return not self._future.done()
+
+    def settle(self, outcome: T | StoreError) -> None:
+        """Hand over the answer; called from any thread."""
+        # A closed loop has nobody waiting on it.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._set, outcome)
+
+    async def wait(self, seconds: float, what: str) -> T:
+        """Return the answer. Raises StoreError, at the latest after ``seconds``."""
+        late = StoreUnavailableError(f"{what} took longer than {seconds:g} s")
+        expiry = self._loop.call_later(seconds, self._set, late)
+        try:
+            return await self._future
+        finally:
+            expiry.cancel()
+
+    def _set(self, outcome: T | StoreError) -> None:
+        if self._future.done():
+            return
+        if isinstance(outcome, StoreError):
+            self._future.set_exception(outcome)
+        else:
+            self._future.set_result(outcome)
+
+
+def is_corrupt(error: Exception) -> bool:
+    """Tell whether the file itself is at fault, rather than disk, permissions or a lock."""
+    return isinstance(error, CorruptFileError) or _primary_code(error) in _CORRUPT
+
+
+def _primary_code(error: Exception) -> int | None:
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF

@@ -1,0 +1,170 @@
+"""Wrapped data keys in a file of the data directory, shared by the workers of an installation.
+
+Law: a key is on the disk before anything is sealed with it, and what is forgotten is overwritten
+in the file before ``forget`` returns. Who reads the file without the master key reads noise.
+
+No write-ahead log: an old frame in it could hold a key that was forgotten.
+"""
+
+import asyncio
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from gateway.cache.ports import StoreError
+from gateway.cache.stores.sqlite.file import is_corrupt
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS scope_key (
+    tag BLOB NOT NULL,
+    master BLOB NOT NULL,
+    wrapped BLOB NOT NULL,
+    until REAL NOT NULL,
+    PRIMARY KEY (tag, master)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS scope_key_by_end ON scope_key (until);
+"""
+_BUSY_SECONDS = 1.0
+_REAPED_AT_A_TIME = 64
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class SqliteScopeKeys:
+    """See the port ``ScopeKeys``. The file is opened at the first call, with mode 0600."""
+
+    def __init__(self, path: Path, *, clock: Callable[[], float]) -> None:
+        self._path = path
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._closed = False
+
+    async def find(self, tag: bytes, master: bytes) -> bytes | None:
+        """See the port."""
+        return await self._run(lambda connection: _find(connection, tag, master))
+
+    async def ensure(self, tag: bytes, master: bytes, proposed: bytes, until: float) -> bytes:
+        """See the port."""
+        now = self._clock()
+
+        def action(connection: sqlite3.Connection) -> bytes:
+            there = _find(connection, tag, master, until)
+            if there is not None:  # most often: then nothing is written, and nobody waits
+                return there
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(
+                "DELETE FROM scope_key WHERE (tag, master) IN"
+                " (SELECT tag, master FROM scope_key WHERE until < ? LIMIT ?)",
+                (now, _REAPED_AT_A_TIME),
+            )
+            connection.execute(
+                "INSERT INTO scope_key VALUES (?, ?, ?, ?)"
+                " ON CONFLICT DO UPDATE SET until = max(until, excluded.until)",
+                (tag, master, proposed, until),
+            )
+            there = _find(connection, tag, master)
+            connection.execute("COMMIT")
+            return there or proposed
+
+        return await self._run(action)
+
+    async def forget(self, tag: bytes) -> None:
+        """See the port."""
+
+        def action(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM scope_key WHERE tag = ?", (tag,))
+
+        await self._run(action)
+
+    async def close(self) -> None:
+        """See the port."""
+        self._closed = True
+        await asyncio.to_thread(self._disconnect)
+
+    async def _run(self, action: Callable[[sqlite3.Connection], T]) -> T:
+        return await asyncio.to_thread(self._attempt, action)
+
+    def _attempt(self, action: Callable[[sqlite3.Connection], T]) -> T:
+        with self._lock:
+            if self._closed:
+                raise StoreError("the scope keys are closed")
+            try:
+                return self._tried(action)
+            except sqlite3.Error as error:
+                self._drop()
+                if not is_corrupt(error):
+                    raise StoreError(f"scope keys: {type(error).__name__}: {error}") from error
+                corrupt = error
+            except OSError as error:
+                raise StoreError(f"scope keys: {error.strerror or error}") from error
+            try:
+                self._set_aside(corrupt)
+                return self._tried(action)
+            except (sqlite3.Error, OSError) as error:
+                self._drop()
+                raise StoreError(f"scope keys: {type(error).__name__}: {error}") from error
+
+    def _tried(self, action: Callable[[sqlite3.Connection], T]) -> T:
+        connection = self._connected()
+        try:
+            return action(connection)
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+
+    def _connected(self) -> sqlite3.Connection:
+        if self._connection is None:
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            connection = sqlite3.connect(
+                self._path,
+                timeout=_BUSY_SECONDS,
+                isolation_level=None,
+                # Used under the lock, by one thread at a time.
+                check_same_thread=False,
+            )
+            try:
+                connection.execute("PRAGMA journal_mode = TRUNCATE")
+                connection.execute("PRAGMA synchronous = FULL")
+                connection.execute("PRAGMA secure_delete = ON")
+                connection.executescript(_SCHEMA)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+    def _set_aside(self, error: sqlite3.Error) -> None:
+        aside = self._path.with_name(self._path.name + ".corrupt")
+        self._path.rename(aside)
+        _log.error(
+            "corrupt scope keys %s set aside as %s; what is sealed is lost: %s",
+            self._path,
+            aside.name,
+            error,
+        )
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _disconnect(self) -> None:
+        with self._lock:
+            self._drop()
+
+
+def _find(
+    connection: sqlite3.Connection, tag: bytes, master: bytes, until: float = 0.0
+) -> bytes | None:
+    """Return the key if it is kept until then at least."""
+    rows = connection.execute(
+        "SELECT wrapped FROM scope_key WHERE tag = ? AND master = ? AND until >= ?",
+        (tag, master, until),
+    ).fetchall()
+    return rows[0][0] if rows else None

@@ -1,0 +1,305 @@
+"""The one thread that changes the entries' file: what queued up meanwhile shares a commit.
+
+Law: whoever asked is answered as soon as the group is committed. Writing down uses comes after;
+syncing the log to the disk is another thread's, and waited for only when the log grows too long.
+"""
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from gateway.cache.entry import Entry
+from gateway.cache.ports import StoreError, StoreStats
+from gateway.cache.stores.entry_codec import encode_entry
+from gateway.cache.stores.eviction import Rounds
+from gateway.cache.stores.recency import Recency
+from gateway.cache.stores.sqlite.file import PAGE_BYTES, WAL_BYTES, EntryFile, Reply, Session
+from gateway.cache.stores.sqlite.table import (
+    Bounds,
+    Change,
+    Delete,
+    Discard,
+    Put,
+    Totals,
+    WriteTransaction,
+    read_totals,
+    shrink_file,
+)
+
+MAX_WAITING = 1024
+MAX_WAITING_BYTES = 64 << 20
+GROUP_CHANGES = 128
+GROUP_BYTES = 16 << 20
+TRIM_ENTRIES = 2048
+MAX_LOG_BYTES = 32 << 20
+PAGES_A_PUT = 6
+"""Upper estimate of the pages a small put dirties: two tables, three indexes, the totals."""
+
+_PASSES = 3
+_CUT = "PRAGMA wal_checkpoint(TRUNCATE)"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    work: Entry | Delete | Discard
+    bytes: int
+    reply: Reply[None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """The last thing the thread is told."""
+
+
+class Writer:
+    """The one thread that changes the file: what queued up meanwhile shares a commit."""
+
+    def __init__(
+        self,
+        file: EntryFile,
+        *,
+        bounds: Bounds,
+        recency: Recency,
+        clock: Callable[[], float],
+        upkeep_seconds: float,
+    ) -> None:
+        self._session = Session(file)
+        self._file = file
+        self._syncer = LogSyncer(file)
+        self._bounds = bounds
+        self._recency = recency
+        self._clock = clock
+        self._upkeep_seconds = upkeep_seconds
+        self._writes: SimpleQueue[_Write | _Stop] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting_bytes = 0
+        self._evictions = 0
+        self._rounds = Rounds()
+        self._unsynced = 0
+        self.stats = StoreStats(entries=0, bytes=0, evictions=0)
+        """As of the latest commit or upkeep; read from any thread."""
+        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Entry | Delete, size: int) -> Reply[None]:
+        """Queue a change of about ``size`` bytes. Raises StoreError when too much waits already."""
+        with self._lock:
+            waiting = self._writes.qsize()
+            if waiting >= MAX_WAITING or self._waiting_bytes + size > MAX_WAITING_BYTES:
+                raise StoreError(f"{waiting} writes are waiting already")
+            self._waiting_bytes += size
+        reply: Reply[None] = Reply()
+        self._writes.put(_Write(work, size, reply))
+        return reply
+
+    def discard(self, key: bytes) -> None:
+        """Forget a damaged entry, some time; called by the readers."""
+        if self._writes.qsize() < MAX_WAITING:
+            self._writes.put(_Write(Discard(key), 0, None))
+
+    def stop(self) -> None:
+        """Let the thread end after what is queued."""
+        self._syncer.stop()
+        self._writes.put(_Stop())
+
+    def join(self, deadline: float) -> bool:
+        """Wait until ``deadline`` (monotonic); tell whether the threads have ended."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        return self._syncer.join(deadline) and not self._thread.is_alive()
+
+    def _run(self) -> None:
+        self._guarded(self._trim)
+        next_upkeep = time.monotonic() + self._upkeep_seconds
+        stopped = False
+        while not stopped:
+            writes, stopped = self._collect(next_upkeep - time.monotonic())
+            if writes:
+                self._commit(writes)
+                self._guarded(self._sync_when_due)
+            if stopped or time.monotonic() >= next_upkeep:
+                self._guarded(self._upkeep)
+                next_upkeep = time.monotonic() + self._upkeep_seconds
+        self._session.close_quietly()
+
+    def _collect(self, seconds: float) -> tuple[list[_Write], bool]:
+        """Wait for a change, then take what else is there; also tell whether to stop after it."""
+        writes: list[_Write] = []
+        size = 0
+        try:
+            item = self._writes.get(timeout=max(0.0, seconds))
+            while not isinstance(item, _Stop):
+                with self._lock:
+                    self._waiting_bytes -= item.bytes
+                if item.reply is None or item.reply.wanted:
+                    writes.append(item)
+                    size += item.bytes
+                if len(writes) >= GROUP_CHANGES or size >= GROUP_BYTES:
+                    return writes, False
+                item = self._writes.get_nowait()
+        except Empty:
+            return writes, False
+        return writes, True
+
+    def _commit(self, writes: list[_Write]) -> None:
+        outcomes: list[StoreError | None] = [None] * len(writes)
+        changes: list[Change] = []
+        for at, write in enumerate(writes):
+            try:
+                changes.append(_encoded(write.work, self._rounds))
+            except ValueError as error:
+                outcomes[at] = StoreError(str(error))
+        try:
+            self._transact(changes)
+        except StoreError as error:
+            # One each: an exception raised in several tasks would gather all their tracebacks.
+            outcomes = [outcome or StoreError(str(error)) for outcome in outcomes]
+        except Exception as error:  # noqa: BLE001 - nobody may wait in vain
+            _log.exception("the store's writer failed")
+            outcomes = [StoreError(f"writer failed: {type(error).__name__}") for _ in writes]
+        for write, outcome in zip(writes, outcomes, strict=True):
+            if write.reply is not None:
+                write.reply.settle(outcome)
+
+    def _transact(self, changes: list[Change]) -> None:
+        def action(connection: sqlite3.Connection) -> Totals:
+            with self._transaction(connection) as transaction:
+                for change in changes:
+                    transaction.apply(change)
+                transaction.trim(TRIM_ENTRIES)
+            return transaction.totals
+
+        self._note(self._session.run(action))
+        self._unsynced += sum(
+            PAGES_A_PUT * PAGE_BYTES + (len(change.value) if isinstance(change, Put) else 0)
+            for change in changes
+        )
+
+    def _trim(self) -> None:
+        """Come within the bounds, which may be tighter than when the file was last used."""
+
+        def action(connection: sqlite3.Connection) -> tuple[Totals, bool]:
+            with self._transaction(connection) as transaction:
+                within = transaction.trim(TRIM_ENTRIES)
+            shrinking = shrink_file(connection, self._bounds)
+            return transaction.totals, within and not shrinking
+
+        within = False
+        while not within:
+            totals, within = self._session.run(action)
+            self._note(totals)
+            self._unsynced += totals.evicted * PAGE_BYTES
+            self._sync_when_due()
+
+    def _upkeep(self) -> None:
+        """Write down recent uses, and catch up with what other processes did."""
+        uses = self._recency.take()
+
+        def action(connection: sqlite3.Connection) -> Totals:
+            if not uses:
+                shrink_file(connection, self._bounds)
+                return read_totals(connection)
+            with self._transaction(connection) as transaction:
+                transaction.write_uses(uses)
+            return transaction.totals
+
+        self._note(self._session.run(action))
+        self._unsynced += len(uses) * PAGE_BYTES
+        self._sync_when_due()
+
+    def _sync_when_due(self) -> None:
+        if self._unsynced < WAL_BYTES:
+            return
+        self._unsynced = 0
+        self._syncer.request()
+        if self._file.log_bytes() > MAX_LOG_BYTES:
+            # Changes or reads without a gap kept the log from starting over: make them wait.
+            self._syncer.cut(self._session)
+
+    def _transaction(self, connection: sqlite3.Connection) -> WriteTransaction:
+        return WriteTransaction(connection, self._bounds, self._recency, self._clock())
+
+    def _note(self, totals: Totals) -> None:
+        self._evictions += totals.evicted
+        self.stats = StoreStats(totals.entries, totals.bytes, self._evictions)
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        """Run a step nobody waits for; the next request meets the fault, if it stays."""
+        try:
+            step()
+        except StoreError as error:
+            _log.warning("the store's upkeep failed: %s", error)
+        except Exception:  # noqa: BLE001 - the thread must live on
+            _log.exception("the store's upkeep failed")
+
+
+class LogSyncer:
+    """The thread that carries the write-ahead log over into the database file, when asked.
+
+    Here the disk is synced, which takes as long as it takes: puts go on meanwhile. Several
+    requests meanwhile are one.
+    """
+
+    def __init__(self, file: EntryFile) -> None:
+        self._file = file
+        self._wake = threading.Event()
+        self._stopping = False
+        # SQLite lets only one connection checkpoint, and turns the second away at once.
+        self._checkpointing = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="store-syncer", daemon=True)
+        self._thread.start()
+
+    def request(self) -> None:
+        """Ask for a checkpoint; returns at once."""
+        self._wake.set()
+
+    def cut(self, session: Session) -> None:
+        """Checkpoint and empty the log on the caller's thread. Raises StoreError."""
+        with self._checkpointing:
+            session.run(lambda connection: connection.execute(_CUT).fetchall())
+
+    def stop(self) -> None:
+        """Let the thread end."""
+        self._stopping = True
+        self._wake.set()
+
+    def join(self, deadline: float) -> bool:
+        """Wait until ``deadline`` (monotonic); tell whether the thread has ended."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        session = Session(self._file)
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            if self._stopping:
+                break
+            try:
+                with self._checkpointing:
+                    session.run(_checkpoint)
+            except StoreError as error:
+                _log.warning("the store's log was not synced: %s", error)
+            except Exception:  # noqa: BLE001 - the thread must live on
+                _log.exception("the store's log was not synced")
+        session.close_quietly()
+
+
+def _encoded(work: Entry | Delete | Discard, rounds: Rounds) -> Change:
+    if isinstance(work, Entry):
+        value = encode_entry(work)
+        return Put(work.key, value, work.kept_until, rounds.of(len(value), work.tokens))
+    return work
+
+
+def _checkpoint(connection: sqlite3.Connection) -> None:
+    # A log starts over only once all of it was carried over; a later pass has little left to do.
+    for _ in range(_PASSES):
+        [(busy, in_log, done)] = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        if busy or in_log == done:
+            return

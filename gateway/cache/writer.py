@@ -1,0 +1,80 @@
+"""Store an answer: admission, PII scan of the answer, entry, vector."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.cache.admission import declined
+from gateway.cache.pii_scan import ScanFailedError, Scans
+from gateway.cache.plan import Plan
+from gateway.cache.ports import (
+    EntryTooLargeError,
+    Quarantine,
+    Scanner,
+    Store,
+    StoreError,
+    StoreUnavailableError,
+)
+from gateway.protocol import exact_json
+from gateway.protocol.conversation import answer_text
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.reasons import Reason
+from gateway.protocol.responses import unnamed
+from gateway.protocol.usage import tokens_used
+from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Admitter:
+    """Decides on an answer and writes it; the entry can be hit once ``store`` has returned."""
+
+    entries: Store
+    semantic: SemanticIndex | None
+    scans: Scans
+    now: Callable[[], float]
+    quarantine: Quarantine
+
+    async def store(self, plan: Plan, result: Any, plain: bytes, scanner: Scanner) -> Reason | None:
+        """Store ``plain``, the JSON of ``result``. Return None, or why it was not stored."""
+        allowed = plan.decision.finish_reasons
+        reason = declined(plan.partition.endpoint, plan.body, result, allowed)
+        if reason is not None:
+            return reason
+        if plan.scans:
+            try:
+                text = answer_text(plan.partition.endpoint, result)
+                found = await self.scans.scan(scanner, text, plan.partition.scope)
+            except ScanFailedError:
+                return Reason.SCAN_FAULT
+            if found is not None:
+                if plan.personal is None:
+                    return Reason.PII
+                plan = plan.personal
+        if plan.partition.endpoint is Endpoint.RESPONSES and (bare := unnamed(result)) is not None:
+            plain = exact_json.dumps(bare)
+        entry = plan.entry(plain, self.now(), tokens=tokens_used(result))
+        try:
+            await self.entries.put(entry)
+        except EntryTooLargeError:
+            return Reason.TOO_LARGE
+        except StoreUnavailableError as error:
+            # Told once, by whoever stopped asking.
+            log.debug("store: an answer could not be stored: %s", error)
+            return Reason.STORE_FAULT
+        except StoreError as error:
+            log.warning("store: an answer could not be stored: %s", error)
+            return Reason.STORE_FAULT
+        await self._index(plan, entry.expires_at)
+        return None
+
+    async def _index(self, plan: Plan, expires_at: float) -> None:
+        if self.semantic is None or plan.question is None or self.quarantine.holds(plan.key):
+            return
+        try:
+            await self.semantic.add(plan.fingerprint, plan.key, plan.question, expires_at)
+        except SemanticUnavailableError as error:
+            # The entry is stored and can be hit exactly; it is only not found by meaning.
+            log.info("semantic index: an entry was not added: %s", error.reason)

@@ -1,0 +1,1 @@
+"""The `refrain` command and the processes that it starts."""

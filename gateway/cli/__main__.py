@@ -1,0 +1,8 @@
+"""`python -m gateway` is the `refrain` command."""
+
+import sys
+
+from gateway.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,317 @@
+"""A line of a calibration log: a comparison that the gateway made, or a pair labelled by hand.
+
+Law: what is not surely right counts as wrong; a line that is neither is told, never guessed.
+
+``refrain semantic calibrate``: thresholds for error budgets from an operator's own traffic.
+
+Part of the composition root, which alone may know both packages. Laws: a line that cannot be used
+is counted and told, and never guessed; what keeps no budget is not written; the file is there whole
+or not at all.
+"""
+
+import asyncio
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from operator import mul
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from embeddings.verify.agreement import RULES
+from embeddings.verify.calibration import Calibration, calibrated, least_hits, upper_bound
+from embeddings.verify.calibration_file import written_calibration
+from gateway.cache.append_files import before
+from gateway.cache.shadow_eval.journal import CHECKS_FILE
+from gateway.cli.scoring_service import ScoringError, scoring_service
+from gateway.semantic.calibrations import OWN_FILE, Calibrations
+from gateway.semantic.embeddings_service import SemanticService
+from gateway.semantic.ports import SemanticUnavailableError
+from gateway.semantic.verifier import OF_THE_TEXT, CalibratedVerifier
+from policies.wording import percent_text
+
+
+class LineError(ValueError):
+    """The line is neither; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A would-be hit whose answer was compared with a fresh one."""
+
+    score: float
+    wrong: bool
+    verifier: str
+    """Digest of the verifier whose score it is."""
+    unsure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledPair:
+    """Two questions, and whether one answer fits both."""
+
+    asked: str
+    stored: str
+    same: bool
+
+
+def parse_line(line: Any) -> Compared | LabelledPair | None:
+    """Read a line's JSON; None is another line of the gateway's journal. Raises LineError.
+
+    Another is that of an alias, too: it came to be a hit because it was right.
+    """
+    match line:
+        case {"asked": str(asked), "stored": str(stored), "same": bool(same)}:
+            return LabelledPair(asked, stored, same)
+        case {"asked": _, "stored": _}:
+            raise LineError("expected asked and stored as text, and same: true or false")
+        case {"kind": str(), "alias": True}:
+            return None
+        case {"kind": str(), "outcome": "equal" | "different" | "unsure" as outcome}:
+            return _compared(line, outcome)
+        case {"kind": str()} if "outcome" not in line:
+            return None
+    raise LineError("expected a comparison of the gateway or {asked, stored, same}")
+
+
+def _compared(line: dict[str, Any], outcome: str) -> Compared:
+    score, verifier = line.get("score"), line.get("verifier")
+    if isinstance(score, bool) or not isinstance(score, int | float):
+        raise LineError("score: expected a number")
+    if not (isfinite(score) and 0 <= score <= 1):
+        raise LineError("score: expected a number from 0 to 1")
+    if not isinstance(verifier, str) or not verifier:
+        raise LineError("verifier: missing: whose score it is, is not known")
+    return Compared(float(score), outcome != "equal", verifier, unsure=outcome == "unsure")
+
+
+_TOLD = 10
+_AT_A_TIME = 8
+_NOTHING_COMPARED = "set shadow: on in the policy, or give a file of labelled pairs"
+_SCORE_SECONDS = 30.0
+_PROGRESS_EVERY = 1.0
+
+
+@dataclass(slots=True)
+class Points:
+    """Would-be hits of one verifier, and what was passed over."""
+
+    verifier: str = ""
+    scored: list[tuple[float, bool]] = field(default_factory=list)
+    unsure: int = 0
+    passed_over: Counter[str] = field(default_factory=Counter)
+
+
+def calibrate(
+    logs: Sequence[Path],
+    *,
+    data_dir: Path,
+    confidence: float,
+    budgets: Sequence[float],
+    socket: Path | None,
+    write: bool,
+) -> int:
+    """Print thresholds, and write them if so asked; return the exit code."""
+    if not logs and not (data_dir / CHECKS_FILE).exists():
+        return _fail(f"{data_dir / CHECKS_FILE}: not there: {_NOTHING_COMPARED}", 2)
+    logs = logs or _journal(data_dir)
+    try:
+        compared, pairs, broken = _read(logs)
+    except OSError as error:
+        return _fail(f"{error.filename}: cannot be read: {error.strerror or error}", 2)
+    try:
+        points = asyncio.run(_points(compared, pairs, data_dir, socket))
+    except ScoringError as error:
+        return _fail(str(error), 1)
+    points.passed_over["no comparisons or pairs"] += broken
+    if not points.scored:
+        _print_passed_over(points)
+        return _fail(f"{_named(logs)}: no would-be hit in it", 2)
+    calibration = calibrated(
+        points.scored,
+        verifier=points.verifier,
+        confidence=confidence,
+        provenance=f"refrain semantic calibrate {_named(logs)}, {time.strftime('%Y-%m-%d')}",
+    )
+    print("\n".join(_told(calibration, points, sorted(budgets))))
+    _print_passed_over(points)
+    kept = [each for each in budgets if calibration.step(each) is not None]
+    if not kept:
+        return _fail("none of the budgets is kept" + "; nothing was written" * write, 1)
+    if not write:
+        return 0
+    file = data_dir / OWN_FILE
+    try:
+        _write(file, written_calibration(calibration))
+    except OSError as error:
+        return _fail(f"{file}: cannot be written: {error.strerror or error}", 1)
+    print(f"\nwritten to {file}; a running gateway takes it at its next lookup")
+    return 0
+
+
+def _journal(data_dir: Path) -> list[Path]:
+    latest = data_dir / CHECKS_FILE
+    former = before(latest)
+    return [former, latest] if former.exists() else [latest]
+
+
+def _read(logs: Iterable[Path]) -> tuple[list[Compared], list[LabelledPair], int]:
+    compared: list[Compared] = []
+    pairs: list[LabelledPair] = []
+    broken = 0
+    for file in logs:
+        with file.open("rb") as lines:
+            for number, raw in enumerate(lines, 1):
+                try:
+                    line = parse_line(orjson.loads(raw)) if raw.strip() else None
+                except (orjson.JSONDecodeError, LineError) as error:
+                    broken += 1
+                    why = error if isinstance(error, LineError) else "expected JSON"
+                    if broken <= _TOLD:
+                        print(f"refrain: {file}:{number}: {why}", file=sys.stderr)
+                    continue
+                if isinstance(line, Compared):
+                    compared.append(line)
+                elif line is not None:
+                    pairs.append(line)
+    return compared, pairs, broken
+
+
+async def _points(
+    compared: Sequence[Compared],
+    pairs: Sequence[LabelledPair],
+    data_dir: Path,
+    socket: Path | None,
+) -> Points:
+    """Return the points of one verifier: of the one that scores the pairs, else of the latest.
+
+    What the rules passed counts among a model's surest hits: it is served beside them.
+    """
+    models = [each.verifier for each in compared if each.verifier != RULES]
+    points = Points(models[-1] if models else RULES)
+    if pairs:
+        async with scoring_service(socket) as service:
+            points.verifier = service.verifier or RULES
+            if not service.verifier:
+                fault = f" ({service.verifier_fault})" if service.verifier_fault else ""
+                _say(f"no trained verifier is loaded{fault}: the rules are calibrated")
+            await _score(pairs, service, points, data_dir)
+    for each in compared:
+        if each.verifier not in (points.verifier, RULES):
+            points.passed_over["of another verifier"] += 1
+            continue
+        points.scored.append((each.score, each.wrong))
+        points.unsure += each.unsure
+    return points
+
+
+async def _score(
+    pairs: Sequence[LabelledPair], service: SemanticService, points: Points, data_dir: Path
+) -> None:
+    """Add what the gateway's own verifier says of the pairs; what a guard refuses is no hit."""
+    verifier = CalibratedVerifier(service, Calibrations(data_dir), seconds=_SCORE_SECONDS)
+    queue = iter(pairs)
+    done, last = 0, time.monotonic()
+
+    async def work() -> None:
+        nonlocal done, last
+        for pair in queue:
+            said = await verifier.verify(pair.asked, pair.stored, await _cosine(service, pair))
+            refusal = said.refusal
+            if refusal is None:
+                points.scored.append((said.score, not pair.same))
+            elif refusal.startswith("verifier-") or refusal in ("not-a-number", "fault"):
+                raise ScoringError(f"a pair could not be scored: {refusal}")
+            else:
+                points.passed_over["refused by a guard"] += 1
+            done += 1
+            if time.monotonic() - last > _PROGRESS_EVERY:
+                last = time.monotonic()
+                _say(f"{done:,} of {len(pairs):,} pairs")
+
+    try:
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(_AT_A_TIME):
+                workers.create_task(work())
+    except* ScoringError as errors:
+        raise errors.exceptions[0] from None
+
+
+async def _cosine(service: SemanticService, pair: LabelledPair) -> float:
+    """Return how near the two are, as the search of a gateway would; 0 where one has no vector."""
+    try:
+        asked, stored = await service.embed((pair.asked, pair.stored))
+    except SemanticUnavailableError as error:
+        if error.reason in OF_THE_TEXT:
+            return 0.0
+        raise ScoringError(f"a pair could not be scored: encoder-{error.reason}") from None
+    return float(sum(map(mul, asked, stored)))
+
+
+def _told(calibration: Calibration, points: Points, budgets: Sequence[float]) -> Iterator[str]:
+    wrong = calibration.steps[-1].wrong
+    unsure = f", {points.unsure:,} of them unsure" if points.unsure else ""
+    of = calibration.verifier if calibration.verifier == RULES else calibration.verifier[:16]
+    yield f"{calibration.hits:,} would-be hits of verifier {of}, {wrong:,} wrong{unsure}"
+    yield ""
+    bound = f"at most ({calibration.confidence:.4g} sure)"
+    yield f"{'budget':<9}{'threshold':>10}{'hits kept':>18}{'wrong':>8}{bound:>22}"
+    for budget in budgets:
+        step = calibration.step(budget)
+        if step is None:
+            yield f"{percent_text(budget):<9}{'none':>10}   {_why_none(calibration, budget)}"
+            continue
+        share = step.hits / calibration.hits
+        most = upper_bound(step.wrong, step.hits, calibration.confidence)
+        kept = f"{step.hits:,} ({share:.0%})"
+        yield (
+            f"{percent_text(budget):<9}{step.threshold:>10.6f}{kept:>18}{step.wrong:>8,}"
+            f"{most:>21.2%}"
+        )
+
+
+def _why_none(calibration: Calibration, budget: float) -> str:
+    least = least_hits(budget, calibration.confidence)
+    if calibration.hits < least:
+        return f"too few: at least {least:,} hits without a wrong one are needed"
+    return "too many of the surest hits are wrong"
+
+
+def _print_passed_over(points: Points) -> None:
+    for why, count in sorted(points.passed_over.items()):
+        if count:
+            _say(f"passed over, {why}: {count:,}")
+
+
+def _write(file: Path, data: bytes) -> None:
+    """Replace the file whole: a gateway may be reading it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    fresh = file.with_name(f"{file.name}.{os.getpid()}.new")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as written:
+            written.write(data)
+            written.flush()
+            os.fsync(descriptor)
+        fresh.replace(file)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def _named(logs: Sequence[Path]) -> str:
+    return " ".join(file.name for file in logs)
+
+
+def _say(text: str) -> None:
+    print(f"refrain: {text}", file=sys.stderr)
+
+
+def _fail(message: str, code: int) -> int:
+    _say(message)
+    return code

@@ -1,0 +1,309 @@
+"""Which processes make up an installation, and how each is started."""
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import logging
+import os
+import socket
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from gateway.cli.logging_setup import PYTHON, WORKER_SETTINGS, configure_logging
+from gateway.cli.supervisor import STOP_SECONDS, Child, Supervisor
+from gateway.server.auth import KeyRingError, read_key_ring
+from gateway.server.open_upstreams import secrets_problem, warn_of_shared_credentials
+from gateway.settings import Settings, tls_files
+from gateway.upstream.instance import VARIABLE, instance
+from policies.document import policy_text
+from policies.parse import parse_policy
+from policies.problems import PolicyError
+
+log = logging.getLogger(__name__)
+
+DEMO_MODEL = "refrain-demo"
+
+_READY = """
+Refrain is ready.  base_url: {url}/v1   model: {model}
+
+  curl -i {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{{"model": "{model}",
+         "messages": [{{"role": "user", "content": "How do I reset my password?"}}]}}'
+
+Ask twice and look at the Cache-Status header. Metrics: {url}/metrics   Stop: Ctrl-C
+"""
+
+
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""This machine is reached directly, whatever proxy the environment names."""
+
+
+class StartError(Exception):
+    """Something needed is not there or is wrong; ``exit_code`` as the contract has it."""
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def run_gateway(settings: Settings) -> int:
+    """Run gateway and embeddings in front of ``settings.upstream``; return the exit code."""
+    configure_logging(settings.log_level)
+    _check(settings)
+    with (
+        _sole_use(settings.data_dir),
+        _listen(settings.host, settings.port) as sock,
+        _runtime_dir() as runtime,
+    ):
+        urls = ", ".join(upstream.url for upstream in settings.all_upstreams)
+        log.info("listening on %s, upstream %s", _url(settings, sock), urls)
+        children = [*_embeddings(settings, Path(runtime))]
+        children += _workers(settings, sock, Path(runtime), semantic=bool(children))
+        url = _url(settings, sock)
+        return _run(children, sock, url, lambda: log.info("ready: base URL %s/v1", url))
+
+
+def run_demo(settings: Settings) -> int:
+    """Run gateway, embeddings and the bundled engine with its model; return the exit code."""
+    configure_logging(settings.log_level)
+    model = Path(str(files("backend") / "demo" / "model"))
+    _require("torch", "the bundled engine")
+    _check(settings)
+    if given := settings.all_upstreams:
+        log.warning("the demo serves its own engine: upstream %s is not used", given[0].url)
+    with (
+        _sole_use(settings.data_dir),
+        _listen(settings.host, settings.port) as sock,
+        _runtime_dir() as runtime,
+    ):
+        engine_port = _free_port()
+        update = {
+            "upstream": (f"http://127.0.0.1:{engine_port}/v1",),
+            "upstreams": (),
+            # A demo has no load balancer.
+            "drain_delay": 0.0,
+            # The port is another one each time; what makes the answers is the weights.
+            "upstream_name": f"{DEMO_MODEL}/{_digest(model / 'model.safetensors')}",
+        }
+        settings = settings.model_copy(update=update)
+        argv = [*PYTHON, "-m", "backend", "--model", str(model), "--served-model-name", DEMO_MODEL]
+        argv += ["--host", "127.0.0.1", "--port", str(engine_port), "--drain-delay", "0"]
+        children = [Child("engine", argv), *_embeddings(settings, Path(runtime))]
+        children += _workers(
+            settings, sock, Path(runtime), semantic=len(children) > 1, engine_required=True
+        )
+        url = _url(settings, sock)
+        banner = _READY.format(url=url, model=DEMO_MODEL)
+        return _run(children, sock, url, lambda: print(banner, flush=True))
+
+
+def _run(
+    children: Sequence[Child], sock: socket.socket, url: str, when_ready: Callable[[], None]
+) -> int:
+    stopped = threading.Event()
+    watch = threading.Thread(target=_tell_when_ready, args=(url, when_ready, stopped), daemon=True)
+    watch.start()
+    # Nobody is to wait for a worker that will not come: it is refused as soon as all stop.
+    code = asyncio.run(Supervisor(children, stopping=sock.close).run())
+    stopped.set()
+    return code
+
+
+def _tell_when_ready(url: str, when_ready: Callable[[], None], stopped: threading.Event) -> None:
+    while not _is_ready(url):
+        if stopped.wait(0.1):
+            return
+    when_ready()
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with _DIRECT.open(f"{url}/readyz", timeout=3) as reply:
+            return bool(reply.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _check(settings: Settings) -> None:
+    """Find out here, once and before anything runs, what every worker would stumble over."""
+    _make(settings.data_dir)
+    own_keys = settings.gateway_keys is not None
+    upstreams = settings.all_upstreams
+    if (problem := secrets_problem(upstreams, os.environ, own_keys=own_keys)) is not None:
+        raise StartError(problem, 2)
+    warn_of_shared_credentials(upstreams, os.environ, own_keys=own_keys)
+    checks = (
+        (settings.policy, lambda data, source: parse_policy(policy_text(data, source), source)),
+        (settings.gateway_keys, read_key_ring),
+        (settings.denied_keys, read_key_ring),
+    )
+    for path, check in checks:
+        if path is None:
+            continue
+        try:
+            check(path.read_bytes(), str(path))
+        except OSError as error:
+            raise StartError(f"{path}: cannot be read: {error.strerror or error}", 2) from None
+        except (PolicyError, KeyRingError) as error:
+            raise StartError(str(error), 2) from None
+    for option, path in tls_files(settings.store).items():
+        if not os.access(path, os.R_OK):
+            raise StartError(f"store: {option}: {path} cannot be read", 2)
+    if settings.decision_log is not None:
+        _check_writable(settings.decision_log)
+
+
+def _check_writable(log: Path) -> None:
+    if log.is_dir():
+        raise StartError(f"decision_log: {log} is a folder; give a file", 2)
+    if not log.parent.is_dir():
+        raise StartError(f"decision_log: {log.parent} is no folder; make it, or name another", 2)
+    if not os.access(log if log.exists() else log.parent, os.W_OK):
+        raise StartError(f"decision_log: {log} cannot be written", 2)
+
+
+def _make(data_dir: Path) -> None:
+    what = f"the data directory {data_dir}"
+    if data_dir.exists() and not data_dir.is_dir():
+        raise StartError(f"{what} is a file; give a folder with --data-dir", 2)
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartError(
+            f"{what} cannot be made: {error.strerror or error}; give another with --data-dir"
+        ) from None
+
+
+@contextlib.contextmanager
+def _sole_use(data_dir: Path) -> Iterator[None]:
+    """Keep the data directory for this installation. Raises StartError where another has it.
+
+    The lock ends with this process, however it ends; its file holds the pid of who had it last.
+    """
+    path = data_dir / "lock"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StartError(f"{path}: {error.strerror or error}") from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            raise StartError(
+                f"the data directory {data_dir} is in use by another gateway (pid {pid}); "
+                "stop it, or give another with --data-dir"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _digest(file: Path) -> str:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise StartError(f"{file}: {error.strerror or error}") from None
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+            # Listening here, not in the worker: a port in use is known now, and nobody who
+            # connects while the workers start is refused.
+            sock.listen(2048)
+        except OSError:
+            sock.close()
+            raise
+    except OSError as error:
+        raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    return sock
+
+
+def _url(settings: Settings, sock: socket.socket) -> str:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"http://{host}:{sock.getsockname()[1]}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _runtime_dir() -> tempfile.TemporaryDirectory[str]:
+    # Not in the data directory: a unix socket's path may be no longer than 107 bytes.
+    return tempfile.TemporaryDirectory(prefix="refrain-", ignore_cleanup_errors=True)
+
+
+def _require(module: str, what: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        raise StartError(f"{what} needs {module}: install refrain[cpu] or refrain[gpu]")
+
+
+def _embeddings(settings: Settings, runtime: Path) -> Sequence[Child]:
+    needed = ("faiss", "onnx", "onnxruntime", "sentence_transformers")
+    missing = [name for name in needed if not importlib.util.find_spec(name)]
+    if missing:
+        log.warning("semantic lookup is off: %s not installed", " and ".join(missing))
+        return ()
+    argv = [*PYTHON, "-m", "embeddings", "--socket", str(_semantic_socket(runtime))]
+    argv += ["--data-dir", str(settings.data_dir), "--device", settings.embeddings_device]
+    if settings.embeddings_model is not None:
+        argv += ["--model", settings.embeddings_model]
+    # Not on its command line, which is public: a URL may tell more than it should.
+    environment = {
+        "REFRAIN_VECTORS": settings.vectors,
+        "REFRAIN_VECTORS_TIMEOUT": str(settings.vectors_timeout),
+    }
+    return (Child("embeddings", argv, environment, vital=False),)
+
+
+def _semantic_socket(runtime: Path) -> Path:
+    return runtime / "embeddings.sock"
+
+
+def _workers(
+    settings: Settings,
+    sock: socket.socket,
+    runtime: Path,
+    *,
+    semantic: bool,
+    engine_required: bool = False,
+) -> list[Child]:
+    argv = [*PYTHON, "-m", "gateway.cli.worker", "--socket-fd", str(sock.fileno())]
+    if semantic:
+        argv += ["--semantic-socket", str(_semantic_socket(runtime))]
+    if engine_required:
+        argv += ["--engine-required"]
+    first = argv if engine_required else [*argv, "--greet-upstreams"]
+    environment = {WORKER_SETTINGS: settings.model_dump_json(), VARIABLE: instance()}
+    if settings.workers > 1:
+        metrics = runtime / "metrics"
+        metrics.mkdir()
+        environment["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
+    names = [f"gateway-{number}" for number in range(1, settings.workers + 1)]
+    drained = settings.drain_delay + settings.drain_timeout + STOP_SECONDS
+    return [
+        Child(
+            name,
+            argv if number else first,
+            environment,
+            (sock.fileno(),),
+            front=True,
+            stop_seconds=drained,
+        )
+        for number, name in enumerate(names)
+    ]

@@ -1,0 +1,251 @@
+"""``refrain policy``: what needs more than a policy joins ``check`` and ``schema``.
+
+What ``refrain policy explain`` does: a root of its own, which opens what it is told to open.
+
+Law: nothing is made and nothing is changed: a store or secret that is not there is an error.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+from aiohttp import ClientSession, ClientTimeout
+
+from gateway.app import default_policy
+from gateway.cache.ports import PolicySource, Store, StoreError
+from gateway.cli.explain_text import explanation_text
+from gateway.cli.gateway_client import CallError, Gateway
+from gateway.cli.terminal import gateway_url
+from gateway.protocol.endpoint import Endpoint
+from gateway.server.admin.explain import Explainer
+from gateway.server.admin.explain_request import Inquiry, InquiryError, as_json, parse_inquiry
+from gateway.server.auth import Access, KeyRingError
+from gateway.server.open_store import open_store
+from gateway.server.policy_file import PolicyFile
+from gateway.server.secrets import (
+    SecretError,
+    SecretSettingError,
+    load_or_create_secret,
+    shared_secret,
+)
+from gateway.settings import Settings, SettingsError, load_settings
+from policies.cli import Commands
+from policies.cli import main as policy
+from policies.problems import PolicyError
+
+_EXPLAIN_EXAMPLES = """\
+REQUEST is the JSON of a request's body, or {"endpoint": ..., "headers": {...}, "body": {...}}, or a
+line of a decision log that has the request.
+
+examples:
+  refrain policy explain --policy policy.yaml request.json
+  refrain policy explain --policy policy.yaml --data-dir .refrain request.json
+  refrain policy explain --gateway http://127.0.0.1:8080 - < request.json
+  head -n 1 log.jsonl | refrain policy explain --policy policy.yaml -
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run ``refrain policy`` with the arguments behind these words; return the exit code."""
+    if argv[:1] == ["replay"]:  # has a parser of its own
+        from gateway.cli.replay import main as replay
+
+        return replay(argv[1:])
+    return policy(argv, more=_add)
+
+
+def _add(commands: Commands) -> None:
+    explain = commands.add_parser(
+        "explain",
+        help="tell what would become of a request, and why",
+        description="Tell which rule decides on a request and what it decides; with --data-dir or\n"
+        "--gateway also whether it would hit, and if not, what differs from the nearest entry.",
+        epilog=_EXPLAIN_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    explain.add_argument("request", metavar="REQUEST", help="JSON file; - is standard input")
+    explain.add_argument("--policy", type=Path, metavar="FILE", help="policy (default: built in)")
+    explain.add_argument("--data-dir", type=Path, metavar="D", help="look into the store there")
+    explain.add_argument(
+        "--config", type=Path, metavar="FILE", help="settings of the gateway whose store it is"
+    )
+    explain.add_argument(
+        "--upstream", metavar="URL", help="the upstream of the keys (default: that of the entries)"
+    )
+    explain.add_argument(
+        "--gateway", type=gateway_url, metavar="URL", help="ask a running gateway instead"
+    )
+    explain.add_argument(
+        "--token", metavar="T", help="its admin token (default: REFRAIN_ADMIN_TOKEN)"
+    )
+    explain.add_argument("--json", action="store_true", help="print JSON")
+    explain.set_defaults(run=_explain)
+    commands.add_parser("replay", help="tell what an edited policy would change, from a log")
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from gateway.cli.policy import explain
+
+    return explain(
+        options.request,
+        policy=options.policy,
+        data_dir=options.data_dir,
+        config=options.config,
+        upstream=options.upstream,
+        gateway=options.gateway,
+        token=options.token,
+        as_json=options.json,
+    )
+
+
+_REPLY_SECONDS = 60.0
+_SAMPLE = 1000
+
+
+class _CommandError(Exception):
+    """The command cannot go on; ``code`` is its exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def explain(
+    request: str,
+    *,
+    policy: Path | None,
+    data_dir: Path | None,
+    config: Path | None,
+    upstream: str | None,
+    gateway: str | None,
+    token: str | None,
+    as_json: bool,
+) -> int:
+    """Explain a request from a file or standard input; return the exit code."""
+    try:
+        inquiry = _inquiry(request)
+        if gateway is not None:
+            _alone(policy, data_dir, config)
+            told = asyncio.run(_ask(gateway, token, inquiry))
+        else:
+            settings = _settings(data_dir, config, upstream)
+            policies = PolicyFile(policy or default_policy())
+            told = asyncio.run(_look(inquiry, policies, settings))
+    except _CommandError as error:
+        return _fail(str(error), error.code)
+    except (PolicyError, SettingsError, KeyRingError, SecretSettingError) as error:
+        return _fail(str(error), 2)
+    except OSError as error:
+        return _fail(f"{error.filename or policy}: cannot be read: {error.strerror}", 2)
+    except (CallError, SecretError, StoreError) as error:
+        return _fail(str(error), 1)
+    if as_json:
+        sys.stdout.write(orjson.dumps(told, option=orjson.OPT_INDENT_2).decode() + "\n")
+    else:
+        colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        sys.stdout.write(explanation_text(told, colour=colour))
+    return 0
+
+
+def _alone(*others: Path | None) -> None:
+    if any(other is not None for other in others):
+        raise _CommandError("--gateway answers by its own policy, settings and store", 2)
+
+
+def _settings(data_dir: Path | None, config: Path | None, upstream: str | None) -> Settings | None:
+    """Return the settings of the gateway whose store is to be looked into, if one is."""
+    if data_dir is None and config is None:
+        return None
+    given = {"data_dir": data_dir, "upstream": upstream and (upstream,)}
+    flags = {name: value for name, value in given.items() if value is not None}
+    return load_settings(flags, os.environ, config)
+
+
+def _inquiry(request: str) -> Inquiry:
+    raw = sys.stdin.buffer.read() if request == "-" else Path(request).read_bytes()
+    source = "standard input" if request == "-" else request
+    try:
+        return parse_inquiry(raw)
+    except InquiryError as error:
+        raise _CommandError(f"{source}: {error}", 2) from None
+
+
+async def _ask(url: str, token: str | None, inquiry: Inquiry) -> dict[str, Any]:
+    environment = os.environ if token is None else {"REFRAIN_ADMIN_TOKEN": token}
+    async with ClientSession(timeout=ClientTimeout(total=_REPLY_SECONDS)) as session:
+        try:
+            return await Gateway(session, url, environment).admin("explain", as_json(inquiry))
+        except TypeError:
+            wide = "the request holds an integer of more than 64 bits, which is not sent"
+            raise _CommandError(wide, 2) from None
+
+
+async def _look(
+    inquiry: Inquiry, policies: PolicySource, settings: Settings | None
+) -> dict[str, Any]:
+    if settings is None:
+        explainer = Explainer(policies, None, None, None, b"", _named(""), time.time)
+        return await explainer.explain(inquiry)
+    opened = _as_it_is(settings)
+    secret = _secret(settings)
+    store = open_store(opened, os.environ).store
+    try:
+        name = settings.upstream_identity
+        explainer = Explainer(
+            policies,
+            store,
+            None,
+            None,
+            secret,
+            _named(name or await _usual_upstream(store)),
+            time.time,
+            salts_caches=settings.upstream_cache_salt,
+            holder=Access(settings.gateway_keys, settings.denied_keys).holder,
+            without_index="the running gateway has the index (--gateway URL)",
+        )
+        return await explainer.explain(inquiry)
+    finally:
+        await store.close()
+
+
+def _named(name: str) -> Callable[[Endpoint, str], str]:
+    return lambda _endpoint, _model: name
+
+
+def _as_it_is(settings: Settings) -> Settings:
+    """Return settings that open the store without a tier of its own, where it is."""
+    if settings.store == "memory":
+        hint = "ask the running gateway with --gateway URL"
+        raise _CommandError(f"the entries are in the gateway's memory: {hint}", 2)
+    if settings.store == "disk" and not (settings.data_dir / "entries.sqlite3").exists():
+        raise _CommandError(f"{settings.data_dir}: there is no store here", 2)
+    return settings.model_copy(update={"memory_bytes": 0})
+
+
+def _secret(settings: Settings) -> bytes:
+    given = shared_secret(os.environ)
+    if given is not None:
+        return given
+    if not (settings.data_dir / "secret").exists():
+        raise _CommandError(f"{settings.data_dir}: there is no secret here", 2)
+    return load_or_create_secret(settings.data_dir)
+
+
+async def _usual_upstream(store: Store) -> str:
+    """Return the upstream of most entries: it is part of every key."""
+    page = await store.walk(None, _SAMPLE)
+    counts = Counter(entry.upstream for entry in page.entries)
+    return counts.most_common(1)[0][0] if counts else ""
+
+
+def _fail(message: str, code: int) -> int:
+    for line in message.splitlines():
+        sys.stderr.write(f"refrain: {line}\n")
+    return code

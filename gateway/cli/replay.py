@@ -1,0 +1,406 @@
+"""A recorded log through a simulated cache: the decisions of then beside an edited policy's.
+
+Law: both are simulated in the same way, so that what differs is the policy's doing and not that of
+evictions or restarts, which are left out. What the log cannot tell is counted, never guessed: where
+an edited rule depends on text that was not recorded, the request is decided as it was.
+
+``refrain policy replay``: what an edited policy would have changed, told from a decision log.
+
+Law: the log is read line by line, and a line that is no record is told by file and line and
+passed over; only a log without any record is an error.
+"""
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gateway.semantic.calibrations import known_calibrations
+from policies.decide import Decision, PiiAction, RequestFacts, Scope
+from policies.document import policy_text
+from policies.parse import PolicyError, compile_policy, parse_spec
+from policies.recorded import Recorded, RecordedPolicy, recorded_policy
+
+_ADMITTED_BY = {"truncated": "length", "filtered": "content_filter"}
+"""Reasons of declined answers that a rule's finish reasons may admit."""
+
+
+Thresholds = Callable[[float], float | None]
+"""A calibration: the least score of a hit under an error budget, None where none is known."""
+
+
+class RecordError(ValueError):
+    """The line is not a record of a decision; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line of the decision log, see docs/decision-log.md."""
+
+    time: float
+    recorded: Recorded
+    rule: str
+    was: Decision
+    form: str
+    """Identity of the request's body; equal bodies, equal forms."""
+    scopes: Mapping[str, str | None]
+    key: str
+    outcome: str
+    reason: str
+    declined: str | None
+    source: str | None
+    """Key of the entry that a semantic hit was answered from."""
+    similarity: float | None
+    score: float | None
+    threshold: float | None
+    temperature: float | None
+    tokens: int
+    bytes: int
+
+
+def parse_record(line: Any) -> Record:
+    """Read a line's JSON. Raises RecordError."""
+    match line:
+        case {
+            "time": int() | float() as time,
+            "endpoint": str(endpoint),
+            "model": str(model),
+            "rule": str(rule),
+            "decision": dict(decision),
+            "form": str(form),
+            "scopes": dict(scopes),
+            "key": str(key),
+            "outcome": str(outcome),
+        }:
+            pass
+        case _:
+            raise RecordError("expected a record of a decision")
+    text, system = line.get("text"), line.get("system")
+    facts = RequestFacts(
+        endpoint=endpoint,
+        model=model,
+        headers={},
+        credential_sha256=None,
+        organization=None,
+        project=None,
+        last_user_text=text,
+        system_text=system,
+    )
+    recorded = Recorded(facts, line.get("conditions") or {}, has_text="text" in line)
+    return Record(
+        time=float(time),
+        recorded=recorded,
+        rule=rule,
+        was=_decision(rule, decision),
+        form=form,
+        scopes=scopes,
+        key=key,
+        outcome=outcome,
+        reason=line.get("reason") or "",
+        declined=line.get("declined"),
+        source=line.get("source"),
+        similarity=line.get("similarity"),
+        score=line.get("score"),
+        threshold=line.get("threshold"),
+        temperature=line.get("temperature"),
+        tokens=int(line.get("tokens") or 0),
+        bytes=int(line.get("bytes") or 0),
+    )
+
+
+def _decision(rule: str, written: Mapping[str, Any]) -> Decision:
+    try:
+        return Decision(
+            rule=rule,
+            exact=written["exact"],
+            semantic=written["semantic"],
+            min_similarity=float(written["min_similarity"]),
+            # Lines from before there was a budget were not decided by one.
+            max_wrong_hits=float(written.get("max_wrong_hits", 1.0)),
+            lifetime=float(written["lifetime"]),
+            scope=Scope(written["scope"]),
+            pii=PiiAction(written["pii"]),
+            generation=int(written["generation"]),
+            max_temperature=written.get("max_temperature"),
+            finish_reasons=frozenset(written["finish_reasons"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecordError(f"decision: {error}") from None
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of some requests; tokens are those that hits saved."""
+
+    requests: int = 0
+    hits: int = 0
+    tokens: int = 0
+    bypasses: int = 0
+
+
+class Cache:
+    """A cache without bounds that knows of each entry until when it is fresh."""
+
+    def __init__(self, calibrations: Sequence[Thresholds] = ()) -> None:
+        self._calibrations = calibrations
+        self.unjudged = 0
+        """Semantic hits kept because no calibration tells of the edited budget."""
+        self._fresh_until: dict[tuple[str, str, int], float] = {}
+        self._stored_at: dict[tuple[str, str, int], float] = {}
+        self._forms: dict[str, str] = {}
+        self.most_entries = 0
+
+    def take(self, record: Record, decision: Decision) -> bool | None:
+        """Take a request; return whether it hits, None where it is not looked up at all."""
+        self._forms.setdefault(record.key, record.form)
+        scope = record.scopes.get(decision.scope.value)
+        if scope is None or not self._eligible(record, decision):
+            return None
+        place = (scope, record.form, decision.generation)
+        if decision.exact and self._fresh(place, record.time, decision):
+            return True
+        if decision.semantic and not decision.shadow and self._near(record, decision, scope):
+            return True
+        if _admitted(record, decision):
+            self._fresh_until[place] = record.time + decision.lifetime
+            self._stored_at[place] = record.time
+            self.most_entries = max(self.most_entries, len(self._fresh_until))
+        return False
+
+    def _eligible(self, record: Record, decision: Decision) -> bool:
+        if not (decision.exact or decision.semantic):
+            return False
+        if record.outcome == "bypass" and record.reason == "pii":
+            return decision.pii is PiiAction.ALLOW or (
+                decision.pii is PiiAction.USER and decision.scope is Scope.USER
+            )
+        if record.outcome == "bypass" and record.reason not in ("policy", "no-user", "temperature"):
+            return False
+        limit = decision.max_temperature
+        return limit is None or record.temperature is None or record.temperature <= limit
+
+    def _fresh(self, place: tuple[str, str, int], now: float, decision: Decision) -> bool:
+        until = self._fresh_until.get(place)
+        return (
+            until is not None and now < until and now < self._stored_at[place] + decision.lifetime
+        )
+
+    def _near(self, record: Record, decision: Decision, scope: str) -> bool:
+        source = None if record.source is None else self._forms.get(record.source)
+        return (
+            source is not None
+            and record.similarity is not None
+            and record.similarity >= decision.min_similarity
+            and self._fresh((scope, source, decision.generation), record.time, decision)
+            and self._sure(record, decision.max_wrong_hits)
+        )
+
+    def _sure(self, record: Record, budget: float) -> bool:
+        was, score, needed = record.was.max_wrong_hits, record.score, record.threshold
+        if budget >= was:
+            return True
+        if score is None or needed is None:
+            self.unjudged += 1
+            return True
+        for threshold in self._calibrations:
+            if threshold(was) == needed:
+                least = threshold(budget)
+                return least is not None and score >= least
+        self.unjudged += 1
+        return True
+
+
+def _admitted(record: Record, decision: Decision) -> bool:
+    declined = record.declined
+    if declined is None:
+        return True
+    if declined == "pii":
+        return decision.pii is PiiAction.ALLOW
+    return _ADMITTED_BY.get(declined) in decision.finish_reasons
+
+
+@dataclass(slots=True)
+class Report:
+    """What an edited policy would change. ``rules`` are those of the edited policy."""
+
+    requests: int = 0
+    unknown: int = 0
+    unjudged: int = 0
+    """Semantic hits kept because no calibration tells of the edited budget."""
+    gained: int = 0
+    lost: int = 0
+    recorded_hits: int = 0
+    before: Tally = field(default_factory=Tally)
+    after: Tally = field(default_factory=Tally)
+    entries_before: int = 0
+    entries_after: int = 0
+    rules: dict[str, Tally] = field(default_factory=dict)
+    moved: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Requests by the rule that decided and the one that would."""
+
+
+class Replay:
+    """Takes records in the order of their time; ``report`` at any moment."""
+
+    def __init__(self, policy: RecordedPolicy, calibrations: Sequence[Thresholds] = ()) -> None:
+        """``calibrations`` may be that of the log: it is known by the thresholds recorded."""
+        self._policy = policy
+        self._then = Cache()
+        self._edited = Cache(calibrations)
+        self._report = Report()
+
+    def take(self, record: Record) -> None:
+        """Take the next record."""
+        report = self._report
+        decision = self._policy.decide(record.recorded)
+        if decision is None:
+            report.unknown += 1
+            decision = record.was
+        report.requests += 1
+        report.recorded_hits += record.outcome == "hit"
+        report.moved[record.rule, decision.rule] += 1
+        before = self._then.take(record, record.was)
+        after = self._edited.take(record, decision)
+        report.gained += bool(after) and not before
+        report.lost += bool(before) and not after
+        tally = report.rules.setdefault(decision.rule, Tally())
+        for counted, hit in ((report.before, before), (report.after, after), (tally, after)):
+            counted.requests += 1
+            counted.hits += hit is True
+            counted.bypasses += hit is None
+            counted.tokens += record.tokens if hit else 0
+
+    def report(self) -> Report:
+        """Return what has come of the records so far."""
+        self._report.entries_before = self._then.most_entries
+        self._report.entries_after = self._edited.most_entries
+        self._report.unjudged = self._edited.unjudged
+        return self._report
+
+
+_TOLD = 10
+_INVALID = 2
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run ``refrain policy replay``; return the exit code."""
+    options = _parser().parse_args(argv)
+    try:
+        policy = _policy(options.policy)
+    except OSError as error:
+        return _fail(f"{options.policy}: cannot be read: {error.strerror or error}")
+    except PolicyError as error:
+        return _fail(str(error))
+    replay = Replay(policy, [each.threshold for each in known_calibrations(options.data_dir)])
+    skipped = 0
+    try:
+        for record in _records(options.log):
+            if isinstance(record, str):
+                skipped += 1
+                if skipped <= _TOLD:
+                    print(f"refrain: {record}", file=sys.stderr)
+            else:
+                replay.take(record)
+    except OSError as error:
+        return _fail(f"{options.log}: cannot be read: {error.strerror or error}")
+    report = replay.report()
+    if not report.requests:
+        return _fail(f"{options.log}: no record of a decision in it")
+    if options.json:
+        print(orjson.dumps(_plain(report, skipped)).decode())
+    else:
+        print("\n".join(_told(report, skipped)))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="refrain policy replay",
+        description="Run a recorded decision log against an edited policy and print what would "
+        "change. Both the decisions of then and those of the policy are simulated on a cache "
+        "without bounds. Record with: refrain serve with decision_log set.",
+    )
+    parser.add_argument("--policy", type=Path, required=True, metavar="FILE", help="edited policy")
+    parser.add_argument(
+        "--data-dir", type=Path, metavar="D", help="the gateway's, for a calibration of its own"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("log", type=Path, metavar="LOG.jsonl", help="decision log")
+    return parser
+
+
+def _policy(file: Path) -> RecordedPolicy:
+    spec = parse_spec(policy_text(file.read_bytes(), str(file)), str(file))
+    return recorded_policy(spec, compile_policy(spec, str(file)))
+
+
+def _records(file: Path) -> Iterator[Record | str]:
+    """Yield records, and for lines that are none what is wrong with them."""
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                yield parse_record(orjson.loads(line))
+            except orjson.JSONDecodeError:
+                yield f"{file}:{number}: expected JSON"
+            except RecordError as error:
+                yield f"{file}:{number}: {error}"
+
+
+def _plain(report: Report, skipped: int) -> dict[str, object]:
+    moved = [
+        {"from": was, "to": would, "requests": count}
+        for (was, would), count in sorted(report.moved.items())
+    ]
+    return {**asdict(report), "moved": moved, "skipped_lines": skipped}
+
+
+def _told(report: Report, skipped: int) -> Iterator[str]:
+    before, after = report.before, report.after
+    yield f"{report.requests:,} requests, {report.recorded_hits:,} of them hits when recorded"
+    if report.unknown:
+        yield (
+            f"{report.unknown:,} cannot be told: a rule depends on what the log does not hold; "
+            "decided as recorded"
+        )
+    if report.unjudged:
+        yield (
+            f"{report.unjudged:,} semantic hits cannot be told: they are of another calibration; "
+            "kept as recorded"
+        )
+    if skipped:
+        yield f"{skipped:,} lines were no records"
+    yield ""
+    yield f"{'simulated':<22}{'recorded':>12}{'edited':>12}{'change':>12}"
+    figures = (
+        ("hits", before.hits, after.hits),
+        ("tokens saved", before.tokens, after.tokens),
+        ("not looked up", before.bypasses, after.bypasses),
+        ("distinct entries", report.entries_before, report.entries_after),
+    )
+    for name, then, now in figures:
+        yield f"{name:<22}{then:>12,}{now:>12,}{now - then:>+12,}"
+    yield ""
+    yield f"hits gained: {report.gained:,}    hits lost: {report.lost:,}"
+    yield ""
+    yield f"{'edited rule':<22}{'requests':>12}{'hits':>12}{'tokens':>12}"
+    for name, tally in sorted(report.rules.items()):
+        yield f"{name:<22}{tally.requests:>12,}{tally.hits:>12,}{tally.tokens:>12,}"
+    moved = [(count, was, would) for (was, would), count in report.moved.items() if was != would]
+    if moved:
+        yield ""
+        yield "requests that another rule would decide:"
+        for count, was, would in sorted(moved, reverse=True):
+            yield f"  {was} -> {would}: {count:,}"
+
+
+def _fail(message: str) -> int:
+    for line in message.splitlines():
+        print(f"refrain: {line}", file=sys.stderr)
+    return _INVALID

@@ -1,0 +1,140 @@
+"""Starts the processes of one installation and keeps them running until told to stop.
+
+Children get a session of their own, so that Ctrl-C reaches the supervisor alone and they stop in
+order: in front first, since they have answers to finish that need those behind. Their stdin is a
+pipe held here, so that not even a killed supervisor leaves one behind.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gateway.cli.logging_setup import PARENT_PIPE
+
+log = logging.getLogger(__name__)
+
+STOP_SECONDS = 8.0
+FIRST_BACKOFF_SECONDS = 0.5
+LAST_BACKOFF_SECONDS = 10.0
+SETTLED_SECONDS = 60.0
+"""A child that ran for so long has started well; before, its own exit code 1 or 2 is final."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A process to run: it is restarted when it ends by itself.
+
+    ``vital`` children that exit with 1 or 2 before they have settled end everything; others are
+    started again and again, since the rest can do without them. ``front`` ones are stopped first.
+    """
+
+    name: str
+    argv: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    pass_fds: Sequence[int] = ()
+    vital: bool = True
+    front: bool = False
+    stop_seconds: float = STOP_SECONDS
+    """How long it may take to stop before it is killed."""
+
+
+class Supervisor:
+    """Runs children; ``run`` returns when all have ended.
+
+    ``stopping`` is called once they are to end, before any of them does.
+    """
+
+    def __init__(
+        self, children: Sequence[Child], stopping: Callable[[], None] = lambda: None
+    ) -> None:
+        self._children = children
+        self._stopping = stopping
+        self._stop = asyncio.Event()
+        self._stop_behind = asyncio.Event()
+        self._at_once = asyncio.Event()
+        self._exit_code = 0
+
+    def stop(self) -> None:
+        """Make ``run`` end every child and return; called again, kill those that still run."""
+        if self._stop.is_set():
+            log.warning("told to stop once more: what is under way is broken off")
+            self._at_once.set()
+            return
+        self._stop.set()
+        self._stopping()
+
+    async def run(self) -> int:
+        """Run until SIGINT, SIGTERM or SIGHUP (returns 0), or a child cannot start (its code)."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self.stop)
+        front = [self._keep(child, self._stop) for child in self._children if child.front]
+        behind = [
+            self._keep(child, self._stop_behind) for child in self._children if not child.front
+        ]
+        rest = asyncio.gather(*behind)
+        await asyncio.gather(self._stop.wait(), *front)
+        self._stop_behind.set()
+        await rest
+        return self._exit_code
+
+    async def _keep(self, child: Child, stop: asyncio.Event) -> None:
+        backoff = FIRST_BACKOFF_SECONDS
+        while not stop.is_set():
+            began = time.monotonic()
+            code = await _run_once(child, stop, self._at_once)
+            if self._stop.is_set():
+                return
+            lived = time.monotonic() - began
+            if child.vital and code in (1, 2) and lived < SETTLED_SECONDS:
+                # It said on stderr what is wrong; starting again would not mend it.
+                log.debug("%s cannot start (exit code %d)", child.name, code)
+                self._exit_code = code
+                self.stop()
+                return
+            if lived > SETTLED_SECONDS:
+                backoff = FIRST_BACKOFF_SECONDS
+            log.error("%s ended (exit code %d); starting it again", child.name, code)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), backoff)
+            backoff = min(backoff * 2, LAST_BACKOFF_SECONDS)
+
+
+async def _run_once(child: Child, stop: asyncio.Event, at_once: asyncio.Event) -> int:
+    process = await asyncio.create_subprocess_exec(
+        *child.argv,
+        stdin=asyncio.subprocess.PIPE,
+        env={**os.environ, **child.environment, PARENT_PIPE: "1"},
+        pass_fds=child.pass_fds,
+        start_new_session=True,
+    )
+    ended = asyncio.create_task(process.wait())
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not ended.done():
+        await _end(process, child, at_once)
+    return await ended
+
+
+async def _end(process: asyncio.subprocess.Process, child: Child, at_once: asyncio.Event) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    ended = asyncio.create_task(process.wait())
+    told_again = asyncio.create_task(at_once.wait())
+    done, _ = await asyncio.wait(
+        (ended, told_again), timeout=child.stop_seconds, return_when=asyncio.FIRST_COMPLETED
+    )
+    told_again.cancel()
+    if ended in done:
+        return
+    if not done:
+        log.warning("%s did not stop in %.0f s and is killed", child.name, child.stop_seconds)
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await ended

@@ -1,0 +1,108 @@
+"""One gateway worker process: serves the socket it is given until it is told to stop.
+
+Started by the supervisor, which binds the socket so that a port in use is found at once and
+several workers share it. Settings come as JSON in the environment: a command line is public.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+from aiohttp import web
+
+from gateway.app import END_CALLS, create_app
+from gateway.cli.logging_setup import WORKER_SETTINGS, configure_logging, log_stray, stop_event
+from gateway.server.auth import KeyRingError
+from gateway.server.http.front import STOPPING
+from gateway.server.http.handlers import refuse
+from gateway.server.http.http_server import Runner
+from gateway.server.secrets import SecretError, SecretSettingError
+from gateway.settings import Settings
+from gateway.upstream.http.startup_check import UPSTREAMS, greet
+from policies.parse import PolicyError
+
+LAST_WORDS_SECONDS = 0.5
+"""For clients to take what they are told, and then for what has not ended by itself."""
+
+
+async def serve(
+    settings: Settings,
+    sock: socket.socket,
+    *,
+    semantic: Path | None,
+    engine_required: bool,
+    greets: bool = False,
+) -> None:
+    """Serve until SIGTERM, SIGINT or the parent's end; then end what is under way.
+
+    First ``/readyz`` says 503 for ``drain_delay`` seconds, so that load balancers send their
+    requests elsewhere. Then the port is closed, and answers get ``drain_timeout`` seconds.
+    ``greets`` says that this worker is the one that asks the upstreams how they are.
+    """
+    asyncio.get_running_loop().set_exception_handler(log_stray)
+    stop = stop_event()
+    app = create_app(settings, semantic_socket=semantic, engine_required=engine_required)
+    # Handlers are cancelled when their client is gone, and with them the upstream call.
+    runner = Runner(app, refuse, shutdown_timeout=LAST_WORDS_SECONDS)
+    await runner.setup()
+    try:
+        site = web.SockSite(runner, sock, backlog=2048)
+        await site.start()
+        upstreams = app[UPSTREAMS] if greets else ()
+        greeting = asyncio.create_task(greet(upstreams))
+        await stop.wait()
+        greeting.cancel()
+        app[STOPPING].set()
+        await asyncio.sleep(settings.drain_delay)
+        await site.stop()
+        # Else the kernel goes on to take connections that nobody accepts.
+        sock.close()
+        await runner.idle(settings.drain_timeout)
+        # Who waits for an upstream still is told that it ends, in the form that is right by then.
+        await app[END_CALLS]()
+        await runner.idle(LAST_WORDS_SECONDS)
+    finally:
+        await runner.cleanup()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a worker; return its exit code."""
+    parser = argparse.ArgumentParser(prog="gateway.cli.worker", description=__doc__)
+    parser.add_argument("--socket-fd", type=int, required=True)
+    parser.add_argument("--semantic-socket", type=Path)
+    parser.add_argument("--engine-required", action="store_true")
+    parser.add_argument("--greet-upstreams", action="store_true")
+    options = parser.parse_args(argv)
+    settings = Settings.model_validate_json(os.environ[WORKER_SETTINGS])
+    configure_logging(settings.log_level)
+    # It logs what it cannot parse, header lines with keys among them; faults of ours are logged
+    # by the handlers.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
+    sock = socket.socket(fileno=options.socket_fd)
+    try:
+        uvloop.run(
+            serve(
+                settings,
+                sock,
+                semantic=options.semantic_socket,
+                engine_required=options.engine_required,
+                greets=options.greet_upstreams,
+            )
+        )
+    except (PolicyError, KeyRingError, SecretSettingError) as error:
+        print(f"refrain: {error}", file=sys.stderr)
+        return 2
+    except (OSError, SecretError) as error:
+        print(f"refrain: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""Several upstreams as one: who is asked, when a failure may be tried elsewhere, who rests."""

@@ -1,0 +1,1 @@
+"""Declared context made shorter before it is sent."""

@@ -1,0 +1,1 @@
+"""What the upstream is told of a prompt's stable prefix."""

@@ -1,0 +1,186 @@
+"""Where a prompt's stable prefix ends, and which of these places are marked.
+
+Law: a place depends on what stands before the last user turn alone. Marks of the client's stay and
+count; what the provider would refuse (a fifth, one on an empty text, lifetimes in the wrong
+order) or not heed (a prefix that is too short) is not set.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import orjson
+
+from gateway.prompts.hints.models import Marks
+from gateway.prompts.json_splice import Edit, Places, replaced
+from gateway.prompts.outcome import DeclinedError, WhyNot
+from gateway.prompts.texts import Path, is_block
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.prompt_size import BYTES_A_TOKEN
+from policies.hints import BreakpointField, BreakpointLifetime, Breakpoints, HintSettings
+
+_INSTRUCTING = frozenset({"system", "developer"})
+_TURNS = {Endpoint.CHAT: "messages", Endpoint.RESPONSES: "input"}
+_TEXT = {Endpoint.CHAT: "text", Endpoint.RESPONSES: "input_text"}
+_MARKED = {
+    BreakpointField.CACHE_CONTROL: _INSTRUCTING | {"user", "assistant"},
+    BreakpointField.PROMPT_CACHE_BREAKPOINT: _INSTRUCTING | {"user"},
+}
+
+
+class Place(NamedTuple):
+    """A text at whose end a mark may stand."""
+
+    path: Path
+    value: Any
+    """The text, or the part that holds it."""
+    tokens: int
+    """Of the prompt up to its end, about."""
+
+
+def marked(
+    endpoint: Endpoint, body: dict[str, Any], raw: bytes, settings: HintSettings, marks: Marks
+) -> tuple[dict[str, Any], list[Edit]]:
+    """Return the body with marks, and how its bytes come by them. Raises DeclinedError."""
+    theirs = _marks_there(body, marks.field) if marks.field.value.encode() in raw else []
+    places = _chosen(endpoint, body, settings, marks)
+    wanted = [place for place in places if not _is_marked(place, marks.field)]
+    if not wanted:
+        return body, []
+    if marks.field is BreakpointField.CACHE_CONTROL and any(
+        _lifetime(each) != settings.lifetime.value for each in theirs
+    ):
+        raise DeclinedError(WhyNot.LIFETIMES)
+    room = marks.most - len(theirs)
+    if room <= 0:
+        raise DeclinedError(WhyNot.TAKEN)
+    where = Places(raw, body)
+    mark = _mark(settings, marks.field)
+    edits = []
+    for place in wanted[:room]:
+        start, end = where.of(place.path)
+        if isinstance(place.value, str):
+            kind = _TEXT[endpoint]
+            edits.append(Edit(start, start, b'[{"type":"' + kind.encode() + b'","text":'))
+            edits.append(Edit(end, end, b"," + _printed(marks.field, mark) + b"}]"))
+            part = {"type": kind, "text": place.value, marks.field.value: mark}
+            body = replaced(body, place.path, [part])
+        else:
+            edits.append(Edit(end - 1, end - 1, b"," + _printed(marks.field, mark)))
+            body = replaced(body, place.path, {**place.value, marks.field.value: mark})
+    return body, edits
+
+
+def _chosen(
+    endpoint: Endpoint, body: dict[str, Any], settings: HintSettings, marks: Marks
+) -> list[Place]:
+    """Return where marks belong, the most useful first. Raises DeclinedError."""
+    turns = body.get(_TURNS[endpoint])
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        raise DeclinedError(WhyNot.TOO_SHORT)
+    leading = next(
+        (index for index, turn in enumerate(turns) if turn.get("role") not in _INSTRUCTING),
+        len(turns),
+    )
+    looked_at = leading if settings.breakpoints is Breakpoints.SYSTEM else len(turns)
+    ends = list(_ends(endpoint, body, turns[: min(looked_at, _last_asked(turns))], marks.field))
+    system = [place for index, place in ends if index < leading][::-1]
+    earlier = [place for index, place in ends if index >= leading][-1:]
+    ordered = system[:1] + earlier + system[1:]
+    long_enough = [place for place in ordered if place.tokens >= marks.least_tokens]
+    if not long_enough:
+        raise DeclinedError(WhyNot.TOO_SHORT)
+    return long_enough[: marks.most]
+
+
+def _ends(
+    endpoint: Endpoint, body: dict[str, Any], turns: list[Any], field: BreakpointField
+) -> Iterator[tuple[int, Place]]:
+    """Yield each of the turns whose end may be marked, by its number, and where that is."""
+    tools = body.get("tools")
+    size = _size_of(tools) if tools else 0
+    instructions = body.get("instructions")
+    if endpoint is Endpoint.RESPONSES and isinstance(instructions, str):
+        size += _size_of(instructions)
+    kind = _TEXT[endpoint]
+    for index, turn in enumerate(turns):
+        if is_block(turn):
+            continue
+        content = turn.get("content")
+        size += _size_of(content)
+        if turn.get("role") not in _MARKED[field]:
+            continue
+        path = (_TURNS[endpoint], index, "content")
+        tokens = size // BYTES_A_TOKEN
+        if isinstance(content, str) and content.strip():
+            yield index, Place(path, content, tokens)
+        elif isinstance(content, list):
+            for number, part in _last_text(content, kind):
+                yield index, Place((*path, number), part, tokens)
+
+
+def _last_asked(turns: list[Any]) -> int:
+    """Return where the last user turn stands, 0 where there is none."""
+    for index in range(len(turns) - 1, -1, -1):
+        if turns[index].get("role") == "user" and not is_block(turns[index]):
+            return index
+    return 0
+
+
+def _last_text(content: list[Any], kind: str) -> list[tuple[int, dict[str, Any]]]:
+    """Return the last part of a content that holds text, if there is one."""
+    found = [
+        (number, part)
+        for number, part in enumerate(content)
+        if isinstance(part, dict) and part.get("type") == kind and _holds_text(part)
+    ]
+    return found[-1:]
+
+
+def _holds_text(part: dict[str, Any]) -> bool:
+    text = part.get("text")
+    return isinstance(text, str) and bool(text.strip())
+
+
+def _is_marked(place: Place, field: BreakpointField) -> bool:
+    return isinstance(place.value, dict) and field.value in place.value
+
+
+def _marks_there(body: dict[str, Any], field: BreakpointField) -> list[Any]:
+    """Return the marks that a request has, wherever they may stand."""
+    holders: list[Any] = [body]
+    for name in ("tools", "messages", "input"):
+        for each in _dicts(body.get(name)):
+            holders += (each, each.get("function"))
+            for part in _dicts(each.get("content")):
+                holders += (part, *_dicts(part.get("content")))
+    found = (holder.get(field.value) for holder in holders if isinstance(holder, dict))
+    return [mark for mark in found if mark is not None]
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _lifetime(mark: Any) -> Any:
+    return mark.get("ttl", BreakpointLifetime.SHORT.value) if isinstance(mark, dict) else None
+
+
+def _mark(settings: HintSettings, field: BreakpointField) -> dict[str, str]:
+    if field is BreakpointField.PROMPT_CACHE_BREAKPOINT:
+        return {"mode": "explicit"}
+    if settings.lifetime is BreakpointLifetime.SHORT:
+        return {"type": "ephemeral"}
+    return {"type": "ephemeral", "ttl": settings.lifetime.value}
+
+
+def _printed(field: BreakpointField, mark: dict[str, str]) -> bytes:
+    return b'"' + field.value.encode() + b'":' + orjson.dumps(mark)
+
+
+def _size_of(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+    try:
+        return len(orjson.dumps(value))
+    except TypeError:  # an integer of more than 64 bits, or text that is no Unicode
+        return 0

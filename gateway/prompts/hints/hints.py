@@ -1,0 +1,204 @@
+"""The hints: from a request as it would be sent to one that tells the provider of its prefix.
+
+Law: bytes are only added. What the client says itself stays; the last user turn is never touched
+and moves nothing. What comes out goes in again without a change.
+
+The ``prompt_cache_key``, by which OpenAI sends requests that begin alike to one machine.
+
+Law: two requests of a rule and a tenant have the same key where they could share anything: where
+they begin alike for about as long as a prefix must be to be cached at all. The key is a digest
+under the gateway's secret, and tells nothing of the prompt.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import orjson
+
+from gateway.prompts.hints.breakpoints import marked
+from gateway.prompts.hints.models import keeps_by_options, marks_of
+from gateway.prompts.json_splice import Edit, spliced
+from gateway.prompts.outcome import Declined, DeclinedError, Rewrite, WhyNot
+from gateway.prompts.texts import is_block
+from gateway.protocol.endpoint import Endpoint
+from policies.hints import BreakpointField, Breakpoints, HintSettings, KeyRetention
+
+FIELD = "prompt_cache_key"
+BEGINNING_BYTES = 3072
+"""1,024 tokens of dense text. Too few only bring prompts together that share less."""
+DIGEST_BYTES = 16
+"""OpenAI takes keys of 64 characters at most."""
+
+_BEFORE = {Endpoint.CHAT: ("tools", "functions"), Endpoint.RESPONSES: ("tools", "instructions")}
+_TURNS = {Endpoint.CHAT: "messages", Endpoint.RESPONSES: "input"}
+
+
+def cache_key(
+    endpoint: Endpoint, body: dict[str, Any], rule: str, owner: bytes, keys: int
+) -> str | None:
+    """Return the key of a request; None where it cannot be read.
+
+    ``owner`` tells tenants apart. A conversation stays with one of its ``keys``.
+    """
+    running = blake2b(key=owner, digest_size=DIGEST_BYTES, person=b"refrain prompt")
+    running.update(orjson.dumps([rule, body.get("model")]))
+    left = BEGINNING_BYTES
+    try:
+        for piece in _pieces(endpoint, body):
+            running.update(piece[:left])
+            left -= len(piece)
+            if left <= 0:
+                break
+        if keys > 1:
+            running.update(bytes([_of_conversation(endpoint, body, keys)]))
+    except TypeError:  # an integer of more than 64 bits, or text that is no Unicode
+        return None
+    return running.hexdigest()
+
+
+def _pieces(endpoint: Endpoint, body: dict[str, Any]) -> Iterator[bytes]:
+    """Yield the prompt in the order in which it is read, without what was moved to its end."""
+    for field in _BEFORE[endpoint]:
+        value = body.get(field)
+        for each in value if isinstance(value, list) else (value,) if value else ():
+            yield orjson.dumps(each)
+    for turn in _turns(endpoint, body):
+        yield orjson.dumps(turn)
+
+
+def _turns(endpoint: Endpoint, body: dict[str, Any]) -> Iterator[Any]:
+    turns = body.get(_TURNS[endpoint])
+    for turn in turns if isinstance(turns, list) else (turns,):
+        if not (isinstance(turn, dict) and is_block(turn)):
+            yield turn
+
+
+def _of_conversation(endpoint: Endpoint, body: dict[str, Any], keys: int) -> int:
+    """Return which of several keys is that of a conversation, which its first user turn tells."""
+    asked: Any = None
+    for turn in _turns(endpoint, body):
+        if not isinstance(turn, dict) or turn.get("role") == "user":
+            asked = turn.get("content") if isinstance(turn, dict) else turn
+            break
+    digest = blake2b(orjson.dumps(asked), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % keys
+
+
+RETENTION = "prompt_cache_retention"
+_OPTIONS = "prompt_cache_options"
+_TELLING = frozenset({Endpoint.CHAT, Endpoint.RESPONSES})
+
+
+@dataclass(frozen=True, slots=True)
+class Hinted:
+    """A request as it is sent: ``raw`` is the JSON of ``body``."""
+
+    body: dict[str, Any]
+    raw: bytes
+    changes: tuple[Rewrite, ...] = ()
+    declined: tuple[Declined, ...] = ()
+    edits: tuple[Edit, ...] = ()
+    """What was done to the bytes that came."""
+
+
+def hints_for(endpoint: Endpoint, settings: HintSettings) -> tuple[Rewrite, ...]:
+    """Return the hints that are on, where requests of this kind have any."""
+    if not settings.any_on or endpoint not in _TELLING:
+        return ()
+    switches = (
+        (Rewrite.BREAKPOINTS, settings.breakpoints is not Breakpoints.OFF),
+        (Rewrite.CACHE_KEY, settings.cache_key),
+        (Rewrite.RETENTION, settings.retention is not KeyRetention.UNSET),
+    )
+    return tuple(hint for hint, on in switches if on)
+
+
+def hinted(
+    endpoint: Endpoint,
+    body: dict[str, Any],
+    raw: bytes,
+    settings: HintSettings,
+    *,
+    rule: str,
+    owner: bytes,
+) -> Hinted:
+    """Return the request with the hints of ``settings``; ``raw`` is the JSON of ``body``.
+
+    ``rule`` and ``owner``, who tells tenants apart, are part of the key that is sent.
+    """
+    changes: list[Rewrite] = []
+    declined: list[Declined] = []
+    edits: list[Edit] = []
+    told = body
+    for hint in hints_for(endpoint, settings):
+        try:
+            match hint:
+                case Rewrite.BREAKPOINTS:
+                    told, marks = _with_marks(endpoint, body, raw, settings)
+                    edits += marks
+                    done = bool(marks)
+                case Rewrite.CACHE_KEY:
+                    key = _key(endpoint, body, settings, rule, owner)
+                    done = key is not None
+                    told, edits = _with_field(told, raw, edits, FIELD, key)
+                case _:
+                    kept = _retention(body, settings)
+                    done = kept is not None
+                    told, edits = _with_field(told, raw, edits, RETENTION, kept)
+        except DeclinedError as error:
+            declined.append(Declined(hint, error.why))
+            continue
+        if done:
+            changes.append(hint)
+    if not edits:
+        return Hinted(body, raw, (), tuple(declined))
+    # Edits at one place stay in the order in which they were made.
+    edits.sort(key=lambda edit: edit.start)
+    return Hinted(told, spliced(raw, edits), tuple(changes), tuple(declined), tuple(edits))
+
+
+def _with_marks(
+    endpoint: Endpoint, body: dict[str, Any], raw: bytes, settings: HintSettings
+) -> tuple[dict[str, Any], list[Edit]]:
+    marks = marks_of(_model(body), settings)
+    if marks is None or (
+        endpoint is Endpoint.RESPONSES and marks.field is BreakpointField.CACHE_CONTROL
+    ):
+        raise DeclinedError(WhyNot.MODEL)
+    return marked(endpoint, body, raw, settings, marks)
+
+
+def _key(
+    endpoint: Endpoint, body: dict[str, Any], settings: HintSettings, rule: str, owner: bytes
+) -> str | None:
+    if FIELD in body:
+        return None
+    key = cache_key(endpoint, body, rule, owner, settings.keys)
+    if key is None:
+        raise DeclinedError(WhyNot.UNREADABLE)
+    return key
+
+
+def _retention(body: dict[str, Any], settings: HintSettings) -> str | None:
+    if RETENTION in body or _OPTIONS in body:
+        return None
+    if keeps_by_options(_model(body)):  # and refuses the other
+        raise DeclinedError(WhyNot.MODEL)
+    return settings.retention.value
+
+
+def _with_field(
+    body: dict[str, Any], raw: bytes, edits: list[Edit], field: str, value: str | None
+) -> tuple[dict[str, Any], list[Edit]]:
+    if value is None:
+        return body, edits
+    end = raw.rindex(b"}")
+    printed = b'"' + field.encode() + b'":' + orjson.dumps(value)
+    return {**body, field: value}, [*edits, Edit(end, end, b"," + printed)]
+
+
+def _model(body: dict[str, Any]) -> str:
+    model = body.get("model")
+    return model if isinstance(model, str) else ""

@@ -1,0 +1,1 @@
+"""Prompts rewritten so that the upstream's prefix cache hits."""

@@ -1,0 +1,137 @@
+"""Retrieved documents between declared markers, in an order that does not depend on the retrieval.
+
+Law: no document is lost, added or changed, and nothing but documents moves: those that stand one
+behind the other, with only white space between, change places among themselves. Markers that do not
+pair up leave all of it as it is.
+
+Which documents several requests had, so that those can go first.
+
+Law: memory is bounded, and the order of what is shared never changes while it is remembered: a
+document keeps the rank that it got when it was met for the second time.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2b
+from typing import NamedTuple
+
+from gateway.prompts.outcome import DeclinedError, WhyNot
+from policies.decide import DocumentOrder, DocumentSettings
+
+MOST = 1024
+"""Documents of one request."""
+_DIGEST_BYTES = 16
+
+
+class Memory(NamedTuple):
+    """What is known of the documents of others: who shares, and the rank of each that is shared."""
+
+    owner: bytes
+    ranks: Mapping[bytes, int]
+
+
+NOTHING_KNOWN = Memory(b"", {})
+
+
+def pieces(text: str, settings: DocumentSettings) -> list[str]:
+    """Take a text apart: documents with their markers are the second piece, the fourth and so on.
+
+    Raises DeclinedError where the markers do not pair up, or too many do.
+    """
+    begin, end = settings.begin, settings.end
+    if begin not in text and end not in text:
+        return [text]
+    found: list[str] = []
+    at = 0
+    while (start := text.find(begin, at)) >= 0:
+        if text.find(end, at, start) >= 0:
+            raise DeclinedError(WhyNot.UNBALANCED_MARKERS)
+        inside = start + len(begin)
+        stop = text.find(end, inside)
+        if stop < 0:
+            raise DeclinedError(WhyNot.UNBALANCED_MARKERS)
+        if text.find(begin, inside, stop) >= 0:
+            raise DeclinedError(WhyNot.NESTED_MARKERS)
+        if len(found) >= 2 * MOST:
+            raise DeclinedError(WhyNot.TOO_MANY)
+        behind = stop + len(end)
+        found += (text[at:start], text[start:behind])
+        at = behind
+    if text.find(end, at) >= 0:
+        raise DeclinedError(WhyNot.UNBALANCED_MARKERS)
+    found.append(text[at:])
+    return found
+
+
+def in_order(
+    found: list[str], settings: DocumentSettings, memory: Memory
+) -> tuple[list[str], list[bytes]]:
+    """Return the pieces with the documents of each run in order, and the digests as they stand.
+
+    Shared ones go by age, the others behind them by content.
+    """
+    ranks = memory.ranks if settings.order is DocumentOrder.SHARED else {}
+    ordered = list(found)
+    digests: list[bytes] = []
+    for run in _runs(found):
+        known = []
+        for index in run:
+            digest = _digest(found[index], memory.owner)
+            rank = ranks.get(digest)
+            known.append((rank is None, rank or 0, digest, index))
+        known.sort()
+        for place, (_, _, digest, index) in zip(run, known, strict=True):
+            ordered[place] = found[index]
+            digests.append(digest)
+    return ordered, digests
+
+
+def _runs(found: list[str]) -> Iterator[list[int]]:
+    """Yield the places of documents that stand one behind the other."""
+    run: list[int] = []
+    for index in range(1, len(found), 2):
+        run.append(index)
+        behind = found[index + 1]
+        if behind and not behind.isspace():
+            yield run
+            run = []
+    if run:
+        yield run
+
+
+def _digest(text: str, owner: bytes) -> bytes:
+    written = text.encode("utf-8", "surrogatepass")
+    return blake2b(written, digest_size=_DIGEST_BYTES, key=owner).digest()
+
+
+SHARED_DOCUMENTS_MOST = 65_536
+"""Documents that are remembered; the one not met for longest is forgotten."""
+
+
+class SharedDocuments:
+    """Digests of the documents that were sent. Not for several threads at a time."""
+
+    def __init__(self, most: int = SHARED_DOCUMENTS_MOST) -> None:
+        self._most = most
+        self._met: OrderedDict[bytes, None] = OrderedDict()
+        self._ranks: dict[bytes, int] = {}
+        self._next = 1
+
+    @property
+    def ranks(self) -> Mapping[bytes, int]:
+        """Of each document that was met more than once; the lower one is the older."""
+        return self._ranks
+
+    def note(self, digests: Iterable[bytes]) -> None:
+        """Remember the documents of one request, in the order in which they were sent."""
+        for digest in dict.fromkeys(digests):
+            if digest in self._met:
+                self._met.move_to_end(digest)
+                if digest not in self._ranks:
+                    self._ranks[digest] = self._next
+                    self._next += 1
+            else:
+                self._met[digest] = None
+        while len(self._met) > self._most:
+            forgotten, _ = self._met.popitem(last=False)
+            self._ranks.pop(forgotten, None)

@@ -1,0 +1,187 @@
+"""The rewrite plan: from a request as it came to one whose prefix repeats, and what was changed.
+
+Law: nothing changes but what a rule that is on names. A rule that cannot be sure leaves the request
+as it is and says why. Bytes that no rule changes are those that came, so they are spliced and never
+printed anew; the last user turn is never touched. What comes out goes in again without a change.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gateway.prompts.json_splice import Edit, Places, all_replaced, printed, spliced
+from gateway.prompts.outcome import Declined, DeclinedError, Rewrite, WhyNot
+from gateway.prompts.rewrite import prose, tools
+from gateway.prompts.rewrite.documents import NOTHING_KNOWN, Memory
+from gateway.prompts.rewrite.tools import Form, Forms
+from gateway.prompts.texts import Conversation, conversation
+from gateway.protocol.endpoint import Endpoint
+from policies.decide import PrefixSettings, SchemaKeys
+from policies.hints import MARKS
+
+_TOOL_FIELDS = {
+    Endpoint.CHAT: ("tools", "functions"),
+    Endpoint.RESPONSES: ("tools",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """A request as it is sent: ``raw`` is the JSON of ``body``."""
+
+    body: dict[str, Any]
+    raw: bytes
+    changes: tuple[Rewrite, ...] = ()
+    declined: tuple[Declined, ...] = ()
+    edits: tuple[Edit, ...] = ()
+    """What was done to the bytes that came."""
+    digests: tuple[bytes, ...] = ()
+    """Of the retrieved documents, in the order in which they are sent."""
+    tools: tuple[Form, ...] = ()
+    """Those that were not known."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    """What the rules have done so far; edits are to the bytes that came."""
+
+    body: dict[str, Any]
+    changes: list[Rewrite]
+    declined: list[Declined]
+    edits: list[Edit]
+    digests: tuple[bytes, ...] = ()
+    tools: tuple[Form, ...] = ()
+
+
+def rules_for(
+    endpoint: Endpoint, body: dict[str, Any], settings: PrefixSettings
+) -> tuple[Rewrite, ...]:
+    """Return the rules that are on and may have something to look at."""
+    fields = _TOOL_FIELDS.get(endpoint)
+    if fields is None:
+        return ()
+    on_tools = _tool_rules(settings) if any(body.get(field) for field in fields) else ()
+    return on_tools + prose.rules_on(settings)
+
+
+def rewrite(
+    endpoint: Endpoint,
+    body: dict[str, Any],
+    raw: bytes,
+    settings: PrefixSettings,
+    memory: Memory = NOTHING_KNOWN,
+    *,
+    known: Forms | None = None,
+) -> Rewritten:
+    """Return the request with the rules of ``settings`` applied; ``raw`` is the JSON of ``body``.
+
+    Neither ``body`` nor anything in it is changed. ``memory`` is what is known of documents, and
+    ``known`` of tools with these ``settings.schema_keys``.
+    """
+    draft = _Draft(body, [], [], [])
+    places = Places(raw, body)
+    for field in _TOOL_FIELDS.get(endpoint, ()):
+        if body.get(field) and _tool_rules(settings):
+            _arrange_tools(draft, field, places, settings, known or {})
+    if settings.changes_texts and endpoint in _TOOL_FIELDS:
+        _rewrite_texts(draft, endpoint, places, settings=settings, memory=memory)
+    changes, declined = tuple(dict.fromkeys(draft.changes)), tuple(dict.fromkeys(draft.declined))
+    edits = tuple(sorted(draft.edits))
+    sent = spliced(raw, edits) if edits else raw
+    return Rewritten(draft.body, sent, changes, declined, edits, draft.digests, draft.tools)
+
+
+def _tool_rules(settings: PrefixSettings) -> tuple[Rewrite, ...]:
+    keys = () if settings.schema_keys is SchemaKeys.OFF else (Rewrite.SCHEMA_KEYS,)
+    return (*keys, Rewrite.TOOLS) if settings.sorts_tools else keys
+
+
+def _arrange_tools(
+    draft: _Draft, field: str, places: Places, settings: PrefixSettings, known: Forms
+) -> None:
+    came = places.body[field]
+    if not isinstance(came, list) or not all(isinstance(each, dict) for each in came):
+        return
+    if settings.sorts_tools and _has_marks(places.raw, came):
+        draft.declined.append(Declined(Rewrite.TOOLS, WhyNot.MARKED))
+        settings = replace(settings, sorts_tools=False)
+    try:
+        result = tools.arranged(places.raw, places.start((field,)), came, settings, known)
+    except DeclinedError as error:
+        draft.declined += (Declined(rule, error.why) for rule in _tool_rules(settings))
+        return
+    draft.tools += tuple(result.met)
+    if result.edit is not None:
+        draft.edits.append(result.edit)
+        draft.body = {**draft.body, field: result.value}
+        draft.changes += result.changes
+
+
+def _has_marks(raw: bytes, came: list[dict[str, Any]]) -> bool:
+    """Tell whether the client says up to which tool the provider is to cache."""
+    marks = [mark for mark in MARKS if mark.encode() in raw]
+    return any(
+        mark in holder
+        for mark in marks
+        for each in came
+        for holder in (each, each.get("function"))
+        if isinstance(holder, dict)
+    )
+
+
+def _rewrite_texts(
+    draft: _Draft,
+    endpoint: Endpoint,
+    places: Places,
+    *,
+    settings: PrefixSettings,
+    memory: Memory,
+) -> None:
+    given = conversation(endpoint, places.body, earlier_turns=settings.earlier_turns)
+    if given is None:
+        why = WhyNot.NO_USER_TURN
+        draft.declined += (Declined(rule, why) for rule in prose.rules_on(settings))
+        return
+    if given.has_block:  # it has been rewritten before
+        return
+    result = prose.rewritten(given, settings, memory)
+    try:
+        draft.edits += [Edit(*places.of(each.path), printed(each.text)) for each in result.texts]
+    except TypeError:  # a lone surrogate
+        why = WhyNot.UNREADABLE
+        draft.declined += (Declined(rule, why) for rule in prose.rules_on(settings))
+        return
+    draft.changes += result.changes
+    draft.declined += result.declined
+    draft.digests = result.digests
+    draft.body = all_replaced(draft.body, result.texts)
+    if result.block is not None:
+        _put_block(draft, given, result.block, places)
+
+
+def _put_block(draft: _Draft, given: Conversation, text: str, places: Places) -> None:
+    """Put a turn with the moved values just before the last user turn.
+
+    It is the user's: servers and templates take two user turns in a row more often than a second
+    system message, and some move that to the front, before all turns. Nor does anything gain
+    authority by moving. Where tools have answered the last user turn, it is the last: between calls
+    and answers nothing may stand, and before them it would change all that follows.
+    """
+    block = {"role": "user", "content": text}
+    field, turns, place = given.field, given.turns, given.place
+    if turns is None:
+        start, end = places.of((field,))
+        draft.edits.append(
+            Edit(start, start, b"[" + printed(block) + b',{"role":"user","content":')
+        )
+        draft.edits.append(Edit(end, end, b"}]"))
+        asked = {"role": "user", "content": draft.body[field]}
+        draft.body = {**draft.body, field: [block, asked]}
+        return
+    if place < len(turns):
+        start = places.start((field, place))
+        draft.edits.append(Edit(start, start, printed(block) + b","))
+    else:
+        _, end = places.of((field, place - 1))
+        draft.edits.append(Edit(end, end, b"," + printed(block)))
+    now = draft.body[field]
+    draft.body = {**draft.body, field: [*now[:place], block, *now[place:]]}

@@ -1,0 +1,1 @@
+"""OpenAI's API and HTTP as they are on the wire. Pure."""

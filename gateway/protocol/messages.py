@@ -1,0 +1,41 @@
+"""Requests and replies as the pipeline sees them, free of any HTTP library."""
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+Headers = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inbound:
+    """A request to a cached endpoint.
+
+    ``target`` is path and query. ``headers`` are by lower-case name, repeated lines joined;
+    ``fields`` are the lines as they came. ``holder`` is whose gateway key it bears, if one.
+    """
+
+    target: str = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
+    fields: Iterable[tuple[str, str]] = field(repr=False)
+    raw: bytes = field(repr=False)
+    holder: str | None = None
+
+    @property
+    def query(self) -> str:
+        """The query string, empty where there is none."""
+        return self.target.partition("?")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Status and headers, and the body: whole, or as it comes.
+
+    Who takes the reply closes ``resources``, whether or not the body was read: they hold the
+    upstream call.
+    """
+
+    status: int
+    headers: Headers
+    body: bytes | AsyncIterator[bytes]
+    resources: AsyncExitStack | None = None

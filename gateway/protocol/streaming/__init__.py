@@ -1,0 +1,1 @@
+"""Streamed replies: events, their assembly into one result, and back."""

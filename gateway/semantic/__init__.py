@@ -1,0 +1,1 @@
+"""May a stored answer be found by meaning, and does it fit."""

@@ -1,0 +1,1 @@
+"""Whether two answers say the same."""

@@ -1,0 +1,1 @@
+"""Which questions may be looked up by meaning."""

@@ -1,0 +1,164 @@
+"""The verifier's port: guards, then the trained model's score, or rules where there is no model.
+
+Part of the composition root, which alone may know both packages. Laws: whatever fails is a refusal
+with its word, and every wait is bounded. A score and the threshold it is held against are of one
+verifier: where another has come into use between them, the candidate is refused. Once a score did
+not come in time nobody waits for one during ``PAUSE_SECONDS``: a request has several candidates.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from embeddings.verify.agreement import RULES, agree
+from embeddings.verify.calibration import Calibration
+from embeddings.verify.guards import guard
+from embeddings.verify.nearness import weighed
+from gateway.semantic.calibrations import Calibrations
+from gateway.semantic.ports import SemanticUnavailableError
+from gateway.semantic.verification import Verification
+
+log = logging.getLogger(__name__)
+
+GUARD_SECONDS = 1.0
+INLINE_CHARACTERS = 400
+"""Two short questions take some 0.3 ms; longer ones leave the loop."""
+PAUSE_SECONDS = 1.0
+MOST_CHARACTERS = 20_000
+"""Of a pair; no verifier reads as far."""
+
+OF_THE_TEXT = frozenset({"text-too-long", "empty-text", "unreadable-text"})
+
+
+Check = Callable[[str, str], str | None]
+
+
+class Scorer(Protocol):
+    """The trained verifier, in a process of its own."""
+
+    @property
+    def verifier(self) -> str | None:
+        """Its digest; empty where there is none, None until that is known."""
+        ...
+
+    @property
+    def verifier_fault(self) -> str:
+        """Why there is none."""
+        ...
+
+    async def score(self, asked: str, stored: str) -> float:
+        """Return how surely one answer fits both. Raises SemanticUnavailableError."""
+        ...
+
+
+class CalibratedVerifier:
+    """See the port ``Verifier``."""
+
+    def __init__(
+        self,
+        scorer: Scorer | None,
+        calibrations: Calibrations,
+        *,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scorer = scorer
+        self._calibrations = calibrations
+        self._seconds = seconds
+        self._clock = clock
+        self._paused_until = float("-inf")
+
+    def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
+        """See the port.
+
+        What the rules pass counts among the model's surest hits, too, so that its calibration
+        speaks for them where theirs keeps no such budget; and an operator's own speaks alone,
+        because it knows of their traffic, and ours does not.
+        """
+        in_use = self._verifier()
+        if in_use is None or verifier not in ("", RULES, in_use):
+            return None
+        in_force = self._calibrations.of(in_use or RULES)
+        if verifier == RULES and in_use and not self._calibrations.is_own(in_force):
+            ours = _threshold(self._calibrations.shipped(RULES), max_wrong_hits)
+            if ours is not None:
+                return ours
+        return _threshold(in_force, max_wrong_hits)
+
+    async def verify(self, asked: str, stored: str, similarity: float) -> Verification:
+        """See the port."""
+        verifier = self._verifier()
+        if verifier is None:
+            return Verification(0.0, "verifier-unavailable")
+        if len(asked) + len(stored) > MOST_CHARACTERS:
+            return Verification(0.0, "text-too-long")
+        if asked.strip() == stored.strip():
+            return Verification(1.0, verifier=RULES)
+        refusal = await _checked(guard, asked, stored) if verifier else None
+        if refusal is not None:
+            return Verification(0.0, refusal)
+        refusal = await _checked(agree, asked, stored)
+        if refusal is None:
+            return Verification(1.0, verifier=RULES)
+        if self._scorer is None or not verifier:
+            return Verification(0.0, refusal)
+        said = await self._scored(self._scorer, verifier, asked, stored)
+        return said if said.refusal else _weighed(said, similarity)
+
+    def details(self) -> dict[str, str | int]:
+        """Return which verifier and which calibration are in use."""
+        verifier = self._verifier()
+        if verifier is None:
+            return {"kind": "unknown"}
+        details = self._calibrations.details(verifier or RULES)
+        if verifier:
+            return {"kind": "model", "digest": verifier[:16], **details}
+        fault = "" if self._scorer is None else self._scorer.verifier_fault
+        return {"kind": "rules", **({"fault": fault} if fault else {}), **details}
+
+    def _verifier(self) -> str | None:
+        return "" if self._scorer is None else self._scorer.verifier
+
+    async def _scored(self, scorer: Scorer, verifier: str, asked: str, stored: str) -> Verification:
+        if self._clock() < self._paused_until:
+            return Verification(0.0, "verifier-timeout")
+        try:
+            async with asyncio.timeout(self._seconds):
+                score = await scorer.score(asked, stored)
+        except TimeoutError:
+            return self._refused("timeout")
+        except SemanticUnavailableError as error:
+            return self._refused(error.reason)
+        if scorer.verifier != verifier:
+            return Verification(0.0, "verifier-changed")
+        return Verification(score, verifier=verifier)
+
+    def _refused(self, word: str) -> Verification:
+        if word == "timeout":
+            self._paused_until = self._clock() + PAUSE_SECONDS
+        return Verification(0.0, word if word in OF_THE_TEXT else f"verifier-{word}")
+
+
+def _weighed(said: Verification, similarity: float) -> Verification:
+    score = weighed(said.score, similarity)
+    if not 0 <= score <= 1:  # NaN neither
+        return Verification(0.0, "not-a-number")
+    return said._replace(score=score)
+
+
+def _threshold(calibration: Calibration | None, max_wrong_hits: float) -> float | None:
+    return None if calibration is None else calibration.threshold(max_wrong_hits)
+
+
+async def _checked(check: Check, asked: str, stored: str) -> str | None:
+    """Return the difference that a check finds."""
+    try:
+        if len(asked) + len(stored) <= INLINE_CHARACTERS:
+            return check(asked, stored)
+        async with asyncio.timeout(GUARD_SECONDS):
+            return await asyncio.to_thread(check, asked, stored)
+    except Exception as error:  # noqa: BLE001 - fail to miss, whatever it is
+        log.warning("verification failed (%s): a miss", type(error).__name__)
+        return "fault"

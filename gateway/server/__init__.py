@@ -1,0 +1,1 @@
+"""The gateway's HTTP server and the way of a request through it."""

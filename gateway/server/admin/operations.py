@@ -1,0 +1,263 @@
+"""Forget one scope: its entries, their vectors, and the keys that could still open a copy of them.
+
+Law: what was stored for the scope when forgetting began is found by nobody once it has ended, in
+memory, on disk or by meaning; with encryption not even in a copy of the files. Requests of the
+scope that come meanwhile are stored anew: whoever is to be gone is to be shut out first.
+
+What the operator does to the cache: look, purge, call a hit wrong, scan what is stored again.
+
+Law: purging finds out before it acts (a dry run tells the same figures), and what is purged is
+gone from store and index alike. A hit called wrong is evicted, and its entry does not answer again
+for a question of the same meaning, as long as its key is in quarantine.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import orjson
+
+from gateway.cache.entry import Entry
+from gateway.cache.pii_scan import ScanFailedError, Scans
+from gateway.cache.ports import PolicySource, Quarantine, Store, UnfinishedError, Vault
+from gateway.protocol.conversation import answer_text
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.text_extraction import as_names
+from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError
+from gateway.server.admin.selection import Selection
+from policies.decide import PiiAction
+
+PAGE = 256
+"""Entries read at a time: the loop is free in between."""
+
+PASSES = 3
+"""What is stored while the store is walked is met by the next walk."""
+
+
+async def forget_scope(
+    scope: bytes, *, store: Store, semantic: SemanticIndex | None, vault: Vault | None
+) -> int:
+    """Forget the scope; return how many entries it had. Raises StoreError.
+
+    ``vault`` is None where entries are not encrypted. An index that is down keeps vectors whose
+    entries are gone: they lead nowhere, and leave when they are next found.
+    """
+    forgotten = 0
+    for _ in range(PASSES):
+        found = await _remove_all(scope, store, semantic)
+        forgotten += found
+        if not found:
+            break
+    if vault is not None:
+        # Last: without the keys, nobody could tell any more which entries are the scope's.
+        await vault.forget(scope)
+    return forgotten
+
+
+async def _remove_all(scope: bytes, store: Store, semantic: SemanticIndex | None) -> int:
+    removed = 0
+    after: bytes | None = None
+    while True:
+        page = await store.walk(after, PAGE)
+        keys = [entry.key for entry in page.entries if entry.scope == scope]
+        await remove(keys, store=store, semantic=semantic)
+        removed += len(keys)
+        after = page.after
+        if after is None:
+            return removed
+
+
+async def remove(keys: Sequence[bytes], *, store: Store, semantic: SemanticIndex | None) -> None:
+    """Take entries out of store and index. Raises StoreError."""
+    for key in keys:
+        await store.delete(key)
+    if semantic is not None and keys:
+        # An index that is down keeps a vector whose entry is gone: never a hit.
+        with suppress(SemanticUnavailableError):
+            await semantic.remove(keys)
+
+
+SAMPLE = 10
+
+
+class Cases(Protocol):
+    """Wrong hits, kept so that a later version of the safety checks can be tried on them."""
+
+    async def append(self, line: Mapping[str, Any]) -> None:
+        """Write a case down. Raises OSError."""
+        ...
+
+
+@dataclass(slots=True)
+class Purged:
+    """What a purge removed, or would remove; ``sample`` are some of the keys."""
+
+    entries: int = 0
+    bytes: int = 0
+    tokens: int = 0
+    sample: list[str] = field(default_factory=list)
+
+    def count(self, entry: Entry, size: int) -> None:
+        """Take note of an entry."""
+        self.entries += 1
+        self.bytes += size
+        self.tokens += entry.tokens
+        if len(self.sample) < SAMPLE:
+            self.sample.append(entry.key.hex())
+
+
+@dataclass(slots=True)
+class Rescan:
+    """What today's detectors find in what is stored; ``findings`` by kind, ``rules`` by rule."""
+
+    scanned: int = 0
+    failed: int = 0
+    purged: int = 0
+    findings: dict[str, int] = field(default_factory=dict)
+    rules: dict[str, int] = field(default_factory=dict)
+
+    def found(self, kind: str, rule: str) -> None:
+        """Count a finding."""
+        self.findings[kind] = self.findings.get(kind, 0) + 1
+        self.rules[rule] = self.rules.get(rule, 0) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """The operator's use cases over the ports."""
+
+    store: Store
+    semantic: SemanticIndex | None
+    quarantine: Quarantine
+    cases: Cases
+    policies: PolicySource
+    scans: Scans
+    vault: Vault | None
+    size: Callable[[Entry], int]
+    now: Callable[[], float]
+
+    async def entries(self, selection: Selection, after: bytes | None, limit: int) -> "Listed":
+        """Return up to ``limit`` of the entries selected, and where to go on."""
+        if selection.key is not None:
+            found = [entry async for entry in self._selected(selection)]
+            return Listed(found, None)
+        while True:
+            page = await self.store.walk(after, limit)
+            found = [entry for entry in page.entries if selection.holds(entry)]
+            if found or page.after is None:
+                return Listed(found, page.after)
+            after = page.after
+
+    async def purge(self, selection: Selection, *, dry_run: bool) -> Purged:
+        """Remove what is selected, or only count it. Raises StoreError."""
+        purged = Purged()
+        batch: list[bytes] = []
+        async for entry in self._selected(selection):
+            purged.count(entry, self.size(entry))
+            if not dry_run:
+                batch.append(entry.key)
+                if len(batch) == PAGE:
+                    await self._remove(batch)
+                    batch = []
+        await self._remove(batch)
+        return purged
+
+    async def wrong(self, key: bytes, asked: str | None) -> Entry | None:
+        """Evict an entry that was served where it did not fit; return it, None if it was not there.
+
+        ``asked`` is the question it was served for. The key is barred from semantic reuse either
+        way. Raises StoreError, OSError where nothing was done, and UnfinishedError.
+        """
+        await self.quarantine.add(key)
+        entry = await self.store.get(key)
+        if entry is not None:
+            await self._keep_case(entry, asked)
+        await self._remove([key])
+        return entry
+
+    async def forget(self, scope: bytes, *, dry_run: bool) -> Purged:
+        """Forget a scope, its keys of encryption included; return what it had.
+
+        Raises StoreError.
+        """
+        purged = await self.purge(Selection(scope=scope), dry_run=True)
+        if not dry_run:
+            await forget_scope(scope, store=self.store, semantic=self.semantic, vault=self.vault)
+        return purged
+
+    async def rescan(self, *, purge: bool) -> Rescan:
+        """Scan every stored answer with today's detectors; purge what they find if told to.
+
+        Entries of rules that allow personal data are passed over, and so are those of rules that
+        keep it within the end user's scope.
+        """
+        active = self.policies.active
+        decisions = [rule.decision for rule in active.policy.rules] + [active.policy.default]
+        scanning = {d.rule for d in decisions if d.pii is PiiAction.BYPASS}
+        known = {d.rule for d in decisions}
+        result = Rescan()
+        async for entry in self._selected(Selection()):
+            if entry.rule in known and entry.rule not in scanning:
+                continue
+            result.scanned += 1
+            try:
+                answer = answer_text(Endpoint(entry.endpoint), orjson.loads(entry.result))
+                text = "\n".join((entry.question or "", answer, as_names(entry.model)))
+                kind = await self.scans.scan(active.scanner, text, entry.scope)
+            except (ScanFailedError, ValueError):
+                # What cannot be looked at must not stay either.
+                result.failed += 1
+                kind = "unreadable"
+            if kind is not None:
+                result.found(kind, entry.rule)
+                if purge:
+                    await self._remove([entry.key])
+                    result.purged += 1
+        return result
+
+    async def _selected(self, selection: Selection) -> AsyncIterator[Entry]:
+        if selection.key is not None:
+            entry = await self.store.get(selection.key)
+            if entry is not None and selection.holds(entry):
+                yield entry
+            return
+        after: bytes | None = None
+        seen: set[bytes] = set()
+        while True:
+            page = await self.store.walk(after, PAGE)
+            for entry in page.entries:
+                # A walk may meet an entry twice.
+                if entry.key not in seen and selection.holds(entry):
+                    seen.add(entry.key)
+                    yield entry
+            after = page.after
+            if after is None:
+                return
+
+    async def _keep_case(self, entry: Entry, asked: str | None) -> None:
+        case = {
+            "time": self.now(),
+            "entry": entry.key.hex(),
+            "model": entry.model,
+            "rule": entry.rule,
+            "asked": asked,
+            "stored": entry.question,
+        }
+        try:
+            await self.cases.append(case)
+        except OSError as error:
+            # The entry stays: calling it wrong again can still keep the case.
+            told = "The key is barred from semantic reuse, but the case cannot be written down: "
+            raise UnfinishedError(told + "the entry was not evicted.") from error
+
+    async def _remove(self, keys: Sequence[bytes]) -> None:
+        await remove(keys, store=self.store, semantic=self.semantic)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Some entries, and where to go on; None at the end."""
+
+    entries: Sequence[Entry]
+    after: bytes | None

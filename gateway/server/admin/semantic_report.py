@@ -1,0 +1,150 @@
+"""Which rules of the policy have an error budget that a threshold keeps, and which have none.
+
+Law: whoever sets a budget that nothing keeps is told, in the log, by ``/readyz`` and beside the
+rule's figures, and never has to find out by missing hits. Nothing is said before it is known which
+verifier is in use.
+
+What comparisons have shown, rule by rule, for the operator: as JSON, and for a terminal.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.cache.ports import Comparisons, PolicySource, UnfinishedError
+from gateway.cache.shadow_eval.ledger import RuleChecks
+from gateway.server.admin.selection import SelectionError
+from policies.decide import Decision
+from policies.wording import percent_text
+
+log = logging.getLogger(__name__)
+
+NEXT = "no threshold keeps the budget: calibrate on traffic of your own, or set a larger one"
+
+
+@dataclass(frozen=True, slots=True)
+class Budgets:
+    """The budgets of the policy in force, held against the calibration in force."""
+
+    policies: PolicySource
+    is_known: Callable[[], bool]
+    """Whether it is known which verifier is in use."""
+    threshold: Callable[[float], float | None]
+    """The verifier's for a budget."""
+
+    def kept(self) -> dict[str, bool]:
+        """Return of each rule with semantic lookup whether a threshold keeps its budget."""
+        if not self.is_known():
+            return {}
+        return {
+            each.rule: self.threshold(each.max_wrong_hits) is not None for each in self._decisions()
+        }
+
+    def not_kept(self) -> dict[str, float]:
+        """Return the budgets that no threshold keeps, by rule."""
+        kept = self.kept()
+        return {
+            each.rule: each.max_wrong_hits
+            for each in self._decisions()
+            if kept.get(each.rule) is False
+        }
+
+    def tell(self) -> None:
+        """Write one line about all that are not kept; for the start, and for a new policy."""
+        if not_kept := self.not_kept():
+            named = ", ".join(f"{rule} {percent_text(each)}" for rule, each in not_kept.items())
+            log.warning(
+                "max_wrong_hits: no threshold keeps the budget of %s: at most questions that are "
+                "alike but for their frame are answered by meaning there; calibrate on traffic of "
+                "your own (refrain semantic calibrate), or set a larger one",
+                named,
+            )
+
+    def _decisions(self) -> list[Decision]:
+        policy = self.policies.active.policy
+        every = [*(rule.decision for rule in policy.rules), policy.default]
+        return [decision for decision in every if decision.semantic]
+
+
+@dataclass(frozen=True, slots=True)
+class SemanticOperations:
+    """The operator's view of the journal of comparisons."""
+
+    journal: Comparisons
+    now: Callable[[], float]
+    budgets: Budgets
+
+    def report(self) -> dict[str, Any]:
+        """Return the figures of each rule that was compared, or whose budget nothing keeps.
+
+        ``budget_kept`` is None where it is not known, or of a rule that is no more.
+        """
+        report = self.journal.report()
+        kept, not_kept = self.budgets.kept(), self.budgets.not_kept()
+        empty = {rule: RuleChecks("", budget).report() for rule, budget in not_kept.items()}
+        rows = {
+            name: {**figures, "budget_kept": kept.get(name)}
+            for name, figures in sorted((empty | report["rules"]).items())
+        }
+        for figures in rows.values():
+            if figures["budget_kept"] is False and not figures["off"]:
+                figures["next"] = NEXT
+        return {**report, "rules": rows}
+
+    async def reset(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Give a rule, or ``all``, its semantic hits back and count anew.
+
+        Raises SelectionError and UnfinishedError.
+        """
+        rule, everything = asked.pop("rule", None), asked.pop("all", False)
+        for field in asked:
+            raise SelectionError(field, "one of the fields rule, all")
+        known = self.journal.report()["rules"]
+        if not isinstance(everything, bool) or (everything and rule is not None):
+            raise SelectionError("all", "true, and no rule beside it")
+        if not everything and (not isinstance(rule, str) or rule not in known):
+            raise SelectionError("rule", "a rule that has been compared, or all: true")
+        were_off = [name for name in known if known[name]["off"] and rule in (None, name)]
+        try:
+            await self.journal.append({"time": self.now(), "kind": "reset", "rule": rule})
+        except OSError as error:
+            told = "The journal cannot be written: only the worker that answers has done it, and "
+            raise UnfinishedError(told + "only until it restarts.") from error
+        return {"reset": [rule] if rule is not None else list(known), "were_off": were_off}
+
+
+def report_text(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of a report for a terminal."""
+    rules = report["rules"]
+    if not rules:
+        yield "nothing has been compared: set shadow: on or sample: 1% under semantic in the policy"
+        return
+    head = ("rule", "compared", "equal", "different", "unsure", "wrong hits", "95 % interval")
+    yield (
+        f"{head[0]:<20}{head[1]:>9}{head[2]:>8}{head[3]:>11}{head[4]:>8}{head[5]:>12}"
+        f"{head[6]:>20}{'budget':>9}{'would meet':>12}"
+    )
+    for name, figures in rules.items():
+        low, high = figures["interval"]
+        interval = f"{_share(low)} to {_share(high)}" if figures["comparisons"] else "-"
+        yield (
+            f"{name:<20}{figures['comparisons']:>9,}{figures['equal']:>8,}"
+            f"{figures['different']:>11,}{figures['unsure']:>8,}{_share(figures['wrong_hits']):>12}"
+            f"{interval:>20}{_share(figures['budget']):>9}"
+            f"{_share(figures['budget_met']):>12}"
+        )
+    yield ""
+    for name, figures in rules.items():
+        near = figures["near_misses"]
+        tried = sum(near.values())
+        told = f"; of {tried:,} near misses {near['equal']:,} were the same" if tried else ""
+        yield f"{name}: {figures['next']}{told}"
+    yield f"aliases: {report['aliases']:,}"
+
+
+def _share(value: float | None) -> str:
+    """Write a share as a policy has it; of two digits, but whole from 10 % on."""
+    if value is None:
+        return "-"
+    return f"{value:.0%}" if value >= 0.1 else f"{value * 100:.2g}%"

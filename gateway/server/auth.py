@@ -1,0 +1,206 @@
+"""Who may ask: rings of keys, known by their digests, and the credentials of a request.
+
+Law: what is compared is SHA-256 digests, in constant time; no key is kept. With a ring of gateway
+keys every credential of a request must be one of them, and all of one holder: nothing else gets
+past, hits included. A credential on the ring of denied keys never gets past.
+
+Files of keys, ``NAME SHA256`` a line: read at start, watched, replaced whole by a good edit.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gateway.protocol.credentials import CREDENTIALS, bearer
+from gateway.protocol.errors import UnauthorizedError
+
+MOST_KEYS = 100_000
+
+_NAME = re.compile(r"[^\s#!]{1,64}")
+_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+_PREFIX_BYTES = 8
+
+
+class KeyRingError(ValueError):
+    """The text is no list of keys; a line for each problem, with file and line."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRing:
+    """Digests of keys and the names of their holders; several keys may have one holder."""
+
+    by_prefix: Mapping[bytes, tuple[tuple[bytes, str], ...]]
+    """What finds the few to compare with. It tells nobody a digest: who can choose a digest's
+    first bytes at will can invert SHA-256."""
+
+    def holder(self, key: str) -> str | None:
+        """Return whose key it is, None when it is nobody's."""
+        digest = hashlib.sha256(key.encode(errors="surrogateescape")).digest()
+        found = None
+        for known, name in self.by_prefix.get(digest[:_PREFIX_BYTES], ()):
+            if hmac.compare_digest(known, digest):
+                found = name
+        return found
+
+
+NOBODY = KeyRing({})
+
+
+def read_key_ring(data: bytes, source: str) -> KeyRing:
+    """Read a file's ``NAME SHA256`` a line; ``#`` begins a comment. Raises KeyRingError."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise KeyRingError(f"{source}: expected text in UTF-8") from None
+    problems: list[str] = []
+    found: dict[bytes, tuple[tuple[bytes, str], ...]] = {}
+    count = 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        match words:
+            case [name, digest] if _NAME.fullmatch(name) and _DIGEST.fullmatch(digest):
+                known = bytes.fromhex(digest)
+                same = found.get(known[:_PREFIX_BYTES], ())
+                if any(known == other for other, _ in same):
+                    problems.append(f"{source}:{number}: this digest is there already")
+                found[known[:_PREFIX_BYTES]] = (*same, (known, name))
+                count += 1
+            case _:
+                # Not quoted: somebody may have put a key here instead of its digest.
+                problems.append(
+                    f"{source}:{number}: expected NAME and the SHA-256 of a key (64 hex digits)"
+                )
+    if count > MOST_KEYS:
+        problems.append(f"{source}: {count} keys, at most {MOST_KEYS}")
+    if problems:
+        raise KeyRingError("\n".join(problems))
+    return KeyRing(found)
+
+
+def admit(headers: Mapping[str, str], keys: KeyRing | None, denied: KeyRing) -> str | None:
+    """Return the holder of the request's gateway key; None where no gateway keys are in use.
+
+    ``headers`` have lower-case names. Raises UnauthorizedError.
+    """
+    given = [bearer(value) for name in CREDENTIALS if (value := headers.get(name))]
+    if any(denied.holder(key) is not None for key in given):
+        raise UnauthorizedError("This API key is denied here.")
+    if keys is None:
+        return None
+    if not given:
+        raise UnauthorizedError(
+            "You did not provide an API key. Provide one in an Authorization header "
+            "(Authorization: Bearer YOUR_KEY)."
+        )
+    holders = {keys.holder(key) for key in given}
+    [holder] = holders if len(holders) == 1 else [None]
+    if holder is None:
+        raise UnauthorizedError("Incorrect API key provided.")
+    return holder
+
+
+POLL_SECONDS = 0.25
+"""An edit counts at the second look, and a key that was removed must be refused within a second."""
+
+_log = logging.getLogger(__name__)
+
+
+class KeyFile:
+    """Holds the last good keys of ``path``.
+
+    Raises KeyRingError or OSError on construction.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._data = path.read_bytes()
+        self._seen = self._data
+        self._ring = read_key_ring(self._data, str(path))
+        self._problem: str | None = None
+
+    @property
+    def ring(self) -> KeyRing:
+        """The keys in force."""
+        return self._ring
+
+    @property
+    def problem(self) -> str | None:
+        """What keeps the file on disk from being in force, or None."""
+        return self._problem
+
+    def reload(self) -> None:
+        """Read the file again; an edit counts once two readings agree on it.
+
+        Whatever is wrong keeps the last good keys in force and is told by ``problem``.
+        """
+        try:
+            data = self._path.read_bytes()
+        except OSError as error:
+            self._complain(f"{self._path}: cannot be read: {error.strerror or error}")
+            return
+        settled = data == self._seen
+        self._seen = data
+        if not settled:
+            return
+        if data == self._data:
+            self._problem = None
+            return
+        try:
+            ring = read_key_ring(data, str(self._path))
+        except KeyRingError as error:
+            self._complain(str(error))
+            return
+        self._ring, self._data, self._problem = ring, data, None
+        _log.info("keys: %s reloaded", self._path)
+
+    def _complain(self, problem: str) -> None:
+        if problem != self._problem:
+            _log.error("keys: keeping the last good ones: %s", problem)
+        self._problem = problem
+
+
+class Access:
+    """Who may ask, as the files of gateway keys and of denied keys have it; either may be None.
+
+    Raises KeyRingError or OSError on construction.
+    """
+
+    def __init__(self, gateway_keys: Path | None, denied_keys: Path | None) -> None:
+        self._keys = None if gateway_keys is None else KeyFile(gateway_keys)
+        self._denied = None if denied_keys is None else KeyFile(denied_keys)
+        self._files = [file for file in (self._keys, self._denied) if file is not None]
+
+    @property
+    def own_keys(self) -> bool:
+        """Whether the gateway has keys of its own, so that clients' are for itself alone."""
+        return self._keys is not None
+
+    @property
+    def restricted(self) -> bool:
+        """Whether any request is refused for its key."""
+        return bool(self._files)
+
+    def holder(self, headers: Mapping[str, str]) -> str | None:
+        """Return whose gateway key a request bears, None without such. Raises UnauthorizedError."""
+        keys = None if self._keys is None else self._keys.ring
+        return admit(headers, keys, NOBODY if self._denied is None else self._denied.ring)
+
+    def details(self) -> dict[str, Any]:
+        """Say for /readyz what is in force and which edits were not taken."""
+        problems = [file.problem for file in self._files if file.problem is not None]
+        return {"gateway": "on" if self.own_keys else "off", "problems": problems}
+
+    async def watch(self) -> None:
+        """Look for edits until cancelled."""
+        while self._files:
+            await asyncio.sleep(POLL_SECONDS)
+            for file in self._files:
+                await asyncio.to_thread(file.reload)

@@ -1,0 +1,1 @@
+"""HTTP from clients: connections, bodies, handlers."""

@@ -1,0 +1,60 @@
+"""What every request meets first and every reply last: its id, and refusals by the head alone."""
+
+import asyncio
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from gateway.server.http.compressed_body import leave_unread
+from gateway.server.http.http_server import Refuse, refusal
+from gateway.telemetry import request_id
+from gateway.upstream.instance import has_passed_here
+
+STOPPING: web.AppKey[asyncio.Event] = web.AppKey("stopping")
+"""Set once the server is to stop: it still answers, and asks its clients to go elsewhere."""
+
+_LOOP = "This gateway has sent this request to itself: its upstream is the gateway."
+
+
+def new_app(refuse: Refuse, *, client_max_size: int) -> web.Application:
+    """Return an application whose requests meet this first."""
+    app = web.Application(client_max_size=client_max_size, middlewares=[_middleware(refuse)])
+    app[STOPPING] = asyncio.Event()
+    return app
+
+
+def _middleware(refuse: Refuse) -> Middleware:
+    @web.middleware
+    async def front(request: web.Request, handler: Handler) -> web.StreamResponse:
+        headers = request.headers
+        request_id.begin(headers)
+        refused = refusal(request, refuse)
+        if refused is None and "Via" in headers:
+            refused = _loop(request, refuse)
+        response = await handler(request) if refused is None else refused
+        if "Content-Encoding" in headers:
+            leave_unread(request, response)
+        if not response.prepared:
+            complete_head(request, response)
+        return response
+
+    return front
+
+
+def _loop(request: web.Request, refuse: Refuse) -> web.Response | None:
+    if any(map(has_passed_here, request.headers.getall("Via"))):
+        return refuse(508, _LOOP, "loop_detected")
+    return None
+
+
+def complete_head(request: web.Request, response: web.StreamResponse) -> None:
+    """Add what the head of every reply has. Who sends a stream calls it before the head is out."""
+    headers = response.headers
+    if request.app[STOPPING].is_set():
+        response.force_close()
+        headers["Connection"] = "close"
+    if request_id.HEADER not in headers or request_id.HEADER in request.headers:
+        headers[request_id.HEADER] = request_id.current()
+    else:
+        # The upstream's own, by which its operators find the request.
+        request_id.adopt(headers)

@@ -1,0 +1,269 @@
+"""aiohttp's side of the gateway: requests in, replies out, every fault in OpenAI's error form."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from http import HTTPStatus
+from math import ceil
+from typing import Any
+
+import orjson
+from aiohttp import web
+from multidict import CIMultiDict
+
+from gateway.protocol.cache_status import Forwarded, ForwardStatus, RefusedStatus
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.errors import (
+    ClientError,
+    RequestError,
+    UnauthorizedError,
+    UpstreamError,
+    error_body,
+)
+from gateway.protocol.headers import folded
+from gateway.protocol.messages import Inbound, Reply
+from gateway.protocol.reasons import Reason
+from gateway.server.auth import Access
+from gateway.server.http.compressed_body import read_body
+from gateway.server.http.front import STOPPING, complete_head
+from gateway.server.http.pass_through import PassThrough
+from gateway.server.http.readiness import Readiness
+from gateway.server.pipeline import Pipeline
+from gateway.telemetry import request_id
+from gateway.telemetry.observation import Observation
+from gateway.upstream.request import UPSTREAM, told
+
+log = logging.getLogger(__name__)
+
+WRITTEN_AT_ONCE = 16_384
+"""Bytes; a transport's buffer takes four times as many before it makes a writer wait."""
+
+Begin = Callable[[str, web.BaseRequest], Observation]
+"""Starts the observation of one request: (endpoint, request)."""
+
+HOLDER = web.RequestKey("holder", str)
+"""Whose gateway key a request bears, where there are such keys."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Handlers:
+    """HTTP handlers; ``add_routes`` is their table.
+
+    ``client_seconds`` bounds the wait for a client: for all of its body, and for it to take what
+    was written. ``names`` are what errors call the upstreams.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        pass_through: PassThrough,
+        readiness: Readiness,
+        metrics: Callable[[], tuple[bytes, str]],
+        begin: Begin,
+        *,
+        access: Access,
+        client_seconds: float,
+        names: Mapping[str, str],
+    ) -> None:
+        self._pipeline = pipeline
+        self._pass_through = pass_through
+        self._readiness = readiness
+        self._metrics = metrics
+        self._begin = begin
+        self._access = access
+        self._client_seconds = client_seconds
+        self._names = names
+
+    def add_routes(self, app: web.Application) -> None:
+        """Register every path the gateway answers."""
+        router = app.router
+        for endpoint in Endpoint:
+            router.add_post(endpoint.value, self._observed(endpoint.value, self._cached(endpoint)))
+        router.add_get("/healthz", _healthz)
+        router.add_get("/readyz", self._readyz)
+        router.add_get("/metrics", self._metrics_page)
+        other = self._observed("/v1/*", self._pass_through.handle)
+        router.add_route("*", "/v1/{tail:.*}", other)
+        router.add_route("*", "/{tail:.*}", _not_found)
+
+    def _observed(
+        self,
+        endpoint: str,
+        handle: Callable[[web.Request, Observation], Awaitable[web.StreamResponse]],
+    ) -> Handler:
+        """Wrap a handler: every way it can end is observed, and told in OpenAI's form."""
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            seen = self._begin(endpoint, request)
+            try:
+                self._let_in(request)
+                return await handle(request, seen)
+            except RequestError as error:
+                return _refused(error, seen, self._names)
+            except asyncio.CancelledError:
+                seen.outcome, seen.reason = "error", Reason.CLIENT_GONE
+                raise
+            except Exception:
+                # A defect of ours: the client gets an answer in the form it knows all the same.
+                log.exception("a request failed")
+                seen.outcome, seen.reason, seen.status = "error", Reason.INTERNAL, 500
+                message = "The gateway had an internal error while processing your request."
+                body = error_body(message, "server_error", None, Reason.INTERNAL.value)
+                return _json(500, body, RefusedStatus(Reason.INTERNAL).header())
+            finally:
+                seen.finish()
+
+        return handler
+
+    def _let_in(self, request: web.Request) -> None:
+        """Ask for a key where keys are in use. Raises UnauthorizedError."""
+        if self._access.restricted:
+            holder = self._access.holder(folded(request.headers.items()))
+            if holder is not None:
+                request[HOLDER] = holder
+
+    def _cached(
+        self, endpoint: Endpoint
+    ) -> Callable[[web.Request, Observation], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.Request, seen: Observation) -> web.StreamResponse:
+            inbound = Inbound(
+                target=request.path_qs,
+                headers=folded(request.headers.items()),
+                fields=request.headers.items(),
+                raw=await self._read(request),
+                holder=request.get(HOLDER),
+            )
+            seen.request_bytes = len(inbound.raw)
+            reply = await self._pipeline.answer(endpoint, inbound, seen)
+            if isinstance(reply.body, bytes):
+                seen.answer_bytes = len(reply.body)
+                seen.mark_first_token()
+                return web.Response(
+                    body=reply.body, status=reply.status, headers=CIMultiDict(reply.headers)
+                )
+            async with reply.resources or AsyncExitStack():
+                return await self._stream(request, reply, reply.body, seen)
+
+        return handle
+
+    async def _read(self, request: web.Request) -> bytes:
+        try:
+            return await read_body(request, self._client_seconds)
+        except web.HTTPRequestEntityTooLarge:
+            message = "The body of your request is larger than this gateway accepts."
+            raise ClientError(413, message, code="request_too_large") from None
+        except TimeoutError:
+            raise ClientError(408, "Your request's body did not come in time.") from None
+        except web.RequestPayloadError:
+            raise ClientError(400, "The body of your request could not be decoded.") from None
+
+    async def _stream(
+        self, request: web.Request, reply: Reply, body: AsyncIterator[bytes], seen: Observation
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(status=reply.status, headers=CIMultiDict(reply.headers))
+        try:
+            complete_head(request, response)
+            await response.prepare(request)
+            async for chunk in body:
+                seen.answer_bytes += len(chunk)
+                if _takes_at_once(request, chunk):
+                    await response.write(chunk)
+                    continue
+                async with asyncio.timeout(self._client_seconds):
+                    await response.write(chunk)
+            async with asyncio.timeout(self._client_seconds):
+                await response.write_eof()
+        except ConnectionResetError:
+            seen.outcome, seen.reason = "error", Reason.CLIENT_GONE
+        except TimeoutError:
+            seen.outcome, seen.reason = "error", Reason.CLIENT_TIMEOUT
+            _abort(request)
+        except UpstreamError as error:
+            # Of a plain answer that is passed on as it comes: there is no other way to tell.
+            seen.outcome, seen.reason = "error", error.reason
+            _abort(request)
+        except Exception:
+            log.exception("a stream failed")
+            seen.outcome, seen.reason = "error", Reason.INTERNAL
+            _abort(request)
+        return response
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        report = await self._readiness.report()
+        if request.app[STOPPING].is_set():
+            report |= {"status": "stopping", "reasons": ["the gateway was told to stop"]}
+        return _json(200 if report["status"] == "ready" else 503, report)
+
+    async def _metrics_page(self, _request: web.Request) -> web.Response:
+        page, content_type = self._metrics()
+        return web.Response(body=page, headers={"Content-Type": content_type})
+
+
+def _takes_at_once(request: web.BaseRequest, chunk: bytes) -> bool:
+    """Tell whether writing cannot wait: all written before has left, and this fits the buffer.
+
+    A timer for each event costs half as much again as sending it.
+    """
+    transport = request.transport
+    return (
+        transport is not None
+        and len(chunk) <= WRITTEN_AT_ONCE
+        and transport.get_write_buffer_size() == 0
+    )
+
+
+def _abort(request: web.BaseRequest) -> None:
+    """Break the connection: once the head is out, nothing else tells that the body is not whole."""
+    if request.transport is not None:
+        request.transport.abort()
+
+
+def _json(status: int, value: dict[str, Any], cache_status: str | None = None) -> web.Response:
+    headers = {"Cache-Status": cache_status} if cache_status is not None else None
+    body = orjson.dumps(value)
+    return web.Response(body=body, status=status, content_type="application/json", headers=headers)
+
+
+def refuse(status: int, message: str, code: str) -> web.Response:
+    """Return the reply to a request that no handler sees, see ``http_server``."""
+    kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+    reply = _json(
+        status,
+        error_body(message, kind, None, code),
+        RefusedStatus(Reason.INVALID_REQUEST).header(),
+    )
+    reply.headers[request_id.HEADER] = request_id.current()
+    return reply
+
+
+def _refused(error: RequestError, seen: Observation, names: Mapping[str, str]) -> web.Response:
+    seen.status = error.status
+    if isinstance(error, UpstreamError):
+        forward = seen.forward or ForwardStatus(Forwarded.BYPASS)
+        seen.outcome, seen.reason = "error", error.reason
+        response = _json(error.status, error.body(), forward.header(declined=error.reason))
+        if error.retry_after is not None:
+            response.headers["Retry-After"] = str(ceil(error.retry_after))
+        seen.tried = error.tried
+        if error.tried:
+            tried = tuple((names.get(name, name), reason) for name, reason in error.tried)
+            response.headers[UPSTREAM] = told("", tried)
+        return response
+    reason = error.reason if isinstance(error, ClientError) else Reason.INVALID_REQUEST
+    seen.outcome, seen.reason = "invalid", reason
+    response = _json(error.status, error.body(), RefusedStatus(reason).header())
+    if isinstance(error, UnauthorizedError):
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+async def _healthz(_request: web.Request) -> web.Response:
+    return _json(200, {"status": "alive"})
+
+
+async def _not_found(request: web.Request) -> web.Response:
+    message = f"Unknown request URL: {request.method} {request.path}."
+    body = error_body(message, "invalid_request_error", None, "unknown_url")
+    return _json(404, body, RefusedStatus(Reason.INVALID_REQUEST).header())

@@ -1,0 +1,231 @@
+"""HTTP/1.1 from clients: how long a request's head may be and take, and how it is refused.
+
+aiohttp's own server answers in plain text what it cannot read, and waits for the rest of a head
+for an hour.
+"""
+
+import asyncio
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMessage, ContentEncodingError, LineTooLong
+
+MAX_TARGET_BYTES = 8190
+MAX_HEADER_BYTES = 32 * 1024
+"""Of one header: above the tokens that identity providers issue."""
+
+MAX_HEADERS = 128
+
+HEAD_SECONDS = 30.0
+"""From a connection's start, or a head's first byte, to the head's end."""
+
+IDLE_SECONDS = 620.0
+"""Between two requests: longer than load balancers keep connections, so that they close first."""
+
+_LOOK_SECONDS = 0.05
+
+CODINGS = frozenset({"", "identity", "gzip", "deflate", "br", "zstd"})
+"""Of bodies. What cannot be decoded of these here, the parser has refused before."""
+
+Refuse = Callable[[int, str, str], web.Response]
+"""Makes the reply of a refusal: (status, message, code)."""
+
+_NEVER_SERVED = frozenset({"CONNECT", "TRACE"})
+_SERVED = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
+
+
+class Connection(web.RequestHandler):
+    """One client's connection."""
+
+    def __init__(self, server: web.Server, refuse: Refuse, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._refuse = refuse
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._head_begun = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to wait for the first head."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Wait no longer."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read heads and bodies; a head that has begun must end in time."""
+        read_before = self._request_count
+        web.RequestHandler.data_received(self, data)  # called for each read: half the way of super
+        if self._request_count != read_before:
+            self._head_begun = False
+            if self._head_timer is not None:
+                self._stop_timer()
+        elif not self._request_in_progress:
+            self._head_begun = True
+            if self._head_timer is None:
+                self._await_head()
+
+    def close(self) -> None:
+        """Take no more requests; without one under way, close at once.
+
+        aiohttp keeps an idle connection open and reads nothing from it any more.
+        """
+        super().close()
+        if not self._request_in_progress and not self._messages:
+            self.force_close()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,  # noqa: ARG002 - it quotes what was sent
+    ) -> web.StreamResponse:
+        """Return the reply to what could not be read, or what failed; the connection ends."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("a reply has begun already")
+        told = _told(status, exc)
+        response = _unknown_coding(self._refuse) if told is _UNKNOWN_CODING else self._refuse(*told)
+        response.force_close()
+        return response
+
+    def _await_head(self) -> None:
+        self._head_timer = self._loop.call_later(HEAD_SECONDS, self._head_is_late)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        # Where nothing came at all, nobody waits for a reply.
+        if self.transport is not None and self._head_begun:
+            reply = self._refuse(408, "The head of your request did not come in time.", "timeout")
+            self.transport.write(_raw(reply))
+        self.force_close()
+
+
+def _is_busy(connection: web.RequestHandler) -> bool:
+    if connection._request_in_progress or connection._messages:  # noqa: SLF001 - no other way
+        return True
+    transport = connection.transport
+    return isinstance(transport, asyncio.WriteTransport) and transport.get_write_buffer_size() > 0
+
+
+class Server(web.Server):
+    """Makes connections."""
+
+    def __init__(self, refuse: Refuse, like: web.Server) -> None:
+        super().__init__(
+            like.request_handler,
+            request_factory=like.request_factory,
+            handler_cancellation=like.handler_cancellation,
+            **like._kwargs,  # noqa: SLF001 - aiohttp has no other way to them
+        )
+        self._refuse = refuse
+
+    def __call__(self) -> Connection:
+        """Return the protocol of a new connection."""
+        return Connection(self, self._refuse, loop=self._loop, **self._kwargs)
+
+    async def idle(self, seconds: float) -> bool:
+        """Wait until no request is under way and all replies are sent; tell whether it came so far.
+
+        aiohttp's own shutdown reads nothing more of bodies, and does not wait for replies.
+        """
+        until = self._loop.time() + seconds
+        while busy := any(map(_is_busy, self.connections)):
+            if self._loop.time() >= until:
+                break
+            await asyncio.sleep(_LOOK_SECONDS)
+        return not busy
+
+
+class Runner(web.AppRunner):
+    """Serves an application on such connections; takes AppRunner's options."""
+
+    def __init__(self, app: web.Application, refuse: Refuse, **options: Any) -> None:
+        super().__init__(
+            app,
+            access_log=None,
+            handler_cancellation=True,
+            keepalive_timeout=IDLE_SECONDS,
+            max_line_size=MAX_TARGET_BYTES,
+            max_field_size=MAX_HEADER_BYTES,
+            max_headers=MAX_HEADERS,
+            **options,
+        )
+        self._refuse = refuse
+
+    async def _make_server(self) -> web.Server:
+        return Server(self._refuse, await super()._make_server())
+
+    async def idle(self, seconds: float) -> bool:
+        """See ``Server``."""
+        return not isinstance(self.server, Server) or await self.server.idle(seconds)
+
+
+def refusal(request: web.BaseRequest, refuse: Refuse) -> web.Response | None:
+    """Return the reply to a request that is refused by its head alone, or None.
+
+    TRACE would show a client the headers that the upstream gets, a credential among them.
+    """
+    if request.method in _NEVER_SERVED:
+        response = refuse(405, f"{request.method} is not served here.", "method_not_supported")
+        response.headers["Allow"] = _SERVED
+        response.force_close()
+        return response
+    headers = request.headers
+    if "Upgrade" not in headers and "Content-Encoding" not in headers:
+        return None
+    if "Upgrade" in headers and "websocket" in headers["Upgrade"].lower():
+        message = "WebSocket is not served here; send the request over HTTP."
+        return refuse(501, message, "websocket_not_supported")
+    if headers.get("Content-Encoding", "").strip().lower() not in CODINGS:
+        return _unknown_coding(refuse)
+    return None
+
+
+def _unknown_coding(refuse: Refuse) -> web.Response:
+    response = refuse(*_UNKNOWN_CODING)
+    response.headers["Accept-Encoding"] = "gzip, deflate"
+    return response
+
+
+_UNKNOWN_CODING = (
+    415,
+    "The Content-Encoding of your request's body is not supported: use gzip, deflate or none.",
+    "unsupported_content_encoding",
+)
+
+
+def _told(status: int, error: BaseException | None) -> tuple[int, str, str]:
+    """Return status, message and code; nothing of what was sent is quoted."""
+    match error:
+        case ContentEncodingError():
+            return _UNKNOWN_CODING
+        case LineTooLong(args=(_, limit, *_)) if limit == MAX_TARGET_BYTES:
+            message = f"The URL of your request is longer than {MAX_TARGET_BYTES} bytes."
+            return 414, message, "url_too_long"
+        case LineTooLong():
+            message = f"A header of your request is longer than {MAX_HEADER_BYTES} bytes."
+            return 431, message, "headers_too_large"
+        case BadHttpMessage() if "Too many headers" in error.message:
+            message = f"Your request has more than {MAX_HEADERS} headers."
+            return 431, message, "headers_too_large"
+        case _ if status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            return status, "Your request is not valid HTTP/1.1.", "invalid_http"
+        case _:
+            return status, "The server had an internal error.", "internal_error"
+
+
+def _raw(response: web.Response) -> bytes:
+    """Return a reply's bytes, for a connection that has no request."""
+    body = bytes(response.body) if isinstance(response.body, bytes) else b""
+    fields = {**response.headers, "Content-Length": str(len(body)), "Connection": "close"}
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    phrase = HTTPStatus(response.status).phrase
+    return f"HTTP/1.1 {response.status} {phrase}\r\n{head}\r\n".encode() + body

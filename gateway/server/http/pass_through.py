@@ -1,0 +1,143 @@
+"""Any other path below /v1: to the upstream and back as it is, streaming in both directions."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from urllib.parse import unquote
+
+from aiohttp import ClientResponse, web
+
+from gateway.protocol.cache_status import Forwarded, ForwardStatus, joined
+from gateway.protocol.errors import ClientError, UpstreamError
+from gateway.protocol.headers import Fields, end_to_end, request_fields, without
+from gateway.protocol.reasons import Reason
+from gateway.server.http.compressed_body import next_piece
+from gateway.server.http.front import complete_head
+from gateway.telemetry.observation import Observation
+from gateway.upstream.http.client import HttpUpstream
+from gateway.upstream.pool.models import ModelList
+from gateway.upstream.pool.requests import PoolRequests
+from gateway.upstream.request import with_priority, with_upstream
+from policies.decide import Priority
+
+log = logging.getLogger(__name__)
+
+
+class PassThrough:
+    """Forwards untouched; ``client_seconds`` bounds each wait for the client."""
+
+    def __init__(
+        self,
+        upstream: HttpUpstream | PoolRequests,
+        *,
+        client_seconds: float,
+        models: ModelList | None = None,
+    ) -> None:
+        self._upstream = upstream
+        self._models = models
+        self._client_seconds = client_seconds
+
+    async def handle(self, request: web.Request, seen: Observation) -> web.StreamResponse:
+        """Answer one request. Raises ClientError and UpstreamError before the head is out."""
+        _refuse_dot_segments(request)
+        seen.outcome = "pass"
+        faults: list[ClientError] = []
+        body = self._body(request, faults) if request.can_read_body else None
+        seen.upstream_started = seen.clock()
+        if self._models is not None and (request.method, request.path) == ("GET", "/v1/models"):
+            response = await self._models.answer(request.path_qs, _fields(request, seen))
+            seen.status = response.status
+            return response
+        try:
+            async with self._upstream.request(
+                request.method,
+                request.path_qs,
+                _fields(request, seen),
+                body,
+                decode=False,
+                logged=lambda: not faults,
+            ) as upstream:
+                seen.upstream_head = seen.clock()
+                seen.status = upstream.status
+                seen.note_served(self._upstream.served(upstream))
+                return await self._copy(request, upstream, seen)
+        except UpstreamError:
+            if faults:
+                raise faults[0] from None
+            raise
+
+    async def _body(self, request: web.Request, faults: list[ClientError]) -> AsyncIterator[bytes]:
+        """Yield the client's body; a fault of the client's is noted, since aiohttp hides it."""
+        while True:
+            try:
+                chunk = await next_piece(request, self._client_seconds)
+            except TimeoutError:
+                faults.append(ClientError(408, "Your request's body did not come in time."))
+                raise
+            except web.RequestPayloadError:
+                message = "The body of your request could not be decoded."
+                faults.append(ClientError(400, message))
+                raise
+            if not chunk:
+                return
+            yield chunk
+
+    async def _copy(
+        self, request: web.Request, upstream: ClientResponse, seen: Observation
+    ) -> web.StreamResponse:
+        reason = upstream.reason if upstream.reason and upstream.reason.isprintable() else None
+        response = web.StreamResponse(status=upstream.status, reason=reason)
+        fields = with_upstream(_reply_fields(upstream), self._upstream.served(upstream))
+        for name, value in fields:
+            response.headers.add(name, value)
+        response.content_length = upstream.content_length
+        try:
+            complete_head(request, response)
+            await response.prepare(request)
+            async for chunk in self._upstream.body(upstream):
+                seen.mark_first_token()
+                async with asyncio.timeout(self._client_seconds):
+                    await response.write(chunk)
+            async with asyncio.timeout(self._client_seconds):
+                await response.write_eof()
+        except ConnectionResetError:
+            seen.outcome, seen.reason = "error", Reason.CLIENT_GONE
+        except (UpstreamError, TimeoutError) as error:
+            # The head is out: only a connection that ends too early can tell the client.
+            reason = error.reason if isinstance(error, UpstreamError) else Reason.CLIENT_TIMEOUT
+            if isinstance(error, UpstreamError):
+                self._upstream.note_failure(upstream, error)
+            seen.outcome, seen.reason = "error", reason
+            if request.transport is not None:
+                request.transport.abort()
+        return response
+
+
+def _reply_fields(upstream: ClientResponse) -> Fields:
+    fields = end_to_end(upstream.headers.items())
+    theirs = ", ".join(value for name, value in fields if name.lower() == "cache-status")
+    fields = without(fields, "content-length", "cache-status")
+    return (*fields, ("Cache-Status", joined(theirs, ForwardStatus(Forwarded.BYPASS).header())))
+
+
+def _fields(request: web.Request, seen: Observation) -> Fields:
+    fields = with_priority(request_fields(request.headers.items()), Priority.NORMAL)
+    fields = without(fields, *seen.trace_headers)
+    fields += tuple(seen.trace_headers.items())
+    encoded = "Content-Encoding" in request.headers
+    if encoded:
+        # aiohttp has decoded the body: neither its coding nor its length is true any more.
+        return without(fields, "content-encoding")
+    if (length := request.headers.get("Content-Length")) is not None:
+        # Some servers refuse a chunked upload.
+        fields += (("Content-Length", length),)
+    return fields
+
+
+def _refuse_dot_segments(request: web.Request) -> None:
+    """Keep requests below the upstream's base URL, whoever resolves the dots."""
+    path = request.path_qs.partition("?")[0]
+    segments = unquote(unquote(path)).replace("\\", "/").split("/")
+    # A segment may carry parameters after a semicolon, which some servers strip first.
+    if any(segment.partition(";")[0] in (".", "..") for segment in segments):
+        raise ClientError(404, f"Unknown request URL: {request.method}.", code="unknown_url")

@@ -1,0 +1,108 @@
+"""The installation's own encoder as an upstream: ``POST /v1/embeddings`` answered in this process.
+
+Law: it answers in OpenAI's form, so that what follows (admission, storing, rendering) knows of one
+kind of answer only. It counts no tokens, since nobody is to pay for them.
+"""
+
+import base64
+import sys
+from array import array
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+
+from gateway.protocol.embeddings import items_of
+from gateway.protocol.errors import ClientError, UpstreamError
+from gateway.protocol.reasons import Reason
+from gateway.semantic.ports import LocalEncoder, SemanticUnavailableError
+from gateway.server.request import LocalModel
+from gateway.upstream.coalescing.coalescer import Coalescer
+from gateway.upstream.ports import Upstream
+from gateway.upstream.request import Outgoing, Served
+
+_REFUSALS = {
+    "text-too-long": "An input is longer than this model reads.",
+    "empty-text": "An input has nothing to embed.",
+}
+
+
+def local_model(
+    encoder: LocalEncoder, make_coalescer: Callable[[Upstream], Coalescer]
+) -> LocalModel:
+    """Return the encoder as a model that requests may name; answers are stored as any others."""
+    return LocalModel(encoder, make_coalescer(LocalUpstream(encoder)))
+
+
+class LocalUpstream:
+    """See the port ``Upstream``."""
+
+    def __init__(self, encoder: LocalEncoder) -> None:
+        self._encoder = encoder
+
+    @property
+    def name(self) -> str:
+        """What keys say of it: vectors of another encoder are of no use."""
+        return f"local:{self._encoder.digest}"
+
+    @asynccontextmanager
+    async def send(self, outgoing: Outgoing) -> AsyncIterator["LocalReply"]:
+        """Answer at once, there is one path only; see the port."""
+        served = Served(self.name)
+        try:
+            reply = LocalReply(200, await self._answer(orjson.loads(outgoing.raw)), served)
+        except ClientError as error:
+            reply = LocalReply(error.status, error.body(), served)
+        yield reply
+
+    async def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        texts = [item for item in items_of(body) if isinstance(item, str)]
+        if len(texts) < len(items_of(body)):
+            raise _refused("This model reads text; it does not know these tokens.", "input")
+        if body.get("encoding_format") not in (None, "float", "base64"):
+            raise _refused("'encoding_format' must be 'float' or 'base64'.", "encoding_format")
+        try:
+            vectors = await self._encoder.embed(texts)
+        except SemanticUnavailableError as error:
+            if (refusal := _REFUSALS.get(error.reason)) is not None:
+                raise _refused(refusal, "input") from error
+            message = f"The local encoder could not answer: {error.reason}."
+            raise UpstreamError(503, message, Reason.UPSTREAM_UNREACHABLE) from error
+        if body.get("dimensions") not in (None, len(vectors[0])):
+            raise _refused("This model does not support specifying dimensions.", "dimensions")
+        written = _base64 if body.get("encoding_format") == "base64" else list
+        data = [
+            {"object": "embedding", "index": place, "embedding": written(vector)}
+            for place, vector in enumerate(vectors)
+        ]
+        usage = {"prompt_tokens": 0, "total_tokens": 0}
+        return {"object": "list", "data": data, "model": body["model"], "usage": usage}
+
+
+class LocalReply:
+    """See the port ``UpstreamReply``."""
+
+    content_type = "application/json"
+    headers = (("Content-Type", "application/json"),)
+
+    def __init__(self, status: int, body: dict[str, Any], served: Served) -> None:
+        self.status = status
+        self.served = served
+        self._body = orjson.dumps(body)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body."""
+        yield self._body
+
+
+def _refused(message: str, param: str) -> ClientError:
+    return ClientError(400, message, param=param)
+
+
+def _base64(vector: Sequence[float]) -> str:
+    """Return the vector as OpenAI packs it: 32-bit floats, little endian."""
+    packed = array("f", vector)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return base64.b64encode(packed.tobytes()).decode()

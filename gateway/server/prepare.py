@@ -1,0 +1,193 @@
+"""A request on its way out: rewritten, compressed, with hints and what the gateway says itself.
+
+Law: looked up, scanned and keyed is the request as it was asked; what is changed here is only sent.
+Rewriting never fails a request and never holds up the loop: what it cannot do, or not in time, is
+left as it came, with the reason.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from gateway.cache.key import cache_salt, document_owner, scope_id
+from gateway.cache.outcomes import Forward
+from gateway.cache.plan import end_user
+from gateway.prompts.compress.compressor import Compressor
+from gateway.prompts.compress.outcome import Compression, Refusal, both
+from gateway.prompts.compress.summariser import Summariser
+from gateway.prompts.hints.hints import Hinted, hinted, hints_for
+from gateway.prompts.outcome import Declined, Rewrite, WhyNot
+from gateway.prompts.rewrite.documents import NOTHING_KNOWN, Memory, SharedDocuments
+from gateway.prompts.rewrite.rewrite import Rewritten, rewrite, rules_for
+from gateway.prompts.rewrite.tools import KnownTools
+from gateway.protocol.endpoint import Endpoint
+from gateway.server.request import Asked
+from gateway.upstream.exchange import Exchange
+from gateway.upstream.request import with_priority, with_salt
+from policies.decide import DocumentOrder
+
+log = logging.getLogger(__name__)
+
+INLINE_BYTES = 32_768
+INLINE_PIECES = 1024
+"""Objects, and lines of texts. Bodies with more of either, or longer, are rewritten in a thread;
+what is within takes a fraction of a millisecond, some where it is made to take long."""
+SECONDS = 1.0
+"""Rewriting that takes longer is given up: the client is waiting for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """Makes of what was asked what is sent."""
+
+    secret: bytes = field(repr=False)
+    salts_caches: bool = False
+    """Whether the upstream knows ``cache_salt``, so that the gateway gives it one a tenant."""
+    shared: SharedDocuments = field(default_factory=SharedDocuments)
+    tools: KnownTools = field(default_factory=KnownTools)
+    compressor: Compressor = field(default_factory=Compressor)
+    summariser: Summariser = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "summariser", Summariser(self.secret))
+
+    def salts(self, asked: Asked) -> bool:
+        """Tell whether the request gets a salt."""
+        # Embeddings have no prefix cache, and servers that know the field may refuse it there.
+        return self.salts_caches and asked.endpoint is not Endpoint.EMBEDDINGS
+
+    async def exchange(self, asked: Asked, state: Forward) -> Exchange:
+        """Return the request as it is sent."""
+        original = self._untouched(asked, state)
+        if asked.odd_body is not None:
+            return original
+        rewritten = await self._rewritten(asked)
+        body, raw = rewritten.body, rewritten.raw
+        body, raw, history = self.summariser.applied(asked, body, raw)
+        told = await self.compressor.compressed(asked.endpoint, asked.decision, body, raw)
+        if told is not None and not isinstance(told, Compression):
+            body, raw, told = told
+        if raw is asked.inbound.raw:
+            body, raw = original.body, original.inbound.raw
+        elif self.salts(asked):
+            body, raw = with_salt(body, raw, cache_salt(self.secret, asked.tenant))
+        hints = await self._hinted(asked, body, raw)
+        plain = replace(
+            original,
+            inbound=replace(original.inbound, raw=raw),
+            body=body,
+            rewrites=rewritten.changes,
+            not_rewritten=rewritten.declined + hints.declined,
+            compression=both(history, told),
+        )
+        return _sent(original, plain, hints)
+
+    def _untouched(self, asked: Asked, state: Forward) -> Exchange:
+        """Return the request as it came, but for the tenant's salt and the priority."""
+        body, raw = asked.body, asked.inbound.raw
+        if self.salts(asked):
+            salt = cache_salt(self.secret, asked.tenant)
+            if asked.odd_body is None:
+                body, raw = with_salt(body, raw, salt)
+            else:
+                _, raw = with_salt(asked.odd_body, raw, salt)
+        fields = with_priority(asked.inbound.fields, asked.decision.priority)
+        return Exchange(
+            asked.endpoint,
+            replace(asked.inbound, raw=raw, fields=fields),
+            body,
+            state,
+            asked.active.scanner,
+            asked.seen,
+            client=asked.inbound.holder or asked.tenant.credential_sha256,
+        )
+
+    async def _rewritten(self, asked: Asked) -> Rewritten:
+        body, raw, settings = asked.body, asked.inbound.raw, asked.decision.prefix
+        rules = rules_for(asked.endpoint, body, settings)
+        if not rules:
+            return Rewritten(body, raw)
+        memory = self._memory(asked)
+        owner = scope_id(self.secret, asked.decision.scope, asked.tenant, end_user(body))
+        known = self.tools.forms(settings.schema_keys, owner)
+        work = partial(rewrite, asked.endpoint, body, raw, settings, memory, known=known)
+        rewritten = await _done_in_time(work, raw)
+        if isinstance(rewritten, WhyNot):
+            return Rewritten(body, raw, declined=_declined(rules, rewritten))
+        self.tools.note(settings.schema_keys, rewritten.tools, owner)
+        if memory is not NOTHING_KNOWN:
+            self.shared.note(rewritten.digests)
+        return rewritten
+
+    async def _hinted(self, asked: Asked, body: dict[str, Any], raw: bytes) -> Hinted:
+        settings, rule = asked.decision.hints, asked.decision.rule
+        hints = hints_for(asked.endpoint, settings)
+        if not hints:
+            return Hinted(body, raw)
+        owner = document_owner(self.secret, asked.tenant)
+        work = partial(hinted, asked.endpoint, body, raw, settings, rule=rule, owner=owner)
+        told = await _done_in_time(work, raw)
+        if isinstance(told, WhyNot):
+            return Hinted(body, raw, declined=_declined(hints, told))
+        return told
+
+    def _memory(self, asked: Asked) -> Memory:
+        """Return what is known of the tenant's documents, where their order is by that."""
+        documents = asked.decision.prefix.documents
+        if documents is None or documents.order is not DocumentOrder.SHARED:
+            return NOTHING_KNOWN
+        return Memory(document_owner(self.secret, asked.tenant), self.shared.ranks)
+
+
+def _declined(rewrites: Iterable[Rewrite], why: WhyNot) -> tuple[Declined, ...]:
+    return tuple(Declined(each, why) for each in rewrites)
+
+
+def _sent(original: Exchange, plain: Exchange, hints: Hinted) -> Exchange:
+    """Return the request with hints, and in it its other forms."""
+    if hints.raw is original.inbound.raw:
+        return plain
+    told, changes = plain.compression, plain.rewrites + hints.changes
+    if told is not None and told.steps:
+        told = Compression(refused=Refusal.REFUSED)
+    original = replace(
+        original,
+        not_rewritten=plain.not_rewritten + _declined(changes, WhyNot.REFUSED),
+        compression=told,
+    )
+    plain = replace(plain, original=original)
+    if not hints.changes:
+        return plain
+    refused = _declined(hints.changes, WhyNot.REFUSED)
+    return replace(
+        plain,
+        inbound=replace(plain.inbound, raw=hints.raw),
+        body=hints.body,
+        rewrites=changes,
+        unhinted=replace(plain, not_rewritten=plain.not_rewritten + refused),
+    )
+
+
+T = TypeVar("T")
+
+
+def _is_quick(raw: bytes) -> bool:
+    return len(raw) <= INLINE_BYTES and raw.count(b"{") + raw.count(b"\\n") <= INLINE_PIECES
+
+
+async def _done_in_time(work: Callable[[], T], raw: bytes) -> T | WhyNot:
+    """Return what comes of the work on a body, or why nothing does."""
+    try:
+        if _is_quick(raw):
+            return work()
+        async with asyncio.timeout(SECONDS):
+            return await asyncio.to_thread(work)
+    except TimeoutError:
+        return WhyNot.TIMEOUT
+    except Exception as error:  # noqa: BLE001 - whatever it is, the request can go on as it came
+        # Its message may quote the prompt, so only its type is told.
+        log.warning("a prompt could not be rewritten (%s)", type(error).__name__)
+        return WhyNot.FAULT

@@ -1,0 +1,165 @@
+"""One request, parsed and decided on: what holds for all of it, and who answers a miss."""
+
+import re
+from dataclasses import dataclass
+from typing import Any, NamedTuple, assert_never
+
+from gateway.cache.canonical import BodyError, LoneSurrogateError, parse_body
+from gateway.cache.key import Tenant
+from gateway.cache.ports import ActivePolicy
+from gateway.protocol.conversation import last_user_text, system_text
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.errors import ClientError
+from gateway.protocol.messages import Inbound
+from gateway.protocol.validation import (
+    validate_chat,
+    validate_completion,
+    validate_embeddings,
+    validate_response,
+)
+from gateway.semantic.ports import LocalEncoder
+from gateway.telemetry.observation import Observation
+from gateway.upstream.coalescing.coalescer import Coalescer
+from policies.decide import Decision, RequestFacts
+
+MOST_PARTS = 500_000
+"""Objects, arrays and members of a request: a hundred thousand messages have fewer."""
+
+_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """The installation's own encoder, as who answers requests that name it."""
+
+    encoder: LocalEncoder
+    coalescer: Coalescer
+
+    def serves(self, endpoint: Endpoint, model: str) -> bool:
+        """Tell whether a request is for this encoder, by its name with or without its maker's."""
+        name = self.encoder.name
+        if endpoint is not Endpoint.EMBEDDINGS or not name:
+            return False
+        return model in (name, f"sentence-transformers/{name}")
+
+
+class Parsed(NamedTuple):
+    """The body of a request.
+
+    ``odd`` is why the request is forwarded only: OpenAI refuses its shape, and other servers take
+    it. Then ``body`` is the little that routing reads, and ``whole`` is what was sent.
+    """
+
+    body: dict[str, Any]
+    whole: dict[str, Any]
+    odd: ClientError | None = None
+
+
+class Asked(NamedTuple):
+    """One request on its way. ``local`` is whether the installation's own encoder answers it.
+
+    ``odd_body`` is the whole body of a request that is forwarded only, see ``Parsed``. ``beside``
+    holds what the scan of a batch's other fields came to, once there is one, for all items.
+    """
+
+    endpoint: Endpoint
+    inbound: Inbound
+    body: dict[str, Any]
+    active: ActivePolicy
+    tenant: Tenant
+    decision: Decision
+    coalescer: Coalescer
+    local: bool
+    seen: Observation
+    odd_body: dict[str, Any] | None = None
+    beside: list[str | None] | None = None
+
+
+def decide(
+    endpoint: Endpoint,
+    body: dict[str, Any],
+    inbound: Inbound,
+    tenant: Tenant,
+    active: ActivePolicy,
+) -> Decision:
+    """Return what the policy in force says of the request."""
+    if not active.policy.rules:  # nobody would look at the facts
+        return active.policy.default
+    return active.policy.decide(facts_of(endpoint, body, inbound, tenant))
+
+
+def facts_of(
+    endpoint: Endpoint, body: dict[str, Any], inbound: Inbound, tenant: Tenant
+) -> RequestFacts:
+    """Return all that a policy may look at."""
+    return RequestFacts(
+        endpoint=endpoint.value,
+        model=body.get("model") or "",
+        headers=inbound.headers,
+        credential_sha256=tenant.credential_sha256,
+        organization=tenant.organization,
+        project=tenant.project,
+        last_user_text=last_user_text(endpoint, body),
+        system_text=system_text(body),
+    )
+
+
+def parse_request(endpoint: Endpoint, raw: bytes) -> Parsed:
+    """Return the body of a request, checked for its shape. Raises ClientError."""
+    if len(raw) > MOST_PARTS:
+        _refuse_too_many(raw)
+    odd: ClientError | None = None
+    try:
+        body = parse_body(raw)
+    except LoneSurrogateError as error:
+        body, odd = error.body, ClientError(400, str(error))
+    except BodyError as error:
+        raise ClientError(400, str(error)) from None
+    match endpoint:
+        case Endpoint.CHAT:
+            odd = validate_chat(body) or odd
+        case Endpoint.COMPLETIONS:
+            odd = validate_completion(body) or odd
+        case Endpoint.EMBEDDINGS:
+            odd = validate_embeddings(body) or odd
+        case Endpoint.RESPONSES:
+            odd = validate_response(body) or odd
+        case _:
+            assert_never(endpoint)
+    return Parsed(body if odd is None else _routed_by(endpoint, body), body, odd)
+
+
+def _refuse_too_many(raw: bytes) -> None:
+    # A parser holds up everybody for as long as it takes: a million small objects take a second.
+    if _parts(raw) <= MOST_PARTS:
+        return
+    # A colon after a quote is never part of a text, where quotes are escaped.
+    if raw.count(b'":') > MOST_PARTS or _parts(_TEXT.sub(b"", raw)) > MOST_PARTS:
+        message = f"Your request has more than {MOST_PARTS:,} objects, arrays and members."
+        raise ClientError(413, message, code="request_too_large")
+
+
+def _parts(raw: bytes) -> int:
+    return raw.count(b"{") + raw.count(b"[") + raw.count(b":")
+
+
+def _routed_by(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
+    """Return what routing reads of a request that is forwarded as it came."""
+    names = ("model", "previous_response_id") if endpoint is Endpoint.RESPONSES else ("model",)
+    little: dict[str, Any] = {
+        name: body[name]
+        for name in names
+        if isinstance(body.get(name), str) and _is_text(body[name])
+    }
+    if body.get("stream") is True:
+        # Usage is not asked for: what the client sent is not touched.
+        little |= {"stream": True, "stream_options": {"include_usage": True}}
+    if isinstance(body.get("store"), bool):
+        little["store"] = body["store"]
+    return little
+
+
+def _is_text(value: str) -> bool:
+    return value.isascii() or value.encode("utf-8", "replace") == value.encode(
+        "utf-8", "surrogatepass"
+    )

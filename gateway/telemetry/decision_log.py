@@ -1,0 +1,192 @@
+"""What is written down of a request so that an edited policy can be tried on it later.
+
+Law: no plain text unless the operator asked for it, and never a credential. Identities are keyed
+digests, and of the conditions that looked at text only their truth is kept.
+
+The decision log: a line a request, written by a thread of its own.
+
+Law: the log never holds up a request and never grows without bound. Lines that cannot be queued
+are counted and dropped; at ``max_bytes`` the file becomes FILE.1, in place of the one before.
+"""
+
+import hmac
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gateway.cache.append_files import turned
+from gateway.cache.canonical import canonical_form
+from gateway.cache.key import Tenant, scope_ids
+from gateway.cache.plan import end_user
+from gateway.protocol.endpoint import Endpoint
+from gateway.telemetry.observation import Observation
+from policies.decide import Decision, RequestFacts, Scope
+
+MAX_WAITING = 10_000
+MAX_WAITING_BYTES = 64 * 2**20
+GROUP_LINES = 512
+
+_log = logging.getLogger(__name__)
+
+
+class DecisionLog:
+    """A sink of observations; several workers share one file."""
+
+    def __init__(self, path: Path, *, max_bytes: int, clock: Callable[[], float]) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._lines: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING)
+        self._dropped = 0
+        self._bytes_queued = 0  # both only grow, each by one thread
+        self._bytes_written = 0
+        self._complained = False
+        self._thread = threading.Thread(target=self._run, name="decision-log", daemon=True)
+        self._thread.start()
+
+    def observe(self, seen: Observation) -> None:
+        """Queue the line of a finished request, if it was planned."""
+        if seen.record is None:
+            return
+        if self._bytes_queued - self._bytes_written > MAX_WAITING_BYTES:
+            self._dropped += 1
+            return
+        record = {"time": self._clock(), **seen.record, **_outcome(seen)}
+        try:
+            line = orjson.dumps(record, option=orjson.OPT_NON_STR_KEYS)
+            self._lines.put_nowait(line)
+            self._bytes_queued += len(line)
+        except queue.Full:
+            self._dropped += 1
+        except (TypeError, UnicodeEncodeError):
+            self._dropped += 1  # a text with a lone surrogate
+
+    def close(self) -> None:
+        """Write what is queued, for a bounded time."""
+        try:
+            self._lines.put(None, timeout=1.0)
+        except queue.Full:
+            return
+        self._thread.join(5.0)
+
+    def _run(self) -> None:
+        while True:
+            lines = [self._lines.get()]
+            while len(lines) < GROUP_LINES:
+                try:
+                    lines.append(self._lines.get_nowait())
+                except queue.Empty:
+                    break
+            whole = [line + b"\n" for line in lines if line is not None]
+            try:
+                if whole:
+                    self._write(b"".join(whole))
+                self._complained = False
+            except OSError as error:
+                self._dropped += len(whole)
+                if not self._complained:
+                    _log.error("%s cannot be written: %s", self._path, error.strerror)
+                self._complained = True
+            self._bytes_written += sum(len(line) for line in lines if line is not None)
+            if self._dropped:
+                _log.warning("decision log: %d lines were dropped", self._dropped)
+                self._dropped = 0
+            if None in lines:
+                return
+
+    def _write(self, data: bytes) -> None:
+        with turned(self._path, len(data), max_bytes=self._max_bytes) as (descriptor, _):
+            os.write(descriptor, data)
+
+
+def _outcome(seen: Observation) -> dict[str, object]:
+    tokens = (seen.prompt_tokens or 0) + (seen.completion_tokens or 0)
+    return {
+        "key": "" if seen.key is None else seen.key.hex(),
+        "outcome": seen.outcome,
+        "reason": None if seen.reason is None else seen.reason.value,
+        "declined": None if seen.declined is None else seen.declined.value,
+        "ineligible": None if seen.ineligible is None else seen.ineligible.value,
+        "source": None if seen.entry is None else seen.entry.key.hex(),
+        "similarity": seen.similarity,
+        "score": seen.score,
+        "threshold": seen.threshold,
+        "prompt_tokens": seen.prompt_tokens,
+        "cached_tokens": seen.cached_tokens,
+        "tokens": tokens or (0 if seen.entry is None else seen.entry.tokens),
+        "bytes": seen.answer_bytes,
+        "status": seen.status,
+    }
+
+
+def written_decision(decision: Decision) -> dict[str, Any]:
+    """Return what a record holds of a decision."""
+    return {
+        "exact": decision.exact,
+        "semantic": decision.semantic,
+        "min_similarity": decision.min_similarity,
+        "max_wrong_hits": decision.max_wrong_hits,
+        "lifetime": decision.lifetime,
+        "scope": decision.scope.value,
+        "pii": decision.pii.value,
+        "generation": decision.generation,
+        "max_temperature": decision.max_temperature,
+        "finish_reasons": sorted(decision.finish_reasons),
+    }
+
+
+_ID_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """Makes the first half of a record, all that is known before the lookup."""
+
+    secret: bytes
+    with_text: bool
+    with_requests: bool = False
+    """Whether whole bodies are written down, so that it can be told where prompts part."""
+
+    def record(
+        self,
+        body: dict[str, Any],
+        tenant: Tenant,
+        facts: RequestFacts,
+        decision: Decision,
+        *,
+        truths: Mapping[str, bool],
+        upstream: str,
+        query: str,
+    ) -> dict[str, Any]:
+        """Return the record; its outcome is added when the request has ended."""
+        where = f"{facts.endpoint}\0{upstream}\0{query}\0".encode("utf-8", "surrogatepass")
+        identity = where + canonical_form(Endpoint(facts.endpoint), body)
+        temperature = body.get("temperature")
+        record: dict[str, Any] = {
+            "endpoint": facts.endpoint,
+            "model": facts.model,
+            "rule": decision.rule,
+            "decision": written_decision(decision),
+            "form": hmac.digest(self.secret, b"form" + identity, "sha256")[:_ID_BYTES].hex(),
+            "scopes": self._scopes(body, tenant),
+            "temperature": temperature if isinstance(temperature, int | float) else None,
+            "conditions": dict(truths),
+        }
+        if self.with_text:
+            record |= {"text": facts.last_user_text, "system": facts.system_text}
+        if self.with_requests:
+            record["request"] = body
+        return record
+
+    def _scopes(self, body: dict[str, Any], tenant: Tenant) -> dict[str, str | None]:
+        ids = scope_ids(self.secret, tenant, end_user(body))
+        return {
+            scope.value: ids[scope][:_ID_BYTES].hex() if scope in ids else None for scope in Scope
+        }

@@ -1,0 +1,119 @@
+"""What is known of one request, for metrics, trace and log: figures and reasons, never text."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.cache.entry import Entry
+from gateway.prompts.compress.outcome import Compression
+from gateway.prompts.outcome import Declined, Rewrite
+from gateway.protocol.cache_status import ForwardStatus
+from gateway.protocol.reasons import Ineligible, Reason
+from gateway.protocol.usage import PromptUsage
+from gateway.upstream.request import Served
+
+
+@dataclass(slots=True)
+class Observation:
+    """Filled in along the pipeline, handed to the sinks once by ``finish``.
+
+    Times are readings of one monotonic clock in seconds. ``outcome`` is ``hit``, ``miss``,
+    ``bypass``, ``refused`` (only-if-cached), ``pass`` (a path that is not cached), ``invalid``
+    (the client's fault), ``refresh`` and ``sample`` (calls of ours, for a stale entry and to
+    compare answers) or ``error``; ``declined``
+    is why an answer was not stored.
+    """
+
+    endpoint: str
+    started: float
+    clock: Callable[[], float]
+    sinks: tuple["Sink", ...]
+    trace_headers: dict[str, str] = field(default_factory=dict)
+    model: str = ""
+    fallback_model: str | None = None
+    """The smaller model that was asked in place of ``model``, which had no room."""
+    rule: str = ""
+    streamed: bool = False
+    outcome: str = "error"
+    reason: Reason | None = None
+    semantic_fault: str | None = None
+    ineligible: Ineligible | None = None
+    """Why the request was not looked up by meaning."""
+    status: int = 0
+    forward: ForwardStatus | None = None
+    stored: bool = False
+    declined: Reason | None = None
+    upstream: str | None = None
+    """Which of several upstreams answered; ``tried`` are those who failed before."""
+    tried: tuple[tuple[str, Reason], ...] = ()
+    upstream_started: float | None = None
+    upstream_head: float | None = None
+    first_token: float | None = None
+    ended: float | None = None
+    request_bytes: int = 0
+    answer_bytes: int = 0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    """Of the prompt's, those that the upstream found in its prefix cache."""
+    written_tokens: int | None = None
+    """Those that it says it put there."""
+    rewrites: tuple[Rewrite, ...] = ()
+    """What of the prompt was rewritten before it was sent, and what was left with its reason."""
+    not_rewritten: tuple[Declined, ...] = ()
+    compression: Compression | None = None
+    """What became of its declared context, if any."""
+    record: dict[str, Any] | None = None
+    """What the decision log holds of the request, None where there is no log."""
+    key: bytes | None = None
+    entry: Entry | None = None
+    """The entry that was served."""
+    similarity: float | None = None
+    score: float | None = None
+    """How sure the verifier was of a semantic hit; ``threshold`` is what it needed."""
+    threshold: float | None = None
+    verified: list[tuple[str, float | None]] = field(default_factory=list)
+    """Of each candidate that was looked into: ``hit`` or why not, and its score if it has one."""
+    span: "Sink | None" = None
+    """A sink for this request alone."""
+
+    def note_served(self, served: Served | None) -> None:
+        """Note which upstream answered, where there are several."""
+        if served is not None and served.several:
+            self.upstream, self.tried = served.upstream, served.tried
+
+    def note_usage(self, said: PromptUsage) -> None:
+        """Note what the upstream said of the call's tokens."""
+        if said.prompt is not None and said.completion is not None:
+            self.prompt_tokens, self.completion_tokens = said.prompt, said.completion
+        self.cached_tokens, self.written_tokens = said.cached, said.written
+
+    def of_background(self, outcome: str) -> "Observation":
+        """Return the observation of a call of ours that this request gives rise to."""
+        return Observation(
+            self.endpoint,
+            self.clock(),
+            self.clock,
+            self.sinks,
+            model=self.model,
+            rule=self.rule,
+            streamed=self.streamed,
+            outcome=outcome,
+        )
+
+    def mark_first_token(self) -> None:
+        """Note the time at which the first piece of the answer was on its way to the client."""
+        if self.first_token is None:
+            self.first_token = self.clock()
+
+    def finish(self) -> None:
+        """Hand over to the sinks; a second call does nothing."""
+        if self.ended is None:
+            self.ended = self.clock()
+            for sink in self.sinks:
+                sink(self)
+            if self.span is not None:
+                self.span(self)
+
+
+Sink = Callable[[Observation], None]

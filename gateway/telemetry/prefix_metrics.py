@@ -1,0 +1,173 @@
+"""How much of the prompts of each route the upstream found in its prefix cache, by its own figures.
+
+Law: a route is a rule and a model. Only calls count whose upstream says what it found; the number
+of routes is bounded, and what is beyond it counts together.
+
+Prometheus metrics of the upstreams' prefix caches, and the warning where hints never help.
+
+A sink of observations: what each call says of its prompt is counted to rule and model.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.prompts.outcome import Rewrite
+from gateway.telemetry.observation import Observation
+
+OTHERS = "others"
+"""What stands for the model where there are too many routes."""
+MOST_ROUTES = 256
+ENOUGH = 50
+"""After so many calls with hints that never hit, they are taken for useless."""
+
+
+@dataclass(slots=True)
+class Share:
+    """Figures of one route, in calls and tokens."""
+
+    calls: int = 0
+    prompt: int = 0
+    cached: int = 0
+    written: int = 0
+    hinted: int = 0
+    """Calls with hints since the figures began."""
+    hinted_cached: int = 0
+    """What those found."""
+
+    @property
+    def share(self) -> float:
+        """Of all tokens of prompts, the share that was found."""
+        return min(1.0, self.cached / self.prompt) if self.prompt else 0.0
+
+    @property
+    def never_hits(self) -> bool:
+        """Tell whether hints were sent often enough and never helped."""
+        return self.hinted >= ENOUGH and not self.hinted_cached
+
+
+@dataclass(slots=True)
+class PrefixShares:
+    """Folds calls into figures of their routes."""
+
+    most: int = MOST_ROUTES
+    routes: dict[tuple[str, str], Share] = field(default_factory=dict)
+
+    def route(self, rule: str, model: str) -> tuple[str, str]:
+        """Return under which name a call counts."""
+        named = (rule, model[:128])
+        if named in self.routes or len(self.routes) < self.most:
+            return named
+        return rule, OTHERS
+
+    def add(
+        self, route: tuple[str, str], *, prompt: int, cached: int, written: int, hinted: bool
+    ) -> bool:
+        """Count a call; tell whether it is the one that shows that hints never hit."""
+        share = self.routes.setdefault(route, Share())
+        before = share.never_hits
+        share.calls += 1
+        share.prompt += prompt
+        share.cached += cached
+        share.written += written
+        if hinted:
+            share.hinted += 1
+            share.hinted_cached += cached
+        return share.never_hits and not before
+
+    def report(self) -> dict[str, Any]:
+        """Return the figures of all routes, those with the longest prompts first."""
+        ordered = sorted(self.routes.items(), key=lambda each: -each[1].prompt)
+        return {"routes": [_told(*route, share) for route, share in ordered]}
+
+    def never_hit(self) -> list[str]:
+        """Return the routes whose hints never hit."""
+        return sorted(" ".join(route) for route, share in self.routes.items() if share.never_hits)
+
+
+def _told(rule: str, model: str, share: Share) -> Mapping[str, Any]:
+    return {
+        "rule": rule,
+        "model": model,
+        "calls": share.calls,
+        "prompt_tokens": share.prompt,
+        "cached_tokens": share.cached,
+        "written_tokens": share.written,
+        "share": round(share.share, 4),
+        "hinted_calls": share.hinted,
+        "hints_never_hit": share.never_hits,
+    }
+
+
+log = logging.getLogger(__name__)
+
+HINTS = frozenset({Rewrite.BREAKPOINTS, Rewrite.CACHE_KEY})
+"""What should make a prefix cache hit."""
+_LABELS = ("rule", "model")
+
+
+class PrefixMetrics:
+    """What the upstreams say of their prefix caches, by route."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.shares = PrefixShares()
+        self._prompt = Counter(
+            "refrain_prompt_tokens_total",
+            "Tokens of prompts whose upstream says what it found in its prefix cache.",
+            _LABELS,
+            registry=registry,
+        )
+        self._cached = Counter(
+            "refrain_prompt_tokens_cached_total",
+            "Of those, the tokens that it found.",
+            _LABELS,
+            registry=registry,
+        )
+        self._written = Counter(
+            "refrain_prompt_tokens_written_total",
+            "Of those, the tokens that it says it put into the cache.",
+            _LABELS,
+            registry=registry,
+        )
+
+    def observe(self, seen: Observation) -> None:
+        """Count a call whose upstream said what it found."""
+        prompt, cached, written = seen.prompt_tokens, seen.cached_tokens, seen.written_tokens or 0
+        if prompt is None or cached is None:
+            return
+        route = self.shares.route(seen.rule, seen.fallback_model or seen.model)
+        self._prompt.labels(*route).inc(prompt)
+        self._cached.labels(*route).inc(cached)
+        self._written.labels(*route).inc(written)
+        hinted = not HINTS.isdisjoint(seen.rewrites)
+        if self.shares.add(route, prompt=prompt, cached=cached, written=written, hinted=hinted):
+            log.warning(
+                "the hints of rule %s never hit: %d calls of %r found nothing in a prefix cache",
+                route[0],
+                ENOUGH,
+                route[1],
+            )
+
+
+class NeverHitCollector(Collector):
+    """Reads on which routes hints never hit."""
+
+    def __init__(self, shares: Callable[[], PrefixShares]) -> None:
+        self._shares = shares
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield a gauge for each route that was told hints."""
+        family = GaugeMetricFamily(
+            "refrain_hints_never_hit",
+            "1 where hints were sent often enough and nothing was ever found.",
+            labels=list(_LABELS),
+        )
+        for route, share in self._shares().routes.items():
+            if share.hinted:
+                family.add_metric(list(route), float(share.never_hits))
+        yield family

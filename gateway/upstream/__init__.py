@@ -1,0 +1,1 @@
+"""Servers that the gateway calls: one or several, and who shares a call."""

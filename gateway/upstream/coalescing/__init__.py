@@ -1,0 +1,1 @@
+"""One upstream call for many identical misses."""

@@ -1,0 +1,344 @@
+"""Any OpenAI-compatible server over HTTP, with every wait bounded and every fault named."""
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+
+from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, DummyCookieJar
+from yarl import URL
+
+from gateway.protocol.errors import UpstreamError
+from gateway.protocol.reasons import Reason
+from gateway.telemetry import request_id
+from gateway.upstream.http.connections import OneReplyConnector
+from gateway.upstream.http.faults import FailureLog, fault_of
+from gateway.upstream.instance import via
+from gateway.upstream.pool.first_token import Beginning, Begun
+from gateway.upstream.request import Outgoing, Served, with_key
+
+_LARGEST_HEADER = 64 * 1024
+_MOST_HEADERS = 512
+"""Bounds of a reply's head: above what servers send, and bounded, as anybody may be one."""
+
+_BODY_HEADERS = frozenset({"content-length", "content-encoding"})
+
+PIECE = 65_536
+"""Inflated at a time of a body that was compressed though it was asked not to be."""
+
+_GZIP = zlib.MAX_WBITS | 16
+_WINDOWS = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": zlib.MAX_WBITS}
+_COMPRESSED = 8
+"""What the lower half of a zlib stream's first byte says; some servers leave out its head."""
+
+
+class HttpUpstream:
+    """Sends requests to ``base_url``, which ends in ``/v1``.
+
+    ``connect_seconds`` bounds connecting; ``read_seconds`` bounds sending and the wait for the
+    whole head, and that between two reads of the body, but for streams where they are given
+    ``first_token_seconds`` the wait for the body's first word and ``between_tokens_seconds`` each
+    one after. Clients' credentials are passed on unless ``own_credential`` is set: then ``api_key``
+    takes their place, or nothing.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        name: str | None = None,
+        connect_seconds: float = 10.0,
+        read_seconds: float = 600.0,
+        first_token_seconds: float | None = None,
+        between_tokens_seconds: float | None = None,
+        own_credential: bool = False,
+        api_key: str | None = None,
+    ) -> None:
+        self._name = name or base_url
+        self._served = Served(self._name)
+        self._origin = base_url.removesuffix("/v1")
+        self._url = URL(base_url)
+        self.failures = FailureLog(self._name)
+        self._own_credential = own_credential
+        self._api_key = api_key
+        self._first_token = first_token_seconds or read_seconds
+        self._between_tokens = between_tokens_seconds or read_seconds
+        self._times_streams = bool(first_token_seconds or between_tokens_seconds)
+        self._connect_seconds, self._read_seconds = connect_seconds, read_seconds
+        longest = max(read_seconds, self._first_token, self._between_tokens)
+        self._timeout = ClientTimeout(total=None, connect=connect_seconds, sock_read=longest)
+        self._session: ClientSession | None = None
+
+    @property
+    def name(self) -> str:
+        """What keys say of it: a name given, else the URL (which holds no credentials)."""
+        return self._name
+
+    @property
+    def own_credential(self) -> bool:
+        """Whether the upstream gets a key of the gateway's, and none of the clients'."""
+        return self._own_credential and self._api_key is not None
+
+    async def open(self) -> None:
+        """Make the connection pool; belongs to the running loop."""
+        self._session = ClientSession(
+            # Shorter than the 5 s after which uvicorn and others close an idle connection: a POST
+            # sent into that moment is lost, and may not be sent again.
+            connector=OneReplyConnector(limit=0, keepalive_timeout=4.0),
+            timeout=self._timeout,
+            max_line_size=_LARGEST_HEADER,
+            max_field_size=_LARGEST_HEADER,
+            max_headers=_MOST_HEADERS,
+            # A cookie is the client's whom the upstream gave it, and comes back from there or not.
+            cookie_jar=DummyCookieJar(),
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    def url(self, path_qs: str) -> URL:
+        """Return the upstream's URL of a gateway path such as ``/v1/models?limit=2``."""
+        return URL(self._origin + path_qs, encoded=True)
+
+    @asynccontextmanager
+    async def send(self, outgoing: Outgoing) -> AsyncIterator["HttpReply"]:
+        """POST; see the port. A failure leaves a line in the log."""
+        target, fields = outgoing.target, outgoing.fields
+        raw = outgoing.raw_to(self._name)
+        by = None
+        if outgoing.streamed and self._times_streams:
+            by = asyncio.get_running_loop().time() + self._first_token
+        sending = self.request("POST", target, fields, raw, decode=False, head_by=by)
+        try:
+            async with sending as response:
+                body = self.body(response)
+                if encoding := response.headers.get("Content-Encoding"):
+                    body = self._decoded(body, encoding)
+                if by is not None:
+                    body = self._timed(body, by)
+                self.failures.answered(
+                    response.status, response.content_type, own_credential=self.own_credential
+                )
+                yield HttpReply(response, body, self._served)
+        except UpstreamError as error:
+            self.failures.failed(error)
+            raise
+
+    @asynccontextmanager
+    async def request(
+        self,
+        method: str,
+        path_qs: str,
+        headers: Sequence[tuple[str, str]],
+        body: bytes | AsyncIterator[bytes] | None,
+        *,
+        decode: bool = True,
+        head_by: float | None = None,
+        logged: Callable[[], bool] = lambda: False,
+    ) -> AsyncIterator[ClientResponse]:
+        """Send any request. Raises UpstreamError; redirects are not followed.
+
+        ``head_by`` is when the head must have come, by the loop's clock; ``logged`` is asked
+        whether a request without a reply is to leave a line in the log.
+        """
+        if self._session is None:
+            raise RuntimeError("the upstream is not open")
+        if self._own_credential:
+            headers = with_key(headers, self._api_key)
+        headers = (*headers, ("Via", via()))
+        upload: _Upload | None = None
+        if not (body is None or isinstance(body, bytes)):
+            upload = _Upload(body, self._read_seconds)
+        elif head_by is None:
+            head_by = asyncio.get_running_loop().time() + self._connect_seconds + self._read_seconds
+        try:
+            async with asyncio.timeout_at(head_by) as limit:
+                response = await self._session.request(
+                    method,
+                    self.url(path_qs),
+                    headers=headers,
+                    data=body if upload is None else upload.chunks(limit),
+                    allow_redirects=False,
+                    auto_decompress=decode,
+                )
+                if upload is not None:
+                    upload.answered = True
+        except (ClientError, TimeoutError, OSError) as error:
+            fault = fault_of(error, self._url)
+            if logged():
+                self.failures.failed(fault)
+            raise fault from error
+        request_id.adopt(response.headers)
+        try:
+            self._check(response)
+            yield response
+        finally:
+            # A body that was read to its end has given its connection back. Any other is closed,
+            # so that the upstream sees that nobody listens any more.
+            response.close()
+
+    def _check(self, response: ClientResponse) -> None:
+        """Raise UpstreamError for a head that is none of an answer to what is asked here."""
+        if response.status < HTTPStatus.OK:
+            raise self._odd(f"the status {response.status} in place of an answer")
+        for coding in response.headers.getall("Transfer-Encoding", ()):
+            if coding.strip().lower() not in ("chunked", "identity"):
+                raise self._odd(f"the unasked Transfer-Encoding {coding[:40]}")
+
+    def _odd(self, what: str) -> UpstreamError:
+        message = f"The upstream sent {what}.".encode("ascii", "replace").decode()
+        return UpstreamError(502, message, Reason.UPSTREAM_BROKE, answered=True)
+
+    def note_failure(self, response: ClientResponse, error: UpstreamError) -> None:  # noqa: ARG002
+        """Log that a reply broke off."""
+        self.failures.failed(error)
+
+    def served(self, response: ClientResponse) -> Served | None:  # noqa: ARG002 - always this one
+        """Return who sent a reply, where that is to be told."""
+        return None
+
+    async def body(self, response: ClientResponse) -> AsyncIterator[bytes]:
+        """Yield a reply's body as it arrives. Raises UpstreamError."""
+        try:
+            async for chunk in response.content.iter_any():
+                yield chunk
+        except (ClientError, TimeoutError, OSError) as error:
+            raise fault_of(error, self._url) from error
+
+    def _decoded(self, chunks: AsyncIterator[bytes], encoding: str) -> AsyncIterator[bytes]:
+        """Return a body without its coding. Raises UpstreamError."""
+        try:
+            coding = coding_of(encoding)
+        except CodingError as error:
+            raise self._odd(str(error)) from None
+        return self._inflated(chunks, coding) if coding else chunks
+
+    async def _inflated(self, chunks: AsyncIterator[bytes], coding: str) -> AsyncIterator[bytes]:
+        try:
+            async for piece in inflated(chunks, coding):
+                yield piece
+        except CodingError as error:
+            raise self._odd(str(error)) from error
+
+    async def _timed(self, chunks: AsyncIterator[bytes], by: float) -> AsyncIterator[bytes]:
+        """Yield a stream's body, whose first word comes ``by`` then. Raises UpstreamError."""
+        clock = asyncio.get_running_loop().time
+        beginning, begun = Beginning(events=True), False
+        try:
+            while True:
+                async with asyncio.timeout_at(by):
+                    chunk = await anext(chunks, b"")
+                if not chunk:
+                    return
+                begun = begun or beginning.add(chunk, 0.0) is not Begun.NOT_YET
+                yield chunk
+                if begun:
+                    by = clock() + self._between_tokens
+        except TimeoutError as error:
+            raise fault_of(error, self._url) from error
+
+
+class HttpReply:
+    """An upstream's reply; see the port."""
+
+    def __init__(
+        self, response: ClientResponse, body: AsyncIterator[bytes], served: Served
+    ) -> None:
+        self._response = response
+        self._body = body
+        self.served = served
+
+    @property
+    def status(self) -> int:
+        """HTTP status code."""
+        return self._response.status
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """Headers without those that speak of the encoded body."""
+        return [
+            (name, value)
+            for name, value in self._response.headers.items()
+            if name.lower() not in _BODY_HEADERS
+        ]
+
+    @property
+    def content_type(self) -> str:
+        """Media type without parameters, lower case."""
+        return self._response.content_type.lower()
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives."""
+        return self._body
+
+
+class _Upload:
+    """A body that comes from a client while it is sent on.
+
+    While the client is waited for, the upstream is not. Otherwise the upstream has to take each
+    piece, and after the last to answer, within ``seconds``. ``answered`` is set once the head of a
+    reply is there.
+    """
+
+    def __init__(self, body: AsyncIterator[bytes], seconds: float) -> None:
+        self.answered = False
+        self._body = body
+        self._seconds = seconds
+
+    async def chunks(self, limit: asyncio.Timeout) -> AsyncIterator[bytes]:
+        """Yield the body; each piece has to be taken, and the head to come, in ``seconds``."""
+        async for chunk in self._body:
+            self._bound(limit, self._seconds)
+            yield chunk
+            self._bound(limit, None)
+        self._bound(limit, self._seconds)
+
+    def _bound(self, limit: asyncio.Timeout, seconds: float | None) -> None:
+        if not self.answered:  # an upstream may answer before it has read all
+            now = asyncio.get_running_loop().time()
+            limit.reschedule(None if seconds is None else now + seconds)
+
+
+class CodingError(ValueError):
+    """A body is not what its Content-Encoding says, or cannot be decoded here."""
+
+
+def coding_of(written: str) -> str:
+    """Return the coding that a Content-Encoding names, empty for none. Raises CodingError."""
+    named = [token.strip().lower() for token in written.split(",")]
+    codings = [coding for coding in named if coding not in ("", "identity")]
+    if len(codings) > 1 or any(coding not in _WINDOWS for coding in codings):
+        raise CodingError(f"the unasked Content-Encoding {', '.join(codings)[:40]}")
+    return codings[0] if codings else ""
+
+
+async def inflated(chunks: AsyncIterator[bytes], coding: str) -> AsyncIterator[bytes]:
+    """Yield a body decoded; one without its end is no shorter answer. Raises CodingError."""
+    inflater = None
+    async for chunk in chunks:
+        rest, more = chunk, bool(chunk)
+        while more:
+            if inflater is None or inflater.eof:
+                inflater = _inflater(coding, rest)
+            try:
+                piece = inflater.decompress(rest, PIECE)
+            except zlib.error:
+                raise CodingError("a body that could not be decoded") from None
+            rest = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
+            more = bool(rest) or (len(piece) == PIECE and not inflater.eof)
+            if piece:
+                yield piece
+            if more:
+                await asyncio.sleep(0)  # others come between two pieces
+    if inflater is not None and not inflater.eof:
+        raise CodingError("a body that was cut short")
+
+
+def _inflater(coding: str, data: bytes) -> "zlib._Decompress":
+    window = _WINDOWS[coding]
+    bare = coding == "deflate" and data[0] & 0xF != _COMPRESSED
+    return zlib.decompressobj(-window if bare else window)

@@ -1,0 +1,1 @@
+"""Several upstreams as one: choice, health, retries, waiting."""

@@ -1,0 +1,162 @@
+"""What a failure before the first word means: whether it may be tried again, and where.
+
+Laws:
+- What surely was not processed (no connection; 429, 503, 529: refused) may go to every other
+  upstream.
+- What may have been processed costs money twice, and may be what breaks upstreams: it is risked
+  once more, and only elsewhere, but for a connection that broke before the head, which is most
+  often an idle one that was just closed: that may be risked at the same upstream.
+- After the first word (``beginning``) there is no second try. All else that an upstream says (400,
+  401, 404 …) is its answer.
+
+How often what may have been processed is sent a second time, over all requests.
+
+Law: while most calls fail, second tries double the load and the cost without helping anybody: they
+are a share of the requests, and a few more after a calm time. As gRPC's retry throttling.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+
+from gateway.protocol.errors import UpstreamError
+from gateway.protocol.reasons import Reason
+from gateway.upstream.pool.health import LONGEST_REST
+
+MOST_TRIES = 5
+MOST_RISKED = 1
+MOST_AT_THE_SAME = 2
+FIRST_RETRY_PAUSE = 0.1
+"""Before the same upstream is tried again; the next may be twice as long."""
+
+_REFUSED = frozenset({429, 503, 529})
+_FAILED = frozenset({500, 502, 504, *range(520, 525)})
+"""520 to 524 are what a content network says of a server behind it."""
+_WORDS = {429: 429, 503: 503, 529: 503}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an upstream gave no answer; ``risky`` where the request may have been processed."""
+
+    reason: Reason
+    risky: bool
+    anew: bool = False
+    """Whether the same upstream may be asked again."""
+    refused: int | None = None
+    """429 or 503 where it asked to be left alone."""
+    rest: float | None = None
+    """For how many seconds, if it said."""
+    personal: bool = False
+    """Whether it may speak of the client's own account, and so of nobody else's requests."""
+
+
+def failure_of(error: UpstreamError, *, head: bool = False) -> Failure:
+    """Return what an upstream's fault means; ``head`` says that the reply had begun."""
+    broke = error.reason is Reason.UPSTREAM_BROKE and not (head or error.answered)
+    return Failure(error.reason, risky=error.sent, anew=broke or not error.sent)
+
+
+def refusal_of(
+    status: int, fields: Iterable[tuple[str, str]], wall: float, *, personal: bool = False
+) -> Failure | None:
+    """Return what a reply's status means where it is a failure, None where it is an answer.
+
+    ``wall`` is the time of day in seconds since the epoch; ``personal`` says that the request bore
+    the client's own credential, whose quota a 429 may be about.
+    """
+    if status in _REFUSED:
+        return Failure(
+            Reason.UPSTREAM_LIMITED,
+            risky=False,
+            refused=_WORDS[status],
+            rest=retry_after(fields, wall),
+            personal=personal and status == HTTPStatus.TOO_MANY_REQUESTS,
+        )
+    if status in _FAILED:
+        return Failure(Reason.UPSTREAM_STATUS, risky=True)
+    return None
+
+
+def retry_after(fields: Iterable[tuple[str, str]], wall: float) -> float | None:
+    """Return the seconds for which a reply asks to be left alone, bounded; None where it does not.
+
+    ``Retry-After`` (RFC 9110, 10.2.3) in seconds or as a date, ``retry-after-ms`` before it.
+    """
+    named = {name.lower(): value.strip() for name, value in fields}
+    seconds = None
+    if (milliseconds := named.get("retry-after-ms", "")).isdecimal():
+        seconds = int(milliseconds[:12]) / 1000
+    elif (written := named.get("retry-after", "")).isdecimal() and written.isascii():
+        seconds = float(int(written[:12]))
+    elif written:
+        try:
+            seconds = parsedate_to_datetime(written).timestamp() - wall
+        except (ValueError, OverflowError):
+            return None
+    return None if seconds is None else min(max(seconds, 0.0), LONGEST_REST)
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """What has been tried for one request."""
+
+    failed: tuple[tuple[str, Reason], ...] = ()
+    risked: int = 0
+    at_the_same: int = 0
+
+    def after(self, name: str, failure: Failure) -> "Tries":
+        """Return the tries with one more that failed."""
+        failed = (*self.failed, (name, failure.reason))
+        return replace(self, failed=failed, risked=self.risked + failure.risky)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Who has failed already."""
+        return frozenset(name for name, _ in self.failed)
+
+    @property
+    def last(self) -> str:
+        """Who failed last."""
+        return self.failed[-1][0]
+
+    @property
+    def may_go_on(self) -> bool:
+        """Tell whether another upstream may be asked: any number for what one of them keeps."""
+        counted = sum(reason is not Reason.NOT_KEPT for _, reason in self.failed)
+        return self.risked <= MOST_RISKED and counted < MOST_TRIES
+
+    def may_ask_again(self, failure: Failure) -> bool:
+        """Tell whether the upstream that failed last may be asked again."""
+        return self.may_go_on and failure.anew and self.at_the_same < MOST_AT_THE_SAME
+
+    def pause(self, drawn: float) -> float:
+        """Return how long to wait before that; ``drawn`` is a random number from 0 to 1."""
+        return drawn * FIRST_RETRY_PAUSE * float(2**self.at_the_same)
+
+    def asking_again(self) -> "Tries":
+        """Return the tries once the same upstream is asked again."""
+        return replace(self, at_the_same=self.at_the_same + 1)
+
+
+A_REQUEST = 0.2
+MOST = 10.0
+
+
+class Budget:
+    """Grows with each request, up to a bound; a second try takes 1."""
+
+    def __init__(self) -> None:
+        self._left = MOST
+
+    def earn(self) -> None:
+        """Note a request."""
+        self._left = min(MOST, self._left + A_REQUEST)
+
+    def spend(self) -> bool:
+        """Take one second try, if there is one."""
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True

@@ -1,0 +1,256 @@
+"""Which beginnings of prompts a fresh replica should have in its cache, by recorded use.
+
+Law: bounded in number and in bytes. A text is kept only once its beginning has come twice, and a
+beginning ends before the first turn of a user's. What was used long ago counts less.
+
+A fresh replica computes the beginnings of prompts that are used most, before clients come to it.
+
+Law: a warm-up is bounded in time and number, and takes nothing from clients: it has the lowest
+priority, counts against the replica's limits, and is left where no other replica could answer
+meanwhile. A fault ends it and keeps nobody out; what a replica could not take is not sent again. No
+client's credential is used, and what may not be stored is not recorded.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from http import HTTPStatus
+from typing import Any, NamedTuple, Protocol
+
+import orjson
+
+from gateway.protocol.credentials import CREDENTIALS
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.errors import UpstreamError
+from gateway.upstream.http.client import HttpUpstream
+from gateway.upstream.pool.table import PoolTable
+from gateway.upstream.request import OF_AN_ACCOUNT, PRIORITY, SALT, Outgoing
+from gateway.upstream.routing.prefix_chain import PromptChains
+from policies.decide import Priority
+
+LEAST_BYTES = 1024
+LONGEST_BYTES = 2**18
+MOST_BYTES = 2**23
+"""Of all texts together."""
+MOST_TEXTS = 64
+MOST_MET = 4096
+"""Beginnings that are counted."""
+HALF_LIFE = 3600.0
+"""Seconds after which a use counts half."""
+
+_INSTRUCTING = frozenset({"system", "developer"})
+_RENDERED = (
+    "model",
+    "tools",
+    "functions",
+    "documents",
+    "chat_template",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    SALT,
+)
+"""What beside the turns a server may put into the prompt, or tells prompts apart by."""
+_ASKED = {"role": "user", "content": "."}
+
+
+class WarmPrefix(NamedTuple):
+    """A request that computes a beginning and next to nothing else; ``raw`` is its JSON."""
+
+    digest: bytes
+    model: str
+    raw: bytes
+
+    @property
+    def body(self) -> Any:
+        """The request, parsed: kept is only its text, which is several times smaller."""
+        return orjson.loads(self.raw)
+
+
+@dataclass(slots=True)
+class _Use:
+    weight: float
+    at: float
+
+    def worth(self, now: float) -> float:
+        return float(self.weight * 0.5 ** ((now - self.at) / HALF_LIFE))
+
+
+class WarmPrefixes:
+    """Counts beginnings, and keeps the texts of those that are used most."""
+
+    def __init__(self, *, most: int = MOST_TEXTS, most_bytes: int = MOST_BYTES) -> None:
+        self._most, self._most_bytes = most, most_bytes
+        self._met: OrderedDict[bytes, _Use] = OrderedDict()
+        self._kept: dict[bytes, WarmPrefix] = {}
+        self._bytes = 0
+
+    def note(self, endpoint: Endpoint, body: dict[str, Any], now: float) -> None:
+        """Count a request as it was sent."""
+        beginning = _beginning(endpoint, body)
+        if beginning is None:
+            return
+        try:
+            raw = orjson.dumps(beginning)
+        except TypeError:  # an integer of more than 64 bits, or text that is no Unicode
+            return
+        if not LEAST_BYTES <= len(raw) <= LONGEST_BYTES:
+            return
+        digest = blake2b(raw, digest_size=16).digest()
+        use = self._met.get(digest)
+        if use is None:
+            self._met[digest] = _Use(1.0, now)
+            if len(self._met) > MOST_MET:
+                self._met.popitem(last=False)
+            return
+        use.weight, use.at = use.worth(now) + 1.0, now
+        self._met.move_to_end(digest)
+        if digest not in self._kept:
+            self._keep(WarmPrefix(digest, str(beginning.get("model") or ""), raw), now)
+
+    def worth_most(self, now: float) -> list[WarmPrefix]:
+        """Return what is kept, first what saves the most bytes of prompt."""
+        return sorted(
+            self._kept.values(), key=lambda one: -self._worth(one.digest, now) * len(one.raw)
+        )
+
+    def drop(self, digest: bytes) -> None:
+        """Forget one, such as one that a replica could not take."""
+        self._met.pop(digest, None)
+        dropped = self._kept.pop(digest, None)
+        if dropped is not None:
+            self._bytes -= len(dropped.raw)
+
+    def _keep(self, prefix: WarmPrefix, now: float) -> None:
+        self._kept[prefix.digest] = prefix
+        self._bytes += len(prefix.raw)
+        while len(self._kept) > self._most or self._bytes > self._most_bytes:
+            least = min(self._kept, key=lambda digest: self._worth(digest, now))
+            self._bytes -= len(self._kept.pop(least).raw)
+
+    def _worth(self, digest: bytes, now: float) -> float:
+        use = self._met.get(digest)
+        return 0.0 if use is None else use.worth(now)
+
+
+def _beginning(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a request for one token that begins like this one; None where nothing is stable."""
+    turns = body.get("messages")
+    if endpoint is not Endpoint.CHAT or not isinstance(turns, list):
+        return None
+    leading: list[Any] = []
+    for turn in turns:
+        if not isinstance(turn, dict) or turn.get("role") not in _INSTRUCTING:
+            break
+        leading.append(turn)
+    if not leading and not body.get("tools"):
+        return None
+    kept = {field: body[field] for field in _RENDERED if field in body}
+    if body.get("tool_choice") == "none":  # some leave the tools out then
+        kept["tool_choice"] = "none"
+    return {**kept, "messages": [*leading, _ASKED], "max_tokens": 1, "temperature": 0}
+
+
+log = logging.getLogger(__name__)
+
+SECONDS = 10.0
+"""Of one warm-up."""
+MOST = 32
+"""Beginnings that one replica is sent."""
+
+_OF_A_CLIENT = (*CREDENTIALS, *OF_AN_ACCOUNT)
+
+_FIELDS = (
+    ("Content-Type", "application/json"),
+    ("Accept-Encoding", "identity"),
+    (PRIORITY, Priority.LOW.value),
+)
+
+
+class Warmed(Protocol):
+    """Counts what was computed ahead."""
+
+    def warmed(self, name: str) -> None:
+        """Count a beginning that an upstream has computed."""
+        ...
+
+
+class WarmUp:
+    """Records what is used, and sends it to who is fresh."""
+
+    def __init__(
+        self,
+        upstreams: Mapping[str, HttpUpstream],
+        table: PoolTable,
+        clock: Callable[[], float],
+        *,
+        own_credentials: bool = False,
+        chains: PromptChains | None = None,
+        figures: Warmed | None = None,
+        seconds: float = SECONDS,
+    ) -> None:
+        """``own_credentials`` tells that no client's is passed on."""
+        self.prefixes = WarmPrefixes()
+        self._upstreams = upstreams
+        self._table = table
+        self._clock = clock
+        self._own_credentials = own_credentials
+        self._chains = chains
+        self._figures = figures
+        self._seconds = seconds
+
+    def note(self, endpoint: Endpoint, body: dict[str, Any], headers: Mapping[str, str]) -> None:
+        """Record a request that was answered; ``headers`` are by lower-case name."""
+        if self._own_credentials or not any(headers.get(name) for name in _OF_A_CLIENT):
+            self.prefixes.note(endpoint, body, self._clock())
+
+    async def warm(self, name: str) -> None:
+        """Have a fresh upstream compute what is worth it. Raises nothing."""
+        began, done = self._clock(), 0
+        why = "all sent"
+        try:
+            async with asyncio.timeout(self._seconds):
+                for prefix in self._due(name):
+                    fault = await self._computed(name, prefix)
+                    if fault is not None:
+                        why = fault
+                        break
+                    done += 1
+        except TimeoutError:
+            why = "time is up"
+        if done or why != "all sent":
+            took = self._clock() - began
+            log.info("upstream %s is warm: %d prefixes in %.1f s, %s", name, done, took, why)
+
+    def _due(self, name: str) -> list[WarmPrefix]:
+        """Return what the upstream may be sent, in order."""
+        return [
+            prefix
+            for prefix in self.prefixes.worth_most(self._clock())
+            if self._table.can_be_spared(name, prefix.model, self._clock())
+        ][:MOST]
+
+    async def _computed(self, name: str, prefix: WarmPrefix) -> str | None:
+        """Send one beginning; return what went wrong, if anything."""
+        if not self._table.can_be_spared(name, prefix.model, self._clock()):
+            return "it is needed, or has no room"
+        self._table.count(name, self._clock())
+        outgoing = Outgoing(Endpoint.CHAT.value, _FIELDS, prefix.raw, prefix.model)
+        try:
+            async with self._upstreams[name].send(outgoing) as reply:
+                async for _ in reply.chunks():
+                    pass
+        except UpstreamError as error:
+            self.prefixes.drop(prefix.digest)
+            return error.reason.value
+        if reply.status != HTTPStatus.OK:
+            self.prefixes.drop(prefix.digest)
+            return f"status {reply.status}"
+        if self._figures is not None:
+            self._figures.warmed(name)
+        if self._chains is not None:
+            chain = self._chains.of(Endpoint.CHAT, prefix.body, {}, len(prefix.raw))
+            self._table.computed(name, chain, self._clock())
+        return None

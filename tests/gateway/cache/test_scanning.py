@@ -1,0 +1,156 @@
+"""Long texts are scanned in a thread, piece by piece; what cannot be scanned has failed."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.cache.pii_scan import (
+    INLINE_CHARACTERS,
+    INLINE_DIGITS,
+    INLINE_DISGUISED,
+    OVERLAP,
+    PIECE,
+    ScanFailedError,
+    Scans,
+    pieces,
+)
+from policies.pii import PiiScanner
+
+LONG = "a long text of many words\n" * 10_000
+
+
+class Watched:
+    """Notes what it scans and in which thread, and does what it is told."""
+
+    def __init__(self, does: Callable[[str], str | None] = lambda _text: None) -> None:
+        self.does = does
+        self.texts: list[str] = []
+        self.threads: set[int] = set()
+
+    def scan(self, text: str) -> str | None:
+        self.texts.append(text)
+        self.threads.add(threading.get_ident())
+        return self.does(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "inline"),
+    [
+        ("a" * INLINE_CHARACTERS, True),
+        ("a" * (INLINE_CHARACTERS + 1), False),
+        ("1" * INLINE_DIGITS, True),
+        ("1" * (INLINE_DIGITS + 1), False),
+        ("\uff11" * (INLINE_DIGITS + 1), False),
+        ("MTEx" * (INLINE_DISGUISED // 4), True),
+        ("MTEx" * (INLINE_DISGUISED // 4 + 1), False),
+        ("\ud800 words &#65; " * 40, False),
+    ],
+)
+async def test_texts_that_take_long_are_scanned_off_the_loop(text: str, inline: bool):
+    scanner = Watched()
+    scans = Scans()
+    assert await scans.scan(scanner, text, b"scope") is None
+    scans.close()
+    assert scanner.texts == [text]
+    assert (scanner.threads == {threading.get_ident()}) is inline
+
+
+async def test_a_finding_in_any_piece_is_found_and_ends_the_scan():
+    scans = Scans()
+    found = await scans.scan(PiiScanner([]), LONG + "ada@example.com\n" + LONG, b"scope")
+    assert found == "email"
+    scanner = Watched(lambda _text: "email")
+    assert await scans.scan(scanner, LONG, b"scope") == "email"
+    assert len(scanner.texts) == 1
+    scans.close()
+
+
+@pytest.mark.parametrize("text", ["short", LONG])
+async def test_a_scanner_that_raises_has_failed_and_quotes_nothing(
+    caplog: pytest.LogCaptureFixture, text: str
+):
+    def fail(_text: str) -> None:
+        raise ValueError("4111 1111 1111 1111")
+
+    scans = Scans()
+    with pytest.raises(ScanFailedError) as failed:
+        await scans.scan(Watched(fail), text, b"scope")
+    scans.close()
+    assert "ValueError" in caplog.text
+    assert "4111" not in caplog.text + str(failed.value)
+    assert failed.value.__cause__ is None
+
+
+async def test_a_scan_that_takes_too_long_has_failed_and_stops_at_the_next_piece(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    release = threading.Event()
+    scanner = Watched(lambda _text: release.wait(20) and None)
+    monkeypatch.setattr("gateway.cache.pii_scan.SCAN_SECONDS", 0.02)
+    scans = Scans(threads=1)
+    with pytest.raises(ScanFailedError):
+        await scans.scan(scanner, LONG, b"scope")
+    release.set()
+    monkeypatch.setattr("gateway.cache.pii_scan.SCAN_SECONDS", 20)
+    # The one thread is free again, though most of the text was not looked at.
+    assert await scans.scan(Watched(), LONG, b"scope") is None
+    assert len(scanner.texts) == 1
+    scans.close()
+
+
+async def test_a_scan_nobody_waits_for_stops_at_the_next_piece():
+    scanning, release = threading.Event(), threading.Event()
+
+    def block(_text: str) -> None:
+        scanning.set()
+        release.wait(20)
+
+    scanner = Watched(block)
+    scans = Scans(threads=1)
+    task = asyncio.create_task(scans.scan(scanner, LONG, b"scope"))
+    await asyncio.to_thread(scanning.wait, 20)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    release.set()
+    assert await scans.scan(Watched(), LONG, b"scope") is None
+    assert len(scanner.texts) == 1
+    scans.close()
+
+
+@pytest.mark.parametrize("unit", ["word ", "line of words\n", "x", "\u4ef7"])
+@pytest.mark.parametrize(
+    "length", [0, 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE - OVERLAP, 5 * PIECE + 17]
+)
+def test_pieces_cover_the_text_and_share_what_lies_on_their_borders(unit: str, length: int):
+    text = (unit * length)[:length]
+    cut = list(pieces(text))
+    assert all(len(piece) <= PIECE for piece in cut)
+    assert len(cut) <= 1 + length // (PIECE - 2 * OVERLAP)
+    # One mark for each place: every stretch of half an overlap lies whole in some piece.
+    places = "".join(map(chr, range(0x10000, 0x10000 + length)))
+    spans = [(ord(piece[0]) - 0x10000, len(piece)) for piece in pieces(places)] if length else []
+    for (start, size), (following, _) in pairwise(spans):
+        assert start < following <= start + size - OVERLAP // 2
+    assert not spans or spans[-1][0] + spans[-1][1] == length
+
+
+@given(st.integers(0, 2 * PIECE), st.sampled_from(["word ", "line\n", "x "]))
+def test_a_finding_is_found_wherever_it_stands(place: int, unit: str):
+    filler = (unit * (3 * PIECE // len(unit)))[: 3 * PIECE]
+    text = f"{filler[:place]} mail ada@example.com now {filler[place:]}"
+    assert any("ada@example.com now" in piece for piece in pieces(text))
+
+
+async def test_only_scans_of_one_owner_are_shared():
+    scans, alone, scanner = Scans(), Watched(), Watched()
+    await scans.scan(alone, LONG, b"one")
+    owners = (b"one", b"one", b"two")
+    await asyncio.gather(*(scans.scan(scanner, LONG, owner) for owner in owners))
+    assert len(scanner.texts) == 2 * len(alone.texts)
+    scans.close()

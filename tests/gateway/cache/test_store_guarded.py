@@ -1,0 +1,177 @@
+"""The breaker around a store: bounded waits, none at all while it is open, back after a probe."""
+
+import asyncio
+
+import pytest
+from pauses import Pauses
+
+from gateway.cache.ports import EntryTooLargeError, StoreError, StoreUnavailableError
+from gateway.cache.stores.conformance import check_store, example_entry
+from gateway.cache.stores.guarded import (
+    CLOSED,
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    PROBE_KEY,
+    GuardedStore,
+    Open,
+    failed,
+    probe_failed,
+)
+from gateway.cache.stores.memory import MemoryStore, resident_size
+
+ENTRY = example_entry()
+NEVER = 3600.0
+
+
+class Frozen(MemoryStore):
+    """Hangs while frozen, like a stopped Redis; notes what it was asked for."""
+
+    def __init__(self):
+        super().__init__(max_bytes=1 << 20)
+        self.thawed = asyncio.Event()
+        self.thawed.set()
+        self.fault = None
+        self.calls = []
+
+    async def _pass(self, *call):
+        self.calls.append(call)
+        await self.thawed.wait()
+        if self.fault is not None:
+            raise self.fault
+
+    async def get(self, key):
+        await self._pass("get", key)
+        return await super().get(key)
+
+    async def put(self, entry):
+        await self._pass("put", entry.key)
+        await super().put(entry)
+
+    async def delete(self, key):
+        await self._pass("delete", key)
+        await super().delete(key)
+
+
+@pytest.fixture
+def pauses():
+    return Pauses()
+
+
+@pytest.fixture
+def store():
+    return Frozen()
+
+
+@pytest.fixture
+async def guarded(store, pauses):
+    guarded = GuardedStore(store, read_seconds=0.01, write_seconds=0.01, sleep=pauses.sleep)
+    yield guarded
+    await guarded.close()
+
+
+async def test_a_guarded_store_is_a_store(pauses):
+    async def make(max_bytes):
+        memory = MemoryStore(max_bytes=max_bytes)
+        return GuardedStore(memory, read_seconds=NEVER, write_seconds=NEVER, sleep=pauses.sleep)
+
+    await check_store(make, charge=resident_size)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: store.get(b"key"),
+        lambda store: store.put(ENTRY),
+        lambda store: store.delete(b"key"),
+    ],
+)
+async def test_a_frozen_store_fails_within_its_bound_and_then_at_once(guarded, store, pauses, call):
+    store.thawed.clear()
+    with pytest.raises(StoreUnavailableError, match=r"within 0\.01 s"):
+        await call(guarded)
+    assert guarded.fault == "not answering"
+    asked = len(store.calls)
+    for _ in range(100):
+        with pytest.raises(StoreUnavailableError, match="probed meanwhile"):
+            await call(guarded)
+    assert len(store.calls) == asked
+
+
+async def test_it_is_used_again_once_a_probe_was_answered(guarded, store, pauses):
+    store.thawed.clear()
+    with pytest.raises(StoreError):
+        await guarded.get(b"key")
+    assert await pauses.next() == FIRST_PAUSE
+    pauses.end()
+    assert await pauses.next() == 2 * FIRST_PAUSE
+    assert store.calls[-1] == ("get", PROBE_KEY)
+    store.thawed.set()
+    with pytest.raises(StoreUnavailableError):  # half-open is not open to clients
+        await guarded.get(b"key")
+    pauses.end()
+    await guarded._probing  # ends with the probe that is answered
+    assert guarded.fault is None
+    await guarded.put(ENTRY)
+    assert await guarded.get(ENTRY.key) == ENTRY
+
+
+async def test_a_store_that_is_gone_opens_it_and_one_without_room_does_not(guarded, store, pauses):
+    store.fault = EntryTooLargeError("no")
+    with pytest.raises(EntryTooLargeError):
+        await guarded.put(ENTRY)
+    store.fault = StoreError("out of memory")
+    with pytest.raises(StoreError, match="out of memory"):
+        await guarded.put(ENTRY)
+    assert guarded.fault is None
+    store.fault = StoreUnavailableError("connection refused")
+    with pytest.raises(StoreUnavailableError, match="refused"):
+        await guarded.get(b"key")
+    assert guarded.fault == "not answering"
+
+
+async def test_calls_that_hang_together_open_it_once(guarded, store, pauses):
+    store.thawed.clear()
+    outcomes = await asyncio.gather(
+        *(guarded.get(b"%d" % n) for n in range(50)), return_exceptions=True
+    )
+    assert {type(outcome) for outcome in outcomes} == {StoreUnavailableError}
+    await pauses.next()
+    assert pauses.asked.empty()
+
+
+async def test_a_probe_that_raises_something_odd_does_not_end_the_probing(guarded, store, pauses):
+    store.thawed.clear()
+    with pytest.raises(StoreError):
+        await guarded.get(b"key")
+    await pauses.next()
+    store.fault = ZeroDivisionError()
+    store.thawed.set()
+    pauses.end()
+    await pauses.next()
+    store.fault = None
+    pauses.end()
+    await guarded._probing  # ends with the probe that is answered
+    assert guarded.fault is None
+    assert await guarded.get(b"key") is None
+
+
+async def test_closing_ends_the_probing(store, pauses):
+    guarded = GuardedStore(store, read_seconds=0.01, write_seconds=0.01, sleep=pauses.sleep)
+    store.thawed.clear()
+    with pytest.raises(StoreError):
+        await guarded.get(b"key")
+    await pauses.next()
+    await guarded.close()
+    with pytest.raises(StoreError):
+        await guarded.get(b"key")
+
+
+def test_pauses_double_up_to_a_bound_within_which_recovery_is_seen():
+    state = failed(CLOSED)
+    paused = []
+    for _ in range(10):
+        paused.append(state.pause)
+        state = probe_failed(state)
+    assert paused[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
+    assert max(paused) == LONGEST_PAUSE < 5
+    assert failed(Open(1.0)) == Open(1.0)

@@ -1,0 +1,184 @@
+"""The command as a person meets it: help, and one line and an exit code for what is wrong."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway.cli.main import main
+
+URL = "http://127.0.0.1:9/v1"
+
+
+def refrain(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gateway.cli", *argv],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--help"],
+        ["serve", "--help"],
+        ["demo", "--help"],
+        ["backend", "--help"],
+        ["policy", "--help"],
+    ],
+)
+def test_every_command_helps_itself(tmp_path: Path, argv: list[str]):
+    done = refrain(*argv, cwd=tmp_path)
+    assert done.returncode == 0
+    assert "usage: refrain" in done.stdout
+    assert done.stderr == ""
+
+
+def test_version(tmp_path: Path):
+    done = refrain("--version", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.startswith("refrain 0.")
+
+
+def fails(done: subprocess.CompletedProcess[str], code: int, *told: str) -> None:
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    for text in told:
+        assert text in done.stderr
+
+
+def test_no_command_is_bad_usage(tmp_path: Path):
+    fails(refrain(cwd=tmp_path), 2, "usage: refrain")
+
+
+def test_unknown_flag_is_bad_usage(tmp_path: Path):
+    fails(refrain("serve", "--nothing", cwd=tmp_path), 2, "unrecognized arguments: --nothing")
+
+
+def test_no_upstream_is_bad_usage(tmp_path: Path):
+    fails(refrain("serve", cwd=tmp_path), 2, "refrain: no upstream: give --upstream URL")
+
+
+def test_an_unknown_key_in_the_settings_file(tmp_path: Path):
+    (tmp_path / "refrain.yaml").write_text("upstraem: http://a/v1\n")
+    fails(refrain("serve", cwd=tmp_path), 2, "refrain.yaml:1: upstraem: expected")
+
+
+def test_a_port_in_use_is_one_line(tmp_path: Path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = refrain("serve", "--upstream", URL, "--port", port, cwd=tmp_path)
+    fails(done, 1, f"refrain: cannot listen on 127.0.0.1:{port}: Address already in use")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_unreadable_policy_is_one_line(tmp_path: Path):
+    done = refrain("serve", "--upstream", URL, "--port", "0", "--policy", "none.yaml", cwd=tmp_path)
+    fails(done, 2, "refrain: none.yaml: cannot be read: No such file or directory")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_wrong_policy_is_exit_2_with_file_line_and_key(tmp_path: Path):
+    (tmp_path / "policy.yaml").write_text("version: 1\ndefault:\n  freshness: soon\n")
+    done = refrain(
+        "serve", "--upstream", URL, "--port", "0", "--policy", "policy.yaml", cwd=tmp_path
+    )
+    fails(done, 2, "refrain: policy.yaml:3: default.freshness: expected")
+    assert all(line.startswith("refrain: policy.yaml:") for line in done.stderr.splitlines())
+    fails(refrain("policy", "check", "policy.yaml", cwd=tmp_path), 2, "policy.yaml:3")
+
+
+def test_a_wrong_file_of_keys_is_exit_2_with_file_and_line_and_without_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "keys").write_text("# who\nshop sk-in-clear\n")
+    monkeypatch.setenv("REFRAIN_GATEWAY_KEYS", "keys")
+    done = refrain("serve", "--upstream", URL, "--port", "0", cwd=tmp_path)
+    fails(done, 2, "refrain: keys:2: expected NAME and the SHA-256 of a key")
+    assert "sk-in-clear" not in done.stderr
+
+
+def test_a_wrong_secret_is_exit_2_with_its_variable_and_without_its_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("REFRAIN_ENCRYPTION_KEYS", "sk-in-clear")
+    done = refrain("serve", "--upstream", URL, "--port", "0", cwd=tmp_path)
+    fails(done, 2, "refrain: REFRAIN_ENCRYPTION_KEYS: item 1: expected NAME:BASE64")
+    assert "sk-in-clear" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["audit", "--url", "foo"],
+        ["warm", "faq.jsonl", "--url", "ftp://a"],
+        ["policy", "explain", "--gateway", "http://a:b", "request.json"],
+    ],
+)
+def test_a_gateway_that_is_no_url_is_bad_usage(argv: list[str], capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match="2"):
+        main(argv)
+    assert "expected a URL such as http://127.0.0.1:8080, got" in capsys.readouterr().err
+
+
+def test_a_data_dir_that_cannot_be_made_is_one_line(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    done = refrain(
+        "serve", "--upstream", URL, "--port", "0", "--data-dir", "file/data", cwd=tmp_path
+    )
+    fails(done, 1, "the data directory file/data cannot be made: Not a directory")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_unknown_variable_is_told_with_the_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("REFRAIN_POLCY", "x.yaml")
+    done = refrain("serve", cwd=tmp_path)
+    fails(done, 2, "warning: REFRAIN_POLCY is not a setting; is REFRAIN_POLICY meant?")
+
+
+def test_the_demo_reads_the_settings_file_too(tmp_path: Path):
+    (tmp_path / "refrain.yaml").write_text("port: many\n")
+    fails(refrain("demo", cwd=tmp_path), 2, "refrain: refrain.yaml:1: port:")
+
+
+def test_a_data_dir_that_is_a_file_is_told(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    done = refrain("serve", "--upstream", URL, "--port", "0", "--data-dir", "file", cwd=tmp_path)
+    fails(done, 2, "the data directory file is a file; give a folder with --data-dir")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("DECISION_LOG", "none/log.jsonl", "decision_log: none is no folder; make it, or"),
+        ("DECISION_LOG", ".", "decision_log: . is a folder; give a file"),
+        ("STORE", "rediss://a?ssl_ca_certs=none", "store: ssl_ca_certs: none cannot be read"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_told_before_anything_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, told: str
+):
+    monkeypatch.setenv(f"REFRAIN_{variable}", value)
+    done = refrain("serve", "--upstream", URL, "--port", "0", cwd=tmp_path)
+    fails(done, 2, f"refrain: {told}")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_key_that_is_not_set_is_told_before_anything_listens(tmp_path: Path):
+    (tmp_path / "keys").write_text(f"team {'ab' * 32}\n")
+    (tmp_path / "refrain.yaml").write_text(
+        f"gateway_keys: keys\nupstreams: [{{url: {URL}, name: a, api_key_env: NOT_SET_KEY}}]\n"
+    )
+    done = refrain("serve", "--port", "0", cwd=tmp_path)
+    fails(done, 2, "upstream a: api_key_env: the environment variable NOT_SET_KEY is not set")
+    assert "listening" not in done.stderr

@@ -1,0 +1,120 @@
+"""A rule's error budget decides on a real semantic hit, and is seen wherever one looks."""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import orjson
+import pytest
+from tiny_verifier import write_tiny_verifier
+
+from embeddings.verifier_files import read_verifier
+from embeddings.verify.calibration import calibrated
+from embeddings.verify.calibration_file import written_calibration
+from gateway.semantic.calibrations import OWN_FILE
+
+STORED, ASKED = "How do I reset my password?", "I want to reset my password, how?"
+POLICY = """
+version: 1
+rules:
+  - {name: strict, match: {model: strict}, semantic: {max_wrong_hits: 0.1%}}
+default: {exact: on, semantic: {max_wrong_hits: 20%}, freshness: 1h, scope: tenant, pii: bypass}
+"""
+
+
+@pytest.fixture(scope="module")
+def service():
+    """A real embeddings service with a small random verifier; yields its socket and the digest."""
+    with tempfile.TemporaryDirectory(prefix="refrain-") as folder:
+        socket = Path(folder) / "e.sock"
+        verifier = write_tiny_verifier(Path(folder) / "verifier")
+        argv = ["-m", "embeddings", "--socket", socket, "--data-dir", folder]
+        process = subprocess.Popen([sys.executable, *argv, "--verifier", verifier])
+        while not socket.exists():
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.05)
+        yield socket, read_verifier(verifier).digest
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+async def gateway(start_gateway, service, tmp_path):
+    """A gateway whose verifier is calibrated to take any score at 20 %, and none at 0.1 %."""
+    socket, digest = service
+    data = tmp_path / "data"
+    data.mkdir()
+    points = [(0.0, False)] * 100
+    (data / OWN_FILE).write_bytes(written_calibration(calibrated(points, verifier=digest)))
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY)
+    gateway = await start_gateway(
+        semantic_socket=socket,
+        semantic_timeout=30.0,
+        verifier_timeout=30.0,
+        data_dir=data,
+        policy=policy,
+        decision_log=tmp_path / "decisions.jsonl",
+    )
+    while (await gateway.get("/readyz")).status != 200:
+        pass
+    return gateway
+
+
+async def test_a_budget_decides_and_is_seen_everywhere(gateway, tmp_path, service):
+    for model in ("m", "strict"):
+        assert "fwd=miss" in (await gateway.ask(STORED, model=model)).cache
+    assert "; hit; " in (await gateway.ask(ASKED, model="m")).cache
+    assert "fwd=miss" in (await gateway.ask(ASKED, model="strict")).cache
+
+    ready = (await gateway.get("/readyz")).json
+    assert ready["verifier"] == {
+        "kind": "model",
+        "digest": service[1][:16],
+        "calibration": "own",
+        "calibration_hits": 100,
+    }
+    page = (await gateway.get("/metrics")).raw.decode()
+    assert 'refrain_semantic_candidates_total{result="hit"} 1.0' in page
+    assert 'refrain_semantic_candidates_total{result="budget"} 1.0' in page
+    assert "refrain_semantic_score_count 2.0" in page
+
+    await gateway.stop()
+    lines = [
+        orjson.loads(line) for line in (tmp_path / "decisions.jsonl").read_bytes().splitlines()
+    ]
+    (found,) = [line for line in lines if line["reason"] == "semantic"]
+    assert 0 <= found["score"] <= 1
+    assert found["threshold"] == 0.0
+    assert found["decision"]["max_wrong_hits"] == 0.2
+
+
+def warned(caplog):
+    """Lines about budgets; the gateway has started while the test was set up."""
+    records = [*caplog.get_records("setup"), *caplog.get_records("call")]
+    told = [line for line in records if "no threshold keeps the budget" in line.getMessage()]
+    return [(line.levelname, "of strict 0.1%:" in line.getMessage()) for line in told]
+
+
+async def test_a_budget_that_nothing_keeps_is_told(gateway, caplog, tmp_path):
+    reply = await gateway.get("/readyz")
+    assert reply.status == 200
+    assert reply.json["budgets_not_kept"] == {"strict": 0.001}
+    while not warned(caplog):
+        await gateway.get("/readyz")
+    rules = (await gateway.get("/admin/semantic")).json["rules"]
+    assert list(rules) == ["strict"]
+    assert rules["strict"]["budget_kept"] is False
+    assert rules["strict"]["comparisons"] == 0
+    assert rules["strict"]["next"].startswith("no threshold keeps the budget")
+
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY.replace("0.1%", "10%"))
+    while (await gateway.get("/readyz")).json["budgets_not_kept"]:
+        pass
+    assert (await gateway.get("/admin/semantic")).json["rules"] == {}
+    policy.write_text(POLICY)
+    while len(warned(caplog)) < 2:
+        await gateway.get("/readyz")
+    assert warned(caplog) == [("WARNING", True)] * 2

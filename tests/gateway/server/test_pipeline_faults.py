@@ -1,0 +1,267 @@
+"""Faults of store, index and scanner end as a miss or a bypass: never as an error to the client."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import orjson
+import pytest
+from verifiers import SaidVerifier
+
+from gateway.app import default_policy
+from gateway.cache.entry import Entry
+from gateway.cache.pii_scan import Scans
+from gateway.cache.ports import ActivePolicy, StoreError
+from gateway.cache.quarantine import QuarantineFile
+from gateway.cache.stores.memory import MemoryStore
+from gateway.cache.writer import Admitter
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.errors import UpstreamError
+from gateway.protocol.messages import Inbound, Reply
+from gateway.protocol.reasons import Reason
+from gateway.semantic.ports import Candidate, SemanticUnavailableError
+from gateway.server.pipeline import Pipeline
+from gateway.server.policy_file import PolicyFile
+from gateway.server.prepare import Outbox
+from gateway.telemetry.observation import Observation
+from gateway.upstream.coalescing.coalescer import Coalescer
+from gateway.upstream.request import Served
+from policies.decide import PiiAction
+from scripted_upstream import completion
+
+
+class FaultyStore(MemoryStore):
+    """A store that can be told to fail."""
+
+    failing = False
+
+    async def get(self, key: bytes) -> Entry | None:
+        if self.failing:
+            raise StoreError("frozen")
+        return await super().get(key)
+
+    async def put(self, entry: Entry) -> None:
+        if self.failing:
+            raise StoreError("full")
+        await super().put(entry)
+
+
+class Index:
+    """The fake at the index's port: finds everything it was given, or fails."""
+
+    def __init__(self) -> None:
+        self.failing = False
+        self.keys: list[bytes] = []
+
+    async def search(self, partition: bytes, text: str, k: int) -> Sequence[Candidate]:
+        if self.failing:
+            raise SemanticUnavailableError("timeout")
+        return [Candidate(key, 0.99) for key in self.keys[:k]]
+
+    async def add(self, partition: bytes, key: bytes, text: str, expires_at: float) -> None:
+        if self.failing:
+            raise SemanticUnavailableError("timeout")
+        self.keys.append(key)
+
+    async def remove(self, keys: Sequence[bytes]) -> None:
+        self.keys = [key for key in self.keys if key not in keys]
+
+
+class PlainUpstream:
+    """The fake at the upstream's port: answers with one text."""
+
+    name = "http://upstream/v1"
+    status = 200
+    headers = (("Content-Type", "application/json"),)
+    content_type = "application/json"
+    served = Served("upstream")
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def send(self, outgoing):
+        self.calls += 1
+        return self
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        return None
+
+    async def chunks(self):
+        yield orjson.dumps(completion("Fine."))
+
+
+class Rig:
+    """A pipeline of real parts but for its three ports."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.quarantine = QuarantineFile(data_dir / "quarantine.jsonl")
+        self.store = FaultyStore(max_bytes=2**20)
+        self.index = Index()
+        self.upstream = PlainUpstream()
+        self.verifier = SaidVerifier()
+        scans = Scans()
+        self.pipeline = Pipeline(
+            store=self.store,
+            semantic=self.index,
+            verifier=self.verifier,
+            policies=PolicyFile(default_policy()),
+            coalescer=Coalescer(
+                self.upstream,
+                Admitter(self.store, self.index, scans, time.time, self.quarantine),
+                2**20,
+            ),
+            scans=scans,
+            secret=bytes(32),
+            outbox=Outbox(bytes(32)),
+            recorder=None,
+            now=time.time,
+        )
+
+    async def ask(self, content: str) -> tuple[str, Observation]:
+        body = {"model": "m", "messages": [{"role": "user", "content": content}]}
+        inbound = Inbound("/v1/chat/completions", {}, (), orjson.dumps(body))
+        seen = Observation(Endpoint.CHAT.value, time.perf_counter(), time.perf_counter, ())
+        reply: Reply = await self.pipeline.answer(Endpoint.CHAT, inbound, seen)
+        assert reply.status == 200
+        return dict(reply.headers)["Cache-Status"], seen
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path)
+
+
+async def test_a_store_that_fails_is_a_miss_and_loses_nothing(rig: Rig):
+    await rig.ask("one")
+    rig.store.failing = True
+    status, seen = await rig.ask("one")
+    assert status == "refrain; fwd=miss; detail=store-fault"
+    assert seen.declined is Reason.STORE_FAULT
+    status, _ = await rig.ask("some wording of one")
+    assert "fwd=miss" in status
+    rig.store.failing = False
+    assert "exact" in (await rig.ask("one"))[0]
+    assert "semantic" in (await rig.ask("some wording of one"))[0]
+
+
+async def test_a_vector_whose_entry_is_gone_is_removed(rig: Rig):
+    await rig.ask("one")
+    await rig.store.delete(rig.index.keys[0])
+    assert "fwd=miss; stored" in (await rig.ask("two"))[0]
+    assert len(rig.index.keys) == 1
+
+
+async def test_an_index_that_fails_is_a_miss_and_told(rig: Rig):
+    rig.index.failing = True
+    status, seen = await rig.ask("one")
+    assert status == "refrain; fwd=miss; stored"
+    assert seen.semantic_fault == "timeout"
+
+
+@pytest.mark.parametrize("text", ["short", "long " * 1000])
+async def test_a_scanner_that_fails_is_a_bypass(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str
+):
+    def scan(_self: object, text: str) -> str | None:
+        raise ValueError(text)
+
+    monkeypatch.setattr("policies.pii.PiiScanner.scan", scan)
+    status, _ = await rig.ask(text)
+    assert status == "refrain; fwd=bypass; detail=scan-fault"
+    assert text not in caplog.text
+    assert rig.store.stats().entries == 0
+
+
+async def test_a_scanner_that_is_slow_is_a_bypass(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    import threading
+
+    release = threading.Event()
+    monkeypatch.setattr("policies.pii.PiiScanner.scan", lambda _self, _text: release.wait(20))
+    monkeypatch.setattr("gateway.cache.pii_scan.SCAN_SECONDS", 0.05)
+    status, _ = await rig.ask("long " * 1000)
+    release.set()
+    assert status == "refrain; fwd=bypass; detail=scan-fault"
+
+
+async def test_what_the_verifier_refuses_is_a_miss(rig: Rig):
+    await rig.ask("one")
+    rig.verifier.said = "number"
+    assert "fwd=miss" in (await rig.ask("two"))[0]
+
+
+async def test_an_upstream_fault_is_told(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    async def fail(_self: object) -> None:
+        raise UpstreamError(502, "gone", Reason.UPSTREAM_UNREACHABLE)
+
+    monkeypatch.setattr(PlainUpstream, "__aenter__", fail)
+    with pytest.raises(UpstreamError):
+        await rig.ask("one")
+
+
+def test_an_edit_counts_once_two_readings_agree(tmp_path: Path):
+    path = tmp_path / "policy.yaml"
+    text = default_policy().read_text()
+    path.write_text(text)
+    policy = PolicyFile(path)
+    path.write_text(text.replace("generation: 0", "generation: 1"))
+    assert not policy.reload()
+    path.write_text(text.replace("generation: 0", "generation: 2"))
+    assert not policy.reload()
+    assert policy.reload()
+    assert policy.active.policy.generation == 2
+    path.unlink()
+    assert not policy.reload()
+    assert policy.problem is not None
+    assert policy.active.policy.generation == 2
+    path.write_bytes(b"\xff")
+    assert not policy.reload()
+    assert not policy.reload()
+    assert "UTF-8" in str(policy.problem)
+
+
+async def test_an_entry_judged_wrong_is_stored_but_never_found_by_meaning_again(rig: Rig):
+    await rig.ask("one")
+    (key,) = rig.index.keys
+    await rig.quarantine.add(key)
+    await rig.store.delete(key)
+    rig.index.keys.clear()
+
+    assert (await rig.ask("one"))[0] == "refrain; fwd=miss; stored"
+    assert rig.index.keys == []
+    assert "hit" in (await rig.ask("one"))[0]
+
+
+async def test_a_vector_that_outlived_the_word_wrong_leads_to_no_hit(rig: Rig):
+    await rig.ask("one")
+    (key,) = rig.index.keys
+    # The index is down meanwhile: only the entry goes, and it comes back.
+    rig.index.failing = True
+    await rig.quarantine.add(key)
+    await rig.store.delete(key)
+    await rig.ask("one")
+    rig.index.failing = False
+    assert rig.index.keys == [key]
+
+    assert "exact" in (await rig.ask("one"))[0]
+    assert "fwd=miss" in (await rig.ask("two"))[0]
+
+
+def test_public_contacts_of_the_policy_reach_the_scan_and_every_key_of_it(tmp_path: Path):
+    def active(allowed: str) -> ActivePolicy:
+        path = tmp_path / "policy.yaml"
+        path.write_text(
+            "version: 1\n"
+            "default: {exact: on, semantic: off, freshness: 1h, scope: tenant, pii: bypass}\n"
+            f"{allowed}"
+        )
+        return PolicyFile(path).active
+
+    plain, allowing = active(""), active('pii: {allow: "*@acme.example"}\n')
+    assert plain.scanner.scan("ada@acme.example") == "email"
+    assert allowing.scanner.scan("ada@acme.example") is None
+    assert allowing.scanner.scan("ada@acme.example, bob@other.example") == "email"
+    for action in PiiAction:
+        assert plain.pii_identities[action] != allowing.pii_identities[action]

@@ -1,0 +1,94 @@
+"""Whether a reply has begun to answer, however its bytes are cut."""
+
+import pytest
+
+from gateway.protocol.reasons import Reason
+from gateway.upstream.pool.first_token import HELD_BYTES, HELD_SECONDS, Beginning, Begun
+from gateway.upstream.pool.retry import Failure
+
+FAILS = Failure(Reason.UPSTREAM_STATUS, risky=True)
+LIMITED = Failure(Reason.UPSTREAM_LIMITED, risky=False, refused=429, personal=True)
+PING = b": ping\n\n"
+
+STREAMS = {
+    b'data: {"error": {"message": "engine dead", "code": 500}}\n\n': FAILS,
+    b'event: error\ndata: {"error": {"type": "server_error"}}\n\n': FAILS,
+    b'data:{"error":"boom"}\n\ndata: [DONE]\n\n': FAILS,
+    b'event: error\r\ndata: {"type": "error", "code": "server_error"}\r\n\r\n': FAILS,
+    b': ping\n\ndata: {"error": {"code": 500}}\n\n': FAILS,
+    b'data: {"error": {"code": 429, "message": "slow down"}}\n\n': LIMITED,
+    b'data: {"error": {"code": "insufficient_quota"}}\n\n': LIMITED,
+    b'event: error\ndata: {"type": "error", "code": "rate_limit_exceeded"}\n\n': LIMITED,
+    b'data: {"error": {"code": 400, "message": "too long"}}\n\n': Begun.REFUSED,
+    b'data: {"error": {"type": "invalid_request_error", "code": null}}\n\n': Begun.REFUSED,
+    b'data: {"error": {"type": "BadRequestError"}}\n\n': Begun.REFUSED,
+    b'data: {"error": 5}\n\n': Begun.ANSWER,
+    b'data: {"error": null, "choices": []}\n\n': Begun.NOT_YET,
+    b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n': Begun.NOT_YET,
+    b'data: {"choices": [{"delta": {"content": "\\"error\\""}}]}\n\n': Begun.ANSWER,
+    b'data: {"choices": [{"delta": {"tool_calls": [{"index": 0}]}}]}\n\n': Begun.ANSWER,
+    b'data: {"choices": [{"delta": {"reasoning_content": "Hm"}}]}\n\n': Begun.ANSWER,
+    b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n': Begun.ANSWER,
+    b'data: {"choices": [{"text": "", "finish_reason": null}]}\n\n': Begun.NOT_YET,
+    b'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n': Begun.ANSWER,
+    b'event: response.created\ndata: {"type": "response.created"}\n\n': Begun.ANSWER,
+    b"data: [DONE]\n\n": Begun.NOTHING,
+    b"data: 5\n\n": Begun.ANSWER,
+    b"data: \xff\x00\n\n": Begun.ANSWER,
+    b"\n\n: OPENROUTER PROCESSING\n\nevent: ping\n\nretry: 5\n\n": Begun.NOT_YET,
+}
+
+
+@pytest.mark.parametrize(("stream", "begun"), STREAMS.items(), ids=map(str, range(len(STREAMS))))
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_what_a_stream_has_come_to(stream: bytes, begun: Begun | Failure, size: int):
+    beginning = Beginning(events=True)
+    found: Begun | Failure = Begun.NOT_YET
+    for start in range(0, len(stream), size):
+        if found is Begun.NOT_YET:
+            found = beginning.add(stream[start : start + size], 0.0)
+    assert found == begun
+    assert stream.startswith(b"".join(beginning.held))
+
+
+@pytest.mark.parametrize(
+    ("stream", "begun"),
+    [
+        (b"", Begun.NOTHING),
+        (PING, Begun.NOTHING),
+        (b": pi", Begun.NOTHING),
+        (b'data: {"choices": [', Begun.NOTHING),
+        (b'data: {"choices": [{"text": "a"}]}', Begun.ANSWER),
+        (b'data: {"error": "boom"}\n', FAILS),
+    ],
+)
+def test_what_a_stream_was_that_has_ended(stream: bytes, begun: Begun | Failure):
+    beginning = Beginning(events=True)
+    if stream:
+        assert beginning.add(stream, 0.0) is Begun.NOT_YET
+    assert beginning.end() == begun
+
+
+def test_a_plain_answer_begins_with_what_is_no_white_space():
+    beginning = Beginning(events=False)
+    assert beginning.add(b" \n", 0.0) is Begun.NOT_YET
+    assert beginning.add(b" {", 0.0) is Begun.ANSWER
+    assert Beginning(events=False).end() is Begun.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("pieces", "begun"),
+    [
+        ([(PING, 100.0), (PING, 100.0 + HELD_SECONDS - 0.1)], Begun.NOT_YET),
+        ([(PING, 100.0), (PING, 100.0 + HELD_SECONDS)], Begun.ANSWER),
+        ([(b":" * HELD_BYTES, 0.0)], Begun.NOT_YET),
+        ([(b":" * HELD_BYTES, 0.0), (b":", 0.0)], Begun.ANSWER),
+        ([(PING, 0.0), (b"data: [DONE]\n\n", 2 * HELD_SECONDS)], Begun.NOTHING),
+    ],
+)
+def test_no_more_is_held_back_than_a_bound_and_for_no_longer(
+    pieces: list[tuple[bytes, float]], begun: Begun
+):
+    beginning = Beginning(events=True)
+    found = [beginning.add(*piece) for piece in pieces]
+    assert (found[:-1], found[-1]) == ([Begun.NOT_YET] * (len(pieces) - 1), begun)

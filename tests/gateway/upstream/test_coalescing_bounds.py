@@ -1,0 +1,163 @@
+"""Large answers and slow readers: memory is bounded, and one slow reader slows nobody else."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from forwarding_rig import Rig
+
+from gateway.protocol.errors import UpstreamError
+from gateway.protocol.messages import Reply
+from gateway.protocol.reasons import Reason
+from scripted_upstream import DONE, chunk, completion
+
+PIECE = chunk(delta={"content": "x" * 100})
+END = [chunk(finish_reason="stop"), DONE]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path, max_answer_bytes=4000)
+
+
+async def joined(rig: Rig, *, stream: bool = True) -> Reply:
+    """Begin a request and return its reply, of which nothing was read."""
+    async with asyncio.timeout(60):
+        return await rig.coalescer.forward(rig.exchange(stream=stream))
+
+
+async def rest(reply: Reply) -> bytes:
+    async with asyncio.timeout(60), reply.resources:
+        return b"".join([piece async for piece in reply.body])
+
+
+async def test_a_reader_that_falls_too_far_behind_is_cut_and_slows_nobody(rig: Rig):
+    fast = await rig.ask(stream=True)
+    call = await rig.upstream.next_call()
+    call.head()
+    call.say(PIECE)
+    slow = await joined(rig)
+    pieces = [PIECE] * 50
+    for piece in [*pieces, *END]:
+        call.say(piece)
+        await call.taken()
+    call.end()
+    async with asyncio.timeout(60):
+        got = await fast
+    assert got.raw == b"".join([PIECE, *pieces, *END])
+    with pytest.raises(TimeoutError):
+        await rest(slow)
+
+
+async def test_a_reader_that_is_a_little_behind_gets_everything(rig: Rig):
+    fast = await rig.ask(stream=True)
+    call = await rig.upstream.next_call()
+    call.head()
+    call.say(PIECE)
+    slow = await joined(rig)
+    body = aiter(slow.body)
+    got = []
+    for number in range(60):
+        call.say(PIECE)
+        await call.taken()
+        if number % 5 == 0:
+            got.append(await anext(body))
+    call.say(*END)
+    call.end()
+    got.append(await rest(slow))
+    assert b"".join(got) == b"".join([PIECE] * 61 + END) == (await fast).raw
+
+
+async def test_an_answer_that_is_too_large_goes_at_the_pace_of_its_only_reader(rig: Rig):
+    waiting = asyncio.create_task(joined(rig))
+    call = await rig.upstream.next_call()
+    call.head()
+    reply = await waiting
+    body = aiter(reply.body)
+    call.say(*[PIECE] * 100, *END)
+    call.end()
+    got = [await anext(body)]
+    assert not call.read_to_the_end
+    # What was taken at a time is bounded, and all of it comes.
+    got += [piece async for piece in body]
+    assert b"".join(got) == b"".join([*[PIECE] * 100, *END])
+    assert max(map(len, got)) <= 4000 + len(PIECE)
+    assert call.read_to_the_end
+    await reply.resources.aclose()
+
+
+async def test_nobody_joins_an_answer_that_is_too_large_any_more(rig: Rig):
+    early = await rig.ask(stream=True)
+    call = await rig.upstream.next_call()
+    call.head()
+    call.say(*[PIECE] * 50)
+    await call.taken()
+    late = await rig.ask(stream=True)
+    own = await rig.upstream.next_call()
+    for one in (call, own):
+        if one is own:
+            one.head()
+        one.say(*END)
+        one.end()
+    async with asyncio.timeout(60):
+        assert (await early).raw == b"".join([*[PIECE] * 50, *END])
+        assert (await late).raw == b"".join(END)
+
+
+@pytest.mark.parametrize("leader_stays", [False, True])
+async def test_who_waits_for_the_plain_form_asks_anew_when_an_answer_is_too_large(
+    rig: Rig, leader_stays: bool
+):
+    leader, plain = await rig.ask(stream=True), await rig.ask()
+    call = await rig.upstream.next_call()
+    call.head()
+    call.say(PIECE)
+    await call.taken()
+    if not leader_stays:
+        leader.cancel()
+        await asyncio.wait([leader])
+    call.say(*[PIECE] * 50)
+    (await rig.upstream.next_call()).plain(completion("Plain."))
+    async with asyncio.timeout(60):
+        got = await plain
+        assert got.json["choices"][0]["message"]["content"] == "Plain."
+        if leader_stays:
+            call.say(*END)
+            call.end()
+            assert (await leader).raw == b"".join([PIECE] * 51 + END)
+        else:
+            await call.ended.wait()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_plain_answer_that_is_too_large_reaches_those_who_want_it_plain(
+    rig: Rig, streamed: bool
+):
+    asked = [await rig.ask() for _ in range(3)]
+    other = await rig.ask(stream=True) if streamed else None
+    call = await rig.upstream.next_call()
+    large = b'{"x": "' + b"y" * 10_000 + b'"}'
+    call.head(200, "application/json")
+    call.say(large[:5000], large[5000:])
+    call.end()
+    async with asyncio.timeout(60):
+        for one in asked:
+            got = await one
+            assert got.raw == large
+            assert got.cache.endswith("detail=too-large")
+        if other is not None:
+            own = await rig.upstream.next_call()
+            own.head()
+            own.say(*END)
+            own.end()
+            assert (await other).raw == b"".join(END)
+
+
+async def test_a_large_plain_answer_that_breaks_off_is_a_fault_for_all(rig: Rig):
+    asked = [await rig.ask() for _ in range(2)]
+    call = await rig.upstream.next_call()
+    call.head(200, "application/json")
+    call.say(b"y" * 5000)
+    call.fail(UpstreamError(502, "gone", Reason.UPSTREAM_BROKE))
+    errors = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(error) for error in errors] == [UpstreamError] * 2

@@ -1,0 +1,290 @@
+"""A pool of real servers and prompts that begin alike: where they go, and who waits for whom."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from faulty_upstreams import status
+
+from running_gateway import Asked, RunningGateway, StartGateway, start_app
+from scripted_upstream import ScriptedUpstream, completion
+
+SYSTEM = "You are a clerk who answers in one sentence. " * 200
+TURN = {"role": "user", "content": "My order has not come. " * 60}
+Answers = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
+StartServers = Callable[..., Awaitable[list[ScriptedUpstream]]]
+
+
+@pytest.fixture
+async def servers() -> AsyncIterator[StartServers]:
+    runners = []
+
+    async def start(*answers: Answers) -> list[ScriptedUpstream]:
+        started = [ScriptedUpstream(answer) for answer in answers]
+        for one in started:
+            app = web.Application()
+            app.router.add_post("/v1/chat/completions", one.handle)
+            runner, one.url = await start_app(app)
+            runners.append(runner)
+        return started
+
+    yield start
+    for runner in runners:
+        await runner.cleanup()
+
+
+async def pool(
+    start: StartGateway, servers: list[ScriptedUpstream], *, routing: str = "prefix", **of_all: Any
+) -> RunningGateway:
+    listed = [
+        {"name": name, "url": f"{one.url}/v1", "probe": "off", **of_all}
+        for name, one in zip("abc", servers, strict=False)
+    ]
+    return await start(upstream=(), upstreams=listed, upstream_routing=routing)
+
+
+def cached(tokens: int) -> Answers:
+    """Answer, and say that so much of the prompt was found."""
+
+    async def answer(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        details = {"prompt_tokens_details": {"cached_tokens": tokens}}
+        usage = {"prompt_tokens": 3000, "completion_tokens": 3, "total_tokens": 3003, **details}
+        return web.json_response(completion("Fine.", usage=usage))
+
+    return answer
+
+
+class Held:
+    """Answers when it is let go, or breaks where it is told to."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.breaks = False
+
+    async def __call__(self, request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        await self.go.wait()
+        if self.breaks:
+            self.breaks = False
+            assert request.transport is not None
+            request.transport.abort()
+        return web.json_response(completion("Fine."))
+
+
+class Broken(Held):
+    """Breaks each call once it is let go."""
+
+    calls = 0
+
+    async def __call__(self, request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        await self.go.wait()
+        self.calls += 1
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+
+BATCH = """
+version: 1
+rules:
+  - name: nightly
+    match: {header: {x-app: batch}}
+    priority: low
+default: {exact: on, semantic: off, freshness: 1h, scope: tenant, pii: bypass}
+"""
+
+
+async def turns(gateway: RunningGateway, *turns: Any) -> Asked:
+    return await gateway.ask(messages=[{"role": "system", "content": SYSTEM}, *turns])
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(60):
+        while not await holds():
+            pass
+
+
+async def figure(gateway: RunningGateway, beginning: str) -> float:
+    lines = (await gateway.get("/metrics")).raw.decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(beginning))
+
+
+async def burst(gateway: RunningGateway, count: int) -> list[asyncio.Task[Asked]]:
+    """Begin requests that begin alike; return once all of them are under way at one upstream."""
+    tasks = [
+        asyncio.create_task(turns(gateway, {"role": "user", "content": f"Question {number}?"}))
+        for number in range(count)
+    ]
+
+    async def all_begun() -> bool:
+        return await figure(gateway, "refrain_upstream_in_flight{") == count
+
+    await until(all_begun)
+    return tasks
+
+
+async def test_a_conversation_stays_where_it_began(
+    start_gateway: StartGateway, servers: StartServers
+):
+    gateway = await pool(start_gateway, await servers(cached(0), cached(0), cached(0)))
+    conversation: list[Any] = [TURN]
+    first = await turns(gateway, *conversation)
+    for number in range(3):
+        conversation += [{"role": "assistant", "content": "Fine."}, {**TURN, "name": f"n{number}"}]
+        later = await turns(gateway, *conversation)
+        assert later.headers["X-Refrain-Upstream"] == first.headers["X-Refrain-Upstream"]
+    assert await figure(gateway, "refrain_upstream_requests_total{") == 4
+    name = first.headers["X-Refrain-Upstream"]
+    label = f'refrain_upstream_requests_total{{route="prefix",upstream="{name}"}}'
+    assert await figure(gateway, label) == 3
+
+
+async def test_where_a_conversation_had_to_go_it_stays(
+    start_gateway: StartGateway, servers: StartServers
+):
+    held = [Held(), Held()]
+    for one in held:
+        one.go.set()
+    gateway = await pool(start_gateway, await servers(*held))
+    first = (await turns(gateway, TURN)).headers["X-Refrain-Upstream"]
+    other = "ba"["ab".index(first)]
+    held["ab".index(first)].breaks = True
+    failed_over = await turns(gateway, TURN, TURN)
+    assert failed_over.headers["X-Refrain-Upstream"] == f'{other}; tried="{first}=upstream-broke"'
+    assert (await turns(gateway, TURN, TURN, TURN)).headers["X-Refrain-Upstream"] == other
+
+
+@pytest.mark.parametrize("code", [400, 401, 413])
+async def test_a_prompt_that_was_refused_is_not_believed_to_be_computed(
+    start_gateway: StartGateway, servers: StartServers, code: int
+):
+    gateway = await pool(start_gateway, await servers(status(code), status(code)))
+    for _ in range(2):
+        assert (await turns(gateway, TURN)).status == code
+    assert await figure(gateway, 'refrain_upstream_requests_total{route="cold"') == 2
+
+
+async def test_of_a_burst_behind_a_cold_prefix_one_goes_first(
+    start_gateway: StartGateway, servers: StartServers
+):
+    held = Held()
+    started = await servers(held, held)
+    gateway = await pool(start_gateway, started)
+    tasks = await burst(gateway, 4)
+    assert await figure(gateway, "refrain_upstream_requests_total{") == 1
+
+    held.go.set()
+    replies = await asyncio.gather(*tasks)
+
+    assert {reply.status for reply in replies} == {200}
+    assert sorted(one.calls for one in started) == [0, 4]
+
+
+async def test_where_the_first_of_a_burst_fails_the_others_are_answered(
+    start_gateway: StartGateway, servers: StartServers
+):
+    held = Held()
+    held.breaks = True
+    started = await servers(held, held)
+    gateway = await pool(start_gateway, started)
+    tasks = await burst(gateway, 4)
+    held.go.set()
+    assert {reply.status for reply in await asyncio.gather(*tasks)} == {200}
+
+
+async def test_who_waited_for_an_upstream_that_failed_meanwhile_goes_to_another(
+    start_gateway: StartGateway, servers: StartServers
+):
+    broken, well = Broken(), Held()
+    well.go.set()
+    home = await home_of_burst(start_gateway, servers)
+    answers = [broken, well] if home == "a" else [well, broken]
+    gateway = await pool(start_gateway, await servers(*answers))
+    tasks = await burst(gateway, 8)
+    broken.go.set()
+    replies = await asyncio.gather(*tasks)
+    assert {reply.status for reply in replies} == {200}
+    assert broken.calls == 3
+
+
+async def home_of_burst(start_gateway: StartGateway, servers: StartServers) -> str:
+    """Return where the prompts of a burst go, of two of which nothing is known."""
+    gateway = await pool(start_gateway, await servers(cached(0), cached(0)))
+    asked = await turns(gateway, {"role": "user", "content": "Question 0?"})
+    return asked.headers["X-Refrain-Upstream"]
+
+
+async def test_what_is_urgent_does_not_wait_for_what_is_not(
+    start_gateway: StartGateway, servers: StartServers, tmp_path: Path
+):
+    held = Held()
+    (policy := tmp_path / "policy.yaml").write_text(BATCH)
+    started = await servers(held)
+    listed = [{"name": "a", "url": f"{started[0].url}/v1", "probe": "off"}]
+    gateway = await start_gateway(upstream=(), upstreams=listed, policy=policy)
+    body = {"role": "system", "content": SYSTEM}
+    tasks = []
+    for number, app in enumerate(("batch", "desk", "batch")):
+        question = {"role": "user", "content": f"Question {number}?"}
+        asked = gateway.ask(messages=[body, question], headers={"x-app": app})
+        tasks.append(asyncio.create_task(asked))
+
+        async def begun(count: int = number + 1) -> bool:
+            return await figure(gateway, "refrain_upstream_in_flight{") == count
+
+        await until(begun)
+    await until(lambda: called(started[0], 2))
+    held.go.set()
+    await asyncio.gather(*tasks)
+
+
+async def called(server: ScriptedUpstream, times: int) -> bool:
+    return server.calls == times
+
+
+async def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind(
+    start_gateway: StartGateway, servers: StartServers
+):
+    held = Held()
+    gateway = await pool(start_gateway, await servers(held))
+    tasks = await burst(gateway, 3)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def none_left() -> bool:
+        return await figure(gateway, "refrain_upstream_in_flight{") == 0
+
+    await until(none_left)
+    held.go.set()
+    assert (await turns(gateway, TURN)).status == 200
+
+
+async def test_nobody_waits_where_the_upstream_shares_prefill(
+    start_gateway: StartGateway, servers: StartServers
+):
+    held = Held()
+    started = await servers(held)
+    gateway = await pool(start_gateway, started, shares_prefill=True)
+    tasks = await burst(gateway, 3)
+
+    async def all_there() -> bool:
+        return await figure(gateway, "refrain_upstream_in_flight{") == started[0].calls == 3
+
+    await until(all_there)
+    held.go.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_by_load_alone_a_conversation_means_nothing(
+    start_gateway: StartGateway, servers: StartServers
+):
+    started = await servers(cached(0), cached(0))
+    gateway = await pool(start_gateway, started, routing="load")
+    await turns(gateway, TURN)
+    await turns(gateway, TURN, TURN)
+    assert [one.calls for one in started] == [2, 0]
+    label = 'refrain_upstream_requests_total{route="balance",upstream="a"}'
+    assert await figure(gateway, label) == 2

@@ -1,0 +1,140 @@
+"""Prompts as chains of digests: what begins alike has the same first blocks."""
+
+import pytest
+
+from gateway.protocol.endpoint import Endpoint
+from gateway.upstream.routing.prefix_chain import (
+    BLOCK_BYTES,
+    MOST_BLOCKS,
+    MOST_BYTES,
+    PromptChains,
+    cut,
+    prefix_blocks,
+)
+
+SYSTEM = {"role": "system", "content": "You are a careful clerk. " * 100}
+TOOLS = [{"type": "function", "function": {"name": f"tool_{n}"}} for n in range(40)]
+
+
+def chat(*turns: str, **fields: object) -> tuple[int, ...]:
+    messages = [SYSTEM, *({"role": "user", "content": turn} for turn in turns)]
+    return prefix_blocks(Endpoint.CHAT, {"model": "m", "messages": messages, **fields})
+
+
+def common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    alike = [a == b for a, b in zip(one, other, strict=False)]
+    return alike.index(False) if False in alike else len(alike)
+
+
+def test_a_conversation_that_goes_on_begins_with_the_chain_of_the_turn_before() -> None:
+    before, after = chat("word " * 1000), chat("word " * 1000, "and then? " * 200)
+    assert len(after) > len(before)
+    assert after[: len(before)] == before
+
+
+def test_prompts_have_as_many_digests_in_common_as_full_blocks() -> None:
+    one, other = chat("a" * 5000), chat("b" * 5000)
+    assert common(one, other) == len(SYSTEM["content"]) // BLOCK_BYTES
+    assert not set(one[common(one, other) :]) & set(other)
+
+
+def test_tools_come_before_the_messages_though_the_body_has_them_last() -> None:
+    with_tools = chat("hello", tools=TOOLS)
+    assert common(with_tools, chat("hello", tools=[*TOOLS[:-1], {"type": "other"}])) > 2
+    assert common(with_tools, chat("hello")) == 0
+    body = {
+        "tools": TOOLS,
+        "model": "m",
+        "messages": [SYSTEM, {"role": "user", "content": "hello"}],
+    }
+    assert prefix_blocks(Endpoint.CHAT, body) == with_tools
+
+
+@pytest.mark.parametrize("field", ["model", "cache_salt"])
+def test_another_model_or_salt_has_nothing_in_common(field: str) -> None:
+    assert not set(chat("hello")) & set(chat("hello", **{field: "other"}))
+
+
+def test_a_salt_and_a_model_are_not_taken_for_one_another() -> None:
+    assert chat("x", model="bc", cache_salt="a") != chat("x", model="c", cache_salt="ab")
+
+
+def test_what_does_not_shape_the_prompt_changes_no_digest() -> None:
+    assert chat("hello", stream=True, temperature=1.0, max_tokens=3) == chat("hello")
+
+
+def test_responses_and_completions_have_chains_too() -> None:
+    text = "once upon a time " * 200
+    turns = [{"role": "user", "content": text}]
+    for endpoint, body in (
+        (Endpoint.COMPLETIONS, {"prompt": text}),
+        (Endpoint.COMPLETIONS, {"prompt": list(range(1000))}),
+        (Endpoint.RESPONSES, {"instructions": text, "input": "hello"}),
+        (Endpoint.RESPONSES, {"input": turns}),
+    ):
+        assert prefix_blocks(endpoint, body)
+
+
+def test_a_longer_text_begins_with_the_chain_of_a_shorter_one() -> None:
+    short = prefix_blocks(Endpoint.COMPLETIONS, {"prompt": "x" * 2000})
+    long = prefix_blocks(Endpoint.COMPLETIONS, {"prompt": "x" * 2600})
+    assert (len(short), len(long)) == (3, 5)
+    assert long[:3] == short
+
+
+def test_short_prompts_and_embeddings_have_no_chain() -> None:
+    assert prefix_blocks(Endpoint.COMPLETIONS, {"prompt": "x" * 500}) == ()
+    assert prefix_blocks(Endpoint.EMBEDDINGS, {"input": "x" * 5000}) == ()
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["\ud800" * 2000, [2**70] * 200, "é" * 2000, [{"type": "text", "text": "x" * 2000}]],
+    ids=["half of a pair", "large numbers", "not ASCII", "parts"],
+)
+def test_odd_content_is_printed_all_the_same(content: object) -> None:
+    body = {"messages": [{"role": "user", "content": content}]}
+    assert len(prefix_blocks(Endpoint.CHAT, body)) > 2
+
+
+def test_what_is_nested_too_deeply_has_no_chain() -> None:
+    nested: list[object] = []
+    for _ in range(100_000):
+        nested = [nested]
+    assert prefix_blocks(Endpoint.CHAT, {"messages": nested}) == ()
+
+
+def test_a_chain_is_bounded() -> None:
+    chain = prefix_blocks(Endpoint.COMPLETIONS, {"prompt": "x" * (2 * MOST_BLOCKS * BLOCK_BYTES)})
+    assert len(chain) == MOST_BLOCKS
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "x" * 3 * MOST_BYTES,
+        "é" * MOST_BYTES,
+        [{"type": "image_url", "image_url": {"url": "data:" + "A" * 3 * MOST_BYTES}}],
+        [{"type": "text", "text": "word"}] * 60_000,
+        list(range(400_000)),
+    ],
+    ids=["text", "not ASCII", "image", "parts", "numbers"],
+)
+def test_of_a_huge_prompt_only_the_beginning_is_printed_and_the_chain_is_the_same(content: object):
+    body = {
+        "model": "m",
+        "tools": TOOLS,
+        "messages": [SYSTEM, {"role": "user", "content": content}],
+    }
+    chain = PromptChains(shared=True).of(Endpoint.CHAT, body, {}, 3 * MOST_BYTES)
+    assert chain == prefix_blocks(Endpoint.CHAT, body)
+    assert len(chain) == MOST_BLOCKS
+    assert len(str(cut(body, ("tools", "messages")))) < 8 * MOST_BYTES
+
+
+def test_credentials_that_are_passed_on_keep_chains_apart():
+    body = {"messages": [SYSTEM]}
+    one, other = {"authorization": "Bearer one"}, {"authorization": "Bearer other"}
+    apart, together = PromptChains(shared=False), PromptChains(shared=True)
+    assert apart.of(Endpoint.CHAT, body, one, 0) != apart.of(Endpoint.CHAT, body, other, 0)
+    assert together.of(Endpoint.CHAT, body, one, 0) == together.of(Endpoint.CHAT, body, other, 0)

@@ -1,0 +1,85 @@
+"""Compressed replies are inflated to their very end, a little at a time."""
+
+import asyncio
+import gzip
+import zlib
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from gateway.upstream.http.client import PIECE, CodingError, coding_of, inflated
+
+TEXT = b"".join(b"event %d\n" % number for number in range(60))
+
+
+async def cut(data: bytes, size: int) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+async def read(data: bytes, coding: str, size: int) -> bytes:
+    return b"".join([piece async for piece in inflated(cut(data, size), coding)])
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+@pytest.mark.parametrize(
+    ("coding", "packed"),
+    [
+        ("gzip", gzip.compress(TEXT)),
+        ("gzip", gzip.compress(TEXT[:100]) + gzip.compress(TEXT[100:])),
+        ("deflate", zlib.compress(TEXT)),
+        ("deflate", zlib.compress(TEXT)[2:-4]),
+    ],
+    ids=["gzip", "two members", "zlib", "bare"],
+)
+async def test_however_it_is_cut_it_is_the_same(coding: str, packed: bytes, size: int):
+    assert await read(packed, coding, size) == TEXT
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zlib.compress])
+async def test_a_body_of_whole_pieces_ends_with_the_last(pack: Callable[[bytes], bytes]):
+    for size in (PIECE, 2 * PIECE):
+        packed = pack(bytes(size))
+        assert await read(packed, "gzip" if pack is gzip.compress else "deflate", 2**20) == bytes(
+            size
+        )
+
+
+async def test_wherever_it_ends_too_early_that_is_found():
+    packed = gzip.compress(TEXT)
+    for end in range(1, len(packed)):
+        with pytest.raises(CodingError):
+            await read(packed[:end], "gzip", 50)
+    assert await read(b"", "gzip", 50) == b""
+
+
+async def test_a_bomb_is_inflated_no_further_than_it_is_read_and_others_come_between():
+    packed = gzip.compress(bytes(2**22))
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(others())
+    body = inflated(cut(packed, 2**20), "gzip")
+    pieces = [await anext(body) for _ in range(10)]
+    counting.cancel()
+    assert {len(piece) for piece in pieces} == {PIECE}
+    assert turns >= 9
+
+
+@pytest.mark.parametrize(
+    ("written", "coding"),
+    [("", ""), ("identity", ""), ("GZip", "gzip"), (" x-gzip ", "x-gzip"), (",deflate", "deflate")],
+)
+def test_a_coding_by_its_name(written: str, coding: str):
+    assert coding_of(written) == coding
+
+
+@pytest.mark.parametrize("written", ["br", "zstd", "gzip, gzip", "gzip, br", "nonsense"])
+def test_a_coding_that_was_not_asked_for_and_is_not_known(written: str):
+    with pytest.raises(CodingError, match=written.partition(",")[0]):
+        coding_of(written)
