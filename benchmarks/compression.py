@@ -32,8 +32,8 @@ from gateway.prompts.compress.passages import passages_of
 from gateway.prompts.compress.plan import begin
 from gateway.prompts.compress.readable import readable
 from gateway.protocol.endpoint import Endpoint
-from gateway.protocol.prompt_size import BYTES_A_TOKEN
-from policies.decide import CompressSettings, DocumentSettings
+from gateway.protocol.tokens import BYTES_A_TOKEN
+from policies.decision import CompressSettings, DocumentSettings
 
 DATA = Path(os.environ.get("REFRAIN_DATA", Path(__file__).parents[1].parent / "shared" / "data"))
 AIM = 0.98

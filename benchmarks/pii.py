@@ -28,7 +28,7 @@ import pii_values
 import re2
 from pii_values import Maker
 
-from policies.pii import PiiScanner
+from policies.pii.scan import PiiScanner
 
 KINDS = ("email", "card", "iban", "ssn", "phone", "ip", "secret")
 LABELS = {

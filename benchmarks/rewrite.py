@@ -23,7 +23,7 @@ from gateway.cache.canonical import parse_body
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.prompts.rewrite.tools import KnownTools
 from gateway.protocol.endpoint import Endpoint
-from policies.decide import DocumentSettings, PrefixSettings, SchemaKeys, VolatileKind
+from policies.decision import DocumentSettings, PrefixSettings, SchemaKeys, VolatileKind
 
 TOOLS = 40
 BODY_BYTES = 20_000

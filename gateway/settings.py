@@ -27,9 +27,14 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.upstream.request import Addition
-from policies.document import Document, key_path, policy_text, read_document
-from policies.problems import PolicyError
+from gateway.protocol.messages import Addition
+from policies.format.yaml_document import (
+    Document,
+    PolicyError,
+    key_path,
+    policy_text,
+    read_document,
+)
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(i?)(b?)", re.IGNORECASE | re.ASCII)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from policies.document import policy_text
-from policies.parse import PolicyError, parse_policy
-from policies.schema import json_schema
+from policies.format.load import PolicyError, parse_policy
+from policies.format.schema import json_schema
+from policies.format.yaml_document import policy_text
 
 _INVALID = 2
 

@@ -7,16 +7,22 @@ that depends on it makes the decision unknown (Kleene's three values: None is un
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from policies.conditions import conditions
-from policies.decide import Decision, Policy, RequestFacts, Rule, Test
-from policies.fields import ANONYMOUS
-from policies.schema import ContentSpec, MatchSpec, PolicySpec, TenantSpec
+from policies.decision import Decision
+from policies.policy import (
+    ANONYMOUS,
+    Condition,
+    Policy,
+    RequestFacts,
+    Tenant,
+    Test,
+    condition,
+)
 
 
 class Kind(Enum):
@@ -27,6 +33,9 @@ class Kind(Enum):
     TENANT = "tenant"
     HEADER = "header"
     CONTENT = "content"
+
+
+_NOT_PLAIN = frozenset(kind.value for kind in Kind if kind is not Kind.PLAIN)
 
 
 @dataclass(frozen=True)
@@ -103,76 +112,29 @@ class RecordedPolicy:
         return found
 
 
-def recorded_policy(spec: PolicySpec, policy: Policy) -> RecordedPolicy:
-    """Return the policy in a form that decides on records; ``policy`` is ``spec`` compiled."""
+def recorded_policy(policy: Policy) -> RecordedPolicy:
+    """Return the policy in a form that decides on records."""
     rules = tuple(
-        (tuple(_joined(rule.match, spec.tenants, compiled)), compiled.decision)
-        for rule, compiled in zip(spec.rules, policy.rules, strict=True)
+        (tuple(_clause(each, policy.tenants) for each in rule.conditions), rule.decision)
+        for rule in policy.rules
     )
     return RecordedPolicy(rules, policy.default)
 
 
-def _joined(match: MatchSpec, tenants: Mapping[str, TenantSpec], rule: Rule) -> Iterator[Clause]:
-    tests = {condition.key: condition.holds for condition in rule.conditions}
-    for key, atoms in _clauses(match, tenants):
-        yield Clause(atoms, tests[key])
+def _clause(met: Condition, tenants: Mapping[str, Tenant]) -> Clause:
+    return Clause(tuple(_atom(met.key, value, tenants) for value in met.wanted), met.holds)
 
 
-def _clauses(
-    match: MatchSpec, tenants: Mapping[str, TenantSpec]
-) -> Iterator[tuple[str, tuple[Atom, ...]]]:
-    if match.endpoint is not None:
-        yield "endpoint", _clause(Kind.PLAIN, "endpoint", match.endpoint, tenants)
-    if match.model is not None:
-        yield "model", _clause(Kind.PLAIN, "model", match.model, tenants)
-    if match.tenant is not None:
-        yield "tenant", tuple(_tenant(name, tenants) for name in match.tenant)
-    for header, globs in (match.header or {}).items():
-        atoms = (
-            _atom(Kind.HEADER, [header, glob], MatchSpec(header={header: [glob]}), tenants)
-            for glob in globs
-        )
-        yield f"header.{header}", tuple(atoms)
-    if match.content is not None:
-        for field in ContentSpec.model_fields:
-            values = getattr(match.content, field)
-            if values is not None:
-                atoms = (
-                    _atom(
-                        Kind.CONTENT,
-                        [field, value],
-                        MatchSpec(content=ContentSpec.model_validate({field: [value]})),
-                        tenants,
-                    )
-                    for value in values
-                )
-                yield f"content.{field}", tuple(atoms)
-
-
-def _clause(
-    kind: Kind, field: str, values: Sequence[str], tenants: Mapping[str, TenantSpec]
-) -> tuple[Atom, ...]:
-    return tuple(
-        _atom(kind, [field, value], MatchSpec.model_validate({field: [value]}), tenants)
-        for value in values
-    )
-
-
-def _tenant(name: str, tenants: Mapping[str, TenantSpec]) -> Atom:
-    # By what the tenant is, not by its name: the same name may mean another one tomorrow.
-    meaning = None if name == ANONYMOUS else tenants[name].model_dump(mode="json")
-    return _atom(Kind.TENANT, ["tenant", meaning], MatchSpec(tenant=[name]), tenants)
-
-
-def _atom(kind: Kind, meaning: Any, match: MatchSpec, tenants: Mapping[str, TenantSpec]) -> Atom:
+def _atom(key: str, value: str, tenants: Mapping[str, Tenant]) -> Atom:
+    group, _, name = key.partition(".")
+    meaning: list[Any] = [name or group, value]
+    if group == "tenant":
+        # By what the tenant is, not by its name: the same name may mean another one tomorrow.
+        meaning = [group, None if value == ANONYMOUS else asdict(tenants[value])]
     written = json.dumps(meaning, sort_keys=True, ensure_ascii=False)
     digest = hashlib.sha256(written.encode("utf-8", "replace")).hexdigest()[:16]
-
-    def make() -> Test:
-        (condition,) = conditions(match, tenants)
-        return condition.holds
-
-    return Atom(digest, kind, make)
+    kind = Kind(group) if group in _NOT_PLAIN else Kind.PLAIN
+    return Atom(digest, kind, lambda: condition(key, [value], tenants).holds)
 
 
 def _any(held: Iterator[bool | None]) -> bool | None:

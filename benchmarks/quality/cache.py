@@ -1,45 +1,51 @@
-"""A gateway's cache in this process: plans, store, index and lookup machine are the gateway's own.
+"""A gateway's cache in this process: plans, store, index and pipeline are the gateway's own.
 
 What is left out is what stands around them: sockets, processes, the PII scan. Each realm is a
 tenant of its own, as the gateway tells tenants apart.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
+from math import inf
+
+import orjson
 
 from embeddings.encoder import Vector
 from embeddings.index_faiss import FaissIndex
 from gateway.app import default_policy
-from gateway.cache.entry import Entry
-from gateway.cache.key import Tenant
-from gateway.cache.lookup import start
-from gateway.cache.outcomes import Hit
+from gateway.cache.key import identify
+from gateway.cache.outcomes import Forward, Hit
 from gateway.cache.plan import Plan, plan_request
+from gateway.cache.ports import ActivePolicy
 from gateway.cache.stores.memory import MemoryStore
+from gateway.cli.policy import pipeline_to_explain
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.messages import Inbound
 from gateway.protocol.reasons import Reason
 from gateway.semantic.ports import Candidate, SemanticUnavailableError, Verifier
-from gateway.semantic.verification import Verification
-from gateway.server.admin.explained_lookup import Drive
-from policies.decide import Decision, PiiAction, RequestFacts
+from gateway.server.policy_file import PolicyFile
+from gateway.server.request import Trace, Verdict
+from policies.decision import Decision, PiiAction
 from policies.freshness import parse_directives
-from policies.parse import compile_policy, parse_spec
 from quality.outcomes import Outcome, Try
 from quality.trial import Request, Trial
 
 STORED_AT = 1_800_000_000.0
 _SECRET = bytes(32)
+_UPSTREAM = "http://127.0.0.1/v1"
 _BYTES = 2**30
 
 
 @cache
+def policy() -> ActivePolicy:
+    """Return the default policy."""
+    return PolicyFile(default_policy()).active
+
+
 def default_decision() -> Decision:
     """Return what the default policy decides, but for the PII scan: that is not measured here."""
-    file = default_policy()
-    policy = compile_policy(parse_spec(file.read_text(encoding="utf-8"), str(file)), str(file))
-    facts = RequestFacts(Endpoint.CHAT.value, "evaluated", {}, None, None, None, None, None)
-    return replace(policy.decide(facts), pii=PiiAction.ALLOW)
+    return replace(policy().policy.default, pii=PiiAction.ALLOW)
 
 
 def plan_of(request: Request, decision: Decision) -> Plan:
@@ -47,12 +53,12 @@ def plan_of(request: Request, decision: Decision) -> Plan:
     plan = plan_request(
         request.body,
         endpoint=Endpoint.CHAT,
-        upstream="http://127.0.0.1/v1",
+        upstream=_UPSTREAM,
         query="",
-        tenant=Tenant(str(request.realm).encode(), None, None, None),
+        tenant=identify({}, str(request.realm)),
         secret=_SECRET,
         decision=decision,
-        pii_identity="",
+        pii_identity=policy().pii_identities[decision.pii],
         directives=parse_directives(None),
     )
     if isinstance(plan, Reason):
@@ -96,31 +102,11 @@ class Index:
             self._index.remove(key)
 
 
-@dataclass(slots=True)
-class Watched:
-    """Store and verifier of one lookup, which note the candidates that came to be verified."""
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """See the port ``PolicySource``: a policy without rules, whose default decides on all."""
 
-    store: MemoryStore
-    verifier: Verifier
-    tries: list[Try] = field(default_factory=list)
-    _fetched: Entry | None = None
-
-    async def get(self, key: bytes) -> Entry | None:
-        """See the port ``Store``."""
-        self._fetched = await self.store.get(key)
-        return self._fetched
-
-    async def verify(self, asked: str, stored: str, similarity: float) -> Verification:
-        """See the port ``Verifier``."""
-        verification = await self.verifier.verify(asked, stored, similarity)
-        entry = self._fetched
-        assert entry is not None
-        self.tries.append(Try(stored, entry.result.decode(), similarity, verification))
-        return verification
-
-    def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
-        """See the port ``Verifier``."""
-        return self.verifier.threshold(max_wrong_hits, verifier)
+    active: ActivePolicy
 
 
 @dataclass(slots=True)
@@ -133,15 +119,29 @@ class Cache:
 
     async def ask(self, request: Request, decision: Decision, verifier: Verifier) -> Outcome:
         """Return what the gateway would do with a request; nothing is changed."""
-        plan = plan_of(request, decision)
-        watched = Watched(self.store, verifier)
-        drive = Drive(watched, self.index, watched, (), lambda: STORED_AT, "")
-        end = await drive.run(start(plan))
-        tries = tuple(watched.tries)
+        active = policy()
+        policies = Policies(replace(active, policy=replace(active.policy, default=decision)))
+        pipeline = pipeline_to_explain(
+            policies,
+            self.store,
+            _SECRET,
+            _UPSTREAM,
+            semantic=self.index,
+            verifier=verifier,
+            now=lambda: STORED_AT,
+        )
+        raw, trace = orjson.dumps(request.body), Trace()
+        inbound = Inbound(Endpoint.CHAT.value, {}, (), raw, str(request.realm))
+        end = await replace(pipeline, semantic_seconds=inf).explain(Endpoint.CHAT, inbound, trace)
+        tries = tuple(
+            Try(state.stored, state.hit.entry.result.decode(), state.pair[2], came.verification)
+            for (state, came) in trace.lookups[0]
+            if isinstance(came, Verdict)
+        )
         if isinstance(end, Hit):
             reason = end.status.reason.value
             return Outcome(request, end.entry.result.decode(), reason, tries)
-        ineligible = plan.sought.ineligible
+        ineligible = end.ineligible if isinstance(end, Forward) else None
         return Outcome(request, None, "miss" if ineligible is None else ineligible.value, tries)
 
 

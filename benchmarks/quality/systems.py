@@ -12,8 +12,8 @@ from gateway.semantic.calibrations import Calibrations
 from gateway.semantic.ports import Verifier
 from gateway.semantic.verification import Verification
 from gateway.semantic.verifier import CalibratedVerifier
-from policies.decide import Decision
-from policies.rule_settings import DEFAULT_MAX_WRONG_HITS
+from policies.decision import Decision
+from policies.format.settings.rule import DEFAULT_MAX_WRONG_HITS
 from quality.kept import Kept
 from quality.remembered import Remembered
 from quality.scores import Scores

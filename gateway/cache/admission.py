@@ -10,7 +10,7 @@ from gateway.protocol.embeddings import declined_embedding
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.reasons import Reason
 from gateway.protocol.responses import declined_response
-from policies.decide import CLEAN_FINISH_REASONS
+from policies.decision import CLEAN_FINISH_REASONS
 
 _CUT_OFF = {"length": Reason.TRUNCATED, "content_filter": Reason.FILTERED}
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 
 from gateway.cache.entry import KEY_VERSION
-from gateway.protocol.credentials import bearer
 from gateway.protocol.endpoint import Endpoint
-from policies.decide import CompressSettings, DocumentSettings, Scope
+from gateway.protocol.headers import bearer
+from policies.decision import CompressSettings, DocumentSettings, Scope
 
 _TENANTS_AT_A_TIME = 1024
 """What is worked out for a tenant is kept for the next request: the same few ask all the time.

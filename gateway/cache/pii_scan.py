@@ -9,8 +9,7 @@ from functools import partial
 
 from gateway.cache.ports import Scanner
 from gateway.cache.single_flight import Together
-from policies.detectors.disguises import may_be_disguised
-from policies.detectors.normal import normalise
+from policies.pii.readings import may_be_disguised, normalise
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from gateway.protocol.fields import bypass_reason
 from gateway.protocol.reasons import Reason
 from gateway.protocol.responses import caller_key
 from gateway.semantic.eligibility.rules import NOT_SOUGHT, Sought, sought
-from policies.decide import Decision, PiiAction, Scope
+from policies.decision import Decision, PiiAction, Scope
 from policies.freshness import NO_GRACE, Directives, Freshness, Grace, freshness, jittered
 
 

@@ -6,7 +6,8 @@ from typing import Any, Protocol
 
 from gateway.cache.entry import Entry
 from gateway.cache.plan import Plan
-from policies.decide import Decision, PiiAction, Policy
+from policies.decision import Decision, PiiAction
+from policies.policy import Policy
 from policies.recorded import RecordedPolicy
 
 
@@ -50,8 +51,11 @@ class Page:
 class Store(Protocol):
     """Where entries live. All waits are bounded; every failure is a StoreError."""
 
-    async def get(self, key: bytes) -> Entry | None:
-        """Return the whole entry, or None. May return a stale entry; never a damaged one."""
+    async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
+        """Return the whole entry, or None. May return a stale entry; never a damaged one.
+
+        With ``touch`` it counts as a use of the entry, which keeps it from eviction.
+        """
         ...
 
     async def put(self, entry: Entry) -> None:

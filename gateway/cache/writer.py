@@ -21,7 +21,7 @@ from gateway.protocol.conversation import answer_text
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.reasons import Reason
 from gateway.protocol.responses import unnamed
-from gateway.protocol.usage import tokens_used
+from gateway.protocol.tokens import tokens_used
 from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError
 
 log = logging.getLogger(__name__)

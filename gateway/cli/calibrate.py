@@ -33,7 +33,7 @@ from gateway.semantic.calibrations import OWN_FILE, Calibrations
 from gateway.semantic.embeddings_service import SemanticService
 from gateway.semantic.ports import SemanticUnavailableError
 from gateway.semantic.verifier import OF_THE_TEXT, CalibratedVerifier
-from policies.wording import percent_text
+from policies.format.values import percent_text
 
 
 class LineError(ValueError):

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic_core import PydanticCustomError
 
 from gateway.cli.terminal import RECORDED_LOG, add_recorded_log, gateway_url, number_from
-from policies.fields import percent
+from policies.format.values import PERCENT
 
 _VALIDATE = """\
 Ask the upstream recorded requests whole, whole again, and compressed as their rule says, all at
@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _share(text: str) -> float:
     try:
-        return percent(text)
+        return float(PERCENT.read(text))
     except PydanticCustomError as error:
         raise argparse.ArgumentTypeError(f"expected {error.message()}") from None
 

@@ -32,10 +32,11 @@ from gateway.server.secrets import SecretSettingError, secret_setting
 from gateway.upstream.http.client import HttpUpstream
 from gateway.upstream.ports import Upstream
 from gateway.upstream.request import Outgoing
-from policies.decide import Decision, Policy, RequestFacts
-from policies.document import policy_text
-from policies.parse import PolicyError, parse_policy
-from policies.wording import percent_text
+from policies.decision import Decision
+from policies.format.load import PolicyError, parse_policy
+from policies.format.values import percent_text
+from policies.format.yaml_document import policy_text
+from policies.policy import Policy, RequestFacts
 
 _AT_A_TIME = 4
 _COMPRESS_SECONDS = 30.0

@@ -1,9 +1,10 @@
 """An explanation for a terminal: what a person wants to know first stands first."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-_BOLD, _DIM, _RED, _GREEN, _YELLOW = "1", "2", "31", "32", "33"
 _WIDTH = 17
 _LONGEST = 40
 _WIDEST = 24
@@ -11,15 +12,6 @@ _LONGEST_CHANGE = 480
 _SHOWN = 4
 """Values of a condition that are written out."""
 
-_OUTCOMES = {
-    "hit": (_GREEN, "HIT"),
-    "miss": (_YELLOW, "MISS"),
-    "bypass": (_YELLOW, "BYPASS"),
-    "refused": (_RED, "REFUSED"),
-    "invalid": (_RED, "INVALID"),
-    "lookup": (_GREEN, "LOOKED UP"),
-    "unknown": (_RED, "UNKNOWN"),
-}
 _HOW = {
     "differs": "differs",
     "only asked": "only in this request",
@@ -49,6 +41,12 @@ _REASONS = {
     "no-cache": "the request says Cache-Control: no-cache",
     "freshness": "the request's Cache-Control refuses the entry's age",
 }
+_COLOURS = (
+    (r"^\S.*", "1"),
+    (r"^  (?![✓✗ ]).{17}", "2"),
+    (r"✓|^ {20}\+ .*", "32"),
+    (r"✗|^ {20}- .*", "31"),
+)
 
 
 def explanation_text(told: dict[str, Any], *, colour: bool) -> str:
@@ -57,18 +55,14 @@ def explanation_text(told: dict[str, Any], *, colour: bool) -> str:
     Names come from requests: what a terminal would obey is left out.
     """
     told = _printable(told)
-    paint = _Paint(colour)
-    sections = [
-        _head(told, paint),
-        _rules(told, paint),
-        _settings(told, paint),
-        _content(told, paint),
-        _rewritten(told, paint),
-        _hinted(told, paint),
-        _lookup(told, paint),
-        _nearest(told, paint),
-    ]
-    return "\n\n".join("\n".join(lines) for lines in map(list, sections) if lines) + "\n"
+    sections = [list(_head(told))]
+    for name, title, rows in _SECTIONS:
+        if name in told:
+            sections.append([title.format_map(told), *rows(told)])
+    text = "\n\n".join(map("\n".join, sections)) + "\n"
+    for pattern, code in _COLOURS if colour else ():
+        text = re.sub(pattern, f"\x1b[{code}m\\g<0>\x1b[0m", text, flags=re.MULTILINE)
+    return text
 
 
 def _printable(value: Any) -> Any:
@@ -83,51 +77,41 @@ def _printable(value: Any) -> Any:
             return value
 
 
-class _Paint:
-    def __init__(self, colour: bool) -> None:
-        self._colour = colour
-
-    def __call__(self, code: str, text: str) -> str:
-        return f"\x1b[{code}m{text}\x1b[0m" if self._colour else text
-
-    def row(self, name: str, text: str) -> str:
-        return f"  {self(_DIM, name.ljust(_WIDTH))} {text}"
+def _row(name: str, text: str) -> str:
+    return f"  {name:<{_WIDTH}} {text}"
 
 
-def _head(told: dict[str, Any], paint: _Paint) -> Iterator[str]:
-    outcome = told["outcome"]
-    code, word = _OUTCOMES[outcome["would"]]
-    yield f"{paint(_BOLD + ';' + code, word)}  {_why(told)}"
-    request = told["request"]
-    inferred = " (inferred)" if request["inferred"] else ""
-    line = request["endpoint"] + inferred
+def _head(told: dict[str, Any]) -> Iterator[str]:
+    request, outcome = told["request"], told["outcome"]
+    would = "looked up" if outcome["would"] == "lookup" else outcome["would"]
+    yield f"{would.upper()}  {_why(told)}"
+    line = request["endpoint"] + (" (inferred)" if request["inferred"] else "")
     if "model" in request:
         line += f", model {request['model']}, {request['tenant']}"
-    yield paint.row("request", line)
+    yield _row("request", line)
     if "policy" in told:
-        policy = told["policy"]
-        yield paint.row("policy", f"{policy['source']}, generation {policy['generation']}")
+        yield _row("policy", "{source}, generation {generation}".format_map(told["policy"]))
     if "cache_status" in outcome:
-        yield paint.row("Cache-Status", outcome["cache_status"])
+        yield _row("Cache-Status", outcome["cache_status"])
 
 
 def _why(told: dict[str, Any]) -> str:
     outcome = told["outcome"]
-    rule = told.get("decision", {}).get("rule")
+    reason = outcome.get("reason")
     match outcome["would"]:
         case "hit":
             entry = outcome["entry"]
-            by = "the same request" if outcome["reason"] == "exact" else "a question like it"
+            by = "the same request" if reason == "exact" else "a question like it"
             return f"answered from {by}, stored {_span(entry['age'])} ago by rule {entry['rule']}"
         case "miss":
-            reason = _REASONS.get(outcome["reason"] or "")
-            return "the upstream is asked: " + (reason or _why_missed(told))
+            return "the upstream is asked: " + (_REASONS.get(reason) or _why_missed(told))
         case "lookup":
+            rule = told["decision"]["rule"]
             return f"by rule {rule}; whether it would hit is for a store to say"
         case "invalid" | "unknown":
             return str(outcome["message"])
         case _:
-            return f"{outcome['reason']}: {_REASONS.get(outcome['reason'], 'see the reference')}"
+            return f"{reason}: {_REASONS.get(reason, 'see the reference')}"
 
 
 def _why_missed(told: dict[str, Any]) -> str:
@@ -142,43 +126,34 @@ def _why_missed(told: dict[str, Any]) -> str:
     return f"the nearest entry differs in {' and '.join(fields)}"
 
 
-def _rules(told: dict[str, Any], paint: _Paint) -> Iterator[str]:
-    if "rules" not in told:
-        return
-    yield paint(_BOLD, "Rules, in order")
+def _rules(told: dict[str, Any]) -> Iterator[str]:
     width = min(_WIDEST, max(len(each["rule"]) for each in told["rules"]))
     for each in told["rules"]:
-        name = each["rule"].ljust(width)
+        mark, name = "✗", each["rule"].ljust(width)
         if not each["failed"]:
-            yield f"  {paint(_GREEN, '✓')} {paint(_BOLD, name)}  decides"
-            continue
-        for index, failed in enumerate(each["failed"]):
-            mark = paint(_RED, "✗") if index == 0 else " "
-            yield f"  {mark} {name if index == 0 else ' ' * width}  {_failed(failed, paint)}"
+            yield f"  ✓ {name}  decides"
+        for failed in each["failed"]:
+            yield f"  {mark} {name}  {_failed(failed)}"
+            mark, name = " ", " " * width
 
 
-def _failed(failed: dict[str, Any], paint: _Paint) -> str:
+def _failed(failed: dict[str, Any]) -> str:
     key, wanted = failed["key"], failed["wanted"]
-    shown = ", ".join(_cut(value) for value in wanted[:_SHOWN])
+    shown = ", ".join(map(_cut, wanted[:_SHOWN]))
     if len(wanted) > _SHOWN:
         shown += f" and {len(wanted) - _SHOWN} more"
     if "got" in failed:
-        met = "absent" if failed["got"] is None else _cut(failed["got"])
-        return f"{paint(_DIM, key)} is {met}, not {shown}"
-    return f"{paint(_DIM, key)} {_CONTENT.get(key, 'does not hold')}: {shown}"
+        return f"{key} is {_cut(failed['got'] or 'absent')}, not {shown}"
+    return f"{key} {_CONTENT.get(key, 'does not hold')}: {shown}"
 
 
 def _cut(value: str) -> str:
     return value if len(value) <= _LONGEST else value[: _LONGEST - 1] + "…"
 
 
-def _settings(told: dict[str, Any], paint: _Paint) -> Iterator[str]:
-    if "decision" not in told:
-        return
-    decision = told["decision"]
-    yield paint(_BOLD, f"What rule {decision['rule']} decides")
-    for name, value in decision["settings"].items():
-        yield paint.row(name, _yaml(value))
+def _settings(told: dict[str, Any]) -> Iterator[str]:
+    for name, value in told["decision"]["settings"].items():
+        yield _row(name, _yaml(value))
 
 
 def _yaml(value: Any) -> str:
@@ -193,48 +168,33 @@ def _yaml(value: Any) -> str:
             return str(value)
 
 
-def _content(told: dict[str, Any], paint: _Paint) -> Iterator[str]:
-    if "pii" not in told:
-        return
-    yield paint(_BOLD, "What it holds")
-    yield paint.row("prompt", f"about {told['prompt_tokens']} tokens")
-    pii = told["pii"]
-    if not pii["scanned"]:
-        yield paint.row("personal data", "not scanned (pii: allow)")
-    elif not pii["findings"]:
-        yield paint.row("personal data", "none found")
-    for index, found in enumerate(pii["findings"]):
+def _content(told: dict[str, Any]) -> Iterator[str]:
+    yield _row("prompt", f"about {told['prompt_tokens']} tokens")
+    name, pii = "personal data", told["pii"]
+    if not pii["findings"]:
+        yield _row(name, "none found" if pii["scanned"] else "not scanned (pii: allow)")
+    for found in pii["findings"]:
         place = f", characters {found['start']} to {found['end']}" if found["end"] else ""
-        what = f"{paint(_YELLOW, found['kind'])} in {found['where']}{place}"
-        yield paint.row("" if index else "personal data", what)
+        yield _row(name, f"{found['kind']} in {found['where']}{place}")
+        name = ""
     semantic = told["semantic"]
-    can = "yes" if semantic["eligible"] else f"no, {semantic['reason']}: {semantic['why_not']}"
-    yield paint.row("by meaning", can)
+    can = "yes" if semantic["eligible"] else "no, {reason}: {why_not}".format_map(semantic)
+    yield _row("by meaning", can)
 
 
-def _rewritten(told: dict[str, Any], paint: _Paint) -> Iterator[str]:
-    if "rewrite" in told:
-        yield paint(_BOLD, "What would be rewritten on its way to the upstream")
-        yield from _changed("rules", told["rewrite"], paint)
-
-
-def _hinted(told: dict[str, Any], paint: _Paint) -> Iterator[str]:
-    if "hints" in told:
-        yield paint(_BOLD, "What the upstream would then be told of its stable prefix")
-        yield from _changed("hints", told["hints"], paint)
-
-
-def _changed(what: str, rewrite: dict[str, Any], paint: _Paint) -> Iterator[str]:
-    yield paint.row(what, ", ".join(rewrite["changes"]) or "none changes anything")
+def _changes(name: str, told: dict[str, Any]) -> Iterator[str]:
+    rewrite = told[name]
+    changes = ", ".join(rewrite["changes"]) or "none changes anything"
+    yield _row("rules" if name == "rewrite" else name, changes)
     for each in rewrite["declined"]:
-        yield paint.row(each["rewrite"], paint(_YELLOW, f"left as it is: {each['why']}"))
+        yield _row(each["rewrite"], f"left as it is: {each['why']}")
     for hunk in rewrite["diff"]:
-        yield paint.row(f"byte {hunk['at']}", f"{hunk['before']}{paint(_DIM, '…')}{hunk['behind']}")
-        for mark, code, text in (("-", _RED, hunk["went"]), ("+", _GREEN, hunk["came"])):
+        yield _row(f"byte {hunk['at']}", f"{hunk['before']}…{hunk['behind']}")
+        for mark, text in (("-", hunk["went"]), ("+", hunk["came"])):
             if text:
-                yield paint.row("", paint(code, f"{mark} {_shortened(text)}"))
+                yield _row("", f"{mark} {_shortened(text)}")
     if rewrite["more"]:
-        yield paint.row("", "and more")
+        yield _row("", "and more")
 
 
 def _shortened(text: str) -> str:
@@ -245,35 +205,28 @@ def _shortened(text: str) -> str:
     return f"{text[:head]} … {len(text) - head - tail:,} more characters … {text[-tail:]}"
 
 
-def _lookup(told: dict[str, Any], paint: _Paint) -> Iterator[str]:
-    if "lookup" not in told:
-        return
-    yield paint(_BOLD, "Lookup")
+def _lookup(told: dict[str, Any]) -> Iterator[str]:
     for step in told["lookup"]:
-        yield paint.row(step["step"], step["result"])
+        yield _row(step["step"], step["result"])
     if "items" in told:
-        items = told["items"]
-        yield paint.row("items", f"{items['stored']} of {items['asked']} are stored")
-    yield paint.row("key", told["identity"]["key"])
-    yield paint.row("scope", told["identity"]["scope"])
-    entry = told["outcome"].get("entry")
-    if entry is not None:
-        yield paint.row("entry", f"{entry['key']}\n{'':{_WIDTH + 3}}{_entry(entry)}")
+        yield _row("items", "{stored} of {asked} are stored".format_map(told["items"]))
+    yield _row("key", told["identity"]["key"])
+    yield _row("scope", told["identity"]["scope"])
+    if entry := told["outcome"].get("entry"):
+        yield _row("entry", entry["key"])
+        yield _row("", _entry(entry))
 
 
-def _nearest(told: dict[str, Any], paint: _Paint) -> Iterator[str]:
-    near = told.get("nearest")
-    if near is None:
-        return
-    yield paint(_BOLD, "Nearest entry of the same scope")
+def _nearest(told: dict[str, Any]) -> Iterator[str]:
+    near = told["nearest"]
     count = f"{near['of_this_scope']} of {near['entries']} entries are of this scope and endpoint"
     if near["entry"] is None:
-        yield paint.row("none", count)
+        yield _row("none", count)
         return
-    yield paint.row("entry", near["entry"]["key"])
-    yield paint.row("", f"{_entry(near['entry'])}; {count}")
+    yield _row("entry", near["entry"]["key"])
+    yield _row("", f"{_entry(near['entry'])}; {count}")
     for each in near["differences"]:
-        yield paint.row(each["field"], paint(_YELLOW, _HOW[each["how"]]))
+        yield _row(each["field"], _HOW[each["how"]])
 
 
 def _entry(entry: dict[str, Any]) -> str:
@@ -290,3 +243,15 @@ def _span(seconds: int) -> str:
         if count or parts:
             parts.append(f"{count}{unit}")
     return " ".join(parts[:2]) or "0s"
+
+
+_SECTIONS: tuple[tuple[str, str, Callable[[dict[str, Any]], Iterator[str]]], ...] = (
+    ("rules", "Rules, in order", _rules),
+    ("decision", "What rule {decision[rule]} decides", _settings),
+    ("pii", "What it holds", _content),
+    ("rewrite", "What would be rewritten on its way to the upstream", partial(_changes, "rewrite")),
+    ("hints", "What the upstream would be told of its stable prefix", partial(_changes, "hints")),
+    ("lookup", "Lookup", _lookup),
+    ("nearest", "Nearest entry of the same scope", _nearest),
+)
+"""Each member of an explanation that has a section: its title, and how it is written."""

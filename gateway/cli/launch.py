@@ -20,10 +20,9 @@ from gateway.cli.supervisor import STOP_SECONDS, Child, Supervisor
 from gateway.server.auth import KeyRingError, read_key_ring
 from gateway.server.open_upstreams import secrets_problem, warn_of_shared_credentials
 from gateway.settings import Settings, tls_files
-from gateway.upstream.instance import VARIABLE, instance
-from policies.document import policy_text
-from policies.parse import parse_policy
-from policies.problems import PolicyError
+from gateway.upstream.http.client import VARIABLE, instance
+from policies.format.load import parse_policy
+from policies.format.yaml_document import PolicyError, policy_text
 
 log = logging.getLogger(__name__)
 

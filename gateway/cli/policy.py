@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,22 @@ import orjson
 from aiohttp import ClientSession, ClientTimeout
 
 from gateway.app import default_policy
+from gateway.cache.pii_scan import Scans
 from gateway.cache.ports import PolicySource, Store, StoreError
+from gateway.cache.stores.memory import MemoryStore
+from gateway.cache.writer import Admitter
 from gateway.cli.explain_text import explanation_text
 from gateway.cli.gateway_client import CallError, Gateway
 from gateway.cli.terminal import gateway_url
-from gateway.protocol.endpoint import Endpoint
+from gateway.semantic.ports import SemanticIndex, Verifier
+from gateway.semantic.verification import Verification
 from gateway.server.admin.explain import Explainer
 from gateway.server.admin.explain_request import Inquiry, InquiryError, as_json, parse_inquiry
 from gateway.server.auth import Access, KeyRingError
 from gateway.server.open_store import open_store
+from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
+from gateway.server.prepare import Outbox
 from gateway.server.secrets import (
     SecretError,
     SecretSettingError,
@@ -36,9 +43,15 @@ from gateway.server.secrets import (
     shared_secret,
 )
 from gateway.settings import Settings, SettingsError, load_settings
+from gateway.upstream.coalescing.coalescer import Coalescer
+from gateway.upstream.ports import UpstreamReply
+from gateway.upstream.request import Outgoing
 from policies.cli import Commands
 from policies.cli import main as policy
-from policies.problems import PolicyError
+from policies.format.yaml_document import PolicyError
+
+_REPLY_SECONDS = 60.0
+_SAMPLE = 1000
 
 _EXPLAIN_EXAMPLES = """\
 REQUEST is the JSON of a request's body, or {"endpoint": ..., "headers": {...}, "body": {...}}, or a
@@ -90,63 +103,21 @@ def _add(commands: Commands) -> None:
     commands.add_parser("replay", help="tell what an edited policy would change, from a log")
 
 
+class _UsageError(Exception):
+    """The command cannot go on as it was called."""
+
+
 def _explain(options: argparse.Namespace) -> int:
-    from gateway.cli.policy import explain
-
-    return explain(
-        options.request,
-        policy=options.policy,
-        data_dir=options.data_dir,
-        config=options.config,
-        upstream=options.upstream,
-        gateway=options.gateway,
-        token=options.token,
-        as_json=options.json,
-    )
-
-
-_REPLY_SECONDS = 60.0
-_SAMPLE = 1000
-
-
-class _CommandError(Exception):
-    """The command cannot go on; ``code`` is its exit code."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-def explain(
-    request: str,
-    *,
-    policy: Path | None,
-    data_dir: Path | None,
-    config: Path | None,
-    upstream: str | None,
-    gateway: str | None,
-    token: str | None,
-    as_json: bool,
-) -> int:
     """Explain a request from a file or standard input; return the exit code."""
     try:
-        inquiry = _inquiry(request)
-        if gateway is not None:
-            _alone(policy, data_dir, config)
-            told = asyncio.run(_ask(gateway, token, inquiry))
-        else:
-            settings = _settings(data_dir, config, upstream)
-            policies = PolicyFile(policy or default_policy())
-            told = asyncio.run(_look(inquiry, policies, settings))
-    except _CommandError as error:
-        return _fail(str(error), error.code)
-    except (PolicyError, SettingsError, KeyRingError, SecretSettingError) as error:
+        told = asyncio.run(_explained(options))
+    except (_UsageError, PolicyError, SettingsError, KeyRingError, SecretSettingError) as error:
         return _fail(str(error), 2)
     except OSError as error:
-        return _fail(f"{error.filename or policy}: cannot be read: {error.strerror}", 2)
+        return _fail(f"{error.filename or options.policy}: cannot be read: {error.strerror}", 2)
     except (CallError, SecretError, StoreError) as error:
         return _fail(str(error), 1)
-    if as_json:
+    if options.json:
         sys.stdout.write(orjson.dumps(told, option=orjson.OPT_INDENT_2).decode() + "\n")
     else:
         colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
@@ -154,18 +125,89 @@ def explain(
     return 0
 
 
-def _alone(*others: Path | None) -> None:
-    if any(other is not None for other in others):
-        raise _CommandError("--gateway answers by its own policy, settings and store", 2)
-
-
-def _settings(data_dir: Path | None, config: Path | None, upstream: str | None) -> Settings | None:
-    """Return the settings of the gateway whose store is to be looked into, if one is."""
-    if data_dir is None and config is None:
-        return None
-    given = {"data_dir": data_dir, "upstream": upstream and (upstream,)}
+async def _explained(options: argparse.Namespace) -> dict[str, Any]:
+    inquiry = _inquiry(options.request)
+    if options.gateway is not None:
+        if any((options.policy, options.data_dir, options.config)):
+            raise _UsageError("--gateway answers by its own policy, settings and store")
+        return await _ask(options.gateway, options.token, inquiry)
+    policies = PolicyFile(options.policy or default_policy())
+    if options.data_dir is None and options.config is None:
+        pipeline = pipeline_to_explain(policies, MemoryStore(max_bytes=0), b"", "")
+        return await Explainer(pipeline, policy_only=True).explain(inquiry)
+    given = {"data_dir": options.data_dir, "upstream": options.upstream and (options.upstream,)}
     flags = {name: value for name, value in given.items() if value is not None}
-    return load_settings(flags, os.environ, config)
+    settings = load_settings(flags, os.environ, options.config)
+    opened, secret = _as_it_is(settings), _secret(settings)
+    store = open_store(opened, os.environ).store
+    try:
+        upstream = settings.upstream_identity or await _usual_upstream(store)
+        salts = settings.upstream_cache_salt
+        explainer = Explainer(
+            pipeline_to_explain(policies, store, secret, upstream, salts_caches=salts),
+            Access(settings.gateway_keys, settings.denied_keys).holder,
+            without_index="the running gateway has the index (--gateway URL)",
+        )
+        return await explainer.explain(inquiry)
+    finally:
+        await store.close()
+
+
+class Nobody:
+    """Stands for the upstream, verifier and quarantine of a pipeline that only explains."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def send(self, outgoing: Outgoing) -> AbstractAsyncContextManager[UpstreamReply]:
+        """See the port ``Upstream``: an explanation sends nothing."""
+        raise NotImplementedError
+
+    async def verify(self, asked: str, stored: str, similarity: float) -> Verification:
+        """See the port ``Verifier``."""
+        del asked, stored, similarity
+        return Verification(0.0, "no verifier")
+
+    def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
+        """See the port ``Verifier``."""
+        del max_wrong_hits, verifier
+        return None
+
+    def holds(self, key: bytes) -> bool:
+        """See the port ``Quarantine``."""
+        del key
+        return False
+
+    async def add(self, key: bytes) -> None:
+        """See the port ``Quarantine``: an explanation changes nothing."""
+        raise NotImplementedError
+
+
+def pipeline_to_explain(
+    policies: PolicySource,
+    store: Store,
+    secret: bytes,
+    upstream: str,
+    *,
+    salts_caches: bool = False,
+    semantic: SemanticIndex | None = None,
+    verifier: Verifier | None = None,
+    now: Callable[[], float] = time.time,
+) -> Pipeline:
+    """Return a pipeline that can only explain: of the upstream it has the name."""
+    nobody, scans = Nobody(upstream), Scans()
+    return Pipeline(
+        store=store,
+        semantic=semantic,
+        verifier=verifier or nobody,
+        policies=policies,
+        coalescer=Coalescer(nobody, Admitter(store, semantic, scans, now, nobody), 0),
+        scans=scans,
+        secret=secret,
+        outbox=Outbox(secret, salts_caches),
+        recorder=None,
+        now=now,
+    )
 
 
 def _inquiry(request: str) -> Inquiry:
@@ -174,7 +216,7 @@ def _inquiry(request: str) -> Inquiry:
     try:
         return parse_inquiry(raw)
     except InquiryError as error:
-        raise _CommandError(f"{source}: {error}", 2) from None
+        raise _UsageError(f"{source}: {error}") from None
 
 
 async def _ask(url: str, token: str | None, inquiry: Inquiry) -> dict[str, Any]:
@@ -184,48 +226,16 @@ async def _ask(url: str, token: str | None, inquiry: Inquiry) -> dict[str, Any]:
             return await Gateway(session, url, environment).admin("explain", as_json(inquiry))
         except TypeError:
             wide = "the request holds an integer of more than 64 bits, which is not sent"
-            raise _CommandError(wide, 2) from None
-
-
-async def _look(
-    inquiry: Inquiry, policies: PolicySource, settings: Settings | None
-) -> dict[str, Any]:
-    if settings is None:
-        explainer = Explainer(policies, None, None, None, b"", _named(""), time.time)
-        return await explainer.explain(inquiry)
-    opened = _as_it_is(settings)
-    secret = _secret(settings)
-    store = open_store(opened, os.environ).store
-    try:
-        name = settings.upstream_identity
-        explainer = Explainer(
-            policies,
-            store,
-            None,
-            None,
-            secret,
-            _named(name or await _usual_upstream(store)),
-            time.time,
-            salts_caches=settings.upstream_cache_salt,
-            holder=Access(settings.gateway_keys, settings.denied_keys).holder,
-            without_index="the running gateway has the index (--gateway URL)",
-        )
-        return await explainer.explain(inquiry)
-    finally:
-        await store.close()
-
-
-def _named(name: str) -> Callable[[Endpoint, str], str]:
-    return lambda _endpoint, _model: name
+            raise _UsageError(wide) from None
 
 
 def _as_it_is(settings: Settings) -> Settings:
     """Return settings that open the store without a tier of its own, where it is."""
     if settings.store == "memory":
         hint = "ask the running gateway with --gateway URL"
-        raise _CommandError(f"the entries are in the gateway's memory: {hint}", 2)
+        raise _UsageError(f"the entries are in the gateway's memory: {hint}")
     if settings.store == "disk" and not (settings.data_dir / "entries.sqlite3").exists():
-        raise _CommandError(f"{settings.data_dir}: there is no store here", 2)
+        raise _UsageError(f"{settings.data_dir}: there is no store here")
     return settings.model_copy(update={"memory_bytes": 0})
 
 
@@ -234,7 +244,7 @@ def _secret(settings: Settings) -> bytes:
     if given is not None:
         return given
     if not (settings.data_dir / "secret").exists():
-        raise _CommandError(f"{settings.data_dir}: there is no secret here", 2)
+        raise _UsageError(f"{settings.data_dir}: there is no secret here")
     return load_or_create_secret(settings.data_dir)
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from gateway.cli.prefix_trials import Setting
 from gateway.cli.prompt_layout import laid_out
 from gateway.cli.recorded_requests import Recorded
-from policies.decide import PrefixSettings, SchemaKeys, VolatileKind
-from policies.parse import parse_policy
+from policies.decision import PrefixSettings, SchemaKeys, VolatileKind
+from policies.format.load import parse_policy
 
 SCHEMA_KEYS = "schema_keys: on"
 TOOLS = "tools: sorted"

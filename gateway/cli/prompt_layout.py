@@ -15,7 +15,7 @@ import orjson
 
 from gateway.prompts.texts import BLOCK
 from gateway.protocol.endpoint import Endpoint
-from policies.hints import MARKS
+from policies.decision import MARKS
 
 INSTRUCTING = frozenset({"system", "developer"})
 """Roles whose words are the operator's."""

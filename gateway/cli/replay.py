@@ -21,9 +21,10 @@ from typing import Any
 import orjson
 
 from gateway.semantic.calibrations import known_calibrations
-from policies.decide import Decision, PiiAction, RequestFacts, Scope
-from policies.document import policy_text
-from policies.parse import PolicyError, compile_policy, parse_spec
+from policies.decision import Decision, PiiAction, Scope
+from policies.format.load import PolicyError, parse_policy
+from policies.format.yaml_document import policy_text
+from policies.policy import RequestFacts
 from policies.recorded import Recorded, RecordedPolicy, recorded_policy
 
 _ADMITTED_BY = {"truncated": "length", "filtered": "content_filter"}
@@ -335,8 +336,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _policy(file: Path) -> RecordedPolicy:
-    spec = parse_spec(policy_text(file.read_bytes(), str(file)), str(file))
-    return recorded_policy(spec, compile_policy(spec, str(file)))
+    return recorded_policy(parse_policy(policy_text(file.read_bytes(), str(file)), str(file)))
 
 
 def _records(file: Path) -> Iterator[Record | str]:

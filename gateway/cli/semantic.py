@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic_core import PydanticCustomError
 
 from gateway.cli.terminal import gateway_url
-from policies.fields import error_budget
+from policies.format.values import ERROR_BUDGET
 
 BUDGETS = ("0.1%", "0.5%", "1%", "2%", "5%")
 
@@ -145,7 +145,7 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 def _budget(text: str) -> float:
     try:
-        return error_budget(text)
+        return float(ERROR_BUDGET.read(text))
     except PydanticCustomError as error:
         raise argparse.ArgumentTypeError(f"expected {error.message()}, got {text!r}") from None
 

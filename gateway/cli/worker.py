@@ -25,7 +25,7 @@ from gateway.server.http.http_server import Runner
 from gateway.server.secrets import SecretError, SecretSettingError
 from gateway.settings import Settings
 from gateway.upstream.http.startup_check import UPSTREAMS, greet
-from policies.parse import PolicyError
+from policies.format.load import PolicyError
 
 LAST_WORDS_SECONDS = 0.5
 """For clients to take what they are told, and then for what has not ended by itself."""

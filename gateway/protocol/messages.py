@@ -3,6 +3,9 @@
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from enum import StrEnum
+
+from policies.plain_enum import plain_members
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -39,3 +42,16 @@ class Reply:
     headers: Headers
     body: bytes | AsyncIterator[bytes]
     resources: AsyncExitStack | None = None
+
+
+@plain_members
+class Addition(StrEnum):
+    """What the gateway adds to requests of its own accord, and a server may refuse."""
+
+    STREAM_USAGE = "stream-usage"
+    """``stream_options.include_usage``."""
+    HINTS = "hints"
+    """Those of the policy for the provider's prefix cache."""
+
+
+ALL_ADDITIONS = frozenset(Addition)

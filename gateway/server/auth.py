@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway.protocol.credentials import CREDENTIALS, bearer
 from gateway.protocol.errors import UnauthorizedError
+from gateway.protocol.headers import CREDENTIALS, bearer
 
 MOST_KEYS = 100_000
 

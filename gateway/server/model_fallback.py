@@ -1,6 +1,6 @@
-"""Under load a route may be answered by a smaller model, where its policy says so.
+"""Under load a route may be answered by the fallback model that its policy names.
 
-Law: the request is then one for the smaller model from the start: planned, looked up, coalesced
+Law: the request is then one for the fallback model from the start: planned, looked up, coalesced
 and stored under that name, never under the other's key; and the reply says so.
 """
 
@@ -14,7 +14,7 @@ from gateway.protocol.reasons import Reason
 from gateway.server.request import Asked
 from gateway.upstream.request import MODEL, with_model
 
-REFUSED = frozenset({429, 503})
+_REFUSED = frozenset({429, 503})
 """Replies by which an upstream says that it has too much to do."""
 
 Overloaded = Callable[[str], bool]
@@ -26,24 +26,24 @@ def never_overloaded(_model: str) -> bool:
     return False
 
 
-def smaller(
-    asked: Asked, overloaded: Overloaded, told: UpstreamError | None = None
+def fallback_for(
+    asked: Asked, overloaded: Overloaded, came: Reply | UpstreamError | None
 ) -> Asked | None:
-    """Return the request for the smaller model, None where it is to stay as it is.
+    """Return the request for the fallback model, None where the model asked is to answer.
 
-    ``told`` is how the call for the model asked failed, if it was made.
+    ``came`` is what its call came to, None before it is made.
     """
-    small, model = asked.decision.fallback_model, asked.body.get("model")
+    model, fallback = asked.body.get("model"), asked.decision.fallback_model
     # Vectors of another model mean something else.
-    if small is None or small == model or asked.local or asked.endpoint is Endpoint.EMBEDDINGS:
+    if fallback is None or fallback == model or asked.endpoint is Endpoint.EMBEDDINGS:
         return None
-    if asked.odd_body is not None:
+    if asked.odd_body is not None or (isinstance(came, Reply) and came.status not in _REFUSED):
         return None
-    busy = told is not None and told.reason is Reason.UPSTREAM_BUSY
-    if not (busy or overloaded(model or "")) or overloaded(small):
+    busy = isinstance(came, UpstreamError) and came.reason is Reason.UPSTREAM_BUSY
+    if not (busy or overloaded(model or "")) or overloaded(fallback):
         return None
-    body, raw = with_model(asked.body, asked.inbound.raw, small)
-    asked.seen.fallback_model = small
+    body, raw = with_model(asked.body, asked.inbound.raw, fallback)
+    asked.seen.fallback_model = fallback
     return asked._replace(
         body=body,
         inbound=replace(asked.inbound, raw=raw),
@@ -51,6 +51,6 @@ def smaller(
     )
 
 
-def named(reply: Reply, asked: Asked) -> Reply:
-    """Return the reply with the name of the model that was asked in the other's place."""
+def with_model_header(reply: Reply, asked: Asked) -> Reply:
+    """Return the reply with the name of the model that answered in the other's place."""
     return replace(reply, headers=(*reply.headers, (MODEL, asked.body["model"])))

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from gateway.protocol.messages import ALL_ADDITIONS, Addition
 from gateway.server.http.readiness import Check, engine_ready
 from gateway.server.secrets import (
     SecretError,
@@ -29,18 +30,17 @@ from gateway.server.secrets import (
 )
 from gateway.settings import SECRETS, Settings, UpstreamSettings
 from gateway.telemetry.metrics import Metrics
-from gateway.upstream.compat import Accepts
+from gateway.upstream.exchange import Accepts
 from gateway.upstream.http.client import HttpUpstream
-from gateway.upstream.pool.affinity import Kept
+from gateway.upstream.pool.affinity import Kept, PoolRequests
+from gateway.upstream.pool.metrics import UpstreamCollector, UpstreamMetrics
 from gateway.upstream.pool.models import ModelList
 from gateway.upstream.pool.pool import UpstreamPool, log_change
 from gateway.upstream.pool.probes import PATHS, Prober
-from gateway.upstream.pool.requests import PoolRequests
 from gateway.upstream.pool.table import PoolTable, states
 from gateway.upstream.pool.upstream_state import Member
 from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.ports import Upstream
-from gateway.upstream.request import ALL_ADDITIONS, Addition
 from gateway.upstream.routing.prefix_aware import PrefixAware
 from gateway.upstream.routing.prefix_chain import PromptChains
 from gateway.upstream.routing.routing import LeastLoaded
@@ -223,6 +223,7 @@ def open_upstreams(
     accepts = {
         told: _first_given(one.accepts, settings.upstream_accepts) for told, one in named.items()
     }
+    counts = UpstreamMetrics(metrics.registry)
     checks = [engine_ready(upstream, required=required) for upstream in each.values()]
     if is_alone:
         return Upstreams(each[name], each[name], each, checks[0], accepts)
@@ -239,11 +240,11 @@ def open_upstreams(
         each,
         table,
         bounds,
-        figures=metrics.upstreams,
+        figures=counts,
         passes_credentials=not own_keys,
         kept=kept,
     )
-    metrics.tell_upstreams(lambda: states(table, time.monotonic()), lambda: pool.waiting)
+    metrics.add(UpstreamCollector(lambda: states(table, time.monotonic()), lambda: pool.waiting))
     paths = {one.called: _probe_paths(one) for one in given}
     chains = PromptChains(shared=own_keys) if by_prefix else None
     warm_up = None
@@ -254,7 +255,7 @@ def open_upstreams(
             time.monotonic,
             own_credentials=own_keys,
             chains=chains,
-            figures=metrics.upstreams,
+            figures=counts,
         )
     warm = None if warm_up is None else warm_up.warm
     prober = Prober(each, paths, table, time.monotonic, pool.admit, warm=warm)

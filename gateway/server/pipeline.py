@@ -1,8 +1,8 @@
 """One request's way: parse, plan, drive the lookup machine, then render a hit or forward.
 
-Law: this is the only driver. What a state asks for is done here and handed back to it; no answer
-comes from a store by any other path. Faults of store, index and scanner end as a miss or a
-bypass, never as an error to the client.
+Law: this is the only driver, also of an explanation. What a state asks for is done here and handed
+back to it; no answer comes from a store by any other path. Faults of store, index and scanner end
+as a miss or a bypass, never as an error to the client.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, assert_never
 
 from gateway.cache.entry import Entry
-from gateway.cache.key import Tenant, identify
+from gateway.cache.key import identify
 from gateway.cache.lookup import (
     LookUpExact,
     LookUpPersonal,
@@ -27,33 +27,45 @@ from gateway.cache.lookup import (
     start,
 )
 from gateway.cache.lookup_semantic import NEAREST, FetchCandidate, SearchSemantic, VerifyCandidate
-from gateway.cache.outcomes import Forward, Hit, Refused, forward
+from gateway.cache.outcomes import End, Forward, Hit, Refused, forward
 from gateway.cache.pii_scan import ScanFailedError, Scans
-from gateway.cache.plan import Plan, plan_request
+from gateway.cache.plan import plan_request
 from gateway.cache.ports import Learned, PolicySource, Store, StoreError, StoreUnavailableError
 from gateway.cache.shadow_eval.comparison import Sampling
 from gateway.cache.single_flight import Together
 from gateway.protocol.cache_status import Forwarded, ForwardStatus
-from gateway.protocol.conversation import is_readable
 from gateway.protocol.embeddings import item_body, items_of
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import Inbound, Reply
-from gateway.protocol.prompt_size import refuse_long_prompt
 from gateway.protocol.reasons import Reason
+from gateway.protocol.tokens import refuse_long_prompt
 from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError, Verifier
 from gateway.server.batch import MissingItems, end_of, for_each, to_be_had
 from gateway.server.hit_reply import refuse, render_hit
-from gateway.server.model_fallback import REFUSED, Overloaded, named, never_overloaded, smaller
+from gateway.server.model_fallback import (
+    Overloaded,
+    fallback_for,
+    never_overloaded,
+    with_model_header,
+)
 from gateway.server.prepare import Outbox
-from gateway.server.request import Asked, LocalModel, Parsed, decide, facts_of, parse_request
+from gateway.server.request import (
+    Asked,
+    LocalModel,
+    Trace,
+    Verdict,
+    decide,
+    facts_of,
+    parse_request,
+)
 from gateway.server.request_scan import plan_to_scan, scan_prompt, without_names
 from gateway.telemetry.decision_log import Recorder
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.request import without_salt
-from policies.decide import Decision, Priority
+from policies.decision import Decision, Priority
 from policies.freshness import parse_directives
 
 log = logging.getLogger(__name__)
@@ -87,19 +99,35 @@ class Pipeline:
 
     async def answer(self, endpoint: Endpoint, inbound: Inbound, seen: Observation) -> Reply:
         """Return the reply to one request. Raises RequestError for faults the client is told."""
-        asked = self._asked(endpoint, parse_request(endpoint, inbound.raw), inbound, seen)
-        try:
-            return await self._answered(asked)
-        except UpstreamError as error:
-            if (small := smaller(asked, self.overloaded, error)) is None:
-                raise
-        return named(await self._answered(small), small)
+        asked = self._asked(endpoint, inbound, seen)
+        end, items = await self._end(asked)
+        if asked.decision.fallback_model is None or not isinstance(end, Forward):
+            return await self._reply_to(asked, end, items)
+        came: Reply | UpstreamError | None = None
+        while (fallback := fallback_for(asked, self.overloaded, came)) is None:
+            if isinstance(came, UpstreamError):
+                raise came
+            if came is not None:
+                return came
+            try:
+                came = await self._reply_to(asked, end, items)
+            except UpstreamError as error:
+                came = error
+        if isinstance(came, Reply) and came.resources is not None:
+            await came.resources.aclose()
+        end, items = await self._end(fallback)
+        return with_model_header(await self._reply_to(fallback, end, items), fallback)
 
-    async def _answered(self, asked: Asked) -> Reply:
-        endpoint, seen = asked.endpoint, asked.seen
-        batch = endpoint is Endpoint.EMBEDDINGS and asked.odd_body is None
+    async def explain(self, endpoint: Endpoint, inbound: Inbound, trace: Trace) -> End:
+        """Return how a request would end, and note in ``trace`` why. Raises RequestError."""
+        seen = Observation(endpoint.value, self.clock(), self.clock, ())
+        end, _ = await self._end(self._asked(endpoint, inbound, seen, trace))
+        return end
+
+    async def _end(self, asked: Asked) -> tuple[End, Sequence[Hit | Forward]]:
+        """Look the request up; of a batch return the end of all items and that of each."""
+        batch = asked.endpoint is Endpoint.EMBEDDINGS and asked.odd_body is None
         items = items_of(asked.body) if batch else ()
-        states: list[Hit | Forward] = []
         if len(items) > 1:
             asked = asked._replace(beside=[])
             ends = await for_each(
@@ -107,29 +135,21 @@ class Pipeline:
             )
         else:
             ends = [await self._looked_up(asked, asked.body)]
-        if (plan := plan_to_scan(ends, endpoint, asked.body)) is not None:
-            scanner = asked.active.scanner
-            ends = await without_names(
-                ends, endpoint, asked.body, plan=plan, scans=self.scans, scanner=scanner
-            )
-        end = ends[0]
-        if len(items) > 1:
-            states = to_be_had(ends)
-            end = end_of(states) if len(states) == len(items) else Refused()
+        if (plan := plan_to_scan(ends, asked.endpoint, asked.body)) is not None:
+            ends = await without_names(ends, asked.body, plan, self.scans, asked.active.scanner)
+        if len(items) <= 1:
+            return ends[0], ()
+        states = to_be_had(ends)
+        return (end_of(states) if len(states) == len(items) else Refused()), states
+
+    async def _reply_to(self, asked: Asked, end: End, items: Sequence[Hit | Forward]) -> Reply:
         if isinstance(end, Refused):
-            return refuse(seen)
-        if isinstance(end, Forward) and (small := smaller(asked, self.overloaded)) is not None:
-            return named(await self._answered(small), small)
+            return refuse(asked.seen)
         if isinstance(end, Hit) and end.check is not None:
             await self._sample(asked, end)
         if isinstance(end, Hit) and end.revalidate is None:
-            return render_hit(endpoint, asked.body, end, seen)
-        reply = await self._replied(asked, end, states)
-        if reply.status in REFUSED and (small := smaller(asked, self.overloaded)) is not None:
-            if reply.resources is not None:
-                await reply.resources.aclose()
-            return named(await self._answered(small), small)
-        return reply
+            return render_hit(asked.endpoint, asked.body, end, asked.seen)
+        return await self._replied(asked, end, items)
 
     async def close(self) -> None:
         """End the calls that are under way."""
@@ -139,8 +159,9 @@ class Pipeline:
             await self.local.coalescer.close()
 
     def _asked(
-        self, endpoint: Endpoint, parsed: Parsed, inbound: Inbound, seen: Observation
+        self, endpoint: Endpoint, inbound: Inbound, seen: Observation, trace: Trace | None = None
     ) -> Asked:
+        parsed = parse_request(endpoint, inbound.raw)
         body = parsed.body
         seen.model = body.get("model") or ""
         seen.streamed = body.get("stream") is True
@@ -148,24 +169,29 @@ class Pipeline:
         tenant = identify(inbound.headers, inbound.holder)
         decision = decide(endpoint, body, inbound, tenant, active)
         seen.rule = decision.rule
-        if parsed.odd is None:
-            seen.record = self._recorded(endpoint, body, inbound, tenant=tenant, decision=decision)
-        refuse_long_prompt(endpoint, parsed.whole, decision.max_prompt_tokens)
         local = self.local is not None and self.local.serves(endpoint, seen.model)
-        if local and parsed.odd is not None:
-            raise parsed.odd
         coalescer = self.local.coalescer if self.local and local else self.coalescer
         asked = Asked(endpoint, inbound, body, active, tenant, decision, coalescer, local, seen)
+        if trace is not None:
+            trace.odd = parsed.odd
+            asked = trace.asked = asked._replace(trace=trace)
+        if parsed.odd is None:
+            seen.record = self._recorded(asked)
+        refuse_long_prompt(endpoint, parsed.whole, decision.max_prompt_tokens)
+        if local and parsed.odd is not None:
+            raise parsed.odd
         return asked if parsed.odd is None else asked._replace(odd_body=parsed.whole)
 
     async def _replied(
         self, asked: Asked, end: Hit | Forward, items: Sequence[Hit | Forward]
     ) -> Reply:
         """Forward a miss, or a hit to be revalidated; ``items`` are those of a batch."""
-        exchange = await self._exchange(asked, _forward(end))
         if isinstance(end, Hit):
+            stale = Forward(ForwardStatus(Forwarded.STALE), end.revalidate)
+            exchange = await self._exchange(asked, stale)
             asked.coalescer.refresh(replace(exchange, seen=asked.seen.of_background("refresh")))
             return render_hit(asked.endpoint, asked.body, end, asked.seen)
+        exchange = await self._exchange(asked, end)
         if items:
             send = MissingItems(asked.coalescer, exchange, items).forward()
         else:
@@ -206,12 +232,14 @@ class Pipeline:
         seen.declined = None
         return render_hit(exchange.endpoint, exchange.body, instead, seen)
 
-    async def _looked_up(self, asked: Asked, body: dict[str, Any]) -> Hit | Forward | Refused:
+    async def _looked_up(self, asked: Asked, body: dict[str, Any]) -> End:
         """Drive the machine to its end, for a request or for one item of it.
 
         From where it is the same, the way is that of identical misses that are under way.
         """
         state = self._plan(asked, body)
+        if asked.trace is not None:
+            return await self._driven(state, asked._replace(steps=asked.trace.begin_lookup()))
         while True:
             match state:
                 case Hit() | Forward() | Refused():
@@ -224,26 +252,28 @@ class Pipeline:
                 case _:
                     state = await self._next(state, asked)
 
-    async def _driven(self, state: State, asked: Asked) -> Hit | Forward | Refused:
+    async def _driven(self, state: State, asked: Asked) -> End:
         while not isinstance(state, Hit | Forward | Refused):
             state = await self._next(state, asked)
+        asked.note(state)
         return state
 
     async def _next(self, state: Unended, asked: Asked) -> State:
         """Do what a state asks for, and hand it back."""
         match state:
             case LookUpExact():
-                return state.next(await self._get(state.plan.key), self.now())
+                return state.next(await self._get(state, state.plan.key, asked), self.now())
             case LookUpPersonal():
-                return state.next(await self._get(state.personal.key), self.now())
+                return state.next(await self._get(state, state.personal.key, asked), self.now())
             case ScanPrompt():
                 return await self._scan(state, asked)
             case SearchSemantic() if self._off(state.plan.decision):
+                asked.note(state, Reason.SEMANTIC_OFF)
                 return state.off()
             case SearchSemantic():
                 return await self._by_meaning(state, asked)
             case FetchCandidate():
-                return state.next(await self._get(state.key, indexed=True), self.now())
+                return state.next(await self._get(state, state.key, asked), self.now())
             case VerifyCandidate():
                 verification = await self.verifier.verify(*state.pair)
                 budget = state.plan.decision.max_wrong_hits
@@ -252,6 +282,7 @@ class Pipeline:
                 alias = learned is not None and learned.alias(state.plan, entry, self.now())
                 result = verification.result(threshold, alias=alias)
                 asked.seen.verified.append((result, verification.measured))
+                asked.note(state, Verdict(verification, threshold, alias))
                 return state.next(verification, threshold, alias=alias)
             case _:
                 assert_never(state)
@@ -262,34 +293,27 @@ class Pipeline:
         Each wait has its own bound, and slow parts would add them up, candidate by candidate.
         """
         until = self.clock() + self.semantic_seconds
-        after: State = state.next(await self._search(state.plan, asked.seen))
+        after: State = state.next(await self._search(state, asked))
         while isinstance(after, FetchCandidate | VerifyCandidate):
             if self.clock() >= until:
                 asked.seen.semantic_fault = "timeout"
+                asked.note(after, TimeoutError("no time was left"))
                 return forward(after.plan, after.otherwise)
             after = await self._next(after, asked)
         return after
 
-    def _recorded(
-        self,
-        endpoint: Endpoint,
-        body: dict[str, Any],
-        inbound: Inbound,
-        *,
-        tenant: Tenant,
-        decision: Decision,
-    ) -> dict[str, Any] | None:
+    def _recorded(self, asked: Asked) -> dict[str, Any] | None:
         if self.recorder is None:
             return None
-        facts = facts_of(endpoint, body, inbound, tenant)
+        facts = facts_of(asked.endpoint, asked.body, asked.inbound, asked.tenant)
         return self.recorder.record(
-            body,
-            tenant,
+            asked.body,
+            asked.tenant,
             facts,
-            decision,
-            truths=self.policies.active.recorded.truths(facts),
+            asked.decision,
+            truths=asked.active.recorded.truths(facts),
             upstream=self.coalescer.upstream.name,
-            query=inbound.query,
+            query=asked.inbound.query,
         )
 
     def _plan(self, asked: Asked, body: dict[str, Any]) -> State:
@@ -314,30 +338,33 @@ class Pipeline:
             state = replace(state, status=ForwardStatus(Forwarded.MISS, Reason.LOCAL))
         return await self.outbox.exchange(asked, state)
 
-    async def _get(self, key: bytes, *, indexed: bool = False) -> Entry | None:
+    async def _get(self, state: Unended, key: bytes, asked: Asked) -> Entry | None:
         """Return the entry; where the index named it, an absent one leaves the index, too."""
+        explained = asked.trace is not None
         try:
-            entry = await self.store.get(key)
-        except StoreUnavailableError as error:
-            # Told once, by whoever stopped asking.
-            log.debug("store: lookup failed, treated as a miss: %s", error)
-            return None
+            entry = await (self.store.get(key, touch=False) if explained else self.store.get(key))
         except StoreError as error:
-            log.warning("store: lookup failed, treated as a miss: %s", error)
+            asked.note(state, error)
+            # An outage is told once, by whoever stopped asking.
+            level = logging.DEBUG if isinstance(error, StoreUnavailableError) else logging.WARNING
+            log.log(level, "store: lookup failed, treated as a miss: %s", error)
             return None
-        if entry is None and indexed and self.semantic is not None:
+        asked.note(state, entry)
+        if entry is None and isinstance(state, FetchCandidate) and not explained:
             # The entry was evicted: its vector would stand before living ones.
             with contextlib.suppress(SemanticUnavailableError):
-                await self.semantic.remove([key])
+                if self.semantic is not None:
+                    await self.semantic.remove([key])
         return entry
 
     async def _scan(self, state: ScanPrompt, asked: Asked) -> State:
-        if not is_readable(state.plan.partition.endpoint, state.plan.body):
-            return state.next("unreadable")
         try:
-            return state.next(await scan_prompt(asked, state.plan, self.scans))
-        except ScanFailedError:
+            found = await scan_prompt(asked, state.plan, self.scans)
+        except ScanFailedError as error:
+            asked.note(state, error)
             return state.failed()
+        asked.note(state, found)
+        return state.next(found)
 
     def _off(self, decision: Decision) -> bool:
         """Tell whether the rule's semantic hits are switched off; in shadow none are served."""
@@ -345,21 +372,19 @@ class Pipeline:
             return False
         return self.learned.off(decision, self.verifier.threshold(decision.max_wrong_hits))
 
-    async def _search(self, plan: Plan, seen: Observation) -> list[tuple[bytes, float]]:
+    async def _search(self, state: SearchSemantic, asked: Asked) -> list[tuple[bytes, float]]:
+        plan = state.plan
         if self.semantic is None or plan.question is None:
+            asked.note(state, None)
             return []
         try:
             found = await self.semantic.search(plan.fingerprint, plan.question, NEAREST)
         except SemanticUnavailableError as error:
-            seen.semantic_fault = error.reason
+            asked.seen.semantic_fault = error.reason
+            asked.note(state, error)
             return []
         # Not only when it is added: the index may have been down when the hit was called wrong.
         barred = self.coalescer.admitter.quarantine.holds
-        return [(each.key, each.similarity) for each in found if not barred(each.key)]
-
-
-def _forward(end: Hit | Forward) -> Forward:
-    """Return how a request goes on to the upstream, be it only to revalidate."""
-    return (
-        end if isinstance(end, Forward) else Forward(ForwardStatus(Forwarded.STALE), end.revalidate)
-    )
+        near = [(each.key, each.similarity) for each in found if not barred(each.key)]
+        asked.note(state, near)
+        return near

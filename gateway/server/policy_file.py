@@ -7,10 +7,11 @@ from pathlib import Path
 
 from gateway.cache.ports import ActivePolicy
 from gateway.prompts.rewrite.detectors import finder
-from policies.decide import PiiAction, Policy
-from policies.document import policy_text
-from policies.parse import PolicyError, compile_policy, parse_spec
-from policies.pii import PiiScanner
+from policies.decision import PiiAction
+from policies.format.load import PolicyError, parse_policy
+from policies.format.yaml_document import policy_text
+from policies.pii.scan import PiiScanner
+from policies.policy import Policy
 from policies.recorded import recorded_policy
 
 log = logging.getLogger(__name__)
@@ -88,12 +89,11 @@ class PolicyFile:
 
 
 def _activate(data: bytes, path: Path) -> ActivePolicy:
-    spec = parse_spec(policy_text(data, str(path)), str(path))
-    policy = compile_policy(spec, str(path))
+    policy = parse_policy(policy_text(data, str(path)), str(path))
     _ready(policy)
     scanner = PiiScanner(policy.regions, policy.allowed)
     identities = {action: f"{action}/{scanner.identity}" for action in PiiAction}
-    return ActivePolicy(policy, scanner, recorded_policy(spec, policy), identities)
+    return ActivePolicy(policy, scanner, recorded_policy(policy), identities)
 
 
 def _ready(policy: Policy) -> None:

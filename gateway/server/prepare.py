@@ -27,7 +27,7 @@ from gateway.protocol.endpoint import Endpoint
 from gateway.server.request import Asked
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.request import with_priority, with_salt
-from policies.decide import DocumentOrder
+from policies.decision import DocumentOrder
 
 log = logging.getLogger(__name__)
 

@@ -1,11 +1,12 @@
 """One request, parsed and decided on: what holds for all of it, and who answers a miss."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, assert_never
 
 from gateway.cache.canonical import BodyError, LoneSurrogateError, parse_body
 from gateway.cache.key import Tenant
+from gateway.cache.lookup import State
 from gateway.cache.ports import ActivePolicy
 from gateway.protocol.conversation import last_user_text, system_text
 from gateway.protocol.endpoint import Endpoint
@@ -18,9 +19,11 @@ from gateway.protocol.validation import (
     validate_response,
 )
 from gateway.semantic.ports import LocalEncoder
+from gateway.semantic.verification import Verification
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
-from policies.decide import Decision, RequestFacts
+from policies.decision import Decision
+from policies.policy import RequestFacts
 
 MOST_PARTS = 500_000
 """Objects, arrays and members of a request: a hundred thousand messages have fewer."""
@@ -60,6 +63,7 @@ class Asked(NamedTuple):
 
     ``odd_body`` is the whole body of a request that is forwarded only, see ``Parsed``. ``beside``
     holds what the scan of a batch's other fields came to, once there is one, for all items.
+    ``trace`` is there where the request is only explained; ``steps`` are those of its lookup.
     """
 
     endpoint: Endpoint
@@ -73,6 +77,50 @@ class Asked(NamedTuple):
     seen: Observation
     odd_body: dict[str, Any] | None = None
     beside: list[str | None] | None = None
+    trace: "Trace | None" = None
+    steps: "list[Step] | None" = None
+
+    def note(self, state: State, came: object = None) -> None:
+        """Note in the trace, where there is one, what the work of a state came to."""
+        if self.steps is not None:
+            self.steps.append(Step(state, came))
+
+
+class Verdict(NamedTuple):
+    """What a verifier said of a candidate, and the score that the rule's budget needs."""
+
+    verification: Verification
+    threshold: float | None
+    alias: bool
+
+
+class Step(NamedTuple):
+    """A state of a lookup, and what its work came to: a value, or the fault in its place.
+
+    That is an entry or None, the kind of personal data found, the candidates' keys and
+    similarities, or a ``Verdict``.
+    """
+
+    state: Any
+    came: Any
+
+
+@dataclass(slots=True)
+class Trace:
+    """What became of a request that is explained: nothing of it is sent, stored or learnt.
+
+    ``asked`` is set where the request was read, ``odd`` as in ``Parsed``.
+    ``lookups`` are the steps of its lookup, or of each item of a batch; the last is how it ends.
+    """
+
+    asked: Asked = field(init=False)
+    odd: ClientError | None = None
+    lookups: list[list[Step]] = field(default_factory=list)
+
+    def begin_lookup(self) -> list[Step]:
+        """Return where the steps of the next lookup are noted."""
+        self.lookups.append([])
+        return self.lookups[-1]
 
 
 def decide(

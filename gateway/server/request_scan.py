@@ -13,7 +13,7 @@ from gateway.cache.outcomes import End, kept_plan, set_apart
 from gateway.cache.pii_scan import ScanFailedError, Scans
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Scanner
-from gateway.protocol.conversation import names_text, prompt_text
+from gateway.protocol.conversation import is_readable, names_text, prompt_text
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.fields import neutral_fields
 from gateway.protocol.reasons import Reason
@@ -26,6 +26,8 @@ async def scan_prompt(asked: Asked, plan: Plan, scans: Scans) -> str | None:
 
     Of an item of a batch that is the item; the other fields are scanned once for all items.
     """
+    if not is_readable(plan.partition.endpoint, plan.body):
+        return "unreadable"
 
     async def found(body: dict[str, Any], query: str, size: int) -> str | None:
         read = partial(prompt_text, plan.partition.endpoint, body, query)
@@ -55,20 +57,15 @@ def plan_to_scan(ends: Sequence[End], endpoint: Endpoint, body: dict[str, Any]) 
 
 
 async def without_names(
-    ends: Sequence[End],
-    endpoint: Endpoint,
-    body: dict[str, Any],
-    *,
-    plan: Plan,
-    scans: Scans,
-    scanner: Scanner,
+    ends: Sequence[End], body: dict[str, Any], plan: Plan, scans: Scans, scanner: Scanner
 ) -> list[End]:
     """Return the ends of a request's lookups, set apart where these fields hold personal data.
 
     The fields are scanned once, for however many items.
     """
     try:
-        found = await scans.scan(scanner, names_text(endpoint, body), plan.partition.scope)
+        text = names_text(plan.partition.endpoint, body)
+        found = await scans.scan(scanner, text, plan.partition.scope)
     except ScanFailedError:
         return [set_apart(end, Reason.SCAN_FAULT, personal=False) for end in ends]
     if found is None:

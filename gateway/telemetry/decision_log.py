@@ -27,7 +27,8 @@ from gateway.cache.key import Tenant, scope_ids
 from gateway.cache.plan import end_user
 from gateway.protocol.endpoint import Endpoint
 from gateway.telemetry.observation import Observation
-from policies.decide import Decision, RequestFacts, Scope
+from policies.decision import Decision, Scope
+from policies.policy import RequestFacts
 
 MAX_WAITING = 10_000
 MAX_WAITING_BYTES = 64 * 2**20

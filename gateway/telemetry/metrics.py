@@ -13,7 +13,6 @@ from gateway.cache.ports import StoreStats
 from gateway.prompts.compress.outcome import Compression
 from gateway.telemetry.observation import Observation
 from gateway.telemetry.prefix_metrics import NeverHitCollector, PrefixMetrics
-from gateway.upstream.pool.metrics import Standings, UpstreamCollector, UpstreamMetrics
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _SCORES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 1)
@@ -23,117 +22,116 @@ class Metrics:
     """Figures of one gateway; several workers share files when PROMETHEUS_MULTIPROC_DIR is set."""
 
     def __init__(self, store_stats: Callable[[], StoreStats]) -> None:
-        self._registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self._children: dict[tuple[str, ...], _Children] = {}
         self._requests = Counter(
             "refrain_requests_total",
             "Requests below /v1; reason is the word in Cache-Status.",
             ("endpoint", "rule", "outcome", "reason"),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._declined = Counter(
             "refrain_declined_total",
             "Answers that were not stored, by reason.",
             ("rule", "reason"),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._fallbacks = Counter(
             "refrain_model_fallbacks_total",
             "Requests that were answered by the rule's fallback_model.",
             ("rule", "model"),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._semantic_faults = Counter(
             "refrain_semantic_faults_total",
             "Semantic lookups that failed and counted as misses.",
             ("reason",),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._candidates = Counter(
             "refrain_semantic_candidates_total",
             "Stored questions near one asked that were looked into, by what came of them.",
             ("result",),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._scores = Histogram(
             "refrain_semantic_score",
             "How sure the verifier was of a candidate that no guard refused.",
             buckets=_SCORES,
-            registry=self._registry,
+            registry=self.registry,
         )
         self._ineligible = Counter(
             "refrain_ineligible_total",
             "Misses that could only have hit exactly, by reason.",
             ("rule", "reason"),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._checks = Counter(
             "refrain_semantic_checks_total",
             "Answers found by meaning that were compared with a fresh one.",
             ("rule", "kind", "outcome"),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._rewrites = Counter(
             "refrain_rewrites_total",
             "Prompts rewritten on their way to the upstream, by what of them was.",
             ("rule", "rewrite"),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._not_rewritten = Counter(
             "refrain_rewrites_declined_total",
             "Prompts that a rewrite left as they were, by reason.",
             ("rule", "rewrite", "reason"),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._compressed = Counter(
             "refrain_compressed_total",
             "Prompts whose declared context was made shorter, by what was done.",
             ("rule", "step"),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._not_compressed = Counter(
             "refrain_compress_declined_total",
             "Prompts whose declared context was sent as it was, by reason.",
             ("rule", "reason"),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._context_tokens = Counter(
             "refrain_compress_tokens_total",
             "Tokens of declared context, about: as it came, and of these saved.",
             ("rule", "kind"),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._ttft = Histogram(
             "refrain_time_to_first_token_seconds",
             "From the request's head to the first piece of the answer.",
             ("outcome",),
             buckets=_SECONDS,
-            registry=self._registry,
+            registry=self.registry,
         )
         self._e2e = Histogram(
             "refrain_request_seconds",
             "From the request's head to the end of the answer.",
             ("outcome",),
             buckets=_SECONDS,
-            registry=self._registry,
+            registry=self.registry,
         )
         self._upstream = Histogram(
             "refrain_upstream_seconds",
             "From forwarding to the upstream's head.",
             buckets=_SECONDS,
-            registry=self._registry,
+            registry=self.registry,
         )
         self._policy_reloads = Counter(
             "refrain_policy_reloads_total",
             "Edits of the policy file, taken or refused.",
             ("result",),
-            registry=self._registry,
+            registry=self.registry,
         )
-        self.upstreams = UpstreamMetrics(self._registry)
-        self.prefixes = PrefixMetrics(self._registry)
+        self.prefixes = PrefixMetrics(self.registry)
         self._collectors: list[Collector] = []
-        self._add(NeverHitCollector(lambda: self.prefixes.shares))
-        self._add(_StoreCollector(store_stats))
+        self.add(NeverHitCollector(lambda: self.prefixes.shares))
+        self.add(_StoreCollector(store_stats))
 
     def observe(self, seen: Observation) -> None:
         """Count one finished request."""
@@ -195,15 +193,12 @@ class Metrics:
 
     def tell_rules_off(self, rules_off: Callable[[], Mapping[str, bool]]) -> None:
         """Tell of the rules, whenever asked, whether their semantic hits are off."""
-        self._add(_RuleCollector(rules_off))
+        self.add(_RuleCollector(rules_off))
 
-    def tell_upstreams(self, standings: Standings, waiting: Callable[[], int]) -> None:
-        """Tell of the upstreams of a pool, whenever asked."""
-        self._add(UpstreamCollector(standings, waiting))
-
-    def _add(self, collector: Collector) -> None:
+    def add(self, collector: Collector) -> None:
+        """Have a collector asked for its figures whenever the page is."""
         self._collectors.append(collector)
-        self._registry.register(collector)
+        self.registry.register(collector)
 
     def compared(self, rule: str, kind: str, outcome: str) -> None:
         """Count a comparison of answers."""
@@ -211,7 +206,7 @@ class Metrics:
 
     def page(self) -> tuple[bytes, str]:
         """Return the text format and its content type."""
-        registry = self._registry
+        registry = self.registry
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]

@@ -9,8 +9,7 @@ from gateway.prompts.compress.outcome import Compression
 from gateway.prompts.outcome import Declined, Rewrite
 from gateway.protocol.cache_status import ForwardStatus
 from gateway.protocol.reasons import Ineligible, Reason
-from gateway.protocol.usage import PromptUsage
-from gateway.upstream.request import Served
+from gateway.protocol.tokens import PromptUsage
 
 
 @dataclass(slots=True)
@@ -76,11 +75,6 @@ class Observation:
     """Of each candidate that was looked into: ``hit`` or why not, and its score if it has one."""
     span: "Sink | None" = None
     """A sink for this request alone."""
-
-    def note_served(self, served: Served | None) -> None:
-        """Note which upstream answered, where there are several."""
-        if served is not None and served.several:
-            self.upstream, self.tried = served.upstream, served.tried
 
     def note_usage(self, said: PromptUsage) -> None:
         """Note what the upstream said of the call's tokens."""

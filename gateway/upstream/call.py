@@ -18,17 +18,25 @@ from gateway.protocol import exact_json
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import end_to_end, request_fields, without
+from gateway.protocol.messages import ALL_ADDITIONS
 from gateway.protocol.reasons import Reason
 from gateway.protocol.streaming import sse
 from gateway.protocol.streaming.stream import Followed, followed
-from gateway.protocol.usage import prompt_usage
+from gateway.protocol.tokens import prompt_usage
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.shared_response import Head, LiveAnswer
-from gateway.upstream.compat import REFUSALS, Accepts, Variant, Variants, as_asked, variants
-from gateway.upstream.exchange import Exchange
+from gateway.upstream.exchange import (
+    REFUSALS,
+    Accepts,
+    Exchange,
+    Variant,
+    Variants,
+    as_asked,
+    variants,
+)
 from gateway.upstream.pool.affinity import named_in
 from gateway.upstream.ports import Upstream, UpstreamReply
-from gateway.upstream.request import ALL_ADDITIONS, Outgoing, Served, with_upstream
+from gateway.upstream.request import Outgoing, Served, with_upstream
 from gateway.upstream.routing.prefix_chain import PromptChains
 from gateway.upstream.shadow_eval import Checks
 

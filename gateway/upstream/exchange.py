@@ -1,6 +1,14 @@
-"""Requests and replies as the pipeline sees them, free of any HTTP library."""
+"""Requests and replies as the pipeline sees them, free of any HTTP library.
 
+A request in the form that each upstream accepts, and in the form that the client sent.
+
+Law: what the gateway adds fails no request. Where an upstream refuses a request with an addition,
+that request is sent once more, as the client sent it. Nothing is remembered of it.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 from gateway.cache.outcomes import Forward
@@ -9,7 +17,8 @@ from gateway.cache.ports import Scanner
 from gateway.prompts.compress.outcome import Compression
 from gateway.prompts.outcome import Declined, Rewrite
 from gateway.protocol.endpoint import Endpoint
-from gateway.protocol.messages import Inbound
+from gateway.protocol.messages import ALL_ADDITIONS, Addition, Inbound
+from gateway.protocol.tokens import ask_for_usage
 from gateway.telemetry.observation import Observation
 
 
@@ -57,3 +66,95 @@ class Exchange:
         """Tell the sinks, once it is clear that this request is the one that is sent."""
         self.seen.rewrites, self.seen.not_rewritten = self.rewrites, self.not_rewritten
         self.seen.compression = self.compression
+
+
+REFUSALS = frozenset(
+    {
+        HTTPStatus.BAD_REQUEST,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        HTTPStatus.INTERNAL_SERVER_ERROR,  # llama.cpp's, where a chat template fails
+    }
+)
+"""The statuses of servers that do not know a field, or refuse an order of turns."""
+
+Accepts = Mapping[str, frozenset[Addition]]
+"""Which additions each upstream accepts, by its name; one that is not there accepts all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A request as it is sent to some upstreams."""
+
+    exchange: Exchange
+    raw: bytes
+    additions: frozenset[Addition]
+    usage: bool
+    """Whether usage is asked for, by the client or the gateway."""
+
+    @property
+    def moves_values(self) -> bool:
+        """Tell whether it has a turn of volatile values, which some chat templates refuse."""
+        return Rewrite.VOLATILE in self.exchange.rewrites
+
+    @property
+    def may_be_refused(self) -> bool:
+        """Tell whether a refusal may be for what the gateway has done."""
+        return bool(self.additions) or self.moves_values
+
+    def remedy(self, accepts: frozenset[Addition]) -> str:
+        """Return the settings with which nothing of this is sent that may be refused."""
+        told = []
+        if self.additions:
+            left = ", ".join(sorted(accepts - self.additions))
+            told.append(f"accepts: [{left}] (upstream_accepts where it has no long form)")
+        if self.moves_values:
+            told.append("prefix: {volatile: off} in the policy")
+        return " and ".join(told)
+
+
+@dataclass(frozen=True, slots=True)
+class Variants:
+    """What is sent to any upstream, and to some in its place."""
+
+    usual: Variant
+    others: Mapping[str, Variant]
+
+    def to(self, upstream: str) -> Variant:
+        """Return what is sent to an upstream."""
+        return self.others.get(upstream, self.usual)
+
+    @property
+    def instead(self) -> dict[str, bytes]:
+        """Return the bodies that are sent in place of the usual one."""
+        return {name: variant.raw for name, variant in self.others.items()}
+
+
+def variants(exchange: Exchange, accepts: Accepts) -> Variants:
+    """Return what is sent to each upstream."""
+    made = {ALL_ADDITIONS: _variant(exchange, ALL_ADDITIONS)}
+    for accepted in accepts.values():
+        if accepted not in made:
+            made[accepted] = _variant(exchange, accepted)
+    others = {name: made[one] for name, one in accepts.items() if one != ALL_ADDITIONS}
+    return Variants(made[ALL_ADDITIONS], others)
+
+
+def as_asked(exchange: Exchange) -> Variants:
+    """Return the request as the client sent it, for any upstream."""
+    return Variants(_variant(exchange.original or exchange, frozenset()), {})
+
+
+def _variant(exchange: Exchange, accepted: frozenset[Addition]) -> Variant:
+    added = set[Addition]()
+    if exchange.unhinted is not None:
+        if Addition.HINTS in accepted:
+            added.add(Addition.HINTS)
+        else:
+            exchange = exchange.unhinted
+    raw, usage = exchange.inbound.raw, exchange.wants_usage
+    if Addition.STREAM_USAGE in accepted and exchange.endpoint is not Endpoint.RESPONSES:
+        raw, asks = ask_for_usage(exchange.body, raw)
+        if asks:
+            added.add(Addition.STREAM_USAGE)
+            usage = True
+    return Variant(exchange, raw, frozenset(added), usage)

@@ -11,14 +11,12 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
-from gateway.protocol.credentials import CREDENTIALS
-from gateway.protocol.headers import Fields, request_fields, without
+from gateway.protocol.headers import CREDENTIALS, Fields, request_fields, without
 from gateway.protocol.reasons import Reason
-from policies.decide import Priority
-from policies.plain_enum import plain_members
+from gateway.telemetry.observation import Observation
+from policies.decision import Priority
 
 PRIORITY = "X-Refrain-Priority"
 SALT = "cache_salt"
@@ -112,19 +110,6 @@ LONGEST_MODEL = 256
 Lane = tuple[str, str]
 
 
-@plain_members
-class Addition(StrEnum):
-    """What the gateway adds to requests of its own accord, and a server may refuse."""
-
-    STREAM_USAGE = "stream-usage"
-    """``stream_options.include_usage``."""
-    HINTS = "hints"
-    """Those of the policy for the provider's prefix cache."""
-
-
-ALL_ADDITIONS = frozenset(Addition)
-
-
 @dataclass(frozen=True, slots=True)
 class Outgoing:
     """A request as an upstream gets it; ``target`` is path and query, ``model`` what it names.
@@ -192,6 +177,12 @@ class Served:
     def header(self) -> str | None:
         """Return what ``X-Refrain-Upstream`` says, None where there is one upstream only."""
         return told(self.upstream, self.tried) if self.several else None
+
+
+def note_served(served: Served | None, seen: Observation) -> None:
+    """Note which upstream answered, where there are several."""
+    if served is not None and served.several:
+        seen.upstream, seen.tried = served.upstream, served.tried
 
 
 def with_upstream(fields: Fields, served: Served | None) -> Fields:

@@ -8,7 +8,7 @@ import pytest
 from backend.demo.corpus import CUT_SHARE, Corpus, unique_beginnings
 from backend.demo.knowledge import load_knowledge
 from backend.demo.phrasing import Phrasing, Reason, normalise, phrasings
-from policies.pii import PiiScanner
+from policies.pii.scan import PiiScanner
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from gateway.protocol.reasons import Ineligible, Reason
 from gateway.telemetry.metrics import Metrics as GatewayMetrics
 from gateway.telemetry.observation import Observation
 from gateway.telemetry.tracing import Tracing
+from gateway.upstream.pool.metrics import UpstreamCollector, UpstreamMetrics
 from gateway.upstream.pool.table import PoolTable, states
 from gateway.upstream.pool.upstream_state import Member
 from gateway.upstream.routing.routing import LeastLoaded, Route
@@ -101,11 +102,12 @@ def gateway_page() -> str:
     metrics.policy_reloaded(True)
     metrics.compared("default", "served", "equal")
     metrics.tell_rules_off(lambda: {"default": True})
-    metrics.upstreams.asked("a", Route.PREFIX)
-    metrics.upstreams.warmed("a")
-    metrics.upstreams.failed("a", Reason.UPSTREAM_BROKE)
+    counts = UpstreamMetrics(metrics.registry)
+    counts.asked("a", Route.PREFIX)
+    counts.warmed("a")
+    counts.failed("a", Reason.UPSTREAM_BROKE)
     table = PoolTable([Member("a")], LeastLoaded(), 0.0)
-    metrics.tell_upstreams(lambda: states(table, 1.0), lambda: 0)
+    metrics.add(UpstreamCollector(lambda: states(table, 1.0), lambda: 0))
     return metrics.page()[0].decode()
 
 
@@ -138,7 +140,7 @@ def test_metrics_are_documented_and_documented_metrics_exist():
 
 def test_no_other_metric_is_named_in_text_or_queries():
     known = set(exposed(gateway_page())) | set(exposed(engine_page()))
-    for page in ("observability.md", "deploy.md"):
+    for page in ("observability.md", "deploy.md", "troubleshooting.md"):
         text = (ROOT / "docs" / page).read_text()
         for name in re.findall(r"\brefrain_\w+", text):
             assert re.sub("_(bucket|sum|count)$", "", name) in known, f"{page}: {name}"

@@ -19,7 +19,7 @@ from processes import Process
 
 from gateway.cli.logging_setup import PrivateFormatter, log_stray
 from gateway.server.pipeline import Pipeline
-from policies.pii import PiiScanner
+from policies.pii.scan import PiiScanner
 from running_gateway import RunningGateway, start_app
 from scripted_upstream import answer_by_default, chunk, completion
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.pii import DETECTOR_VERSION, PiiScanner, Span
+from policies.pii.scan import DETECTOR_VERSION, PiiScanner, Span
 
 REGIONS = ["US", "GB"]
 ALLOWED = (

@@ -7,7 +7,7 @@ import pytest
 
 import policies
 from policies.cli import main
-from policies.schema import json_schema
+from policies.format.schema import json_schema
 
 DEFAULT = str(Path(policies.__file__).parent / "default.yaml")
 

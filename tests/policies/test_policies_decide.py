@@ -4,9 +4,8 @@ import hashlib
 
 import pytest
 
-from policies.conditions import glob_test, keyword_test
-from policies.decide import RequestFacts
-from policies.parse import parse_policy
+from policies.format.load import parse_policy
+from policies.policy import RequestFacts, glob_test, keyword_test
 
 KEY = hashlib.sha256(b"sk-acme").hexdigest()
 PROMPT = hashlib.sha256(b"You help.\nBe brief.").hexdigest()

@@ -9,8 +9,8 @@ from call_counting import calls_made
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.detectors.disguises import Reading, may_be_disguised, other_readings
-from policies.pii import PiiScanner, Span
+from policies.pii.readings import Reading, may_be_disguised, other_readings
+from policies.pii.scan import PiiScanner, Span
 
 SCANNER = PiiScanner(["US", "GB"])
 

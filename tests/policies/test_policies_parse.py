@@ -2,9 +2,9 @@
 
 import pytest
 
-from policies.decide import PiiAction, Scope
-from policies.document import MAX_CHARACTERS, policy_text
-from policies.parse import PolicyError, parse_policy
+from policies.decision import PiiAction, Scope
+from policies.format.load import PolicyError, parse_policy
+from policies.format.yaml_document import MAX_CHARACTERS, policy_text
 
 DEFAULT = "default: {exact: on, semantic: on, freshness: 1h, scope: tenant, pii: bypass}\n"
 

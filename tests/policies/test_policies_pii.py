@@ -6,9 +6,9 @@ import phonenumbers
 import pytest
 from call_counting import calls_made
 
-from policies.detectors.phone import MOST_DIGITS
-from policies.detectors.secret import looks_random
-from policies.pii import PiiScanner, Span
+from policies.pii.phone import MOST_DIGITS
+from policies.pii.scan import PiiScanner, Span
+from policies.pii.secret import looks_random
 
 SCANNER = PiiScanner(["US", "GB"])
 FULL_WIDTH = str.maketrans({chr(code): chr(code + 0xFEE0) for code in range(0x21, 0x7F)})

@@ -2,8 +2,8 @@
 
 import pytest
 
-from policies.decide import RequestFacts
-from policies.parse import compile_policy, parse_spec
+from policies.format.load import parse_policy
+from policies.policy import RequestFacts
 from policies.recorded import Recorded, recorded_policy
 
 HEAD = "version: 1\n"
@@ -13,8 +13,7 @@ DEFAULT = "default: {exact: on, semantic: on, freshness: 1h, scope: tenant, pii:
 def policy(rules, tenants=""):
     listed = "rules: [" + ", ".join(rules) + "]\n"
     text = HEAD + tenants + listed + DEFAULT
-    spec = parse_spec(text, "p.yaml")
-    return recorded_policy(spec, compile_policy(spec, "p.yaml"))
+    return recorded_policy(parse_policy(text, "p.yaml"))
 
 
 def asked(text="What is the price?", **changes):

@@ -5,28 +5,25 @@ import json
 
 import pytest
 
-from policies.decide import (
+from policies.decision import (
     CLEAN_FINISH_REASONS,
+    BreakpointField,
+    BreakpointLifetime,
+    Breakpoints,
     CompressSettings,
     Decision,
     DocumentOrder,
     DocumentSettings,
+    HintSettings,
+    KeyRetention,
     PrefixSettings,
     Priority,
     Protected,
     SchemaKeys,
     VolatileKind,
 )
-from policies.hints import (
-    BreakpointField,
-    BreakpointLifetime,
-    Breakpoints,
-    HintSettings,
-    KeyRetention,
-)
-from policies.parse import PolicyError, parse_policy
-from policies.rule_settings import SettingsSpec
-from policies.wording import settings_of
+from policies.format.load import PolicyError, parse_policy
+from policies.format.settings.rule import SETTINGS, settings_of
 
 DEFAULT = "default: {exact: on, semantic: on, freshness: 1h, scope: tenant, pii: bypass%s}\n"
 RULE = "rules:\n  - name: a\n    match: {model: m}\n    %s\n"
@@ -172,7 +169,7 @@ def test_a_decision_in_words_is_read_back_as_the_same_decision(written, meant):
 
 
 def test_a_decision_in_words_names_every_setting_in_the_order_of_the_reference():
-    assert list(settings_of(decisions()[0])) == list(SettingsSpec.model_fields)
+    assert list(settings_of(decisions()[0])) == [key.name for key in SETTINGS.keys]
 
 
 OTHERS = (
@@ -292,7 +289,7 @@ def test_every_field_of_a_decision_can_be_set():
         "freshness",
         "scope",
         "pii",
-    } == set(SettingsSpec.model_fields)
+    } == {key.name for key in SETTINGS.keys}
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from ruamel.yaml import YAML
 
 import policies
 from gateway.protocol.endpoint import Endpoint
-from policies.fields import ENDPOINTS
-from policies.parse import PolicyError, parse_policy
-from policies.schema import json_schema
+from policies.format.load import PolicyError, parse_policy
+from policies.format.schema import json_schema
+from policies.format.values import ENDPOINTS
 
 FOLDER = Path(policies.__file__).parent
 SHIPPED = [FOLDER / "default.yaml", *sorted((FOLDER / "examples").glob("*.yaml"))]

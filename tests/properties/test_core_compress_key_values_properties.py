@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.prompts.compress.outcome import RefusedError
 from gateway.prompts.compress.plan import begin
 from gateway.protocol.endpoint import Endpoint
-from policies.decide import CompressSettings, DocumentSettings
+from policies.decision import CompressSettings, DocumentSettings
 
 HALF = CompressSettings(enabled=True, documents=DocumentSettings("<d>", "</d>"), keep=0.5)
 Pairs = Sequence[tuple[str, str]]

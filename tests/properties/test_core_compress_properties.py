@@ -12,7 +12,7 @@ from gateway.prompts.compress.outcome import RefusedError
 from gateway.prompts.compress.passages import passages_of, sentences_of
 from gateway.prompts.compress.plan import begin
 from gateway.protocol.endpoint import Endpoint
-from policies.decide import CompressSettings, DocumentSettings
+from policies.decision import CompressSettings, DocumentSettings
 
 PIECES = [
     "The bakery sells bread. ",

@@ -10,7 +10,7 @@ from gateway.prompts.hints.hints import hinted
 from gateway.prompts.outcome import Rewrite
 from gateway.prompts.texts import BLOCK
 from gateway.protocol.endpoint import Endpoint
-from policies.hints import (
+from policies.decision import (
     BreakpointField,
     BreakpointLifetime,
     Breakpoints,

@@ -11,7 +11,7 @@ from gateway.cache.key import Partition, identify, scope_id
 from gateway.cache.plan import end_user
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.fields import neutral_fields
-from policies.decide import Scope
+from policies.decision import Scope
 
 # Few and short: collisions of concatenated fields are what is looked for.
 WORD = st.text("ab,", max_size=3)

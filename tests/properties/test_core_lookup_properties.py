@@ -16,7 +16,7 @@ from gateway.cache.outcomes import Forward, Hit, Refused
 from gateway.cache.plan import Plan
 from gateway.protocol.reasons import Reason
 from gateway.semantic.verification import Verification
-from policies.decide import PiiAction, Scope
+from policies.decision import PiiAction, Scope
 from policies.freshness import Directives, Grace, Verdict, freshness, jittered
 
 BODIES = st.builds(

@@ -15,7 +15,7 @@ from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.prompts.rewrite.tools import KnownTools
 from gateway.prompts.texts import BLOCK
 from gateway.protocol.endpoint import Endpoint
-from policies.decide import (
+from policies.decision import (
     DocumentOrder,
     DocumentSettings,
     PrefixSettings,

@@ -11,6 +11,7 @@ from gateway.app import default_policy
 from gateway.cache.field_digests import differences, field_digests, nearest
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cli.explain_text import explanation_text
+from gateway.cli.policy import pipeline_to_explain
 from gateway.protocol.endpoint import Endpoint
 from gateway.server.admin.explain import Explainer
 from gateway.server.admin.explain_request import InquiryError, parse_inquiry
@@ -67,7 +68,9 @@ POLICIES = PolicyFile(default_policy())
 
 
 def explained(raw, store=None):
-    explainer = Explainer(POLICIES, store, None, None, b"s" * 32, lambda *_: "u", lambda: 0.0)
+    kept = store or MemoryStore(max_bytes=1)
+    pipeline = pipeline_to_explain(POLICIES, kept, b"s" * 32, "u", now=lambda: 0.0)
+    explainer = Explainer(pipeline, policy_only=store is None)
     return asyncio.run(explainer.explain(parse_inquiry(raw)))
 
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from phonenumbers import Leniency, PhoneNumberMatcher
 from stdnum import luhn
 
-from policies.detectors.dialled import DialledNumbers
-from policies.detectors.normal import normalise, normalise_with_offsets
-from policies.pii import PiiScanner
+from policies.pii.phone import DialledNumbers
+from policies.pii.readings import normalise, normalise_with_offsets
+from policies.pii.scan import PiiScanner
 
 SCANNER = PiiScanner(["US", "GB"])
 ALONE = PiiScanner([])

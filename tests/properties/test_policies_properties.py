@@ -6,10 +6,11 @@ import math
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from policies.decide import Condition, Decision, PiiAction, Policy, RequestFacts, Rule, Scope
+from policies.decision import Decision, PiiAction, Scope
+from policies.format.load import PolicyError, parse_policy
+from policies.format.schema import json_schema
 from policies.freshness import Directives, Verdict, freshness, parse_directives
-from policies.parse import PolicyError, parse_policy
-from policies.schema import json_schema
+from policies.policy import Condition, Policy, RequestFacts, Rule
 
 seconds = st.floats(0, 1e6)
 number = st.none() | st.integers(0, 10_000).map(float) | st.just(math.inf)

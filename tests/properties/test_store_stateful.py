@@ -86,6 +86,11 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.runner.run(self.store.get(key)) == self.model.get(key)
 
     @rule(key=keys)
+    def get_without_use(self, key):
+        found = self.runner.run(self.store.get(key, touch=False))
+        assert found == self.model.entries.get(key)
+
+    @rule(key=keys)
     def delete(self, key):
         self.runner.run(self.store.delete(key))
         self.model.delete(key)
@@ -136,6 +141,12 @@ class TieredMachine(SqliteMachine):
         # What the cold store evicted may still be hot, and then it is the entry last put.
         found = self.runner.run(self.store.get(key))
         expected = self.model.get(key)
+        assert found == expected or (expected is None and found == self.last_put.get(key))
+
+    @rule(key=keys)
+    def get_without_use(self, key):
+        found = self.runner.run(self.store.get(key, touch=False))
+        expected = self.model.entries.get(key)
         assert found == expected or (expected is None and found == self.last_put.get(key))
 
     @initialize()

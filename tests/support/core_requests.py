@@ -8,7 +8,7 @@ from gateway.cache.key import ANONYMOUS, Tenant
 from gateway.cache.plan import Plan, plan_request
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.reasons import Reason
-from policies.decide import Decision, PiiAction, Scope
+from policies.decision import Decision, PiiAction, Scope
 from policies.freshness import Directives
 
 SECRET = b"s" * 32

@@ -503,7 +503,7 @@ async def a_miss_streams_as_it_comes(bench: Bench) -> None:
 
 
 def _impatient_followers(bench: Bench) -> None:
-    from policies.decide import Policy
+    from policies.policy import Policy
 
     decide = Policy.decide
     bench.patch(Policy, "decide", lambda policy, facts: replace(decide(policy, facts), **SOON))

@@ -18,7 +18,7 @@ from typing import Any
 from gateway.cache.entry import Entry
 from gateway.cache.plan import Plan
 from gateway.semantic.compare.answers import Outcome
-from policies.decide import Decision
+from policies.decision import Decision
 from policies.plain_enum import plain_members
 
 _ID_BYTES = 16

@@ -20,7 +20,7 @@ from gateway.cache.plan import Plan
 from gateway.cache.ports import Quarantine
 from gateway.cache.shadow_eval.comparison import asked_id, basis_of
 from gateway.cache.shadow_eval.ledger import CheckLedger
-from policies.decide import Decision
+from policies.decision import Decision
 
 CHECKS_FILE = "semantic-checks.jsonl"
 MAX_BYTES = 8 * 2**20

@@ -76,9 +76,9 @@ class SealedStore:
         self._forgotten = 0
         self._told: set[str] = set()
 
-    async def get(self, key: bytes) -> Entry | None:
+    async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
         """See the port. What was changed or moved is forgotten and not found."""
-        sealed = await self._store.get(key)
+        sealed = await self._store.get(key, touch=touch)
         return None if sealed is None else await self._opened(sealed)
 
     async def put(self, entry: Entry) -> None:

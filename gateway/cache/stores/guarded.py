@@ -1,4 +1,12 @@
-"""When to stop asking a part that failed, and when to ask it again.
+"""Bounded waits that do not blame the other side for our own loop's being busy.
+
+A loop that runs 300 handlers in one turn looks at its sockets, and at its timers, only after the
+last: a bound by the clock then ends waits whose answer lay there all the time, and would have a
+breaker open whenever many requests come at once. Law: a wait ends with TimeoutError after so many
+ticks of the loop, each of which lasts TICK, or as long as one turn of a busy loop. On a loop that
+is not busy that is at most the bound.
+
+When to stop asking a part that failed, and when to ask it again.
 
 Law: while it is open nobody who waits for an answer asks; whether the part is back is found out by
 a probe that nobody waits for (half-open), after a pause that doubles with each probe that failed.
@@ -20,8 +28,39 @@ from typing import TypeVar
 
 from gateway.cache.entry import Entry
 from gateway.cache.ports import Page, StoreError, StoreStats, StoreUnavailableError
-from gateway.cache.stores.patience import Patience
 from gateway.cache.stores.tiered import ColdStore
+
+TICK = 0.005
+
+T = TypeVar("T")
+
+
+class Patience:
+    """Waits that share a timer, which runs while anybody waits. Used from one event loop."""
+
+    def __init__(self) -> None:
+        self._left: dict[asyncio.Timeout, int] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def wait(self, call: Awaitable[T], seconds: float) -> T:
+        """Return the call's result. Raises TimeoutError after ``seconds``, or what it raises."""
+        async with asyncio.timeout(None) as bound:
+            self._left[bound] = max(1, round(seconds / TICK))
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(TICK, self._tick)
+            try:
+                return await call
+            finally:
+                del self._left[bound]
+
+    def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        for bound, left in self._left.items():
+            self._left[bound] = left - 1
+            if left == 1:
+                bound.reschedule(loop.time())
+        self._timer = loop.call_later(TICK, self._tick) if self._left else None
+
 
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 2.0
@@ -59,7 +98,6 @@ PROBE_KEY = bytes(32)
 """A key that no entry has; looking it up is the probe."""
 
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 class GuardedStore:
@@ -91,9 +129,9 @@ class GuardedStore:
         """What to tell of the store where it is not used at present, else None."""
         return "not answering" if isinstance(self._breaker, Open) else None
 
-    async def get(self, key: bytes) -> Entry | None:
+    async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
         """See the port."""
-        return await self._guarded(self._store.get(key), self._read_seconds)
+        return await self._guarded(self._store.get(key, touch=touch), self._read_seconds)
 
     async def put(self, entry: Entry) -> None:
         """See the port."""

@@ -44,11 +44,11 @@ class MemoryStore:
         self._shared: dict[Hashable, Hashable] = {}
         self._closed = False
 
-    async def get(self, key: bytes) -> Entry | None:
+    async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
         """See the port."""
         self._check_open()
         found = self._entries.get(key)
-        if found is not None:
+        if touch and found is not None:
             self._eviction.use(key)
         return found
 

@@ -75,13 +75,16 @@ class TieredStore:
         if news is not None:
             news.listen(self._changed, self._lost)
 
-    async def get(self, key: bytes) -> Entry | None:
+    async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
         """See the port. Does not suspend when the hot tier has the entry and may be used."""
         if self._news is None or self._news.current(key):
-            entry = await self._hot.get(key)
+            entry = await self._hot.get(key, touch=touch)
             if entry is not None:
-                self._cold.touch(key)
+                if touch:
+                    self._cold.touch(key)
                 return entry
+        if not touch:  # nor is it brought to the hot tier
+            return await self._cold.get(key, touch=False)
         return await self._reads.ask(key, partial(self._read, key))
 
     async def _read(self, key: bytes) -> Entry | None:

@@ -10,9 +10,8 @@ from typing import NamedTuple
 from gateway.prompts.compress.outcome import Refusal
 from gateway.prompts.compress.readable import readable
 from gateway.prompts.compress.words import content_words, words_of
-from gateway.semantic.compare.proper_names import named
-from gateway.semantic.eligibility.follow_up import is_vague, leans
-from gateway.semantic.eligibility.language import is_english
+from gateway.semantic.compare.text_forms import named
+from gateway.semantic.eligibility.rules import is_english, is_vague, leans
 from gateway.semantic.eligibility.tokens import sentences_of, worded
 
 _LABEL = re.compile(

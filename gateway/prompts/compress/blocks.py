@@ -14,7 +14,7 @@ from gateway.prompts.outcome import DeclinedError
 from gateway.prompts.rewrite.documents import pieces
 from gateway.prompts.texts import Path, is_block
 from gateway.protocol.endpoint import Endpoint
-from policies.decide import CompressSettings, DocumentSettings
+from policies.decision import CompressSettings, DocumentSettings
 
 _RESULTS = frozenset({"tool", "function"})
 _PROSE = frozenset({"text", "input_text"})

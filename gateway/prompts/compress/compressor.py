@@ -13,7 +13,7 @@ from gateway.prompts.compress.outcome import Compression, Refusal, RefusedError
 from gateway.prompts.compress.plan import Compressed, applies, begin
 from gateway.protocol.endpoint import Endpoint
 from gateway.semantic.ports import LocalEncoder, SemanticUnavailableError
-from policies.decide import Decision
+from policies.decision import Decision
 
 log = logging.getLogger(__name__)
 

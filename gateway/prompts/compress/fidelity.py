@@ -11,10 +11,9 @@ from itertools import combinations, islice
 
 from gateway.prompts.compress.facts import denials, facts_of
 from gateway.prompts.compress.words import content_words, words_of
-from gateway.semantic.compare.proper_names import named
-from gateway.semantic.eligibility.code import holds_code
-from gateway.semantic.eligibility.language import is_english
-from gateway.semantic.eligibility.tokens import sentences_of
+from gateway.semantic.compare.text_forms import named
+from gateway.semantic.eligibility.rules import is_english
+from gateway.semantic.eligibility.tokens import holds_code, sentences_of
 
 _SPACE = re.compile(r"\s+")
 _WORD = r"(?<!\w){}(?!\w)"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import orjson
 
-from gateway.semantic.eligibility.code import holds_code
+from gateway.semantic.eligibility.tokens import holds_code
 
 _JSON_STARTS = ("{", "[")
 _FENCES = ("```", "~~~")

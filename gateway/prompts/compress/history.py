@@ -14,8 +14,8 @@ from gateway.prompts.compress.fidelity import can_be_told, says_the_same
 from gateway.prompts.json_splice import Edit, Places, printed, spliced
 from gateway.prompts.texts import is_block
 from gateway.protocol.endpoint import Endpoint
-from gateway.protocol.prompt_size import BYTES_A_TOKEN
-from policies.decide import CompressSettings
+from gateway.protocol.tokens import BYTES_A_TOKEN
+from policies.decision import CompressSettings
 
 LEAST_BYTES = 2048
 """Of turns that are worth a summary."""

@@ -24,9 +24,9 @@ from gateway.prompts.compress.relevance import related
 from gateway.prompts.json_splice import Edit, Places, all_replaced, printed, spliced
 from gateway.prompts.texts import Path
 from gateway.protocol.endpoint import Endpoint
-from gateway.protocol.prompt_size import BYTES_A_TOKEN
-from gateway.semantic.eligibility.language import is_prose
-from policies.decide import CompressSettings
+from gateway.protocol.tokens import BYTES_A_TOKEN
+from gateway.semantic.eligibility.rules import is_prose
+from policies.decision import CompressSettings
 
 MOST_CHARACTERS = 2**19
 """Of all declared context; more is left as it is."""

@@ -16,7 +16,7 @@ from gateway.prompts.compress.asking import Question
 from gateway.prompts.compress.facts import has_id, has_negation, has_number
 from gateway.prompts.compress.passages import Passage
 from gateway.prompts.compress.words import content_words, words_of
-from policies.decide import Protected
+from policies.decision import Protected
 
 FAR = 0.25
 """Cosine similarity below which a passage without a word of the question is about another thing."""

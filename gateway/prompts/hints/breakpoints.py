@@ -15,8 +15,8 @@ from gateway.prompts.json_splice import Edit, Places, replaced
 from gateway.prompts.outcome import DeclinedError, WhyNot
 from gateway.prompts.texts import Path, is_block
 from gateway.protocol.endpoint import Endpoint
-from gateway.protocol.prompt_size import BYTES_A_TOKEN
-from policies.hints import BreakpointField, BreakpointLifetime, Breakpoints, HintSettings
+from gateway.protocol.tokens import BYTES_A_TOKEN
+from policies.decision import BreakpointField, BreakpointLifetime, Breakpoints, HintSettings
 
 _INSTRUCTING = frozenset({"system", "developer"})
 _TURNS = {Endpoint.CHAT: "messages", Endpoint.RESPONSES: "input"}

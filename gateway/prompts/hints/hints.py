@@ -23,7 +23,7 @@ from gateway.prompts.json_splice import Edit, spliced
 from gateway.prompts.outcome import Declined, DeclinedError, Rewrite, WhyNot
 from gateway.prompts.texts import is_block
 from gateway.protocol.endpoint import Endpoint
-from policies.hints import BreakpointField, Breakpoints, HintSettings, KeyRetention
+from policies.decision import BreakpointField, Breakpoints, HintSettings, KeyRetention
 
 FIELD = "prompt_cache_key"
 BEGINNING_BYTES = 3072

@@ -6,7 +6,7 @@ Law: a model that is not known gets none, because servers may refuse a field tha
 import re
 from typing import NamedTuple
 
-from policies.hints import BreakpointField, HintSettings
+from policies.decision import BreakpointField, HintSettings
 
 LEAST_TOKENS = 1024
 """What most providers cache at least."""

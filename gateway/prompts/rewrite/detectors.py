@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import re2
 
 from gateway.prompts.rewrite.fences import code_blocks
-from policies.decide import VolatileKind
+from policies.decision import VolatileKind
 
 _ENGINE_BYTES = 16 << 20
 

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from gateway.prompts.outcome import DeclinedError, WhyNot
-from policies.decide import DocumentOrder, DocumentSettings
+from policies.decision import DocumentOrder, DocumentSettings
 
 MOST = 1024
 """Documents of one request."""

@@ -17,7 +17,7 @@ from gateway.prompts.rewrite import documents, fences, volatile
 from gateway.prompts.rewrite.detectors import finder
 from gateway.prompts.rewrite.documents import Memory
 from gateway.prompts.texts import Conversation, Text
-from policies.decide import PrefixSettings
+from policies.decision import PrefixSettings
 
 _BREAK = "  "
 _ENDS = frozenset(" \t\r")

@@ -15,8 +15,7 @@ from gateway.prompts.rewrite.documents import NOTHING_KNOWN, Memory
 from gateway.prompts.rewrite.tools import Form, Forms
 from gateway.prompts.texts import Conversation, conversation
 from gateway.protocol.endpoint import Endpoint
-from policies.decide import PrefixSettings, SchemaKeys
-from policies.hints import MARKS
+from policies.decision import MARKS, PrefixSettings, SchemaKeys
 
 _TOOL_FIELDS = {
     Endpoint.CHAT: ("tools", "functions"),

@@ -12,7 +12,7 @@ import orjson
 
 from gateway.prompts.json_splice import Places, after_space, end_of_printed
 from gateway.prompts.texts import Path
-from policies.decide import SchemaKeys
+from policies.decision import SchemaKeys
 
 _NAMED = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from gateway.prompts.json_splice import Edit, Elements, end_of, next_element
 from gateway.prompts.outcome import DeclinedError, Rewrite, WhyNot
 from gateway.prompts.rewrite.schema_keys import in_order
-from policies.decide import PrefixSettings, SchemaKeys
+from policies.decision import PrefixSettings, SchemaKeys
 
 MOST_BYTES = 2**24
 """Of all remembered tools; beyond it, all are forgotten."""

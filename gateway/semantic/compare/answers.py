@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.semantic.compare.markdown import Unmarked, unmarked
-from gateway.semantic.compare.proper_names import name_others, named
+from gateway.semantic.compare.text_forms import name_others, named
 from policies.plain_enum import plain_members
 
 

@@ -2,10 +2,19 @@
 
 Law: NFKC, but for what stands higher, lower, in a circle or in a fraction: that is set apart from
 the figures beside it (``10⁶`` is ``10^6``, not ``106``). Time is linear in the text.
+
+Whether two short texts name others.
+
+Law: a name is told by its capital letter, which tells little: German nouns, headings, buttons and
+shouting have it too. So names that only one text has are a doubt; a contradiction only where the
+rest is English and nearly the same words, and neither name is a kind (``a Swede``), shouted, or
+the other's in another spelling.
 """
 
 import re
 import unicodedata
+from dataclasses import dataclass
+from difflib import SequenceMatcher
 from itertools import groupby
 
 _STRETCH = re.compile(r"\S{1,256}|\s+")
@@ -58,3 +67,97 @@ def _between(before: str, after: str, former: str, kind: str) -> str:
     if before.isdigit() and after.isdigit() and (former or kind):
         return " " if kind == _FRACTION else "_"
     return ""
+
+
+_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
+_BEGINS = re.compile(r"[.!?:;\u2026\n\"\u201e\u00ab(\[|>]|\s-+\s")
+"""What stands between two words of which the second has a capital in any case."""
+_TITLES = {"mr", "mrs", "ms", "dr", "prof", "st"}
+_ENGLISH = {
+    *("the", "is", "are", "it", "of", "by", "and", "to", "from", "with", "that", "this", "has"),
+    *("have", "you", "your", "we", "they", "their", "its", "called", "named", "wrote", "written"),
+}
+"""None of them a German word: no other language gives nouns a capital."""
+_ARTICLES = {"a", "an"}
+
+SAME_REST = 0.6
+"""Words in common of those that are no names, from which on two texts say it in one way."""
+SAME_SPELLING = 0.6
+"""Kiev and Kyiv, Jon and John."""
+MOST_LETTERS = 64
+MOST_PAIRS = 64
+"""Of names whose spellings are compared, in time that grows with the third power of the letters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The words of a text, folded, and those of them that it names something by."""
+
+    words: frozenset[str]
+    ordinary: frozenset[str]
+    """Written small somewhere."""
+    names: frozenset[str]
+    surely: frozenset[str]
+    """Names that are neither shouted nor kinds of things."""
+
+
+def named(text: str) -> Named:
+    """Find the capitals in a text that its sentences do not explain."""
+    words: set[str] = set()
+    ordinary: set[str] = set()
+    names: set[str] = set()
+    surely: set[str] = set()
+    before, end = "", 0
+    for found in _WORD.finditer(text):
+        word = found[0].removesuffix("'s")
+        folded = word.casefold()
+        words.add(folded)
+        if word[0].islower():
+            ordinary.add(folded)
+        elif _is_capital(word) and before and not _begins(text[end : found.start()], before):
+            names.add(folded)
+            if not word.isupper() and before.casefold() not in _ARTICLES:
+                surely.add(folded)
+        before, end = found[0], found.end()
+    return Named(frozenset(words), frozenset(ordinary), frozenset(names), frozenset(surely))
+
+
+def _is_capital(word: str) -> bool:
+    if len(word) == 1 or word.startswith("I'") or word.casefold() in _TITLES:
+        return False
+    return word[0].isupper()
+
+
+def _begins(between: str, before: str) -> bool:
+    if between.strip() == "." and (before.casefold() in _TITLES or len(before) == 1):
+        return False
+    return _BEGINS.search(between) is not None
+
+
+def name_others(one: Named, other: Named) -> bool | None:
+    """Tell whether two texts name others: True, and it is a contradiction; None, they do not.
+
+    False is a doubt.
+    """
+    ordinary = one.ordinary | other.ordinary
+    ours, theirs = one.names - ordinary, other.names - ordinary
+    if ours <= other.words and theirs <= one.words:
+        return None
+    if not ours or not theirs or ours & other.words or theirs & one.words:
+        return False
+    if not (ours <= one.surely and theirs <= other.surely):
+        return False
+    rest, other_rest = one.words - ours, other.words - theirs
+    if not rest & other_rest & _ENGLISH:
+        return False
+    if len(rest & other_rest) < SAME_REST * len(rest | other_rest):
+        return False
+    if len(ours) * len(theirs) > MOST_PAIRS:
+        return False
+    return not any(_alike(mine, yours) for mine in ours for yours in theirs)
+
+
+def _alike(one: str, other: str) -> bool:
+    if max(len(one), len(other)) > MOST_LETTERS:
+        return True  # for all that is known
+    return SequenceMatcher(None, one, other, autojunk=False).ratio() >= SAME_SPELLING

@@ -1,4 +1,13 @@
-"""Which questions may be looked up by meaning, and found by it; the others hit only exactly.
+"""Whether a text is in another language than English, by its letters and its function words.
+
+Law: pure and total; a few words without any function word are English unless marked otherwise.
+
+Whether a turn is understood only by the turns before it, or says too little by itself.
+
+Law: pure, and of one text. That the earlier turns are equal is the fingerprint's to say. But how
+near two texts are, and whether one answer fits both, cannot be told of words that stand for others.
+
+Which questions may be looked up by meaning, and found by it; the others hit only exactly.
 
 Law: total and pure. A text is bounded before it is read, so time is linear and short whatever a
 client sends. What a lookup may not look for, storing may not make findable: both ask here. In doubt
@@ -6,18 +15,119 @@ a question is exact only, which costs a hit and never an answer.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from gateway.protocol.conversation import follows_turns, obstacle, semantic_question
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.reasons import Ineligible
 from gateway.semantic.eligibility import words as lists
-from gateway.semantic.eligibility.code import holds_code
-from gateway.semantic.eligibility.follow_up import is_vague, leans
-from gateway.semantic.eligibility.language import is_foreign
 from gateway.semantic.eligibility.time_sensitive import depends_on_time, varies
-from gateway.semantic.eligibility.tokens import Worded, sentences_of, worded
+from gateway.semantic.eligibility.tokens import Worded, holds_code, sentences_of, worded
+
+MOST_WITHOUT_FUNCTION_WORDS = 9
+"""Twice as many with one of them, and so on."""
+OTHER_LETTERS = 0.1
+"""Share of letters that are not Latin, from which on a text is written in another script."""
+
+_LOWER_ACCENTED = re.compile(r"\b[a-z]*[\u00df-\u00f6\u00f8-\u00ff][a-z]*\b")
+_LATIN_ENDS = "\u024f"
+
+
+def is_foreign(text: Worded) -> bool:
+    """Judge a text in Latin letters by its function words."""
+    vocabulary = text.vocabulary
+    english = len(vocabulary & lists.ENGLISH)
+    foreign = len(vocabulary & lists.FOREIGN)
+    perhaps = len(vocabulary & lists.PERHAPS_FOREIGN)
+    if foreign and (foreign + perhaps) * 2 > english:
+        return True
+    if len(text.words) > MOST_WITHOUT_FUNCTION_WORDS * (english + 1):
+        return True
+    if english:
+        return perhaps > english + 1
+    return perhaps > 1 or (
+        not text.text.isascii() and _LOWER_ACCENTED.search(text.text) is not None
+    )
+
+
+def is_prose(text: str) -> bool:
+    """Tell whether a text is English sentences: rows of data have no function words."""
+    return is_english(text) and not worded(text).vocabulary.isdisjoint(lists.ENGLISH)
+
+
+def is_english(text: str) -> bool:
+    """Tell whether an English encoder makes sense of a text."""
+    if not text.isascii():
+        letters = [character for character in text if character.isalpha()]
+        if sum(letter > _LATIN_ENDS for letter in letters) > OTHER_LETTERS * len(letters):
+            return False
+    return not is_foreign(worded(text))
+
+
+_FRAGMENT = 2
+"""Words of an answer or a hint, such as "the second" or "in Canada"."""
+_SHORT = 5
+_LONG = 10
+"""Words from which on a sentence says itself what "the other one" is."""
+_CLOSE = 3
+_ENOUGH_BEFORE = 4
+"""Words of content before a pronoun, which is then taken to stand for one of them."""
+
+
+def is_vague(turn: Worded) -> bool:
+    """Tell whether a text says so little that its sense must come from elsewhere."""
+    return len(turn.words) <= _FRAGMENT and turn.vocabulary <= lists.VAGUE
+
+
+def leans(turn: Worded) -> bool:
+    """Tell whether a turn after others may lean on them."""
+    words, vocabulary, pairs = turn.words, turn.vocabulary, turn.pairs
+    return (
+        len(words) <= _FRAGMENT
+        or words[0] in lists.LEANING_OPENINGS
+        or (len(words) <= _SHORT and _is_fragment(turn))
+        or not vocabulary.isdisjoint(lists.LEANING_ANYWHERE)
+        or (len(words) <= _LONG and words[-1] in lists.LEANING_ENDS)
+        or (len(words) <= _LONG and not pairs.isdisjoint(lists.LEANING_PAIRS))
+        or _refers_back(words, vocabulary)
+    )
+
+
+def _is_fragment(turn: Worded) -> bool:
+    first = turn.words[0]
+    return first in lists.PREPOSITIONS or turn.vocabulary.isdisjoint(lists.ASKING)
+
+
+def _refers_back(words: Sequence[str], vocabulary: frozenset[str]) -> bool:
+    """Tell whether a pronoun has nothing before it in its own text that it could stand for."""
+    if vocabulary.isdisjoint(lists.PRONOUNS):
+        return False
+    content = 0
+    before = ""
+    for at, word in enumerate(words):
+        if word not in lists.PRONOUNS:
+            new = word not in lists.ENGLISH
+            content += _ENOUGH_BEFORE if new and before in lists.INTRODUCING else new
+        elif not _stands_for_nothing(word, before, words[at + 1 :]):
+            return content < _ENOUGH_BEFORE
+        before = word
+    return False
+
+
+def _stands_for_nothing(word: str, before: str, rest: Sequence[str]) -> bool:
+    match word:
+        case "it":
+            return not lists.AFTER_EMPTY_IT.isdisjoint(rest[:-1][:_CLOSE])
+        case "there":
+            return before in lists.BEING or not lists.BEING.isdisjoint(rest[:1])
+        case "that":
+            return before in lists.BEFORE_CLAUSE or bool(before and before not in lists.ENGLISH)
+        case "this":
+            return not lists.PERIODS.isdisjoint(rest[:1])
+        case _:
+            return False
+
 
 MOST_CHARACTERS = 1000
 MOST_WORDS = 160

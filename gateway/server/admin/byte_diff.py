@@ -7,6 +7,7 @@ differs.
 import re
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
+from itertools import takewhile
 from typing import NamedTuple
 
 from gateway.prompts.json_splice import Edit
@@ -59,9 +60,5 @@ def _differences(went: bytes, came: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 def _same(one: list[bytes], other: list[bytes]) -> int:
     """Return how many words both begin with."""
-    count = 0
-    for mine, theirs in zip(one, other, strict=False):
-        if mine != theirs:
-            break
-        count += 1
-    return count
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

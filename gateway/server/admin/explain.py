@@ -1,261 +1,153 @@
 """What would become of a request, and why: the rule, the decision, the scan, the lookup.
 
-Law: an explanation drives the same machine as a request does and changes nothing; it tells field
-names, places, digests and figures, never an answer or another scope's anything, and of a prompt
-only what the request asked about would change of its own (``explained_rewrite``).
+Law: the pipeline itself drives the lookup, with a trace; here what it noted is put into words.
+Nothing changes. An explanation has field names, places, digests and figures, never an answer or
+another scope's anything; of a prompt only what would be rewritten of the request asked about.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 from gateway.cache.entry import KEY_VERSION, Entry
 from gateway.cache.field_digests import differences, field_digests, nearest
-from gateway.cache.key import Tenant, document_owner, identify
-from gateway.cache.lookup import start
-from gateway.cache.outcomes import Forward, Hit, Refused, set_apart
-from gateway.cache.plan import Plan, plan_request
-from gateway.cache.ports import ActivePolicy, Learned, PolicySource, Store, StoreError
+from gateway.cache.key import Tenant, document_owner
+from gateway.cache.lookup import LookUpExact, LookUpPersonal, ScanPrompt, State
+from gateway.cache.lookup_semantic import FetchCandidate, SearchSemantic, VerifyCandidate
+from gateway.cache.outcomes import End, Forward, Hit, Refused
+from gateway.cache.plan import Plan
+from gateway.cache.ports import Store, StoreError
+from gateway.prompts.hints.hints import Hinted, hinted, hints_for
+from gateway.prompts.rewrite.rewrite import Rewritten, rewrite
 from gateway.protocol.cache_status import Forwarded
-from gateway.protocol.embeddings import item_body, items_of
-from gateway.protocol.endpoint import Endpoint
-from gateway.protocol.errors import RequestError
+from gateway.protocol.errors import PromptTooLongError, RequestError
 from gateway.protocol.messages import Inbound
-from gateway.protocol.prompt_size import prompt_tokens
-from gateway.protocol.reasons import Reason
+from gateway.protocol.reasons import Ineligible, Reason
+from gateway.protocol.tokens import prompt_tokens
 from gateway.semantic.eligibility.rules import sought
-from gateway.semantic.ports import SemanticIndex, Verifier
-from gateway.server.admin.explain_request import Inquiry, InquiryError, read_inquiry, written
-from gateway.server.admin.explained_lookup import Drive
-from gateway.server.admin.explained_rewrite import explained_rewrite
-from gateway.server.admin.findings import Finding, findings
-from gateway.server.admin.ineligible_wording import POLICY, SWITCHED_OFF, WORDING
+from gateway.server.admin.byte_diff import hunks
+from gateway.server.admin.explain_request import Inquiry, InquiryError, findings, read_inquiry
 from gateway.server.admin.selection import SelectionError
 from gateway.server.pipeline import Pipeline
-from gateway.server.request import facts_of, parse_request
-from gateway.upstream.request import without_salt
-from policies.decide import Condition, Decision, PiiAction, RequestFacts
-from policies.freshness import parse_directives
-from policies.pii import PiiScanner
-from policies.wording import settings_of
+from gateway.server.request import Asked, Step, Trace, Verdict, facts_of
+from policies.decision import PiiAction
+from policies.format.settings.rule import settings_of
+from policies.pii.scan import PiiScanner
+from policies.policy import Condition, RequestFacts
 
 PAGE = 256
 MOST_COMPARED = 50_000
-MOST_ITEMS = 64
-"""Items of one batch of embeddings that are looked up."""
+MOST_HUNKS = 100
 SCAN_SECONDS = 10.0
+
+WHY_NOT = {
+    Ineligible.ENDPOINT: "only chat completions and responses are looked up by meaning",
+    Ineligible.TOOLS: "with tools the answer may be an action",
+    Ineligible.TOOL_RESULTS: "what a tool returned holds the particulars",
+    Ineligible.NOT_TEXT: "the conversation holds more than plain text",
+    Ineligible.LAST_TURN: "the last message is not the user's",
+    Ineligible.EMPTY: "the last message is empty",
+    Ineligible.TOO_LONG: "the text is too long to be compared whole",
+    Ineligible.UNREADABLE: "it holds emoji, control or invisible characters",
+    Ineligible.LANGUAGE: "it is not in English, or not in English alone",
+    Ineligible.CODE: "it holds code, which is exact to the character",
+    Ineligible.STUFFED: "it repeats itself, or holds what is no word",
+    Ineligible.INSTRUCTIONS: "it gives orders to the model or to the cache",
+    Ineligible.PAYLOAD: "it brings a text to work on, or a link",
+    Ineligible.MANY_QUESTIONS: "it asks several questions at once",
+    Ineligible.FOLLOW_UP: "it leans on the earlier turns",
+    Ineligible.VAGUE: "it says too little by itself",
+    Ineligible.VARIETY: "it asks for another answer, or for one by chance",
+    Ineligible.TIME: "the answer depends on when it is asked",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Explainer:
-    """Explains requests. Without a store only what the policy says; without an index no meaning."""
+    """Explains what a pipeline does; ``policy_only`` where there is no store to look into."""
 
-    policies: PolicySource
-    store: Store | None
-    semantic: SemanticIndex | None
-    verifier: Verifier | None
-    secret: bytes
-    upstream: Callable[[Endpoint, str], str]
-    """Name of who answers an endpoint and model."""
-    now: Callable[[], float]
-    salts_caches: bool = False
-    without_index: str = "this gateway runs without an index of questions"
+    pipeline: Pipeline
     holder: Callable[[Mapping[str, str]], str | None] = lambda _: None
     """Whose gateway key a request bears; raises RequestError where it may not ask at all."""
-    barred: Callable[[bytes], bool] = lambda _: False
-    """Tells of an entry's key that it is in quarantine."""
-    learned: Learned | None = None
+    without_index: str = "this gateway runs without an index of questions"
+    policy_only: bool = False
 
     async def explain(self, inquiry: Inquiry) -> dict[str, Any]:
         """Return the explanation, a JSON object."""
-        told: dict[str, Any] = {
-            "request": {"endpoint": inquiry.endpoint.value, "inferred": inquiry.inferred}
-        }
+        trace, end = Trace(), None
+        request = {"endpoint": inquiry.endpoint, "inferred": inquiry.inferred}
+        told: dict[str, Any] = {"request": request}
         try:
             holder = self.holder(inquiry.headers)
-            body, _, odd = parse_request(inquiry.endpoint, written(inquiry))
-            if odd is not None:
-                message = f"{odd} The request is forwarded as it came."
-                told["outcome"] = {
-                    "would": "bypass",
-                    "reason": Reason.UNKNOWN_SHAPE.value,
-                    "message": message,
-                }
-                return told
+            inbound = Inbound(inquiry.target, inquiry.headers, (), inquiry.raw, holder)
+            end = await self.pipeline.explain(inquiry.endpoint, inbound, trace)
+        except PromptTooLongError as error:
+            told["outcome"] = {"would": "refused", "reason": error.reason}
         except RequestError as error:
-            told["outcome"] = {"would": "invalid", "message": str(error)}
+            return told | {"outcome": {"would": "invalid", "message": str(error)}}
+        if trace.odd is not None:
+            message = f"{trace.odd} The request is forwarded as it came."
+            bypass = {"would": "bypass", "reason": Reason.UNKNOWN_SHAPE, "message": message}
+            return {"outcome": bypass} | told
+        asked = trace.asked
+        told["request"] |= {"model": inquiry.body["model"], "tenant": _whose(asked.tenant, holder)}
+        told |= _decision(asked)
+        if end is None:
             return told
-        active = self.policies.active
-        tenant = identify(inquiry.headers, holder)
-        inbound = Inbound(inquiry.endpoint.value, inquiry.headers, (), b"", holder)
-        facts = facts_of(inquiry.endpoint, body, inbound, tenant)
-        decision = active.policy.decide(facts)
-        told["request"] |= {"model": facts.model, "tenant": _whose(tenant, holder)}
-        told["policy"] = {"source": active.policy.source, "generation": active.policy.generation}
-        told["rules"] = [
-            {"rule": each.rule, "failed": [_failed(failed, facts) for failed in each.failed]}
-            for each in active.policy.considered(facts)
-        ]
-        told["decision"] = {"rule": decision.rule, "settings": settings_of(decision)}
-        most, tokens = decision.max_prompt_tokens, prompt_tokens(inquiry.endpoint, body)
-        told["prompt_tokens"] = tokens
-        if most is not None and tokens > most:
-            told["outcome"] = {"would": "refused", "reason": Reason.PROMPT_TOO_LONG.value}
+        told |= await asyncio.to_thread(_rewrites, asked, self.pipeline.secret)
+        told["pii"] = await _personal_data(asked)
+        told["semantic"] = _eligibility(asked)
+        told["outcome"] = _outcome(end, self.pipeline.now())
+        # The first item of a batch that is no hit speaks for all.
+        missed = (steps for steps in trace.lookups if not isinstance(steps[-1].state, Hit))
+        steps = next(missed, trace.lookups[0])
+        if len(steps) == 1:  # it was not looked up
             return told
-        owner = document_owner(self.secret, tenant)
-        told |= await explained_rewrite(inquiry, body, decision, owner)
-        single = [body]
-        if inquiry.endpoint is Endpoint.EMBEDDINGS:  # each item is an entry of its own
-            single = [item_body(body, item) for item in items_of(body)[:MOST_ITEMS]]
-        plans = [self._plan(inquiry, each, active, tenant, decision) for each in single]
-        found = await _scanned(inquiry, body, active, decision)
-        told["pii"] = {
-            "scanned": decision.pii is not PiiAction.ALLOW,
-            "findings": [
-                {name: told for name, told in asdict(each).items() if name != "keyed"}
-                for each in found
-            ],
+        if not self.policy_only:
+            told |= await self._lookup(steps, trace, end)
+        elif told["outcome"]["would"] != "bypass":
+            told["outcome"] = {"would": "lookup"}
+        return told
+
+    async def _lookup(self, steps: Sequence[Step], trace: Trace, end: End) -> dict[str, Any]:
+        plan: Plan = steps[0].state.plan
+        told: dict[str, Any] = {
+            "lookup": [self._words(step) for step in steps[:-1]],
+            "identity": {"key": plan.key.hex(), "scope": plan.partition.scope.hex()},
         }
-        told["semantic"] = _eligibility(inquiry.endpoint, body, enabled=decision.semantic)
-        looked_up = [plan for plan in plans if isinstance(plan, Plan)]
-        if looked_up != plans:
-            (reason, *_) = (plan for plan in plans if isinstance(plan, Reason))
-            told["outcome"] = {"would": "bypass", "reason": reason.value}
-            return told
-        told |= await self._looked_up(looked_up, found)
-        return told
-
-    def _plan(
-        self,
-        inquiry: Inquiry,
-        body: dict[str, Any],
-        active: ActivePolicy,
-        tenant: Tenant,
-        decision: Decision,
-    ) -> Plan | Reason:
-        return plan_request(
-            without_salt(body) if self.salts_caches else body,
-            endpoint=inquiry.endpoint,
-            upstream=self.upstream(inquiry.endpoint, body.get("model") or ""),
-            query=inquiry.query,
-            tenant=tenant,
-            secret=self.secret,
-            decision=decision,
-            pii_identity=active.pii_identities[decision.pii],
-            directives=parse_directives(inquiry.headers.get("cache-control")),
-        )
-
-    async def _looked_up(self, plans: Sequence[Plan], found: Sequence[Finding]) -> dict[str, Any]:
-        """Look each plan up in turn; the first that is no hit speaks for all of them."""
-        first = plans[0]
-        if self.store is None:
-            refused = first.scans and found and first.personal is None
-            would = {"would": "bypass", "reason": Reason.PII.value} if refused else {}
-            return {"outcome": would or {"would": "lookup"}}
-        drive = Drive(
-            self.store,
-            self.semantic,
-            self.verifier,
-            [each for each in found if each.keyed],
-            self.now,
-            self.without_index,
-            self.barred,
-            self.learned,
-        )
+        if len(trace.lookups) > 1:
+            stored = sum(isinstance(each[-1].state, Hit) for each in trace.lookups)
+            told["items"] = {"asked": len(trace.lookups), "stored": stored}
+        fault = next((step.came for step in steps if isinstance(step.came, StoreError)), None)
         try:
-            ends = [(plan, await drive.run(start(plan))) for plan in plans]
-            if first.scans and not all(each.keyed for each in found):
-                ends = [(plan, set_apart(end, Reason.PII, personal=True)) for plan, end in ends]
+            if fault is not None:
+                raise fault
+            forward = end.status.forwarded if isinstance(end, Forward) else None
+            if isinstance(end, Refused) or forward is Forwarded.MISS:
+                told["nearest"] = await _nearest(plan, self.pipeline.store, self.pipeline.now())
         except StoreError as error:
-            return {"outcome": {"would": "unknown", "message": f"The store failed: {error}"}}
-        plan, end = next((each for each in ends if not isinstance(each[1], Hit)), ends[0])
-        told: dict[str, Any] = {"lookup": drive.steps, "outcome": _outcome(end, self.now())}
-        if len(plans) > 1:
-            stored = sum(isinstance(each, Hit) for _, each in ends)
-            told["items"] = {"asked": len(plans), "stored": stored}
-        told["identity"] = {"key": plan.key.hex(), "scope": plan.partition.scope.hex()}
-        if not isinstance(end, Hit) and _nothing_stored(end):
-            told["nearest"] = await self._nearest(plan, self.store)
+            told["outcome"] = {"would": "unknown", "message": f"The store failed: {error}"}
         return told
 
-    async def _nearest(self, plan: Plan, store: Store) -> dict[str, Any]:
-        """Find the entry of the same scope and endpoint that differs least."""
-        partition = plan.partition
-        compared = 0
-        kept: Entry | None = None
-        ours = field_digests(self.secret, partition.scope, partition.endpoint, plan.body)
-        after: bytes | None = None
-        walked = 0
-        while walked < MOST_COMPARED:
-            page = await store.walk(after, PAGE)
-            walked += len(page.entries)
-            near = [
-                entry
-                for entry in page.entries
-                if entry.scope == partition.scope
-                and entry.endpoint == partition.endpoint
-                and entry.key != plan.key
-            ]
-            compared += len(near)
-            rivals = [*([] if kept is None else [kept]), *near]
-            best = nearest(ours, [entry.digests for entry in rivals])
-            kept = None if best is None else rivals[best]
-            after = page.after
-            if after is None:
-                break
-        told: dict[str, Any] = {"entries": walked, "of_this_scope": compared, "entry": None}
-        if kept is not None:
-            told["entry"] = _summary(kept, self.now())
-            told["differences"] = [
-                asdict(each) for each in differences(ours, kept.digests)
-            ] or _outside(plan, kept)
-        return told
-
-
-def _eligibility(endpoint: Endpoint, body: dict[str, Any], *, enabled: bool) -> dict[str, Any]:
-    if not enabled:
-        return {"eligible": False, "reason": POLICY, "why_not": SWITCHED_OFF}
-    reason = sought(endpoint, body).ineligible
-    if reason is None:
-        return {"eligible": True, "reason": None, "why_not": None}
-    return {"eligible": False, "reason": reason.value, "why_not": WORDING[reason]}
-
-
-async def _scanned(
-    inquiry: Inquiry, body: dict[str, Any], active: ActivePolicy, decision: Decision
-) -> list[Finding]:
-    if decision.pii is PiiAction.ALLOW:
-        return []
-    policy = active.policy
-    async with asyncio.timeout(SCAN_SECONDS):
-        scanner = await asyncio.to_thread(PiiScanner, policy.regions, policy.allowed)
-        return await asyncio.to_thread(findings, scanner, inquiry.endpoint, body, inquiry.query)
+    def _words(self, step: Step) -> dict[str, str]:
+        state, came = step
+        name, words, failed = _STEPS.get(type(state), _STEPS[LookUpExact])
+        if isinstance(came, Exception):
+            result = failed.format(came)
+        elif isinstance(state, SearchSemantic) and came is None:
+            result = f"not looked up: {self.without_index}"
+        else:
+            result = words(state, came, self.pipeline.now())
+        return {"step": name.format(state), "result": result}
 
 
 def explain_action(
     pipeline: Pipeline, holder: Callable[[Mapping[str, str]], str | None]
 ) -> Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]:
     """Return the operator's action that explains what a pipeline does: JSON in, JSON out."""
-
-    def upstream(endpoint: Endpoint, model: str) -> str:
-        local = pipeline.local
-        served = local if local is not None and local.serves(endpoint, model) else pipeline
-        return served.coalescer.upstream.name
-
-    explainer = Explainer(
-        pipeline.policies,
-        pipeline.store,
-        pipeline.semantic,
-        pipeline.verifier,
-        pipeline.secret,
-        upstream,
-        pipeline.now,
-        salts_caches=pipeline.outbox.salts_caches,
-        holder=holder,
-        barred=pipeline.coalescer.admitter.quarantine.holds,
-        learned=pipeline.learned,
-    )
+    explainer = Explainer(pipeline, holder)
 
     async def action(asked: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -267,13 +159,54 @@ def explain_action(
     return action
 
 
-def _whose(tenant: Tenant, holder: str | None) -> str:
-    if holder is not None:
-        return f"holder {holder}"
-    if tenant.credential_sha256 is not None:
-        return f"API key with SHA-256 {tenant.credential_sha256[:12]}…"
-    named = tenant.organization or tenant.project
-    return f"no API key, {named}" if named else "anonymous"
+def _entry_words(_state: State, entry: Entry | None, now: float) -> str:
+    if entry is None:
+        return "no entry"
+    left = int(entry.expires_at - now)
+    age = max(0, int(now - entry.stored_at))
+    return f"an entry {age} s old, " + (
+        f"fresh for {left} s" if left > 0 else f"stale by {-left} s"
+    )
+
+
+def _near_words(state: SearchSemantic, near: Any, _now: float) -> str:
+    if near is Reason.SEMANTIC_OFF:
+        return "not looked up: too many such hits of the rule were wrong"
+    if not near:
+        return "no stored question of the same conversation and parameters"
+    least = state.plan.decision.min_similarity
+    enough = sum(similarity >= least for _, similarity in near)
+    return f"nearest {near[0][1]:.3f}, {enough} of {len(near)} reach {least:g}"
+
+
+def _verdict_words(state: VerifyCandidate, verdict: Verdict, _now: float) -> str:
+    budget = state.plan.decision.max_wrong_hits
+    return verdict.verification.told(verdict.threshold, budget, alias=verdict.alias)
+
+
+_STEPS: dict[type, tuple[str, Callable[[Any, Any, float], str], str]] = {
+    LookUpExact: ("exact", _entry_words, "failed: {}"),
+    LookUpPersonal: ("exact, in the end user's scope", _entry_words, "failed: {}"),
+    ScanPrompt: ("scan", lambda _, kind, __: f"{kind} found" if kind else "clean", "failed"),
+    SearchSemantic: ("meaning", _near_words, "the index cannot answer: {}"),
+    FetchCandidate: ("candidate, {0.similarity:.3f}", _entry_words, "failed: {}"),
+    VerifyCandidate: ("verification", _verdict_words, "failed: {}"),
+}
+"""Each state of a lookup: its name, the words for what its work came to, and for a fault."""
+
+
+def _decision(asked: Asked) -> dict[str, Any]:
+    facts = facts_of(asked.endpoint, asked.body, asked.inbound, asked.tenant)
+    policy, decision = asked.active.policy, asked.decision
+    return {
+        "policy": {"source": policy.source, "generation": policy.generation},
+        "rules": [
+            {"rule": each.rule, "failed": [_failed(failed, facts) for failed in each.failed]}
+            for each in policy.considered(facts)
+        ],
+        "decision": {"rule": decision.rule, "settings": settings_of(decision)},
+        "prompt_tokens": prompt_tokens(asked.endpoint, asked.body),
+    }
 
 
 def _failed(condition: Condition, facts: RequestFacts) -> dict[str, Any]:
@@ -289,35 +222,112 @@ def _failed(condition: Condition, facts: RequestFacts) -> dict[str, Any]:
     return told
 
 
-def _nothing_stored(end: Forward | Refused) -> bool:
-    return isinstance(end, Refused) or end.status.forwarded is Forwarded.MISS
+def _whose(tenant: Tenant, holder: str | None) -> str:
+    if holder is not None:
+        return f"holder {holder}"
+    if tenant.credential_sha256 is not None:
+        return f"API key with SHA-256 {tenant.credential_sha256[:12]}…"
+    named = tenant.organization or tenant.project
+    return f"no API key, {named}" if named else "anonymous"
 
 
-def _outcome(end: Hit | Forward | Refused, now: float) -> dict[str, Any]:
+def _rewrites(asked: Asked, secret: bytes) -> dict[str, Any]:
+    """Return what the rewrite plan and the hints do; what others shared is not known here."""
+    endpoint, raw, decision = asked.endpoint, asked.inbound.raw, asked.decision
+    result = rewrite(endpoint, asked.body, raw, decision.prefix)
+    told = {"rewrite": _diff(raw, result)}
+    if hints_for(endpoint, decision.hints):
+        settings, owner = decision.hints, document_owner(secret, asked.tenant)
+        sent = result.raw
+        hints = hinted(endpoint, result.body, sent, settings, rule=decision.rule, owner=owner)
+        told["hints"] = _diff(sent, hints)
+    return told
+
+
+def _diff(raw: bytes, result: Rewritten | Hinted) -> dict[str, Any]:
+    found = list(islice(hunks(raw, result.edits), MOST_HUNKS + 1))
+    return {
+        "changes": list(result.changes),
+        "declined": [{"rewrite": each.rewrite, "why": each.why} for each in result.declined],
+        "diff": [
+            {
+                name: part.decode(errors="replace") if isinstance(part, bytes) else part
+                for name, part in hunk._asdict().items()
+            }
+            for hunk in found[:MOST_HUNKS]
+        ],
+        "more": len(found) > MOST_HUNKS,
+    }
+
+
+async def _personal_data(asked: Asked) -> dict[str, Any]:
+    if asked.decision.pii is PiiAction.ALLOW:
+        return {"scanned": False, "findings": []}
+    policy = asked.active.policy
+    async with asyncio.timeout(SCAN_SECONDS):
+        scanner = await asyncio.to_thread(PiiScanner, policy.regions, policy.allowed)
+        found = await asyncio.to_thread(
+            findings, scanner, asked.endpoint, asked.body, asked.inbound.query
+        )
+    return {"scanned": True, "findings": [asdict(each) for each in found]}
+
+
+def _eligibility(asked: Asked) -> dict[str, Any]:
+    if not asked.decision.semantic:
+        why_not = "the policy switches semantic off"
+        return {"eligible": False, "reason": "policy", "why_not": why_not}
+    reason = sought(asked.endpoint, asked.body).ineligible
+    if reason is None:
+        return {"eligible": True, "reason": None, "why_not": None}
+    return {"eligible": False, "reason": reason, "why_not": WHY_NOT[reason]}
+
+
+def _outcome(end: End, now: float) -> dict[str, Any]:
     match end:
         case Hit():
-            return {
-                "would": "hit",
-                "reason": end.status.reason.value,
-                "cache_status": end.status.header(),
-                "age": end.age,
-                "ttl": end.status.ttl,
-                "similarity": end.status.similarity,
-                "score": end.status.score,
-                "threshold": end.status.threshold,
-                "entry": _summary(end.entry, now),
-            }
+            status, entry = end.status, _summary(end.entry, now)
+            told = {"would": "hit", "cache_status": status.header(), "age": end.age, "entry": entry}
+            return told | status._asdict()
         case Forward():
-            reason = end.status.reason
-            bypass = end.store is None
             return {
-                "would": "bypass" if bypass else "miss",
-                "forwarded": end.status.forwarded.value,
-                "reason": None if reason is None else reason.value,
+                "would": "bypass" if end.status.forwarded is Forwarded.BYPASS else "miss",
+                "forwarded": end.status.forwarded,
+                "reason": end.status.reason,
                 "cache_status": end.status.header(),
             }
         case Refused():
-            return {"would": "refused", "reason": Reason.ONLY_IF_CACHED.value}
+            return {"would": "refused", "reason": Reason.ONLY_IF_CACHED}
+
+
+async def _nearest(plan: Plan, store: Store, now: float) -> dict[str, Any]:
+    """Find the entry of the same scope and endpoint that differs least. Raises StoreError."""
+    partition = plan.partition
+    ours = field_digests(plan.secret, partition.scope, partition.endpoint, plan.body)
+    walked = compared = 0
+    after: bytes | None = None
+    kept: list[Entry] = []
+    while walked < MOST_COMPARED:
+        page = await store.walk(after, PAGE)
+        near = [
+            entry
+            for entry in page.entries
+            if (entry.scope, entry.endpoint) == (partition.scope, partition.endpoint)
+            and entry.key != plan.key
+        ]
+        walked += len(page.entries)
+        compared += len(near)
+        kept += near
+        best = nearest(ours, [entry.digests for entry in kept])
+        kept = [] if best is None else [kept[best]]
+        if (after := page.after) is None:
+            break
+    told: dict[str, Any] = {"entries": walked, "of_this_scope": compared, "entry": None}
+    for entry in kept:
+        told["entry"] = _summary(entry, now)
+        told["differences"] = [
+            asdict(each) for each in differences(ours, entry.digests)
+        ] or _outside(plan, entry)
+    return told
 
 
 def _summary(entry: Entry, now: float) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.text_extraction import as_names
 from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError
 from gateway.server.admin.selection import Selection
-from policies.decide import PiiAction
+from policies.decision import PiiAction
 
 PAGE = 256
 """Entries read at a time: the loop is free in between."""

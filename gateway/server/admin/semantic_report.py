@@ -15,8 +15,8 @@ from typing import Any
 from gateway.cache.ports import Comparisons, PolicySource, UnfinishedError
 from gateway.cache.shadow_eval.ledger import RuleChecks
 from gateway.server.admin.selection import SelectionError
-from policies.decide import Decision
-from policies.wording import percent_text
+from policies.decision import Decision
+from policies.format.values import percent_text
 
 log = logging.getLogger(__name__)
 

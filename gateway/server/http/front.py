@@ -8,7 +8,7 @@ from aiohttp.typedefs import Handler, Middleware
 from gateway.server.http.compressed_body import leave_unread
 from gateway.server.http.http_server import Refuse, refusal
 from gateway.telemetry import request_id
-from gateway.upstream.instance import has_passed_here
+from gateway.upstream.http.client import has_passed_here
 
 STOPPING: web.AppKey[asyncio.Event] = web.AppKey("stopping")
 """Set once the server is to stop: it still answers, and asks its clients to go elsewhere."""

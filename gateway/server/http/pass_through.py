@@ -15,10 +15,10 @@ from gateway.server.http.compressed_body import next_piece
 from gateway.server.http.front import complete_head
 from gateway.telemetry.observation import Observation
 from gateway.upstream.http.client import HttpUpstream
+from gateway.upstream.pool.affinity import PoolRequests
 from gateway.upstream.pool.models import ModelList
-from gateway.upstream.pool.requests import PoolRequests
-from gateway.upstream.request import with_priority, with_upstream
-from policies.decide import Priority
+from gateway.upstream.request import note_served, with_priority, with_upstream
+from policies.decision import Priority
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class PassThrough:
             ) as upstream:
                 seen.upstream_head = seen.clock()
                 seen.status = upstream.status
-                seen.note_served(self._upstream.served(upstream))
+                note_served(self._upstream.served(upstream), seen)
                 return await self._copy(request, upstream, seen)
         except UpstreamError:
             if faults:

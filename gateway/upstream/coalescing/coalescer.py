@@ -22,13 +22,14 @@ from gateway.upstream.coalescing.cross_process import SharedCaller
 from gateway.upstream.coalescing.flight import FlightTable
 from gateway.upstream.coalescing.follower import Reader, Way
 from gateway.upstream.coalescing.shared_response import LiveAnswer
-from gateway.upstream.compat import Accepts
-from gateway.upstream.exchange import Exchange
+from gateway.upstream.exchange import Accepts, Exchange
 from gateway.upstream.ports import Upstream
+from gateway.upstream.request import note_served
 from gateway.upstream.routing.prefix_chain import PromptChains
 from gateway.upstream.shadow_eval import Checks
 
 LINGER_SECONDS = 2.0
+
 LINGER_BYTES = 16 * 2**20
 MOST_IN_BACKGROUND = {"refresh": 256, "sample": 16}
 """Calls at a time for which no client waits: a flood of hits is none of the upstream's."""
@@ -176,7 +177,7 @@ class Coalescer:
                 answer.upstream_started,
                 answer.upstream_head,
             )
-            seen.note_served(answer.served)
+            note_served(answer.served, seen)
             seen.status = answer.head.status if answer.head is not None else 0
             if answer.fault is not None:
                 fault = answer.fault

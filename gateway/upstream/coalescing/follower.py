@@ -23,6 +23,7 @@ from gateway.protocol.reasons import Reason
 from gateway.protocol.streaming.render import render_stream
 from gateway.upstream.coalescing.shared_response import Head, LiveAnswer, TooSlowError
 from gateway.upstream.exchange import Exchange
+from gateway.upstream.request import note_served
 
 JSON_TYPE = ("Content-Type", "application/json")
 SSE_TYPE = ("Content-Type", "text/event-stream; charset=utf-8")
@@ -77,7 +78,7 @@ class Reader(AsyncIterator[bytes]):
                 await answer.news()
             exchange.seen.upstream_started = answer.upstream_started
             exchange.seen.upstream_head = answer.upstream_head
-            exchange.seen.note_served(answer.served)
+            note_served(answer.served, exchange.seen)
         elif not await self._began():
             return Way.ALONE
         head = answer.head

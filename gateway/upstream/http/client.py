@@ -1,9 +1,15 @@
-"""Any OpenAI-compatible server over HTTP, with every wait bounded and every fault named."""
+"""The name of this installation, the same in all its processes, by which it knows itself again.
+
+Any OpenAI-compatible server over HTTP, with every wait bounded and every fault named.
+"""
 
 import asyncio
+import os
+import secrets
 import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from http import HTTPStatus
 
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, DummyCookieJar
@@ -14,9 +20,29 @@ from gateway.protocol.reasons import Reason
 from gateway.telemetry import request_id
 from gateway.upstream.http.connections import OneReplyConnector
 from gateway.upstream.http.faults import FailureLog, fault_of
-from gateway.upstream.instance import via
 from gateway.upstream.pool.first_token import Beginning, Begun
 from gateway.upstream.request import Outgoing, Served, with_key
+
+VARIABLE = "REFRAIN_INSTANCE"
+"""Carries the name from parent to child."""
+
+
+@cache
+def instance() -> str:
+    """Return the name: what the parent says, or a new one."""
+    return os.environ.get(VARIABLE) or secrets.token_hex(6)
+
+
+@cache
+def via() -> str:
+    """Return the member that requests to upstreams have in ``Via`` (RFC 9110, 7.6.3)."""
+    return f"1.1 refrain-{instance()}"
+
+
+def has_passed_here(told: str) -> bool:
+    """Tell whether a ``Via`` names this installation: the request has been sent by it already."""
+    return via() in told
+
 
 _LARGEST_HEADER = 64 * 1024
 _MOST_HEADERS = 512

@@ -18,7 +18,7 @@ from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, without
 from gateway.protocol.reasons import Reason
 from gateway.upstream.http.client import HttpUpstream
-from gateway.upstream.pool.requests import PoolRequests
+from gateway.upstream.pool.affinity import PoolRequests
 from gateway.upstream.pool.upstream_state import Member
 
 SECONDS = 5.0

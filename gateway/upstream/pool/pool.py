@@ -21,8 +21,8 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import Protocol
 
-from gateway.protocol.credentials import bears_credential
 from gateway.protocol.errors import UpstreamError
+from gateway.protocol.headers import bears_credential
 from gateway.protocol.reasons import Reason
 from gateway.upstream.pool.affinity import NOT_KEPT, Kept, may_be_elsewhere
 from gateway.upstream.pool.health import State

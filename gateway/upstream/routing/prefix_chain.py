@@ -23,8 +23,8 @@ from typing import Any
 
 import orjson
 
-from gateway.protocol.credentials import CREDENTIALS
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.headers import CREDENTIALS
 from gateway.upstream.request import SALT
 
 

@@ -22,14 +22,14 @@ from typing import Any, NamedTuple, Protocol
 
 import orjson
 
-from gateway.protocol.credentials import CREDENTIALS
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.errors import UpstreamError
+from gateway.protocol.headers import CREDENTIALS
 from gateway.upstream.http.client import HttpUpstream
 from gateway.upstream.pool.table import PoolTable
 from gateway.upstream.request import OF_AN_ACCOUNT, PRIORITY, SALT, Outgoing
 from gateway.upstream.routing.prefix_chain import PromptChains
-from policies.decide import Priority
+from policies.decision import Priority
 
 LEAST_BYTES = 1024
 LONGEST_BYTES = 2**18

@@ -11,7 +11,7 @@ from gateway.cache import append_files as file_lock
 from gateway.cache.append_files import LockedError
 from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.shadow_eval.journal import CheckJournal
-from policies.decide import Decision, PiiAction, Scope
+from policies.decision import Decision, PiiAction, Scope
 
 DECISION = replace(
     Decision("a", True, True, 0.75, 60.0, Scope.TENANT, PiiAction.BYPASS, 0), max_wrong_hits=0.01

@@ -9,7 +9,7 @@ from gateway.cache import key as key_module
 from gateway.cache.key import ANONYMOUS, Partition, Tenant, identify, scope_id
 from gateway.cache.stores.entry_codec import encode_entry
 from gateway.protocol.endpoint import Endpoint
-from policies.decide import PiiAction, Scope
+from policies.decision import PiiAction, Scope
 
 TENANTS = [
     {},

@@ -29,7 +29,7 @@ from gateway.cache.lookup import bypass
 from gateway.cache.outcomes import Forward, Hit, Refused
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.reasons import Reason
-from policies.decide import PiiAction
+from policies.decision import PiiAction
 from policies.freshness import Directives
 
 STORED_HIT = f"refrain; hit; ttl={int(LIFETIME) - 100}; detail=exact"

@@ -26,7 +26,7 @@ from lookup_worlds import (
 from gateway.cache.outcomes import Forward, Hit
 from gateway.cache.plan import Plan
 from gateway.protocol.reasons import Reason
-from policies.decide import PiiAction, Scope
+from policies.decision import PiiAction, Scope
 
 GRACES = {"grace_revalidate": 60.0, "grace_error": 600.0}
 REVALIDATED = 'refrain; hit; ttl=-12; detail="exact; stale-while-revalidate"'

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from gateway.cache.stores.patience import TICK, Patience
+from gateway.cache.stores.guarded import TICK, Patience
 
 
 async def test_a_result_is_returned():

@@ -6,7 +6,7 @@ from gateway.cache.key import identify
 from gateway.cache.plan import end_user
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.reasons import Reason
-from policies.decide import PiiAction, Scope
+from policies.decision import PiiAction, Scope
 from policies.freshness import Directives, Verdict
 
 

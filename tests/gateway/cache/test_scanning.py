@@ -19,7 +19,7 @@ from gateway.cache.pii_scan import (
     Scans,
     pieces,
 )
-from policies.pii import PiiScanner
+from policies.pii.scan import PiiScanner
 
 LONG = "a long text of many words\n" * 10_000
 

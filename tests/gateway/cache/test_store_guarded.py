@@ -39,9 +39,9 @@ class Frozen(MemoryStore):
         if self.fault is not None:
             raise self.fault
 
-    async def get(self, key):
+    async def get(self, key, *, touch=True):
         await self._pass("get", key)
-        return await super().get(key)
+        return await super().get(key, touch=touch)
 
     async def put(self, entry):
         await self._pass("put", entry.key)

@@ -173,7 +173,7 @@ async def test_what_was_used_longest_ago_goes_first(open_store):
 
 
 async def test_noted_uses_are_bounded(open_store, monkeypatch):
-    monkeypatch.setattr("gateway.cache.stores.redis.upkeep.MAX_USES", 3)
+    monkeypatch.setattr("gateway.cache.stores.redis.store.MAX_USES", 3)
     store = open_store()
     for key in (b"a", b"b", b"c", b"d", b"a"):
         store.touch(key)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gateway.cache.ports import StoreError, StoreUnavailableError
-from gateway.cache.stores.redis.batches import LANES, MOST_AT_ONCE, Batches
+from gateway.cache.stores.redis.link import LANES, MOST_AT_ONCE, Batches
 
 
 class Way:

@@ -37,8 +37,8 @@ class GatedStore(MemoryStore):
             reached.set()
             await gate.wait()
 
-    async def get(self, key):
-        found = await super().get(key)
+    async def get(self, key, *, touch=True):
+        found = await super().get(key, touch=touch)
         await self.pass_gate("get")
         return found
 

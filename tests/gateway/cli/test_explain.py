@@ -239,7 +239,7 @@ def test_personal_data_is_named_by_kind_and_place_and_never_quoted(explain):
 def test_what_is_sent_beside_the_prompt_is_named_too(explain, request_, where, end):
     told = explain(request_)
     assert told["pii"]["findings"] == [{"kind": "email", "where": where, "start": 0, "end": end}]
-    assert told["outcome"] == {"would": "bypass", "reason": "pii"}
+    assert (told["outcome"]["would"], told["outcome"]["reason"]) == ("bypass", "pii")
     assert "ada@" not in json.dumps(told["pii"])
 
 
@@ -257,7 +257,7 @@ def test_what_is_sent_beside_the_prompt_is_named_too(explain, request_, where, e
 def test_what_is_found_in_no_single_text_is_told(explain, body, kind, where):
     told = explain(body)
     assert told["pii"]["findings"] == [{"kind": kind, "where": where, "start": 0, "end": 0}]
-    assert told["outcome"] == {"would": "bypass", "reason": "pii"}
+    assert (told["outcome"]["would"], told["outcome"]["reason"]) == ("bypass", "pii")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.cli.prefix_patterns import LONGEST_VALUE, pattern
-from policies.parse import parse_policy
+from policies.format.load import parse_policy
 
 
 def made(template, *values):

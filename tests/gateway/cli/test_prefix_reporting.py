@@ -11,7 +11,7 @@ import pytest
 from gateway.cli.main import main
 from gateway.cli.prefix_settings import candidates, compiled, written
 from gateway.cli.recorded_requests import parse_recorded
-from policies.parse import parse_policy
+from policies.format.load import parse_policy
 
 POLICY = """\
 version: 1

@@ -7,7 +7,7 @@ from core_requests import DECISION
 
 from gateway.cli.replay import RecordError, Replay, parse_record
 from gateway.telemetry.decision_log import written_decision
-from policies.decide import PiiAction, Scope
+from policies.decision import PiiAction, Scope
 from policies.recorded import RecordedPolicy
 
 BOTH = DECISION  # a lifetime of 600 s

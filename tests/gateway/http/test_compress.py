@@ -10,7 +10,7 @@ from gateway.prompts.compress.compressor import Compressor
 from gateway.prompts.compress.outcome import Compression, Refusal
 from gateway.protocol.endpoint import Endpoint
 from gateway.semantic.ports import SemanticUnavailableError
-from policies.parse import parse_policy
+from policies.format.load import parse_policy
 from running_gateway import RunningGateway, StartGateway
 from scripted_upstream import ScriptedUpstream
 

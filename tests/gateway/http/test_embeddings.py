@@ -9,7 +9,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from policies.pii import PiiScanner
+from policies.pii.scan import PiiScanner
 from running_gateway import RunningGateway, StartGateway
 from scripted_upstream import ScriptedUpstream
 

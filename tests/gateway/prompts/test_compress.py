@@ -14,7 +14,7 @@ from gateway.prompts.compress.outcome import Refusal, RefusedError, Step
 from gateway.prompts.compress.plan import Compressed, begin
 from gateway.prompts.compress.readable import readable
 from gateway.protocol.endpoint import Endpoint
-from policies.decide import CompressSettings, DocumentSettings, Protected
+from policies.decision import CompressSettings, DocumentSettings, Protected
 
 MARKED = CompressSettings(enabled=True, documents=DocumentSettings("<d>", "</d>"))
 HALF = CompressSettings(enabled=True, documents=DocumentSettings("<d>", "</d>"), keep=0.5)

@@ -9,7 +9,7 @@ from gateway.prompts.compress.asking import question_of
 from gateway.prompts.compress.outcome import Refusal, RefusedError
 from gateway.prompts.compress.plan import begin
 from gateway.protocol.endpoint import Endpoint
-from policies.decide import CompressSettings, DocumentSettings
+from policies.decision import CompressSettings, DocumentSettings
 
 HALF = CompressSettings(enabled=True, documents=DocumentSettings("<d>", "</d>"), keep=0.5)
 SHOPS = (

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.prompts.compress import fidelity
 from gateway.prompts.compress.fidelity import can_be_told, says_the_same
-from gateway.semantic.compare.proper_names import named
+from gateway.semantic.compare.text_forms import named
 
 TURNS = (
     "Last week Anna Meier lent 300 euros to Bob Costa. Bob will not pay before May.",

@@ -16,7 +16,7 @@ from gateway.prompts.compress.history import (
 from gateway.prompts.compress.outcome import Compression, Refusal, Step, both
 from gateway.prompts.compress.summaries import Summaries
 from gateway.protocol.endpoint import Endpoint
-from policies.decide import CompressSettings
+from policies.decision import CompressSettings
 
 TWO = CompressSettings(enabled=True, history=2)
 LONG = "We talk about bread and about rivers for a while. " * 20

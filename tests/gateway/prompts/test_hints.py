@@ -10,13 +10,14 @@ from gateway.prompts.hints.hints import hinted
 from gateway.prompts.outcome import Declined, Rewrite, WhyNot
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.protocol.endpoint import Endpoint
-from policies.decide import PrefixSettings, VolatileKind
-from policies.hints import (
+from policies.decision import (
     BreakpointField,
     BreakpointLifetime,
     Breakpoints,
     HintSettings,
     KeyRetention,
+    PrefixSettings,
+    VolatileKind,
 )
 
 SYSTEM = HintSettings(Breakpoints.SYSTEM)

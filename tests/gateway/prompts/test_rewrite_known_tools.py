@@ -11,7 +11,7 @@ from gateway.prompts import json_splice as places
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.prompts.rewrite.tools import LONGEST, Form, KnownTools
 from gateway.protocol.endpoint import Endpoint
-from policies.decide import PrefixSettings, SchemaKeys, VolatileKind
+from policies.decision import PrefixSettings, SchemaKeys, VolatileKind
 
 SORTED = PrefixSettings(sorts_tools=True)
 STYLES = [

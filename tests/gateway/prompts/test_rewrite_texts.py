@@ -14,7 +14,7 @@ from gateway.prompts.rewrite.prose import normal
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.prompts.texts import BLOCK
 from gateway.protocol.endpoint import Endpoint
-from policies.decide import DocumentOrder, DocumentSettings, PrefixSettings, VolatileKind
+from policies.decision import DocumentOrder, DocumentSettings, PrefixSettings, VolatileKind
 
 STABLE = "You are the assistant of a shop. Answer in one sentence, and only from the catalogue."
 NOW = "2026-11-22T01:03:42.123Z"

@@ -9,7 +9,7 @@ from gateway.cache.canonical import parse_body
 from gateway.prompts.outcome import Declined, Rewrite, WhyNot, rewrites_told
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.protocol.endpoint import Endpoint
-from policies.decide import PrefixSettings, SchemaKeys
+from policies.decision import PrefixSettings, SchemaKeys
 
 KEYS = PrefixSettings()
 KEYWORDS = PrefixSettings(SchemaKeys.KEYWORDS)

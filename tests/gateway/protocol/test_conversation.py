@@ -14,7 +14,7 @@ from gateway.protocol.conversation import (
     without_question,
 )
 from gateway.protocol.endpoint import Endpoint
-from policies.pii import PiiScanner
+from policies.pii.scan import PiiScanner
 
 SCANNER = PiiScanner(["US", "GB"])
 CHAT = Endpoint.CHAT

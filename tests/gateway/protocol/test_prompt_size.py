@@ -2,7 +2,7 @@ import pytest
 from core_requests import chat, user
 
 from gateway.protocol.endpoint import Endpoint
-from gateway.protocol.prompt_size import ATTACHMENT_TOKENS, prompt_tokens
+from gateway.protocol.tokens import ATTACHMENT_TOKENS, prompt_tokens
 
 
 def image(url):

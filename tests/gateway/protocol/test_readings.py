@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.protocol.text_extraction import as_names, query_readings, readings
-from policies.pii import PiiScanner
+from policies.pii.scan import PiiScanner
 
 SCANNER = PiiScanner(["US", "GB"])
 

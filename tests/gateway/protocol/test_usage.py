@@ -2,7 +2,7 @@ import orjson
 import pytest
 
 from gateway.cache.canonical import parse_body
-from gateway.protocol.usage import ask_for_usage, tokens_used
+from gateway.protocol.tokens import ask_for_usage, tokens_used
 
 ASK = b',"stream_options":{"include_usage":true}'
 

@@ -5,7 +5,7 @@ import pytest
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.reasons import Ineligible
 from gateway.semantic.eligibility.rules import MOST_CHARACTERS, ineligible, sought
-from gateway.server.admin.ineligible_wording import WORDING
+from gateway.server.admin.explain import WHY_NOT
 
 ELIGIBLE = (
     "How do I reset my password?",
@@ -265,7 +265,7 @@ def test_what_a_request_is_comes_before_what_its_text_is():
 
 
 def test_each_reason_has_a_sentence_and_examples():
-    assert set(WORDING) == set(Ineligible)
+    assert set(WHY_NOT) == set(Ineligible)
     of_text = set(INELIGIBLE) | {Ineligible.FOLLOW_UP}
     of_request = {"endpoint", "tools", "tool-results", "not-text", "last-turn"}
     assert of_text == {reason for reason in Ineligible if reason.value not in of_request}

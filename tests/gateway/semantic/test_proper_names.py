@@ -4,7 +4,7 @@ from difflib import SequenceMatcher
 
 import pytest
 
-from gateway.semantic.compare.proper_names import MOST_LETTERS, MOST_PAIRS, name_others, named
+from gateway.semantic.compare.text_forms import MOST_LETTERS, MOST_PAIRS, name_others, named
 
 
 def told(one, other):

@@ -4,8 +4,8 @@ from hashlib import sha256
 
 import pytest
 
-from gateway.protocol.credentials import bearer
 from gateway.protocol.errors import UnauthorizedError
+from gateway.protocol.headers import bearer
 from gateway.server.auth import NOBODY, KeyRingError, admit, read_key_ring
 
 

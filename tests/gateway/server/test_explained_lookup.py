@@ -7,8 +7,10 @@ from verifiers import SaidVerifier
 from gateway.app import default_policy
 from gateway.cache.key import ANONYMOUS
 from gateway.cache.plan import plan_request
+from gateway.cache.ports import StoreError
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cli.explain_text import explanation_text
+from gateway.cli.policy import pipeline_to_explain
 from gateway.protocol.endpoint import Endpoint
 from gateway.semantic.ports import Candidate, SemanticUnavailableError
 from gateway.server.admin.explain import Explainer
@@ -43,21 +45,30 @@ def entry_for(text, now=0.0):
 
 class Index:
     def __init__(self, *near, fault=None):
-        self.near, self.fault = near, fault
+        self.near, self.fault, self.removed = near, fault, []
 
     async def search(self, partition, text, k):
         if self.fault:
             raise SemanticUnavailableError(self.fault)
         return self.near
 
+    async def remove(self, keys):
+        self.removed += keys
 
-async def explained(text, index, verifier=None, stored="How do I reset my password?"):
-    store = MemoryStore(max_bytes=10**6)
-    await store.put(entry_for(stored))
-    explainer = Explainer(
-        POLICIES, store, index, verifier or SaidVerifier(), SECRET, lambda *_: "u", lambda: 60.0
+
+async def explained(text, index, verifier=None, store=None):
+    store = store or MemoryStore(max_bytes=10**6)
+    await store.put(entry_for("How do I reset my password?"))
+    pipeline = pipeline_to_explain(
+        POLICIES,
+        store,
+        SECRET,
+        "u",
+        semantic=index,
+        verifier=verifier or SaidVerifier(),
+        now=lambda: 60.0,
     )
-    told = await explainer.explain(parse_inquiry(orjson.dumps(body(text))))
+    told = await Explainer(pipeline).explain(parse_inquiry(orjson.dumps(body(text))))
     assert explanation_text(told, colour=False)
     return told["outcome"], {step["step"]: step["result"] for step in told["lookup"]}
 
@@ -79,6 +90,42 @@ async def test_a_hit_by_meaning_tells_how_near_and_that_it_was_verified():
         "candidate, 0.973": "an entry 60 s old, fresh for 3540 s",
         "verification": "fits: score 1, needs 0.5 for at most 1 % wrong hits",
     }
+
+
+async def test_a_candidate_whose_entry_is_gone_stays_in_the_index():
+    index = Index(Candidate(b"k" * 32, 0.95))
+    outcome, steps = await explained("How can I reset my password?", index)
+    assert (outcome["would"], steps["candidate, 0.950"]) == ("miss", "no entry")
+    assert index.removed == []
+
+
+async def test_an_entry_does_not_count_as_used():
+    class Noting(MemoryStore):
+        used = 0
+
+        async def get(self, key, *, touch=True):
+            self.used += touch
+            return await super().get(key, touch=touch)
+
+    store = Noting(max_bytes=10**6)
+    outcome, _ = await explained("How do I reset my password?", Index(), store=store)
+    assert (outcome["would"], outcome["reason"], store.used) == ("hit", "exact", 0)
+
+
+@pytest.mark.parametrize("where", ["exact", "walk"])
+async def test_a_store_that_fails_leaves_the_end_unknown(where):
+    class Failing(MemoryStore):
+        async def get(self, key, *, touch=True):
+            if where == "exact":
+                raise StoreError("frozen")
+            return await super().get(key, touch=touch)
+
+        async def walk(self, after, limit):
+            raise StoreError("frozen")
+
+    outcome, steps = await explained("Something else", Index(), store=Failing(max_bytes=10**6))
+    assert outcome == {"would": "unknown", "message": "The store failed: frozen"}
+    assert steps["exact"] == ("failed: frozen" if where == "exact" else "no entry")
 
 
 async def test_a_candidate_that_the_verifier_refuses_is_told_with_its_reason():

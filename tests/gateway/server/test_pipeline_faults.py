@@ -26,7 +26,7 @@ from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
 from gateway.upstream.request import Served
-from policies.decide import PiiAction
+from policies.decision import PiiAction
 from scripted_upstream import completion
 
 
@@ -35,10 +35,10 @@ class FaultyStore(MemoryStore):
 
     failing = False
 
-    async def get(self, key: bytes) -> Entry | None:
+    async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
         if self.failing:
             raise StoreError("frozen")
-        return await super().get(key)
+        return await super().get(key, touch=touch)
 
     async def put(self, entry: Entry) -> None:
         if self.failing:
@@ -168,7 +168,7 @@ async def test_a_scanner_that_fails_is_a_bypass(
     def scan(_self: object, text: str) -> str | None:
         raise ValueError(text)
 
-    monkeypatch.setattr("policies.pii.PiiScanner.scan", scan)
+    monkeypatch.setattr("policies.pii.scan.PiiScanner.scan", scan)
     status, _ = await rig.ask(text)
     assert status == "refrain; fwd=bypass; detail=scan-fault"
     assert text not in caplog.text
@@ -179,7 +179,7 @@ async def test_a_scanner_that_is_slow_is_a_bypass(rig: Rig, monkeypatch: pytest.
     import threading
 
     release = threading.Event()
-    monkeypatch.setattr("policies.pii.PiiScanner.scan", lambda _self, _text: release.wait(20))
+    monkeypatch.setattr("policies.pii.scan.PiiScanner.scan", lambda _self, _text: release.wait(20))
     monkeypatch.setattr("gateway.cache.pii_scan.SCAN_SECONDS", 0.05)
     status, _ = await rig.ask("long " * 1000)
     release.set()

@@ -11,6 +11,7 @@ from forwarding_rig import Rig
 from verifiers import SaidVerifier
 
 from gateway.app import default_policy
+from gateway.cache.outcomes import Forward, Hit
 from gateway.cache.pii_scan import Scans
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.messages import Inbound
@@ -18,6 +19,7 @@ from gateway.semantic.ports import Candidate, SemanticUnavailableError
 from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Outbox
+from gateway.server.request import Trace
 from scripted_upstream import completion
 
 
@@ -106,6 +108,30 @@ async def test_a_semantic_hit_found_by_one_answers_all(whole: Whole):
     whole.index.found.set_result([Candidate(key, 0.99)])
     for got in await asyncio.gather(*asked):
         assert 'detail="semantic; similarity=0.990"' in got
+    assert whole.index.searches == 2
+
+
+async def test_an_explanation_looks_up_by_itself_and_forwards_nothing(whole: Whole):
+    asked = await whole.ask()
+    body = {"model": "m", "messages": [{"role": "user", "content": "one"}]}
+    inbound = Inbound("/v1/chat/completions", {}, (), orjson.dumps(body))
+    trace = Trace()
+    whole.index.searching.clear()
+    explained = asyncio.create_task(whole.pipeline.explain(Endpoint.CHAT, inbound, trace))
+    await whole.index.searching.wait()
+    assert whole.index.searches == 2
+    whole.index.found.set_result([])
+    assert isinstance(await explained, Forward)
+    assert [type(state).__name__ for state, _ in trace.lookups[0]] == [
+        "LookUpExact",
+        "ScanPrompt",
+        "SearchSemantic",
+        "Forward",
+    ]
+    (await whole.rig.upstream.next_call()).plain(completion("Fine."))
+    assert await asked == "refrain; fwd=miss; stored"
+    again = Trace()
+    assert isinstance(await whole.pipeline.explain(Endpoint.CHAT, inbound, again), Hit)
     assert whole.index.searches == 2
 
 

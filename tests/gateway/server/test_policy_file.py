@@ -2,7 +2,7 @@
 
 from gateway.prompts.rewrite.detectors import finder
 from gateway.server.policy_file import PolicyFile
-from policies.decide import VolatileKind
+from policies.decision import VolatileKind
 
 POLICY = """\
 version: 1

@@ -9,7 +9,7 @@ from gateway.protocol.cache_status import Forwarded, ForwardStatus, HitStatus
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.reasons import Reason
 from gateway.server.request_scan import plan_to_scan, without_names
-from policies.decide import PiiAction
+from policies.decision import PiiAction
 
 CHAT = Endpoint.CHAT
 MISS = ForwardStatus(Forwarded.MISS)
@@ -35,7 +35,7 @@ async def ends_of(ends, body, scanner):
         return ends
     scans = Scans()
     try:
-        return await without_names(ends, CHAT, body, plan=plan, scans=scans, scanner=scanner)
+        return await without_names(ends, body, plan, scans, scanner)
     finally:
         scans.close()
 

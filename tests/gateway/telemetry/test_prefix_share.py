@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.protocol.usage import NOTHING_SAID, PromptUsage, prompt_usage
+from gateway.protocol.tokens import NOTHING_SAID, PromptUsage, prompt_usage
 from gateway.telemetry.prefix_metrics import ENOUGH, OTHERS, PrefixShares
 
 

@@ -10,7 +10,7 @@ from forwarding_rig import Got, Rig
 
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.reasons import Reason
-from policies.decide import Scope
+from policies.decision import Scope
 from scripted_upstream import DONE, chunk, completion, stream_of, usage_event
 
 ANSWER = stream_of("All is well")

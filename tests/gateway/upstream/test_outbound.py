@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gateway.upstream.request import Outgoing, with_key, with_priority, with_salt, without_salt
-from policies.decide import Priority
+from policies.decision import Priority
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from raw_upstream import EVENTS, StartRaw, raw_servers, sends, whole
 
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.reasons import Reason
-from gateway.upstream import instance
+from gateway.upstream.http import client as instance
 from gateway.upstream.http.client import HttpUpstream
 from gateway.upstream.http.faults import EVERY_SECONDS, FailureLog
 from gateway.upstream.http.startup_check import greet

@@ -14,9 +14,8 @@ from functools import partial
 from typing import Any
 
 from gateway.cache.ports import StoreError, StoreUnavailableError
-from gateway.cache.stores.patience import Patience
-from gateway.cache.stores.redis.batches import Batches
-from gateway.cache.stores.redis.link import Call, RedisLink
+from gateway.cache.stores.guarded import Patience
+from gateway.cache.stores.redis.link import Batches, Call, RedisLink
 from gateway.cache.stores.redis.scripts import CLAIM, RELEASE, RENEW, Script, Shard
 
 LEASE_SECONDS = 6.0

@@ -1,4 +1,9 @@
-"""Entries in Redis, or a Redis Cluster, shared by every gateway that is given the same one.
+"""What is done to entries in Redis in the background: uses written down, the count put right.
+
+Law: nobody waits for it, and what it notes is bounded. Where the index of a shard is broken (Redis
+evicts what it likes, also ours) it is made anew from the entries that are there, by one gateway.
+
+Entries in Redis, or a Redis Cluster, shared by every gateway that is given the same one.
 
 Law: what the store returns is the entry that was put under that very key, whole, or nothing; what
 is damaged or foreign is deleted. A get is one round trip. Gateways count together: entries take at
@@ -15,22 +20,22 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import sha1
-from typing import Any
+from typing import Any, Protocol
 from zlib import crc32
 
 from gateway.cache.entry import Entry
 from gateway.cache.ports import EntryTooLargeError, Page, PositionError, StoreError, StoreStats
 from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry, encode_entry
 from gateway.cache.stores.memory import ENTRY_SHARE
-from gateway.cache.stores.redis.batches import Batches
 from gateway.cache.stores.redis.claims import RedisClaims
 from gateway.cache.stores.redis.cluster import ClusterServers
 from gateway.cache.stores.redis.invalidation import OwnChanges, RedisNews
 from gateway.cache.stores.redis.link import (
+    Batches,
     Call,
     OneServer,
     RedisFullError,
@@ -38,17 +43,122 @@ from gateway.cache.stores.redis.link import (
     client_options,
 )
 from gateway.cache.stores.redis.scripts import (
+    ADOPT,
     CHANNEL,
     DELETE,
     DISCARD,
     MAKE_ROOM,
     PUT,
+    REPAIR,
+    REPAIRED,
+    TEND,
     WALK,
     Script,
     Shard,
     make_shards,
 )
-from gateway.cache.stores.redis.upkeep import Upkeep
+
+MAX_USES = 16_384
+USES_AT_ONCE = 1024
+
+_log = logging.getLogger(__name__)
+
+
+class Run(Protocol):
+    """Runs a script that tells totals, and notes them; returns what else it tells."""
+
+    async def __call__(self, script: Script, shard: Shard, *arguments: Any) -> list[Any]:
+        """Run it. Raises StoreError."""
+        ...
+
+
+class Upkeep:
+    """Used from one event loop."""
+
+    def __init__(
+        self,
+        link: RedisLink,
+        shards: Sequence[Shard],
+        shard_of: Callable[[bytes], Shard],
+        run: Run,
+        *,
+        room: int,
+        seconds: float,
+    ) -> None:
+        """``room`` is the bytes that a shard's entries may take."""
+        self._link = link
+        self._shards = shards
+        self._shard_of = shard_of
+        self._run = run
+        self._room = room
+        self._seconds = seconds
+        # Oldest use first.
+        self._uses: dict[bytes, None] = {}
+        self._places = [0] * len(shards)
+        self._epochs: list[bytes | None] = [None] * len(shards)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin, on the running loop."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._keep_up())
+
+    async def close(self) -> None:
+        """End it."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def touch(self, key: bytes) -> None:
+        """Note a use. With MAX_USES of them unwritten, uses of other keys are not noted."""
+        uses = self._uses
+        if uses.pop(key, self) is None or len(uses) < MAX_USES:
+            uses[key] = None
+
+    async def tend(self) -> None:
+        """Do it now. Raises StoreError."""
+        uses, self._uses = self._uses, {}
+        of_shard: list[list[bytes]] = [[] for _ in self._shards]
+        for key in uses:
+            of_shard[self._shard_of(key).number].append(key)
+        for shard, keys in zip(self._shards, of_shard, strict=True):
+            for start in range(0, max(len(keys), 1), USES_AT_ONCE):
+                await self._tend(shard, keys[start : start + USES_AT_ONCE])
+
+    async def _tend(self, shard: Shard, keys: Sequence[bytes]) -> None:
+        number = shard.number
+        place, whole, epoch = await self._run(TEND, shard, self._room, self._places[number], *keys)
+        self._places[number] = place
+        # Where the word for this count is gone, all that counts may be gone with it.
+        known, self._epochs[number] = self._epochs[number], epoch
+        if not whole or known not in (None, b"", epoch):
+            await self._repair(shard)
+
+    async def _repair(self, shard: Shard) -> None:
+        head = (shard.prefix, CHANNEL, shard.number)
+        if not await self._link.run(REPAIR, shard, *head):
+            return
+        _log.info("store: Redis has lost the index of entries; it is made anew")
+        cursor = 0
+        while True:
+            cursor, keys = await self._link.scan(shard, cursor)
+            await self._link.run(ADOPT, shard, *head, *keys)
+            if cursor == 0:
+                break
+        await self._run(REPAIRED, shard)
+
+    async def _keep_up(self) -> None:
+        told = False
+        while True:
+            await asyncio.sleep(self._seconds)
+            try:
+                await self.tend()
+                told = False
+            except StoreError as error:
+                if not told:
+                    _log.info("store: upkeep in Redis waits: %s", error)
+                told = True
+
 
 MAX_ENTRY_BYTES = 64 << 20
 CLUSTER_SHARDS = 16
@@ -61,8 +171,6 @@ MAX_ROOM = 64 << 20
 """Evicted at once to make room for an entry: meanwhile Redis does nothing else."""
 INLINE_BYTES = 128 << 10
 """A larger value is checked and decoded off the loop."""
-
-_log = logging.getLogger(__name__)
 
 
 class RedisStore:
@@ -123,7 +231,7 @@ class RedisStore:
         with suppress(StoreError):
             await self.get(b"")
 
-    async def get(self, key: bytes) -> Entry | None:
+    async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
         """See the port. A damaged entry is forgotten and not found."""
         self._check_open()
         shard = self._shard(key)
@@ -140,7 +248,8 @@ class RedisStore:
             digest = sha1(value, usedforsecurity=False).hexdigest()
             self._spawn(self._change(DISCARD, shard, 0, key, digest))
             return None
-        self.touch(key)
+        if touch:
+            self.touch(key)
         return entry
 
     async def put(self, entry: Entry) -> None:

@@ -68,11 +68,11 @@ class SqliteStore:
             EntryFile(path, busy_seconds=read_seconds, clock=clock), _READERS, self._writer.discard
         )
 
-    async def get(self, key: bytes) -> Entry | None:
+    async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
         """See the port. A damaged entry is forgotten and not found."""
         self._check_open()
         entry = await self._readers.submit(key).wait(self._read_seconds, "reading an entry")
-        if entry is not None:
+        if touch and entry is not None:
             self._recency.touch(key)
         return entry
 

@@ -1,0 +1,146 @@
+"""How long a prompt is, in tokens, without the model's tokenizer.
+
+An estimate, to be bounded and not billed: a token for every four UTF-8 bytes of text, which is
+what English takes; each of a prompt given as token numbers; and one figure for every image, sound
+or file, whatever its size.
+
+Ask the upstream for usage on every stream, so that its figures are known on every wire.
+
+What an upstream says of the tokens of one call, in whichever provider's words.
+
+Law: only whole numbers from 0 count; what an upstream does not say is None and never a guess.
+"""
+
+import json
+from typing import Any, NamedTuple
+
+import orjson
+
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.errors import PromptTooLongError
+from gateway.protocol.fields import neutral_fields
+
+BYTES_A_TOKEN = 4
+ATTACHMENT_TOKENS = 765
+"""What an image of 1024 by 1024 takes at high detail."""
+
+_ATTACHMENTS = frozenset(
+    {"image_url", "input_image", "input_audio", "file", "input_file", "video_url", "audio_url"}
+)
+_TOKEN_FIELDS = ("prompt", "input")
+_PROMPT_FIELDS = ("messages", *_TOKEN_FIELDS)
+
+
+def refuse_long_prompt(endpoint: Endpoint, body: dict[str, Any], most: int | None) -> None:
+    """Raise PromptTooLongError for a prompt of more than ``most`` tokens; None: any."""
+    if most is not None and (tokens := prompt_tokens(endpoint, body)) > most:
+        param = next((name for name in _PROMPT_FIELDS if name in body), None)
+        raise PromptTooLongError(tokens, most, param)
+
+
+def prompt_tokens(endpoint: Endpoint, body: dict[str, Any]) -> int:
+    """Estimate the tokens of all that the upstream may read of a request."""
+    unread = neutral_fields(endpoint) | {"model"}
+    stack: list[Any] = [value for field, value in body.items() if field not in unread]
+    tokens = sum(_count_tokens(body.get(field)) for field in _TOKEN_FIELDS)
+    size = 0
+    while stack:
+        match stack.pop():
+            case str() as text:
+                size += len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+            case {"type": str(kind)} if kind in _ATTACHMENTS:
+                tokens += ATTACHMENT_TOKENS
+            case dict() as members:
+                stack.extend(members.values())
+            case list() as items:
+                stack.extend(items)
+    return tokens + -(-size // BYTES_A_TOKEN)
+
+
+def _count_tokens(prompt: Any) -> int:
+    """Count the token numbers of a prompt, or of several."""
+    if not isinstance(prompt, list):
+        return 0
+    return sum(1 if isinstance(item, int) else _count_tokens(item) for item in prompt)
+
+
+def ask_for_usage(body: dict[str, Any], raw: bytes) -> tuple[bytes, bool]:
+    """Return the body to forward, and whether usage is to be stripped from the reply.
+
+    Only ``stream_options.include_usage`` is added, where the client streams and did not ask for
+    it. Its bytes are kept, but where it sent other stream options: then the body, as it was
+    parsed, is printed anew.
+    """
+    if body.get("stream") is not True:
+        return raw, False
+    options = body.get("stream_options")
+    if options is None and "stream_options" not in body:
+        end = raw.rindex(b"}")
+        return raw[:end] + b',"stream_options":{"include_usage":true}' + raw[end:], True
+    if isinstance(options, dict) and options.get("include_usage") is True:
+        return raw, False
+    asked = {**body, "stream_options": {**(options or {}), "include_usage": True}}
+    try:
+        return orjson.dumps(asked), True
+    except TypeError:  # an integer of more than 64 bits
+        return json.dumps(asked).encode(), True
+
+
+def tokens_used(result: dict[str, Any]) -> int:
+    """Return what a complete result cost, prompt and answer, by its usage; 0 where it says none."""
+    match result.get("usage"):
+        case {"prompt_tokens": int(prompt), "completion_tokens": int(completion)}:
+            return max(0, prompt) + max(0, completion)
+        case {"input_tokens": int(prompt), "output_tokens": int(completion)}:
+            return max(0, prompt) + max(0, completion)
+        case {"prompt_tokens": int(prompt)}:  # embeddings
+            return max(0, prompt)
+        case _:
+            return 0
+
+
+_MOST = 2**53
+
+
+class PromptUsage(NamedTuple):
+    """Tokens of one call: of ``prompt``, ``cached`` were in a cache and ``written`` put there."""
+
+    prompt: int | None = None
+    completion: int | None = None
+    cached: int | None = None
+    written: int | None = None
+
+
+NOTHING_SAID = PromptUsage()
+
+
+def prompt_usage(usage: Any) -> PromptUsage:
+    """Read the ``usage`` of an answer."""
+    if not isinstance(usage, dict):
+        return NOTHING_SAID
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    if not isinstance(details, dict):
+        details = {}
+    read = _count(usage.get("cache_read_input_tokens"))  # Anthropic's
+    made = _count(usage.get("cache_creation_input_tokens"))
+    cached = _first(
+        _count(details.get("cached_tokens")),  # OpenAI's
+        read,
+        _count(usage.get("prompt_cache_hit_tokens")),  # DeepSeek's
+    )
+    written = _first(_count(details.get("cache_write_tokens")), made)
+    prompt = _count(usage.get("prompt_tokens"))
+    if prompt is None and (prompt := _count(usage.get("input_tokens"))) is not None and not details:
+        prompt += (read or 0) + (made or 0)  # Anthropic counts them apart
+    completion = _first(_count(usage.get("completion_tokens")), _count(usage.get("output_tokens")))
+    return PromptUsage(prompt, completion, cached, written)
+
+
+def _first(*counts: int | None) -> int | None:
+    return next((count for count in counts if count is not None), None)
+
+
+def _count(value: Any) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MOST:
+        return None
+    return value

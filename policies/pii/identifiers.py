@@ -1,0 +1,357 @@
+"""Identifiers that are known by their form: email and IP addresses, bank accounts, cards, US SSNs.
+
+A number counts where its check digits, its country's or brand's length and the ranges in use agree.
+"""
+
+import ipaddress
+import re
+from collections.abc import Iterator
+
+import re2
+from stdnum import iban
+
+from policies.pii import Digits, is_named_otherwise
+
+# Letters of any script: an address may be international, and a disguise may be a letter.
+_EMAIL = re2.compile(
+    r"[\pL\pN][\pL\pN._%+'-]*@"
+    r"(?:[\pL\pN](?:[\pL\pN_-]*[\pL\pN])?\.)+(?:xn--[\pL\pN-]+|\pL{2,})"
+)
+
+
+class EmailDetector:
+    """Finds ``local@domain.tld``."""
+
+    kind = "email"
+    needs = Digits.NONE
+
+    def find(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield (start, end) of each address."""
+        if "@" in text:
+            for match in _EMAIL.finditer(text):
+                yield match.span()
+
+
+_V4 = re2.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}")
+_V6 = re2.compile(r"[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,8}(?:[.][0-9]{1,3}){0,3}")
+# What stands right before a number with dots when it counts versions or sections.
+_VERSION_WORD = re2.compile(
+    r"(?i)(?:\b(?:v|ver|vers|version|release|rel|build|firmware|driver|section|sec|chapter|clause)"
+    r"[\s.:#=]*(?:is|to|from)?\s*|§\s*)$"
+)
+_VERSION_REACH = 24
+
+
+class IpDetector:
+    """Finds addresses that may name a person's machine: no versions, and not everybody's."""
+
+    kind = "ip"
+    needs = Digits.SOME
+
+    def find(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield (start, end) of each address."""
+        if "." in text:
+            for match in _V4.finditer(text):
+                start, end = match.span()
+                if _is_v4(text, start, end):
+                    yield start, end
+        if ":" in text:
+            for match in _V6.finditer(text):
+                start, end = match.span()
+                if _is_v6(text, start, end):
+                    yield start, end
+
+
+def _is_v4(text: str, start: int, end: int) -> bool:
+    before, after = text[max(0, start - 2) : start], text[end : end + 2]
+    if _is_word(before[-1:]) or _is_word(after[:1]):
+        return False
+    if before[-1:] == "." and _is_word(before[:-1]):
+        return False
+    # Chrome/99.0.1.2, libfoo-1.2.3.4, 1.2.3.4.5, 1.2.3.4-beta
+    if before[-1:] in ("/", "-") and _is_word(before[:-1]):
+        return False
+    if after[:1] in (".", "-") and _is_word(after[1:]):
+        return False
+    octets = [int(octet) for octet in text[start:end].split(".")]
+    if max(octets) > 255 or octets[0] in (0, 127) or octets[:2] == [255, 255]:
+        return False
+    return _VERSION_WORD.search(text[max(0, start - _VERSION_REACH) : start]) is None
+
+
+def _is_word(character: str) -> bool:
+    """Tell whether a number next to this is part of something longer.
+
+    ASCII only: scripts without spaces write a number right beside their words.
+    """
+    return character == "_" or (character.isascii() and character.isalnum())
+
+
+def _is_v6(text: str, start: int, end: int) -> bool:
+    before, after = text[max(0, start - 2) : start], text[end : end + 1]
+    if _is_word(before[-1:]) or before[-1:] == ":" or _is_word(after) or after == ":":
+        return False
+    if before[-1:] == "." and _is_word(before[:-1]):
+        return False
+    candidate = text[start:end]
+    # C++ and Perl write a::b; an address somebody has holds digits.
+    if not any(map(str.isdigit, candidate)):
+        return False
+    # Times and ratios, most of what has colons, cost no parsing.
+    if "::" not in candidate and candidate.count(":") < 6:
+        return False
+    try:
+        address = ipaddress.IPv6Address(candidate)
+    except ValueError:
+        return False
+    return not (address.is_loopback or address.is_unspecified)
+
+
+# Short, so that a head never swallows the next; without repetition, so linear in any engine.
+_IBAN_HEAD = re.compile(r"\b[A-Za-z]{2}[ -]?[0-9]{2}[ -]?[A-Za-z0-9]", re.ASCII)
+_IBAN_REACH = 34 * 2
+
+# From the SWIFT registry. A head says how much to read; the check digits decide.
+_IBAN_LENGTHS = {
+    entry[:2]: int(entry[2:])
+    for entry in (  # noqa: SIM905 - a table reads better in columns
+        "AD24 AE23 AL28 AT20 AZ28 BA20 BE16 BG22 BH22 BI27 BR29 BY28 CH21 CR22 CY28 CZ24 DE22 DJ27 "
+        "DK18 DO28 EE20 EG29 ES24 FI18 FK18 FO18 FR27 GB22 GE22 GI23 GL18 GR27 GT28 HN28 HR21 HU28 "
+        "IE22 IL23 IQ23 IS26 IT27 JO30 KW30 KZ20 LB28 LC32 LI21 LT20 LU20 LV21 LY25 MC27 MD24 ME22 "
+        "MK19 MN20 MR27 MT31 MU30 NI28 NL18 NO15 OM23 PK24 PL28 PS29 PT25 QA29 RO24 RS22 RU33 SA24 "
+        "SC31 SD18 SE24 SI19 SK24 SM27 SO23 ST25 SV28 TL23 TN24 TR26 UA29 VA22 VG24 XK20 YE30 "
+        # In use without being registered.
+        "AO25 BF28 BJ28 CF27 CG27 CI28 CM27 CV25 DZ26 GA27 GQ27 GW25 IR26 KM27 MA28 MG27 ML28 MZ25 "
+        "NE28 SN28 TD27 TG28"
+    ).split()
+}
+
+
+class IbanDetector:
+    """Finds IBANs (ISO 13616) in any case, in one piece or in groups."""
+
+    kind = "iban"
+    needs = Digits.SOME
+
+    def find(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield (start, end) of each IBAN."""
+        behind = 0
+        for head in _IBAN_HEAD.finditer(text):
+            if head.start() < behind:
+                continue
+            end = _iban_end(text, head.start())
+            if end is not None:
+                behind = end
+                yield head.start(), end
+
+
+def _iban_end(text: str, start: int) -> int | None:
+    """Return where the IBAN that starts at ``start`` ends, None if there is none."""
+    length = _IBAN_LENGTHS.get(text[start : start + 2].upper())
+    if length is None:
+        return None
+    compact = ""
+    for index in range(start, min(len(text), start + _IBAN_REACH)):
+        character = text[index]
+        if character.isascii() and character.isalnum():
+            compact += character
+            if len(compact) == length:
+                follows = text[index + 1 : index + 2]
+                if (follows.isascii() and follows.isalnum()) or not iban.is_valid(
+                    compact, check_country=False
+                ):
+                    return None
+                return index + 1
+        elif character not in " -" or text[index - 1] in " -":
+            return None
+    return None
+
+
+_CARD_RUN = re2.compile(r"[0-9](?:[ .-]?[0-9]){11,}")
+_CARD_GROUP = re.compile(r"[0-9]+")
+# Behind one of these words any number with a right check digit is taken for a card's.
+_CARD_LABEL = re2.compile(r"(?i)\b(?:card|credit|debit|visa|master ?card|amex|maestro|cc|pan)")
+_CARD_LABEL_REACH = 32
+_SHORTEST, _LONGEST = 12, 19
+_USUAL = 15
+"""Digits from which a card is told from a section of a longer number in the same groups."""
+_LONGEST_PHONE = 13
+"""Digits behind a plus that are taken for a phone number."""
+_GROUP_SIZES = frozenset({1, 2, 3, 4, 5, 6, 8})
+
+_ISSUED = (
+    # First four digits from, to; lengths in use.
+    (1800, 1800, (15,)),  # JCB
+    (2131, 2131, (15,)),  # JCB
+    (2200, 2204, (16, 17, 18, 19)),  # Mir
+    (2221, 2720, (16,)),  # Mastercard
+    (3000, 3059, (14, 16, 17, 18, 19)),  # Diners Club
+    (3095, 3095, (14, 16, 17, 18, 19)),  # Diners Club
+    (3400, 3499, (15,)),  # American Express
+    (3500, 3599, (16, 17, 18, 19)),  # JCB (3528 to 3589), and what test data takes for it
+    (3600, 3699, (14, 15, 16, 17, 18, 19)),  # Diners Club
+    (3700, 3799, (15,)),  # American Express
+    (3800, 3999, (14, 16, 17, 18, 19)),  # Diners Club
+    (4000, 4999, (13, 16, 19)),  # Visa
+    (5000, 5099, (12, 13, 14, 15, 16, 17, 18, 19)),  # Maestro, Verve, Elo
+    (5100, 5599, (16,)),  # Mastercard
+    (5600, 5899, (12, 13, 14, 15, 16, 17, 18, 19)),  # Maestro
+    (6000, 6999, (12, 13, 14, 15, 16, 17, 18, 19)),  # Discover, UnionPay, RuPay, Maestro
+    (8100, 8299, (16, 17, 18, 19)),  # UnionPay, RuPay
+    (9792, 9792, (16,)),  # Troy
+)
+
+_DOUBLED = bytes.maketrans(b"0123456789", bytes((0, 2, 4, 6, 8, 1, 3, 5, 7, 9)))
+_SINGLE = bytes.maketrans(b"0123456789", bytes(range(10)))
+
+
+class CardDetector:
+    """Finds card numbers: an issued prefix, a length the brand uses, and the Luhn check digit.
+
+    They stand in one piece, or in groups set off by one kind of separator.
+    """
+
+    kind = "card"
+    needs = Digits.RUN
+
+    def find(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield (start, end) of each card number."""
+        for run in _CARD_RUN.finditer(text):
+            yield from _cards(text, *run.span())
+
+
+def _cards(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    groups = [group.span() for group in _CARD_GROUP.finditer(text, start, end)]
+    first = 0
+    while first < len(groups):
+        last = _card_from(text, groups, first)
+        if last is None:
+            first += 1
+        else:
+            yield groups[first][0], groups[last][1]
+            first = last + 1
+
+
+def _card_from(text: str, groups: list[tuple[int, int]], first: int) -> int | None:
+    """Return the index of the last group of a card number that begins with group ``first``."""
+    start, end = groups[first]
+    if end - start > _LONGEST or _is_fraction(text, start):
+        return None
+    digits = ""
+    for last in range(first, len(groups)):
+        group_start, group_end = groups[last]
+        if last > first and text[group_start - 1] != text[end]:
+            return None
+        if len(digits) + group_end - group_start > _LONGEST:
+            return None
+        digits += text[group_start:group_end]
+        if (
+            len(digits) >= _SHORTEST
+            and _luhn(digits)
+            and not (text[start - 1 : start] == "+" and len(digits) <= _LONGEST_PHONE)
+            and _grouped_like_card(groups[first : last + 1])
+            and not _is_section(groups, first, last)
+            and (_is_labelled(text, start) or _is_likely(text, groups[first : last + 1], digits))
+        ):
+            return last
+    return None
+
+
+def _is_fraction(text: str, start: int) -> bool:
+    """Tell whether the digits at ``start`` are a decimal fraction."""
+    before = text[max(0, start - 2) : start]
+    return before[-1:] == "." and before[:1].isdigit()
+
+
+def _is_section(groups: list[tuple[int, int]], first: int, last: int) -> bool:
+    """Tell whether the groups go on in the size of the first.
+
+    Fewer digits on either side, as many as a card has on both or, before, at an uneven end: four
+    behind may be the month in which it ends.
+    """
+    size = groups[first][1] - groups[first][0]
+    before, after = groups[max(0, first - 1) : first], groups[last + 1 : last + 2]
+    digits = sum(end - start for start, end in groups[first : last + 1])
+    if digits >= _USUAL and not (before and (after or groups[last][1] - groups[last][0] < size)):
+        return False
+    return any(end - start == size for start, end in before + after)
+
+
+def _is_labelled(text: str, start: int) -> bool:
+    return _CARD_LABEL.search(text[max(0, start - _CARD_LABEL_REACH) : start]) is not None
+
+
+def _grouped_like_card(groups: list[tuple[int, int]]) -> bool:
+    """Accept equal groups with a shorter last one (4-4-4-4, 4-4-4-1, 8-8), or 4-6-n."""
+    sizes = [end - start for start, end in groups]
+    size = sizes[0]
+    if sizes[:-1] == [4, 6] or len(sizes) == 1:
+        return True
+    return size in _GROUP_SIZES and all(other == size for other in sizes[:-1]) and sizes[-1] <= size
+
+
+def _is_likely(text: str, groups: list[tuple[int, int]], digits: str) -> bool:
+    """Tell whether a brand issues such numbers, and nothing speaks against it being one."""
+    start, end = groups[0]
+    before = text[start - 1 : start]
+    if before.isascii() and before.isalpha():  # the tail of an id (U6292...)
+        return False
+    if len(digits) < _USUAL and (
+        is_named_otherwise(text, start) if len(groups) == 1 else end - start < 4
+    ):
+        return False
+    prefix = int(digits[:4])
+    return any(low <= prefix <= high and len(digits) in lengths for low, high, lengths in _ISSUED)
+
+
+def _luhn(digits: str) -> bool:
+    reverse = digits[::-1].encode()
+    return (sum(reverse[::2].translate(_SINGLE)) + sum(reverse[1::2].translate(_DOUBLED))) % 10 == 0
+
+
+_SSN_SEPARATED = re2.compile(r"[0-9]{3}(?:-[0-9]{2}-|\.[0-9]{2}\.| [0-9]{2} )[0-9]{4}")
+_SSN_TOGETHER = re2.compile(
+    r"(?i)(?:\b|_)(?:ssn(?:\b|_)|ss ?#|social(?:\b|_))[^0-9\n]{0,40}([0-9]{9})(?:[^0-9]|$)"
+)
+# A country code: what follows is the rest of a phone number.
+_ABROAD = re.compile(r"(?:\+|\b00)[0-9]{1,3}[ .-]$")
+_ABROAD_REACH = 7
+_SSN_LABEL = re2.compile(r"(?i)ssn|ss ?#|social")
+
+
+class SsnDetector:
+    """Finds ``AAA-GG-SSSS`` in issued ranges, and nine digits behind a label.
+
+    The numbers printed in advertisements (078-05-1120) count: the scan cannot know who sends them.
+    """
+
+    kind = "ssn"
+    needs = Digits.RUN
+
+    def find(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield (start, end) of each number."""
+        for match in _SSN_SEPARATED.finditer(text):
+            start, end = match.span()
+            abroad = _ABROAD.search(text, max(0, start - _ABROAD_REACH), start) is not None
+            if not abroad and _stands_alone(text, start, end) and _is_issued(match.group()):
+                yield start, end
+        if _SSN_LABEL.search(text) is not None:
+            for match in _SSN_TOGETHER.finditer(text):
+                if _is_issued(match.group(1)):
+                    yield match.span(1)
+
+
+def _stands_alone(text: str, start: int, end: int) -> bool:
+    """Tell whether no letter, digit or further group touches the number."""
+    around = (text[max(0, start - 2) : start][::-1], text[end : end + 2])
+    return not any(
+        (near[:1].isascii() and near[:1].isalnum())
+        or (near[:1] in ("-", ".") and near[1:].isdigit())
+        for near in around
+    )
+
+
+def _is_issued(number: str) -> bool:
+    digits = "".join(filter(str.isdigit, number))
+    area, group, serial = digits[:3], digits[3:5], digits[5:]
+    return area not in ("000", "666") and area < "900" and group != "00" and serial != "0000"

@@ -1,0 +1,310 @@
+"""Phone numbers, as the phonenumbers library validates them, and as people write them.
+
+Law: the library decides which national numbers exist; what is plainly meant as a phone number (a
+country code, a label, the North American layout) need only be possible, since numbers out of
+service, new ones and the invented 555 are told from real ones by nobody who reads them.
+The library is slow, so it only sees the surroundings of runs of digits that are long enough.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+
+import phonenumbers
+import re2
+from phonenumbers import Leniency, PhoneMetadata, PhoneNumberMatcher
+
+from policies.pii import Digits, is_named_otherwise
+
+# The standard library's engine is quicker to call, and these leave nothing to backtrack into.
+_RUN = re.compile(r"[0-9](?:[ ().\-/\[\]]{0,4}[0-9]){6,}")
+_NORTH_AMERICAN = re.compile(r"\(?[2-9][0-9]{2}\)?[ .-]{1,2}[0-9]{3}[ .-][0-9]{4}")
+_GROUP = re.compile(r"[0-9]+")
+_LABELS = r"(?i)(?:\b(?:(?:tele)?phone|cell|mobile|tel\b|call|fax|whats ?app|sms\b|text me))"
+_LABEL = re.compile(_LABELS + "[^0-9]{0,16}$")
+_ANY_LABEL = re2.compile(_LABELS)
+_ITEM = re.compile(r"[1-9][0-9]?[.)\]] +(?=[0-9(]+)")
+"""What numbers a list's items."""
+# Runs that are something else, unless a plus or a label says that they are phone numbers.
+_NO_PHONE = re.compile(
+    # a day, perhaps with an hour: 2025-11-10 12:30
+    r"[12][0-9]{3}[-/.][01]?[0-9][-/.][0-3]?[0-9](?: {1,2}[0-2]?[0-9])?"
+    # the numbers of an address, a version, a section
+    r"|(?!0)[0-9]{1,3}(?:\.[0-9]{1,3}){3,}"
+    # fractions, coordinates; thousands
+    r"|[0-9]{1,3}\.[0-9]{3,}(?:[ -]{1,2}[0-9]{1,3}\.[0-9]{3,})*|[0-9]{1,2}(?:\.[0-9]{3}){2}"
+    # a book's number, its last digit an X or not; another person's number
+    r"|[0-9](?:-[0-9]{1,7}){2}-[0-9]|(?=[0-9-]{11}$)[0-9](?:-[0-9]{1,7}){2}"
+    r"|[0-9]{3}-[0-9]{2}-[0-9]{4}"
+    # a customs tariff's number
+    r"|[0-9]{4}\.[0-9]{2}\.[0-9]{4}"
+    # seconds since 1970, and whatever is longer than a number that nothing announces
+    r"|1(?![38]00)[0-9]{9}(?:[0-9]{3}|\.[0-9]+)?|(?!0)[0-9]{14,}|[0-9]{15,}"
+)
+_LABEL_REACH = 32
+_LEAD = 4
+"""Characters before a run that belong to it or change its meaning, such as ``+(``."""
+
+MOST_DIGITS = 8192
+"""Characters that the library looks through in one text. What is beyond is taken for a phone
+number: a text is not clean because it is long."""
+
+Reading = Callable[[str], Iterator[tuple[int, int]]]
+"""A way to find phone numbers in a piece of text."""
+
+NORTH_AMERICA = 1
+"""Country code."""
+_NORTH_AMERICAN_GROUPS = frozenset(
+    {
+        *((10,), (3, 7), (6, 4), (3, 3, 4)),
+        *((11,), (1, 10), (1, 3, 7), (1, 6, 4), (1, 3, 3, 4)),
+    }
+)
+_SHORTEST = 7
+"""Digits below which nothing is taken for a phone number."""
+_MOST_BEFORE = 6
+"""Digits that may be dialled before a national number: prefixes, carriers, country code."""
+_KINDS = (
+    *("fixed_line", "mobile", "toll_free", "premium_rate", "shared_cost", "personal_number"),
+    *("voip", "pager", "uan", "voicemail"),
+)
+
+
+class DialledNumbers:
+    """The digits of the numbers that exist in a region, with whatever is dialled before them.
+
+    Law: this may let pass what is no number, but not the other way round, whether by length, by
+    numbering plan or by national prefix. The phone library has the last word; this keeps nearly
+    all digits from it that are none, at a hundredth of the time. Only for North America, whose
+    numbers look like any ten digits, must the digits also be grouped as a number's are.
+    """
+
+    __slots__ = ("_groupings", "_kinds", "_lengths", "_most_groups", "_prefix", "_roughly", "code")
+
+    def __init__(self, code: str) -> None:
+        self.code = code
+        calling = phonenumbers.country_code_for_region(code)
+        self._groupings = _NORTH_AMERICAN_GROUPS if calling == NORTH_AMERICA else None
+        self._most_groups = 6
+        # Neighbours with the same country code (Canada) have numbers of the same form.
+        sharing = phonenumbers.COUNTRY_CODE_TO_REGION_CODE[calling]
+        metadata = [each for each in map(PhoneMetadata.metadata_for_region, sharing) if each]
+        own = next(each for each in metadata if each.id == code)
+        general = [each.general_desc for each in metadata if each.general_desc is not None]
+        lengths = {length for each in general for length in each.possible_length}
+        abroad = own.international_prefix or "00"
+        self._lengths = range(_shortest(code), max(*lengths, 11) + _MOST_BEFORE + 1)
+        prefix = own.national_prefix or ""
+        self._prefix = "" if _begins_numbers(prefix, code) else prefix
+        if own.national_prefix_transform_rule is not None:
+            # Dialled digits are rewritten (Argentina): they do not look like the number.
+            self._roughly = self._kinds = re.compile("[0-9]+")
+            return
+        prefix = own.national_prefix_for_parsing or ""
+        coded = f"(?:{abroad})?{calling}(?:{prefix})?|(?:{prefix})"
+        main = PhoneMetadata.metadata_for_region(sharing[0]) or own
+        before = f"(?:{coded}|{_bare(main)})"
+        elsewhere = f"(?:{abroad})[1-9][0-9]{{6,14}}"
+        roughly = "|".join({each.national_number_pattern or "" for each in general})
+        kinds = "|".join(dict.fromkeys(chain.from_iterable(map(_patterns, metadata))))
+        self._roughly = re.compile(f"{before}(?:{roughly})|{elsewhere}")
+        self._kinds = re.compile(f"{before}(?:{kinds})|{elsewhere}")
+
+    def may_be_among(self, groups: Sequence[str]) -> bool:
+        """Tell whether neighbouring groups of digits may be a number of the region."""
+        longest = self._lengths.stop
+        for first, leading in enumerate(groups):
+            prefixed = bool(self._prefix) and leading.startswith(self._prefix)
+            shortest = self._lengths.start + prefixed
+            digits, following = "", first
+            for group in groups[first : first + self._most_groups]:
+                digits += group
+                if len(digits) >= longest:
+                    break
+                following += 1
+                if (
+                    len(digits) >= shortest
+                    and self.are_grouped(groups[first:following])
+                    and self._roughly.fullmatch(digits) is not None
+                    and self._kinds.fullmatch(digits) is not None
+                ):
+                    return True
+        return False
+
+    @property
+    def shortest(self) -> int:
+        """Digits that its ordinary numbers have at the least."""
+        return self._lengths.start
+
+    def are_grouped(self, groups: Sequence[str]) -> bool:
+        """Tell whether people of the region group a number's digits like this."""
+        return (
+            self._groupings is None
+            or tuple(map(len, groups)) in self._groupings
+            or groups[0].startswith("011")  # to another country
+        )
+
+
+class PhoneDetector:
+    """Finds numbers with a country code, and national ones of the given regions."""
+
+    kind = "phone"
+    needs = Digits.RUN
+
+    __slots__ = ("_north_american", "_possible", "_valid")
+
+    def __init__(self, regions: Sequence[str]) -> None:
+        """Take ISO 3166 codes; raises ValueError for one that has no phone numbers."""
+        unknown = [region for region in regions if not is_region(region)]
+        if unknown:
+            raise ValueError(f"no phone numbers are known for region {unknown[0]!r}")
+        read = [DialledNumbers(region) for region in regions]
+        self._possible = [partial(_possible, each) for each in read]
+        self._valid = [(each, partial(_valid, each)) for each in read]
+        self._north_american = any(
+            phonenumbers.country_code_for_region(region) == NORTH_AMERICA for region in regions
+        )
+
+    def find(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield (start, end) of each number, and of what is too much to look through."""
+        behind = 0
+        looked_through = 0
+        announced = _ANY_LABEL.search(text) is not None
+        for run in _RUN.finditer(text):
+            start, end = run.span()
+            item = _ITEM.match(text, start, end)
+            if item is not None and text[start - 1 : start] not in {"(", "+"}:
+                start = behind = item.end()
+            if _is_glued(text, start, end):
+                continue
+            offset = max(behind, start - _LEAD)
+            readings = self._readings(text, offset, start, end, announced=announced)
+            if readings:
+                looked_through += end - start
+                if looked_through > MOST_DIGITS:
+                    yield max(behind, start), end
+                    return
+            # What follows may speak against a number, but not when it is an extension (x33).
+            window = text[offset : end if text[end : end + 1] in ("x", "X") else end + 1]
+            found = chain.from_iterable(read(window) for read in readings)
+            layouts = _in_layout(window) if self._north_american else ()
+            for first, last in sorted(chain(found, layouts)):
+                behind = max(behind, offset + last)
+                yield offset + first, offset + last
+
+    def _readings(
+        self, text: str, offset: int, start: int, end: int, *, announced: bool
+    ) -> Sequence[Reading]:
+        """Return the ways in which the library is to read a run, if any."""
+        if "+" in text[offset:start]:
+            return (_of_any_country,)
+        if announced and _LABEL.search(text, max(0, start - _LABEL_REACH), start) is not None:
+            return self._possible
+        if _NO_PHONE.fullmatch(text, start, end) is not None or _is_part_of_name(text, start):
+            return ()
+        groups = _GROUP.findall(text, start, end)
+        if len(groups) == 1 and is_named_otherwise(text, start):
+            return ()
+        return [valid for numbers, valid in self._valid if numbers.may_be_among(groups)]
+
+
+def _of_any_country(window: str) -> Iterator[tuple[int, int]]:
+    return _matches(window, None, Leniency.POSSIBLE)
+
+
+def _possible(numbers: DialledNumbers, window: str) -> Iterator[tuple[int, int]]:
+    return _matches(window, numbers.code, Leniency.POSSIBLE)
+
+
+def _valid(numbers: DialledNumbers, window: str) -> Iterator[tuple[int, int]]:
+    for start, end in _matches(window, numbers.code, Leniency.VALID):
+        if numbers.are_grouped(_GROUP.findall(window, start, end)):
+            yield start, end
+
+
+def _matches(window: str, region: str | None, leniency: int) -> Iterator[tuple[int, int]]:
+    # The library gives up after a number of tries; a scan may not.
+    for match in PhoneNumberMatcher(window, region, leniency, max_tries=len(window)):
+        yield match.start, match.end
+
+
+def _in_layout(window: str) -> Iterator[tuple[int, int]]:
+    for layout in _NORTH_AMERICAN.finditer(window):
+        if _stands_alone(window, *layout.span()):
+            yield layout.span()
+
+
+def _stands_alone(text: str, start: int, end: int) -> bool:
+    return not any(
+        near[:1].isdigit() or (near[:1] in ("-", ".") and near[1:].isdigit())
+        for near in (text[max(0, start - 2) : start][::-1], text[end : end + 2])
+    )
+
+
+def _is_part_of_name(text: str, start: int) -> bool:
+    """Tell whether a word goes on with the digits: INV-2025669778."""
+    before = text[max(0, start - 2) : start]
+    return before[1:] == "-" and before[0].isascii() and before[0].isalpha()
+
+
+def _is_glued(text: str, start: int, end: int) -> bool:
+    """Tell whether bare digits are part of a word, such as a hex digest; an x may follow."""
+    near = text[max(0, start - 1) : start] + text[end : end + 1].strip("xX")
+    return text[start:end].isdigit() and any(
+        character.isascii() and character.isalpha() for character in near
+    )
+
+
+def is_region(code: str) -> bool:
+    """Tell whether phone numbers of this region can be validated."""
+    return code in phonenumbers.SUPPORTED_REGIONS
+
+
+def _begins_numbers(prefix: str, region: str) -> bool:
+    """Tell whether numbers begin with the prefix themselves, as Russia's 800 ... do with 8."""
+    examples = (
+        phonenumbers.example_number_for_type(region, kind)
+        for kind in phonenumbers.PhoneNumberType.values()
+    )
+    return any(
+        phonenumbers.national_significant_number(example).startswith(prefix)
+        for example in examples
+        if example
+    )
+
+
+def _shortest(region: str) -> int:
+    """Return how many digits its ordinary numbers have at the least."""
+    examples = (
+        phonenumbers.example_number_for_type(region, kind)
+        for kind in (phonenumbers.PhoneNumberType.FIXED_LINE, phonenumbers.PhoneNumberType.MOBILE)
+    )
+    sizes = [
+        len(phonenumbers.national_significant_number(example)) for example in examples if example
+    ]
+    return max(_SHORTEST, min(sizes, default=_SHORTEST))
+
+
+def _patterns(metadata: PhoneMetadata) -> Iterator[str]:
+    for kind in _KINDS:
+        numbers = getattr(metadata, kind)
+        if numbers is not None and numbers.national_number_pattern:
+            yield numbers.national_number_pattern
+
+
+def _bare(metadata: PhoneMetadata) -> str:
+    """Return a pattern that looks ahead for a number that is written without national prefix."""
+    with_prefix: list[str] = []
+    without: list[str] = []
+    for written in metadata.number_format:
+        leading = (written.leading_digits_pattern or [""])[-1]
+        layout = f"(?={leading})(?:{written.pattern})$"
+        # \\1 and (\\1) are the number alone, 0\\1 and (0\\1) demand the prefix.
+        rule = (written.national_prefix_formatting_rule or "").strip("()")
+        optional = written.national_prefix_optional_when_formatting
+        demanded = rule not in {"", r"\1"} and not optional
+        (with_prefix if demanded else without).append(layout)
+    if not with_prefix:
+        return ""
+    return f"(?:(?!{'|'.join(with_prefix)})" + "".join(f"|(?={each})" for each in without) + ")"

@@ -1,0 +1,341 @@
+r"""The forms of text that are scanned: its normal form, and what else it can be read as.
+
+In normal form, what a reader takes for a character is that character: compatibility forms (NFKC:
+full-width, circled, superscript), digits of any script, dashes and spaces of any width; invisible
+characters and combining marks vanish; Cyrillic and Greek letters that look Latin become Latin.
+
+A reader, a browser or a model takes ``4111**1111**1111 1111``, ``ada&#64;example.com`` and
+``YWRhQGV4YW1wbGUuY29t`` for what they mean. Law: text without such forms has no other reading and
+costs one look; the others are few, and are made in time linear in the text.
+"""
+
+import binascii
+import re
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import unescape
+
+import re2
+
+_LOOK_ALIKES = dict(
+    zip(
+        "АВЕЅІЈКМНОРСТХУаеѕіјорсухԁԛԝ" + "ΑΒΕΖΗΙΚΜΝΟΡΤΥΧο",  # noqa: RUF001
+        "ABESIJKMHOPCTXYaesijopcyxdqw" + "ABEZHIKMNOPTYXo",
+        strict=True,
+    )
+)
+_DOTS = {"。": ".", "−": "-", "∶": ":"}  # noqa: RUF001
+_BLANKS = frozenset("\u115f\u1160\u3164\uffa0\u2800\u2065\ufffc\U0001d159")
+"""Letters and signs that show nothing: Hangul fillers, braille without a dot, and their kin."""
+_MEMO_LIMIT = 8192
+
+
+def _plain(character: str) -> str:
+    replaced = _LOOK_ALIKES.get(character) or _DOTS.get(character)
+    if replaced is not None:
+        return replaced
+    if character in _BLANKS:
+        return ""
+    match unicodedata.category(character):
+        case "Cf" | "Mn" | "Me":
+            return ""
+        case "Cs":  # a lone surrogate has no UTF-8 form, which RE2 needs
+            return "\N{REPLACEMENT CHARACTER}"
+        case "Nd":
+            return str(unicodedata.decimal(character))
+        case "Pd":
+            return "-"
+        case "Zs":
+            return " "
+        case "Zl" | "Zp":
+            return "\n"
+    compatible = unicodedata.normalize("NFKC", character)
+    if compatible == character:
+        return character
+    return "".join(map(_plain, compatible)) if len(compatible) > 1 else _plain(compatible)
+
+
+class _PlainTable(dict[int, str]):
+    """A table for ``str.translate`` that fills itself, up to a bound."""
+
+    def __missing__(self, codepoint: int) -> str:
+        plain = _plain(chr(codepoint))
+        if len(self) < _MEMO_LIMIT:
+            self[codepoint] = plain
+        return plain
+
+
+_TABLE = _PlainTable()
+
+
+def normalise(text: str) -> str:
+    """Return the text in normal form; ASCII text as it is. Never raises."""
+    return text if text.isascii() else text.translate(_TABLE)
+
+
+def normalise_with_offsets(text: str) -> tuple[str, Sequence[int]]:
+    """Return the normal form and, for each of its characters, the index of its origin."""
+    if text.isascii():
+        return text, range(len(text))
+    pieces = [_TABLE[ord(character)] for character in text]
+    offsets = [index for index, piece in enumerate(pieces) for _ in piece]
+    return "".join(pieces), offsets
+
+
+_ROUNDS = 2
+"""How deep one form may stand in another of its kind: base64 of base64, percent forms of them."""
+
+_MOST_TABS = 4
+"""As many as there are in a card number of nineteen digits."""
+_BYTES = r"(?:%[0-9A-Fa-f]{2}|\\x[0-9A-Fa-f]{2})+"
+_CODE_POINT = r"%u[0-9A-Fa-f]{4}|\\u\{[0-9A-Fa-f]{1,6}\}|\\[01][0-7]{2}"
+_ENTITY = r"&(?:#[0-9]{1,8}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});?"
+# Four characters of base64 that stand for three of printable ASCII. Neither words nor images often
+# have three of them in a row, so what is decoded becomes text.
+_QUARTET = "[I-Za-f][C-HS-Xi-nyz0-3][ABEFIJMNQRUVYZcdghklopstwx014589][A-Za-z0-9+/_-]"
+_BASE64 = f"(?:{_QUARTET}(?:\r?\n)?){{3,}}"
+_HEX = "(?:[2-7][0-9A-Fa-f]){8,}"
+
+_INLINE = (
+    "(?i:<(?:/?(?:a|abbr|b|bdi|bdo|big|cite|code|data|del|dfn|em|font|i|ins|kbd|mark|q|s|samp|small"
+    r"|span|strike|strong|sub|sup|tt|u|var|wbr)(?:[\s/][^<>]*)?|!--[^<>]*)>)"
+)
+"""Tags between which a browser puts no space, and comments."""
+_MARK = rf"(?:[*`~\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|{_INLINE})"
+"""A mark of Markdown or HTML, or a character that nobody sees."""
+_CELLS = r"(?i:</t[dh]\s*>\s*<t[dh](?:\s[^<>]*)?>)"
+_AT = r" ?[\[({<] ?(?i:at|@) ?[\])}>] ?"
+_DOT = r" ?[\[({<] ?(?i:dot|\.) ?[\])}>] ?"
+_BETWEEN_MARKS = rf"{_MARK}{{1,4}} ?@ ?{_MARK}{{1,4}}"
+_AROUND_AT = r"[_\t]{0,4}@[_\t]{0,4}"
+_BEFORE_DOT = r"[_\t]{1,4}\.[_\t]{0,4}"
+_SPELLED = "|".join(
+    (
+        *(rf"[^\n{mark}](?:{mark}[^\n{mark}]){{7,}}" for mark in ("_", r"\t")),
+        *(rf"[^\s{mark}](?:{mark}[^\s{mark}]){{7,}}" for mark in " -"),
+    )
+)
+_GROUP = "[0-9A-Z]"
+_BETWEEN = rf"[\])}}]?(?: ?(?:[_/\\·•‧∙]|{_MARK}))+ ?[\[({{]?|[\])}}]+ ?[\[({{]+|[\"'] [\"']"
+"""What may stand between the groups of a number."""
+_NO_FRACTION = r"(?:(?<=\+[0-9]\.)|(?<=\+[0-9]{2}\.)|(?<=\+[0-9]{3}\.)|(?<![0-9][.,]))"
+_ROW = rf"(?<![0-9A-Z(\t]){_NO_FRACTION}[0-9A-Z(]+(?:\)?\t{_GROUP}+){{1,8}}(?![0-9A-Z\t]|[.,][0-9])"
+"""Groups in the cells of a row. A row neither begins nor ends within a decimal fraction, but behind
+the country code of a phone number."""
+_FOURS = (
+    r"(?<![0-9][:#=])(?<![0-9A-Za-z])[0-9]{4}(?:[:#=][0-9]{4}){2}(?:[:#=][0-9]{1,4}){1,2}"
+    "(?![0-9A-Za-z:#=])"
+)
+"""A card's number: fewer groups may be hours or an address."""
+_OF_FORM = r"(?<=[=&?+])[0-9A-Z]{0,7}[0-9](?:\+[0-9A-Z]{1,8}){2,8}(?![0-9A-Za-z+])"
+"""Groups as forms send them, where a plus stands for a space."""
+
+_UNESCAPABLE = f"{_BYTES}|{_CODE_POINT}|{_ENTITY}"
+_MARKED = (
+    rf"[\pL\pN@.:+-]{_MARK}+[.:+-]?[\pL\pN@]|{_AT}|{_DOT}|[_\t]@|@[_\t]|{_BEFORE_DOT}"
+    rf"|\\[@.+*_-]|{_MARK} ?@ ?{_MARK}|{_SPELLED}"
+)
+_GROUPED = (
+    rf"[0-9]\)?\t{_GROUP}|[A-Z]\t[0-9]|[0-9](?:{_BETWEEN}){_GROUP}|[A-Z](?:{_BETWEEN})[0-9]"
+    rf"|[0-9A-Z)](?:{_MARK})*{_CELLS}(?:{_MARK})*[0-9A-Z(]"
+    r"|[0-9]{4}[:#=][0-9]{4}[:#=][0-9]{4}[:#=][0-9]|[0-9]\+[0-9A-Z]{1,8}\+[0-9A-Z]"
+)
+_ANY = re2.compile(f"{_UNESCAPABLE}|{_BASE64}|{_HEX}|{_MARKED}|{_GROUPED}")
+
+
+def _bytes(match: re.Match[str]) -> str:
+    digits = match.group().replace("%", "").replace("\\x", "")
+    return bytes.fromhex(digits).decode("utf-8", "replace")
+
+
+def _code_point(match: re.Match[str]) -> str:
+    written = match.group()
+    octal = written[1].isdigit()
+    number = int(written[1:], 8) if octal else int(written.strip("%\\u{}"), 16)
+    return chr(number) if number <= sys.maxunicode else written
+
+
+def _base64(match: re.Match[str]) -> str:
+    written = match.group().replace("-", "+").replace("_", "/")
+    rest = len(written.replace("\r", "").replace("\n", "")) % 4
+    padded = written[:-1] if rest == 1 else written + "=" * (-rest % 4)
+    return binascii.a2b_base64(padded).decode("utf-8", "replace")
+
+
+def _squeezed(match: re.Match[str]) -> str:
+    """Return what is spelled letter by letter; digits set apart by these are numbers already."""
+    letters = match.group()[::2]
+    return match.group() if letters.isdigit() and match.group()[1] in " -" else letters
+
+
+def _set_apart(match: re.Match[str]) -> str:
+    return re.sub("[:#=]", "-", match.group()).replace("+", " ")
+
+
+def _row(match: re.Match[str]) -> str:
+    """Return the cells of a row as the groups of one number; many numbers are a table's."""
+    row = match.group()
+    is_table = row.count("\t") > _MOST_TABS and row.replace("\t", "").isdigit()
+    return row if is_table else row.replace("\t", "-")
+
+
+# RE2 is much quicker to tell whether there is anything to replace, but does not look around.
+_LOOKS_AROUND = re.compile(r"\(\?<?=")
+_LOOKS_FOR_NONE = re.compile(r"\(\?<?![^)]*\)")
+
+Meant = str | Callable[[re.Match[str]], str]
+
+
+class _Form:
+    """A way of writing: what it looks like, and what each piece of it stands for."""
+
+    def __init__(self, looks: str, *steps: tuple[str, Meant]) -> None:
+        self.seen_in = re2.compile(looks).search
+        self.steps = [
+            (
+                re2.compile(_LOOKS_AROUND.sub("(?:", _LOOKS_FOR_NONE.sub("", pattern))).search,
+                re.compile(pattern),
+                (lambda _, meant=meant: meant) if isinstance(meant, str) else meant,
+            )
+            for pattern, meant in steps
+        ]
+
+
+_ESCAPED = _Form(
+    _UNESCAPABLE,
+    (_BYTES, _bytes),
+    (_ENTITY, lambda match: unescape(match.group())),
+    (_CODE_POINT, _code_point),
+)
+_ENCODED = _Form(
+    f"{_BASE64}|{_HEX}",
+    (_BASE64 + "(?:[A-Za-z0-9+/_-]{2,3}={0,2})?", _base64),
+    (_HEX, lambda match: bytes.fromhex(match.group()).decode("ascii", "replace")),
+)
+_BARE = (
+    (_SPELLED, _squeezed),
+    (_AT, "@"),
+    (_DOT, "."),
+    (_BETWEEN_MARKS, "@"),
+    (f"{_MARK}+", ""),
+    (r"\\(?=[@.+*_-])", ""),
+    (_AROUND_AT, "@"),
+    (_BEFORE_DOT, "."),
+)
+_WITHOUT_MARKS = _Form(_MARKED, *_BARE)
+_NUMBERS_APART = _Form(
+    _GROUPED,
+    (f"{_FOURS}|{_OF_FORM}", _set_apart),
+    (f"(?<={_GROUP})(?:{_BETWEEN})(?={_GROUP})", "-"),
+    (_CELLS, "\t"),
+    (f"{_MARK}+", ""),
+    (_ROW, _row),
+    ("(?<=[0-9]) (?=[0-9])", "-"),
+    *_BARE,
+)
+
+
+@dataclass(slots=True)
+class Reading:
+    """A text, and for each of its characters from where to where it stands in the text given."""
+
+    text: str
+    places: Sequence[tuple[int, int]] | None = None
+    """None where nobody asked for them."""
+    holds_secrets: bool = True
+    """Not where groups were joined that are no number: what becomes of them looks random."""
+
+    def after(self, form: _Form) -> "Reading":
+        """Return what this says without the form, in normal form; this itself if it has none."""
+        if form.seen_in(self.text) is None:
+            return self
+        text, places = self.text, self.places
+        for seen_in, pattern, meant in form.steps:
+            if seen_in(text) is None:
+                continue
+            if places is None:
+                text = pattern.sub(meant, text)
+            else:
+                text, places = _replaced(text, places, pattern, meant)
+        return self if text == self.text else _normal(Reading(text, places))
+
+    def encoded(self) -> "Reading":
+        """Return what is encoded in this, and nothing else: the rest would not be itself any more.
+
+        An image of which some letters are gone looks like a password.
+        """
+        if _ENCODED.seen_in(self.text) is None:
+            return Reading("")
+        found = sorted(
+            (*match.span(), meant(match))
+            for _, pattern, meant in _ENCODED.steps
+            for match in pattern.finditer(self.text)
+        )
+        text = "\n".join(piece for _, _, piece in found)
+        if self.places is None:
+            return _normal(Reading(text))
+        places: list[tuple[int, int]] = []
+        for start, end, piece in found:
+            place = (self.places[start][0], self.places[end - 1][1])
+            places += [place] * (len(piece) + 1)
+        return _normal(Reading(text, places[: len(text)]))
+
+
+def _normal(read: Reading) -> Reading:
+    if read.places is None:
+        return Reading(normalise(read.text))
+    text, offsets = normalise_with_offsets(read.text)
+    return Reading(text, [read.places[offset] for offset in offsets])
+
+
+def _replaced(
+    text: str,
+    places: Sequence[tuple[int, int]],
+    pattern: re.Pattern[str],
+    meant: Callable[[re.Match[str]], str],
+) -> tuple[str, list[tuple[int, int]]]:
+    pieces: list[str] = []
+    moved: list[tuple[int, int]] = []
+    behind = 0
+    for match in pattern.finditer(text):
+        start, end = match.span()
+        piece = meant(match)
+        pieces += (text[behind:start], piece)
+        moved += places[behind:start]
+        if start < end:
+            moved += [(places[start][0], places[end - 1][1])] * len(piece)
+        behind = end
+    return "".join((*pieces, text[behind:])), moved + list(places[behind:])
+
+
+def may_be_disguised(plain: str) -> bool:
+    """Tell whether a text in normal form may have another reading: one look."""
+    return _ANY.search(plain) is not None
+
+
+def other_readings(plain: Reading) -> Iterator[Reading]:
+    """Yield what else a text in normal form can be read as, if anything."""
+    if not may_be_disguised(plain.text):
+        return
+    read = plain
+    for depth in range(_ROUNDS + 1):
+        yield from _without_marks(read)
+        for _ in range(_ROUNDS):
+            if (unescaped := read.after(_ESCAPED)) is read:
+                break
+            read = unescaped
+            yield read
+            yield from _without_marks(read)
+        if depth == _ROUNDS or not (read := read.encoded()).text:
+            return
+        yield read
+
+
+def _without_marks(read: Reading) -> Iterator[Reading]:
+    if (bare := read.after(_WITHOUT_MARKS)) is not read:
+        yield bare
+    if (apart := read.after(_NUMBERS_APART)) is not read:
+        apart.holds_secrets = False
+        yield apart

@@ -1,0 +1,260 @@
+"""Personal data and secrets in text: one scan for prompts and answers.
+
+Law: fail closed, in bounded time. The scan raises for no string, its time grows linearly with
+the text, and disguises that cost a sender nothing (other digits, invisible characters, look-alike
+letters, marks, encodings) do not pass: what is scanned is the text in normal form, and each other
+reading of it. Names and addresses need a model and are not found.
+"""
+
+import hashlib
+import ipaddress
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from operator import itemgetter
+
+import phonenumbers
+import re2
+from phonenumbers import PhoneNumberFormat
+from stdnum import iban
+
+from policies.pii import Detector, digits_in
+from policies.pii.identifiers import (
+    CardDetector,
+    EmailDetector,
+    IbanDetector,
+    IpDetector,
+    SsnDetector,
+)
+from policies.pii.phone import PhoneDetector
+from policies.pii.readings import Reading, normalise, normalise_with_offsets, other_readings
+from policies.pii.secret import SecretDetector
+
+DETECTOR_VERSION = 5
+"""Part of every cache key: raise it whenever a detector finds more than it did."""
+_SECRET = SecretDetector.kind
+
+_EMAIL = re.compile(r"[^@\s]+@(?:\*\.)?[^@\s*.]+(?:\.[^@\s*.]+)+")
+_GOES_ON = re.compile(r"[\w@%+-]|\.[^\W_]")
+"""What follows an address of which only a part was found."""
+_SHORTEST = 6
+_SEPARATORS = str.maketrans("", "", " .-")
+_CANONICAL = ("secret", "iban", "card", "ssn", "ip", "phone")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One finding: ``text[start:end]`` of the text as given."""
+
+    kind: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllowList:
+    """The operator's own public contacts, which are no personal data: ``pii: {allow: [...]}``.
+
+    Law: an entry allows the whole finding that is equal to it, and nothing beside it. Equal means
+    the same address, number or string however it is written; what is not surely the same is not
+    allowed. Immutable once made.
+    """
+
+    _values: frozenset[tuple[str, str]]
+    """Kind and canonical form of what is allowed letter by letter."""
+    _emails: re2._Regexp | None
+    _regions: tuple[str, ...]
+
+    @classmethod
+    def of(cls, entries: Iterable[str], regions: Sequence[str]) -> "AllowList":
+        """Take entries as the operator wrote them. Raises ValueError for one of no use."""
+        values: set[tuple[str, str]] = set()
+        emails: list[str] = []
+        for entry in entries:
+            plain = normalise(entry).strip()
+            if len(plain) < _SHORTEST:
+                raise ValueError(f"{entry!r} is too short to be a contact")
+            if _EMAIL.fullmatch(plain) is not None:
+                emails.append(_glob(plain.casefold()))
+            elif "*" in plain:
+                raise ValueError(
+                    f"{entry!r}: * stands for part of an email address, as in *@acme.example"
+                    " or *@*.acme.example"
+                )
+            else:
+                values |= {
+                    (kind, form) for kind in _CANONICAL for form in _forms(kind, plain, regions)
+                }
+        pattern = re2.compile("|".join(emails)) if emails else None
+        return cls(frozenset(values), pattern, tuple(regions))
+
+    def holds_value(self, kind: str, text: str) -> bool:
+        """Tell whether ``text`` is an entry in any writing: its parts are public, too."""
+        return any((kind, form) in self._values for form in _forms(kind, text, self._regions))
+
+    def holds_email(self, text: str, start: int, end: int) -> bool:
+        """Tell whether the address ``text[start:end]`` is allowed, and is the whole address."""
+        return (
+            self._emails is not None
+            and self._emails.fullmatch(text[start:end].casefold()) is not None
+            and _GOES_ON.match(text, end) is None
+        )
+
+
+class PiiScanner:
+    """Finds the kinds email, secret, iban, card, ssn, ip and phone; immutable once made."""
+
+    __slots__ = ("_allowed", "_detectors", "identity")
+
+    def __init__(self, regions: Sequence[str], allowed: Sequence[str] = ()) -> None:
+        """Take the ISO 3166 regions whose national phone numbers count, and what does not count.
+
+        Numbers with a country code count wherever they are from. Raises ValueError for a region
+        that has no phone numbers, and for an entry of ``allowed`` that allows nothing.
+        """
+        self._detectors: tuple[Detector, ...] = (
+            # The more telling ones first: a URL with a password in it reads like an email address.
+            SecretDetector(),
+            EmailDetector(),
+            IbanDetector(),
+            CardDetector(),
+            SsnDetector(),
+            IpDetector(),
+            PhoneDetector(regions),
+        )
+        self._allowed = AllowList.of(allowed, regions) if allowed else None
+        self.identity = _identity(regions, allowed)
+        """What decides which texts are clean: another one may find what this one did not."""
+
+    def scan(self, text: str) -> str | None:
+        """Return the kind of the first detector that finds anything, or None."""
+        plain = normalise(text)
+        for _, _, kind in self._findings(plain):
+            return kind
+        for other in other_readings(Reading(plain)):
+            for _, _, kind in self._findings(other.text):
+                if other.holds_secrets or kind != _SECRET:
+                    return kind
+        return None
+
+    def spans(self, text: str) -> list[Span]:
+        """Return the findings in order of start, without overlaps.
+
+        Where detectors disagree about the same characters, the earlier in their order is right.
+        """
+        written, offsets = normalise_with_offsets(text)
+        plain = Reading(written, [(offset, offset + 1) for offset in offsets])
+        found: list[tuple[int, int, str]] = []
+        for reading in chain((plain,), other_readings(plain)):
+            places = reading.places or ()
+            for first, last, kind in self._findings(reading.text):
+                if kind == _SECRET and not reading.holds_secrets:
+                    continue
+                start, end = places[first][0], places[last - 1][1]
+                at = bisect_left(found, (start,))
+                if not _overlaps(found, at, start, end):
+                    found.insert(at, (start, end, kind))
+        return [Span(kind, start, end) for start, end, kind in found]
+
+    def _findings(self, plain: str) -> Iterator[tuple[int, int, str]]:
+        """Yield what counts, detector by detector; findings may overlap."""
+        if self._allowed is None:
+            yield from self._everything(plain)
+            return
+        public, others = _told_apart(self._allowed, plain, self._everything(plain))
+        yield from others
+        if public:
+            # A number among public ones may have passed for a section of a longer one.
+            rest = _without(plain, public)
+            yield from _told_apart(self._allowed, rest, self._everything(rest))[1]
+
+    def _everything(self, plain: str) -> Iterator[tuple[int, int, str]]:
+        held = digits_in(plain)
+        for detector in self._detectors:
+            if detector.needs <= held:
+                kind = detector.kind
+                for start, end in detector.find(plain):
+                    yield start, end, kind
+
+
+def _told_apart(
+    allowed: AllowList, plain: str, found: Iterator[tuple[int, int, str]]
+) -> tuple[list[tuple[int, int]], list[tuple[int, int, str]]]:
+    """Return the allowed numbers and strings, and what is neither allowed nor but a part of one.
+
+    A part of an address is not left out: a pattern allows addresses nobody has looked at.
+    """
+    others: list[tuple[int, int, str]] = []
+    public: list[tuple[int, int]] = []
+    for start, end, kind in found:
+        if kind == "email":
+            if not allowed.holds_email(plain, start, end):
+                others.append((start, end, kind))
+        elif allowed.holds_value(kind, plain[start:end]):
+            public.append((start, end))
+        else:
+            others.append((start, end, kind))
+    public.sort()
+    furthest = list(accumulate((end for _, end in public), max))
+
+    def is_part(start: int, end: int) -> bool:
+        before = bisect_right(public, start, key=itemgetter(0))
+        return before > 0 and furthest[before - 1] >= end
+
+    return public, [each for each in others if not is_part(each[0], each[1])]
+
+
+def _without(plain: str, public: list[tuple[int, int]]) -> str:
+    """Blank these spans with a character that is part of nothing."""
+    blanked = list(plain)
+    for start, end in public:
+        blanked[start:end] = "\0" * (end - start)
+    return "".join(blanked)
+
+
+def _identity(regions: Sequence[str], allowed: Sequence[str]) -> str:
+    identity = f"{DETECTOR_VERSION}/{','.join(sorted(regions))}"
+    if not allowed:
+        return identity
+    listed = "\n".join(sorted(set(allowed)))
+    return f"{identity}/{hashlib.sha256(listed.encode()).hexdigest()[:32]}"
+
+
+def _overlaps(taken: list[tuple[int, int, str]], at: int, start: int, end: int) -> bool:
+    """Tell whether a span that sorts to ``at`` overlaps one of ``taken``, sorted and apart."""
+    before = at > 0 and taken[at - 1][1] > start
+    return before or (at < len(taken) and taken[at][0] < end)
+
+
+def _glob(plain: str) -> str:
+    return r"[^@]*".join(map(re2.escape, plain.split("*")))
+
+
+def _forms(kind: str, text: str, regions: Sequence[str]) -> Iterator[str]:
+    """Yield the canonical forms of what ``text`` may stand for, if it were of this kind."""
+    match kind:
+        case "secret":
+            yield text
+        case "iban":
+            yield iban.compact(text)
+        case "card" | "ssn":
+            yield text.translate(_SEPARATORS)
+        case "ip":
+            try:
+                yield ipaddress.ip_address(text).compressed
+            except ValueError:
+                return
+        case "phone":
+            yield from _numbers(text, regions)
+
+
+def _numbers(text: str, regions: Sequence[str]) -> Iterator[str]:
+    """Yield the number in international form, an extension included, as each region reads it."""
+    for region in regions or (None,):
+        try:
+            number = phonenumbers.parse(text, region)
+        except phonenumbers.NumberParseException:
+            continue
+        yield phonenumbers.format_number(number, PhoneNumberFormat.RFC3966)

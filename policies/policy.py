@@ -1,0 +1,255 @@
+"""From the facts of a request to a decision: rules, their conditions, and the first that matches.
+
+A policy is compiled once (``policies.format.load``) and then only read: deciding is a pure function
+of the facts, and ``default`` answers for all that no rule matches.
+
+Law: no request costs more than its length. Globs, keywords and patterns run on RE2, and text is
+handed over as bytes, so that a lone surrogate cannot raise.
+"""
+
+import hashlib
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import re2
+
+from policies.decision import Decision
+
+ANONYMOUS = "anonymous"
+"""The tenant of a request without credential, organization and project."""
+
+_ENGINE_BYTES = 16 << 20
+"""What one pattern may take before RE2 falls back on a slower engine."""
+# Scripts that set no space between words: a keyword in them ends where it ends.
+_NO_SPACES = re2.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]")
+_WORD = re2.compile(r"[\pL\pN\pM_]")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """All that a policy may look at."""
+
+    endpoint: str
+    """Path, such as ``/v1/chat/completions``."""
+    model: str
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    credential_sha256: str | None
+    """Lower-case hex digest of the API key; None when the client sent none."""
+    organization: str | None
+    project: str | None
+    last_user_text: str | None
+    """All text parts of the last user message; None when it has none."""
+    system_text: str | None
+    """System and developer messages joined by line feeds; hashed only if a rule asks."""
+
+
+Test = Callable[[RequestFacts], bool]
+TextTest = Callable[[str], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who a tenant is: all that is not None must hold, and of its values any one."""
+
+    api_key_sha256: tuple[str, ...] | None
+    organization: tuple[str, ...] | None
+    project: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One key of a ``match``, and whether facts meet it."""
+
+    key: str
+    """Its place in ``match``, such as ``content.keywords``."""
+    wanted: tuple[str, ...]
+    """What the key holds, as written; any one will do."""
+    holds: Test
+
+
+@dataclass(frozen=True, slots=True)
+class Considered:
+    """A rule that was looked at, and what kept it from deciding; nothing if it decided."""
+
+    rule: str
+    failed: tuple[Condition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A decision for the requests that meet all conditions."""
+
+    conditions: tuple[Condition, ...]
+    decision: Decision
+
+    @property
+    def name(self) -> str:
+        """Unique within the policy."""
+        return self.decision.rule
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A compiled policy file."""
+
+    source: str
+    """Where the text came from, for messages."""
+    generation: int
+    regions: tuple[str, ...]
+    """ISO 3166 codes of the regions whose phone numbers the PII scan knows."""
+    rules: tuple[Rule, ...]
+    default: Decision
+    allowed: tuple[str, ...] = ()
+    """The operator's public contacts, which are no personal data."""
+    tenants: Mapping[str, Tenant] = field(default_factory=dict)
+
+    def decide(self, facts: RequestFacts) -> Decision:
+        """Return the decision of the first rule that matches, else the default. Never raises."""
+        for rule in self.rules:
+            for condition in rule.conditions:
+                if not condition.holds(facts):
+                    break
+            else:
+                return rule.decision
+        return self.default
+
+    def considered(self, facts: RequestFacts) -> tuple[Considered, ...]:
+        """Return what ``decide`` looks at in turn, the rule that decides last; all that failed."""
+        found = []
+        for rule in self.rules:
+            failed = tuple(each for each in rule.conditions if not each.holds(facts))
+            found.append(Considered(rule.name, failed))
+            if not failed:
+                return tuple(found)
+        return (*found, Considered(self.default.rule, ()))
+
+
+def condition(key: str, wanted: Sequence[str], tenants: Mapping[str, Tenant]) -> Condition:
+    """Return what a key of ``match`` asks for: that facts meet any value that it wants."""
+    return Condition(key, tuple(wanted), _test(key, wanted, tenants))
+
+
+def _test(key: str, wanted: Sequence[str], tenants: Mapping[str, Tenant]) -> Test:
+    match key:
+        case "endpoint":
+            known = frozenset(wanted)
+            return lambda facts: facts.endpoint in known
+        case "model":
+            matches = glob_test(wanted)
+            return lambda facts: matches(facts.model)
+        case "tenant":
+            tests = [_tenant(name, tenants) for name in wanted]
+            return tests[0] if len(tests) == 1 else lambda facts: any(is_(facts) for is_ in tests)
+        case "content.system_prompt_sha256":
+            return _system_prompt(wanted)
+        case "content.keywords":
+            return _user_text(keyword_test(wanted))
+        case "content.regex":
+            return _user_text(_found("|".join(f"(?:{pattern})" for pattern in wanted)))
+    return _header(key.removeprefix("header."), wanted)
+
+
+def _header(name: str, globs: Sequence[str]) -> Test:
+    matches = glob_test(globs)
+
+    def holds(facts: RequestFacts) -> bool:
+        value = facts.headers.get(name)
+        return value is not None and matches(value)
+
+    return holds
+
+
+def _tenant(name: str, tenants: Mapping[str, Tenant]) -> Test:
+    if name == ANONYMOUS:
+        return lambda facts: (
+            facts.credential_sha256 is None and facts.organization is None and facts.project is None
+        )
+    tenant = tenants[name]
+    keys, organizations, projects = (
+        None if values is None else frozenset(values)
+        for values in (tenant.api_key_sha256, tenant.organization, tenant.project)
+    )
+    return lambda facts: (
+        (keys is None or facts.credential_sha256 in keys)
+        and (organizations is None or facts.organization in organizations)
+        and (projects is None or facts.project in projects)
+    )
+
+
+def _system_prompt(digests: Sequence[str]) -> Test:
+    known = frozenset(digests)
+
+    def holds(facts: RequestFacts) -> bool:
+        if facts.system_text is None:
+            return False
+        digest = hashlib.sha256(facts.system_text.encode("utf-8", "replace"))
+        return digest.hexdigest() in known
+
+    return holds
+
+
+def _user_text(test: TextTest) -> Test:
+    def holds(facts: RequestFacts) -> bool:
+        return facts.last_user_text is not None and test(facts.last_user_text)
+
+    return holds
+
+
+def glob_test(globs: Sequence[str]) -> TextTest:
+    """Return whether a whole text is like any glob: * is any characters, ? is one."""
+    if "*" in globs:
+        return lambda _: True
+    if not any(wildcard in glob for glob in globs for wildcard in "*?"):
+        known = frozenset(globs)
+        return lambda value: value in known
+    (first, *others) = globs
+    if not others and not any(wildcard in first[:-1] for wildcard in "*?") and first[-1] == "*":
+        prefix = first[:-1]
+        return lambda value: value.startswith(prefix)
+    wildcards = {"*": ".*", "?": "."}
+    patterns = (
+        "".join(wildcards.get(character) or re2.escape(character) for character in glob)
+        for glob in globs
+    )
+    return _found(r"(?s)\A(?:" + "|".join(patterns) + r")\z")
+
+
+def keyword_test(keywords: Sequence[str]) -> TextTest:
+    """Return whether a text holds any keyword as whole words, in any case of letters."""
+    # What ends alike shares its edges: they are large classes, and one for each keyword is more
+    # than RE2's fast engine takes.
+    alike: dict[tuple[str, str], list[str]] = {}
+    for keyword in keywords:
+        before, words, after = _whole_words(keyword)
+        alike.setdefault((before, after), []).append(words)
+    groups = (f"{before}(?:{'|'.join(words)}){after}" for (before, after), words in alike.items())
+    found = _found("(?i)(?:" + "|".join(groups) + ")")
+
+    def test(text: str) -> bool:
+        return found(text if text.isascii() else unicodedata.normalize("NFC", text))
+
+    return test
+
+
+def _whole_words(keyword: str) -> tuple[str, str, str]:
+    words = unicodedata.normalize("NFC", keyword).split()
+    before = r"(?:\A|[^\pL\pN\pM_])" if _needs_edge(words[0][0]) else ""
+    after = r"(?:\z|[^\pL\pN\pM_])" if _needs_edge(words[-1][-1]) else ""
+    return before, r"\s+".join(map(re2.escape, words)), after
+
+
+def _needs_edge(character: str) -> bool:
+    """Tell whether a word with this at its edge goes on when a letter follows."""
+    return _WORD.search(character) is not None and _NO_SPACES.search(character) is None
+
+
+def _found(pattern: str) -> TextTest:
+    options = re2.Options()
+    options.never_capture = True
+    options.log_errors = False
+    options.max_mem = _ENGINE_BYTES
+    compiled: Any = re2.compile(pattern, options)
+    return lambda text: compiled.search(text.encode("utf-8", "replace")) is not None
