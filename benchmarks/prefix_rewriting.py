@@ -36,7 +36,7 @@ from agent_workload import BEGIN, END, MODEL, NUM_TOOLS, Workload, body_of
 from engine_sides import bundled_or_random
 from servers import await_url, free_port
 
-from gateway.cli.terminal import RecordedLog
+from gateway.cli.recorded_log import RecordedLog
 from gateway.protocol.endpoint import Endpoint
 
 CONTEXT = 16_384

@@ -32,7 +32,6 @@ from gateway.server.auth import Access
 from gateway.server.http import front
 from gateway.server.http.handlers import Handlers, refuse
 from gateway.server.http.pass_through import PassThrough
-from gateway.server.http.query_method import serve_query
 from gateway.server.http.readiness import Readiness
 from gateway.server.local_encoder import local_model
 from gateway.server.open_store import Entries, open_store
@@ -44,8 +43,8 @@ from gateway.server.secrets import load_or_create_secret, secret_setting, shared
 from gateway.settings import Settings
 from gateway.telemetry.decision_log import DecisionLog, Recorder
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.observation import Observation, Sink
-from gateway.telemetry.request_log import log_request
+from gateway.telemetry.observation import Sink
+from gateway.telemetry.request_log import request_sinks
 from gateway.upstream.coalescing.coalescer import Coalescer
 from gateway.upstream.http.startup_check import UPSTREAMS
 from gateway.upstream.judge_model import Judge
@@ -93,8 +92,7 @@ def create_app(
     decision_log = _decision_log(settings)
     sinks: tuple[Sink, ...] = (
         metrics.observe,
-        metrics.prefixes.observe,
-        log_request,
+        *request_sinks(),
         *_observers(decision_log),
     )
     tracing = _tracing()
@@ -142,7 +140,7 @@ def create_app(
         local=None if semantic is None else local_model(semantic, make_coalescer),
     )
     budgets = Budgets(policies, lambda: _verifier_known(semantic), verifier.threshold)
-    app = serve_query(front.new_app(refuse, client_max_size=settings.max_body_bytes), refuse)
+    app = front.new_app(refuse, client_max_size=settings.max_body_bytes)
     handlers = Handlers(
         pipeline,
         PassThrough(
@@ -159,7 +157,8 @@ def create_app(
             },
         ),
         metrics.page,
-        _beginning(sinks, tracing),
+        sinks,
+        trace=None if tracing is None else tracing.begin,
         access=access,
         client_seconds=settings.client_timeout,
         names=settings.public_names,
@@ -210,18 +209,6 @@ def _semantic(settings: Settings, socket: Path | None) -> SemanticService | None
     if socket is None:
         return None
     return SemanticService.at(socket, timeout=settings.semantic_timeout)
-
-
-def _beginning(
-    sinks: tuple[Sink, ...], tracing: Any
-) -> Callable[[str, web.BaseRequest], Observation]:
-    def begin(endpoint: str, request: web.BaseRequest) -> Observation:
-        seen = Observation(endpoint, time.perf_counter(), time.perf_counter, sinks)
-        if tracing is not None:
-            tracing.begin(seen, request.headers)
-        return seen
-
-    return begin
 
 
 def _learning(

@@ -15,11 +15,11 @@ from embeddings.encoder import Vector
 from embeddings.index_faiss import FaissIndex
 from gateway.app import default_policy
 from gateway.cache.key import identify
-from gateway.cache.outcomes import Forward, Hit
+from gateway.cache.lookup import Forward, Hit
 from gateway.cache.plan import Plan, plan_request
 from gateway.cache.ports import ActivePolicy
 from gateway.cache.stores.memory import MemoryStore
-from gateway.cli.policy import pipeline_to_explain
+from gateway.cli.explain import pipeline_to_explain
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.messages import Inbound
 from gateway.protocol.reasons import Reason

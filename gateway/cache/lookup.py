@@ -1,27 +1,278 @@
 """The lookup state machine: from a planned request to a hit, a forward or a refusal.
 
-Each state that needs I/O names it by its type; the driver performs it and hands the result to
+A state that needs I/O says by its type what it needs. The driver does it and hands the result to
 ``next``, which returns the following state. Terminal states are ``Hit``, ``Forward`` and
-``Refused``. No state performs I/O or reads a clock. ``otherwise`` is how the request goes on to the
-upstream if nothing more is found. How it ends is in ``lookup_ends``, the states of the lookup by
-meaning are in ``semantic_lookup``.
+``Refused``. No state does I/O or reads a clock. ``otherwise`` is how the request goes on to the
+upstream if nothing more is found.
 
-The prompt is scanned only after the exact lookup missed: a key is bound to the scan that its
-prompt passed (``core.key.Partition``), so an entry under that key, stale or not, is the proof that
-this prompt is clean, and a hit pays nothing for it. An entry under the end user's own key
-(``Plan.personal``) proves nothing of the kind.
+The prompt is scanned only after the exact lookup missed. A key is bound to the scan that its
+prompt passed (``cache.key.Partition``), so an entry under that key, stale or not, proves that the
+prompt is clean. An entry under the end user's own key (``Plan.personal``) proves nothing of the
+kind.
+
+A semantic candidate is served only if its entry is of this very partition and its verification
+keeps the rule's budget. If anything is missing, odd or refused, the next candidate is tried, and at
+last ``otherwise``.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 
 from gateway.cache.entry import Entry
-from gateway.cache.lookup_semantic import FetchCandidate, SearchSemantic, VerifyCandidate
-from gateway.cache.outcomes import End, Forward, Hit, Refused, forward, judged, miss
 from gateway.cache.plan import Plan
-from gateway.protocol.cache_status import Forwarded, ForwardStatus
-from gateway.protocol.reasons import Reason
-from policies.freshness import Directives
+from gateway.cache.shadow_eval.comparison import Check, Kind
+from gateway.protocol.cache_status import Forwarded, ForwardStatus, HitStatus
+from gateway.protocol.reasons import Ineligible, Reason
+from gateway.semantic.verification import Verification
+from policies.freshness import Directives, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """Serve this entry. ``revalidate`` is the plan under which a fresh answer is to be fetched.
+
+    ``plan`` is that under which it was found, where it may have to be judged again. ``check`` is
+    what a sample of such hits is compared by, ``plan`` then that of the request.
+    """
+
+    entry: Entry
+    status: HitStatus
+    age: int
+    revalidate: Plan | None = None
+    plan: Plan | None = None
+    check: Check | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Ask the upstream. ``store`` is the plan under which the answer may be admitted.
+
+    ``fallback`` is what is served instead when the upstream fails before its answer has begun.
+    ``ineligible`` is why nothing was looked up by meaning, where the policy would have had it.
+    ``check`` is what was found by meaning and not served, to be compared with the answer.
+    """
+
+    status: ForwardStatus
+    store: Plan | None
+    fallback: Hit | None = None
+    ineligible: Ineligible | None = None
+    check: Check | None = None
+
+    def instead(self, now: float) -> Hit | None:
+        """Return what is served where the upstream has failed by now, if anything still may be.
+
+        It may have taken its time to fail: the fallback's age and its grace are those of now.
+        """
+        fallback = self.fallback
+        if fallback is None or fallback.plan is None:
+            return fallback
+        found = judged(fallback.plan, fallback.entry, now)
+        return replace(found, revalidate=None) if isinstance(found, Hit) else found.fallback
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Answer 504: the request wants a stored answer only, and there is none (RFC 9111 5.2.1.7)."""
+
+
+End = Hit | Forward | Refused
+
+
+def kept_plan(end: End) -> Plan | None:
+    """Return the plan under which an answer may come to be stored, if any."""
+    match end:
+        case Hit():
+            return end.revalidate
+        case Forward():
+            return end.store
+        case Refused():
+            return None
+
+
+def set_apart(end: End, reason: Reason, *, personal: bool) -> End:
+    """Return the end of a request that sends personal data beside what its key is made of.
+
+    What is found for it may be served; its own answer is kept ``personal``, or not at all.
+    """
+    plan = kept_plan(end)
+    own = plan.personal if plan is not None and personal else None
+    match end:
+        case Hit():
+            return replace(end, revalidate=own)
+        case Forward() if own is not None:
+            return replace(end, store=own)
+        case Forward():
+            return Forward(ForwardStatus(Forwarded.BYPASS, reason), None, end.fallback)
+        case Refused():
+            return end
+
+
+def miss(plan: Plan) -> Forward:
+    """Return how a request goes on where nothing was found for it."""
+    return Forward(ForwardStatus(Forwarded.MISS), plan)
+
+
+def judged(plan: Plan, entry: Entry | None, now: float) -> Hit | Forward:
+    """Return the hit that an entry under ``plan.key`` is, or the forward that it leads to."""
+    if entry is None or entry.key != plan.key:
+        return miss(plan)
+    fresh = plan.freshness_of(entry, now)
+    if fresh is None:
+        return miss(plan)
+    match fresh.verdict:
+        case Verdict.FRESH:
+            return Hit(entry, HitStatus(Reason.EXACT, fresh.ttl), fresh.age, plan=plan)
+        case Verdict.REVALIDATE:
+            status = HitStatus(Reason.EXACT, fresh.ttl, stale=Reason.STALE_WHILE_REVALIDATE)
+            return Hit(entry, status, fresh.age, None if plan.directives.only_if_cached else plan)
+        case Verdict.STALE:
+            forwarded = ForwardStatus(Forwarded.STALE)
+        case Verdict.REFUSED:
+            no_cache = plan.directives.no_cache
+            reason = Reason.NO_CACHE if no_cache else Reason.FRESHNESS
+            forwarded = ForwardStatus(Forwarded.REQUEST, reason)
+    fallback = None
+    if fresh.if_error:
+        status = HitStatus(Reason.EXACT, fresh.ttl, stale=Reason.STALE_IF_ERROR)
+        fallback = Hit(entry, status, fresh.age, plan=plan)
+    return Forward(forwarded, plan, fallback)
+
+
+def forward(plan: Plan, otherwise: Forward) -> Forward | Refused:
+    """Return the end of a request that finds nothing more."""
+    return Refused() if plan.directives.only_if_cached else otherwise
+
+
+NEAREST = 4
+"""Candidates to search for: a near miss may stand nearer than the question that fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSemantic:
+    """Needs the (key, similarity) pairs nearest to ``plan.question``, nearest first."""
+
+    plan: Plan
+    otherwise: Forward
+
+    def next(self, nearest: Sequence[tuple[bytes, float]]) -> "AfterSearch":
+        """Take what the index found; nothing is what an index that failed has found."""
+        plan = self.plan
+        near = tuple(
+            (key, cosine) for key, cosine in nearest if cosine >= plan.decision.min_similarity
+        )
+        return _next_candidate(plan, self.otherwise, near)
+
+    def off(self) -> "AfterSearch":
+        """Take it that too many hits of this rule were wrong: it has none until told otherwise."""
+        status = replace(self.otherwise.status, reason=Reason.SEMANTIC_OFF)
+        return forward(self.plan, replace(self.otherwise, status=status))
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCandidate:
+    """Needs the store's entry for ``key``, or None."""
+
+    plan: Plan
+    otherwise: Forward
+    key: bytes
+    similarity: float
+    rest: tuple[tuple[bytes, float], ...]
+
+    def next(self, entry: Entry | None, now: float) -> "AfterSearch":
+        """Take the candidate's entry; whatever the index said, it must be of this partition.
+
+        A stale one is passed over: revalidating it would ask another question than this one.
+        """
+        plan = self.plan
+        if (
+            entry is not None
+            and entry.key == self.key
+            and entry.fingerprint == plan.fingerprint
+            and entry.question is not None
+            and plan.question is not None
+        ):
+            fresh = plan.freshness_of(entry, now, graceful=False)
+            if fresh is not None and fresh.verdict is Verdict.FRESH:
+                status = HitStatus(Reason.SEMANTIC, fresh.ttl, self.similarity)
+                hit = Hit(entry, status, fresh.age)
+                pair = (plan.question, entry.question)
+                return VerifyCandidate(plan, self.otherwise, *pair, hit, self.rest)
+        return _next_candidate(plan, self.otherwise, self.rest)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyCandidate:
+    """Needs to know how surely one answer fits ``asked`` and ``stored``, and the threshold."""
+
+    plan: Plan
+    otherwise: Forward
+    asked: str
+    stored: str
+    hit: Hit
+    rest: tuple[tuple[bytes, float], ...]
+
+    @property
+    def pair(self) -> tuple[str, str, float]:
+        """Both questions and their cosine."""
+        return self.asked, self.stored, self.hit.status.similarity or 0.0
+
+    def next(
+        self, verification: Verification, threshold: float | None, *, alias: bool = False
+    ) -> "AfterSearch":
+        """Take how sure it is, the least score that keeps the rule's budget, and what was learnt.
+
+        For ``alias`` see ``Verification.refused``.
+        """
+        if verification.refused(threshold, alias=alias) is None:
+            by_alias = verification.refused(threshold) is not None
+            return self._found(verification, threshold, alias=by_alias)
+        scored = verification.refusal is None and isfinite(verification.score)
+        otherwise = self._near_miss(verification) if scored else self.otherwise
+        return _next_candidate(self.plan, otherwise, self.rest)
+
+    def _found(
+        self, verification: Verification, threshold: float | None, *, alias: bool
+    ) -> "AfterSearch":
+        decision = self.plan.decision
+        if decision.shadow:
+            status = replace(self.otherwise.status, reason=Reason.SHADOW)
+            check = self._check(Kind.SHADOW, verification, alias=alias)
+            return forward(self.plan, replace(self.otherwise, status=status, check=check))
+        shown = self.hit.status._replace(score=verification.score, threshold=threshold)
+        # Who wants a stored answer only wants no call of ours either.
+        if not decision.sample or self.plan.directives.only_if_cached:
+            return replace(self.hit, status=shown)
+        check = self._check(Kind.SERVED, verification, alias=alias)
+        return replace(self.hit, status=shown, plan=self.plan, check=check)
+
+    def _near_miss(self, verification: Verification) -> Forward:
+        """Return the forward with this candidate to compare, if it is the likeliest so far."""
+        decision, before = self.plan.decision, self.otherwise.check
+        if not (decision.shadow or decision.promote):
+            return self.otherwise
+        if before is not None and before.score >= verification.score:
+            return self.otherwise
+        check = self._check(Kind.NEAR_MISS, verification)
+        return replace(self.otherwise, check=check)
+
+    def _check(self, kind: Kind, verification: Verification, *, alias: bool = False) -> Check:
+        entry, similarity = self.hit.entry, self.hit.status.similarity or 0.0
+        score, verifier = verification.score, verification.verifier
+        return Check(kind, entry, similarity, score, verifier, alias)
+
+
+AfterSearch = FetchCandidate | VerifyCandidate | End
+"""What a state of this lookup may lead to."""
+
+
+def _next_candidate(
+    plan: Plan, otherwise: Forward, near: tuple[tuple[bytes, float], ...]
+) -> AfterSearch:
+    if not near:
+        return forward(plan, otherwise)
+    (key, similarity), *rest = near
+    return FetchCandidate(plan, otherwise, key, similarity, tuple(rest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +280,6 @@ class LookUpExact:
     """Needs the store's entry for ``plan.key``, or None."""
 
     plan: Plan
-
-    @property
-    def collapses(self) -> bool:
-        """Tell whether another's call for the same key would say all that this look-up can."""
-        return self.plan.personal is None
-
-    def missed(self) -> "State":
-        """Take it that another request has just looked for the same, and asks the upstream."""
-        return forward(self.plan, miss(self.plan))
 
     def next(self, entry: Entry | None, now: float) -> "State":
         """Take the entry found."""

@@ -91,8 +91,7 @@ class Plan:
             case PiiAction.BYPASS:
                 return True
 
-    def belongs(self, entry: Entry) -> bool:
-        """Check what a store returned against the request, whatever it was looked up by."""
+    def _belongs(self, entry: Entry) -> bool:
         partition = self.partition
         return (
             entry.key_version == KEY_VERSION
@@ -103,12 +102,15 @@ class Plan:
             and entry.generation == partition.generation
         )
 
-    def freshness_of(self, entry: Entry, now: float, *, graceful: bool = True) -> Freshness:
+    def freshness_of(self, entry: Entry, now: float, *, graceful: bool = True) -> Freshness | None:
         """Judge an entry by its expiry, by what the policy gives now, and by the request.
 
+        None where the entry is not of this request's partition, whatever it was looked up by.
         The policy's present lifetime and grace count so that shortening them holds for what is
         stored; lengthening them revives nothing.
         """
+        if not self._belongs(entry):
+            return None
         decision = self.decision
         lifetime = decision.lifetime
         if decision.jitter:

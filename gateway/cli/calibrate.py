@@ -11,7 +11,6 @@ or not at all.
 
 import asyncio
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,23 +20,20 @@ from operator import mul
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from embeddings.verify.agreement import RULES
 from embeddings.verify.calibration import Calibration, calibrated, least_hits, upper_bound
 from embeddings.verify.calibration_file import written_calibration
 from gateway.cache.append_files import before
 from gateway.cache.shadow_eval.journal import CHECKS_FILE
+from gateway.cli.recorded_log import Lines
 from gateway.cli.scoring_service import ScoringError, scoring_service
+from gateway.cli.terminal import CommandError, say, unreadable
 from gateway.semantic.calibrations import OWN_FILE, Calibrations
 from gateway.semantic.embeddings_service import SemanticService
 from gateway.semantic.ports import SemanticUnavailableError
 from gateway.semantic.verifier import OF_THE_TEXT, CalibratedVerifier
+from gateway.server.admin.recorded_request import RecordedError
 from policies.format.values import percent_text
-
-
-class LineError(ValueError):
-    """The line is neither; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +57,7 @@ class LabelledPair:
 
 
 def parse_line(line: Any) -> Compared | LabelledPair | None:
-    """Read a line's JSON; None is another line of the gateway's journal. Raises LineError.
+    """Read a line's JSON; None is another line of the gateway's journal. Raises RecordedError.
 
     Another is that of an alias, too: it came to be a hit because it was right.
     """
@@ -69,28 +65,27 @@ def parse_line(line: Any) -> Compared | LabelledPair | None:
         case {"asked": str(asked), "stored": str(stored), "same": bool(same)}:
             return LabelledPair(asked, stored, same)
         case {"asked": _, "stored": _}:
-            raise LineError("expected asked and stored as text, and same: true or false")
+            raise RecordedError("", "asked and stored as text, and same: true or false")
         case {"kind": str(), "alias": True}:
             return None
         case {"kind": str(), "outcome": "equal" | "different" | "unsure" as outcome}:
             return _compared(line, outcome)
         case {"kind": str()} if "outcome" not in line:
             return None
-    raise LineError("expected a comparison of the gateway or {asked, stored, same}")
+    raise RecordedError("", "a comparison of the gateway or {asked, stored, same}")
 
 
 def _compared(line: dict[str, Any], outcome: str) -> Compared:
     score, verifier = line.get("score"), line.get("verifier")
     if isinstance(score, bool) or not isinstance(score, int | float):
-        raise LineError("score: expected a number")
+        raise RecordedError("score", "a number")
     if not (isfinite(score) and 0 <= score <= 1):
-        raise LineError("score: expected a number from 0 to 1")
+        raise RecordedError("score", "a number from 0 to 1")
     if not isinstance(verifier, str) or not verifier:
-        raise LineError("verifier: missing: whose score it is, is not known")
+        raise RecordedError("verifier", "the digest of the verifier whose score it is")
     return Compared(float(score), outcome != "equal", verifier, unsure=outcome == "unsure")
 
 
-_TOLD = 10
 _AT_A_TIME = 8
 _NOTHING_COMPARED = "set shadow: on in the policy, or give a file of labelled pairs"
 _SCORE_SECONDS = 30.0
@@ -118,20 +113,20 @@ def calibrate(
 ) -> int:
     """Print thresholds, and write them if so asked; return the exit code."""
     if not logs and not (data_dir / CHECKS_FILE).exists():
-        return _fail(f"{data_dir / CHECKS_FILE}: not there: {_NOTHING_COMPARED}", 2)
+        raise CommandError(f"{data_dir / CHECKS_FILE}: not there: {_NOTHING_COMPARED}")
     logs = logs or _journal(data_dir)
     try:
         compared, pairs, broken = _read(logs)
     except OSError as error:
-        return _fail(f"{error.filename}: cannot be read: {error.strerror or error}", 2)
+        raise unreadable(error.filename, error) from None
     try:
         points = asyncio.run(_points(compared, pairs, data_dir, socket))
     except ScoringError as error:
-        return _fail(str(error), 1)
+        raise CommandError(str(error), 1) from None
     points.passed_over["no comparisons or pairs"] += broken
     if not points.scored:
         _print_passed_over(points)
-        return _fail(f"{_named(logs)}: no would-be hit in it", 2)
+        raise CommandError(f"{_named(logs)}: no would-be hit in it")
     calibration = calibrated(
         points.scored,
         verifier=points.verifier,
@@ -142,14 +137,15 @@ def calibrate(
     _print_passed_over(points)
     kept = [each for each in budgets if calibration.step(each) is not None]
     if not kept:
-        return _fail("none of the budgets is kept" + "; nothing was written" * write, 1)
+        raise CommandError("none of the budgets is kept" + "; nothing was written" * write, 1)
     if not write:
         return 0
     file = data_dir / OWN_FILE
     try:
         _write(file, written_calibration(calibration))
     except OSError as error:
-        return _fail(f"{file}: cannot be written: {error.strerror or error}", 1)
+        why = error.strerror or error
+        raise CommandError(f"{file}: cannot be written: {why}", 1) from None
     print(f"\nwritten to {file}; a running gateway takes it at its next lookup")
     return 0
 
@@ -163,23 +159,13 @@ def _journal(data_dir: Path) -> list[Path]:
 def _read(logs: Iterable[Path]) -> tuple[list[Compared], list[LabelledPair], int]:
     compared: list[Compared] = []
     pairs: list[LabelledPair] = []
-    broken = 0
-    for file in logs:
-        with file.open("rb") as lines:
-            for number, raw in enumerate(lines, 1):
-                try:
-                    line = parse_line(orjson.loads(raw)) if raw.strip() else None
-                except (orjson.JSONDecodeError, LineError) as error:
-                    broken += 1
-                    why = error if isinstance(error, LineError) else "expected JSON"
-                    if broken <= _TOLD:
-                        print(f"refrain: {file}:{number}: {why}", file=sys.stderr)
-                    continue
-                if isinstance(line, Compared):
-                    compared.append(line)
-                elif line is not None:
-                    pairs.append(line)
-    return compared, pairs, broken
+    lines = Lines(parse_line, *logs)
+    for _, line in lines:
+        if isinstance(line, Compared):
+            compared.append(line)
+        elif line is not None:
+            pairs.append(line)
+    return compared, pairs, lines.skipped
 
 
 async def _points(
@@ -199,7 +185,7 @@ async def _points(
             points.verifier = service.verifier or RULES
             if not service.verifier:
                 fault = f" ({service.verifier_fault})" if service.verifier_fault else ""
-                _say(f"no trained verifier is loaded{fault}: the rules are calibrated")
+                say(f"no trained verifier is loaded{fault}: the rules are calibrated")
             await _score(pairs, service, points, data_dir)
     for each in compared:
         if each.verifier not in (points.verifier, RULES):
@@ -232,7 +218,7 @@ async def _score(
             done += 1
             if time.monotonic() - last > _PROGRESS_EVERY:
                 last = time.monotonic()
-                _say(f"{done:,} of {len(pairs):,} pairs")
+                say(f"{done:,} of {len(pairs):,} pairs")
 
     try:
         async with asyncio.TaskGroup() as workers:
@@ -285,7 +271,7 @@ def _why_none(calibration: Calibration, budget: float) -> str:
 def _print_passed_over(points: Points) -> None:
     for why, count in sorted(points.passed_over.items()):
         if count:
-            _say(f"passed over, {why}: {count:,}")
+            say(f"passed over, {why}: {count:,}")
 
 
 def _write(file: Path, data: bytes) -> None:
@@ -306,12 +292,3 @@ def _write(file: Path, data: bytes) -> None:
 
 def _named(logs: Sequence[Path]) -> str:
     return " ".join(file.name for file in logs)
-
-
-def _say(text: str) -> None:
-    print(f"refrain: {text}", file=sys.stderr)
-
-
-def _fail(message: str, code: int) -> int:
-    _say(message)
-    return code

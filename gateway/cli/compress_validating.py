@@ -18,9 +18,9 @@ from typing import Any
 
 import orjson
 
-from gateway.cli.recorded_requests import Recorded
+from gateway.cli.recorded_log import RecordedLog
 from gateway.cli.scoring_service import ScoringError, scoring_service
-from gateway.cli.terminal import RecordedLog, show_progress
+from gateway.cli.terminal import show_progress
 from gateway.prompts.compress.compressor import Compressor
 from gateway.prompts.compress.outcome import Compression
 from gateway.prompts.compress.validation import Asked, Tally, repeatable
@@ -28,6 +28,7 @@ from gateway.protocol.conversation import last_user_text, system_text
 from gateway.protocol.errors import UpstreamError
 from gateway.semantic.compare.answers import Outcome, Told, compare
 from gateway.semantic.ports import LocalEncoder, SemanticUnavailableError
+from gateway.server.admin.recorded_request import Recorded
 from gateway.server.secrets import SecretSettingError, secret_setting
 from gateway.upstream.http.client import HttpUpstream
 from gateway.upstream.ports import Upstream

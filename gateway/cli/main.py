@@ -4,11 +4,11 @@ import argparse
 import importlib.metadata
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gateway.cli.terminal import gateway_url
+from gateway.cli.terminal import CommandError, add_command, gateway_url, run_command, say
 
 if TYPE_CHECKING:
     from gateway.settings import Settings
@@ -51,34 +51,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    # These have parsers of their own, which are only imported when asked for.
-    if arguments[:1] == ["backend"]:
-        from backend.__main__ import main as backend
+    match arguments:  # these have parsers of their own, which are only imported when asked for
+        case ["backend", *rest]:
+            from backend.__main__ import main as backend
 
-        return backend(arguments[1:])
-    if arguments[:1] == ["policy"]:
-        from gateway.cli.policy import main as policy
+            return backend(rest)
+        case ["policy", *rest]:
+            from gateway.cli.policy import main as policy
 
-        return policy(arguments[1:])
-    if arguments[:1] == ["semantic"]:
-        from gateway.cli.semantic import main as semantic
+            return policy(rest)
+        case ["semantic", *rest]:
+            from gateway.cli.semantic import main as semantic
 
-        return semantic(arguments[1:])
-    if arguments[:1] == ["compress"]:
-        from gateway.cli.compress import main as compress
+            return semantic(rest)
+        case ["compress", *rest]:
+            from gateway.cli.compress import main as compress
 
-        return compress(arguments[1:])
-    if arguments[:1] == ["prefix"]:
-        from gateway.cli.prefix import main as prefix
+            return compress(rest)
+        case ["prefix", *rest]:
+            from gateway.cli.prefix import main as prefix
 
-        return prefix(arguments[1:])
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    run: Callable[[argparse.Namespace], int] | None = getattr(options, "run", None)
-    if run is None:
-        parser.print_help(sys.stderr)
-        return 2
-    return run(options)
+            return prefix(rest)
+    return run_command(_parser(), arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -92,12 +86,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"refrain {version}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
-    serve = commands.add_parser(
+    serve = add_command(
+        commands,
         "serve",
-        help="run the gateway in front of an upstream",
+        _serve,
+        told="run the gateway in front of an upstream",
         description="Run the gateway. No file is needed: --upstream alone gives the defaults.",
         epilog=_SERVE_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     serve.add_argument(
         "--upstream",
@@ -108,26 +103,27 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--policy", type=Path, metavar="FILE", help="policy (default: built in)")
     serve.add_argument("--workers", type=int, metavar="N", help="gateway processes (default: 1)")
     _add_shared(serve)
-    serve.set_defaults(run=_serve)
 
-    demo = commands.add_parser(
+    demo = add_command(
+        commands,
         "demo",
-        help="run the gateway with the bundled engine and model",
-        description="Run the whole product on this machine: gateway, encoder, bundled engine and "
+        _demo,
+        told="run the gateway with the bundled engine and model",
+        description="Run the whole product on this machine: gateway, encoder, bundled engine and\n"
         "its small demo model. Ctrl-C stops everything.",
     )
     demo.add_argument("--policy", type=Path, metavar="FILE", help="policy (default: built in)")
     _add_shared(demo)
-    demo.set_defaults(run=_demo)
 
-    warm = commands.add_parser(
+    warm = add_command(
+        commands,
         "warm",
-        help="load or generate answers to known questions",
+        _warm,
+        told="load or generate answers to known questions",
         description="Fill a running gateway's cache from a file of known questions, a JSON object\n"
         'a line: {"question": ..., "answer": ...} or {"request": {...}}. Without an answer the\n'
         "upstream is asked.",
         epilog=_WARM_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     warm.add_argument("file", type=Path, metavar="FILE", help="known questions, JSON lines")
     warm.add_argument("--model", metavar="M", help="model of bare questions")
@@ -136,18 +132,18 @@ def _parser() -> argparse.ArgumentParser:
         "--concurrency", type=_whole, default=4, metavar="N", help="at a time (default: 4)"
     )
     _add_url(warm)
-    warm.set_defaults(run=_warm)
 
-    audit = commands.add_parser(
+    audit = add_command(
+        commands,
         "audit",
-        help="scan what is stored with today's detectors of personal data",
+        _audit,
+        told="scan what is stored with today's detectors of personal data",
         description="Scan every stored answer of a running gateway again. Exit code 1 when "
-        "personal data is found and stays.",
+        "personal\ndata is found and stays.",
     )
     audit.add_argument("--purge", action="store_true", help="remove what is found")
     audit.add_argument("--json", action="store_true", help="print JSON")
     _add_url(audit)
-    audit.set_defaults(run=_audit)
 
     commands.add_parser("backend", help="run the engine alone (refrain backend --help)")
     commands.add_parser(
@@ -224,45 +220,33 @@ def _serve(options: argparse.Namespace) -> int:
     from gateway.cli.launch import StartError, run_gateway
 
     settings = _settings(options)
-    if isinstance(settings, str):
-        return _fail(settings, 2)
     if not settings.all_upstreams:
         hint = "give --upstream URL, REFRAIN_UPSTREAM, or upstream: in refrain.yaml"
-        return _fail(f"no upstream: {hint}", 2)
+        raise CommandError(f"no upstream: {hint}")
     try:
         return run_gateway(settings)
     except StartError as error:
-        return _fail(str(error), error.exit_code)
+        raise CommandError(str(error), error.exit_code) from None
 
 
 def _demo(options: argparse.Namespace) -> int:
     from gateway.cli.launch import StartError, run_demo
 
-    settings = _settings(options)
-    if isinstance(settings, str):
-        return _fail(settings, 2)
     try:
-        return run_demo(settings)
+        return run_demo(_settings(options))
     except StartError as error:
-        return _fail(str(error), error.exit_code)
+        raise CommandError(str(error), error.exit_code) from None
 
 
-def _settings(options: argparse.Namespace) -> "Settings | str":
-    """Return the settings from all sources, or what is wrong with them."""
+def _settings(options: argparse.Namespace) -> "Settings":
     from gateway.settings import SettingsError, load_settings, unknown_variables
 
     config = options.config
     if config is None and Path("refrain.yaml").is_file():
         config = Path("refrain.yaml")
     for told in unknown_variables(os.environ):
-        print(f"refrain: warning: {told}", file=sys.stderr)
+        say(f"warning: {told}")
     try:
         return load_settings(_flags(options), os.environ, config)
     except SettingsError as error:
-        return str(error)
-
-
-def _fail(message: str, code: int) -> int:
-    for line in message.splitlines():
-        print(f"refrain: {line}", file=sys.stderr)
-    return code
+        raise CommandError(str(error)) from None

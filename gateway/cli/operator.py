@@ -6,7 +6,6 @@ results to standard output, and the exit code says whether all went well.
 
 import asyncio
 import os
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -18,6 +17,7 @@ from aiohttp import ClientSession, ClientTimeout
 from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.shadow_eval.journal import CHECKS_FILE, CheckJournal
 from gateway.cli.gateway_client import CallError, Gateway
+from gateway.cli.terminal import CommandError, say, unreadable
 from gateway.cli.warm_file import Known, KnownError, parse_known
 from gateway.server.admin.semantic_report import report_text
 
@@ -32,7 +32,7 @@ def warm(file: Path, *, url: str, model: str | None, system: str | None, concurr
     try:
         lines = file.read_bytes().splitlines()
     except OSError as error:
-        return _fail(f"{file}: cannot be read: {error.strerror or error}", 2)
+        raise unreadable(file, error) from None
     known: list[tuple[int, Known]] = []
     wrong = 0
     for number, line in enumerate(lines, 1):
@@ -43,7 +43,7 @@ def warm(file: Path, *, url: str, model: str | None, system: str | None, concurr
                 )
             except KnownError as error:
                 wrong += 1
-                _fail(f"{file}:{number}: {error}", 2)
+                say(f"{file}:{number}: {error}")
     if wrong:
         return 2
     return asyncio.run(_warm(file, known, url, concurrency))
@@ -62,11 +62,11 @@ async def _warm(file: Path, known: list[tuple[int, Known]], url: str, concurrenc
             except CallError as error:
                 outcome = "failed"
                 if outcomes[outcome] < _TOLD:
-                    _fail(f"{file}:{number}: {error}", 1)
+                    say(f"{file}:{number}: {error}")
             outcomes[outcome] += 1
             if time.monotonic() - last > _PROGRESS_EVERY:
                 last = time.monotonic()
-                print(f"refrain: {outcomes.total()} of {len(known)}", file=sys.stderr)
+                say(f"{outcomes.total()} of {len(known)}")
 
     async with ClientSession(timeout=ClientTimeout(total=_REPLY_SECONDS)) as session:
         gateway = Gateway(session, url, os.environ)
@@ -101,7 +101,7 @@ def audit(*, url: str, purge: bool, as_json: bool) -> int:
     try:
         found = asyncio.run(_audit(url, purge=purge))
     except CallError as error:
-        return _fail(str(error), 1)
+        raise CommandError(str(error), 1) from None
     kept = sum(found["findings"].values()) - found["purged"]
     if as_json:
         print(orjson.dumps(found).decode())
@@ -125,18 +125,18 @@ def semantic_report(*, data_dir: Path, url: str | None, as_json: bool) -> int:
     if url is None:
         path = data_dir / CHECKS_FILE
         if not data_dir.is_dir():
-            return _fail(f"{data_dir}: there is no data directory; --data-dir names another", 2)
+            raise CommandError(f"{data_dir}: there is no data directory; --data-dir names another")
         if not path.is_file():
-            return _fail(f"{path}: not there: nothing has been compared yet", 1)
+            raise CommandError(f"{path}: not there: nothing has been compared yet", 1)
         journal = CheckJournal(path, QuarantineFile(data_dir / "quarantine.jsonl"))
         if not journal.read():
-            return _fail(f"{path}: cannot be read", 1)
+            raise CommandError(f"{path}: cannot be read", 1)
         report = journal.report()
     else:
         try:
             report = asyncio.run(_semantic_report(url))
         except CallError as error:
-            return _fail(str(error), 1)
+            raise CommandError(str(error), 1) from None
     if as_json:
         print(orjson.dumps(report).decode())
     else:
@@ -147,8 +147,3 @@ def semantic_report(*, data_dir: Path, url: str | None, as_json: bool) -> int:
 async def _semantic_report(url: str) -> dict[str, Any]:
     async with ClientSession(timeout=ClientTimeout(total=_REPLY_SECONDS)) as session:
         return await Gateway(session, url, os.environ).look("semantic")
-
-
-def _fail(message: str, code: int) -> int:
-    print(f"refrain: {message}", file=sys.stderr)
-    return code

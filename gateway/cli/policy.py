@@ -1,58 +1,20 @@
-"""``refrain policy``: what needs more than a policy joins ``check`` and ``schema``.
-
-What ``refrain policy explain`` does: a root of its own, which opens what it is told to open.
-
-Law: nothing is made and nothing is changed: a store or secret that is not there is an error.
-"""
+"""``refrain policy``: check and schema; explain and replay, which need more, are imported."""
 
 import argparse
-import asyncio
-import os
+import json
 import sys
-import time
-from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import orjson
-from aiohttp import ClientSession, ClientTimeout
+from gateway.cli.terminal import Commands, add_command, gateway_url, run_command
+from policies.format.load import PolicyError, parse_policy
+from policies.format.schema import json_schema
+from policies.format.yaml_document import policy_text
 
-from gateway.app import default_policy
-from gateway.cache.pii_scan import Scans
-from gateway.cache.ports import PolicySource, Store, StoreError
-from gateway.cache.stores.memory import MemoryStore
-from gateway.cache.writer import Admitter
-from gateway.cli.explain_text import explanation_text
-from gateway.cli.gateway_client import CallError, Gateway
-from gateway.cli.terminal import gateway_url
-from gateway.semantic.ports import SemanticIndex, Verifier
-from gateway.semantic.verification import Verification
-from gateway.server.admin.explain import Explainer
-from gateway.server.admin.explain_request import Inquiry, InquiryError, as_json, parse_inquiry
-from gateway.server.auth import Access, KeyRingError
-from gateway.server.open_store import open_store
-from gateway.server.pipeline import Pipeline
-from gateway.server.policy_file import PolicyFile
-from gateway.server.prepare import Outbox
-from gateway.server.secrets import (
-    SecretError,
-    SecretSettingError,
-    load_or_create_secret,
-    shared_secret,
-)
-from gateway.settings import Settings, SettingsError, load_settings
-from gateway.upstream.coalescing.coalescer import Coalescer
-from gateway.upstream.ports import UpstreamReply
-from gateway.upstream.request import Outgoing
-from policies.cli import Commands
-from policies.cli import main as policy
-from policies.format.yaml_document import PolicyError
-
-_REPLY_SECONDS = 60.0
-_SAMPLE = 1000
-
+_EXPLAIN = """\
+Tell which rule decides on a request and what it decides; with --data-dir or
+--gateway also whether it would hit, and if not, what differs from the nearest entry.
+"""
 _EXPLAIN_EXAMPLES = """\
 REQUEST is the JSON of a request's body, or {"endpoint": ..., "headers": {...}, "body": {...}}, or a
 line of a decision log that has the request.
@@ -63,25 +25,47 @@ examples:
   refrain policy explain --gateway http://127.0.0.1:8080 - < request.json
   head -n 1 log.jsonl | refrain policy explain --policy policy.yaml -
 """
+_REPLAY = """\
+Run a recorded decision log against an edited policy and print what would
+change. Both the decisions of then and those of the policy are simulated on a
+cache without bounds. Record with: refrain serve with decision_log set.
+"""
 
 
 def main(argv: Sequence[str]) -> int:
     """Run ``refrain policy`` with the arguments behind these words; return the exit code."""
-    if argv[:1] == ["replay"]:  # has a parser of its own
-        from gateway.cli.replay import main as replay
+    parser = argparse.ArgumentParser(
+        prog="refrain policy", description="Check policy files, and see what they do."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    check = add_command(
+        commands,
+        "check",
+        _check,
+        told="tell whether files are valid policies",
+        description="Tell whether files are valid policies. Exit code 2 when one is not.",
+    )
+    check.add_argument("files", nargs="+", metavar="FILE", type=Path, help="policies to check")
+    add_command(
+        commands,
+        "schema",
+        _schema,
+        told="print the JSON schema of policy files, for editors",
+        description="Print the JSON schema of policy files, for editors.",
+    )
+    _add_explain(commands)
+    _add_replay(commands)
+    return run_command(parser, argv)
 
-        return replay(argv[1:])
-    return policy(argv, more=_add)
 
-
-def _add(commands: Commands) -> None:
-    explain = commands.add_parser(
+def _add_explain(commands: Commands) -> None:
+    explain = add_command(
+        commands,
         "explain",
-        help="tell what would become of a request, and why",
-        description="Tell which rule decides on a request and what it decides; with --data-dir or\n"
-        "--gateway also whether it would hit, and if not, what differs from the nearest entry.",
+        _explain,
+        told="tell what would become of a request, and why",
+        description=_EXPLAIN,
         epilog=_EXPLAIN_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     explain.add_argument("request", metavar="REQUEST", help="JSON file; - is standard input")
     explain.add_argument("--policy", type=Path, metavar="FILE", help="policy (default: built in)")
@@ -99,163 +83,57 @@ def _add(commands: Commands) -> None:
         "--token", metavar="T", help="its admin token (default: REFRAIN_ADMIN_TOKEN)"
     )
     explain.add_argument("--json", action="store_true", help="print JSON")
-    explain.set_defaults(run=_explain)
-    commands.add_parser("replay", help="tell what an edited policy would change, from a log")
 
 
-class _UsageError(Exception):
-    """The command cannot go on as it was called."""
+def _add_replay(commands: Commands) -> None:
+    replay = add_command(
+        commands,
+        "replay",
+        _replay,
+        told="tell what an edited policy would change, from a log",
+        description=_REPLAY,
+    )
+    replay.add_argument("--policy", type=Path, required=True, metavar="FILE", help="edited policy")
+    replay.add_argument(
+        "--data-dir", type=Path, metavar="D", help="the gateway's, for a calibration of its own"
+    )
+    replay.add_argument("--json", action="store_true", help="print JSON")
+    replay.add_argument("log", type=Path, metavar="LOG.jsonl", help="decision log")
 
 
-def _explain(options: argparse.Namespace) -> int:
-    """Explain a request from a file or standard input; return the exit code."""
+def _check(options: argparse.Namespace) -> int:
+    valid = [_is_valid(file) for file in options.files]
+    return 0 if all(valid) else 2
+
+
+def _is_valid(file: Path) -> bool:
     try:
-        told = asyncio.run(_explained(options))
-    except (_UsageError, PolicyError, SettingsError, KeyRingError, SecretSettingError) as error:
-        return _fail(str(error), 2)
+        policy = parse_policy(policy_text(file.read_bytes(), str(file)), str(file))
     except OSError as error:
-        return _fail(f"{error.filename or options.policy}: cannot be read: {error.strerror}", 2)
-    except (CallError, SecretError, StoreError) as error:
-        return _fail(str(error), 1)
-    if options.json:
-        sys.stdout.write(orjson.dumps(told, option=orjson.OPT_INDENT_2).decode() + "\n")
-    else:
-        colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        sys.stdout.write(explanation_text(told, colour=colour))
+        print(f"{file}: cannot be read: {error.strerror}", file=sys.stderr)
+        return False
+    except PolicyError as error:
+        print(error, file=sys.stderr)
+        return False
+    rules = "1 rule" if len(policy.rules) == 1 else f"{len(policy.rules)} rules"
+    print(f"{file}: valid, {rules} and the default, generation {policy.generation}")
+    return True
+
+
+def _schema(_options: argparse.Namespace) -> int:
+    print(json.dumps(json_schema(), indent=2))
     return 0
 
 
-async def _explained(options: argparse.Namespace) -> dict[str, Any]:
-    inquiry = _inquiry(options.request)
-    if options.gateway is not None:
-        if any((options.policy, options.data_dir, options.config)):
-            raise _UsageError("--gateway answers by its own policy, settings and store")
-        return await _ask(options.gateway, options.token, inquiry)
-    policies = PolicyFile(options.policy or default_policy())
-    if options.data_dir is None and options.config is None:
-        pipeline = pipeline_to_explain(policies, MemoryStore(max_bytes=0), b"", "")
-        return await Explainer(pipeline, policy_only=True).explain(inquiry)
-    given = {"data_dir": options.data_dir, "upstream": options.upstream and (options.upstream,)}
-    flags = {name: value for name, value in given.items() if value is not None}
-    settings = load_settings(flags, os.environ, options.config)
-    opened, secret = _as_it_is(settings), _secret(settings)
-    store = open_store(opened, os.environ).store
-    try:
-        upstream = settings.upstream_identity or await _usual_upstream(store)
-        salts = settings.upstream_cache_salt
-        explainer = Explainer(
-            pipeline_to_explain(policies, store, secret, upstream, salts_caches=salts),
-            Access(settings.gateway_keys, settings.denied_keys).holder,
-            without_index="the running gateway has the index (--gateway URL)",
-        )
-        return await explainer.explain(inquiry)
-    finally:
-        await store.close()
+def _explain(options: argparse.Namespace) -> int:
+    from gateway.cli.explain import explain
+
+    return explain(options)
 
 
-class Nobody:
-    """Stands for the upstream, verifier and quarantine of a pipeline that only explains."""
+def _replay(options: argparse.Namespace) -> int:
+    from gateway.cli.replay import replay
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def send(self, outgoing: Outgoing) -> AbstractAsyncContextManager[UpstreamReply]:
-        """See the port ``Upstream``: an explanation sends nothing."""
-        raise NotImplementedError
-
-    async def verify(self, asked: str, stored: str, similarity: float) -> Verification:
-        """See the port ``Verifier``."""
-        del asked, stored, similarity
-        return Verification(0.0, "no verifier")
-
-    def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
-        """See the port ``Verifier``."""
-        del max_wrong_hits, verifier
-        return None
-
-    def holds(self, key: bytes) -> bool:
-        """See the port ``Quarantine``."""
-        del key
-        return False
-
-    async def add(self, key: bytes) -> None:
-        """See the port ``Quarantine``: an explanation changes nothing."""
-        raise NotImplementedError
-
-
-def pipeline_to_explain(
-    policies: PolicySource,
-    store: Store,
-    secret: bytes,
-    upstream: str,
-    *,
-    salts_caches: bool = False,
-    semantic: SemanticIndex | None = None,
-    verifier: Verifier | None = None,
-    now: Callable[[], float] = time.time,
-) -> Pipeline:
-    """Return a pipeline that can only explain: of the upstream it has the name."""
-    nobody, scans = Nobody(upstream), Scans()
-    return Pipeline(
-        store=store,
-        semantic=semantic,
-        verifier=verifier or nobody,
-        policies=policies,
-        coalescer=Coalescer(nobody, Admitter(store, semantic, scans, now, nobody), 0),
-        scans=scans,
-        secret=secret,
-        outbox=Outbox(secret, salts_caches),
-        recorder=None,
-        now=now,
+    return replay(
+        options.log, policy=options.policy, data_dir=options.data_dir, as_json=options.json
     )
-
-
-def _inquiry(request: str) -> Inquiry:
-    raw = sys.stdin.buffer.read() if request == "-" else Path(request).read_bytes()
-    source = "standard input" if request == "-" else request
-    try:
-        return parse_inquiry(raw)
-    except InquiryError as error:
-        raise _UsageError(f"{source}: {error}") from None
-
-
-async def _ask(url: str, token: str | None, inquiry: Inquiry) -> dict[str, Any]:
-    environment = os.environ if token is None else {"REFRAIN_ADMIN_TOKEN": token}
-    async with ClientSession(timeout=ClientTimeout(total=_REPLY_SECONDS)) as session:
-        try:
-            return await Gateway(session, url, environment).admin("explain", as_json(inquiry))
-        except TypeError:
-            wide = "the request holds an integer of more than 64 bits, which is not sent"
-            raise _UsageError(wide) from None
-
-
-def _as_it_is(settings: Settings) -> Settings:
-    """Return settings that open the store without a tier of its own, where it is."""
-    if settings.store == "memory":
-        hint = "ask the running gateway with --gateway URL"
-        raise _UsageError(f"the entries are in the gateway's memory: {hint}")
-    if settings.store == "disk" and not (settings.data_dir / "entries.sqlite3").exists():
-        raise _UsageError(f"{settings.data_dir}: there is no store here")
-    return settings.model_copy(update={"memory_bytes": 0})
-
-
-def _secret(settings: Settings) -> bytes:
-    given = shared_secret(os.environ)
-    if given is not None:
-        return given
-    if not (settings.data_dir / "secret").exists():
-        raise _UsageError(f"{settings.data_dir}: there is no secret here")
-    return load_or_create_secret(settings.data_dir)
-
-
-async def _usual_upstream(store: Store) -> str:
-    """Return the upstream of most entries: it is part of every key."""
-    page = await store.walk(None, _SAMPLE)
-    counts = Counter(entry.upstream for entry in page.entries)
-    return counts.most_common(1)[0][0] if counts else ""
-
-
-def _fail(message: str, code: int) -> int:
-    for line in message.splitlines():
-        sys.stderr.write(f"refrain: {line}\n")
-    return code

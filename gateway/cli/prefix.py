@@ -1,13 +1,35 @@
-"""``refrain prefix``: what operators do about prompts whose beginnings do not repeat."""
+"""``refrain prefix report``: what a prefix cache could find of a log, and the settings for it.
+
+Laws: only a log without any request is an error. Of each route so many prompts are kept, the first
+ones, and of all so many bytes; it is told that there were more. Prompts and names are clients'
+words: what a terminal would obey is written as an escape.
+"""
 
 import argparse
-from collections.abc import Sequence
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
-from gateway.cli.terminal import RECORDED_LOG, add_recorded_log
+import orjson
+
+from gateway.cli.prefix_report import LEAST_SHARE, Ceiling, RouteReport, report
+from gateway.cli.recorded_log import RecordedLog
+from gateway.cli.terminal import (
+    RECORDED_LOG,
+    CommandError,
+    add_command,
+    add_recorded_log,
+    run_command,
+    show_progress,
+    unreadable,
+)
+from gateway.server.admin.recorded_request import Recorded, Route
 
 _REPORT = """\
-Tell of recorded requests where their prompts part, which bytes cause it, which settings of a policy
-would let a prefix cache find more, and the YAML to paste. Settings are tried on the requests
+Tell of recorded requests where their prompts part, which settings of a policy would let a prefix
+cache find more, which bytes these change, and the YAML to paste. Settings are tried on the requests
 themselves, so what is told is what would have been found, in a cache without bounds.
 """
 _REPORT_EPILOG = f"""\
@@ -20,6 +42,13 @@ examples:
 
 exit codes: 0 done, 2 bad usage or no request in the log
 """
+_MOST_ROUTES = 20
+_MOST_BYTES = 256 << 20
+_TOLD_EACH = 5000
+_COLUMNS = 78
+_UNKNOWN_RULES = ("", "default")
+_NO_NAME = re.compile(r"[^a-z0-9_-]+")
+_LONGEST_SLUG = 40
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,22 +57,134 @@ def main(argv: Sequence[str]) -> int:
         prog="refrain prefix", description="See why prefix caches miss, and mend it."
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    report = commands.add_parser(
+    command = add_command(
+        commands,
         "report",
-        help="tell where recorded prompts part, and what would mend it",
+        _report,
+        told="tell where recorded prompts part, and what would mend it",
         description=_REPORT,
         epilog=_REPORT_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_recorded_log(report, limit=2000, least=2, of="requests of a route that are looked at")
-    report.add_argument("--json", action="store_true", help="print JSON")
-    report.set_defaults(run=_report)
-    options = parser.parse_args(argv)
-    code: int = options.run(options)
-    return code
+    add_recorded_log(command, limit=2000, least=2, of="requests of a route that are looked at")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    return run_command(parser, argv)
 
 
 def _report(options: argparse.Namespace) -> int:
-    from gateway.cli.prefix_reporting import run
+    file, log = options.log, RecordedLog(options.log)
+    kept: dict[Route, list[Recorded]] = {}
+    counts: Counter[Route] = Counter()
+    kept_bytes = 0
+    try:
+        for number, (_, one) in enumerate(log):
+            counts[one.route] += 1
+            prompts = kept.setdefault(one.route, [])
+            # One at least, so that each route can be told of.
+            if len(prompts) < options.limit and (not prompts or kept_bytes < _MOST_BYTES):
+                prompts.append(one)
+                kept_bytes += len(one.raw)
+            if number % _TOLD_EACH == 0:
+                show_progress(f"{file}: {number:,} requests read")
+    except OSError as error:
+        raise unreadable(file, error) from None
+    finally:
+        show_progress("")
+    if not kept:
+        hint = "a gateway writes them down with decision_log and decision_log_requests set"
+        raise CommandError(f"{file}: no request in it; {hint}")
+    most = [route for route, _ in counts.most_common(_MOST_ROUTES)]
+    reports = [_reported(kept[route]) for route in most]
+    if options.json:
+        plain = {"routes": [asdict(one) for one in reports], "skipped_lines": log.skipped}
+        print(orjson.dumps(plain).decode())
+        return 0
+    rules = Counter(rule for rule, _, _ in most)
+    for number, told in enumerate(reports):
+        lines = _route_text(told, counts[told.route], alone=rules[told.route[0]] == 1)
+        print("\n" * (number > 0) + "\n".join(lines))
+    if (more := len(counts) - len(most)) > 0:
+        print(f"\n{more:,} routes with fewer requests are not told")
+    if log.skipped:
+        print(f"\n{log.skipped:,} lines held no request")
+    return 0
 
-    return run(options.log, limit=options.limit, as_json=options.json)
+
+def _reported(prompts: list[Recorded]) -> RouteReport:
+    shown = f"{ascii(prompts[0].model)[:40]}: {len(prompts):,} prompts"
+    show_progress(f"{shown}, looking for settings")
+    result = report(prompts, lambda done, of: show_progress(f"{shown}, pass {done} of {of}"))
+    show_progress("")
+    return result
+
+
+def _route_text(one: RouteReport, requests: int, *, alone: bool) -> Iterator[str]:
+    """Yield the lines about a route that had so many requests.
+
+    ``alone`` tells that no other route has its rule.
+    """
+    rule, endpoint, model = one.route
+    yield f"rule {_shown(rule) or '-'}, {endpoint}, model {_shown(model) or '-'}"
+    seen = f", the first {one.requests:,} looked at" if requests > one.requests else ""
+    counted = "" if one.tokens_counted else " (estimated)"
+    many = "1 request" if requests == 1 else f"{requests:,} requests"
+    yield f"  {many}{seen}; {one.tokens:,} prompt tokens{counted}"
+    if one.requests < 2:
+        yield "  one request has nothing to part from; record more"
+        return
+    if one.upstream is not None:
+        yield f"  found when recorded, by the upstream's own usage: {one.upstream:.1%}"
+    yield ""
+    yield from _ceiling("as sent", one.as_sent)
+    yield ""
+    if one.settings:
+        yield from _ceiling("with the settings below", one.rewritten)
+        yield ""
+        yield "  without one of them, of all tokens"
+        for gain in one.settings:
+            yield f"    {gain.share:>6.1%} are lost without {_shown(gain.setting)}"
+            for sign, way in (("-", gain.was), ("+", gain.becomes)):
+                yield f"         {sign} {_shown(gain.before)}[{_shown(way)}"[:_COLUMNS]
+    if one.too_little:
+        yield f"  less than {LEAST_SHARE:.1%} each: {_shown(', '.join(one.too_little))}"
+    if one.settings:
+        yield from _to_paste(one, alone=alone)
+    else:
+        yield "  no setting would gain anything"
+
+
+def _ceiling(held: str, one: Ceiling) -> Iterator[str]:
+    yield f"  {held}: {one.found:.1%} could be found"
+    worst = one.worst
+    share = 0.0 if worst is None else worst.lost / one.characters
+    if worst is not None and share >= LEAST_SHARE:
+        yield f"    {share:>6.1%} are lost where prompts part in {_shown(worst.place)}"
+        for way in worst.ways:
+            yield f"           {_shown(worst.before)}[{_shown(way)}"[:_COLUMNS]
+
+
+def _to_paste(one: RouteReport, *, alone: bool) -> Iterator[str]:
+    rule, endpoint, model = one.route
+    lines = one.yaml.splitlines()
+    if alone:
+        yield "  to paste into the rule (or into default):"
+        yield from (f"      {line}" for line in lines)
+    elif rule in _UNKNOWN_RULES:
+        yield "  to paste into rules, because other models or paths came by the same rule:"
+        yield f"      - name: {_name(model, endpoint)}"
+        yield f"        match: {{endpoint: {endpoint}, model: {json.dumps(model)}}}"
+        yield from (f"        {line}" for line in lines)
+    else:
+        yield f"  to paste into a copy of the rule for {endpoint}, {_shown(model)} alone:"
+        yield from (f"      {line}" for line in lines)
+
+
+def _name(model: str, endpoint: str) -> str:
+    slug = _NO_NAME.sub("-", model.lower())[:_LONGEST_SLUG].strip("-")
+    return f"{slug}-{endpoint.rpartition('/')[2]}".lstrip("-")
+
+
+def _shown(text: str) -> str:
+    """Return a text of one line in which nothing moves a cursor."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )

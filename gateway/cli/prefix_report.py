@@ -1,129 +1,312 @@
-"""What of recorded prompts a prefix cache could have had, where they part, and what would mend it.
+"""What an unbounded prefix cache would find of recorded prompts, and settings for it to find more.
 
-Law: only those settings are recommended without which less would be found.
+Law: nothing is guessed that can be tried. Settings hide one another (a time in front of shuffled
+documents), so all are tried together and taken away one by one; only those are recommended without
+which less would be found.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import re
+from bisect import bisect
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import accumulate
 
-from gateway.cli.prefix_choice import Naming, lost_without, needed, worth_a_trial
-from gateway.cli.prefix_partings import Parting, partings
-from gateway.cli.prefix_trials import LEAST_SHARE, Rewriting, Setting, Trial, Trials
-from gateway.cli.recorded_requests import Recorded, Route
+from gateway.cli.prompt_layout import Part, laid_out
+from gateway.prompts.rewrite.rewrite import rewrite
+from gateway.prompts.rewrite.tools import KnownTools
+from gateway.server.admin.recorded_request import Recorded, Route
+from policies.decision import PrefixSettings, SchemaKeys, VolatileKind
+from policies.format.load import parse_policy
 
 CHARACTERS_PER_TOKEN = 4.0
 """Where no upstream has told."""
+LEAST_SHARE = 0.005
+"""Of all characters: what a setting must gain to be recommended."""
+
+_SAMPLE = 500
+"""Prompts from which settings are taken away one by one."""
+_BEFORE, _AFTER = 32, 24
+_MOST_WAYS = 3
+
+_SCHEMA_KEYS, _TOOLS = "schema_keys: on", "tools: sorted"
+_WHITESPACE, _TURNS = "whitespace: on", "turns: earlier"
+_VOLATILE, _DOCUMENTS = "volatile: ", "documents: "
+# The further one goes, the earlier it is taken away: what goes too far keeps others from work.
+_KINDS = (
+    VolatileKind.DATES,
+    VolatileKind.USER_NAMES,
+    VolatileKind.COMMITS,
+    VolatileKind.REQUEST_IDS,
+    VolatileKind.UUIDS,
+    VolatileKind.TIMESTAMPS,
+)
+_TAG = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{1,30})(>| +[A-Za-z_][\w.:-]{0,30}=)")
+_NAME = re.compile(r"<([A-Za-z0-9_-]+)")
+_LOOKED_AT = 200
+_MOST_MARKERS = 3
+_POLICY = """\
+version: 1
+default:
+  exact: on
+  semantic: off
+  freshness: 1h
+  scope: tenant
+  pii: bypass
+"""
+
+Setting = str
+"""A setting's name, such as ``volatile: uuids``."""
+
+
+@dataclass(slots=True)
+class Parting:
+    """A place where prompts part: ``ways`` begin with the bytes that differ, behind ``before``."""
+
+    place: str
+    before: str
+    ways: list[str]
+    lost: int = 0
+    """Characters behind it that had to be read anew."""
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """Where prompts part once some settings hold; what one hides shows only in the next."""
+class Ceiling:
+    """What would be found of so many characters, and where most of the rest is lost."""
 
-    settings: tuple[Setting, ...]
+    characters: int
     found: float
-    partings: tuple[Parting, ...]
+    worst: Parting | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What is lost without a setting, and the first bytes that it changes, behind ``before``."""
+
+    setting: Setting
+    share: float
+    before: str
+    was: str
+    becomes: str
 
 
 @dataclass(frozen=True, slots=True)
 class RouteReport:
-    """What was found out about one route; shares are of ``characters``."""
+    """What was found out about one route; shares are of all characters of its prompts."""
 
     route: Route
     requests: int
-    characters: int
     tokens: int
     tokens_counted: bool
     """Whether the upstream counted them; else they are estimated."""
-    as_sent: float
     upstream: float | None
     """Share of prompt tokens that the upstream itself reported as cached."""
-    settings: tuple[tuple[Setting, float], ...]
-    """What to set, and the share of all tokens that is lost without it."""
-    layers: tuple[Layer, ...]
-    """As sent first, all of ``settings`` last."""
-
-    @property
-    def rewritten(self) -> float:
-        """The share that is found with all settings."""
-        return self.layers[-1].found
+    as_sent: Ceiling
+    rewritten: Ceiling
+    """With all of ``settings``."""
+    settings: tuple[Gain, ...]
+    """What to set, that first which gains most."""
+    too_little: tuple[Setting, ...]
+    """Settings that change something, but without which no less is found."""
+    yaml: str
+    """The ``prefix`` to paste, empty where nothing gains."""
 
 
 def report(
     prompts: Sequence[Recorded],
-    candidates: Sequence[Setting],
-    rewriting: Rewriting,
-    naming: Naming,
-    progress: Callable[[int, int], None] = lambda _done, _most: None,
+    progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> RouteReport:
     """Report on one route's prompts, in the order in which they came.
 
-    ``naming`` makes a setting of a pattern. ``progress`` is told after each pass over the prompts
-    how many there were, and how many there are at most.
+    ``progress`` is told after each pass over the prompts how many there were, and will be.
     """
-    tried = worth_a_trial(Trials(prompts, rewriting), candidates, naming)
+    few = _Trials(prompts[:: -(-len(prompts) // _SAMPLE)])
+    tried = candidates(prompts)
+    changing = [one for one in tried if few.is_changed_by(one, tried)]
+    # First those go that keep others from their work.
+    kept = few.kept(few.kept(changing, -LEAST_SHARE), LEAST_SHARE)
     done = 0
 
     def pass_done() -> None:
         nonlocal done
         done += 1
-        progress(done, _most_passes(tried))
+        progress(done, 2 + len(kept))
 
-    trials = Trials(prompts, rewriting, pass_done)
-    found, *_ = trial = trials.tried(())
-    first = _layer(trials, (), trial, tried)
-    layers = _worth_it((first, *_layers(trials, first, needed(trials, tried), tried)))
-    last = layers[-1]
-    losses = lost_without(trials, last.settings, found.share, last.found)
-    size = [(len(trials.text(at, ())), one.prompt_tokens) for at, one in enumerate(prompts)]
-    counted = [(characters, tokens) for characters, tokens in size if tokens]
+    trials = _Trials(prompts, pass_done)
+    as_sent, rewritten = trials.tried(()), trials.tried(kept)
+    gains = [trials.gain(one, kept, rewritten.found) for one in kept]
+    sizes = [(len(trials.text(one, ())), one.prompt_tokens) for one in prompts if one.prompt_tokens]
     per_token = CHARACTERS_PER_TOKEN
-    if counted:
-        per_token = sum(length for length, _ in counted) / sum(tokens for _, tokens in counted)
+    if sizes:
+        per_token = sum(length for length, _ in sizes) / sum(tokens for _, tokens in sizes)
     return RouteReport(
         route=prompts[0].route,
         requests=len(prompts),
-        characters=found.characters,
-        tokens=round(found.characters / per_token),
-        tokens_counted=bool(counted),
-        as_sent=found.share,
+        tokens=round(as_sent.characters / per_token),
+        tokens_counted=bool(sizes),
         upstream=_cached_share(prompts),
-        settings=tuple(losses.items()),
-        layers=layers,
+        as_sent=as_sent,
+        rewritten=rewritten,
+        settings=tuple(sorted(gains, key=lambda gain: -gain.share)),
+        too_little=tuple(one for one in changing if one not in kept),
+        yaml=written(kept),
     )
 
 
-def _most_passes(tried: Sequence[Setting]) -> int:
-    return 2 * len(tried) + 1
+@dataclass(frozen=True, slots=True)
+class _Trials:
+    """The prompts of one route, in the order in which they came; its tools are read once."""
+
+    prompts: Sequence[Recorded]
+    passed: Callable[[], None] = lambda: None
+    tools: KnownTools = field(default_factory=KnownTools)
+
+    def parts(self, one: Recorded, settings: Collection[Setting]) -> list[Part]:
+        """Return a prompt as it would go on with these settings."""
+        body = one.body
+        if settings:
+            prefix = _compiled(tuple(settings))
+            known = self.tools.forms(prefix.schema_keys, b"")
+            result = rewrite(one.endpoint, body, one.raw, prefix, known=known)
+            self.tools.note(prefix.schema_keys, result.tools, b"")
+            body = result.body
+        return list(laid_out(one.endpoint, body))
+
+    def text(self, one: Recorded, settings: Collection[Setting]) -> str:
+        return "".join(part.text for part in self.parts(one, settings))
+
+    def tried(self, settings: Collection[Setting]) -> Ceiling:
+        """Return what would be found: of each prompt what began an earlier one, too."""
+        earlier: list[str] = []  # in order, so that only neighbours need to be compared
+        partings: dict[int, Parting] = {}
+        characters = found = 0
+        for one in self.prompts:
+            parts = self.parts(one, settings)
+            text = "".join(part.text for part in parts)
+            at = bisect(earlier, text)
+            neighbours = [(_common(text, each), each) for each in earlier[max(0, at - 1) : at + 1]]
+            shared, other = max(neighbours, default=(0, ""))
+            earlier.insert(at, text)
+            characters += len(text)
+            found += shared
+            if shared < min(len(text), len(other)):  # else one goes on where the other ends
+                start = text[:shared]
+                parting = partings.get(hash(start))
+                if parting is None:
+                    way = other[shared : shared + _AFTER]
+                    parting = Parting(_place_at(parts, shared), start[-_BEFORE:], [way])
+                    partings[hash(start)] = parting
+                parting.lost += len(text) - shared
+                if len(parting.ways) < _MOST_WAYS:
+                    parting.ways.append(text[shared : shared + _AFTER])
+        self.passed()
+        worst = max(partings.values(), key=lambda parting: parting.lost, default=None)
+        return Ceiling(characters, found / max(1, characters), worst)
+
+    def kept(self, settings: Sequence[Setting], least: float) -> tuple[Setting, ...]:
+        """Return the settings without each of which so much less is found."""
+        kept = tuple(settings)
+        best = self.tried(kept).found
+        for one in settings:
+            others = tuple(other for other in kept if other != one)
+            found = self.tried(others).found
+            if best - found < least:
+                kept, best = others, found
+        return kept
+
+    def is_changed_by(self, one: Setting, settings: Collection[Setting]) -> bool:
+        """Tell whether a setting changes anything; some do only where others hold, too."""
+        others = tuple(other for other in settings if other != one)
+        return any(self.first_change(each, (*each, one)) for each in ((), others))
+
+    def first_change(
+        self, fewer: Collection[Setting], more: Collection[Setting]
+    ) -> tuple[str, str] | None:
+        """Return the first prompt that these settings do not leave alike, as both make it."""
+        pairs = ((self.text(one, fewer), self.text(one, more)) for one in self.prompts)
+        return next((pair for pair in pairs if pair[0] != pair[1]), None)
+
+    def gain(self, one: Setting, settings: Collection[Setting], found: float) -> Gain:
+        others = [other for other in settings if other != one]
+        share = found - self.tried(others).found
+        was, becomes = self.first_change(others, settings) or ("", "")
+        at = _common(was, becomes)
+        before = was[max(0, at - _BEFORE) : at]
+        return Gain(one, share, before, was[at : at + _AFTER], becomes[at : at + _AFTER])
 
 
-def _worth_it(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-    """Return the layers up to the one behind which all others together gain next to nothing."""
-    enough = layers[-1].found - LEAST_SHARE
-    first = next(at for at, layer in enumerate(layers) if layer.found >= enough)
-    return layers[: first + 1]
+def candidates(prompts: Sequence[Recorded]) -> list[Setting]:
+    """Return the settings worth a trial."""
+    volatile = [f"{_VOLATILE}{kind}" for kind in _KINDS]
+    markers = [f"{_DOCUMENTS}{begin}" for begin in _markers(prompts[:_LOOKED_AT])]
+    return [_TURNS, _WHITESPACE, *volatile, *markers[:_MOST_MARKERS], _TOOLS, _SCHEMA_KEYS]
 
 
-def _layers(
-    trials: Trials, layer: Layer, left: list[Setting], tried: Sequence[Setting]
-) -> Iterator[Layer]:
-    """Yield what shows as the settings are taken in, that first which mends most."""
-    while left:
-        causes = [one.cause for one in layer.partings if one.cause in left]
-        taken = causes[0] if causes and causes[0] is not None else left[0]
-        left = [one for one in left if one != taken]
-        settings = (*layer.settings, taken)
-        layer = _layer(trials, settings, trials.tried(settings), tried)
-        yield layer
+def written(settings: Collection[Setting]) -> str:
+    """Return the ``prefix`` of a rule with these settings, as YAML without indentation."""
+    plain = (_SCHEMA_KEYS, _TOOLS, _WHITESPACE, _TURNS)
+    lines = [f"  {one}" for one in plain if one in settings]
+    if kinds := _of(settings, _VOLATILE):
+        lines.append(f"  volatile: [{', '.join(each for each in VolatileKind if each in kinds)}]")
+    if markers := _of(settings, _DOCUMENTS):  # a rule has one pair
+        name = _NAME.match(markers[0])
+        end = "" if name is None else f"</{name[1]}>"
+        lines.append(f'  documents: {{begin: "{markers[0]}", end: "{end}"}}')
+    return "\n".join(["prefix:", *lines]) if lines else ""
 
 
-def _layer(
-    trials: Trials, settings: tuple[Setting, ...], trial: Trial, tried: Sequence[Setting]
-) -> Layer:
-    others = [one for one in tried if one not in settings]
-    return Layer(settings, trial.found.share, partings(trials, settings, trial, others))
+def compiled(settings: Collection[Setting]) -> PrefixSettings:
+    """Return what a policy with these settings, and nothing else, has a prompt rewritten by."""
+    indented = "".join(f"  {line}\n" for line in written(settings).splitlines())
+    prefix = parse_policy(_POLICY + indented, "report").default.prefix
+    return prefix if _SCHEMA_KEYS in settings else replace(prefix, schema_keys=SchemaKeys.OFF)
 
 
-def _cached_share(prompts: Sequence[Recorded]) -> float | None:
+_compiled: Callable[[tuple[Setting, ...]], PrefixSettings] = lru_cache(256)(compiled)
+
+
+def _of(settings: Collection[Setting], kind: str) -> list[str]:
+    return [one.removeprefix(kind) for one in settings if one.startswith(kind)]
+
+
+def _markers(prompts: Iterable[Recorded]) -> list[str]:
+    """Return the beginnings of tags that enclose several pieces of one text, most frequent first.
+
+    ``<document>``, or ``<document id=`` where something stands in them.
+    """
+    seen: Counter[str] = Counter()
+    for one in prompts:
+        for part in laid_out(one.endpoint, one.body):
+            tags = Counter(_TAG.findall(part.text))
+            seen.update(
+                f"<{name}{rest}"
+                for (name, rest), count in tags.items()
+                if count > 1 and part.text.count(f"</{name}>") == count
+            )
+    return [begin for begin, _ in seen.most_common()]
+
+
+def _place_at(parts: Sequence[Part], at: int) -> str:
+    ends = accumulate(len(part.text) for part in parts)
+    return next(part.place for part, end in zip(parts, ends, strict=True) if at < end)
+
+
+def _common(one: str, other: str) -> int:
+    """Return how many characters two texts begin with alike."""
+    low, high = 0, min(len(one), len(other))
+    if other.startswith(one[:high]):
+        return high
+    while low < high - 1:
+        middle = (low + high) // 2
+        if other.startswith(one[low:middle], low):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _cached_share(prompts: Iterable[Recorded]) -> float | None:
     told = [
         (one.cached_tokens, one.prompt_tokens)
         for one in prompts

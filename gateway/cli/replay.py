@@ -10,22 +10,21 @@ Law: the log is read line by line, and a line that is no record is told by file 
 passed over; only a log without any record is an error.
 """
 
-import argparse
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import orjson
 
+from gateway.cli.recorded_log import Lines
+from gateway.cli.terminal import CommandError, unreadable
 from gateway.semantic.calibrations import known_calibrations
+from gateway.server.admin.recorded_request import Record, read_record
 from policies.decision import Decision, PiiAction, Scope
 from policies.format.load import PolicyError, parse_policy
 from policies.format.yaml_document import policy_text
-from policies.policy import RequestFacts
-from policies.recorded import Recorded, RecordedPolicy, recorded_policy
+from policies.recorded import RecordedPolicy, recorded_policy
 
 _ADMITTED_BY = {"truncated": "length", "filtered": "content_filter"}
 """Reasons of declined answers that a rule's finish reasons may admit."""
@@ -33,105 +32,6 @@ _ADMITTED_BY = {"truncated": "length", "filtered": "content_filter"}
 
 Thresholds = Callable[[float], float | None]
 """A calibration: the least score of a hit under an error budget, None where none is known."""
-
-
-class RecordError(ValueError):
-    """The line is not a record of a decision; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One line of the decision log, see docs/decision-log.md."""
-
-    time: float
-    recorded: Recorded
-    rule: str
-    was: Decision
-    form: str
-    """Identity of the request's body; equal bodies, equal forms."""
-    scopes: Mapping[str, str | None]
-    key: str
-    outcome: str
-    reason: str
-    declined: str | None
-    source: str | None
-    """Key of the entry that a semantic hit was answered from."""
-    similarity: float | None
-    score: float | None
-    threshold: float | None
-    temperature: float | None
-    tokens: int
-    bytes: int
-
-
-def parse_record(line: Any) -> Record:
-    """Read a line's JSON. Raises RecordError."""
-    match line:
-        case {
-            "time": int() | float() as time,
-            "endpoint": str(endpoint),
-            "model": str(model),
-            "rule": str(rule),
-            "decision": dict(decision),
-            "form": str(form),
-            "scopes": dict(scopes),
-            "key": str(key),
-            "outcome": str(outcome),
-        }:
-            pass
-        case _:
-            raise RecordError("expected a record of a decision")
-    text, system = line.get("text"), line.get("system")
-    facts = RequestFacts(
-        endpoint=endpoint,
-        model=model,
-        headers={},
-        credential_sha256=None,
-        organization=None,
-        project=None,
-        last_user_text=text,
-        system_text=system,
-    )
-    recorded = Recorded(facts, line.get("conditions") or {}, has_text="text" in line)
-    return Record(
-        time=float(time),
-        recorded=recorded,
-        rule=rule,
-        was=_decision(rule, decision),
-        form=form,
-        scopes=scopes,
-        key=key,
-        outcome=outcome,
-        reason=line.get("reason") or "",
-        declined=line.get("declined"),
-        source=line.get("source"),
-        similarity=line.get("similarity"),
-        score=line.get("score"),
-        threshold=line.get("threshold"),
-        temperature=line.get("temperature"),
-        tokens=int(line.get("tokens") or 0),
-        bytes=int(line.get("bytes") or 0),
-    )
-
-
-def _decision(rule: str, written: Mapping[str, Any]) -> Decision:
-    try:
-        return Decision(
-            rule=rule,
-            exact=written["exact"],
-            semantic=written["semantic"],
-            min_similarity=float(written["min_similarity"]),
-            # Lines from before there was a budget were not decided by one.
-            max_wrong_hits=float(written.get("max_wrong_hits", 1.0)),
-            lifetime=float(written["lifetime"]),
-            scope=Scope(written["scope"]),
-            pii=PiiAction(written["pii"]),
-            generation=int(written["generation"]),
-            max_temperature=written.get("max_temperature"),
-            finish_reasons=frozenset(written["finish_reasons"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise RecordError(f"decision: {error}") from None
 
 
 @dataclass(slots=True)
@@ -284,73 +184,33 @@ class Replay:
         return self._report
 
 
-_TOLD = 10
-_INVALID = 2
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run ``refrain policy replay``; return the exit code."""
-    options = _parser().parse_args(argv)
+def replay(log: Path, *, policy: Path, data_dir: Path | None, as_json: bool) -> int:
+    """Print what an edited policy would have changed; return the exit code."""
+    edited = _policy(policy)
+    replay = Replay(edited, [each.threshold for each in known_calibrations(data_dir)])
+    records = Lines(read_record, log)
     try:
-        policy = _policy(options.policy)
+        for _, record in records:
+            replay.take(record)
     except OSError as error:
-        return _fail(f"{options.policy}: cannot be read: {error.strerror or error}")
-    except PolicyError as error:
-        return _fail(str(error))
-    replay = Replay(policy, [each.threshold for each in known_calibrations(options.data_dir)])
-    skipped = 0
-    try:
-        for record in _records(options.log):
-            if isinstance(record, str):
-                skipped += 1
-                if skipped <= _TOLD:
-                    print(f"refrain: {record}", file=sys.stderr)
-            else:
-                replay.take(record)
-    except OSError as error:
-        return _fail(f"{options.log}: cannot be read: {error.strerror or error}")
+        raise unreadable(log, error) from None
     report = replay.report()
     if not report.requests:
-        return _fail(f"{options.log}: no record of a decision in it")
-    if options.json:
-        print(orjson.dumps(_plain(report, skipped)).decode())
+        raise CommandError(f"{log}: no record of a decision in it")
+    if as_json:
+        print(orjson.dumps(_plain(report, records.skipped)).decode())
     else:
-        print("\n".join(_told(report, skipped)))
+        print("\n".join(_told(report, records.skipped)))
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="refrain policy replay",
-        description="Run a recorded decision log against an edited policy and print what would "
-        "change. Both the decisions of then and those of the policy are simulated on a cache "
-        "without bounds. Record with: refrain serve with decision_log set.",
-    )
-    parser.add_argument("--policy", type=Path, required=True, metavar="FILE", help="edited policy")
-    parser.add_argument(
-        "--data-dir", type=Path, metavar="D", help="the gateway's, for a calibration of its own"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("log", type=Path, metavar="LOG.jsonl", help="decision log")
-    return parser
-
-
 def _policy(file: Path) -> RecordedPolicy:
-    return recorded_policy(parse_policy(policy_text(file.read_bytes(), str(file)), str(file)))
-
-
-def _records(file: Path) -> Iterator[Record | str]:
-    """Yield records, and for lines that are none what is wrong with them."""
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                yield parse_record(orjson.loads(line))
-            except orjson.JSONDecodeError:
-                yield f"{file}:{number}: expected JSON"
-            except RecordError as error:
-                yield f"{file}:{number}: {error}"
+    try:
+        return recorded_policy(parse_policy(policy_text(file.read_bytes(), str(file)), str(file)))
+    except OSError as error:
+        raise unreadable(file, error) from None
+    except PolicyError as error:
+        raise CommandError(str(error)) from None
 
 
 def _plain(report: Report, skipped: int) -> dict[str, object]:
@@ -398,9 +258,3 @@ def _told(report: Report, skipped: int) -> Iterator[str]:
         yield "requests that another rule would decide:"
         for count, was, would in sorted(moved, reverse=True):
             yield f"  {was} -> {would}: {count:,}"
-
-
-def _fail(message: str) -> int:
-    for line in message.splitlines():
-        print(f"refrain: {line}", file=sys.stderr)
-    return _INVALID

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic_core import PydanticCustomError
 
-from gateway.cli.terminal import gateway_url
+from gateway.cli.terminal import Commands, add_command, gateway_url, run_command
 from policies.format.values import ERROR_BUDGET
 
 BUDGETS = ("0.1%", "0.5%", "1%", "2%", "5%")
@@ -45,18 +45,17 @@ def main(argv: Sequence[str]) -> int:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_calibrate(commands)
     _add_report(commands)
-    options = parser.parse_args(argv)
-    code: int = options.run(options)
-    return code
+    return run_command(parser, argv)
 
 
-def _add_calibrate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
+def _add_calibrate(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "calibrate",
-        help="work out thresholds for error budgets from your own traffic",
+        _calibrate,
+        told="work out thresholds for error budgets from your own traffic",
         description=_CALIBRATE,
         epilog=_CALIBRATE_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "log",
@@ -90,15 +89,15 @@ def _add_calibrate(commands: "argparse._SubParsersAction[argparse.ArgumentParser
     parser.add_argument(
         "--write", action="store_true", help="write semantic-calibration.json in the data directory"
     )
-    parser.set_defaults(run=_calibrate)
 
 
-def _add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
+def _add_report(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "report",
-        help="how often answers by meaning were wrong, by rule",
+        _report,
+        told="how often answers by meaning were wrong, by rule",
         description=_REPORT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     where = parser.add_mutually_exclusive_group()
     _add_data_dir(where)
@@ -111,7 +110,6 @@ def _add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="ask a running gateway instead; its token comes from REFRAIN_ADMIN_TOKEN",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=_report)
 
 
 def _add_data_dir(parser: "argparse._ActionsContainer") -> None:

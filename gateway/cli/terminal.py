@@ -1,24 +1,72 @@
-"""What several commands take on their command lines.
+"""The frame of the commands: how they take arguments, end, and tell what is wrong.
 
-What a command that takes long shows of how far it is.
-
-A file of recorded requests, as the commands read it that try settings on them.
-
-Law: it is read line by line; a line that holds no request is told by file and line and passed over.
+A command returns 0 where it is done. It raises ``CommandError`` with 1 where it failed, and with 2
+where its usage or a file is wrong.
 """
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
-
-from gateway.cli.recorded_requests import Recorded, RecordedError, parse_recorded
 
 RECORDED_LOG = """\
 A LOG holds JSON lines: a gateway's decision log with whole requests (decision_log_requests: true),
 {"body": {...}} as in OpenAI's batch files, or the bodies alone. - is standard input.\
 """
+
+Run = Callable[[argparse.Namespace], int]
+Commands = Any
+"""What argparse calls a set of commands, of a type without a name."""
+
+
+class CommandError(Exception):
+    """A command cannot go on; the message is for the operator, ``code`` is its exit code."""
+
+    def __init__(self, message: str, code: int = 2) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def unreadable(file: Path | str, error: OSError) -> CommandError:
+    """Return what a command ends with where it cannot read a file."""
+    return CommandError(f"{file}: cannot be read: {error.strerror or error}")
+
+
+def say(message: str) -> None:
+    """Tell the operator something beside the result, on standard error."""
+    for line in message.splitlines():
+        print(f"refrain: {line}", file=sys.stderr)
+
+
+def add_command(
+    commands: Commands, name: str, run: Run, *, told: str, description: str, epilog: str = ""
+) -> argparse.ArgumentParser:
+    """Register a command; ``told`` is its line in the list, other texts keep their line breaks."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=told,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run_command(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
+    """Run the command that the arguments name; return the exit code."""
+    options = parser.parse_args(argv)
+    run: Run | None = getattr(options, "run", None)
+    if run is None:
+        parser.print_help(sys.stderr)
+        return 2
+    try:
+        return run(options)
+    except CommandError as error:
+        say(str(error))
+        return error.code
 
 
 def gateway_url(text: str) -> str:
@@ -66,38 +114,3 @@ def show_progress(text: str) -> None:
     """Write over the last line of a terminal; to a file or a pipe nothing is written."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-
-
-_TOLD = 10
-
-
-class RecordedLog:
-    """The requests of a file, with their places; ``-`` is standard input."""
-
-    def __init__(self, file: Path) -> None:
-        """``skipped`` counts the lines that held no request, as they are met."""
-        self.skipped = 0
-        self._file = file
-
-    def __iter__(self) -> Iterator[tuple[str, Recorded]]:
-        """Yield each request behind its place. Raises OSError."""
-        for number, line in enumerate(self._lines(), 1):
-            if not line.strip():
-                continue
-            place = f"{self._file}:{number}"
-            try:
-                yield place, parse_recorded(line)
-            except RecordedError as error:
-                self._skip(f"{place}: {error}")
-
-    def _skip(self, told: str) -> None:
-        self.skipped += 1
-        if self.skipped <= _TOLD:
-            print(f"refrain: {told}", file=sys.stderr)
-
-    def _lines(self) -> Iterator[bytes]:
-        if str(self._file) == "-":
-            yield from sys.stdin.buffer
-            return
-        with self._file.open("rb") as lines:
-            yield from lines

@@ -14,8 +14,9 @@ Headers = tuple[tuple[str, str], ...]
 class Inbound:
     """A request to a cached endpoint.
 
-    ``target`` is path and query. ``headers`` are by lower-case name, repeated lines joined;
-    ``fields`` are the lines as they came. ``holder`` is whose gateway key it bears, if one.
+    ``target`` is path and query, and ``query`` its query string alone. ``headers`` are by
+    lower-case name, repeated lines joined; ``fields`` are the lines as they came. ``holder`` names
+    the gateway key that the request bears, if it bears one.
     """
 
     target: str = field(repr=False)
@@ -23,11 +24,7 @@ class Inbound:
     fields: Iterable[tuple[str, str]] = field(repr=False)
     raw: bytes = field(repr=False)
     holder: str | None = None
-
-    @property
-    def query(self) -> str:
-        """The query string, empty where there is none."""
-        return self.target.partition("?")[2]
+    query: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

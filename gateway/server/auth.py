@@ -177,16 +177,10 @@ class Access:
         self._keys = None if gateway_keys is None else KeyFile(gateway_keys)
         self._denied = None if denied_keys is None else KeyFile(denied_keys)
         self._files = [file for file in (self._keys, self._denied) if file is not None]
-
-    @property
-    def own_keys(self) -> bool:
+        self.own_keys = self._keys is not None
         """Whether the gateway has keys of its own, so that clients' are for itself alone."""
-        return self._keys is not None
-
-    @property
-    def restricted(self) -> bool:
+        self.restricted = bool(self._files)
         """Whether any request is refused for its key."""
-        return bool(self._files)
 
     def holder(self, headers: Mapping[str, str]) -> str | None:
         """Return whose gateway key a request bears, None without such. Raises UnauthorizedError."""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from gateway.cache.outcomes import Forward, Hit, Refused
+from gateway.cache.lookup import Forward, Hit, Refused
 from gateway.protocol.cache_status import Forwarded, ForwardStatus, HitStatus
 from gateway.protocol.embeddings import batch_body, items_of, put_together, stored_items, vectors_of
 from gateway.protocol.messages import Headers, Reply

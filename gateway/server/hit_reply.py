@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 
-from gateway.cache.outcomes import Hit
+from gateway.cache.lookup import Hit
 from gateway.protocol import exact_json
 from gateway.protocol.cache_status import RefusedStatus
 from gateway.protocol.endpoint import Endpoint

@@ -16,18 +16,26 @@ from typing import Any, assert_never
 from gateway.cache.entry import Entry
 from gateway.cache.key import identify
 from gateway.cache.lookup import (
+    NEAREST,
+    End,
+    FetchCandidate,
+    Forward,
+    Hit,
     LookUpExact,
     LookUpPersonal,
+    Refused,
     ScanPrompt,
+    SearchSemantic,
     State,
     Unended,
+    VerifyCandidate,
     as_own,
     bypass,
     common,
+    forward,
+    miss,
     start,
 )
-from gateway.cache.lookup_semantic import NEAREST, FetchCandidate, SearchSemantic, VerifyCandidate
-from gateway.cache.outcomes import End, Forward, Hit, Refused, forward
 from gateway.cache.pii_scan import ScanFailedError, Scans
 from gateway.cache.plan import plan_request
 from gateway.cache.ports import Learned, PolicySource, Store, StoreError, StoreUnavailableError
@@ -55,7 +63,6 @@ from gateway.server.request import (
     LocalModel,
     Trace,
     Verdict,
-    decide,
     facts_of,
     parse_request,
 )
@@ -66,7 +73,7 @@ from gateway.upstream.coalescing.coalescer import Coalescer
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.request import without_salt
 from policies.decision import Decision, Priority
-from policies.freshness import parse_directives
+from policies.freshness import NOTHING_ASKED, parse_directives
 
 log = logging.getLogger(__name__)
 
@@ -135,6 +142,9 @@ class Pipeline:
             )
         else:
             ends = [await self._looked_up(asked, asked.body)]
+        first = ends[0]
+        if len(ends) == 1 and isinstance(first, Hit) and first.revalidate is None:
+            return first, ()
         if (plan := plan_to_scan(ends, asked.endpoint, asked.body)) is not None:
             ends = await without_names(ends, asked.body, plan, self.scans, asked.active.scanner)
         if len(items) <= 1:
@@ -167,17 +177,26 @@ class Pipeline:
         seen.streamed = body.get("stream") is True
         active = self.policies.active
         tenant = identify(inbound.headers, inbound.holder)
-        decision = decide(endpoint, body, inbound, tenant, active)
+        policy = active.policy
+        # Without rules nobody looks at the facts.
+        decision = (
+            policy.decide(facts_of(endpoint, body, inbound, tenant))
+            if policy.rules
+            else policy.default
+        )
         seen.rule = decision.rule
-        local = self.local is not None and self.local.serves(endpoint, seen.model)
-        coalescer = self.local.coalescer if self.local and local else self.coalescer
+        coalescer, local = self.coalescer, False
+        if self.local is not None and endpoint is Endpoint.EMBEDDINGS:
+            local = self.local.serves(seen.model)
+            coalescer = self.local.coalescer if local else coalescer
         asked = Asked(endpoint, inbound, body, active, tenant, decision, coalescer, local, seen)
         if trace is not None:
             trace.odd = parsed.odd
             asked = trace.asked = asked._replace(trace=trace)
         if parsed.odd is None:
             seen.record = self._recorded(asked)
-        refuse_long_prompt(endpoint, parsed.whole, decision.max_prompt_tokens)
+        if decision.max_prompt_tokens is not None:
+            refuse_long_prompt(endpoint, parsed.whole, decision.max_prompt_tokens)
         if local and parsed.odd is not None:
             raise parsed.odd
         return asked if parsed.odd is None else asked._replace(odd_body=parsed.whole)
@@ -244,13 +263,20 @@ class Pipeline:
             match state:
                 case Hit() | Forward() | Refused():
                     return state
-                case LookUpExact() if asked.coalescer.has_missed(state.plan) and state.collapses:
-                    state = state.missed()
+                case LookUpExact() if asked.coalescer.calls and self._is_asked(state, asked):
+                    state = forward(state.plan, miss(state.plan))
                 case ScanPrompt() | SearchSemantic() if (about := common(state)) is not None:
                     end = await self.misses.ask(about, partial(self._driven, state, asked))
                     return as_own(end, state.plan)
                 case _:
                     state = await self._next(state, asked)
+
+    def _is_asked(self, state: LookUpExact, asked: Asked) -> bool:
+        """Tell whether a call under way says all that this lookup could: its maker found nothing.
+
+        With a scope of its own, an end user may still have an entry that others do not see.
+        """
+        return state.plan.personal is None and asked.coalescer.has_missed(state.plan)
 
     async def _driven(self, state: State, asked: Asked) -> End:
         while not isinstance(state, Hit | Forward | Refused):
@@ -317,11 +343,12 @@ class Pipeline:
         )
 
     def _plan(self, asked: Asked, body: dict[str, Any]) -> State:
-        directives = parse_directives(asked.inbound.headers.get("cache-control"))
+        cache_control = asked.inbound.headers.get("cache-control")
+        directives = NOTHING_ASKED if cache_control is None else parse_directives(cache_control)
         if asked.odd_body is not None:
             return bypass(Reason.UNKNOWN_SHAPE, directives)
         plan = plan_request(
-            without_salt(body) if self.outbox.salts(asked) else body,
+            without_salt(body) if self.outbox.salts_caches and self.outbox.salts(asked) else body,
             endpoint=asked.endpoint,
             upstream=asked.coalescer.upstream.name,
             query=asked.inbound.query,
@@ -331,7 +358,9 @@ class Pipeline:
             pii_identity=asked.active.pii_identities[asked.decision.pii],
             directives=directives,
         )
-        return bypass(plan, directives) if isinstance(plan, Reason) else start(plan)
+        if isinstance(plan, Reason):
+            return bypass(plan, directives)
+        return LookUpExact(plan) if asked.decision.exact else start(plan)
 
     async def _exchange(self, asked: Asked, state: Forward) -> Exchange:
         if asked.local and state.status == ForwardStatus(Forwarded.MISS):
@@ -349,7 +378,8 @@ class Pipeline:
             level = logging.DEBUG if isinstance(error, StoreUnavailableError) else logging.WARNING
             log.log(level, "store: lookup failed, treated as a miss: %s", error)
             return None
-        asked.note(state, entry)
+        if explained:
+            asked.note(state, entry)
         if entry is None and isinstance(state, FetchCandidate) and not explained:
             # The entry was evicted: its vector would stand before living ones.
             with contextlib.suppress(SemanticUnavailableError):

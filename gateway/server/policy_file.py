@@ -27,14 +27,9 @@ class PolicyFile:
         self._path = path
         self._data = path.read_bytes()
         self._seen = self._data
-        self._active = _activate(self._data, path)
+        self.active = _activate(self._data, path)
         self._unreadable: str | None = None
         self._wrong: str | None = None
-
-    @property
-    def active(self) -> ActivePolicy:
-        """The policy in force."""
-        return self._active
 
     @property
     def problem(self) -> str | None:
@@ -62,13 +57,13 @@ class PolicyFile:
             return False
         self._data = data
         try:
-            self._active = _activate(data, self._path)
+            self.active = _activate(data, self._path)
         except (PolicyError, ValueError) as error:
             self._wrong = str(error)
             self._complain(self._wrong)
             return False
         self._wrong = None
-        generation = self._active.policy.generation
+        generation = self.active.policy.generation
         log.info("policy: %s reloaded, generation %d", self._path, generation)
         return True
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gateway.cache.key import cache_salt, document_owner, scope_id
-from gateway.cache.outcomes import Forward
+from gateway.cache.lookup import Forward
 from gateway.cache.plan import end_user
 from gateway.prompts.compress.compressor import Compressor
 from gateway.prompts.compress.outcome import Compression, Refusal, both

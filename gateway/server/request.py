@@ -38,12 +38,13 @@ class LocalModel:
     encoder: LocalEncoder
     coalescer: Coalescer
 
-    def serves(self, endpoint: Endpoint, model: str) -> bool:
-        """Tell whether a request is for this encoder, by its name with or without its maker's."""
+    def serves(self, model: str) -> bool:
+        """Tell whether embeddings by this model are for this encoder.
+
+        It is named with or without its maker, and has no name until it is loaded.
+        """
         name = self.encoder.name
-        if endpoint is not Endpoint.EMBEDDINGS or not name:
-            return False
-        return model in (name, f"sentence-transformers/{name}")
+        return bool(name) and model in (name, f"sentence-transformers/{name}")
 
 
 class Parsed(NamedTuple):
@@ -121,19 +122,6 @@ class Trace:
         """Return where the steps of the next lookup are noted."""
         self.lookups.append([])
         return self.lookups[-1]
-
-
-def decide(
-    endpoint: Endpoint,
-    body: dict[str, Any],
-    inbound: Inbound,
-    tenant: Tenant,
-    active: ActivePolicy,
-) -> Decision:
-    """Return what the policy in force says of the request."""
-    if not active.policy.rules:  # nobody would look at the facts
-        return active.policy.default
-    return active.policy.decide(facts_of(endpoint, body, inbound, tenant))
 
 
 def facts_of(

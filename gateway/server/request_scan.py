@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from gateway.cache.outcomes import End, kept_plan, set_apart
+from gateway.cache.lookup import End, kept_plan, set_apart
 from gateway.cache.pii_scan import ScanFailedError, Scans
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Scanner

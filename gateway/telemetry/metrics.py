@@ -159,10 +159,7 @@ class Metrics:
         self._count_by_meaning(seen)
         if seen.ineligible is not None:
             self._ineligible.labels(seen.rule, seen.ineligible.value).inc()
-        if seen.rewrites or seen.not_rewritten:
-            self._count_rewrites(seen)
-        if seen.compression is not None:
-            self._count_compression(seen.rule, seen.compression)
+        self._count_prompt(seen)
 
     def _count_by_meaning(self, seen: Observation) -> None:
         if seen.semantic_fault is not None:
@@ -172,7 +169,11 @@ class Metrics:
             if score is not None:
                 self._scores.observe(score)
 
-    def _count_rewrites(self, seen: Observation) -> None:
+    def _count_prompt(self, seen: Observation) -> None:
+        if seen.compression is not None:
+            self._count_compression(seen.rule, seen.compression)
+        if seen.cached_tokens is not None:
+            self.prefixes.observe(seen)
         for rewrite in seen.rewrites:
             self._rewrites.labels(seen.rule, rewrite.value).inc()
         for each in seen.not_rewritten:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
-from gateway.cache.outcomes import Forward
+from gateway.cache.lookup import Forward
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Scanner
 from gateway.prompts.compress.outcome import Compression

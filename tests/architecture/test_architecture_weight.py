@@ -52,7 +52,7 @@ def run(code: str, module: str, folder: Path = ROOT) -> subprocess.CompletedProc
 
 MODULES = (
     *("gateway.app", "gateway.cli.worker", "gateway.cli.main", "gateway.cli.launch"),
-    *("embeddings.client", "embeddings.verify.agreement", "policies.cli"),
+    *("embeddings.client", "embeddings.verify.agreement", "gateway.cli.policy"),
 )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import policies
-from policies.cli import main
+from gateway.cli.policy import main
 from policies.format.schema import json_schema
 
 DOCS = Path(policies.__file__).parents[1] / "docs"

@@ -7,9 +7,7 @@ from core_requests import chat, entry_of, plan_of, user
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache.lookup import start
-from gateway.cache.lookup_semantic import SearchSemantic
-from gateway.cache.outcomes import Forward
+from gateway.cache.lookup import Forward, SearchSemantic, start
 from gateway.protocol.reasons import Ineligible
 from gateway.semantic.eligibility.rules import ineligible
 

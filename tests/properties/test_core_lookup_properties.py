@@ -10,9 +10,19 @@ from hypothesis import strategies as st
 
 from gateway.cache.entry import Entry
 from gateway.cache.key import identify
-from gateway.cache.lookup import LookUpExact, LookUpPersonal, ScanPrompt, State, start
-from gateway.cache.lookup_semantic import FetchCandidate, SearchSemantic, VerifyCandidate
-from gateway.cache.outcomes import Forward, Hit, Refused
+from gateway.cache.lookup import (
+    FetchCandidate,
+    Forward,
+    Hit,
+    LookUpExact,
+    LookUpPersonal,
+    Refused,
+    ScanPrompt,
+    SearchSemantic,
+    State,
+    VerifyCandidate,
+    start,
+)
 from gateway.cache.plan import Plan
 from gateway.protocol.reasons import Reason
 from gateway.semantic.verification import Verification

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from gateway.app import default_policy
 from gateway.cache.field_digests import differences, field_digests, nearest
 from gateway.cache.stores.memory import MemoryStore
+from gateway.cli.explain import pipeline_to_explain
 from gateway.cli.explain_text import explanation_text
-from gateway.cli.policy import pipeline_to_explain
 from gateway.protocol.endpoint import Endpoint
 from gateway.server.admin.explain import Explainer
-from gateway.server.admin.explain_request import InquiryError, parse_inquiry
+from gateway.server.admin.recorded_request import RecordedError, parse_recorded
 from gateway.server.policy_file import PolicyFile
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
@@ -71,7 +71,7 @@ def explained(raw, store=None):
     kept = store or MemoryStore(max_bytes=1)
     pipeline = pipeline_to_explain(POLICIES, kept, b"s" * 32, "u", now=lambda: 0.0)
     explainer = Explainer(pipeline, policy_only=store is None)
-    return asyncio.run(explainer.explain(parse_inquiry(raw)))
+    return asyncio.run(explainer.explain(parse_recorded(raw)))
 
 
 @settings(max_examples=200)
@@ -84,7 +84,7 @@ def test_any_request_is_explained_or_refused_in_words(asked, with_store):
     store = MemoryStore(max_bytes=10**6) if with_store else None
     try:
         told = explained(raw, store)
-    except InquiryError as error:
+    except RecordedError as error:
         assert "expected" in str(error)  # noqa: PT017
         return
     assert told["outcome"]["would"] in ("hit", "miss", "bypass", "refused", "invalid", "lookup")
@@ -95,8 +95,8 @@ def test_any_request_is_explained_or_refused_in_words(asked, with_store):
 @given(st.binary() | st.text(alphabet='{}[]":,body1 ').map(str.encode))
 def test_any_bytes_are_an_inquiry_or_told_to_be_none(raw):
     try:
-        parse_inquiry(raw)
-    except InquiryError as error:
+        parse_recorded(raw)
+    except RecordedError as error:
         assert "expected" in str(error)  # noqa: PT017
 
 

@@ -19,9 +19,6 @@ IMPURE_TOO = frozenset(
 )
 IMPURE_CALLS = frozenset({"open", "print", "input", "__import__", "exec", "eval"})
 
-COMMANDS = frozenset({"policies.cli"})
-"""Pure but for reading the file they are given and printing."""
-
 GATEWAY_ORDER = (
     *("protocol", "semantic", "prompts", "cache", "telemetry", "upstream", "server", "app", "cli"),
 )
@@ -82,7 +79,9 @@ IO_MODULES = frozenset(
 """Modules and packages of the gateway that may touch clock, loop, network, file or log. All other
 modules are pure: they import none of that, and none of these."""
 
-PURE_IN_SERVER = frozenset({"gateway.server.admin.access", "gateway.server.admin.selection"})
+PURE_IN_SERVER = frozenset(
+    f"gateway.server.admin.{name}" for name in ("access", "recorded_request", "selection")
+)
 
 HTTP_MODULES = frozenset(
     {
@@ -218,18 +217,16 @@ def pure_modules_are_pure(root: Path) -> list[str]:
     for module in modules(root):
         if not is_pure(module):
             continue
-        forbidden = IMPURE if module.name in COMMANDS else IMPURE | IMPURE_TOO
         broken += [
             f"{module.name}:{used.line}: imports {used.target}"
             for used in module.imports
-            if used.target.partition(".")[0] in forbidden
+            if used.target.partition(".")[0] in IMPURE | IMPURE_TOO
         ]
-        if module.name not in COMMANDS:
-            broken += [
-                f"{module.name}:{line}: calls {name}"
-                for name, line in module.calls()
-                if name in IMPURE_CALLS
-            ]
+        broken += [
+            f"{module.name}:{line}: calls {name}"
+            for name, line in module.calls()
+            if name in IMPURE_CALLS
+        ]
     return broken
 
 

@@ -13,7 +13,7 @@ from gated_upstream import GatedUpstream
 from gateway.app import default_policy
 from gateway.cache.entry import Entry
 from gateway.cache.key import identify
-from gateway.cache.outcomes import Forward
+from gateway.cache.lookup import Forward
 from gateway.cache.pii_scan import Scans
 from gateway.cache.plan import Plan, plan_request
 from gateway.cache.quarantine import QuarantineFile

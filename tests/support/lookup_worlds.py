@@ -7,9 +7,19 @@ from typing import Any, assert_never
 from core_requests import LIFETIME, STORED_AT, entry_of, plan_of, user
 
 from gateway.cache.entry import Entry
-from gateway.cache.lookup import LookUpExact, LookUpPersonal, ScanPrompt, State, start
-from gateway.cache.lookup_semantic import FetchCandidate, SearchSemantic, VerifyCandidate
-from gateway.cache.outcomes import Forward, Hit, Refused
+from gateway.cache.lookup import (
+    FetchCandidate,
+    Forward,
+    Hit,
+    LookUpExact,
+    LookUpPersonal,
+    Refused,
+    ScanPrompt,
+    SearchSemantic,
+    State,
+    VerifyCandidate,
+    start,
+)
 from gateway.cache.plan import Plan
 from gateway.semantic.verification import Verification
 from policies.freshness import parse_directives

@@ -14,9 +14,19 @@ from typing import Any
 from gateway.cache.entry import KEY_VERSION, Entry
 from gateway.cache.field_digests import differences, field_digests, nearest
 from gateway.cache.key import Tenant, document_owner
-from gateway.cache.lookup import LookUpExact, LookUpPersonal, ScanPrompt, State
-from gateway.cache.lookup_semantic import FetchCandidate, SearchSemantic, VerifyCandidate
-from gateway.cache.outcomes import End, Forward, Hit, Refused
+from gateway.cache.lookup import (
+    End,
+    FetchCandidate,
+    Forward,
+    Hit,
+    LookUpExact,
+    LookUpPersonal,
+    Refused,
+    ScanPrompt,
+    SearchSemantic,
+    State,
+    VerifyCandidate,
+)
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Store, StoreError
 from gateway.prompts.hints.hints import Hinted, hinted, hints_for
@@ -28,7 +38,8 @@ from gateway.protocol.reasons import Ineligible, Reason
 from gateway.protocol.tokens import prompt_tokens
 from gateway.semantic.eligibility.rules import sought
 from gateway.server.admin.byte_diff import hunks
-from gateway.server.admin.explain_request import Inquiry, InquiryError, findings, read_inquiry
+from gateway.server.admin.findings import findings
+from gateway.server.admin.recorded_request import Recorded, RecordedError, read_request
 from gateway.server.admin.selection import SelectionError
 from gateway.server.pipeline import Pipeline
 from gateway.server.request import Asked, Step, Trace, Verdict, facts_of
@@ -74,14 +85,15 @@ class Explainer:
     without_index: str = "this gateway runs without an index of questions"
     policy_only: bool = False
 
-    async def explain(self, inquiry: Inquiry) -> dict[str, Any]:
+    async def explain(self, inquiry: Recorded) -> dict[str, Any]:
         """Return the explanation, a JSON object."""
         trace, end = Trace(), None
         request = {"endpoint": inquiry.endpoint, "inferred": inquiry.inferred}
         told: dict[str, Any] = {"request": request}
         try:
             holder = self.holder(inquiry.headers)
-            inbound = Inbound(inquiry.target, inquiry.headers, (), inquiry.raw, holder)
+            query = inquiry.target.partition("?")[2]
+            inbound = Inbound(inquiry.target, inquiry.headers, (), inquiry.raw, holder, query)
             end = await self.pipeline.explain(inquiry.endpoint, inbound, trace)
         except PromptTooLongError as error:
             told["outcome"] = {"would": "refused", "reason": error.reason}
@@ -151,8 +163,8 @@ def explain_action(
 
     async def action(asked: dict[str, Any]) -> dict[str, Any]:
         try:
-            inquiry = read_inquiry(asked)
-        except InquiryError as error:
+            inquiry = read_request(asked, strict=True)
+        except RecordedError as error:
             raise SelectionError(error.field or "body", error.expected) from None
         return await explainer.explain(inquiry)
 

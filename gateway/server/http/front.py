@@ -7,6 +7,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from gateway.server.http.compressed_body import leave_unread
 from gateway.server.http.http_server import Refuse, refusal
+from gateway.server.http.query_method import METHOD, tell_caches
 from gateway.telemetry import request_id
 from gateway.upstream.http.client import has_passed_here
 
@@ -50,6 +51,8 @@ def _loop(request: web.Request, refuse: Refuse) -> web.Response | None:
 def complete_head(request: web.Request, response: web.StreamResponse) -> None:
     """Add what the head of every reply has. Who sends a stream calls it before the head is out."""
     headers = response.headers
+    if request.method == METHOD:
+        tell_caches(request, response)
     if request.app[STOPPING].is_set():
         response.force_close()
         headers["Connection"] = "close"

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from http import HTTPStatus
 from math import ceil
+from time import perf_counter
 from typing import Any
 
 import orjson
@@ -28,19 +29,17 @@ from gateway.server.auth import Access
 from gateway.server.http.compressed_body import read_body
 from gateway.server.http.front import STOPPING, complete_head
 from gateway.server.http.pass_through import PassThrough
+from gateway.server.http.query_method import METHOD, as_query
 from gateway.server.http.readiness import Readiness
 from gateway.server.pipeline import Pipeline
 from gateway.telemetry import request_id
-from gateway.telemetry.observation import Observation
+from gateway.telemetry.observation import Observation, Sink
 from gateway.upstream.request import UPSTREAM, told
 
 log = logging.getLogger(__name__)
 
 WRITTEN_AT_ONCE = 16_384
 """Bytes; a transport's buffer takes four times as many before it makes a writer wait."""
-
-Begin = Callable[[str, web.BaseRequest], Observation]
-"""Starts the observation of one request: (endpoint, request)."""
 
 HOLDER = web.RequestKey("holder", str)
 """Whose gateway key a request bears, where there are such keys."""
@@ -61,8 +60,9 @@ class Handlers:
         pass_through: PassThrough,
         readiness: Readiness,
         metrics: Callable[[], tuple[bytes, str]],
-        begin: Begin,
+        sinks: tuple[Sink, ...],
         *,
+        trace: Callable[[Observation, Mapping[str, str]], None] | None,
         access: Access,
         client_seconds: float,
         names: Mapping[str, str],
@@ -71,7 +71,8 @@ class Handlers:
         self._pass_through = pass_through
         self._readiness = readiness
         self._metrics = metrics
-        self._begin = begin
+        self._sinks = sinks
+        self._trace = trace
         self._access = access
         self._client_seconds = client_seconds
         self._names = names
@@ -80,7 +81,9 @@ class Handlers:
         """Register every path the gateway answers."""
         router = app.router
         for endpoint in Endpoint:
-            router.add_post(endpoint.value, self._observed(endpoint.value, self._cached(endpoint)))
+            post = self._observed(endpoint.value, self._cached(endpoint))
+            router.add_post(endpoint.value, post)
+            router.add_route(METHOD, endpoint.value, as_query(post, refuse))
         router.add_get("/healthz", _healthz)
         router.add_get("/readyz", self._readyz)
         router.add_get("/metrics", self._metrics_page)
@@ -96,7 +99,9 @@ class Handlers:
         """Wrap a handler: every way it can end is observed, and told in OpenAI's form."""
 
         async def handler(request: web.Request) -> web.StreamResponse:
-            seen = self._begin(endpoint, request)
+            seen = Observation(endpoint, perf_counter(), perf_counter, self._sinks)
+            if self._trace is not None:
+                self._trace(seen, request.headers)
             try:
                 self._let_in(request)
                 return await handle(request, seen)
@@ -128,18 +133,21 @@ class Handlers:
         self, endpoint: Endpoint
     ) -> Callable[[web.Request, Observation], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request, seen: Observation) -> web.StreamResponse:
+            target = request.path_qs
             inbound = Inbound(
-                target=request.path_qs,
+                target=target,
                 headers=folded(request.headers.items()),
                 fields=request.headers.items(),
                 raw=await self._read(request),
+                query=target.partition("?")[2],
                 holder=request.get(HOLDER),
             )
             seen.request_bytes = len(inbound.raw)
             reply = await self._pipeline.answer(endpoint, inbound, seen)
             if isinstance(reply.body, bytes):
                 seen.answer_bytes = len(reply.body)
-                seen.mark_first_token()
+                if seen.first_token is None:
+                    seen.first_token = seen.clock()
                 return web.Response(
                     body=reply.body, status=reply.status, headers=CIMultiDict(reply.headers)
                 )

@@ -70,7 +70,8 @@ class Coalescer:
         self._table: FlightTable[LiveAnswer] = FlightTable(
             linger=LINGER_SECONDS, linger_bytes=LINGER_BYTES
         )
-        self._calls: set[asyncio.Task[None]] = set()
+        self.calls: set[asyncio.Task[None]] = set()
+        """Those under way."""
         self._background: Counter[str] = Counter()
         self._forgetting: asyncio.TimerHandle | None = None
 
@@ -109,8 +110,6 @@ class Coalescer:
 
     def has_missed(self, plan: Plan) -> bool:
         """Tell whether a call under way may be followed whose maker looked and found no entry."""
-        if not self._calls:
-            return False
         call = self._table.under_way(plan.coalescing_key)
         return (
             call is not None
@@ -124,7 +123,7 @@ class Coalescer:
         """End the calls under way."""
         if self._forgetting is not None:
             self._forgetting.cancel()
-        calls = list(self._calls)
+        calls = list(self.calls)
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
@@ -155,10 +154,10 @@ class Coalescer:
 
     def _run(self, call: Coroutine[Any, Any, None], answer: LiveAnswer) -> asyncio.Task[None]:
         task = asyncio.create_task(call)
-        self._calls.add(task)
+        self.calls.add(task)
 
         def ended(_: asyncio.Task[None]) -> None:
-            self._calls.discard(task)
+            self.calls.discard(task)
             # Where it was cancelled, perhaps before it began: nobody may wait for it any more.
             message = "The gateway was stopped before the answer was complete."
             answer.close(UpstreamError(502, message, Reason.UPSTREAM_BROKE))

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from gateway.cache.lookup import LookUpExact
-from gateway.cache.outcomes import Hit
+from gateway.cache.lookup import Hit, LookUpExact
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Claims, Store, StoreError
 from gateway.protocol.endpoint import Endpoint

@@ -25,8 +25,7 @@ from lookup_worlds import (
 )
 
 from gateway.cache.entry import KEY_VERSION
-from gateway.cache.lookup import bypass
-from gateway.cache.outcomes import Forward, Hit, Refused
+from gateway.cache.lookup import Forward, Hit, Refused, bypass
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.reasons import Reason
 from policies.decision import PiiAction

@@ -6,9 +6,15 @@ import pytest
 from core_requests import plan_of
 from lookup_worlds import FRESH, LATE, asked_like, directed, header_of, own
 
-from gateway.cache.lookup import start
-from gateway.cache.lookup_semantic import FetchCandidate, SearchSemantic, VerifyCandidate
-from gateway.cache.outcomes import Forward, Hit, Refused
+from gateway.cache.lookup import (
+    FetchCandidate,
+    Forward,
+    Hit,
+    Refused,
+    SearchSemantic,
+    VerifyCandidate,
+    start,
+)
 from gateway.cache.shadow_eval.comparison import Kind
 from gateway.protocol.reasons import Reason
 from gateway.semantic.verification import Verification

@@ -23,7 +23,7 @@ from lookup_worlds import (
     run,
 )
 
-from gateway.cache.outcomes import Forward, Hit
+from gateway.cache.lookup import Forward, Hit
 from gateway.cache.plan import Plan
 from gateway.protocol.reasons import Reason
 from policies.decision import PiiAction, Scope

@@ -135,8 +135,8 @@ def test_an_entry_holds_what_the_request_was():
 )
 def test_an_entry_of_anything_else_does_not_belong(change):
     plan = plan_of()
-    assert plan.belongs(entry_of(plan))
-    assert not plan.belongs(entry_of(plan, **change))
+    assert plan.freshness_of(entry_of(plan), STORED_AT) is not None
+    assert plan.freshness_of(entry_of(plan, **change), STORED_AT) is None
 
 
 def test_a_lifetime_that_the_policy_shortened_holds_for_what_is_stored():

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from gateway.cli.main import main
 from gateway.protocol.endpoint import Endpoint
-from gateway.server.admin.explain_request import InquiryError, as_json, parse_inquiry
+from gateway.server.admin.recorded_request import RecordedError, as_json, parse_recorded
 
 POLICY = """
 version: 1
@@ -189,9 +189,9 @@ def test_a_line_of_a_decision_log_is_a_request_too():
         "rule": "default",
         "request": {"model": "m", "input": "Hi"},
     }
-    told = parse_inquiry(orjson.dumps(line))
+    told = parse_recorded(orjson.dumps(line))
     assert (told.endpoint, told.body, told.inferred) == (Endpoint.RESPONSES, line["request"], False)
-    assert parse_inquiry(orjson.dumps({"request": chat()})).endpoint is Endpoint.CHAT
+    assert parse_recorded(orjson.dumps({"request": chat()})).endpoint is Endpoint.CHAT
 
 
 def test_what_the_upstream_would_be_told_of_the_stable_prefix_is_told_apart(explain):
@@ -484,7 +484,7 @@ def test_a_request_from_standard_input_for_people(policy, capsys, monkeypatch):
     ],
 )
 def test_the_endpoint_is_told_by_the_fields(body, endpoint):
-    inquiry = parse_inquiry(orjson.dumps(body))
+    inquiry = parse_recorded(orjson.dumps(body))
     assert (inquiry.endpoint, inquiry.inferred) == (endpoint, True)
 
 
@@ -492,12 +492,12 @@ def test_an_inquiry_goes_over_the_wire_unchanged():
     raw = orjson.dumps(
         {"endpoint": "/v1/completions?v=1", "headers": {"X-A": "b"}, "body": {"prompt": "a"}}
     )
-    inquiry = parse_inquiry(raw)
+    inquiry = parse_recorded(raw)
     assert (inquiry.query, dict(inquiry.headers)) == ("v=1", {"x-a": "b"})
-    assert parse_inquiry(orjson.dumps(as_json(inquiry))) == inquiry
+    assert parse_recorded(orjson.dumps(as_json(inquiry))) == inquiry
 
 
 def test_any_bytes_are_an_inquiry_or_an_error():
     for raw in (b"", b"[]", b"null", b"\xff", b'{"body": {}}', b'{"headers": [], "body": {}}'):
-        with pytest.raises(InquiryError):
-            parse_inquiry(raw)
+        with pytest.raises(RecordedError):
+            parse_recorded(raw)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from gateway.cli.calibrate import Compared, LabelledPair, LineError, parse_line
+from gateway.cli.calibrate import Compared, LabelledPair, parse_line
+from gateway.server.admin.recorded_request import RecordedError
 
 CHECK = {
     "time": 1.0,
@@ -46,13 +47,16 @@ def test_what_a_line_means(line, meant):
         (CHECK | {"score": True}, "score: expected a number"),
         (CHECK | {"score": float("nan")}, "score: expected a number from 0 to 1"),
         (CHECK | {"score": 1.5}, "score: expected a number from 0 to 1"),
-        (CHECK | {"verifier": ""}, "verifier: missing"),
-        ({name: value for name, value in CHECK.items() if name != "verifier"}, "verifier: missing"),
+        (CHECK | {"verifier": ""}, "verifier: exp"),
+        (
+            {name: value for name, value in CHECK.items() if name != "verifier"},
+            "verifier: expected",
+        ),
         ({"asked": "a", "stored": "b"}, "expected asked and stored as text, and same: true"),
         (PAIR | {"same": "yes"}, "expected asked and stored as text, and same: true"),
         (PAIR | {"asked": 7}, "expected asked and stored as text, and same: true"),
     ],
 )
 def test_what_is_no_such_line_is_told(line, told):
-    with pytest.raises(LineError, match=told):
+    with pytest.raises(RecordedError, match=told):
         parse_line(line)

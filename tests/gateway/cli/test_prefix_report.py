@@ -1,51 +1,31 @@
-"""What a report finds out: where prompts part, what hides behind it, which settings are needed."""
-
-import re
+"""What a report finds out: the ceiling as sent and rewritten, and which settings are needed."""
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.cli.prefix_report import report
-from gateway.cli.prefix_trials import Ground
 from gateway.cli.prompt_layout import laid_out
-from gateway.cli.recorded_requests import Recorded, RecordedError, parse_recorded
 from gateway.protocol.endpoint import Endpoint
-
-BODY = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
-TIME = re.compile(r"\d\d:\d\d:\d\d")
-SETTINGS = ("times", "spaces", "sort")
-
-
-def rewriting(one, settings):
-    """Stand in for the rewrite plan, with rules that can be read in three lines."""
-    body = dict(one.body)
-    if "sort" in settings:
-        body["tools"] = sorted(body["tools"], key=lambda tool: tool["name"])
-    if "times" in settings:
-        system, *turns = body["messages"]
-        body["messages"] = [{**system, "content": TIME.sub("", system["content"])}, *turns]
-    for own in settings:
-        if own.startswith("own:"):
-            system, *turns = body["messages"]
-            kept = re.sub(own.removeprefix("own:"), "[value-1]", system["content"])
-            body["messages"] = [{**system, "content": kept}, *turns]
-    return body
-
-
-def reported(prompts, settings=SETTINGS, **told):
-    return report(prompts, settings, rewriting, "own:{}".format, **told)
+from gateway.server.admin.recorded_request import Recorded
 
 
 def recorded(tools, time, question, **told):
+    words = [name * 9 for name in tools]
     body = {
         "model": "m",
-        "tools": [{"name": name} for name in tools],
+        "tools": [{"type": "function", "function": {"name": name}} for name in words],
         "messages": [
             {"role": "system", "content": f"It is {time}. " + "Be kind to them. " * 20},
             {"role": "user", "content": question},
         ],
     }
     return Recorded(Endpoint.CHAT, "m", "support", orjson.dumps(body), **told)
+
+
+def completion(text):
+    return Recorded(Endpoint.COMPLETIONS, "m", "", orjson.dumps({"model": "m", "prompt": text}))
 
 
 @pytest.fixture
@@ -57,131 +37,87 @@ def prompts():
     ]
 
 
-def test_what_one_cause_hides_shows_once_its_setting_holds(prompts):
-    found = reported(prompts)
-    assert [layer.settings for layer in found.layers] == [(), ("sort",), ("sort", "times")]
-    first, second, last = (layer.partings[0] for layer in found.layers)
-    assert (first.place, first.ground, first.cause) == ("tools", Ground.STABLE, "sort")
-    assert first.prompts == 4  # of the others one began it, and one had the same tools
-    assert (second.place, second.cause) == ("messages[0] (system)", "times")
-    assert second.before.endswith("It is 10:00:0")
-    assert [way[:3] for way in second.ways] == ["0. ", "1. ", "2. "]
-    assert (last.place, last.ground, last.cause) == ("the last turn (user)", Ground.ASKED, None)
+def common(one, other):
+    return next(
+        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
 
 
-def test_a_setting_is_told_only_if_less_is_found_without_it(prompts):
-    found = reported(prompts)
-    assert {setting for setting, _ in found.settings} == {"sort", "times"}
-    assert found.as_sent < 0.3
-    assert found.rewritten > 0.6
-    assert all(0.1 < share <= found.rewritten for _, share in found.settings)
-    steady = [recorded("abc", "10:00:00", f"{number}?") for number in range(4)]
-    assert reported(steady).settings == ()
+@given(st.lists(st.text("ab", max_size=8), min_size=1, max_size=12))
+def test_the_ceiling_is_the_longest_beginning_that_any_earlier_prompt_has(texts):
+    ceiling = report([completion(text) for text in texts]).as_sent
+    shared = [
+        max((common(text, earlier) for earlier in texts[:number]), default=0)
+        for number, text in enumerate(texts)
+    ]
+    assert ceiling.characters == sum(map(len, texts))
+    assert ceiling.found * max(1, ceiling.characters) == pytest.approx(sum(shared))
+
+
+def test_a_prompt_that_goes_on_with_another_does_not_part_from_it():
+    texts = ("a system", "a system prompt", "a sys", "a system")
+    assert report([completion(text) for text in texts]).as_sent.worst is None
+
+
+def test_the_place_where_most_is_lost_is_told_with_the_bytes_that_differ():
+    texts = [f"at 10:00:{second} you are kind" for second in ("01", "02", "17", "25")]
+    worst = report([completion(text) for text in texts]).as_sent.worst
+    assert (worst.place, worst.before) == ("prompt", "at 10:00:")
+    assert [way[:2] for way in worst.ways] == ["02", "17", "25"]
+    assert worst.lost == 2 * len("17 you are kind")
+
+
+def test_what_one_setting_hides_is_found_with_all_of_them(prompts):
+    found = report(prompts)
+    assert {gain.setting for gain in found.settings} == {"tools: sorted", "volatile: timestamps"}
+    assert found.as_sent.found < 0.3
+    assert found.rewritten.found > 0.6
+    assert all(0.1 < gain.share <= found.rewritten.found for gain in found.settings)
+    assert found.as_sent.worst.place.startswith("tools[")
+    assert found.rewritten.worst.place == "messages[1] (user)"
+    assert found.yaml == "prefix:\n  tools: sorted\n  volatile: [timestamps]"
+
+
+def test_a_setting_is_told_with_the_bytes_that_it_changes(prompts):
+    gains = {gain.setting: gain for gain in report(prompts).settings}
+    times, tools = gains["volatile: timestamps"], gains["tools: sorted"]
+    assert times.before.endswith("<system>It is ")
+    assert times.was.startswith("10:00:00. Be kind")
+    assert times.becomes.startswith("[timestamp-1]. Be kind")
+    assert tools.before.endswith('"name":"')
+    assert (tools.was[0], tools.becomes[0]) == ("c", "a")
+
+
+def test_a_setting_without_which_as_much_is_found_is_not_recommended():
+    steady = report([recorded("cab", "10:00:00", f"{number}?") for number in range(4)])
+    assert (steady.settings, steady.yaml) == ((), "")
+    assert "tools: sorted" in steady.too_little
+    assert steady.rewritten == steady.as_sent
+
+
+def test_a_setting_that_needs_another_one_is_tried_with_it():
+    def conversation(second):
+        turns = [
+            ("user", f"It is 10:00:{second:02}. {'Here is the handbook. ' * 50}"),
+            ("assistant", "What is it about?"),
+            ("user", f"Parcel {second}"),
+        ]
+        body = {"model": "m", "messages": [{"role": who, "content": said} for who, said in turns]}
+        return Recorded(Endpoint.CHAT, "m", "", orjson.dumps(body))
+
+    found = report([conversation(second) for second in range(6)])
+    assert {gain.setting for gain in found.settings} == {"turns: earlier", "volatile: timestamps"}
 
 
 def test_bytes_that_no_setting_knows_are_shown():
-    prompts = [recorded(order, "10:00:00", "?") for order in ("abc", "cab", "bca")]
-    found = reported(prompts, ("spaces",))
+    words = [f"Step {word}.\n{'Be kind. ' * 50}" for word in ("one", "two", "six")]
+    bodies = [{"model": "m", "messages": [{"role": "system", "content": each}]} for each in words]
+    found = report([Recorded(Endpoint.CHAT, "m", "", orjson.dumps(body)) for body in bodies])
     assert found.settings == ()
-    (layer,) = found.layers
-    (tools,) = layer.partings
-    assert (tools.place, tools.cause) == ("tools", None)
-    assert {way[0] for way in tools.ways} == {"a", "b", "c"}
-
-
-def test_what_no_setting_knows_is_looked_for_in_turn_and_patterns_are_made_of_it():
-    def prompt(number):
-        words = f"Step: {number}\nUser: {['Anna', 'Jan', 'Zoë'][number % 3]}\n" + "Be kind. " * 50
-        system = {"role": "system", "content": f"You help.\n{words}"}
-        asked = {"role": "user", "content": f"Where is parcel {number}?"}
-        body = {"model": "m", "messages": [system, asked]}
-        return Recorded(Endpoint.CHAT, "m", "", orjson.dumps(body))
-
-    found = reported([prompt(number) for number in range(6)], ())
-    assert {setting for setting, _ in found.settings} == {
-        "own:(?m)^Step: (.+)",
-        "own:(?m)^User: (.+)",
-    }
-    assert found.as_sent < 0.1
-    assert found.rewritten > 0.7
-    assert reported([prompt(1), prompt(1)], ()).settings == ()
-
-
-def test_a_pattern_is_made_of_what_loses_little_at_many_places():
-    def prompt(number):
-        house = f"House: {number // 25}, room {number % 25 // 5}, bed {number % 5}\n"
-        system = {"role": "system", "content": f"You help.\n{house}" + "Be kind. " * 50}
-        body = {"model": "m", "messages": [system, {"role": "user", "content": "?"}]}
-        return Recorded(Endpoint.CHAT, "m", "", orjson.dumps(body))
-
-    found = reported([prompt(number) for number in range(125)], ())
-    assert len(found.settings) == 3
-    assert found.rewritten > 0.8
-
-
-def test_all_that_is_lost_is_told_however_many_conversations_there_are():
-    prompts = [recorded("abc", f"10:{n // 60:02}:{n % 60:02}", f"({n})") for n in range(150)]
-    layer = reported(prompts, ()).layers[0]
-    lost = sum(parting.lost for parting in layer.partings)
-    first = len("".join(part.text for part in laid_out(Endpoint.CHAT, prompts[0].body)))
-    characters = reported(prompts, ()).characters
-    assert lost == pytest.approx(characters * (1 - layer.found) - first, rel=0.1)
-
-
-def test_a_setting_that_goes_too_far_keeps_no_other_from_being_told(prompts):
-    def undone(one, settings):
-        return one.body if "far" in settings else rewriting(one, settings)
-
-    found = report(prompts, ("far", *SETTINGS), undone, "own:{}".format)
-    assert {setting for setting, _ in found.settings} == {"sort", "times"}
-
-
-def test_one_that_goes_too_far_with_patterns_alone_keeps_them_neither(prompts):
-    def undone(one, settings):
-        if "far" in settings and any(each.startswith("own:") for each in settings):
-            return one.body
-        body = rewriting(one, settings)
-        return {**body, "tools": [*body["tools"], {}]} if "far" in settings else body
-
-    found = report(prompts, ("far", "sort"), undone, "own:{}".format)
-    assert {setting for setting, _ in found.settings} == {
-        "sort",
-        "own:(?m)^It is ([\\w.:/@+-]*\\w)",
-    }
-
-
-def test_settings_that_gain_next_to_nothing_together_are_left_out(prompts):
-    told = reported(prompts, ("times", "sort")).layers
-    assert len(told) == 3
-    assert told[-1].found - told[-2].found > 0.005
-
-
-def test_instructions_in_what_is_asked_are_told():
-    rules = ". ".join(f"Rule {number} of this shop is to be kind to all" for number in range(9))
-    bodies = [
-        {"model": "m", "messages": [{"role": "user", "content": f"Hi {name}! {rules}. {name}?"}]}
-        for name in ("Anna", "Jan", "Zoë")
-    ]
-    prompts = [Recorded(Endpoint.CHAT, "m", "", orjson.dumps(body)) for body in bodies]
-    (asked,) = reported(prompts, ()).layers[0].partings
-    assert (asked.ground, asked.cause) == (Ground.ASKED, None)
-    assert asked.repeated > 0.8
-
-
-@pytest.mark.parametrize("kept", [6, 100], ids=["cut", "whole"])
-def test_a_history_whose_oldest_turns_are_left_out_is_told(kept):
-    turns = [
-        {"role": role, "content": f"{role} says {number}. " + f"{number} is said. " * 20}
-        for number in range(15)
-        for role in ("user", "assistant")
-    ]
-    bodies = [
-        {"model": "m", "messages": [{"role": "system", "content": "Be kind."}, *said[-kept:]]}
-        for said in (turns[:end] for end in range(1, len(turns), 2))
-    ]
-    prompts = [Recorded(Endpoint.CHAT, "m", "", orjson.dumps(body)) for body in bodies]
-    said = [one for one in reported(prompts, ()).layers[0].partings if one.ground is Ground.SAID]
-    assert [one.is_cut for one in said] == ([True] if kept == 6 else [])
+    assert found.as_sent.worst.place == "messages[0] (system)"
+    assert found.as_sent.worst.before.endswith("Step ")
+    assert {way[:3] for way in found.as_sent.worst.ways} == {"one", "two", "six"}
 
 
 def test_the_upstreams_share_is_told_where_it_is_none():
@@ -189,28 +125,23 @@ def test_the_upstreams_share_is_told_where_it_is_none():
         recorded("abc", "10:00:00", "?", prompt_tokens=200, cached_tokens=cached)
         for cached in (0, 0, None)
     ]
-    assert reported(counted, ()).upstream == 0.0
-    line = {"body": BODY, "prompt_tokens": 9, "cached_tokens": 0}
-    assert parse_recorded(orjson.dumps(line)).cached_tokens == 0
+    assert report(counted).upstream == 0.0
 
 
 def test_tokens_are_those_that_the_upstream_counted_else_estimated(prompts):
-    guessed = reported(prompts, ())
-    assert (guessed.tokens, guessed.tokens_counted) == (round(guessed.characters / 4), False)
+    guessed = report(prompts)
+    characters = guessed.as_sent.characters
+    assert (guessed.tokens, guessed.tokens_counted) == (round(characters / 4), False)
     assert guessed.upstream is None
     usage = [{"prompt_tokens": 200, "cached_tokens": cached} for cached in (0, 100)]
-    counted = [recorded("abc", "10:00:00", "?", **each) for each in usage]
-    told = reported(counted, ())
+    told = report([recorded("abc", "10:00:00", "?", **each) for each in usage])
     assert (told.tokens, told.tokens_counted, told.upstream) == (400, True, 0.25)
 
 
-def test_progress_is_told_for_each_pass_and_there_are_no_more_than_said(prompts):
+def test_progress_is_told_for_each_pass_up_to_the_last(prompts):
     told = []
-    reported(prompts, progress=lambda *passes: told.append(passes))
-    assert [done for done, _ in told] == list(range(1, len(told) + 1))
-    assert len(told) >= 4
-    assert {most for _, most in told} == {told[0][1]}
-    assert len(told) <= told[0][1]
+    report(prompts, lambda *passes: told.append(passes))
+    assert told == [(done, 4) for done in (1, 2, 3, 4)]
 
 
 def test_a_prompt_is_laid_out_in_the_order_in_which_it_is_read():
@@ -223,11 +154,11 @@ def test_a_prompt_is_laid_out_in_the_order_in_which_it_is_read():
         "tools": [{"type": "function"}],
     }
     parts = list(laid_out(Endpoint.CHAT, body))
-    assert [(part.place, part.role) for part in parts] == [
-        ("tools[0]", "tools"),
-        ("messages[0]", "system"),
-        ("messages[1]", "user"),
-        ("messages[2]", "assistant"),
+    assert [part.place for part in parts] == [
+        "tools[0]",
+        "messages[0] (system)",
+        "messages[1] (user)",
+        "messages[2] (assistant)",
     ]
     assert parts[2].text == "<user>Hi\n"
     assert '"tool_calls":[{"id":"1"}]' in parts[3].text
@@ -265,36 +196,3 @@ def test_an_image_counts_as_a_digest():
     assert len(text("A" * 40_000)) < 200
     assert text("A" * 40_000) != text("B" * 40_000)
     assert text("A" * 40_000).startswith("<user>See\n{")
-
-
-@pytest.mark.parametrize(
-    ("line", "rule"),
-    [
-        (BODY, ""),
-        ({"body": BODY, "url": "/v1/chat/completions", "custom_id": "1"}, ""),
-        ({"request": BODY, "endpoint": "/v1/chat/completions", "rule": "faq"}, "faq"),
-    ],
-    ids=["a body", "a batch file's", "a decision log's"],
-)
-def test_requests_are_read_as_logs_have_them(line, rule):
-    one = parse_recorded(orjson.dumps(line))
-    assert one.route == (rule, "/v1/chat/completions", "m")
-    assert one.body == BODY
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        (b"{", "expected JSON"),
-        (b"[]", "expected a JSON object"),
-        (b'{"request": 1}', "expected an object in its field request or body"),
-        (b'{"time": 1, "rule": "default"}', "expected messages, prompt or input"),
-        (
-            b'{"url": "/v1/moderations", "body": {"input": "x"}}',
-            "endpoint: expected one of",
-        ),
-    ],
-)
-def test_lines_that_hold_no_request_say_what_was_expected(line, told):
-    with pytest.raises(RecordedError, match=re.escape(told)):
-        parse_recorded(line)

@@ -9,8 +9,8 @@ import orjson
 import pytest
 
 from gateway.cli.main import main
-from gateway.cli.prefix_settings import candidates, compiled, written
-from gateway.cli.recorded_requests import parse_recorded
+from gateway.cli.prefix_report import candidates, compiled, written
+from gateway.server.admin.recorded_request import read_request
 from policies.format.load import parse_policy
 
 POLICY = """\
@@ -58,7 +58,7 @@ def test_a_report_ends_in_yaml_that_a_policy_takes(log, capsys):
     code, out, err = run(capsys, log)
     assert (code, err) == (0, "")
     assert "6 requests" in out
-    assert "-> tools: sorted" in out
+    assert "are lost without tools: sorted" in out
     _, _, yaml = out.partition("to paste into the rule (or into default):\n")
     prefix = parse_policy(POLICY + indented(dedent(yaml)), "pasted").default.prefix
     assert prefix.sorts_tools
@@ -72,9 +72,11 @@ def test_json_holds_what_is_told(log, capsys):
     report = orjson.loads(out)
     (route,) = report["routes"]
     assert (code, report["skipped_lines"], route["requests"]) == (0, 0, 6)
-    assert route["as_sent"] < 0.2
-    assert [layer["settings"] for layer in route["layers"]][:2] == [[], ["tools: sorted"]]
-    assert route["layers"][-1]["found"] > 0.6
+    assert route["as_sent"]["found"] < 0.2
+    assert route["rewritten"]["found"] > 0.6
+    gains = [gain["share"] for gain in route["settings"]]
+    assert gains == sorted(gains, reverse=True)
+    assert "tools: sorted" in {gain["setting"] for gain in route["settings"]}
     assert route["yaml"].startswith("prefix:\n  tools: sorted\n")
 
 
@@ -83,7 +85,7 @@ def test_lines_that_hold_no_request_are_told_and_passed_over(log, capsys):
         file.write(b'{"time": 1}\n\nno JSON\n')
     code, out, err = run(capsys, log)
     assert code == 0
-    assert f"refrain: {log}:7: expected messages, prompt or input in the request" in err
+    assert f"refrain: {log}:7: expected a body with messages, prompt or input" in err
     assert f"refrain: {log}:9: expected JSON" in err
     assert "2 lines held no request" in out
 
@@ -116,30 +118,17 @@ def test_what_cannot_be_mended_is_said_so(tmp_path, capsys):
     file.write_bytes(b"\n".join(map(orjson.dumps, bodies)))
     _, out, _ = run(capsys, file)
     assert "no setting would gain anything" in out
-    assert "what is asked, as it should be" in out
+    assert "prompts part in messages[0] (user)" in out
 
 
 def test_every_setting_that_is_tried_is_one_that_a_policy_knows():
-    one = parse_recorded(orjson.dumps(request(0, "abc")))
+    one = read_request(request(0, "abc"))
     tried = candidates([one])
     assert "documents: <doc>" in tried
     for setting in tried:
         assert written([setting])
         assert compiled([setting]) != compiled([])
     assert compiled(["schema_keys: on"]) == parse_policy(POLICY, "default").default.prefix
-
-
-def test_patterns_of_ones_own_are_in_the_yaml_and_gain_what_is_told(log, capsys):
-    given = log.read_bytes().replace(b"Be kind, and", b"\\nJob: #17 by Zo\xc3\xab's\\nBe kind, and")
-    lines = [line.replace(b"#17", b"#%d" % at) for at, line in enumerate(given.splitlines())]
-    log.write_bytes(b"\n".join(lines))
-    _, out, _ = run(capsys, log)
-    assert "-> volatile: '(?m)^Job: #([0-9]+)'" in out
-    assert "Job: #[0 by Zoë's" in out
-    _, out, _ = run(capsys, "--json", log)
-    (route,) = orjson.loads(out)["routes"]
-    prefix = parse_policy(POLICY + indented(route["yaml"]), "pasted").default.prefix
-    assert prefix.patterns == ("(?m)^Job: #([0-9]+)",)
 
 
 def test_documents_whose_tags_say_more_are_put_in_order_too(log, capsys):
@@ -188,38 +177,6 @@ def test_one_request_has_nothing_to_part_from(log, capsys):
     assert "one request has nothing to part from" in out
 
 
-def test_prompts_of_completions_are_not_told_to_be_as_they_should(tmp_path, capsys):
-    file = tmp_path / "log.jsonl"
-    rules = " ".join(f"Rule {number} is to be kind to everybody." for number in range(20))
-    lines = [{"model": "m", "prompt": f"Hello {name}. {rules}"} for name in ("Anna", "Jan")]
-    file.write_bytes(b"\n".join(map(orjson.dumps, lines)))
-    _, out, _ = run(capsys, file)
-    assert "is the same in several" in out
-    assert "as it should be" not in out
-
-
-def test_a_history_that_is_cut_is_told_with_what_to_do(tmp_path, capsys):
-    file = tmp_path / "log.jsonl"
-    said = [{"role": "user", "content": f"{number} " * 50} for number in range(9)]
-    lines = [{"model": "m", "messages": said[at : at + 4]} for at in range(6)]
-    file.write_bytes(b"\n".join(map(orjson.dumps, lines)))
-    _, out, _ = run(capsys, file)
-    assert "behind earlier turns: the oldest are left out, and all others move up" in out
-
-
-def test_a_history_behind_moved_values_is_not_taken_for_one_that_is_cut(tmp_path, capsys):
-    file = tmp_path / "log.jsonl"
-    said = [{"role": "user", "content": f"{number} " * 50} for number in range(9)]
-    lines = []
-    for at in range(1, 8):
-        system = {"role": "system", "content": f"Be kind. It is 10:00:0{at}. " + "Be brief. " * 50}
-        lines.append({"model": "m", "messages": [system, *said[:at]]})
-    file.write_bytes(b"\n".join(map(orjson.dumps, lines)))
-    _, out, _ = run(capsys, file)
-    assert "then, with volatile: timestamps" in out
-    assert "behind earlier turns, which no earlier prompt had" in out
-
-
 def test_what_clients_wrote_cannot_move_a_terminals_cursor(tmp_path, capsys):
     file = tmp_path / "log.jsonl"
     lines = [
@@ -250,20 +207,3 @@ def test_a_line_nested_too_deep_is_told_and_passed_over(log, capsys):
     code, out, err = run(capsys, log)
     assert (code, "6 requests" in out) == (0, True)
     assert err.endswith(":7: expected a request that is nested less deep\n")
-
-
-def test_a_route_of_many_system_prompts_gets_no_more_patterns_than_a_policy_takes(tmp_path, capsys):
-    agents = [f"{first}{second}lder" for first in "BCDFGHKLMN" for second in ("a", "e", "i", "o")]
-    lines = []
-    for turn in range(4):
-        for agent in agents:
-            mark = "".join(chr(97 + (turn * 7 + place * place) % 26) for place in range(9))
-            rules = f"Rules of {agent}: be kind, be brief and be right. " * 6
-            text = f"{agent} desk.\n{agent} crewmark: {mark} is on duty.\n{rules}"
-            system = {"role": "system", "content": text}
-            messages = [system, {"role": "user", "content": f"Hi {turn}"}]
-            lines.append(orjson.dumps({"model": "m", "messages": messages}))
-    file = tmp_path / "log.jsonl"
-    file.write_bytes(b"\n".join(lines))
-    assert main(["prefix", "report", str(file)]) == 0
-    assert "patterns" in capsys.readouterr().out

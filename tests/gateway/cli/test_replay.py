@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from core_requests import DECISION
 
-from gateway.cli.replay import RecordError, Replay, parse_record
+from gateway.cli.replay import Replay
+from gateway.server.admin.recorded_request import RecordedError, read_record
 from gateway.telemetry.decision_log import written_decision
 from policies.decision import PiiAction, Scope
 from policies.recorded import RecordedPolicy
@@ -26,7 +27,7 @@ def record(time, form="a", **changes):
         "outcome": "miss",
         "tokens": 10,
     }
-    return parse_record({**values, **changes})
+    return read_record({**values, **changes})
 
 
 def replayed(records, calibrations=(), **edited):
@@ -156,8 +157,8 @@ def test_a_line_from_before_there_were_budgets_is_kept_and_counted():
     ],
 )
 def test_what_is_not_a_record_is_told(line):
-    with pytest.raises(RecordError):
-        parse_record(line)
+    with pytest.raises(RecordedError):
+        read_record(line)
 
 
 def test_a_rule_in_shadow_has_no_semantic_hits():

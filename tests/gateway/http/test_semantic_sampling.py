@@ -19,7 +19,7 @@ def says(text):
 
 async def background_done(rig):
     """Wait for the calls that no client waits for, and what comes of their answers."""
-    calls = rig.pipeline.coalescer._calls
+    calls = rig.pipeline.coalescer.calls
     while calls:
         await asyncio.wait(list(calls))
     await rig.checks.idle()

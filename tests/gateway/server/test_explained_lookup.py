@@ -9,12 +9,12 @@ from gateway.cache.key import ANONYMOUS
 from gateway.cache.plan import plan_request
 from gateway.cache.ports import StoreError
 from gateway.cache.stores.memory import MemoryStore
+from gateway.cli.explain import pipeline_to_explain
 from gateway.cli.explain_text import explanation_text
-from gateway.cli.policy import pipeline_to_explain
 from gateway.protocol.endpoint import Endpoint
 from gateway.semantic.ports import Candidate, SemanticUnavailableError
 from gateway.server.admin.explain import Explainer
-from gateway.server.admin.explain_request import parse_inquiry
+from gateway.server.admin.recorded_request import parse_recorded
 from gateway.server.policy_file import PolicyFile
 from policies.freshness import Directives
 
@@ -68,7 +68,7 @@ async def explained(text, index, verifier=None, store=None):
         verifier=verifier or SaidVerifier(),
         now=lambda: 60.0,
     )
-    told = await Explainer(pipeline).explain(parse_inquiry(orjson.dumps(body(text))))
+    told = await Explainer(pipeline).explain(parse_recorded(orjson.dumps(body(text))))
     assert explanation_text(told, colour=False)
     return told["outcome"], {step["step"]: step["result"] for step in told["lookup"]}
 

@@ -11,7 +11,7 @@ from forwarding_rig import Rig
 from verifiers import SaidVerifier
 
 from gateway.app import default_policy
-from gateway.cache.outcomes import Forward, Hit
+from gateway.cache.lookup import Forward, Hit
 from gateway.cache.pii_scan import Scans
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.messages import Inbound

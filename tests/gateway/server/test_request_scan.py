@@ -3,7 +3,7 @@
 import pytest
 from core_requests import chat, entry_of, plan_of, user
 
-from gateway.cache.outcomes import Forward, Hit, Refused
+from gateway.cache.lookup import Forward, Hit, Refused
 from gateway.cache.pii_scan import Scans
 from gateway.protocol.cache_status import Forwarded, ForwardStatus, HitStatus
 from gateway.protocol.endpoint import Endpoint

@@ -1,0 +1,263 @@
+"""What was recorded of requests, one JSON object a line: requests whole, and decisions on requests.
+
+A request is a body, one beside its endpoint and headers, a line of OpenAI's batch files, or one of
+a decision log that has it; a decision is any line of that log. Law: what is neither is told with
+what was expected, never guessed.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from gateway.cache.canonical import BodyError, parse_body
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.exact_json import dumps
+from policies.decision import Decision, PiiAction, Scope
+from policies.policy import RequestFacts
+from policies.recorded import Recorded as Facts
+
+_MEMBERS = ("endpoint", "headers", "body")
+_EMBEDDINGS_ONLY = ("encoding_format", "dimensions")
+_LINE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+Route = tuple[str, str, str]
+"""Rule, endpoint and model."""
+
+
+class RecordedError(ValueError):
+    """This is not what was looked for; ``field`` is what is wrong, empty for the whole."""
+
+    def __init__(self, field: str, expected: str) -> None:
+        super().__init__(f"{field}: expected {expected}" if field else f"expected {expected}")
+        self.field = field
+        self.expected = expected
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A request as it came in, and what the upstream said of it."""
+
+    endpoint: Endpoint
+    model: str
+    rule: str
+    raw: bytes = field(repr=False)
+    """The JSON of its body; read, it takes several times the memory."""
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    query: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    inferred: bool = False
+    """Whether nobody named its endpoint."""
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """Read anew each time."""
+        body: dict[str, Any] = orjson.loads(self.raw)
+        return body
+
+    @property
+    def target(self) -> str:
+        """Path and query."""
+        return self.endpoint.value + (f"?{self.query}" if self.query else "")
+
+    @property
+    def route(self) -> Route:
+        """What has settings of its own."""
+        return (self.rule, self.endpoint.value, self.model)
+
+
+def parse_recorded(raw: bytes) -> Recorded:
+    """Read a request that somebody wrote to ask about it. Raises RecordedError."""
+    try:
+        given = parse_body(raw)
+    except BodyError as error:
+        raise RecordedError("", f"a request body as JSON ({error})") from None
+    return read_request(given, strict=True)
+
+
+def read_request(given: Any, *, strict: bool = False) -> Recorded:
+    """Read a request from parsed JSON. Raises RecordedError.
+
+    ``strict`` lets nothing stand beside a body that would be passed over.
+    """
+    if not isinstance(given, dict):
+        raise RecordedError("", "a JSON object")
+    name = next((name for name in ("body", "request") if name in given), None)
+    if name is None:
+        return _request(given, given, None, "", {})
+    body = given[name]
+    if not isinstance(body, dict):
+        raise RecordedError(name, "an object")
+    if strict and name == "body":
+        for other in given:
+            if other not in _MEMBERS:
+                members = ", ".join(_MEMBERS)
+                raise RecordedError(other, f"one of the members {members} around a body")
+    endpoint, query = _target(given.get("endpoint", given.get("url")))
+    return _request(given, body, endpoint, query, _headers(given.get("headers", {})))
+
+
+def as_json(one: Recorded) -> dict[str, Any]:
+    """Return what ``read_request`` reads, for a gateway elsewhere."""
+    return {"endpoint": one.target, "headers": dict(one.headers), "body": parse_body(one.raw)}
+
+
+def _request(
+    given: dict[str, Any],
+    body: dict[str, Any],
+    endpoint: Endpoint | None,
+    query: str,
+    headers: Mapping[str, str],
+) -> Recorded:
+    try:
+        raw = dumps(body)
+    except TypeError:
+        raise RecordedError("", "a request that is nested less deep") from None
+    beside = {} if given is body else given
+    return Recorded(
+        endpoint=endpoint or _inferred(body),
+        model=str(body.get("model") or ""),
+        rule=str(beside.get("rule") or ""),
+        raw=raw,
+        prompt_tokens=_count(beside.get("prompt_tokens")),
+        cached_tokens=_count(beside.get("cached_tokens")),
+        query=query,
+        headers=headers,
+        inferred=endpoint is None,
+    )
+
+
+def _target(value: Any) -> tuple[Endpoint | None, str]:
+    """Return the endpoint, None where none is named, and the query."""
+    if value is None:
+        return None, ""
+    if not isinstance(value, str):
+        raise RecordedError("endpoint", "a path such as /v1/chat/completions")
+    path, _, query = value.partition("?")
+    if path not in [*Endpoint]:
+        raise RecordedError("endpoint", f"one of {', '.join(Endpoint)}")
+    return Endpoint(path), query
+
+
+def _inferred(body: dict[str, Any]) -> Endpoint:
+    """Tell the endpoint by the fields that only one of them has."""
+    if "messages" in body:
+        return Endpoint.CHAT
+    if "input" in body:
+        embeds = any(name in body for name in _EMBEDDINGS_ONLY) or "embed" in str(body.get("model"))
+        return Endpoint.EMBEDDINGS if embeds else Endpoint.RESPONSES
+    if "prompt" in body:
+        return Endpoint.COMPLETIONS
+    raise RecordedError("", "a body with messages, prompt or input, or an object with endpoint")
+
+
+def _headers(value: Any) -> Mapping[str, str]:
+    if not isinstance(value, dict):
+        raise RecordedError("headers", "an object of texts")
+    headers: dict[str, str] = {}
+    for name, text in value.items():
+        if not isinstance(text, str) or _LINE.search(text) is not None:
+            raise RecordedError(f"headers.{name}", "a text of one line")
+        headers[name.lower()] = text
+    return headers
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and value >= 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A decision on a request and what came of it, see docs/decision-log.md."""
+
+    time: float
+    recorded: Facts
+    rule: str
+    was: Decision
+    form: str
+    """Identity of the request's body; equal bodies, equal forms."""
+    scopes: Mapping[str, str | None]
+    key: str
+    outcome: str
+    reason: str
+    declined: str | None
+    source: str | None
+    """Key of the entry that a semantic hit was answered from."""
+    similarity: float | None
+    score: float | None
+    threshold: float | None
+    temperature: float | None
+    tokens: int
+    bytes: int
+
+
+def read_record(line: Any) -> Record:
+    """Read a decision from parsed JSON. Raises RecordedError."""
+    match line:
+        case {
+            "time": int() | float() as time,
+            "endpoint": str(endpoint),
+            "model": str(model),
+            "rule": str(rule),
+            "decision": dict(decision),
+            "form": str(form),
+            "scopes": dict(scopes),
+            "key": str(key),
+            "outcome": str(outcome),
+        }:
+            pass
+        case _:
+            raise RecordedError("", "a record of a decision")
+    text, system = line.get("text"), line.get("system")
+    facts = RequestFacts(
+        endpoint=endpoint,
+        model=model,
+        headers={},
+        credential_sha256=None,
+        organization=None,
+        project=None,
+        last_user_text=text,
+        system_text=system,
+    )
+    return Record(
+        time=float(time),
+        recorded=Facts(facts, line.get("conditions") or {}, has_text="text" in line),
+        rule=rule,
+        was=_decision(rule, decision),
+        form=form,
+        scopes=scopes,
+        key=key,
+        outcome=outcome,
+        reason=line.get("reason") or "",
+        declined=line.get("declined"),
+        source=line.get("source"),
+        similarity=line.get("similarity"),
+        score=line.get("score"),
+        threshold=line.get("threshold"),
+        temperature=line.get("temperature"),
+        tokens=int(line.get("tokens") or 0),
+        bytes=int(line.get("bytes") or 0),
+    )
+
+
+def _decision(rule: str, written: Mapping[str, Any]) -> Decision:
+    try:
+        return Decision(
+            rule=rule,
+            exact=written["exact"],
+            semantic=written["semantic"],
+            min_similarity=float(written["min_similarity"]),
+            # Lines from before there was a budget were not decided by one.
+            max_wrong_hits=float(written.get("max_wrong_hits", 1.0)),
+            lifetime=float(written["lifetime"]),
+            scope=Scope(written["scope"]),
+            pii=PiiAction(written["pii"]),
+            generation=int(written["generation"]),
+            max_temperature=written.get("max_temperature"),
+            finish_reasons=frozenset(written["finish_reasons"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecordedError("decision", f"what a record holds of one ({error})") from None
