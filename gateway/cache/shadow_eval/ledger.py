@@ -8,8 +8,9 @@ otherwise, or until its rate is one of something else (``basis``).
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
+
+from cachetools import FIFOCache
 
 from gateway.cache.shadow_eval.comparison import Comparison, Kind, read_comparison
 from gateway.semantic.compare.answers import Outcome
@@ -74,8 +75,8 @@ class CheckLedger:
     """One owner takes the journal's lines in their order, and asks."""
 
     def __init__(self) -> None:
-        self._rules: dict[str, RuleChecks] = {}
-        self._aliases: dict[tuple[str, str], tuple[str, float]] = {}
+        self._rules: FIFOCache[str, RuleChecks] = FIFOCache(MOST_RULES)
+        self._aliases: FIFOCache[tuple[str, str], tuple[str, float]] = FIFOCache(MOST_ALIASES)
 
     def take(self, line: Mapping[str, Any]) -> None:
         """Take the next line; one that tells nothing known here is passed over."""
@@ -150,16 +151,13 @@ class CheckLedger:
         if comparison.outcome is Outcome.DIFFERENT:
             self._aliases.pop(pair, None)
         elif comparison.promoted and _is_key(comparison.key):
-            self._aliases.pop(pair, None)
             self._aliases[pair] = comparison.key, comparison.until
-            _bound(self._aliases, MOST_ALIASES)
 
     def _checks(self, rule: str, basis: str, budget: float) -> RuleChecks:
-        checks = self._rules.pop(rule, None)
+        checks = self._rules.get(rule)
         if checks is None or checks.basis != basis:
             checks = RuleChecks(basis, budget)
         self._rules[rule] = checks
-        _bound(self._rules, MOST_RULES)
         return checks
 
 
@@ -172,11 +170,6 @@ def _is_key(text: str) -> bool:
         return bool(bytes.fromhex(text))
     except ValueError:
         return False
-
-
-def _bound(held: dict[Any, Any], most: int) -> None:
-    for oldest in list(islice(held, max(0, len(held) - most))):
-        del held[oldest]
 
 
 def _advice(checks: RuleChecks, *, wrong: int, unsure: int, of: int, met: float) -> str:
