@@ -12,9 +12,9 @@ from typing import Any
 
 from cachetools import FIFOCache
 
+from embeddings.verify.binomial import at_most, lower_bound, upper_bound
 from gateway.cache.shadow_eval.comparison import Comparison, Kind, read_comparison
 from gateway.semantic.compare.answers import Outcome
-from policies.binomial import at_most, lower_bound, upper_bound
 
 WINDOW = 500
 """The latest hits of a rule whose rate counts."""
