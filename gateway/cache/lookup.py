@@ -23,7 +23,7 @@ from gateway.cache.entry import Entry
 from gateway.cache.plan import Plan
 from gateway.cache.shadow_eval.comparison import Check, Kind
 from gateway.protocol.cache_status import Forwarded, ForwardStatus, HitStatus
-from gateway.protocol.reasons import Ineligible, Reason
+from gateway.protocol.reasons import Reason
 from gateway.semantic.verification import Verification
 from policies.freshness import Directives, Verdict
 
@@ -56,7 +56,7 @@ class Forward:
     status: ForwardStatus
     store: Plan | None
     fallback: Hit | None = None
-    ineligible: Ineligible | None = None
+    ineligible: Reason | None = None
     check: Check | None = None
 
     def instead(self, now: float) -> Hit | None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from gateway.protocol.conversation import follows_turns, obstacle, semantic_question
 from gateway.protocol.endpoint import Endpoint
-from gateway.protocol.reasons import Ineligible
+from gateway.protocol.reasons import Reason
 from gateway.semantic.eligibility import words as lists
 from gateway.semantic.eligibility.time_sensitive import depends_on_time, varies
 from gateway.semantic.eligibility.tokens import Worded, holds_code, sentences_of, worded
@@ -166,7 +166,7 @@ class Sought(NamedTuple):
     """What of a request is looked up by meaning, or why nothing is."""
 
     question: str | None
-    ineligible: Ineligible | None
+    ineligible: Reason | None
 
 
 NOT_SOUGHT = Sought(None, None)
@@ -182,33 +182,33 @@ def sought(endpoint: Endpoint, body: dict[str, Any]) -> Sought:
     return Sought(question if reason is None else None, reason)
 
 
-def ineligible(text: str, *, follows: bool = False) -> Ineligible | None:
+def ineligible(text: str, *, follows: bool = False) -> Reason | None:
     """Return why a text may only hit exactly; ``follows`` tells of earlier turns."""
     if len(text) > MOST_CHARACTERS:
-        return Ineligible.TOO_LONG
+        return Reason.TEXT_TOO_LONG
     if not text or text.isspace():
-        return Ineligible.EMPTY
+        return Reason.EMPTY_TEXT
     reason = _unreadable(text)
     if reason is not None:
         return reason
     if holds_code(text):
-        return Ineligible.CODE
+        return Reason.CODE
     question = worded(text)
     if not question.words:
-        return Ineligible.VAGUE
+        return Reason.VAGUE
     if follows and leans(question):
-        return Ineligible.FOLLOW_UP
+        return Reason.FOLLOW_UP
     return next((reason for reason, applies in _CHECKS if applies(question)), None)
 
 
-def _unreadable(text: str) -> Ineligible | None:
+def _unreadable(text: str) -> Reason | None:
     """Find what an English encoder drops or cannot tell apart, and what people do not see."""
     if _CONTROL.search(text):
-        return Ineligible.UNREADABLE
+        return Reason.UNREADABLE_TEXT
     if not text.isascii():
         for character in frozenset(_NOT_ASCII.findall(text)) - _SIGNS:
             if not _LATIN.match(character):
-                return Ineligible.LANGUAGE if character.isalpha() else Ineligible.UNREADABLE
+                return Reason.LANGUAGE if character.isalpha() else Reason.UNREADABLE_TEXT
     return None
 
 
@@ -276,15 +276,15 @@ def _asks_much(question: Worded) -> bool:
     return len(_ITEM.findall(text)) > _MOST_ITEMS
 
 
-_CHECKS: tuple[tuple[Ineligible, Callable[[Worded], bool]], ...] = (
-    (Ineligible.TOO_LONG, lambda question: len(question.words) > MOST_WORDS),
-    (Ineligible.STUFFED, _is_stuffed),
-    (Ineligible.LANGUAGE, is_foreign),
-    (Ineligible.INSTRUCTIONS, _instructs),
-    (Ineligible.PAYLOAD, _holds_payload),
-    (Ineligible.MANY_QUESTIONS, _asks_much),
-    (Ineligible.VAGUE, is_vague),
-    (Ineligible.VARIETY, varies),
-    (Ineligible.TIME, depends_on_time),
+_CHECKS: tuple[tuple[Reason, Callable[[Worded], bool]], ...] = (
+    (Reason.TEXT_TOO_LONG, lambda question: len(question.words) > MOST_WORDS),
+    (Reason.STUFFED, _is_stuffed),
+    (Reason.LANGUAGE, is_foreign),
+    (Reason.INSTRUCTIONS, _instructs),
+    (Reason.PAYLOAD, _holds_payload),
+    (Reason.MANY_QUESTIONS, _asks_much),
+    (Reason.VAGUE, is_vague),
+    (Reason.VARIETY, varies),
+    (Reason.TIME, depends_on_time),
 )
 """In the order in which a text that fails several is told."""
