@@ -85,7 +85,7 @@ def system_text(body: dict[str, Any]) -> str | None:
     return "\n".join(texts) if texts else None
 
 
-def obstacle(endpoint: Endpoint, body: dict[str, Any]) -> Reason | None:
+def ineligible_shape(endpoint: Endpoint, body: dict[str, Any]) -> Reason | None:
     """Return why no text of the request can be looked up by meaning, or None where one can.
 
     That is a chat whose last message is the user's and plain text, or a response to one text. With
@@ -110,7 +110,7 @@ def obstacle(endpoint: Endpoint, body: dict[str, Any]) -> Reason | None:
 
 
 def semantic_question(endpoint: Endpoint, body: dict[str, Any]) -> str:
-    """Return the text that is the question of a request without an obstacle."""
+    """Return the text that is the question of a request without an ineligible_shape."""
     if endpoint is Endpoint.RESPONSES:
         given: str = body["input"]
         return given

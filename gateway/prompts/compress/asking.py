@@ -11,8 +11,8 @@ from gateway.prompts.compress.outcome import Refusal
 from gateway.prompts.compress.readable import readable
 from gateway.prompts.compress.words import content_words, words_of
 from gateway.semantic.compare.text_forms import named
-from gateway.semantic.eligibility.rules import is_english, is_vague, leans
-from gateway.semantic.eligibility.tokens import sentences_of, worded
+from gateway.semantic.eligibility.rules import depends_on_earlier_turns, is_english, is_vague
+from gateway.semantic.eligibility.tokens import sentences_of, tokenize_question
 
 _LABEL = re.compile(
     r"^\s*(?:(?:user |my |the )?(?:question|query|q|task|request))\s*[:\-]\s*", re.IGNORECASE
@@ -140,8 +140,8 @@ def _refusal(text: str, focus: str, words: frozenset[str], *, follows: bool) -> 
         return Refusal.UNCLEAR
     if not is_english(focus):
         return Refusal.LANGUAGE
-    turn = worded(focus)
-    if is_vague(turn) or (follows and leans(turn)):
+    turn = tokenize_question(focus)
+    if is_vague(turn) or (follows and depends_on_earlier_turns(turn)):
         return Refusal.UNCLEAR
     asked = " ".join(_CONDITION.sub("", sentence) for sentence in sentences_of(text))
     return Refusal.NEEDS_ALL if _NEEDS_ALL.search(asked) else None

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from gateway.semantic.eligibility.tokens import worded
+from gateway.semantic.eligibility.tokens import tokenize_question
 from gateway.semantic.eligibility.words import ENGLISH
 
 _SHORTEST_PLURAL = 4
@@ -10,7 +10,7 @@ _SHORTEST_PLURAL = 4
 
 def words_of(text: str) -> list[str]:
     """Return the words of a text in lower case, without accents."""
-    return worded(text).words
+    return tokenize_question(text).words
 
 
 def content_words(words: Iterable[str]) -> frozenset[str]:

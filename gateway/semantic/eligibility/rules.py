@@ -18,12 +18,17 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from gateway.protocol.conversation import follows_turns, obstacle, semantic_question
+from gateway.protocol.conversation import follows_turns, ineligible_shape, semantic_question
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.reasons import Reason
 from gateway.semantic.eligibility import words as lists
 from gateway.semantic.eligibility.time_sensitive import depends_on_time, varies
-from gateway.semantic.eligibility.tokens import Worded, holds_code, sentences_of, worded
+from gateway.semantic.eligibility.tokens import (
+    TokenizedQuestion,
+    holds_code,
+    sentences_of,
+    tokenize_question,
+)
 
 MOST_WITHOUT_FUNCTION_WORDS = 9
 """Twice as many with one of them, and so on."""
@@ -34,7 +39,7 @@ _LOWER_ACCENTED = re.compile(r"\b[a-z]*[\u00df-\u00f6\u00f8-\u00ff][a-z]*\b")
 _LATIN_ENDS = "\u024f"
 
 
-def is_foreign(text: Worded) -> bool:
+def is_foreign(text: TokenizedQuestion) -> bool:
     """Judge a text in Latin letters by its function words."""
     vocabulary = text.vocabulary
     english = len(vocabulary & lists.ENGLISH)
@@ -53,7 +58,7 @@ def is_foreign(text: Worded) -> bool:
 
 def is_prose(text: str) -> bool:
     """Tell whether a text is English sentences: rows of data have no function words."""
-    return is_english(text) and not worded(text).vocabulary.isdisjoint(lists.ENGLISH)
+    return is_english(text) and not tokenize_question(text).vocabulary.isdisjoint(lists.ENGLISH)
 
 
 def is_english(text: str) -> bool:
@@ -62,7 +67,7 @@ def is_english(text: str) -> bool:
         letters = [character for character in text if character.isalpha()]
         if sum(letter > _LATIN_ENDS for letter in letters) > OTHER_LETTERS * len(letters):
             return False
-    return not is_foreign(worded(text))
+    return not is_foreign(tokenize_question(text))
 
 
 _FRAGMENT = 2
@@ -75,12 +80,12 @@ _ENOUGH_BEFORE = 4
 """Words of content before a pronoun, which is then taken to stand for one of them."""
 
 
-def is_vague(turn: Worded) -> bool:
+def is_vague(turn: TokenizedQuestion) -> bool:
     """Tell whether a text says so little that its sense must come from elsewhere."""
     return len(turn.words) <= _FRAGMENT and turn.vocabulary <= lists.VAGUE
 
 
-def leans(turn: Worded) -> bool:
+def depends_on_earlier_turns(turn: TokenizedQuestion) -> bool:
     """Tell whether a turn after others may lean on them."""
     words, vocabulary, pairs = turn.words, turn.vocabulary, turn.pairs
     return (
@@ -94,7 +99,7 @@ def leans(turn: Worded) -> bool:
     )
 
 
-def _is_fragment(turn: Worded) -> bool:
+def _is_fragment(turn: TokenizedQuestion) -> bool:
     first = turn.words[0]
     return first in lists.PREPOSITIONS or turn.vocabulary.isdisjoint(lists.ASKING)
 
@@ -162,24 +167,24 @@ _NEAR = 6
 """Words between "ignore" and what is to be ignored."""
 
 
-class Sought(NamedTuple):
+class SemanticQuery(NamedTuple):
     """What of a request is looked up by meaning, or why nothing is."""
 
     question: str | None
     ineligible: Reason | None
 
 
-NOT_SOUGHT = Sought(None, None)
+NO_QUERY = SemanticQuery(None, None)
 
 
-def sought(endpoint: Endpoint, body: dict[str, Any]) -> Sought:
+def semantic_query(endpoint: Endpoint, body: dict[str, Any]) -> SemanticQuery:
     """Return the question of a request, or why it may only hit exactly."""
-    reason = obstacle(endpoint, body)
+    reason = ineligible_shape(endpoint, body)
     if reason is not None:
-        return Sought(None, reason)
+        return SemanticQuery(None, reason)
     question = semantic_question(endpoint, body)
     reason = ineligible(question, follows=follows_turns(endpoint, body))
-    return Sought(question if reason is None else None, reason)
+    return SemanticQuery(question if reason is None else None, reason)
 
 
 def ineligible(text: str, *, follows: bool = False) -> Reason | None:
@@ -193,10 +198,10 @@ def ineligible(text: str, *, follows: bool = False) -> Reason | None:
         return reason
     if holds_code(text):
         return Reason.CODE
-    question = worded(text)
+    question = tokenize_question(text)
     if not question.words:
         return Reason.VAGUE
-    if follows and leans(question):
+    if follows and depends_on_earlier_turns(question):
         return Reason.FOLLOW_UP
     return next((reason for reason, applies in _CHECKS if applies(question)), None)
 
@@ -212,7 +217,7 @@ def _unreadable(text: str) -> Reason | None:
     return None
 
 
-def _is_stuffed(question: Worded) -> bool:
+def _is_stuffed(question: TokenizedQuestion) -> bool:
     """Tell a text that repeats itself, or holds a word that is none, from a sentence."""
     count = len(question.words)
     if count >= LEAST_TO_REPEAT and len(question.vocabulary) < LEAST_DISTINCT * count:
@@ -220,7 +225,7 @@ def _is_stuffed(question: Worded) -> bool:
     return any(len(word) > LONGEST_WORD for word in question.vocabulary)
 
 
-def _instructs(question: Worded) -> bool:
+def _instructs(question: TokenizedQuestion) -> bool:
     """Tell a text that gives orders of its own to the model, or to what reads it before.
 
     Beside a harmless question such orders make a stored answer that others would be served.
@@ -238,20 +243,20 @@ def _instructs(question: Worded) -> bool:
     )
 
 
-def _orders_beside(question: Worded) -> bool:
+def _orders_beside(question: TokenizedQuestion) -> bool:
     """Find "say yes" as a sentence beside a question."""
     sentences = sentences_of(question.text)
     if not any(sentence.endswith("?") for sentence in sentences):
         return False
     openings = (
-        next((word for word in worded(sentence).words if word not in lists.POLITE), "")
+        next((word for word in tokenize_question(sentence).words if word not in lists.POLITE), "")
         for sentence in sentences
         if not sentence.endswith("?")
     )
     return not lists.ORDERS.isdisjoint(openings)
 
 
-def _holds_payload(question: Worded) -> bool:
+def _holds_payload(question: TokenizedQuestion) -> bool:
     """Tell whether the text brings another one to work on, or points to one by a link.
 
     What is asked of such a text is the same for many, and all that matters is the text.
@@ -263,10 +268,12 @@ def _holds_payload(question: Worded) -> bool:
     if verb not in lists.WORKING and question.pairs.isdisjoint(lists.WORKED_ON):
         return False
     given = _GIVEN.search(text)
-    return given is not None and len(worded(text[given.end() :]).words) > MOST_GIVEN_WORDS
+    return (
+        given is not None and len(tokenize_question(text[given.end() :]).words) > MOST_GIVEN_WORDS
+    )
 
 
-def _asks_much(question: Worded) -> bool:
+def _asks_much(question: TokenizedQuestion) -> bool:
     """Tell several questions in one: an answer to some of them would pass for one to all."""
     text = question.text
     if text.count("?") > 1:
@@ -276,7 +283,7 @@ def _asks_much(question: Worded) -> bool:
     return len(_ITEM.findall(text)) > _MOST_ITEMS
 
 
-_CHECKS: tuple[tuple[Reason, Callable[[Worded], bool]], ...] = (
+_CHECKS: tuple[tuple[Reason, Callable[[TokenizedQuestion], bool]], ...] = (
     (Reason.TEXT_TOO_LONG, lambda question: len(question.words) > MOST_WORDS),
     (Reason.STUFFED, _is_stuffed),
     (Reason.LANGUAGE, is_foreign),

@@ -36,7 +36,7 @@ from gateway.protocol.errors import PromptTooLongError, RequestError
 from gateway.protocol.messages import Inbound
 from gateway.protocol.reasons import Reason
 from gateway.protocol.tokens import prompt_tokens
-from gateway.semantic.eligibility.rules import sought
+from gateway.semantic.eligibility.rules import semantic_query
 from gateway.server.admin.byte_diff import hunks
 from gateway.server.admin.findings import findings
 from gateway.server.admin.recorded_request import Recorded, RecordedError, read_request
@@ -288,7 +288,7 @@ def _eligibility(asked: Asked) -> dict[str, Any]:
     if not asked.decision.semantic:
         why_not = "the policy switches semantic off"
         return {"eligible": False, "reason": "policy", "why_not": why_not}
-    reason = sought(asked.endpoint, asked.body).ineligible
+    reason = semantic_query(asked.endpoint, asked.body).ineligible
     if reason is None:
         return {"eligible": True, "reason": None, "why_not": None}
     return {"eligible": False, "reason": reason, "why_not": WHY_NOT[reason]}

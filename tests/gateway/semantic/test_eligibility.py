@@ -4,7 +4,7 @@ import pytest
 
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.reasons import Reason
-from gateway.semantic.eligibility.rules import MOST_CHARACTERS, ineligible, sought
+from gateway.semantic.eligibility.rules import MOST_CHARACTERS, ineligible, semantic_query
 from gateway.server.admin.explain import WHY_NOT
 
 ELIGIBLE = (
@@ -253,15 +253,18 @@ def chat(*earlier, question="Is it free?"):
 
 def test_a_system_prompt_is_no_turn_to_lean_on():
     system = {"role": "system", "content": "Be kind."}
-    assert sought(Endpoint.CHAT, chat(system)) == ("Is it free?", None)
+    assert semantic_query(Endpoint.CHAT, chat(system)) == ("Is it free?", None)
     turn = {"role": "user", "content": "Tell me of the museum."}
-    assert sought(Endpoint.CHAT, chat(system, turn)) == (None, Reason.FOLLOW_UP)
+    assert semantic_query(Endpoint.CHAT, chat(system, turn)) == (None, Reason.FOLLOW_UP)
 
 
 def test_what_a_request_is_comes_before_what_its_text_is():
-    assert sought(Endpoint.CHAT, chat(question="") | {"tools": [{}]}) == (None, Reason.TOOLS)
-    assert sought(Endpoint.RESPONSES, {"input": "Why?"}) == (None, Reason.VAGUE)
-    assert sought(Endpoint.COMPLETIONS, {"prompt": "Why?"}) == (None, Reason.ENDPOINT)
+    assert semantic_query(Endpoint.CHAT, chat(question="") | {"tools": [{}]}) == (
+        None,
+        Reason.TOOLS,
+    )
+    assert semantic_query(Endpoint.RESPONSES, {"input": "Why?"}) == (None, Reason.VAGUE)
+    assert semantic_query(Endpoint.COMPLETIONS, {"prompt": "Why?"}) == (None, Reason.ENDPOINT)
 
 
 def test_each_reason_has_a_sentence_and_examples():
