@@ -16,7 +16,7 @@ from gateway.cache.append_files import Journal
 from gateway.cache.pii_scan import Scans
 from gateway.cache.ports import Quarantine, Vault
 from gateway.cache.quarantine import QuarantineFile
-from gateway.cache.shadow_eval.journal import CHECKS_FILE, CheckJournal
+from gateway.cache.shadow_eval.journal import CHECKS_FILE, ComparisonJournal
 from gateway.cache.stores.entry_codec import encoded_size
 from gateway.cache.writer import CacheWriter
 from gateway.prompts.compress.compressor import Compressor
@@ -219,8 +219,8 @@ def _learning(
     *,
     metrics: Metrics,
     upstream: Upstream,
-) -> tuple[CheckJournal, Checks]:
-    journal = CheckJournal(settings.data_dir / CHECKS_FILE, quarantine)
+) -> tuple[ComparisonJournal, Checks]:
+    journal = ComparisonJournal(settings.data_dir / CHECKS_FILE, quarantine)
     model = settings.semantic_judge_model
     metrics.tell_rules_off(journal.rules_off)
     return journal, Checks(

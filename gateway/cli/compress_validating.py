@@ -26,7 +26,7 @@ from gateway.prompts.compress.outcome import Compression
 from gateway.prompts.compress.validation import Asked, Tally, repeatable
 from gateway.protocol.conversation import last_user_text, system_text
 from gateway.protocol.errors import UpstreamError
-from gateway.semantic.compare.answers import Outcome, Told, compare
+from gateway.semantic.compare.answers import Judgement, Outcome, compare
 from gateway.semantic.ports import LocalEncoder, SemanticUnavailableError
 from gateway.server.admin.recorded_request import Recorded
 from gateway.server.secrets import SecretSettingError, secret_setting
@@ -114,7 +114,7 @@ class Validation:
 
     async def _compared(self, one: Any, other: Any) -> Outcome:
         step = await asyncio.to_thread(compare, one, other)
-        if isinstance(step, Told):
+        if isinstance(step, Judgement):
             return step.outcome
         try:
             vectors = None if self.encoder is None else await self.encoder.embed(step.texts)

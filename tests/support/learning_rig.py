@@ -11,7 +11,7 @@ from verifiers import SaidVerifier
 
 from gateway.cache.pii_scan import Scans
 from gateway.cache.quarantine import QuarantineFile
-from gateway.cache.shadow_eval.journal import CheckJournal
+from gateway.cache.shadow_eval.journal import ComparisonJournal
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
 from gateway.protocol.endpoint import Endpoint
@@ -94,7 +94,7 @@ class LearningRig:
         self.index, self.encoder, self.verifier = NearIndex(), WordEncoder(), SaidVerifier()
         self.store = MemoryStore(max_bytes=2**24)
         self.quarantine = QuarantineFile(data_dir / "quarantine.jsonl")
-        self.journal = CheckJournal(data_dir / "semantic-checks.jsonl", self.quarantine)
+        self.journal = ComparisonJournal(data_dir / "semantic-checks.jsonl", self.quarantine)
         self.counted: list[tuple[str, str, str]] = []
         self.finished: list[Observation] = []
         self.latest: Observation | None = None

@@ -107,7 +107,7 @@ EQUAL_COSINE = 0.9
 DIFFERENT_COSINE = 0.6
 """Below, they do not."""
 
-_MOST_COSINE = 1.01
+_MAX_COSINE = 1.01
 """Of unit vectors, with what rounding adds."""
 
 SHORT_WORDS = 40
@@ -115,14 +115,14 @@ SHORT_WORDS = 40
 
 PIECE_WORDS = 80
 PIECE_CHARACTERS = 600
-MOST_PIECES = 12
-MOST_CHARACTERS = 20_000
+MAX_PIECES = 12
+MAX_CHARACTERS = 20_000
 """Of an answer; longer ones are the same to the letter or are not told."""
 
 Vector = Sequence[float]
 
 
-class Told(NamedTuple):
+class Judgement(NamedTuple):
     """An outcome, and one word for what told."""
 
     outcome: Outcome
@@ -143,47 +143,47 @@ class NeedsVectors:
     contradiction: str | None
     """What makes two near ones different."""
 
-    def next(self, vectors: Sequence[Vector] | None) -> Told:
+    def next(self, vectors: Sequence[Vector] | None) -> Judgement:
         """Take the vectors, None where there are none to be had."""
         if vectors is None:
-            return Told(Outcome.UNSURE, "no-vectors")
+            return Judgement(Outcome.UNSURE, "no-vectors")
         near = _nearness(vectors[: self.stored], vectors[self.stored :])
-        if not abs(near) <= _MOST_COSINE:  # NaN neither
-            return Told(Outcome.UNSURE, "no-vectors")
+        if not abs(near) <= _MAX_COSINE:  # NaN neither
+            return Judgement(Outcome.UNSURE, "no-vectors")
         if near < DIFFERENT_COSINE:
-            return Told(Outcome.DIFFERENT, "meaning")
+            return Judgement(Outcome.DIFFERENT, "meaning")
         if self.contradiction is not None:
-            return Told(Outcome.DIFFERENT, self.contradiction)
+            return Judgement(Outcome.DIFFERENT, self.contradiction)
         if self.objection is not None:
-            return Told(Outcome.UNSURE, self.objection)
+            return Judgement(Outcome.UNSURE, self.objection)
         # Whatever is no number is not near either.
         if near >= EQUAL_COSINE and not self.cut:
-            return Told(Outcome.EQUAL, "meaning")
-        return Told(Outcome.UNSURE, "length" if self.cut else "meaning")
+            return Judgement(Outcome.EQUAL, "meaning")
+        return Judgement(Outcome.UNSURE, "length" if self.cut else "meaning")
 
 
-def compare(stored: Any, fresh: Any) -> Told | NeedsVectors:
+def compare(stored: Any, fresh: Any) -> Judgement | NeedsVectors:
     """Compare two complete results of the same endpoint."""
     ours, theirs = read_answer(stored), read_answer(fresh)
     if ours is None or theirs is None:
-        return Told(Outcome.UNSURE, "unknown-shape")
+        return Judgement(Outcome.UNSURE, "unknown-shape")
     if ours.calls != theirs.calls:
-        return Told(Outcome.DIFFERENT, "tool-calls")
+        return Judgement(Outcome.DIFFERENT, "tool-calls")
     if ours.finish != theirs.finish:
-        return Told(Outcome.DIFFERENT, "finish-reason")
-    if max(len(ours.text), len(theirs.text)) > MOST_CHARACTERS:
+        return Judgement(Outcome.DIFFERENT, "finish-reason")
+    if max(len(ours.text), len(theirs.text)) > MAX_CHARACTERS:
         same = ours.text == theirs.text
-        return Told(Outcome.EQUAL, "text") if same else Told(Outcome.UNSURE, "length")
+        return Judgement(Outcome.EQUAL, "text") if same else Judgement(Outcome.UNSURE, "length")
     one, other = unmarked(ours.text), unmarked(theirs.text)
     first, second = _plain(one.folded), _plain(other.folded)
     if first == second and one.blocks == other.blocks:
-        return Told(Outcome.EQUAL, "text")
+        return Judgement(Outcome.EQUAL, "text")
     if not first or not second:
-        return Told(Outcome.DIFFERENT, "empty")
+        return Judgement(Outcome.DIFFERENT, "empty")
     if {_polarity(first.casefold()), _polarity(second.casefold())} == {"yes", "no"}:
-        return Told(Outcome.DIFFERENT, "yes-no")
+        return Judgement(Outcome.DIFFERENT, "yes-no")
     if one.blocks != other.blocks or one.inline != other.inline:
-        return Told(Outcome.UNSURE, "code")
+        return Judgement(Outcome.UNSURE, "code")
     return _to_embed(one, other)
 
 
@@ -302,7 +302,7 @@ def _pieces(text: str) -> tuple[list[str], bool]:
         if piece and (len(piece) == PIECE_WORDS or size + len(word) > PIECE_CHARACTERS):
             pieces.append(" ".join(piece))
             piece, size = [], 0
-            if len(pieces) == MOST_PIECES:
+            if len(pieces) == MAX_PIECES:
                 return pieces, True
         piece.append(word[:PIECE_CHARACTERS])
         size += len(word) + 1

@@ -84,8 +84,8 @@ SAME_REST = 0.6
 """Words in common of those that are no names, from which on two texts say it in one way."""
 SAME_SPELLING = 0.6
 """Kiev and Kyiv, Jon and John."""
-MOST_LETTERS = 64
-MOST_PAIRS = 64
+MAX_LETTERS = 64
+MAX_PAIRS = 64
 """Of names whose spellings are compared, in time that grows with the third power of the letters."""
 
 
@@ -152,12 +152,12 @@ def name_others(one: Named, other: Named) -> bool | None:
         return False
     if len(rest & other_rest) < SAME_REST * len(rest | other_rest):
         return False
-    if len(ours) * len(theirs) > MOST_PAIRS:
+    if len(ours) * len(theirs) > MAX_PAIRS:
         return False
     return not any(_alike(mine, yours) for mine in ours for yours in theirs)
 
 
 def _alike(one: str, other: str) -> bool:
-    if max(len(one), len(other)) > MOST_LETTERS:
+    if max(len(one), len(other)) > MAX_LETTERS:
         return True  # for all that is known
     return SequenceMatcher(None, one, other, autojunk=False).ratio() >= SAME_SPELLING

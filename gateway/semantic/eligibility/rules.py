@@ -30,7 +30,7 @@ from gateway.semantic.eligibility.tokens import (
     tokenize_question,
 )
 
-MOST_WITHOUT_FUNCTION_WORDS = 9
+MAX_WITHOUT_FUNCTION_WORDS = 9
 """Twice as many with one of them, and so on."""
 OTHER_LETTERS = 0.1
 """Share of letters that are not Latin, from which on a text is written in another script."""
@@ -47,7 +47,7 @@ def is_foreign(text: TokenizedQuestion) -> bool:
     perhaps = len(vocabulary & lists.PERHAPS_FOREIGN)
     if foreign and (foreign + perhaps) * 2 > english:
         return True
-    if len(text.words) > MOST_WITHOUT_FUNCTION_WORDS * (english + 1):
+    if len(text.words) > MAX_WITHOUT_FUNCTION_WORDS * (english + 1):
         return True
     if english:
         return perhaps > english + 1
@@ -134,15 +134,15 @@ def _stands_for_nothing(word: str, before: str, rest: Sequence[str]) -> bool:
             return False
 
 
-MOST_CHARACTERS = 1000
-MOST_WORDS = 160
+MAX_CHARACTERS = 1000
+MAX_WORDS = 160
 """A text of this length is about 200 tokens: the encoder and the verifier read it whole."""
 LONGEST_WORD = 40
-MOST_GIVEN_WORDS = 12
+MAX_GIVEN_WORDS = 12
 """Of a text to work on: a short one is a phrase that the verifier can compare."""
-MOST_LINES = 6
-LEAST_TO_REPEAT = 12
-LEAST_DISTINCT = 0.45
+MAX_LINES = 6
+MIN_STUFFED_WORDS = 12
+MIN_DISTINCT = 0.45
 """Share of different words; English of this length has 0.6 and more."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -153,10 +153,10 @@ _SIGNS = frozenset(
     "\u00a0£€¥¢§©®™°±²³¹¼½¾·÷\u00d7\u2018\u2019\u201c\u201d\u201e«»¡¿\u2013\u2014\u2212…•"
 )
 _ITEM = re.compile(r"(?:^|\s)\(?(?:[1-9]|[a-d]|i{1,3})[.)]\s+\w")
-_MOST_ITEMS = 2
+_MAX_ITEMS = 2
 _ASIDE = 2
 """Spaces in what only stresses a question: "What now??"."""
-_MOST_ASIDES = 2
+_MAX_ASIDES = 2
 _ROLE = re.compile(
     r"^\s{0,9}(?:(?:system|assistant|user|human|ai)\s?:|#{2,6} \w)|<\||\[/?INST\]",
     re.IGNORECASE | re.MULTILINE,
@@ -189,7 +189,7 @@ def semantic_query(endpoint: Endpoint, body: dict[str, Any]) -> SemanticQuery:
 
 def ineligible(text: str, *, follows: bool = False) -> Reason | None:
     """Return why a text may only hit exactly; ``follows`` tells of earlier turns."""
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MAX_CHARACTERS:
         return Reason.TEXT_TOO_LONG
     if not text or text.isspace():
         return Reason.EMPTY_TEXT
@@ -220,7 +220,7 @@ def _unreadable(text: str) -> Reason | None:
 def _is_stuffed(question: TokenizedQuestion) -> bool:
     """Tell a text that repeats itself, or holds a word that is none, from a sentence."""
     count = len(question.words)
-    if count >= LEAST_TO_REPEAT and len(question.vocabulary) < LEAST_DISTINCT * count:
+    if count >= MIN_STUFFED_WORDS and len(question.vocabulary) < MIN_DISTINCT * count:
         return True
     return any(len(word) > LONGEST_WORD for word in question.vocabulary)
 
@@ -262,15 +262,13 @@ def _holds_payload(question: TokenizedQuestion) -> bool:
     What is asked of such a text is the same for many, and all that matters is the text.
     """
     text, words = question.text, question.words
-    if text.count("\n") >= MOST_LINES or _LINK.search(text):
+    if text.count("\n") >= MAX_LINES or _LINK.search(text):
         return True
     verb = next((word for word in words if word not in lists.POLITE), "")
     if verb not in lists.WORKING and question.pairs.isdisjoint(lists.WORKED_ON):
         return False
     given = _GIVEN.search(text)
-    return (
-        given is not None and len(tokenize_question(text[given.end() :]).words) > MOST_GIVEN_WORDS
-    )
+    return given is not None and len(tokenize_question(text[given.end() :]).words) > MAX_GIVEN_WORDS
 
 
 def _asks_much(question: TokenizedQuestion) -> bool:
@@ -278,13 +276,13 @@ def _asks_much(question: TokenizedQuestion) -> bool:
     text = question.text
     if text.count("?") > 1:
         asking = [each for each in sentences_of(text) if each.endswith("?")]
-        if len(asking) > _MOST_ASIDES or sum(each.count(" ") > _ASIDE for each in asking) > 1:
+        if len(asking) > _MAX_ASIDES or sum(each.count(" ") > _ASIDE for each in asking) > 1:
             return True
-    return len(_ITEM.findall(text)) > _MOST_ITEMS
+    return len(_ITEM.findall(text)) > _MAX_ITEMS
 
 
 _CHECKS: tuple[tuple[Reason, Callable[[TokenizedQuestion], bool]], ...] = (
-    (Reason.TEXT_TOO_LONG, lambda question: len(question.words) > MOST_WORDS),
+    (Reason.TEXT_TOO_LONG, lambda question: len(question.words) > MAX_WORDS),
     (Reason.STUFFED, _is_stuffed),
     (Reason.LANGUAGE, is_foreign),
     (Reason.INSTRUCTIONS, _instructs),

@@ -193,7 +193,7 @@ def _near_words(state: SearchSemantic, near: Any, _now: float) -> str:
 
 def _verdict_words(state: VerifyCandidate, verdict: Verdict, _now: float) -> str:
     budget = state.plan.decision.max_wrong_hits
-    return verdict.verification.told(verdict.threshold, budget, alias=verdict.alias)
+    return verdict.verification.describe(verdict.threshold, budget, alias=verdict.alias)
 
 
 _STEPS: dict[type, tuple[str, Callable[[Any, Any, float], str], str]] = {

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.reasons import Reason
-from gateway.semantic.eligibility.rules import MOST_CHARACTERS, ineligible, semantic_query
+from gateway.semantic.eligibility.rules import MAX_CHARACTERS, ineligible, semantic_query
 from gateway.server.admin.explain import WHY_NOT
 
 ELIGIBLE = (
@@ -55,7 +55,7 @@ ELIGIBLE = (
 
 INELIGIBLE = {
     Reason.EMPTY_TEXT: ("", " \n\t ", "\u2003"),
-    Reason.TEXT_TOO_LONG: ("word " * 300, "a" * (MOST_CHARACTERS + 1), "a b " * 100),
+    Reason.TEXT_TOO_LONG: ("word " * 300, "a" * (MAX_CHARACTERS + 1), "a b " * 100),
     Reason.UNREADABLE_TEXT: (
         "How do I reset my password? \U0001f600",
         "How do I reset\u200b my password?",
