@@ -25,7 +25,7 @@ from gateway.cache.append_files import held
 KEEP_SECONDS = 365 * 86_400.0
 RENEW_SECONDS = 86_400.0
 """A key that is added again before has no second line."""
-MOST_KEYS = 20_000
+MAX_KEYS = 20_000
 MAX_BYTES = 4 * 2**20
 """Twice what the most keys take."""
 
@@ -43,7 +43,7 @@ class QuarantineFile:
         self,
         path: Path,
         *,
-        most: int = MOST_KEYS,
+        most: int = MAX_KEYS,
         max_bytes: int = MAX_BYTES,
         now: Callable[[], float] = time.time,
     ) -> None:

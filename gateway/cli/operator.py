@@ -15,7 +15,7 @@ import orjson
 from aiohttp import ClientSession, ClientTimeout
 
 from gateway.cache.quarantine import QuarantineFile
-from gateway.cache.shadow_eval.journal import CHECKS_FILE, CheckJournal
+from gateway.cache.shadow_eval.journal import CHECKS_FILE, ComparisonJournal
 from gateway.cli.gateway_client import CallError, Gateway
 from gateway.cli.terminal import CommandError, say, unreadable
 from gateway.cli.warm_file import Known, KnownError, parse_known
@@ -128,7 +128,7 @@ def semantic_report(*, data_dir: Path, url: str | None, as_json: bool) -> int:
             raise CommandError(f"{data_dir}: there is no data directory; --data-dir names another")
         if not path.is_file():
             raise CommandError(f"{path}: not there: nothing has been compared yet", 1)
-        journal = CheckJournal(path, QuarantineFile(data_dir / "quarantine.jsonl"))
+        journal = ComparisonJournal(path, QuarantineFile(data_dir / "quarantine.jsonl"))
         if not journal.read():
             raise CommandError(f"{path}: cannot be read", 1)
         report = journal.report()

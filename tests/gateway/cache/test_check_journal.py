@@ -10,7 +10,7 @@ from stopped_worker import lock_held
 
 from gateway.cache import append_files as file_lock
 from gateway.cache.quarantine import QuarantineFile
-from gateway.cache.shadow_eval.journal import CheckJournal
+from gateway.cache.shadow_eval.journal import ComparisonJournal
 from policies.decision import Decision, PiiAction, Scope
 
 DECISION = replace(
@@ -23,7 +23,7 @@ OFF = {"kind": "off", "rule": "a", "basis": "0/0.01/0.5", "budget": 0.01}
 def open_journal(tmp_path):
     def opened(**options):
         quarantine = QuarantineFile(tmp_path / "quarantine.jsonl")
-        return CheckJournal(tmp_path / "checks.jsonl", quarantine, **options)
+        return ComparisonJournal(tmp_path / "checks.jsonl", quarantine, **options)
 
     return opened
 
