@@ -18,9 +18,8 @@ from typing import Any
 
 import orjson
 
-from gateway.cli.recorded_log import RecordedLog
-from gateway.cli.scoring_service import ScoringError, scoring_service
-from gateway.cli.terminal import show_progress
+from gateway.cli.calibrate import ScoringError, scoring_service
+from gateway.cli.terminal import Lines, show_progress
 from gateway.prompts.compress.compressor import Compressor
 from gateway.prompts.compress.outcome import Compression
 from gateway.prompts.compress.validation import Asked, Tally, repeatable
@@ -28,7 +27,7 @@ from gateway.protocol.conversation import last_user_text, system_text
 from gateway.protocol.errors import UpstreamError
 from gateway.semantic.compare.answers import Outcome, Told, compare
 from gateway.semantic.ports import LocalEncoder, SemanticUnavailableError
-from gateway.server.admin.recorded_request import Recorded
+from gateway.server.admin.recorded_request import Recorded, read_request
 from gateway.server.secrets import SecretSettingError, secret_setting
 from gateway.upstream.http.client import HttpUpstream
 from gateway.upstream.ports import Upstream
@@ -174,7 +173,7 @@ async def _validated(
             f"up to {options.limit:,} requests are asked three times each of {options.upstream}, "
             "if their rule compresses them: that may cost as much as it did to answer them, thrice"
         )
-        requests = islice(RecordedLog(options.log), options.limit)
+        requests = islice(Lines(read_request, options.log), options.limit)
         done = 0
         while batch := list(islice(requests, _AT_A_TIME)):
             async with asyncio.TaskGroup() as group:

@@ -15,17 +15,17 @@ from dataclasses import asdict
 import orjson
 
 from gateway.cli.prefix_report import LEAST_SHARE, Ceiling, RouteReport, report
-from gateway.cli.recorded_log import RecordedLog
 from gateway.cli.terminal import (
     RECORDED_LOG,
     CommandError,
+    Lines,
     add_command,
     add_recorded_log,
     run_command,
     show_progress,
     unreadable,
 )
-from gateway.server.admin.recorded_request import Recorded, Route
+from gateway.server.admin.recorded_request import Recorded, Route, read_request
 
 _REPORT = """\
 Tell of recorded requests where their prompts part, which settings of a policy would let a prefix
@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    file, log = options.log, RecordedLog(options.log)
+    file, log = options.log, Lines(read_request, options.log)
     kept: dict[Route, list[Recorded]] = {}
     counts: Counter[Route] = Counter()
     kept_bytes = 0
