@@ -44,7 +44,7 @@ from gateway.settings import Settings
 from gateway.telemetry.decision_log import DecisionLog, Recorder
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.observation import Sink
-from gateway.telemetry.request_log import log_request
+from gateway.telemetry.request_log import request_sinks
 from gateway.upstream.coalescing.coalescer import Coalescer
 from gateway.upstream.http.startup_check import UPSTREAMS
 from gateway.upstream.judge_model import Judge
@@ -92,7 +92,7 @@ def create_app(
     decision_log = _decision_log(settings)
     sinks: tuple[Sink, ...] = (
         metrics.observe,
-        log_request,
+        *request_sinks(),
         *_observers(decision_log),
     )
     tracing = _tracing()

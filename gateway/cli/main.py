@@ -64,10 +64,6 @@ def _run(arguments: list[str]) -> int:
             from gateway.cli.semantic import main as semantic
 
             return semantic(rest)
-        case ["compress", *rest]:
-            from gateway.cli.compress import main as compress
-
-            return compress(rest)
         case ["prefix", *rest]:
             from gateway.cli.prefix import main as prefix
 
@@ -151,9 +147,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands.add_parser(
         "semantic", help="calibrate and watch answers by meaning (refrain semantic --help)"
-    )
-    commands.add_parser(
-        "compress", help="see whether compressed prompts are answered the same (--help)"
     )
     commands.add_parser(
         "prefix", help="see why prefix caches miss, and mend it (refrain prefix --help)"

@@ -54,7 +54,12 @@ def prompt_tokens(endpoint: Endpoint, body: dict[str, Any]) -> int:
                 stack.extend(members.values())
             case list() as items:
                 stack.extend(items)
-    return tokens + -(-size // BYTES_A_TOKEN)
+    return tokens + tokens_in(size)
+
+
+def tokens_in(size: int) -> int:
+    """Estimate the tokens of so many bytes of text."""
+    return -(-size // BYTES_A_TOKEN)
 
 
 def _count_tokens(prompt: Any) -> int:

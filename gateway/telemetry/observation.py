@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.cache.entry import Entry
-from gateway.prompts.compress.outcome import Compression
-from gateway.prompts.outcome import Declined, Rewrite
+from gateway.prompts.outcome import Compression, Declined, Rewrite
 from gateway.protocol.cache_status import ForwardStatus
 from gateway.protocol.reasons import Ineligible, Reason
 from gateway.protocol.tokens import PromptUsage

@@ -324,6 +324,14 @@ def _decline(reason: Reason, answer: LiveAnswer) -> None:
     answer.declined = reason
     if (payer := answer.payer) is not None:
         payer.declined = reason
+        if payer.streamed:
+            # The head of a stream is sent before this is known.
+            log.info(
+                "%s rule=%s: a streamed answer was not stored: %s",
+                payer.endpoint,
+                payer.rule,
+                reason,
+            )
 
 
 def _note_usage(payer: Observation | None, usage: Any) -> None:

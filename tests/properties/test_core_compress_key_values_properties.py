@@ -8,8 +8,8 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.prompts.compress.outcome import RefusedError
-from gateway.prompts.compress.plan import begin
+from gateway.prompts.compress.compress import begin
+from gateway.prompts.outcome import NotRewrittenError
 from gateway.protocol.endpoint import Endpoint
 from policies.decision import CompressSettings, DocumentSettings
 
@@ -89,7 +89,7 @@ def sent(blocks: Sequence[str], question: str, random: Random) -> str:
     vectors = [(1.0, 0.0)] + [(random.uniform(-0.2, 0.9), 0.0) for _ in begun.texts[1:]]
     try:
         result = begun.next(vectors[: len(begun.texts)])
-    except RefusedError:
+    except NotRewrittenError:
         return content
     return str(result.body["messages"][0]["content"])
 

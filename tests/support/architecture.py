@@ -36,7 +36,6 @@ IO_MODULES = frozenset(
         "gateway.semantic.embeddings_service",
         "gateway.semantic.verifier",
         "gateway.prompts.compress.compressor",
-        "gateway.prompts.compress.summariser",
         "gateway.cache.append_files",
         "gateway.cache.pii_scan",
         "gateway.cache.quarantine",

@@ -240,7 +240,7 @@ def _instructs(question: Worded) -> bool:
 
 def _orders_beside(question: Worded) -> bool:
     """Find "say yes" as a sentence beside a question."""
-    sentences = sentences_of(question.text)
+    sentences = [each.rstrip() for each in sentences_of(question.text, clauses=True)]
     if not any(sentence.endswith("?") for sentence in sentences):
         return False
     openings = (
@@ -270,7 +270,8 @@ def _asks_much(question: Worded) -> bool:
     """Tell several questions in one: an answer to some of them would pass for one to all."""
     text = question.text
     if text.count("?") > 1:
-        asking = [each for each in sentences_of(text) if each.endswith("?")]
+        sentences = (each.strip() for each in sentences_of(text, clauses=True))
+        asking = [each for each in sentences if each.endswith("?")]
         if len(asking) > _MOST_ASIDES or sum(each.count(" ") > _ASIDE for each in asking) > 1:
             return True
     return len(_ITEM.findall(text)) > _MOST_ITEMS

@@ -12,8 +12,7 @@ from enum import Enum, auto
 from http import HTTPStatus
 
 from gateway.cache.key import identify
-from gateway.prompts.compress.outcome import COMPRESS
-from gateway.prompts.outcome import REWRITE, rewrites_told
+from gateway.prompts.outcome import COMPRESS, REWRITE, rewrites_told
 from gateway.protocol import exact_json
 from gateway.protocol.cache_status import joined
 from gateway.protocol.errors import UpstreamError

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import orjson
 import pytest
 
-from gateway.prompts.compress.asking import question_of
-from gateway.prompts.compress.outcome import Refusal, RefusedError
-from gateway.prompts.compress.plan import begin
+from gateway.prompts.compress.compress import Compressing, begin
+from gateway.prompts.outcome import NotRewritten, NotRewrittenError
 from gateway.protocol.endpoint import Endpoint
 from policies.decision import CompressSettings, DocumentSettings
 
@@ -24,16 +23,24 @@ SHOPS = (
 )
 
 
-def sent(question: str, near: int | None = None, passages: Sequence[str] = SHOPS) -> str | Refusal:
-    """Return what is sent, or why no passage went; the question is about the ``near`` one."""
+def asked(question: str, passages: Sequence[str] = SHOPS, *before: str) -> Compressing:
+    """Begin to compress a question about passages, with the user's turns before it."""
     content = "".join(f"<d>{each}</d>" for each in passages) + question
-    body = {"messages": [{"role": "user", "content": content}]}
+    body = {"messages": [{"role": "user", "content": each} for each in (*before, content)]}
     begun = begin(Endpoint.CHAT, body, orjson.dumps(body), HALF)
     assert begun is not None
+    return begun
+
+
+def sent(
+    question: str, near: int | None = None, passages: Sequence[str] = SHOPS
+) -> str | NotRewritten:
+    """Return what is sent, or why no passage went; the question is about the ``near`` one."""
+    begun = asked(question, passages)
     vectors = [(1.0, 0.0), *((float(i == near), 0.5) for i in range(len(passages)))]
     try:
         result = begun.next(vectors[: len(begun.texts)])
-    except RefusedError as error:
+    except NotRewrittenError as error:
         return error.why
     assert result.told.refused is None
     return str(result.body["messages"][0]["content"])
@@ -75,7 +82,7 @@ def sent(question: str, near: int | None = None, passages: Sequence[str] = SHOPS
     ],
 )
 def test_a_question_that_needs_all_loses_no_passage(question):
-    assert sent(question, near=0) in (Refusal.NEEDS_ALL, Refusal.UNCLEAR)
+    assert sent(question, near=0) in (NotRewritten.NEEDS_ALL, NotRewritten.UNCLEAR)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +109,7 @@ def test_a_question_that_needs_all_loses_no_passage(question):
     ],
 )
 def test_a_question_that_counts_compares_or_denies_loses_none_where_all_are_alike(question):
-    assert sent(question) is Refusal.NEEDS_ALL
+    assert sent(question) is NotRewritten.NEEDS_ALL
 
 
 def test_a_count_of_what_one_passage_alone_is_about_needs_that_passage():
@@ -131,7 +138,7 @@ def test_a_count_of_what_one_passage_alone_is_about_needs_that_passage():
     ],
 )
 def test_a_turn_that_asks_nothing_loses_no_passage(question):
-    assert sent(question, near=0) is Refusal.UNCLEAR
+    assert sent(question, near=0) is NotRewritten.UNCLEAR
 
 
 @pytest.mark.parametrize(
@@ -146,7 +153,7 @@ def test_a_turn_that_asks_nothing_loses_no_passage(question):
     ],
 )
 def test_a_question_in_another_language_loses_no_passage(question):
-    assert sent(question, near=0) is Refusal.LANGUAGE
+    assert sent(question, near=0) is NotRewritten.LANGUAGE
 
 
 @pytest.mark.parametrize(
@@ -164,12 +171,12 @@ def test_a_passage_in_another_language_stays(passage):
 
 
 def test_a_question_that_leans_on_earlier_turns_loses_no_passage():
-    assert question_of("And what about him?", follows=True).refusal is Refusal.UNCLEAR
-    assert question_of("Who bought the new oven?", follows=True).refusal is None
+    assert asked("And what about him?", SHOPS, "Who is it?").texts == ()
+    assert asked("Who bought the new oven?", SHOPS, "Who is it?").texts != ()
 
 
 @pytest.mark.parametrize(
-    ("words", "asked"),
+    ("words", "read"),
     [
         ("Question: Who bought the oven?", "Who bought the oven?"),
         (
@@ -194,18 +201,15 @@ def test_a_question_that_leans_on_earlier_turns_loses_no_passage():
         ),
     ],
 )
-def test_the_encoder_reads_what_is_asked_and_not_what_is_said_of_the_context(words, asked):
-    assert question_of(words).text == asked
+def test_the_encoder_reads_what_is_asked_and_not_what_is_said_of_the_context(words, read):
+    assert asked(words).texts[0] == read
 
 
 def test_of_many_passages_that_are_as_near_as_the_best_none_goes():
-    body = {"messages": [{"role": "user", "content": "".join(f"<d>{s}</d>" for s in SHOPS)}]}
-    body["messages"][0]["content"] += "Who is happy?"
-    begun = begin(Endpoint.CHAT, body, orjson.dumps(body), HALF)
-    assert begun is not None
-    with pytest.raises(RefusedError) as caught:
+    begun = asked("Who is happy?")
+    with pytest.raises(NotRewrittenError) as caught:
         begun.next([(1.0, 0.0)] + [(0.6 - i / 50, 0.0) for i in range(len(SHOPS))])
-    assert caught.value.why is Refusal.NEEDS_ALL
+    assert caught.value.why is NotRewritten.NEEDS_ALL
 
 
 @pytest.mark.parametrize(
@@ -217,9 +221,8 @@ def test_of_many_passages_that_are_as_near_as_the_best_none_goes():
     ],
 )
 def test_words_that_only_look_like_asking_for_all_are_none(question):
-    assert question_of(question).refusal is None
+    assert len(asked(question).texts) == 1 + len(SHOPS)
 
 
 def test_what_is_wanted_on_a_condition_may_need_all():
-    told = question_of("If there are several, list all of them. Who won?").refusal
-    assert told is Refusal.NEEDS_ALL
+    assert sent("If there are several, list all of them. Who won?") is NotRewritten.NEEDS_ALL
