@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from stopped_worker import lock_held
+from lock_holder import lock_held
 
 from gateway.cache import append_files as file_lock
 from gateway.cache.append_files import LOCK_SECONDS, LockedError, Wait, held
