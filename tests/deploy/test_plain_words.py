@@ -12,18 +12,12 @@ PAGES = sorted(
     str(page.relative_to(ROOT))
     for page in (
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+        *(ROOT / name / "README.md" for name in ("gateway", "policies")),
         *(ROOT / "docs").rglob("*.md"),
     )
 )
 # Pages whose sentences are still too long. A page that passes must leave the list.
-NOT_YET = frozenset(
-    {
-        "docs/coalescing.md",
-        "docs/policy/compress.md",
-        "docs/policy/prefix.md",
-        "docs/prefix-report.md",
-    }
-)
+NOT_YET = frozenset({"gateway/README.md"})
 
 FENCE = re.compile(r"^( *)(```+|~~~+).*?^ *\2[ \t]*$", re.MULTILINE | re.DOTALL)
 ITEM = re.compile(r"^( *)(?:[-*+]|\d+[.)])( +)")
