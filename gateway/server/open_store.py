@@ -18,7 +18,7 @@ from gateway.cache.stores.guarded import GuardedStore
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.stores.sqlite.scope_keys import SqliteScopeKeys
 from gateway.cache.stores.sqlite.store import SqliteStore
-from gateway.cache.stores.tiered import ColdStore, News, TieredStore
+from gateway.cache.stores.tiered import News, TieredStore
 from gateway.server.secrets import master_keys, secret_setting
 from gateway.settings import Settings
 
@@ -67,7 +67,7 @@ def open_store(settings: Settings, environment: Mapping[str, str]) -> Entries:
         cold, vault = _sealed(file, keys, settings, environment)
         disk = GuardedStore(cold, read_seconds=DISK_READ_SECONDS, write_seconds=DISK_WRITE_SECONDS)
         hot = settings.workers == 1
-        store = _tiered(settings, disk) if hot else disk
+        store = _tiered(settings, disk, file.touch) if hot else disk
         return Entries(store, vault, _guarded("disk", disk))
     return _open_redis(settings, environment)
 
@@ -90,15 +90,17 @@ def _open_redis(settings: Settings, environment: Mapping[str, str]) -> Entries:
     keys = RedisScopeKeys(redis.link, clock=time.time)
     cold, vault = _sealed(redis, keys, settings, environment)
     guarded = GuardedStore(cold, read_seconds=REDIS_SECONDS, write_seconds=REDIS_SECONDS)
-    store = _tiered(settings, guarded, redis.news)
+    store = _tiered(settings, guarded, redis.touch, redis.news)
     redis.claims.usable = lambda: guarded.fault is None
     return Entries(store, vault, _guarded("redis", guarded), redis.begin, redis.claims)
 
 
-def _tiered(settings: Settings, cold: ColdStore, news: News | None = None) -> Store:
+def _tiered(
+    settings: Settings, cold: Store, touch: Callable[[bytes], None], news: News | None = None
+) -> Store:
     if settings.memory_bytes == 0:
         return cold
-    return TieredStore(MemoryStore(max_bytes=settings.memory_bytes), cold, news)
+    return TieredStore(MemoryStore(max_bytes=settings.memory_bytes), cold, touch, news)
 
 
 def _guarded(kind: str, guarded: GuardedStore) -> Callable[[], dict[str, Any]]:
@@ -110,11 +112,11 @@ def _unguarded(kind: str) -> Callable[[], dict[str, Any]]:
 
 
 def _sealed(
-    store: ColdStore,
+    store: Store,
     keys: ScopeKeys,
     settings: Settings,
     environment: Mapping[str, str],
-) -> tuple[ColdStore, Vault | None]:
+) -> tuple[Store, Vault | None]:
     """Put encryption around what lasts, where master keys are given. Raises SecretSettingError."""
     masters = master_keys(environment)
     path = settings.data_dir / SCOPE_KEYS

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 from cachetools import LRUCache
 
 from gateway.cache.entry import Entry
-from gateway.cache.ports import Page, ScopeKeys, StoreError, StoreStats
+from gateway.cache.ports import Page, ScopeKeys, Store, StoreError, StoreStats
 from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry, encode_entry
 from gateway.cache.stores.sealing import (
     KEY_BYTES,
@@ -33,7 +33,6 @@ from gateway.cache.stores.sealing import (
     seal,
     unseal,
 )
-from gateway.cache.stores.tiered import ColdStore
 
 SEALED = "sealed"
 """The endpoint of the entries that the store sees."""
@@ -61,7 +60,7 @@ class SealedStore:
 
     def __init__(
         self,
-        store: ColdStore,
+        store: Store,
         masters: MasterKeys,
         keys: ScopeKeys,
         *,
@@ -112,10 +111,6 @@ class SealedStore:
         self._forgotten += 1
         for name in [name for name in self._known if name[1] == tag]:
             del self._known[name]
-
-    def touch(self, key: bytes) -> None:
-        """Note a use that the store did not see."""
-        self._store.touch(key)
 
     def stats(self) -> StoreStats:
         """See the port."""

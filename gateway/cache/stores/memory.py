@@ -80,10 +80,6 @@ class MemoryStore:
         more = keys[-1] if len(keys) == limit else None
         return Page([self._entries[key] for key in keys], more)
 
-    def touch(self, key: bytes) -> None:
-        """Note that the entry was used without being read here."""
-        self._eviction.use(key)
-
     def stats(self) -> StoreStats:
         """See the port."""
         return StoreStats(len(self._entries), self._eviction.bytes, self._evictions)

@@ -21,26 +21,7 @@ from typing import Protocol
 from gateway.cache.entry import Entry
 from gateway.cache.ports import EntryTooLargeError, Page, Store, StoreStats
 from gateway.cache.single_flight import Together
-
-
-class ColdStore(Store, Protocol):
-    """A store that can be told of uses it does not see, so that it keeps what is hot."""
-
-    def touch(self, key: bytes) -> None:
-        """Note a use of the entry, if there is one. No I/O."""
-        ...
-
-
-class HotStore(Store, Protocol):
-    """A store whose methods never suspend."""
-
-    def forget(self, key: bytes) -> None:
-        """Forget the entry, if there is one."""
-        ...
-
-    def clear(self) -> None:
-        """Forget everything."""
-        ...
+from gateway.cache.stores.memory import MemoryStore
 
 
 class News(Protocol):
@@ -66,9 +47,17 @@ class _Operation:
 class TieredStore:
     """See the port ``Store``. Owns both stores; used from one event loop."""
 
-    def __init__(self, hot: HotStore, cold: ColdStore, news: News | None = None) -> None:
+    def __init__(
+        self,
+        hot: MemoryStore,
+        cold: Store,
+        touch: Callable[[bytes], None],
+        news: News | None = None,
+    ) -> None:
+        """``touch`` notes a hot hit, so that the cold store does not evict what is hot. No I/O."""
         self._hot = hot
         self._cold = cold
+        self._touch = touch
         self._news = news
         self._under_way: dict[bytes, set[_Operation]] = {}
         self._reads: Together[Entry | None] = Together()
@@ -81,7 +70,7 @@ class TieredStore:
             entry = await self._hot.get(key, touch=touch)
             if entry is not None:
                 if touch:
-                    self._cold.touch(key)
+                    self._touch(key)
                 return entry
         if not touch:  # nor is it brought to the hot tier
             return await self._cold.get(key, touch=False)

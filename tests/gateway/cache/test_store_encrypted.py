@@ -274,7 +274,7 @@ async def test_forgetting_a_scope_forgets_it_in_hot_tier_files_and_other_process
             self.keys += tuple(keys)
 
     async with opened(NEW) as sealed, opened(NEW) as elsewhere:
-        store = TieredStore(MemoryStore(max_bytes=1 << 20), sealed)
+        store = TieredStore(MemoryStore(max_bytes=1 << 20), sealed, sealed._store.touch)
         for n in range(300):
             await store.put(secret_entry(b"%d" % n, scope=b"gone" * 8))
         await store.put(secret_entry(b"stays", scope=b"stay" * 8))

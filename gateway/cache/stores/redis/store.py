@@ -223,6 +223,8 @@ class RedisStore:
             room=self._room,
             seconds=upkeep_seconds,
         )
+        self.touch = self._upkeep.touch
+        """Notes a use; it is written down soon, in the background."""
         self.claims = RedisClaims(self._link, self._shards, self._shard)
         self.news = RedisNews(self._link, self._shards, self._shard, self._origin, self._own)
 
@@ -297,10 +299,6 @@ class RedisStore:
             return Page(entries, b"%d %s %s" % (number, score, last))
         more = number + 1 < len(self._shards)
         return Page(entries, b"%d  " % (number + 1) if more else None)
-
-    def touch(self, key: bytes) -> None:
-        """Note a use; it is written down soon, in the background."""
-        self._upkeep.touch(key)
 
     def stats(self) -> StoreStats:
         """Return figures of the latest change here, or of the latest upkeep.

@@ -54,6 +54,8 @@ class SqliteStore:
         self._read_seconds = read_seconds
         self._write_seconds = write_seconds
         self._recency = Recency()
+        self.touch = self._recency.touch
+        """Notes that an entry was used without being read here, by a hit in the tier in front."""
         self._closed = False
         self._writer = Writer(
             EntryFile(path, busy_seconds=write_seconds / 2, clock=clock),
@@ -73,7 +75,7 @@ class SqliteStore:
         self._check_open()
         entry = await self._readers.submit(key).wait(self._read_seconds, "reading an entry")
         if touch and entry is not None:
-            self._recency.touch(key)
+            self.touch(key)
         return entry
 
     async def put(self, entry: Entry) -> None:
@@ -102,10 +104,6 @@ class SqliteStore:
             raise PositionError("expected the number of an entry")
         reading = self._readers.walk(after, limit)
         return await reading.wait(self._write_seconds, "reading a page of entries")
-
-    def touch(self, key: bytes) -> None:
-        """Note that the entry was used without being read here, by a hit in the tier in front."""
-        self._recency.touch(key)
 
     def stats(self) -> StoreStats:
         """Return figures of the latest commit here, or of the latest upkeep.
