@@ -281,7 +281,9 @@ async def test_forgetting_a_scope_forgets_it_in_hot_tier_files_and_other_process
         assert await elsewhere.get(b"7") is not None
         copy = list((await sealed._store.walk(None, 1000)).entries)
         index = Removed()
-        count = await forget_scope(b"gone" * 8, store=store, semantic=index, vault=sealed)
+        count = await forget_scope(
+            b"gone" * 8, store=store, semantic=index, forget_keys=sealed.forget
+        )
         assert count == 300
         assert sorted(index.keys) == sorted(b"%d" % n for n in range(300))
         assert [await store.get(b"%d" % n) for n in range(300)] == [None] * 300

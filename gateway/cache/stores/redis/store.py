@@ -20,11 +20,11 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import sha1
-from typing import Any, Protocol
+from typing import Any
 from zlib import crc32
 
 from gateway.cache.entry import Entry
@@ -64,12 +64,9 @@ USES_AT_ONCE = 1024
 _log = logging.getLogger(__name__)
 
 
-class Run(Protocol):
-    """Runs a script that tells totals, and notes them; returns what else it tells."""
-
-    async def __call__(self, script: Script, shard: Shard, *arguments: Any) -> list[Any]:
-        """Run it. Raises StoreError."""
-        ...
+Run = Callable[..., Awaitable[list[Any]]]
+"""Runs a script with its shard and arguments, and notes the totals that it tells; returns what
+else it tells. Raises StoreError."""
 
 
 class Upkeep:
