@@ -21,7 +21,7 @@ from cachetools import LRUCache
 
 from gateway.cache.entry import Entry
 from gateway.cache.ports import Page, ScopeKeys, Store, StoreError, StoreStats
-from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry, encode_entry
+from gateway.cache.stores.entry_codec import DamagedEntryError, decode_stored, encode_entry
 from gateway.cache.stores.sealing import (
     KEY_BYTES,
     MasterKey,
@@ -245,7 +245,4 @@ def _envelope(entry: Entry, sealed: bytes) -> Entry:
 
 
 def _decode(data_key: bytes, envelope: Entry) -> Entry:
-    entry = decode_entry(unseal(data_key, envelope.key, envelope.result))
-    if entry.key != envelope.key:
-        raise DamagedEntryError("another key's entry lies under this key")
-    return entry
+    return decode_stored(unseal(data_key, envelope.key, envelope.result), envelope.key)

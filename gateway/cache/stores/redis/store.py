@@ -29,7 +29,7 @@ from zlib import crc32
 
 from gateway.cache.entry import Entry
 from gateway.cache.ports import EntryTooLargeError, Page, PositionError, StoreError, StoreStats
-from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry, encode_entry
+from gateway.cache.stores.entry_codec import DamagedEntryError, decode_stored, encode_entry
 from gateway.cache.stores.memory import ENTRY_SHARE
 from gateway.cache.stores.redis.claims import RedisClaims
 from gateway.cache.stores.redis.cluster import ClusterServers
@@ -47,6 +47,7 @@ from gateway.cache.stores.redis.scripts import (
     CHANNEL,
     DELETE,
     DISCARD,
+    KEPT_AT_MOST,
     MAKE_ROOM,
     PUT,
     REPAIR,
@@ -160,7 +161,6 @@ class Upkeep:
 MAX_ENTRY_BYTES = 64 << 20
 CLUSTER_SHARDS = 16
 KEPT_AT_LEAST = 60.0
-KEPT_AT_MOST = 10 * 365 * 86_400.0
 WALK_BYTES = 1 << 20
 """A page of a walk ends with the entry that reaches it: meanwhile Redis does nothing else."""
 ROOM_ROUNDS = 8
@@ -239,9 +239,9 @@ class RedisStore:
             return None
         try:
             if len(value) <= INLINE_BYTES:
-                entry = _decoded(value, key)
+                entry = decode_stored(value, key)
             else:
-                entry = await asyncio.to_thread(_decoded, value, key)
+                entry = await asyncio.to_thread(decode_stored, value, key)
         except DamagedEntryError as error:
             _log.warning("store: a damaged entry in Redis is deleted: %s", error)
             digest = sha1(value, usedforsecurity=False).hexdigest()
@@ -288,7 +288,7 @@ class RedisStore:
         for key, value in zip(page[::2], values, strict=True):
             try:
                 if value is not None:
-                    entries.append(_decoded(value, key))
+                    entries.append(decode_stored(value, key))
             except DamagedEntryError:
                 continue
         if unfinished:
@@ -425,13 +425,6 @@ class RedisStore:
 
 def _size(call: Call) -> int:
     return sum(len(argument) for argument in call.arguments if isinstance(argument, bytes))
-
-
-def _decoded(value: bytes, key: bytes) -> Entry:
-    entry = decode_entry(value)
-    if entry.key != key:
-        raise DamagedEntryError("another key's entry lies under this key")
-    return entry
 
 
 def _position(after: bytes | None) -> tuple[int, bytes, bytes]:
