@@ -76,12 +76,11 @@ class SealedStore:
         self._told: set[str] = set()
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
-        """See the port. What was changed or moved is forgotten and not found."""
+        # What was changed or moved is forgotten and not found.
         sealed = await self._store.get(key, touch=touch)
         return None if sealed is None else await self._opened(sealed)
 
     async def put(self, entry: Entry) -> None:
-        """See the port."""
         head = SealedHead(self._masters.first.id, scope_tag(entry.scope))
         try:
             encoded = encode_entry(entry)
@@ -95,11 +94,10 @@ class SealedStore:
         await self._store.put(_envelope(entry, sealed))
 
     async def delete(self, key: bytes) -> None:
-        """See the port."""
         await self._store.delete(key)
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
-        """See the port; what does not open is passed over."""
+        # What does not open is passed over.
         page = await self._store.walk(after, limit)
         opened = [await self._opened(sealed) for sealed in page.entries]
         return Page([entry for entry in opened if entry is not None], page.after)
@@ -113,7 +111,6 @@ class SealedStore:
             del self._known[name]
 
     def stats(self) -> StoreStats:
-        """See the port."""
         return self._store.stats()
 
     async def close(self) -> None:

@@ -94,23 +94,18 @@ class GuardedStore:
         return None if self._probing is None else "not answering"
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
-        """See the port."""
         return await self._guarded(self._store.get(key, touch=touch), self._read_seconds)
 
     async def put(self, entry: Entry) -> None:
-        """See the port."""
         await self._guarded(self._store.put(entry), self._write_seconds)
 
     async def delete(self, key: bytes) -> None:
-        """See the port."""
         await self._guarded(self._store.delete(key), self._write_seconds)
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
-        """See the port."""
         return await self._store.walk(after, limit)
 
     def stats(self) -> StoreStats:
-        """See the port."""
         return self._store.stats()
 
     async def close(self) -> None:

@@ -65,7 +65,7 @@ class TieredStore:
             news.listen(self._changed, self._lost)
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
-        """See the port. Does not suspend when the hot tier has the entry and may be used."""
+        # Does not suspend when the hot tier has the entry and may be used.
         if self._news is None or self._news.current(key):
             entry = await self._hot.get(key, touch=touch)
             if entry is not None:
@@ -84,7 +84,7 @@ class TieredStore:
         return entry
 
     async def put(self, entry: Entry) -> None:
-        """See the port. Returns once the cold store has the entry."""
+        # Returns once the cold store has the entry.
         with self._operation(entry.key, changes=True) as change:
             await self._hot.delete(entry.key)
             await self._cold.put(entry)
@@ -92,13 +92,12 @@ class TieredStore:
                 await self._warm(entry)
 
     async def delete(self, key: bytes) -> None:
-        """See the port."""
         with self._operation(key, changes=True):
             await self._hot.delete(key)
             await self._cold.delete(key)
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
-        """See the port: the cold store's, which has all."""
+        # The cold store's, which has all.
         return await self._cold.walk(after, limit)
 
     def stats(self) -> StoreStats:

@@ -40,19 +40,16 @@ class RedisScopeKeys:
         self._clock = clock
 
     async def find(self, tag: bytes, master: bytes) -> bytes | None:
-        """See the port."""
         found: bytes | None = await self._run(_FIND, tag, master)
         return found
 
     async def ensure(self, tag: bytes, master: bytes, proposed: bytes, until: float) -> bytes:
-        """See the port."""
         kept = min(max(until - self._clock(), 1.0), KEPT_AT_MOST)
         milliseconds: int | bytes = b"" if until == math.inf else int(kept * 1000)
         there: bytes = await self._run(_ENSURE, tag, master, proposed, milliseconds)
         return there
 
     async def forget(self, tag: bytes) -> None:
-        """See the port."""
         await self._run(_FORGET, tag)
 
     async def close(self) -> None:

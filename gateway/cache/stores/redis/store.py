@@ -231,7 +231,7 @@ class RedisStore:
             await self.get(b"")
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
-        """See the port. A damaged entry is forgotten and not found."""
+        # A damaged entry is forgotten and not found.
         self._check_open()
         shard = self._shard(key)
         value = await self._lookups[shard.number].call(shard.name(key))
@@ -252,11 +252,9 @@ class RedisStore:
         return entry
 
     async def put(self, entry: Entry) -> None:
-        """See the port. Raises EntryTooLargeError over an entry's share of the store.
-
-        Goes on when the caller is cancelled: after that, as after a StoreError for a late answer,
-        the entry may or may not have been stored.
-        """
+        # Raises EntryTooLargeError over an entry's share of the store.
+        # Goes on when the caller is cancelled: after that, as after a StoreError for a late answer,
+        # the entry may or may not have been stored.
         self._check_open()
         try:
             value = encode_entry(entry)
@@ -270,13 +268,13 @@ class RedisStore:
         await self._finish(number, self._put(entry, value, number))
 
     async def delete(self, key: bytes) -> None:
-        """See the port. Goes on when the caller is cancelled."""
+        # Goes on when the caller is cancelled.
         self._check_open()
         number = self._own.begin()
         await self._finish(number, self._change(DELETE, self._shard(key), number, key))
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
-        """See the port. ``after`` is shard, score and key of the last entry of the page before."""
+        # ``after`` is shard, score and key of the last entry of the page before.
         self._check_open()
         number, score, last = _position(after)
         if number >= len(self._shards):

@@ -71,7 +71,7 @@ class SqliteStore:
         )
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
-        """See the port. A damaged entry is forgotten and not found."""
+        # A damaged entry is forgotten and not found.
         self._check_open()
         entry = await self._readers.submit(key).wait(self._read_seconds, "reading an entry")
         if touch and entry is not None:
@@ -79,10 +79,8 @@ class SqliteStore:
         return entry
 
     async def put(self, entry: Entry) -> None:
-        """See the port. Raises EntryTooLargeError over an entry's share of the store.
-
-        After a StoreError for a late answer the entry may or may not have been stored.
-        """
+        # Raises EntryTooLargeError over an entry's share of the store.
+        # After a StoreError for a late answer the entry may or may not have been stored.
         self._check_open()
         size = encoded_size(entry)
         if size > self._max_entry_bytes:
@@ -92,13 +90,11 @@ class SqliteStore:
         await self._writer.submit(entry, size).wait(self._write_seconds, "storing an entry")
 
     async def delete(self, key: bytes) -> None:
-        """See the port."""
         self._check_open()
         reply = self._writer.submit(Delete(key), len(key))
         await reply.wait(self._write_seconds, "deleting an entry")
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
-        """See the port."""
         self._check_open()
         if after is not None and not after.isdigit():
             raise PositionError("expected the number of an entry")
@@ -113,7 +109,7 @@ class SqliteStore:
         return self._writer.stats
 
     async def close(self) -> None:
-        """See the port. Raises StoreError when the disk does not let the threads end."""
+        # Raises StoreError when the disk does not let the threads end.
         if self._closed:
             return
         self._closed = True
