@@ -1,17 +1,14 @@
-"""Which key each upstream gets, its own or that of all: part of the composition root.
+"""The upstreams of the settings with their keys, and the pool in front of them.
 
-Law: a key is spent only for clients that showed one of the gateway's, and no message holds one.
-
-Which upstreams there are, and what stands before them: part of the composition root.
-
-Law: one upstream that is given by its URL alone is asked without anything in between.
+Laws: a key is spent only for clients that showed a key of the gateway's own, and no message holds
+one. A single upstream that is given by its URL alone is asked without a pool in between.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -148,7 +145,7 @@ def _key(api_key: str | None, where: str, *, own_keys: bool) -> str | None:
     return api_key
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Upstreams:
     """The upstreams as one, each by its name, and the pool where there is one."""
 
@@ -174,8 +171,7 @@ class Upstreams:
             if self.pool is not None:
                 stack.callback(self.pool.close)
             if self.prober is not None:
-                probing = asyncio.create_task(self.prober.run())
-                stack.push_async_callback(ended, probing)
+                await stack.enter_async_context(in_background(self.prober.run()))
             yield
 
     def overloaded(self, model: str) -> bool:
@@ -226,7 +222,8 @@ def open_upstreams(
     counts = UpstreamMetrics(metrics.registry)
     checks = [engine_ready(upstream, required=required) for upstream in each.values()]
     if is_alone:
-        return Upstreams(each[name], each[name], each, checks[0], accepts)
+        only = each[name]
+        return Upstreams(upstream=only, passing=only, each=each, ready=checks[0], accepts=accepts)
     members = [_member(one, settings.workers) for one in given]
     by_prefix = settings.upstream_routing == "prefix"
     sharing = frozenset(one.called for one in given if one.shares_prefill)
@@ -257,12 +254,26 @@ def open_upstreams(
             chains=chains,
             figures=counts,
         )
-    warm = None if warm_up is None else warm_up.warm
-    prober = Prober(each, paths, table, time.monotonic, pool.admit, warm=warm)
+    prober = Prober(
+        each,
+        paths,
+        table,
+        clock=time.monotonic,
+        probed=pool.admit,
+        warm=None if warm_up is None else warm_up.warm,
+    )
     passing = PoolRequests(each, table, time.monotonic, kept)
-    models = ModelList(passing, {member.name: member for member in members})
     return Upstreams(
-        pool, passing, each, _any(checks), accepts, pool, prober, models, warm_up, chains
+        upstream=pool,
+        passing=passing,
+        each=each,
+        ready=_any(checks),
+        accepts=accepts,
+        pool=pool,
+        prober=prober,
+        models=ModelList(passing, {member.name: member for member in members}),
+        warm_up=warm_up,
+        chains=chains,
     )
 
 
@@ -288,11 +299,11 @@ def _http(
 def _member(one: UpstreamSettings, workers: int) -> Member:
     return Member(
         one.called,
-        one.models,
-        one.tier,
-        _share(one.max_concurrency, workers),
-        _share(one.requests_per_minute, workers),
-        one.weight,
+        models=one.models,
+        tier=one.tier,
+        max_concurrency=_share(one.max_concurrency, workers),
+        requests_per_minute=_share(one.requests_per_minute, workers),
+        weight=one.weight,
     )
 
 
@@ -326,8 +337,13 @@ def _any(checks: list[Check]) -> Check:
     return check
 
 
-async def ended(task: asyncio.Task[None]) -> None:
-    """Cancel a task and wait for its end."""
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+@asynccontextmanager
+async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run work in a task, which is cancelled at the end."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
