@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from gateway.cache.pii_scan import Scans
-from gateway.cache.writer import Admitter
+from gateway.cache.writer import CacheWriter
 from gateway.prompts.compress.compressor import Compressor
 from gateway.server.admin.api import open_admin
 from gateway.server.admin.semantic_report import SemanticOperations
@@ -76,7 +76,7 @@ def create_app(
     scans = Scans()
     make_coalescer = partial(
         Coalescer,
-        admitter=Admitter(
+        writer=CacheWriter(
             entries=entries.store,
             semantic=semantic.service,
             scans=scans,

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from embeddings.verify.agreement import RULES
-from embeddings.verify.calibration import Calibration, calibrated, least_hits, upper_bound
+from embeddings.verify.binomial import upper_bound
+from embeddings.verify.calibration import Calibration, calibrated, least_hits
 from embeddings.verify.calibration_file import written_calibration
 from gateway.cache.append_files import before
 from gateway.cache.shadow_eval.journal import CHECKS_FILE

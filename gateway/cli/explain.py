@@ -23,7 +23,7 @@ from gateway.app import default_policy
 from gateway.cache.pii_scan import Scans
 from gateway.cache.ports import PolicySource, Store, StoreError
 from gateway.cache.stores.memory import MemoryStore
-from gateway.cache.writer import Admitter
+from gateway.cache.writer import CacheWriter
 from gateway.cli.operator import ask_gateway
 from gateway.cli.terminal import CommandError, unreadable
 from gateway.semantic.ports import SemanticIndex, Verifier
@@ -202,7 +202,7 @@ def pipeline_to_explain(
         semantic=semantic,
         verifier=verifier or nobody,
         policies=policies,
-        coalescer=Coalescer(nobody, Admitter(store, semantic, scans, now, nobody), 0),
+        coalescer=Coalescer(nobody, CacheWriter(store, semantic, scans, now, nobody), 0),
         scans=scans,
         secret=secret,
         outbox=Outbox(secret, salts_caches),

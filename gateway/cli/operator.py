@@ -22,7 +22,7 @@ import orjson
 from aiohttp import ClientConnectorError, ClientError, ClientSession, ClientTimeout
 
 from gateway.cache.quarantine import QuarantineFile
-from gateway.cache.shadow_eval.journal import CHECKS_FILE, CheckJournal
+from gateway.cache.shadow_eval.journal import CHECKS_FILE, ComparisonJournal
 from gateway.cli.terminal import CommandError, say, unreadable
 from gateway.protocol.endpoint import Endpoint
 
@@ -296,7 +296,7 @@ def _report_of(data_dir: Path) -> dict[str, Any]:
         raise CommandError(f"{data_dir}: there is no data directory; --data-dir names another")
     if not path.is_file():
         raise CommandError(f"{path}: not there: nothing has been compared yet", 1)
-    journal = CheckJournal(path, QuarantineFile(data_dir / "quarantine.jsonl"))
+    journal = ComparisonJournal(path, QuarantineFile(data_dir / "quarantine.jsonl"))
     if not journal.read():
         raise CommandError(f"{path}: cannot be read", 1)
     return journal.report()

@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.cache.ports import PolicySource
 from gateway.cache.quarantine import QuarantineFile
-from gateway.cache.shadow_eval.journal import CHECKS_FILE, CheckJournal
+from gateway.cache.shadow_eval.journal import CHECKS_FILE, ComparisonJournal
 from gateway.semantic.calibrations import Calibrations
 from gateway.semantic.embeddings_service import SemanticService
 from gateway.semantic.verifier import CalibratedVerifier
@@ -33,7 +33,7 @@ class Semantic:
     service: SemanticService | None
     verifier: CalibratedVerifier
     quarantine: QuarantineFile
-    journal: CheckJournal
+    journal: ComparisonJournal
     comparisons: Checks
     budgets: Budgets
 
@@ -85,7 +85,7 @@ def open_semantic(
     calibrations = Calibrations(settings.data_dir)
     verifier = CalibratedVerifier(service, calibrations, seconds=settings.verifier_timeout)
     quarantine = QuarantineFile(settings.data_dir / "quarantine.jsonl")
-    journal = CheckJournal(settings.data_dir / CHECKS_FILE, quarantine)
+    journal = ComparisonJournal(settings.data_dir / CHECKS_FILE, quarantine)
     metrics.tell_rules_off(journal.rules_off)
     judge_model = settings.semantic_judge_model
     comparisons = Checks(

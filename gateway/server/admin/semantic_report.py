@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.cache.ports import Comparisons, PolicySource, UnfinishedError
-from gateway.cache.shadow_eval.ledger import RuleChecks
+from gateway.cache.shadow_eval.ledger import RuleComparisons
 from gateway.server.admin.operations import InvalidFieldError, refuse_other_fields
 from policies.decision import Decision
 from policies.format.values import percent_text
@@ -82,7 +82,7 @@ class SemanticOperations:
         """
         report = self.journal.report()
         kept, not_kept = self.budgets.kept(), self.budgets.not_kept()
-        empty = {rule: RuleChecks("", budget).report() for rule, budget in not_kept.items()}
+        empty = {rule: RuleComparisons("", budget).report() for rule, budget in not_kept.items()}
         rows = {
             name: {**figures, "budget_kept": kept.get(name)}
             for name, figures in sorted((empty | report["rules"]).items())
