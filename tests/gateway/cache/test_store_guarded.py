@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from pauses import Pauses
+from controlled_sleep import Pauses
 
 from gateway.cache.ports import EntryTooLargeError, StoreError, StoreUnavailableError
 from gateway.cache.stores.conformance import check_store, example_entry

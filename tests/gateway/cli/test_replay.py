@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from core_requests import DECISION
+from example_requests import DECISION
 
 from gateway.cli.replay import Replay, read_record
 from gateway.server.admin.recorded_request import RecordedError

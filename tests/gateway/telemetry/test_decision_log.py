@@ -6,7 +6,7 @@ import threading
 
 import orjson
 import pytest
-from stopped_worker import lock_held
+from lock_holder import lock_held
 
 from embeddings.verify.calibration import calibrated
 from embeddings.verify.calibration_file import written_calibration

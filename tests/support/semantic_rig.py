@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from verifiers import SaidVerifier
+from fake_verifier import SaidVerifier
 
 from gateway.cache.pii_scan import Scans
 from gateway.cache.quarantine import QuarantineFile

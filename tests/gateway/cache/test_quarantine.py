@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 from filelock import Timeout
-from stopped_worker import lock_held
+from lock_holder import lock_held
 
 from gateway.cache import append_files as file_lock
 from gateway.cache.quarantine import KEEP_SECONDS, RENEW_SECONDS, QuarantineFile

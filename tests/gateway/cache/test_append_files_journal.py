@@ -6,7 +6,7 @@ import stat
 import orjson
 import pytest
 from filelock import Timeout
-from stopped_worker import lock_held
+from lock_holder import lock_held
 
 from gateway.cache import append_files as file_lock
 from gateway.cache.append_files import Journal

@@ -6,7 +6,7 @@ from dataclasses import replace
 import orjson
 import pytest
 from filelock import Timeout
-from stopped_worker import lock_held
+from lock_holder import lock_held
 
 from gateway.cache import append_files as file_lock
 from gateway.cache.quarantine import QuarantineFile

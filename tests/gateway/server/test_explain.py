@@ -2,7 +2,7 @@
 
 import orjson
 import pytest
-from verifiers import SaidVerifier
+from fake_verifier import SaidVerifier
 
 from gateway.app import default_policy
 from gateway.cache.key import ANONYMOUS

@@ -3,7 +3,7 @@
 import string
 
 import pytest
-from core_requests import chat, entry_of, plan_of, user
+from example_requests import chat, entry_of, plan_of, user
 from hypothesis import given
 from hypothesis import strategies as st
 

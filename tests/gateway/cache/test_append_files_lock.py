@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock, Timeout
-from stopped_worker import lock_held
+from lock_holder import lock_held
 
 from gateway.cache.append_files import LOCK_SECONDS, before, held, turned
 
