@@ -13,3 +13,4 @@ class Endpoint(StrEnum):
     COMPLETIONS = "/v1/completions"
     EMBEDDINGS = "/v1/embeddings"
     RESPONSES = "/v1/responses"
+    RERANK = "/v1/rerank"
