@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import re2
 
-from gateway.semantic.compare.fences import code_blocks
+from gateway.semantic.code import code_blocks
 from policies.decision import VolatileKind
 
 _ENGINE_BYTES = 16 << 20

@@ -18,7 +18,7 @@ from gateway.prompts.rewrite import documents, volatile
 from gateway.prompts.rewrite.detectors import finder
 from gateway.prompts.rewrite.documents import Memory
 from gateway.prompts.texts import Conversation, Text
-from gateway.semantic.compare.fences import code_blocks
+from gateway.semantic.code import code_blocks
 from policies.decision import PrefixSettings
 
 _BREAK = "  "

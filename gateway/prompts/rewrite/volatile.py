@@ -15,7 +15,7 @@ import orjson
 from gateway.prompts.outcome import NotRewritten, NotRewrittenError
 from gateway.prompts.rewrite.detectors import PLACEHOLDER, Finder
 from gateway.prompts.texts import BLOCK
-from gateway.semantic.compare.fences import has_fences
+from gateway.semantic.code import has_fences
 
 MOST_VALUES = 64
 MOST_BYTES = 4096

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gateway.semantic.compare.fences import code_blocks
+from gateway.semantic.code import code_blocks
 from gateway.semantic.compare.text_forms import compatible
 
 _ITEM = re.compile(
