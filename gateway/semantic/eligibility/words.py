@@ -46,9 +46,9 @@ _ALL_FOREIGN = _words(
     " welcher welches wenn wer werden wie wieso wird wo wohin zu zum zur zwischen"
     # French.
     " alors aussi avec avez avoir aux bonjour cela ces cest cette chez combien dans depuis dois"
-    " elle et etre faire faut ils je jai lequel leur mais merci mes moi mon mot ne nest nos notre nous"
-    " ou oublie par parce peut peux pourquoi puis quand quel quelle quelles quels quest que qui"
-    " quoi sans sont ses sil suis sur tres une vos votre vous"
+    " elle et etre faire faut ils je jai lequel leur mais merci mes moi mon mot ne nest nos notre"
+    " nous ou oublie par parce peut peux pourquoi puis quand quel quelle quelles quels quest que"
+    " qui quoi sans sont ses sil suis sur tres une vos votre vous"
     # Spanish.
     " al algo aqui como cual cuales cuando cuanto cuanta cuantos cuesta del desde donde ella ellos"
     " entre esta estan este estos estoy fue gracias ha hacer hacia hasta hay hola la las los mas mi"
