@@ -21,7 +21,7 @@ _ACCENTED = (
 )
 """Each letter with its accented forms."""
 _PLAIN = str.maketrans(
-    {accented: letter for letter, *forms in _ACCENTED.split() for accented in forms}
+    {accented: forms[0] for forms in _ACCENTED.split() for accented in forms[1:]}
     | {"ß": "ss", "æ": "ae", "œ": "oe"}
 )
 
