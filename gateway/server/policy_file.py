@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gateway.cache.ports import ActivePolicy
-from gateway.prompts.rewrite.detectors import finder
+from gateway.prompts.rewrite.volatile import finder
 from policies.decision import PiiAction
 from policies.format.load import PolicyError, parse_policy
 from policies.format.yaml_document import policy_text
