@@ -12,8 +12,9 @@ from typing import Any
 
 import orjson
 
+from gateway.protocol import exact_json
 from gateway.protocol.endpoint import Endpoint
-from gateway.protocol.fields import neutral_fields
+from gateway.protocol.endpoints.table import SPECS
 
 
 class BodyError(ValueError):
@@ -123,32 +124,26 @@ def keyed(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
 
     That is the body itself where there is nothing to leave out or to fold.
     """
-    neutral = neutral_fields(endpoint)
+    spec = SPECS[endpoint]
+    neutral = spec.neutral
     kept = body
     if not neutral.isdisjoint(body):
         kept = {field: value for field, value in body.items() if field not in neutral}
-    match endpoint:
-        case Endpoint.CHAT:
-            return _fold_texts(kept, "messages", "text")
-        case Endpoint.RESPONSES:
-            return _fold_texts(kept, "input", "input_text")
-        case Endpoint.EMBEDDINGS:
-            match kept.get("input"):
-                case [str() | list() as only]:  # a batch of one is that one
-                    return {**kept, "input": only}
+    if spec.turns is not None:
+        return _fold_texts(kept, spec.turns, spec.text_type)
+    if spec.is_batch:
+        match kept.get(spec.question_field):
+            case [str() | list() as only]:  # a batch of one is that one
+                return {**kept, spec.question_field: only}
     return kept
 
 
 def canonical_form(endpoint: Endpoint, body: dict[str, Any]) -> bytes:
     """Return the canonical bytes of a parsed body: its keyed fields, in the order of names."""
-    kept = keyed(endpoint, body)
-    try:
-        return orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)
-    except TypeError:  # an integer of more than 64 bits
-        return json.dumps(kept, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+    return exact_json.dumps(keyed(endpoint, body), sort_keys=True)
 
 
-def _fold_texts(kept: dict[str, Any], field: str, kind: str) -> dict[str, Any]:
+def _fold_texts(kept: dict[str, Any], field: str, kind: str | None) -> dict[str, Any]:
     """Write content that is one text part as that text, in a copy."""
     messages = kept.get(field)
     if type(messages) is not list:
@@ -159,13 +154,13 @@ def _fold_texts(kept: dict[str, Any], field: str, kind: str) -> dict[str, Any]:
     return kept
 
 
-def _fold_message(message: Any, kind: str) -> Any:
+def _fold_message(message: Any, kind: str | None) -> Any:
     if type(message) is not dict or type(message.get("content")) is not list:
         return message
     return {**message, "content": _folded(message["content"], kind)}
 
 
-def _folded(content: list[Any], kind: str) -> Any:
+def _folded(content: list[Any], kind: str | None) -> Any:
     match content:
         case [{"type": str(given), "text": str(text), **rest}] if given == kind and not rest:
             return text

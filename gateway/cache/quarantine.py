@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import orjson
+from filelock import Timeout
 
-from gateway.cache.append_files import LockedError, Wait, held
+from gateway.cache.append_files import held
 
 KEEP_SECONDS = 365 * 86_400.0
 RENEW_SECONDS = 86_400.0
@@ -61,12 +62,10 @@ class QuarantineFile:
         """Keys that may be in the file and not on the disk."""
 
     def holds(self, key: bytes) -> bool:
-        """Tell whether the key is in quarantine."""
         # If the file cannot be read, each entry has exact hits only.
         return not self._readable() or (key in self._added and self._counts(self._added[key]))
 
     async def add(self, key: bytes) -> None:
-        """Add a key for good. Raises OSError."""
         if not self._readable() or key in self._failed or not self._is_young(key):
             await asyncio.to_thread(self._append, key)
 
@@ -74,12 +73,12 @@ class QuarantineFile:
         """Write the file again if there are keys to leave out; for the start."""
         try:
             if self._path.exists():
-                with held(self._path, os.O_RDWR, Wait(0.0)) as (descriptor, size):
+                with held(self._path, os.O_RDWR, seconds=0.0) as (descriptor, size):
                     data = _read(descriptor, size)
                     kept = self._kept(data)
                     if kept != _without_generation(data):
                         self._replace(kept)
-        except LockedError:
+        except Timeout:
             return  # another worker does it or is suspended: the next start will do it
         except OSError as error:
             _log.warning("%s cannot be written anew: %s", self._path, error.strerror or error)

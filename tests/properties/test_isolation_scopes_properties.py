@@ -11,11 +11,11 @@ from typing import Any
 
 import orjson
 import pytest
+from fake_verifier import SaidVerifier
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from verifiers import SaidVerifier
-from who_asked import BODIES as ASKED
-from who_asked import HEADERS, NAMES, PATHS, Asker, NamingUpstream, made_for
+from naming_upstream import BODIES as ASKED
+from naming_upstream import HEADERS, NAMES, PATHS, Asker, NamingUpstream, made_for
 
 from gateway.cache.pii_scan import Scans
 from gateway.cache.quarantine import QuarantineFile

@@ -9,9 +9,9 @@ from tempfile import NamedTemporaryFile
 from typing import Any, Self
 
 import orjson
+from fake_verifier import SaidVerifier
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verifiers import SaidVerifier
 
 from gateway.cache.pii_scan import Scans
 from gateway.cache.stores.memory import MemoryStore

@@ -8,12 +8,13 @@ its rate holds for something else (``basis``).
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
+from cachetools import FIFOCache
+
+from embeddings.verify.binomial import at_most, lower_bound, upper_bound
 from gateway.cache.shadow_eval.comparison import Comparison, Kind, read_comparison
 from gateway.semantic.compare.answers import Outcome
-from policies.binomial import at_most, lower_bound, upper_bound
 
 WINDOW = 500
 """The latest hits of a rule whose rate counts."""
@@ -74,8 +75,8 @@ class ComparisonLedger:
     """Built from the journal's lines, in their order."""
 
     def __init__(self) -> None:
-        self._rules: dict[str, RuleComparisons] = {}
-        self._aliases: dict[tuple[str, str], tuple[str, float]] = {}
+        self._rules: FIFOCache[str, RuleComparisons] = FIFOCache(MAX_RULES)
+        self._aliases: FIFOCache[tuple[str, str], tuple[str, float]] = FIFOCache(MAX_ALIASES)
 
     def take(self, line: Mapping[str, Any]) -> None:
         """Take the next line; an unknown one is passed over."""
@@ -149,16 +150,13 @@ class ComparisonLedger:
         if comparison.outcome is Outcome.DIFFERENT:
             self._aliases.pop(pair, None)
         elif comparison.promoted and _is_key(comparison.key):
-            self._aliases.pop(pair, None)
             self._aliases[pair] = comparison.key, comparison.until
-            _bound(self._aliases, MAX_ALIASES)
 
     def _checks(self, rule: str, basis: str, budget: float) -> RuleComparisons:
-        checks = self._rules.pop(rule, None)
+        checks = self._rules.get(rule)
         if checks is None or checks.basis != basis:
             checks = RuleComparisons(basis, budget)
         self._rules[rule] = checks
-        _bound(self._rules, MAX_RULES)
         return checks
 
 
@@ -171,11 +169,6 @@ def _is_key(text: str) -> bool:
         return bool(bytes.fromhex(text))
     except ValueError:
         return False
-
-
-def _bound(held: dict[Any, Any], most: int) -> None:
-    for oldest in list(islice(held, max(0, len(held) - most))):
-        del held[oldest]
 
 
 def _advice(checks: RuleComparisons, *, wrong: int, unsure: int, of: int, met: float) -> str:

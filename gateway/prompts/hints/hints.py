@@ -9,7 +9,6 @@ cached. The key is a digest under the gateway's secret, and tells nothing of the
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -17,9 +16,10 @@ import orjson
 
 from gateway.prompts.hints.breakpoints import add_marks, keeps_by_options, marks_of
 from gateway.prompts.json_splice import Edit, spliced
-from gateway.prompts.outcome import Declined, NotRewritten, NotRewrittenError, Rewrite
+from gateway.prompts.outcome import Changed, Declined, NotRewritten, NotRewrittenError, Rewrite
 from gateway.prompts.texts import is_block
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from policies.decision import BreakpointField, Breakpoints, HintSettings, KeyRetention
 
 CACHE_KEY = "prompt_cache_key"
@@ -29,9 +29,6 @@ BEGINNING_BYTES = 3072
 """1,024 tokens of dense text. With fewer, prompts share a key that share less."""
 DIGEST_BYTES = 16
 """OpenAI takes keys of up to 64 characters."""
-
-_BEFORE = {Endpoint.CHAT: ("tools", "functions"), Endpoint.RESPONSES: ("tools", "instructions")}
-_TURNS = {Endpoint.CHAT: "messages", Endpoint.RESPONSES: "input"}
 
 
 def cache_key(
@@ -59,7 +56,8 @@ def cache_key(
 
 def _pieces(endpoint: Endpoint, body: dict[str, Any]) -> Iterator[bytes]:
     """Yield the prompt in the order of the chat template, without values moved to its end."""
-    for field in _BEFORE[endpoint]:
+    *before, _ = SPECS[endpoint].prompt_fields
+    for field in before:
         value = body.get(field)
         for each in value if isinstance(value, list) else (value,) if value else ():
             yield orjson.dumps(each)
@@ -68,7 +66,7 @@ def _pieces(endpoint: Endpoint, body: dict[str, Any]) -> Iterator[bytes]:
 
 
 def _turns(endpoint: Endpoint, body: dict[str, Any]) -> Iterator[Any]:
-    turns = body.get(_TURNS[endpoint])
+    turns = body.get(SPECS[endpoint].question_field)
     for turn in turns if isinstance(turns, list) else (turns,):
         if not (isinstance(turn, dict) and is_block(turn)):
             yield turn
@@ -85,21 +83,9 @@ def _of_conversation(endpoint: Endpoint, body: dict[str, Any], keys: int) -> int
     return int.from_bytes(digest, "big") % keys
 
 
-@dataclass(frozen=True, slots=True)
-class Hinted:
-    """A request as it is sent: ``raw`` is the JSON of ``body``."""
-
-    body: dict[str, Any]
-    raw: bytes
-    changes: tuple[Rewrite, ...] = ()
-    declined: tuple[Declined, ...] = ()
-    edits: tuple[Edit, ...] = ()
-    """To the bytes of the request as it came."""
-
-
 def hints_for(endpoint: Endpoint, settings: HintSettings) -> tuple[Rewrite, ...]:
     """Return the hints that are on, if requests of this endpoint have any."""
-    if not settings.any_on or endpoint not in _TURNS:
+    if not settings.any_on or SPECS[endpoint].turns is None:
         return ()
     switches = (
         (Rewrite.BREAKPOINTS, settings.breakpoints is not Breakpoints.OFF),
@@ -117,7 +103,7 @@ def hinted(
     *,
     rule: str,
     owner: bytes,
-) -> Hinted:
+) -> Changed:
     """Return the request with the hints of ``settings``; ``raw`` is the JSON of ``body``.
 
     ``rule`` and ``owner``, which tells tenants apart, are part of the cache key.
@@ -143,19 +129,18 @@ def hinted(
             edits += added
             changes.append(hint)
     if not edits:
-        return Hinted(body, raw, (), tuple(declined))
+        return Changed(body, raw, (), tuple(declined))
     # Edits at one place stay in the order in which they were made.
     edits.sort(key=lambda edit: edit.start)
-    return Hinted(sent, spliced(raw, edits), tuple(changes), tuple(declined), tuple(edits))
+    return Changed(sent, spliced(raw, edits), tuple(changes), tuple(declined), tuple(edits))
 
 
 def _with_marks(
     endpoint: Endpoint, body: dict[str, Any], raw: bytes, settings: HintSettings
 ) -> tuple[dict[str, Any], list[Edit]]:
     marks = marks_of(_model(body), settings)
-    if marks is None or (
-        endpoint is Endpoint.RESPONSES and marks.field is BreakpointField.CACHE_CONTROL
-    ):
+    refused = not SPECS[endpoint].takes_cache_control
+    if marks is None or (refused and marks.field is BreakpointField.CACHE_CONTROL):
         raise NotRewrittenError(NotRewritten.MODEL)
     return add_marks(endpoint, body, raw, settings, marks)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import orjson
 import pytest
-from verifiers import SaidVerifier
+from fake_verifier import SaidVerifier
 
 from gateway.app import default_policy
 from gateway.cache.entry import Entry

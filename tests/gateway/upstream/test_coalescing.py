@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
-from forwarding_rig import Got, Rig
+from coalescer_rig import Got, Rig
 
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.reasons import Reason

@@ -1,0 +1,235 @@
+"""``/v1/embeddings``, item by item: what is asked, what is stored of it, what is put together.
+
+Law: each item is an entry of its own, the same whether it was asked for alone or among others.
+Usage is never made up. An upstream counts a call, not its items; so each item stored of a batch
+carries the call's usage, which is told again only where all items of that call are.
+"""
+
+import hashlib
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from gateway.protocol import exact_json
+from gateway.protocol.endpoints.spec import Body, EndpointSpec, Result
+from gateway.protocol.errors import ClientError
+from gateway.protocol.fields import INTEGER, STRING, USER, Fields, Type, keyed, neutral
+from gateway.protocol.reasons import Reason
+from gateway.protocol.validation import (
+    check_fields,
+    check_model,
+    check_type,
+    empty_array,
+    long_array,
+    missing,
+    require,
+    wrong_type,
+)
+
+_FIELDS: Fields = {
+    "model": keyed(STRING),
+    "input": keyed(Type("one of a string or array", (str, list))),
+    "dimensions": keyed(INTEGER),
+    "encoding_format": keyed(STRING),
+    "user": neutral(USER),
+}
+_TOKENS = Type("an array of integers", (list,))
+_MOST_INPUTS = 2048
+"""As at OpenAI."""
+
+
+def _validate(body: Body) -> ClientError | None:
+    odd = [*check_fields(body, _FIELDS), *check_model(body)]
+    if body.get("input") is None and isinstance(body.get("messages"), list):
+        return missing("input")  # a chat to embed, as vLLM takes it
+    require(body, "input")
+    odd += _check_inputs(body["input"])
+    return odd[0] if odd else None
+
+
+def _check_inputs(given: str | list[Any]) -> Iterator[ClientError]:
+    if isinstance(given, str):
+        return
+    if not given:
+        raise empty_array("input")
+    if type(given[0]) is int:  # one input, as tokens
+        _check_tokens("input", given)
+        return
+    if len(given) > _MOST_INPUTS:
+        yield long_array("input", _MOST_INPUTS, len(given))
+    kind = _TOKENS if type(given[0]) is list else STRING
+    for place, item in enumerate(given):
+        if isinstance(item, dict):  # text or an image, as models of both take it
+            yield wrong_type(f"input[{place}]", item, kind)
+            continue
+        check_type(f"input[{place}]", item, kind)
+        if type(item) is list:
+            _check_tokens(f"input[{place}]", item)
+
+
+def _check_tokens(where: str, tokens: list[Any]) -> None:
+    for place, token in enumerate(tokens):
+        if type(token) is not int:
+            check_type(f"{where}[{place}]", token, INTEGER)
+
+
+Item = str | list[int]
+
+CALL = "refrain_call"
+"""Member of a stored result that says which call it is a part of; clients never see it."""
+
+
+def items_of(body: Mapping[str, Any]) -> list[Item]:
+    """Return what is to be embedded, one by one; ``body`` is valid."""
+    given = body["input"]
+    if isinstance(given, str) or isinstance(given[0], int):
+        return [given]
+    return list(given)
+
+
+def item_body(body: Mapping[str, Any], item: Item) -> dict[str, Any]:
+    """Return the request that asks for one item only."""
+    return {**body, "input": item}
+
+
+def batch_body(body: Mapping[str, Any], items: Sequence[Item]) -> bytes:
+    """Return the request that asks for these items only."""
+    return exact_json.dumps({**body, "input": list(items)})
+
+
+def vectors_of(reply: Any, count: int) -> list[Any] | None:
+    """Return the vectors of a reply in the order asked, or None where it is not understood."""
+    match reply:
+        case {"object": "list", "data": [*data], "model": str()} if len(data) == count:
+            pass
+        case _:
+            return None
+    vectors: list[Any] = [None] * count
+    for one in data:
+        match one:
+            case {
+                "object": "embedding",
+                "index": int(place),
+                "embedding": [_, *_] | str() as vector,
+            }:
+                if not 0 <= place < count or vectors[place] is not None:
+                    return None
+                vectors[place] = vector
+            case _:
+                return None
+    return vectors
+
+
+def declined_embedding(result: Any) -> Reason | None:
+    """Return why the result for one item is not stored, or None when it may be."""
+    vectors = vectors_of(result, 1)
+    if vectors is None:
+        return Reason.UNKNOWN_SHAPE
+    [vector] = vectors
+    if isinstance(vector, str):
+        return None if vector else Reason.EMPTY
+    numbers = all(type(number) in (int, float) for number in vector)
+    return None if numbers else Reason.UNKNOWN_SHAPE
+
+
+def stored_items(
+    reply: Mapping[str, Any], vectors: Sequence[Any], keys: Sequence[bytes]
+) -> list[dict[str, Any]]:
+    """Return the results to store for the items of one call; ``keys`` are theirs."""
+    distinct = sorted(set(keys))
+    call = {
+        "id": hashlib.sha256(b"".join(distinct)).hexdigest()[:16],
+        "items": len(distinct),
+        "usage": reply.get("usage"),
+    }
+    return [
+        {
+            "object": "list",
+            "data": [{"object": "embedding", "index": 0, "embedding": vector}],
+            "model": reply["model"],
+            "usage": _nothing_counted(),
+            CALL: {**call, "item": distinct.index(key)},
+        }
+        for vector, key in zip(vectors, keys, strict=True)
+    ]
+
+
+def put_together(
+    results: Sequence[Mapping[str, Any]], keys: Sequence[bytes], usage: Any = None
+) -> dict[str, Any]:
+    """Return one reply of stored results for an item each, in order; ``keys`` are theirs.
+
+    ``usage`` is what the upstream counted for this request. Where none of it was forwarded, it is
+    what it counted when it made all this, as far as that is known.
+    """
+    data = [{**result["data"][0], "index": place} for place, result in enumerate(results)]
+    return {
+        "object": "list",
+        "data": data,
+        "model": results[0]["model"],
+        "usage": _counted(results, keys) if usage is None else usage,
+    }
+
+
+def _render(_body: Body, key: bytes, result: bytes) -> bytes:
+    if CALL.encode() not in result:
+        return result
+    return orjson.dumps(put_together([orjson.loads(result)], [key]))
+
+
+def _nothing_counted() -> dict[str, int]:
+    return {"prompt_tokens": 0, "total_tokens": 0}
+
+
+def _counted(results: Sequence[Mapping[str, Any]], keys: Sequence[bytes]) -> dict[str, Any]:
+    """Add up the usage of the calls whose items are all here."""
+    calls: dict[Any, tuple[int, Any, set[int]]] = {}
+    for result, key in zip(results, keys, strict=True):
+        alone = {"id": key, "items": 1, "item": 0, "usage": result.get("usage")}
+        call = result.get(CALL, alone)
+        calls.setdefault(call["id"], (call["items"], call["usage"], set()))[2].add(call["item"])
+    known = [
+        usage
+        for items, usage, found in calls.values()
+        if len(found) == items and isinstance(usage, dict)
+    ]
+    if len(known) == 1:
+        return dict(known[0])
+    total = _nothing_counted()
+    for usage in known:
+        for name in total:
+            total[name] += usage.get(name) or 0
+    return total
+
+
+def _declined(_body: Body, result: Any, _finish_reasons: Container[str]) -> Reason | None:
+    return declined_embedding(result)
+
+
+def _without_vectors(result: Result) -> Result:
+    """Leave the vectors out: in base64 these are strings, too."""
+    data = result.get("data")
+    if isinstance(data, list):
+        data = [{**each, "embedding": None} if isinstance(each, dict) else each for each in data]
+    return {**result, "data": data, CALL: None}
+
+
+def _recognises(body: Body) -> bool:
+    embeds = "encoding_format" in body or "dimensions" in body or "embed" in str(body.get("model"))
+    return "input" in body and embeds
+
+
+SPEC = EndpointSpec(
+    fields=_FIELDS,
+    validate=_validate,
+    recognises=_recognises,
+    operation="embeddings",
+    prompt_fields=("input",),
+    question_field="input",
+    declined=_declined,
+    without_vectors=_without_vectors,
+    render=_render,
+    generates=False,
+    is_batch=True,
+)

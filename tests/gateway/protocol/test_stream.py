@@ -1,0 +1,254 @@
+import orjson
+import pytest
+
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
+from gateway.protocol.reasons import Reason
+from gateway.protocol.streaming.sse import DONE, Decoder, Event, encode
+
+USAGE = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+
+
+def follow(*, assemble=True, max_bytes=10**6, endpoint=Endpoint.CHAT):
+    return SPECS[endpoint].streaming.follow(assemble=assemble, max_bytes=max_bytes)
+
+
+def event(data):
+    raw = data if isinstance(data, bytes) else orjson.dumps(data)
+    [one] = Decoder().feed(encode(raw))
+    return one
+
+
+def said(content=None, finish=None, index=0, **top):
+    delta = {} if content is None else {"content": content}
+    choice = {"index": index, "delta": delta, "finish_reason": finish}
+    return {"id": "c", "created": 1, "model": "m", "choices": [choice], **top}
+
+
+def usage_chunk(usage=USAGE, **top):
+    return {"id": "c", "created": 1, "model": "m", "choices": [], "usage": usage, **top}
+
+
+def passed(answer, *chunks):
+    """The events for a client that asked for usage."""
+    return [answer.pass_on(event(chunk))[0] for chunk in chunks]
+
+
+def bare(answer, *chunks):
+    """The events for a client that did not."""
+    return [answer.pass_on(event(chunk))[1] for chunk in chunks]
+
+
+def test_events_pass_as_they_came():
+    answer = follow()
+    for raw in (
+        b'data:{"choices": [ {"index":0, "delta":{"content":"a"}} ], "x": 1.50}\n\n',
+        b": ping\n\n",
+        b"event: x\nid: 3\ndata: {}\r\n\r\n",
+        b"data: not json\n\n",
+        b"\n\n",
+    ):
+        [one] = Decoder().feed(raw)
+        assert answer.pass_on(one) == (raw, raw)
+
+
+def test_usage_is_taken_out_for_a_client_that_did_not_ask_for_it():
+    answer = follow()
+    got = bare(answer, said("a", usage=None), said(None, "stop", usage=None), usage_chunk(), DONE)
+    chunks = [orjson.loads(one[6:]) for one in got[:2]]
+    assert chunks == [said("a"), said(None, "stop")]
+    assert got[2:] == [b"", encode(DONE)]
+    assert answer.usage == USAGE
+    assert answer.result()["usage"] == USAGE
+
+
+def test_usage_with_the_last_choice_stays():
+    # So report it those who were not asked.
+    answer = follow()
+    [one] = bare(answer, said("a", "stop", usage=USAGE))
+    assert orjson.loads(one[6:]) == said("a", "stop", usage=USAGE)
+    assert answer.usage == USAGE
+
+
+def test_a_chunk_without_choices_that_is_not_about_usage_stays():
+    answer = follow()
+    first = usage_chunk(None, prompt_filter_results=[{"prompt_index": 0}])
+    [one] = bare(answer, first)
+    assert orjson.loads(one[6:]) == {k: v for k, v in first.items() if k != "usage"}
+
+
+def test_usage_the_client_asked_for_stays():
+    answer = follow()
+    chunks = [said("a", usage=None), said(None, "stop", usage=None), usage_chunk(), DONE]
+    assert passed(answer, *chunks) == [event(chunk).raw for chunk in chunks]
+    assert answer.result()["usage"] == USAGE
+
+
+def test_usage_is_known_of_answers_that_are_not_assembled():
+    answer = follow(assemble=False)
+    passed(answer, said("a", "stop"), usage_chunk(), DONE)
+    assert answer.usage == USAGE
+    assert answer.result() is Reason.UNKNOWN_SHAPE
+
+
+@pytest.mark.parametrize(
+    ("chunks", "ended"),
+    [
+        ([], False),
+        ([said("a")], False),
+        ([said("a", "stop")], True),
+        ([said("a"), said(None, "stop")], True),
+        ([said("a"), said("b", index=1), said(None, "stop")], False),
+        ([said("a"), said("b", index=1), said(None, "stop"), said(None, "stop", 1)], True),
+        ([said("a", "")], False),
+        ([said("a", "stop"), said("b")], False),
+        ([said("a"), DONE], True),
+        ([DONE], False),
+        ([usage_chunk(), DONE], False),
+        ([usage_chunk()], False),
+        ([said("a"), {"error": {"message": "gone"}}], True),
+        ([said("a"), b"not json"], False),
+    ],
+)
+def test_ended(chunks, ended):
+    answer = follow()
+    passed(answer, *chunks)
+    assert answer.ended is ended
+
+
+@pytest.mark.parametrize("error", [{"message": "m"}, "gone", {}, True])
+def test_an_error_event_passes_and_spoils_the_answer(error):
+    answer = follow()
+    chunks = [said("a"), {"error": error}, said(None, "stop"), DONE]
+    *raw, _done = [event(chunk).raw for chunk in chunks]
+    assert passed(answer, *chunks) == [*raw, b""]
+    assert answer.failed
+    assert answer.result() is Reason.UNCLEAN
+
+
+def test_a_null_error_is_none():
+    answer = follow()
+    passed(answer, said("a", "stop", error=None), DONE)
+    assert not answer.failed
+    assert answer.result()["choices"][0]["message"]["content"] == "a"
+
+
+@pytest.mark.parametrize("data", [b"not json", b"{", b"[]", b"5", b'"a"', b"[DONE", b"\xff"])
+def test_what_is_no_chunk_passes_and_spoils_the_answer(data):
+    answer = follow()
+    got = passed(answer, said("a", "stop"), data, DONE)
+    assert got[1] == event(data).raw
+    assert answer.result() is Reason.UNCLEAN
+    assert not answer.failed
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        {"choices": 5},
+        {"choices": None},
+        {"choices": [None]},
+        {"choices": [5, "x"]},
+        {"choices": [{"index": "0"}]},
+        {"choices": [{"index": 0, "delta": 5}]},
+        {
+            "choices": [
+                {"index": 0, "delta": {"content": 5}},
+                {"index": 0, "delta": {"content": "a"}},
+            ]
+        },
+        {"choices": [{"index": 0, "finish_reason": 5}], "usage": 7},
+        {},
+    ],
+)
+def test_an_odd_chunk_passes_and_is_not_stored(chunk):
+    answer = follow()
+    got = passed(answer, said("a", "stop"), chunk, DONE)
+    assert got[1] == event(chunk).raw
+    result = answer.result()
+    assert result is Reason.UNKNOWN_SHAPE or result["choices"][0]["finish_reason"] != "stop"
+
+
+def test_a_chunk_too_deep_to_print_passes_whole():
+    deep = b'{"choices":[],"usage":null,"x":' + b"[" * 900 + b"]" * 900 + b"}"
+    answer = follow()
+    assert bare(answer, deep) == [encode(deep)]
+
+
+def test_an_answer_too_deep_to_merge_is_not_stored():
+    def deep(leaf):
+        return b'{"choices":[],"x":' + b'{"a":' * 1000 + leaf + b"}" * 1000 + b"}"
+
+    answer = follow()
+    for data in (deep(b"1"), deep(b"2")):
+        assert answer.pass_on(event(data)) == (encode(data), encode(data))
+    assert answer.result() is Reason.UNKNOWN_SHAPE
+
+
+def test_an_empty_stream_is_no_answer():
+    answer = follow()
+    passed(answer, DONE)
+    assert answer.result() is Reason.UNKNOWN_SHAPE
+
+
+def test_a_missing_done_still_has_a_result_and_leaves_the_choice_to_the_caller():
+    answer = follow()
+    passed(answer, said("a"), said(None, "stop"))
+    assert answer.ended
+    assert answer.result()["choices"][0]["finish_reason"] == "stop"
+
+
+def test_events_after_done_pass():
+    answer = follow()
+    chunks = [said("a", "stop"), DONE, said("b"), b"x", DONE]
+    assert passed(answer, *chunks) == [event(chunk).raw for chunk in chunks]
+    assert answer.ended
+
+
+def test_an_answer_over_the_limit_passes_and_is_not_kept():
+    chunk = said("x" * 100)
+    size = len(event(chunk).raw)
+    answer = follow(max_bytes=3 * size)
+    for _ in range(3):
+        assert passed(answer, chunk) == [event(chunk).raw]
+    assert isinstance(answer.result(), dict)
+    assert passed(answer, chunk) == [event(chunk).raw]
+    assert answer.result() is Reason.TOO_LARGE
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        (b"not json", Reason.UNCLEAN),
+        ({"error": {"message": "m"}}, Reason.UNCLEAN),
+        ({"choices": 5}, Reason.UNKNOWN_SHAPE),
+        (said("x" * 1000), Reason.TOO_LARGE),
+    ],
+)
+def test_the_first_reason_counts(first, reason):
+    answer = follow(max_bytes=900)
+    passed(answer, first, {"choices": 5}, said("x" * 1000))
+    assert answer.result() is reason
+
+
+def test_a_completion():
+    result = {
+        "id": "c",
+        "object": "text_completion",
+        "choices": [{"index": 0, "text": "a", "logprobs": None, "finish_reason": "stop"}],
+        "usage": USAGE,
+    }
+    answer = follow(endpoint=Endpoint.COMPLETIONS)
+    stream = SPECS[Endpoint.COMPLETIONS].streaming.render(result, include_usage=True)
+    out = b"".join(answer.pass_on(one)[1] for one in Decoder().feed(stream))
+    assert out == SPECS[Endpoint.COMPLETIONS].streaming.render(result, include_usage=False)
+    assert answer.result() == result
+
+
+def test_a_comment_is_no_chunk():
+    answer = follow()
+    assert answer.pass_on(Event(None, b": OPENROUTER PROCESSING\n\n"))[1] == (
+        b": OPENROUTER PROCESSING\n\n"
+    )
+    passed(answer, said("a", "stop"), DONE)
+    assert isinstance(answer.result(), dict)

@@ -1,0 +1,140 @@
+"""Parsing agrees with the standard library's JSON; a form stands for exactly one value."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.cache.canonical import BodyError, canonical_form, parse_body
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
+    [":", "1.0,", '"', "\\", "a:b", "e+", ".0}", "\u2028", "é", "e\u0301"]
+)
+INTEGERS = st.integers() | st.sampled_from([2**53 + 1, 2**63, 2**64, 2**64 + 1, -(2**63) - 1])
+FLOATS = st.floats(allow_nan=False, allow_infinity=False) | INTEGERS.filter(
+    lambda number: abs(number) < 2**60
+).map(float)
+VALUES = st.recursive(
+    st.none() | st.booleans() | INTEGERS | FLOATS | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=12,
+)
+NEUTRAL = SPECS[Endpoint.COMPLETIONS].neutral
+BODIES = st.dictionaries(TEXT, VALUES, max_size=4)
+
+
+def folded(value: Any) -> Any:
+    """Return a value that is equal to another's exactly if no JSON reader tells them apart."""
+    match value:
+        case bool():
+            return ("bool", value)
+        case int():
+            return ("number", value)
+        case float():
+            return ("number", int(value) if value.is_integer() else value)
+        case str():
+            return ("text", value)
+        case list():
+            return ("list", tuple(map(folded, value)))
+        case dict():
+            return ("object", frozenset((key, folded(item)) for key, item in value.items()))
+        case _:
+            return ("null", None)
+
+
+def raw(body: Any, **options: Any) -> bytes:
+    return json.dumps(body, **options).encode()
+
+
+@given(BODIES, st.booleans(), st.sampled_from([None, 1]))
+def test_parsing_keeps_every_value(body, escaped, indent):
+    parsed = parse_body(raw(body, ensure_ascii=escaped, indent=indent))
+    assert folded(parsed) == folded(body)
+
+
+@given(st.binary(max_size=40) | st.text('{}[]":,0123456789.eE+-\\u003a nulltrefas', max_size=40))
+def test_whatever_parses_here_parses_to_the_same_value_there(text):
+    data = text.encode() if isinstance(text, str) else text
+    try:
+        ours = parse_body(data)
+    except BodyError:
+        return
+    theirs = json.loads(data)
+    assert folded(ours) == folded(theirs)
+
+
+@given(VALUES)
+def test_valid_json_is_refused_only_for_not_being_an_object(value):
+    data = raw(value)
+    if isinstance(value, dict):
+        parse_body(data)
+    else:
+        with pytest.raises(BodyError, match="object"):
+            parse_body(data)
+
+
+@given(BODIES, BODIES)
+def test_forms_are_equal_exactly_if_the_values_are(one, other):
+    kept = [
+        folded({name: value for name, value in body.items() if name not in NEUTRAL})
+        for body in (one, other)
+    ]
+    forms = [canonical_form(Endpoint.COMPLETIONS, parse_body(raw(body))) for body in (one, other)]
+    assert (forms[0] == forms[1]) == (kept[0] == kept[1])
+
+
+@st.composite
+def _respelt(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Draw one value twice: key order and number types changed."""
+
+    def again(value: Any) -> Any:
+        match value:
+            case bool():
+                return value
+            case int() if abs(value) < 2**53 and draw(st.booleans()):
+                return float(value)
+            case float() if value.is_integer() and draw(st.booleans()):
+                return int(value)
+            case list():
+                return [again(item) for item in value]
+            case dict():
+                return {key: again(value[key]) for key in draw(st.permutations(list(value)))}
+            case _:
+                return value
+
+    body = draw(BODIES)
+    return body, again(body)
+
+
+@given(_respelt(), st.booleans())
+def test_spelling_never_changes_the_form(pair, escaped):
+    one, other = pair
+    assert canonical_form(Endpoint.COMPLETIONS, parse_body(raw(one))) == canonical_form(
+        Endpoint.COMPLETIONS,
+        parse_body(raw(other, ensure_ascii=escaped, separators=(" ,\t", "\n: "))),
+    )
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_number_keeps_its_value(number):
+    parsed = parse_body(b'{"a":' + repr(number).encode() + b"}")["a"]
+    assert parsed == number
+    assert isinstance(parsed, int) == math.isclose(number, round(number), rel_tol=0, abs_tol=0)
+
+
+@given(st.dictionaries(TEXT, VALUES, min_size=1, max_size=4), st.data())
+def test_any_duplicate_key_is_found(body, data):
+    twice = data.draw(st.sampled_from(list(body)))
+    members = [f"{json.dumps(key)}:{json.dumps(value)}" for key, value in body.items()]
+    spelling = "".join(f"\\u{ord(c):04x}" if ord(c) < 2**16 else c for c in twice)
+    member = f'"{spelling}":{json.dumps(data.draw(VALUES))}'
+    members.insert(data.draw(st.integers(0, len(members))), member)
+    nested = data.draw(st.booleans())
+    text = "{" + ",".join(members) + "}"
+    with pytest.raises(BodyError, match="more than once"):
+        parse_body((f'{{"outer":[{text}]}}' if nested else text).encode())
