@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.cache.ports import ActivePolicy
-from gateway.prompts.rewrite.detectors import finder
+from gateway.prompts.rewrite.volatile import finder
 from policies.decision import PiiAction
 from policies.format.load import PolicyError, parse_policy
 from policies.format.yaml_document import policy_text
