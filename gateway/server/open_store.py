@@ -18,7 +18,7 @@ from gateway.cache.stores.guarded import GuardedStore
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.stores.sqlite.scope_keys import SqliteScopeKeys
 from gateway.cache.stores.sqlite.store import SqliteStore
-from gateway.cache.stores.tiered import ColdStore, News, TieredStore
+from gateway.cache.stores.tiered import ColdStore, Invalidations, TieredStore
 from gateway.server.secrets import master_keys, secret_setting
 from gateway.settings import Settings
 
@@ -74,8 +74,7 @@ def open_store(settings: Settings, environment: Mapping[str, str]) -> Entries:
 
 def _open_redis(settings: Settings, environment: Mapping[str, str]) -> Entries:
     # Costs half a second to import.
-    from gateway.cache.stores.redis.scope_keys import RedisScopeKeys  # noqa: PLC0415
-    from gateway.cache.stores.redis.store import RedisStore  # noqa: PLC0415
+    from gateway.cache.stores.redis.store import RedisScopeKeys, RedisStore  # noqa: PLC0415
 
     redis = RedisStore(
         settings.store,
@@ -90,15 +89,17 @@ def _open_redis(settings: Settings, environment: Mapping[str, str]) -> Entries:
     keys = RedisScopeKeys(redis.link, clock=time.time)
     cold, vault = _sealed(redis, keys, settings, environment)
     guarded = GuardedStore(cold, read_seconds=REDIS_SECONDS, write_seconds=REDIS_SECONDS)
-    store = _tiered(settings, guarded, redis.news)
+    store = _tiered(settings, guarded, redis.invalidations)
     redis.claims.usable = lambda: guarded.fault is None
     return Entries(store, vault, _guarded("redis", guarded), redis.begin, redis.claims)
 
 
-def _tiered(settings: Settings, cold: ColdStore, news: News | None = None) -> Store:
+def _tiered(
+    settings: Settings, cold: ColdStore, invalidations: Invalidations | None = None
+) -> Store:
     if settings.memory_bytes == 0:
         return cold
-    return TieredStore(MemoryStore(max_bytes=settings.memory_bytes), cold, news)
+    return TieredStore(MemoryStore(max_bytes=settings.memory_bytes), cold, invalidations)
 
 
 def _guarded(kind: str, guarded: GuardedStore) -> Callable[[], dict[str, Any]]:

@@ -1,10 +1,10 @@
-"""Bounded waits that do not blame the other side for our own loop's being busy.
+"""Bounded waits that do not blame the other side while our own loop is busy.
 
-A loop that runs 300 handlers in one turn looks at its sockets, and at its timers, only after the
-last: a bound by the clock then ends waits whose answer lay there all the time, and would have a
-breaker open whenever many requests come at once. Law: a wait ends with TimeoutError after so many
-ticks of the loop, each of which lasts TICK, or as long as one turn of a busy loop. On a loop that
-is not busy that is at most the bound.
+A loop that runs 300 handlers in one turn looks at its sockets and timers only after the last one.
+A bound by the clock would end waits whose answer is there already, and would open the circuit
+breaker whenever many requests come at once. Law: a wait ends with TimeoutError after so many ticks
+of the loop; a tick lasts TICK, or one turn of a busy loop. On an idle loop that is at most the
+bound.
 
 When to stop asking a part that failed, and when to ask it again.
 
@@ -35,8 +35,8 @@ TICK = 0.005
 T = TypeVar("T")
 
 
-class Patience:
-    """Waits that share a timer, which runs while anybody waits. Used from one event loop."""
+class LoopTimeout:
+    """Waits that share a timer, which runs during waits only. Used from one event loop."""
 
     def __init__(self) -> None:
         self._left: dict[asyncio.Timeout, int] = {}
@@ -101,10 +101,10 @@ _log = logging.getLogger(__name__)
 
 
 class GuardedStore:
-    """See the port ``Store``. Owns the store it guards; used from one event loop.
+    """The port ``Store``. Closes the store it guards; used from one event loop.
 
-    ``read_seconds`` bounds get, ``write_seconds`` put and delete; pages of a walk, which nobody's
-    request waits for, are bounded by the store itself.
+    ``read_seconds`` bounds get, ``write_seconds`` put and delete. The store itself bounds a page of
+    a walk, since no request waits for it.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class GuardedStore:
         self._read_seconds = read_seconds
         self._write_seconds = write_seconds
         self._sleep = sleep
-        self._patience = Patience()
+        self._timeout = LoopTimeout()
         self._breaker: Breaker = CLOSED
         self._probing: asyncio.Task[None] | None = None
         self._closed = False
@@ -130,27 +130,21 @@ class GuardedStore:
         return "not answering" if isinstance(self._breaker, Open) else None
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
-        """See the port."""
         return await self._guarded(self._store.get(key, touch=touch), self._read_seconds)
 
     async def put(self, entry: Entry) -> None:
-        """See the port."""
         await self._guarded(self._store.put(entry), self._write_seconds)
 
     async def delete(self, key: bytes) -> None:
-        """See the port."""
         await self._guarded(self._store.delete(key), self._write_seconds)
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
-        """See the port."""
         return await self._store.walk(after, limit)
 
     def touch(self, key: bytes) -> None:
-        """Note a use that the store did not see."""
         self._store.touch(key)
 
     def stats(self) -> StoreStats:
-        """See the port."""
         return self._store.stats()
 
     async def close(self) -> None:
@@ -166,7 +160,7 @@ class GuardedStore:
             _discard(call)
             raise StoreUnavailableError("the store is not answering; it is probed meanwhile")
         try:
-            return await self._patience.wait(call, seconds)
+            return await self._timeout.wait(call, seconds)
         except TimeoutError:
             fault = StoreUnavailableError(f"the store did not answer within {seconds:g} s")
             self._open(fault)
@@ -187,7 +181,7 @@ class GuardedStore:
         while isinstance(self._breaker, Open):
             await self._sleep(self._breaker.pause)
             try:
-                await self._patience.wait(self._store.get(PROBE_KEY), self._read_seconds)
+                await self._timeout.wait(self._store.get(PROBE_KEY), self._read_seconds)
             except Exception as error:  # noqa: BLE001 - whatever it is, the probing goes on
                 if not isinstance(error, StoreError | TimeoutError):
                     _log.warning("store: the probe failed: %s", type(error).__name__)
