@@ -47,11 +47,11 @@ class MemoryStore:
         self._closed = False
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
+        self._check_open()
         return self.find(key, touch=touch)
 
     def find(self, key: bytes, *, touch: bool = True) -> Entry | None:
-        """Return the entry, or None. Raises StoreError once closed."""
-        self._check_open()
+        """Return the entry, or None; a closed store has none."""
         found = self._entries.get(key)
         if touch and found is not None:
             self._eviction.use(key)

@@ -72,44 +72,35 @@ def proven(state: SyncState, now: float) -> bool:
 
 
 BEAT_SECONDS = 0.4
-MAX_OWN = 10_000
+MAX_ABANDONED = 10_000
 
 _log = logging.getLogger(__name__)
 
 
 class OwnChanges:
-    """Changes made here; the tier in front knows those whose caller has seen the end."""
+    """Changes made here: the tier in front knows them, except those that no caller waits for."""
 
     def __init__(self) -> None:
         self._last = 0
-        self._waiting: set[int] = set()
-        self._seen: set[int] = set()
+        self._abandoned: set[int] = set()
+        self._forgotten = 0
 
     def begin(self) -> int:
         """Return the number of a change that a caller waits for."""
         self._last += 1
-        self._waiting.add(self._last)
         return self._last
 
-    def ended(self, number: int) -> None:
-        """Note that the caller knows the end of the change."""
-        if number in self._waiting:
-            self._waiting.remove(number)
-            if len(self._seen) >= MAX_OWN:
-                # Nobody is subscribed; at worst the tier forgets an entry too many.
-                self._seen.clear()
-            self._seen.add(number)
+    def abandon(self, number: int) -> None:
+        """Note that the caller does not know the end: the change may happen later, or never."""
+        if len(self._abandoned) >= MAX_ABANDONED:
+            # Earlier changes count as unknown; at worst the tier forgets an entry too many.
+            self._forgotten = self._last
+            self._abandoned.clear()
+        self._abandoned.add(number)
 
-    def abandoned(self, number: int) -> None:
-        """Note that no caller waits any more: the change may happen at any time, or never."""
-        self._waiting.discard(number)
-
-    def heard(self, number: int) -> bool:
-        """Tell whether the caller of the announced change knows its end or waits for it."""
-        known = number in self._seen or number in self._waiting
-        self._seen.discard(number)
-        self._waiting.discard(number)
-        return known
+    def known(self, number: int) -> bool:
+        """Tell whether the caller of the change knows its end or still waits for it."""
+        return number > self._forgotten and number not in self._abandoned
 
 
 class RedisInvalidations:
@@ -208,7 +199,7 @@ class RedisInvalidations:
             self._lose([shard])
             return
         name, _, number = origin.partition(b":")
-        own = name == self._origin and self._own.heard(int(number))
+        own = name == self._origin and self._own.known(int(number))
         if not own and self._on_change is not None:
             self._on_change(key)
 

@@ -287,9 +287,8 @@ class RedisStore:
         try:
             await asyncio.shield(self._spawn(work))
         except BaseException:
-            self._own.abandoned(number)
+            self._own.abandon(number)
             raise
-        self._own.ended(number)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any
 
 from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry
 from gateway.cache.stores.eviction import MOST_USES, SMALL_SHARE
@@ -81,19 +81,13 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Forget the key."""
+    """Forget the key; with ``damaged``, only if its bytes are damaged and not replaced by now."""
 
     key: bytes
+    damaged: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Discard:
-    """Forget the key if its bytes are still damaged: somebody may have replaced them."""
-
-    key: bytes
-
-
-Change = Put | Delete | Discard
+Change = Put | Delete
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,20 +210,14 @@ class WriteTransaction:
 
     def apply(self, change: Change) -> None:
         """Make the change; evict entries if it needs room."""
-        match change:
-            case Put():
-                self._remove(change.key)
-                main = self._forget_ghost(change.key)
-                while self._entries and self._bytes + len(change.value) > self._bounds.max_bytes:
-                    self._evict()
-                self._insert(change, main=main)
-            case Delete():
-                self._remove(change.key)
-            case Discard():
-                if self._is_damaged(change.key):
-                    self._remove(change.key)
-            case _:
-                assert_never(change)
+        if isinstance(change, Put):
+            self._remove(change.key)
+            main = self._forget_ghost(change.key)
+            while self._entries and self._bytes + len(change.value) > self._bounds.max_bytes:
+                self._evict()
+            self._insert(change, main=main)
+        elif not change.damaged or self._is_damaged(change.key):
+            self._remove(change.key)
 
     def trim(self, max_evictions: int) -> bool:
         """Evict down to both bounds, but so many at most; tell whether the bounds are met."""

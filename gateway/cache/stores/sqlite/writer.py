@@ -9,8 +9,8 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 
 from gateway.cache.entry import Entry
@@ -22,11 +22,9 @@ from gateway.cache.stores.sqlite.table import (
     Bounds,
     Change,
     Delete,
-    Discard,
     Put,
     Recency,
     Totals,
-    WriteTransaction,
     read_totals,
     shrink_file,
     write_transaction,
@@ -49,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    work: Entry | Delete | Discard
+    work: Entry | Delete
     bytes: int
     reply: Reply[None] | None
 
@@ -71,6 +69,7 @@ class Writer:
         self._syncer = LogSyncer(file)
         self._bounds = bounds
         self._recency = recency
+        self._transaction = partial(write_transaction, bounds=bounds, recency=recency)
         self._clock = clock
         self._upkeep_seconds = upkeep_seconds
         # None ends the thread.
@@ -100,7 +99,7 @@ class Writer:
     def discard(self, key: bytes) -> None:
         """Forget a damaged entry soon; the readers call this."""
         if self._writes.qsize() < MAX_WAITING:
-            self._writes.put(_Write(Discard(key), 0, None))
+            self._writes.put(_Write(Delete(key, damaged=True), 0, None))
 
     def stop(self) -> None:
         """Let the threads end after the queued changes."""
@@ -162,7 +161,7 @@ class Writer:
 
     def _transact(self, changes: list[Change]) -> None:
         def action(connection: sqlite3.Connection) -> Totals:
-            with self._transaction(connection) as transaction:
+            with self._transaction(connection, now=self._clock()) as transaction:
                 for change in changes:
                     transaction.apply(change)
                 transaction.trim(TRIM_ENTRIES)
@@ -178,7 +177,7 @@ class Writer:
         """Evict down to the bounds, which may be tighter than at the last use of the file."""
 
         def action(connection: sqlite3.Connection) -> tuple[Totals, bool]:
-            with self._transaction(connection) as transaction:
+            with self._transaction(connection, now=self._clock()) as transaction:
                 within = transaction.trim(TRIM_ENTRIES)
             shrinking = shrink_file(connection, self._bounds)
             return transaction.totals, within and not shrinking
@@ -198,7 +197,7 @@ class Writer:
             if not uses:
                 shrink_file(connection, self._bounds)
                 return read_totals(connection)
-            with self._transaction(connection) as transaction:
+            with self._transaction(connection, now=self._clock()) as transaction:
                 transaction.write_uses(uses)
             return transaction.totals
 
@@ -214,11 +213,6 @@ class Writer:
         if self._file.log_bytes() > MAX_LOG_BYTES:
             # Changes or reads without a gap keep the log from its restart: make them wait.
             self._syncer.cut(self._session)
-
-    def _transaction(
-        self, connection: sqlite3.Connection
-    ) -> AbstractContextManager[WriteTransaction]:
-        return write_transaction(connection, self._bounds, self._recency, self._clock())
 
     def _note(self, totals: Totals) -> None:
         self._evictions += totals.evicted
@@ -280,7 +274,7 @@ class LogSyncer:
         session.close_quietly()
 
 
-def _encoded(work: Entry | Delete | Discard, rounds: Rounds) -> Change:
+def _encoded(work: Entry | Delete, rounds: Rounds) -> Change:
     if isinstance(work, Entry):
         value = encode_entry(work)
         return Put(work.key, value, work.kept_until, rounds.of(len(value), work.tokens))
