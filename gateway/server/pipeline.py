@@ -29,11 +29,11 @@ from gateway.cache.lookup import (
     State,
     Unended,
     VerifyCandidate,
-    as_own,
     bypass,
-    common,
     forward,
     miss,
+    rebind,
+    sharing_key,
     start,
 )
 from gateway.cache.pii_scan import ScanFailedError, Scans
@@ -265,9 +265,9 @@ class Pipeline:
                     return state
                 case LookUpExact() if asked.coalescer.calls and self._is_asked(state, asked):
                     state = forward(state.plan, miss(state.plan))
-                case ScanPrompt() | SearchSemantic() if (about := common(state)) is not None:
+                case ScanPrompt() | SearchSemantic() if (about := sharing_key(state)) is not None:
                     end = await self.misses.ask(about, partial(self._driven, state, asked))
-                    return as_own(end, state.plan)
+                    return rebind(end, state.plan)
                 case _:
                     state = await self._next(state, asked)
 
@@ -414,7 +414,7 @@ class Pipeline:
             asked.note(state, error)
             return []
         # Not only when it is added: the index may have been down when the hit was called wrong.
-        barred = self.coalescer.admitter.quarantine.holds
+        barred = self.coalescer.writer.quarantine.holds
         near = [(each.key, each.similarity) for each in found if not barred(each.key)]
         asked.note(state, near)
         return near

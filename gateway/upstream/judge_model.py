@@ -14,7 +14,7 @@ import orjson
 
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields
-from gateway.semantic.compare.answers import Outcome, Told
+from gateway.semantic.compare.answers import Judgement, Outcome
 from gateway.upstream.ports import Upstream
 from gateway.upstream.request import Outgoing, own_fields
 
@@ -44,7 +44,7 @@ class Judge:
 
     async def judged(
         self, question: str, stored: str, fresh: str, fields: Iterable[tuple[str, str]]
-    ) -> Told | None:
+    ) -> Judgement | None:
         """Return what the judge says, None where it says nothing; ``fields`` are the client's."""
         if max(len(question), len(stored), len(fresh)) > MOST_CHARACTERS:
             return None
@@ -56,7 +56,7 @@ class Judge:
             return None
         if said is None:
             return None
-        return Told(Outcome.EQUAL if said else Outcome.DIFFERENT, "judge")
+        return Judgement(Outcome.EQUAL if said else Outcome.DIFFERENT, "judge")
 
     def _body(self, question: str, stored: str, fresh: str) -> bytes:
         pair = {"question": question, "first": stored, "second": fresh}

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from verifiers import SaidVerifier
+from fake_verifier import SaidVerifier
 
 from gateway.cache.pii_scan import Scans
 from gateway.cache.quarantine import QuarantineFile
-from gateway.cache.shadow_eval.journal import CheckJournal
+from gateway.cache.shadow_eval.journal import ComparisonJournal
 from gateway.cache.stores.memory import MemoryStore
-from gateway.cache.writer import Admitter
+from gateway.cache.writer import CacheWriter
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.messages import Inbound
 from gateway.semantic.ports import Candidate, SemanticUnavailableError
@@ -94,7 +94,7 @@ class LearningRig:
         self.index, self.encoder, self.verifier = NearIndex(), WordEncoder(), SaidVerifier()
         self.store = MemoryStore(max_bytes=2**24)
         self.quarantine = QuarantineFile(data_dir / "quarantine.jsonl")
-        self.journal = CheckJournal(data_dir / "semantic-checks.jsonl", self.quarantine)
+        self.journal = ComparisonJournal(data_dir / "semantic-checks.jsonl", self.quarantine)
         self.counted: list[tuple[str, str, str]] = []
         self.finished: list[Observation] = []
         self.latest: Observation | None = None
@@ -110,13 +110,13 @@ class LearningRig:
         self.upstream = HttpUpstream(f"{url}/v1")
         self.checks.judge = Judge(self.upstream, judge) if judge else None
         scans = Scans()
-        admitter = Admitter(self.store, self.index, scans, time.time, self.quarantine)
+        writer = CacheWriter(self.store, self.index, scans, time.time, self.quarantine)
         self.pipeline = Pipeline(
             store=self.store,
             semantic=self.index,
             verifier=self.verifier,
             policies=PolicyFile(policy),
-            coalescer=Coalescer(self.upstream, admitter, 2**20, checks=self.checks),
+            coalescer=Coalescer(self.upstream, writer, 2**20, checks=self.checks),
             scans=scans,
             secret=bytes(32),
             outbox=Outbox(bytes(32)),

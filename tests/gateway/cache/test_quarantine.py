@@ -8,10 +8,10 @@ from pathlib import Path
 
 import orjson
 import pytest
-from stopped_worker import lock_held
+from filelock import Timeout
+from lock_holder import lock_held
 
 from gateway.cache import append_files as file_lock
-from gateway.cache.append_files import LockedError
 from gateway.cache.quarantine import KEEP_SECONDS, RENEW_SECONDS, QuarantineFile
 
 KEY, OTHER = b"k" * 32, b"o" * 32
@@ -284,7 +284,7 @@ async def test_who_stopped_with_the_lock_keeps_nobody_from_starting(path):
 async def test_who_stopped_with_the_lock_keeps_nobody_waiting_without_end(path, monkeypatch):
     monkeypatch.setattr(file_lock, "LOCK_SECONDS", 0.0)
     quarantine = QuarantineFile(path)
-    with lock_held(path), pytest.raises(LockedError, match=path.name):
+    with lock_held(path), pytest.raises(Timeout, match=path.name):
         await quarantine.add(KEY)
     assert not quarantine.holds(KEY)
     await quarantine.add(KEY)

@@ -5,10 +5,11 @@ import stat
 
 import orjson
 import pytest
-from stopped_worker import lock_held
+from filelock import Timeout
+from lock_holder import lock_held
 
 from gateway.cache import append_files as file_lock
-from gateway.cache.append_files import Journal, LockedError
+from gateway.cache.append_files import Journal
 
 
 def lines(path):
@@ -43,7 +44,7 @@ async def test_a_worker_that_stopped_with_the_lock_holds_up_no_other_without_end
 ):
     monkeypatch.setattr(file_lock, "LOCK_SECONDS", 0.0)
     path = tmp_path / "journal.jsonl"
-    with lock_held(path), pytest.raises(LockedError, match=r"journal\.jsonl") as told:
+    with lock_held(path), pytest.raises(Timeout, match=r"journal\.jsonl") as told:
         await Journal(path).append({"asked": "the chocolate question"})
     assert "chocolate" not in str(told.value)
     await Journal(path).append({"n": 1})

@@ -4,7 +4,7 @@ import logging
 
 import orjson
 import pytest
-from stopped_worker import lock_held
+from lock_holder import lock_held
 
 from gateway.cache import append_files as file_lock
 from gateway.cache.append_files import Journal

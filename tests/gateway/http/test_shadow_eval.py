@@ -3,7 +3,7 @@
 import asyncio
 
 from aiohttp import web
-from learning_rig import learning
+from semantic_rig import learning
 
 from gateway.semantic.verification import Verification
 from gateway.upstream import shadow_eval as checking

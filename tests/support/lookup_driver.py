@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
-from core_requests import LIFETIME, STORED_AT, entry_of, plan_of, user
+from example_requests import LIFETIME, STORED_AT, entry_of, plan_of, user
 
 from gateway.cache.entry import Entry
 from gateway.cache.lookup import (

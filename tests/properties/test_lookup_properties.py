@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from core_requests import STORED_AT, chat, entry_of, plan_of, user
+from example_requests import STORED_AT, chat, entry_of, plan_of, user
 from hypothesis import given, target
 from hypothesis import strategies as st
 

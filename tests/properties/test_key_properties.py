@@ -3,7 +3,7 @@
 from dataclasses import astuple, replace
 from typing import Any
 
-from core_requests import SECRET, plan_of
+from example_requests import SECRET, plan_of
 from hypothesis import assume, given
 from hypothesis import strategies as st
 

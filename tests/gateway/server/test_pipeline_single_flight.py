@@ -7,8 +7,8 @@ from pathlib import Path
 
 import orjson
 import pytest
-from forwarding_rig import Rig
-from verifiers import SaidVerifier
+from coalescer_rig import Rig
+from fake_verifier import SaidVerifier
 
 from gateway.app import default_policy
 from gateway.cache.lookup import Forward, Hit

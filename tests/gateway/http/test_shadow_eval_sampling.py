@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from aiohttp import web
-from learning_rig import learning
+from semantic_rig import learning
 
 from gateway.cache.shadow_eval.comparison import Sampling
 from scripted_upstream import completion

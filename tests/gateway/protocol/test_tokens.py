@@ -1,5 +1,5 @@
 import pytest
-from core_requests import chat, user
+from example_requests import chat, user
 
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.tokens import ATTACHMENT_TOKENS, prompt_tokens
