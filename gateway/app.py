@@ -14,7 +14,7 @@ from aiohttp import web
 
 from gateway.cache.append_files import Journal
 from gateway.cache.pii_scan import Scans
-from gateway.cache.ports import Quarantine, Vault
+from gateway.cache.ports import ForgetKeys, Quarantine
 from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.shadow_eval.journal import CHECKS_FILE, ComparisonJournal
 from gateway.cache.stores.entry_codec import encoded_size
@@ -165,7 +165,7 @@ def create_app(
     )
     loader = Loader(pipeline, make_coalescer, time.perf_counter, access.holder)
     told = SemanticOperations(journal, time.time, budgets)
-    admin = _admin(pipeline, entries.vault, quarantine, access, settings.data_dir)
+    admin = _admin(pipeline, entries.forget_keys, quarantine, access, settings.data_dir)
     admin.add_routes(
         app,
         {
@@ -298,7 +298,7 @@ async def _closed(log: DecisionLog | None) -> None:
 
 def _admin(
     pipeline: Pipeline,
-    vault: Vault | None,
+    forget_keys: ForgetKeys | None,
     quarantine: Quarantine,
     access: Access,
     data_dir: Path,
@@ -310,7 +310,7 @@ def _admin(
         cases=Journal(data_dir / "wrong-hits.jsonl"),
         policies=pipeline.policies,
         scans=pipeline.scans,
-        vault=vault,
+        forget_keys=forget_keys,
         size=encoded_size,
         now=time.time,
     )

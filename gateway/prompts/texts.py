@@ -11,7 +11,7 @@ from gateway.protocol.endpoint import Endpoint
 
 Path = tuple[str | int, ...]
 
-_INSTRUCTING = frozenset({"system", "developer"})
+INSTRUCTING = frozenset({"system", "developer"})
 _SPOKEN = frozenset({"system", "developer", "user", "assistant"})
 _PROSE = frozenset({"text", "input_text", "output_text"})
 _RESULTS = frozenset({"tool", "function"})
@@ -63,7 +63,7 @@ def conversation(
     if not asked:
         return None
     for index, role in enumerate(roles[: asked[-1]]):
-        if role in _INSTRUCTING or (role in _SPOKEN and (earlier_turns or index < asked[0])):
+        if role in INSTRUCTING or (role in _SPOKEN and (earlier_turns or index < asked[0])):
             texts += texts_of((field, index, "content"), turns[index].get("content"))
     place = len(turns) if is_result(turns[-1]) else asked[-1]
     has_block = len(asked) < len(users)

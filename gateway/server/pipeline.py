@@ -38,8 +38,9 @@ from gateway.cache.lookup import (
 )
 from gateway.cache.pii_scan import ScanFailedError, Scans
 from gateway.cache.plan import plan_request
-from gateway.cache.ports import Learned, PolicySource, Store, StoreError, StoreUnavailableError
+from gateway.cache.ports import PolicySource, Store, StoreError, StoreUnavailableError
 from gateway.cache.shadow_eval.comparison import Sampling
+from gateway.cache.shadow_eval.journal import ComparisonJournal
 from gateway.cache.single_flight import Together
 from gateway.protocol.cache_status import Forwarded, ForwardStatus
 from gateway.protocol.embeddings import item_body, items_of
@@ -100,7 +101,7 @@ class Pipeline:
     """From here on a lookup by meaning begins nothing more and is a miss."""
     local: LocalModel | None = None
     overloaded: Overloaded = never_overloaded
-    learned: Learned | None = None
+    learned: ComparisonJournal | None = None
     sampling: Sampling = field(default_factory=Sampling)
     misses: Together[Hit | Forward | Refused] = field(default_factory=Together)
 

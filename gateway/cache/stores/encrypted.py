@@ -32,9 +32,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from gateway.cache.entry import Entry
-from gateway.cache.ports import Page, ScopeKeys, StoreError, StoreStats
+from gateway.cache.ports import Page, ScopeKeys, Store, StoreError, StoreStats
 from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry, encode_entry
-from gateway.cache.stores.tiered import ColdStore
 
 KEY_BYTES = 32
 TAG_BYTES = 16
@@ -191,7 +190,7 @@ class SealedStore:
 
     def __init__(
         self,
-        store: ColdStore,
+        store: Store,
         masters: MasterKeys,
         keys: ScopeKeys,
         *,
@@ -235,9 +234,6 @@ class SealedStore:
         self._forgotten += 1
         for name in [name for name in self._known if name[1] == tag]:
             del self._known[name]
-
-    def touch(self, key: bytes) -> None:
-        self._store.touch(key)
 
     def stats(self) -> StoreStats:
         return self._store.stats()

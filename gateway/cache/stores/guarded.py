@@ -21,8 +21,7 @@ from contextvars import Context
 from typing import TypeVar
 
 from gateway.cache.entry import Entry
-from gateway.cache.ports import Page, StoreError, StoreStats, StoreUnavailableError
-from gateway.cache.stores.tiered import ColdStore
+from gateway.cache.ports import Page, Store, StoreError, StoreStats, StoreUnavailableError
 
 TICK = 0.005
 
@@ -75,7 +74,7 @@ class GuardedStore:
 
     def __init__(
         self,
-        store: ColdStore,
+        store: Store,
         *,
         read_seconds: float,
         write_seconds: float,
@@ -105,9 +104,6 @@ class GuardedStore:
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
         return await self._store.walk(after, limit)
-
-    def touch(self, key: bytes) -> None:
-        self._store.touch(key)
 
     def stats(self) -> StoreStats:
         return self._store.stats()

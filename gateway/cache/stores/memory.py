@@ -87,9 +87,6 @@ class MemoryStore:
         more = keys[-1] if len(keys) == limit else None
         return Page([self._entries[key] for key in keys], more)
 
-    def touch(self, key: bytes) -> None:
-        self._eviction.use(key)
-
     def stats(self) -> StoreStats:
         return StoreStats(len(self._entries), self._eviction.bytes, self._evictions)
 

@@ -23,14 +23,6 @@ from gateway.cache.single_flight import Together
 from gateway.cache.stores.memory import MemoryStore
 
 
-class ColdStore(Store, Protocol):
-    """A store that notes uses in the tier in front, so that it keeps the hot entries."""
-
-    def touch(self, key: bytes) -> None:
-        """Note a use of the entry, if there is one. No I/O."""
-        ...
-
-
 class Invalidations(Protocol):
     """The changes that other processes make in the cold store."""
 
@@ -55,10 +47,16 @@ class TieredStore:
     """The port ``Store``. Closes both stores; used from one event loop."""
 
     def __init__(
-        self, hot: MemoryStore, cold: ColdStore, invalidations: Invalidations | None = None
+        self,
+        hot: MemoryStore,
+        cold: Store,
+        touch: Callable[[bytes], None],
+        invalidations: Invalidations | None = None,
     ) -> None:
+        """``touch`` notes a hot hit, so that the cold store keeps the entry. No I/O."""
         self._hot = hot
         self._cold = cold
+        self._touch = touch
         self._invalidations = invalidations
         self._under_way: dict[bytes, set[_Operation]] = {}
         self._reads: Together[Entry | None] = Together()
@@ -71,7 +69,7 @@ class TieredStore:
             entry = self._hot.find(key, touch=touch)
             if entry is not None:
                 if touch:
-                    self._cold.touch(key)
+                    self._touch(key)
                 return entry
         if not touch:  # such a read does not fill the hot tier either
             return await self._cold.get(key, touch=False)

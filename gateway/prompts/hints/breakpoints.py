@@ -13,17 +13,16 @@ import orjson
 from gateway.prompts.hints.models import Marks
 from gateway.prompts.json_splice import Edit, Places, replaced
 from gateway.prompts.outcome import NotRewritten, NotRewrittenError
-from gateway.prompts.texts import Path, is_block
+from gateway.prompts.texts import INSTRUCTING, Path, is_block
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.tokens import BYTES_A_TOKEN
 from policies.decision import BreakpointField, BreakpointLifetime, Breakpoints, HintSettings
 
-_INSTRUCTING = frozenset({"system", "developer"})
 _TURNS = {Endpoint.CHAT: "messages", Endpoint.RESPONSES: "input"}
 _TEXT = {Endpoint.CHAT: "text", Endpoint.RESPONSES: "input_text"}
 _MARKED = {
-    BreakpointField.CACHE_CONTROL: _INSTRUCTING | {"user", "assistant"},
-    BreakpointField.PROMPT_CACHE_BREAKPOINT: _INSTRUCTING | {"user"},
+    BreakpointField.CACHE_CONTROL: INSTRUCTING | {"user", "assistant"},
+    BreakpointField.PROMPT_CACHE_BREAKPOINT: INSTRUCTING | {"user"},
 }
 
 
@@ -78,7 +77,7 @@ def _chosen(
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise NotRewrittenError(NotRewritten.TOO_SHORT)
     leading = next(
-        (index for index, turn in enumerate(turns) if turn.get("role") not in _INSTRUCTING),
+        (index for index, turn in enumerate(turns) if turn.get("role") not in INSTRUCTING),
         len(turns),
     )
     looked_at = leading if settings.breakpoints is Breakpoints.SYSTEM else len(turns)

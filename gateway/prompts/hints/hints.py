@@ -11,7 +11,6 @@ under the gateway's secret, and tells nothing of the prompt.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -20,7 +19,7 @@ import orjson
 from gateway.prompts.hints.breakpoints import marked
 from gateway.prompts.hints.models import keeps_by_options, marks_of
 from gateway.prompts.json_splice import Edit, spliced
-from gateway.prompts.outcome import Declined, NotRewritten, NotRewrittenError, Rewrite
+from gateway.prompts.outcome import Changed, Declined, NotRewritten, NotRewrittenError, Rewrite
 from gateway.prompts.texts import is_block
 from gateway.protocol.endpoint import Endpoint
 from policies.decision import BreakpointField, Breakpoints, HintSettings, KeyRetention
@@ -91,18 +90,6 @@ _OPTIONS = "prompt_cache_options"
 _TELLING = frozenset({Endpoint.CHAT, Endpoint.RESPONSES})
 
 
-@dataclass(frozen=True, slots=True)
-class Hinted:
-    """A request as it is sent: ``raw`` is the JSON of ``body``."""
-
-    body: dict[str, Any]
-    raw: bytes
-    changes: tuple[Rewrite, ...] = ()
-    declined: tuple[Declined, ...] = ()
-    edits: tuple[Edit, ...] = ()
-    """What was done to the bytes that came."""
-
-
 def hints_for(endpoint: Endpoint, settings: HintSettings) -> tuple[Rewrite, ...]:
     """Return the hints that are on, where requests of this kind have any."""
     if not settings.any_on or endpoint not in _TELLING:
@@ -123,7 +110,7 @@ def hinted(
     *,
     rule: str,
     owner: bytes,
-) -> Hinted:
+) -> Changed:
     """Return the request with the hints of ``settings``; ``raw`` is the JSON of ``body``.
 
     ``rule`` and ``owner``, who tells tenants apart, are part of the key that is sent.
@@ -153,10 +140,10 @@ def hinted(
         if done:
             changes.append(hint)
     if not edits:
-        return Hinted(body, raw, (), tuple(declined))
+        return Changed(body, raw, (), tuple(declined))
     # Edits at one place stay in the order in which they were made.
     edits.sort(key=lambda edit: edit.start)
-    return Hinted(told, spliced(raw, edits), tuple(changes), tuple(declined), tuple(edits))
+    return Changed(told, spliced(raw, edits), tuple(changes), tuple(declined), tuple(edits))
 
 
 def _with_marks(

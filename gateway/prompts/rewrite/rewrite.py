@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.prompts.json_splice import Edit, Places, all_replaced, printed, spliced
-from gateway.prompts.outcome import Declined, NotRewritten, NotRewrittenError, Rewrite
+from gateway.prompts.outcome import Changed, Declined, NotRewritten, NotRewrittenError, Rewrite
 from gateway.prompts.rewrite import prose, tools
 from gateway.prompts.rewrite.documents import NOTHING_KNOWN, Memory
 from gateway.prompts.rewrite.tools import Form, Forms
@@ -24,15 +24,9 @@ _TOOL_FIELDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rewritten:
-    """A request as it is sent: ``raw`` is the JSON of ``body``."""
+class Rewritten(Changed):
+    """A request whose prefix repeats."""
 
-    body: dict[str, Any]
-    raw: bytes
-    changes: tuple[Rewrite, ...] = ()
-    declined: tuple[Declined, ...] = ()
-    edits: tuple[Edit, ...] = ()
-    """What was done to the bytes that came."""
     digests: tuple[bytes, ...] = ()
     """Of the retrieved documents, in the order in which they are sent."""
     tools: tuple[Form, ...] = ()

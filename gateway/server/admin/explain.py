@@ -29,8 +29,9 @@ from gateway.cache.lookup import (
 )
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Store, StoreError
-from gateway.prompts.hints.hints import Hinted, hinted, hints_for
-from gateway.prompts.rewrite.rewrite import Rewritten, rewrite
+from gateway.prompts.hints.hints import hinted, hints_for
+from gateway.prompts.outcome import Changed
+from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.protocol.cache_status import Forwarded
 from gateway.protocol.errors import PromptTooLongError, RequestError
 from gateway.protocol.messages import Inbound
@@ -256,7 +257,7 @@ def _rewrites(asked: Asked, secret: bytes) -> dict[str, Any]:
     return told
 
 
-def _diff(raw: bytes, result: Rewritten | Hinted) -> dict[str, Any]:
+def _diff(raw: bytes, result: Changed) -> dict[str, Any]:
     found = list(islice(hunks(raw, result.edits), MOST_HUNKS + 1))
     return {
         "changes": list(result.changes),

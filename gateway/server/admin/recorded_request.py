@@ -5,7 +5,6 @@ line of a decision log that has the request. Law: anything else is an error that
 expected, never a guess.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,10 +14,10 @@ import orjson
 from gateway.cache.canonical import BodyError, parse_body
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.exact_json import dumps
+from gateway.protocol.headers import CONTROL
 
 _MEMBERS = ("endpoint", "headers", "body")
 _EMBEDDINGS_ONLY = ("encoding_format", "dimensions")
-_LINE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 Route = tuple[str, str, str]
 """Rule, endpoint and model."""
@@ -156,7 +155,7 @@ def _headers(value: Any) -> Mapping[str, str]:
         raise RecordedError("headers", "an object of texts")
     headers: dict[str, str] = {}
     for name, text in value.items():
-        if not isinstance(text, str) or _LINE.search(text) is not None:
+        if not isinstance(text, str) or CONTROL.search(text) is not None:
             raise RecordedError(f"headers.{name}", "a text of one line")
         headers[name.lower()] = text
     return headers

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.cache.ports import Comparisons, PolicySource, UnfinishedError
+from gateway.cache.ports import PolicySource, UnfinishedError
+from gateway.cache.shadow_eval.journal import ComparisonJournal
 from gateway.cache.shadow_eval.ledger import RuleComparisons
 from gateway.server.admin.selection import SelectionError
 from policies.decision import Decision
@@ -71,7 +72,7 @@ class Budgets:
 class SemanticOperations:
     """The operator's view of the journal of comparisons."""
 
-    journal: Comparisons
+    journal: ComparisonJournal
     now: Callable[[], float]
     budgets: Budgets
 

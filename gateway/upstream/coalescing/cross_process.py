@@ -42,7 +42,6 @@ class SharedCaller:
     now: Callable[[], float]
 
     async def call(self, exchange: Exchange, answer: LiveAnswer) -> None:
-        """See ``Caller``."""
         plan, slot = exchange.plan, answer.slot
         if (
             plan is None

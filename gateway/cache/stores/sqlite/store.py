@@ -70,14 +70,16 @@ class SqliteStore:
         self._max_entry_bytes = min(max_bytes // ENTRY_SHARE, MAX_ENTRY_BYTES)
         self._read_seconds = read_seconds
         self._write_seconds = write_seconds
-        self._recency = Recency()
+        recency = Recency()
+        self.touch = recency.touch
+        """Notes a use that this store did not see."""
         self._closed = False
         self._writer = Writer(
             EntryFile(path, busy_seconds=write_seconds / 2, clock=clock),
             bounds=Bounds(
                 max_bytes, max(int(max_bytes * FILE_FACTOR), max_bytes + _FILE_BYTES_AT_LEAST)
             ),
-            recency=self._recency,
+            recency=recency,
             clock=clock,
             upkeep_seconds=upkeep_seconds,
         )
@@ -88,7 +90,7 @@ class SqliteStore:
         reading = self._readers.submit(partial(self._get, key))
         entry = await reading.wait(self._read_seconds, "reading an entry")
         if touch and entry is not None:
-            self._recency.touch(key)
+            self.touch(key)
         return entry
 
     async def put(self, entry: Entry) -> None:
@@ -115,9 +117,6 @@ class SqliteStore:
             raise PositionError("expected the number of an entry")
         reading = self._readers.submit(partial(self._page, int(after or 0), limit))
         return await reading.wait(self._write_seconds, "reading a page of entries")
-
-    def touch(self, key: bytes) -> None:
-        self._recency.touch(key)
 
     def stats(self) -> StoreStats:
         """Return the figures of the latest commit here, or of the latest upkeep.
