@@ -1,9 +1,9 @@
-"""Which store holds the entries, and what stands around it: part of the composition root.
+"""Opens the store of the entries and its wrappers: part of the composition root.
 
-    memory tier -> breaker and bounded waits -> encryption -> disk or Redis
+    memory tier -> circuit breaker and bounded waits -> encryption -> disk or Redis
 
-Law: a tier in memory stands only where it hears of every change: before the disk in the one
-process that changes it, before Redis in any process.
+Law: a tier in memory must learn of every change of the store behind it. In front of the disk, one
+process makes all changes; in front of Redis, each process receives invalidations.
 """
 
 import logging
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 DISK_READ_SECONDS = 0.5
 DISK_WRITE_SECONDS = 2.0
-"""A busy disk takes its time now and then, and that is no reason to stop using it."""
+"""A busy disk may take long now and then, which is no reason to stop its use."""
 
 REDIS_SECONDS = 0.04
 """No call waits more than 50 ms, a busy turn of our own loop included."""
@@ -35,7 +35,7 @@ SCOPE_KEYS = "scope-keys.sqlite3"
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """The store, who forgets scopes in it if it is encrypted, and what to tell of it."""
+    """The store, how to forget the keys of an encrypted scope, and the store's status."""
 
     store: Store
     forget_keys: ForgetKeys | None
@@ -45,7 +45,7 @@ class Entries:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Connect, so that the first request need not; whether it could shows when it is used."""
+        """Connect before the first request; a failure shows at the first use."""
         try:
             if self.begin is not None:
                 await self.begin()
@@ -55,7 +55,7 @@ class Entries:
 
 
 def open_store(settings: Settings, environment: Mapping[str, str]) -> Entries:
-    """Open the store that the settings name; what is wrong with it shows when it is used.
+    """Open the store that the settings name; a fault of it shows at the first use.
 
     Raises SecretSettingError.
     """
@@ -119,7 +119,7 @@ def _sealed(
     settings: Settings,
     environment: Mapping[str, str],
 ) -> tuple[Store, ForgetKeys | None]:
-    """Put encryption around what lasts, where master keys are given. Raises SecretSettingError."""
+    """Encrypt the store if master keys are given. Raises SecretSettingError."""
     masters = master_keys(environment)
     path = settings.data_dir / SCOPE_KEYS
     if masters is None:

@@ -41,9 +41,6 @@ class Recency:
         self._lock = threading.Lock()
         self._uses: dict[bytes, int] = {}
 
-    def __len__(self) -> int:
-        return len(self._uses)
-
     def touch(self, key: bytes) -> None:
         """Note a use. With MOST_TOUCHED of them unwritten, uses of other keys are not noted."""
         # Each hot hit comes here: a key that has all its uses needs no lock.
