@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 
 Path = tuple[str | int, ...]
 
@@ -48,10 +49,10 @@ def conversation(
     That is what system and developer say before the last user turn and, before the first one,
     anybody; with ``earlier_turns`` all turns before the last one.
     """
-    field = "messages" if endpoint is Endpoint.CHAT else "input"
+    spec, field = SPECS[endpoint], SPECS[endpoint].question_field
     texts: list[Text] = []
-    if endpoint is Endpoint.RESPONSES and isinstance(body.get("instructions"), str):
-        texts.append(Text(("instructions",), body["instructions"]))
+    if spec.instructions is not None and isinstance(body.get(spec.instructions), str):
+        texts.append(Text((spec.instructions,), body[spec.instructions]))
     turns = body.get(field)
     if isinstance(turns, str):
         return Conversation(tuple(texts), field, None, 0, has_block=False, heard=(turns,))

@@ -43,8 +43,9 @@ from gateway.cache.shadow_eval.comparison import Sampling
 from gateway.cache.shadow_eval.journal import ComparisonJournal
 from gateway.cache.single_flight import Together
 from gateway.protocol.cache_status import Forwarded, ForwardStatus
-from gateway.protocol.embeddings import item_body, items_of
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.embeddings import item_body, items_of
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import Inbound, Reply
 from gateway.protocol.reasons import Reason
@@ -134,7 +135,7 @@ class Pipeline:
 
     async def _end(self, asked: Asked) -> tuple[End, Sequence[Hit | Forward]]:
         """Look the request up; of a batch return the end of all items and that of each."""
-        batch = asked.endpoint is Endpoint.EMBEDDINGS and asked.odd_body is None
+        batch = SPECS[asked.endpoint].is_batch and asked.odd_body is None
         items = items_of(asked.body) if batch else ()
         if len(items) > 1:
             asked = asked._replace(beside=[])

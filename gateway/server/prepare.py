@@ -26,6 +26,7 @@ from gateway.prompts.rewrite.documents import NOTHING_KNOWN, Memory, SharedDocum
 from gateway.prompts.rewrite.rewrite import Rewritten, rewrite, rules_for
 from gateway.prompts.rewrite.tools import KnownTools
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.headers import Fields
 from gateway.protocol.messages import read_whole
 from gateway.server.request import Asked
@@ -61,8 +62,8 @@ class Outbox:
 
     def salts(self, asked: Asked) -> bool:
         """Tell whether the request gets a salt."""
-        # Embeddings have no prefix cache, and servers that know the field may refuse it there.
-        return self.salts_caches and asked.endpoint is not Endpoint.EMBEDDINGS
+        # Elsewhere there is no prefix cache, and servers that know the field may refuse it.
+        return self.salts_caches and SPECS[asked.endpoint].generates
 
     async def exchange(self, asked: Asked, state: Forward) -> Exchange:
         """Return the request as it is sent."""

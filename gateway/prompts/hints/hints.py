@@ -22,6 +22,7 @@ from gateway.prompts.json_splice import Edit, spliced
 from gateway.prompts.outcome import Changed, Declined, NotRewritten, NotRewrittenError, Rewrite
 from gateway.prompts.texts import is_block
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from policies.decision import BreakpointField, Breakpoints, HintSettings, KeyRetention
 
 FIELD = "prompt_cache_key"
@@ -29,9 +30,6 @@ BEGINNING_BYTES = 3072
 """1,024 tokens of dense text. Too few only bring prompts together that share less."""
 DIGEST_BYTES = 16
 """OpenAI takes keys of 64 characters at most."""
-
-_BEFORE = {Endpoint.CHAT: ("tools", "functions"), Endpoint.RESPONSES: ("tools", "instructions")}
-_TURNS = {Endpoint.CHAT: "messages", Endpoint.RESPONSES: "input"}
 
 
 def cache_key(
@@ -59,7 +57,8 @@ def cache_key(
 
 def _pieces(endpoint: Endpoint, body: dict[str, Any]) -> Iterator[bytes]:
     """Yield the prompt in the order in which it is read, without what was moved to its end."""
-    for field in _BEFORE[endpoint]:
+    *before, _ = SPECS[endpoint].prompt_fields
+    for field in before:
         value = body.get(field)
         for each in value if isinstance(value, list) else (value,) if value else ():
             yield orjson.dumps(each)
@@ -68,7 +67,7 @@ def _pieces(endpoint: Endpoint, body: dict[str, Any]) -> Iterator[bytes]:
 
 
 def _turns(endpoint: Endpoint, body: dict[str, Any]) -> Iterator[Any]:
-    turns = body.get(_TURNS[endpoint])
+    turns = body.get(SPECS[endpoint].question_field)
     for turn in turns if isinstance(turns, list) else (turns,):
         if not (isinstance(turn, dict) and is_block(turn)):
             yield turn
@@ -87,12 +86,11 @@ def _of_conversation(endpoint: Endpoint, body: dict[str, Any], keys: int) -> int
 
 RETENTION = "prompt_cache_retention"
 _OPTIONS = "prompt_cache_options"
-_TELLING = frozenset({Endpoint.CHAT, Endpoint.RESPONSES})
 
 
 def hints_for(endpoint: Endpoint, settings: HintSettings) -> tuple[Rewrite, ...]:
     """Return the hints that are on, where requests of this kind have any."""
-    if not settings.any_on or endpoint not in _TELLING:
+    if not settings.any_on or SPECS[endpoint].turns is None:
         return ()
     switches = (
         (Rewrite.BREAKPOINTS, settings.breakpoints is not Breakpoints.OFF),
@@ -150,9 +148,8 @@ def _with_marks(
     endpoint: Endpoint, body: dict[str, Any], raw: bytes, settings: HintSettings
 ) -> tuple[dict[str, Any], list[Edit]]:
     marks = marks_of(_model(body), settings)
-    if marks is None or (
-        endpoint is Endpoint.RESPONSES and marks.field is BreakpointField.CACHE_CONTROL
-    ):
+    refused = not SPECS[endpoint].takes_cache_control
+    if marks is None or (refused and marks.field is BreakpointField.CACHE_CONTROL):
         raise NotRewrittenError(NotRewritten.MODEL)
     return marked(endpoint, body, raw, settings, marks)
 

@@ -13,11 +13,11 @@ import orjson
 
 from gateway.cache.canonical import BodyError, parse_body
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.exact_json import dumps
 from gateway.protocol.headers import CONTROL
 
 _MEMBERS = ("endpoint", "headers", "body")
-_EMBEDDINGS_ONLY = ("encoding_format", "dimensions")
 
 Route = tuple[str, str, str]
 """Rule, endpoint and model."""
@@ -140,14 +140,11 @@ def _target(value: Any) -> tuple[Endpoint | None, str]:
 
 def _inferred(body: dict[str, Any]) -> Endpoint:
     """Tell the endpoint by the fields that only one of them has."""
-    if "messages" in body:
-        return Endpoint.CHAT
-    if "input" in body:
-        embeds = any(name in body for name in _EMBEDDINGS_ONLY) or "embed" in str(body.get("model"))
-        return Endpoint.EMBEDDINGS if embeds else Endpoint.RESPONSES
-    if "prompt" in body:
-        return Endpoint.COMPLETIONS
-    raise RecordedError("", "a body with messages, prompt or input, or an object with endpoint")
+    for endpoint, spec in SPECS.items():
+        if spec.recognises(body):
+            return endpoint
+    *most, last = dict.fromkeys(spec.question_field for spec in SPECS.values())
+    raise RecordedError("", f"a body with {', '.join(most)} or {last}, or an object with endpoint")
 
 
 def _headers(value: Any) -> Mapping[str, str]:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from gateway.cache.ports import StoreStats
-from gateway.server.open_upstreams import Upstreams, open_upstreams, warn_of_shared_credentials
-from gateway.server.secrets import SecretSettingError
+from gateway.server.open_upstreams import Upstreams, open_upstreams
+from gateway.server.secrets import SecretSettingError, warn_of_shared_credentials
 from gateway.settings import Settings, SettingsError, load_settings
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.http.client import HttpUpstream
