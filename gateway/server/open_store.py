@@ -1,9 +1,9 @@
-"""Which store holds the entries, and what stands around it: part of the composition root.
+"""Opens the store of the entries and its wrappers: part of the composition root.
 
-    memory tier -> breaker and bounded waits -> encryption -> disk or Redis
+    memory tier -> circuit breaker and bounded waits -> encryption -> disk or Redis
 
-Law: a tier in memory stands only where it hears of every change: before the disk in the one
-process that changes it, before Redis in any process.
+Law: a tier in memory must learn of every change of the store behind it. In front of the disk, one
+process makes all changes; in front of Redis, each process receives invalidations.
 """
 
 import logging
@@ -18,7 +18,7 @@ from gateway.cache.stores.guarded import GuardedStore
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.stores.sqlite.scope_keys import SqliteScopeKeys
 from gateway.cache.stores.sqlite.store import SqliteStore
-from gateway.cache.stores.tiered import News, TieredStore
+from gateway.cache.stores.tiered import Invalidations, TieredStore
 from gateway.server.secrets import master_keys, secret_setting
 from gateway.settings import Settings
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 DISK_READ_SECONDS = 0.5
 DISK_WRITE_SECONDS = 2.0
-"""A busy disk takes its time now and then, and that is no reason to stop using it."""
+"""A busy disk may take long now and then, which is no reason to stop its use."""
 
 REDIS_SECONDS = 0.04
 """No call waits more than 50 ms, a busy turn of our own loop included."""
@@ -35,7 +35,7 @@ SCOPE_KEYS = "scope-keys.sqlite3"
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """The store, who forgets scopes in it if it is encrypted, and what to tell of it."""
+    """The store, how to forget the keys of an encrypted scope, and the store's status."""
 
     store: Store
     forget_keys: ForgetKeys | None
@@ -45,7 +45,7 @@ class Entries:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Connect, so that the first request need not; whether it could shows when it is used."""
+        """Connect before the first request; a failure shows at the first use."""
         try:
             if self.begin is not None:
                 await self.begin()
@@ -55,7 +55,7 @@ class Entries:
 
 
 def open_store(settings: Settings, environment: Mapping[str, str]) -> Entries:
-    """Open the store that the settings name; what is wrong with it shows when it is used.
+    """Open the store that the settings name; a fault of it shows at the first use.
 
     Raises SecretSettingError.
     """
@@ -74,8 +74,7 @@ def open_store(settings: Settings, environment: Mapping[str, str]) -> Entries:
 
 def _open_redis(settings: Settings, environment: Mapping[str, str]) -> Entries:
     # Costs half a second to import.
-    from gateway.cache.stores.redis.scope_keys import RedisScopeKeys  # noqa: PLC0415
-    from gateway.cache.stores.redis.store import RedisStore  # noqa: PLC0415
+    from gateway.cache.stores.redis.store import RedisScopeKeys, RedisStore  # noqa: PLC0415
 
     redis = RedisStore(
         settings.store,
@@ -90,17 +89,20 @@ def _open_redis(settings: Settings, environment: Mapping[str, str]) -> Entries:
     keys = RedisScopeKeys(redis.link, clock=time.time)
     cold, forget_keys = _sealed(redis, keys, settings, environment)
     guarded = GuardedStore(cold, read_seconds=REDIS_SECONDS, write_seconds=REDIS_SECONDS)
-    store = _tiered(settings, guarded, redis.touch, redis.news)
+    store = _tiered(settings, guarded, redis.touch, redis.invalidations)
     redis.claims.usable = lambda: guarded.fault is None
     return Entries(store, forget_keys, _guarded("redis", guarded), redis.begin, redis.claims)
 
 
 def _tiered(
-    settings: Settings, cold: Store, touch: Callable[[bytes], None], news: News | None = None
+    settings: Settings,
+    cold: Store,
+    touch: Callable[[bytes], None],
+    invalidations: Invalidations | None = None,
 ) -> Store:
     if settings.memory_bytes == 0:
         return cold
-    return TieredStore(MemoryStore(max_bytes=settings.memory_bytes), cold, touch, news)
+    return TieredStore(MemoryStore(max_bytes=settings.memory_bytes), cold, touch, invalidations)
 
 
 def _guarded(kind: str, guarded: GuardedStore) -> Callable[[], dict[str, Any]]:
@@ -117,7 +119,7 @@ def _sealed(
     settings: Settings,
     environment: Mapping[str, str],
 ) -> tuple[Store, ForgetKeys | None]:
-    """Put encryption around what lasts, where master keys are given. Raises SecretSettingError."""
+    """Encrypt the store if master keys are given. Raises SecretSettingError."""
     masters = master_keys(environment)
     path = settings.data_dir / SCOPE_KEYS
     if masters is None:
