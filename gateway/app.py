@@ -46,10 +46,9 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.observation import Sink
 from gateway.telemetry.request_log import log_request
 from gateway.upstream.coalescing.coalescer import Coalescer
-from gateway.upstream.http.startup_check import UPSTREAMS
-from gateway.upstream.judge_model import Judge
+from gateway.upstream.pool.probes import UPSTREAMS
 from gateway.upstream.ports import Upstream
-from gateway.upstream.shadow_eval import Checks
+from gateway.upstream.shadow_eval import Checks, Judge
 
 POLICY_POLL_SECONDS = 0.5
 ENCODER_POLL_SECONDS = 0.5

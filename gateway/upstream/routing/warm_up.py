@@ -1,14 +1,12 @@
-"""Which beginnings of prompts a fresh replica should have in its cache, by recorded use.
+"""A fresh replica computes the most used prompt prefixes before clients come to it.
 
-Law: bounded in number and in bytes. A text is kept only once its beginning has come twice, and a
-beginning ends before the first turn of a user's. What was used long ago counts less.
-
-A fresh replica computes the beginnings of prompts that are used most, before clients come to it.
-
-Law: a warm-up is bounded in time and number, and takes nothing from clients: it has the lowest
-priority, counts against the replica's limits, and is left where no other replica could answer
-meanwhile. A fault ends it and keeps nobody out; what a replica could not take is not sent again. No
-client's credential is used, and what may not be stored is not recorded.
+Laws:
+- The record is bounded in number and bytes. A text is kept only once its prefix has come twice, and
+  a prefix ends before the first user turn. Old uses count less.
+- A warm-up is bounded in time and number, and takes nothing from clients: it has the lowest
+  priority, counts against the replica's limits, and stops if no other replica could answer. A fault
+  ends it and keeps nobody out; what a replica could not take is not sent again.
+- No client's credential is used, and what may not be stored is not recorded.
 """
 
 import asyncio
@@ -18,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from http import HTTPStatus
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -30,6 +28,8 @@ from gateway.upstream.pool.table import PoolTable
 from gateway.upstream.request import OF_AN_ACCOUNT, PRIORITY, SALT, Outgoing
 from gateway.upstream.routing.prefix_chain import PromptChains
 from policies.decision import Priority
+
+log = logging.getLogger(__name__)
 
 LEAST_BYTES = 1024
 LONGEST_BYTES = 2**18
@@ -153,8 +153,6 @@ def _beginning(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any] | Non
     return {**kept, "messages": [*leading, _ASKED], "max_tokens": 1, "temperature": 0}
 
 
-log = logging.getLogger(__name__)
-
 SECONDS = 10.0
 """Of one warm-up."""
 MOST = 32
@@ -169,16 +167,8 @@ _FIELDS = (
 )
 
 
-class Warmed(Protocol):
-    """Counts what was computed ahead."""
-
-    def warmed(self, name: str) -> None:
-        """Count a beginning that an upstream has computed."""
-        ...
-
-
 class WarmUp:
-    """Records what is used, and sends it to who is fresh."""
+    """Records the prompts that are used, and sends them to fresh replicas."""
 
     def __init__(
         self,
@@ -188,17 +178,17 @@ class WarmUp:
         *,
         own_credentials: bool = False,
         chains: PromptChains | None = None,
-        figures: Warmed | None = None,
+        warmed: Callable[[str], None] = lambda _name: None,
         seconds: float = SECONDS,
     ) -> None:
-        """``own_credentials`` tells that no client's is passed on."""
+        """``own_credentials`` says that no client's is passed on; ``warmed`` counts prefixes."""
         self.prefixes = WarmPrefixes()
         self._upstreams = upstreams
         self._table = table
         self._clock = clock
         self._own_credentials = own_credentials
         self._chains = chains
-        self._figures = figures
+        self._warmed = warmed
         self._seconds = seconds
 
     def note(self, endpoint: Endpoint, body: dict[str, Any], headers: Mapping[str, str]) -> None:
@@ -248,8 +238,7 @@ class WarmUp:
         if reply.status != HTTPStatus.OK:
             self.prefixes.drop(prefix.digest)
             return f"status {reply.status}"
-        if self._figures is not None:
-            self._figures.warmed(name)
+        self._warmed(name)
         if self._chains is not None:
             chain = self._chains.of(Endpoint.CHAT, prefix.body, {}, len(prefix.raw))
             self._table.computed(name, chain, self._clock())
