@@ -27,10 +27,10 @@ from compressing.cases import PARTS, SETS, Case, Data, key_values
 from embeddings.encoder import EncoderSettings, Vector, load_encoder
 from embeddings.messages import Reason
 from embeddings.model_files import DEFAULT_MODEL
-from gateway.prompts.compress.outcome import RefusedError
+from gateway.prompts.compress.compress import begin
+from gateway.prompts.compress.context import readable
 from gateway.prompts.compress.passages import passages_of
-from gateway.prompts.compress.plan import begin
-from gateway.prompts.compress.readable import readable
+from gateway.prompts.outcome import NotRewrittenError
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.tokens import BYTES_A_TOKEN
 from policies.decision import CompressSettings, DocumentSettings
@@ -165,7 +165,7 @@ def _plan(case: Case, settings: CompressSettings, encoder: Encoder) -> list[str]
         return list(case.documents)
     try:
         sent = begun.next([vector.tolist() for vector in encoder.vectors(begun.texts)])
-    except RefusedError:
+    except NotRewrittenError:
         return list(case.documents)
     text = sent.body["messages"][0]["content"]
     return [piece.split(END)[0] for piece in text.split(BEGIN)[1:]]

@@ -16,9 +16,9 @@ from gateway.cache.append_files import Journal
 from gateway.cache.pii_scan import Scans
 from gateway.cache.ports import Quarantine, Vault
 from gateway.cache.quarantine import QuarantineFile
-from gateway.cache.shadow_eval.journal import CHECKS_FILE, CheckJournal
+from gateway.cache.shadow_eval.journal import CHECKS_FILE, ComparisonJournal
 from gateway.cache.stores.entry_codec import encoded_size
-from gateway.cache.writer import Admitter
+from gateway.cache.writer import CacheWriter
 from gateway.prompts.compress.compressor import Compressor
 from gateway.semantic.calibrations import Calibrations
 from gateway.semantic.embeddings_service import SemanticService
@@ -44,7 +44,7 @@ from gateway.settings import Settings
 from gateway.telemetry.decision_log import DecisionLog, Recorder
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.observation import Sink
-from gateway.telemetry.request_log import log_request
+from gateway.telemetry.request_log import request_sinks
 from gateway.upstream.coalescing.coalescer import Coalescer
 from gateway.upstream.pool.probes import UPSTREAMS
 from gateway.upstream.ports import Upstream
@@ -91,7 +91,7 @@ def create_app(
     decision_log = _decision_log(settings)
     sinks: tuple[Sink, ...] = (
         metrics.observe,
-        log_request,
+        *request_sinks(),
         *_observers(decision_log),
     )
     tracing = _tracing()
@@ -100,7 +100,7 @@ def create_app(
     )
     scans = Scans()
     quarantine = QuarantineFile(settings.data_dir / "quarantine.jsonl")
-    admitter = Admitter(store, semantic, scans, time.time, quarantine)
+    writer = CacheWriter(store, semantic, scans, time.time, quarantine)
 
     journal, comparisons = _learning(
         settings, quarantine, semantic, verifier, metrics=metrics, upstream=upstream
@@ -109,7 +109,7 @@ def create_app(
     def make_coalescer(to: Upstream) -> Coalescer:
         return Coalescer(
             to,
-            admitter,
+            writer,
             max_answer_bytes=settings.max_answer_bytes,
             claims=entries.claims,
             checks=comparisons,
@@ -218,8 +218,8 @@ def _learning(
     *,
     metrics: Metrics,
     upstream: Upstream,
-) -> tuple[CheckJournal, Checks]:
-    journal = CheckJournal(settings.data_dir / CHECKS_FILE, quarantine)
+) -> tuple[ComparisonJournal, Checks]:
+    journal = ComparisonJournal(settings.data_dir / CHECKS_FILE, quarantine)
     model = settings.semantic_judge_model
     metrics.tell_rules_off(journal.rules_off)
     return journal, Checks(

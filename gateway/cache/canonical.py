@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from gateway.protocol import exact_json
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.fields import neutral_fields
 
@@ -143,11 +144,7 @@ def keyed(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
 
 def canonical_form(endpoint: Endpoint, body: dict[str, Any]) -> bytes:
     """Return the bytes that stand for a parsed body: its keyed fields, in the order of names."""
-    kept = keyed(endpoint, body)
-    try:
-        return orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)
-    except TypeError:  # an integer of more than 64 bits
-        return json.dumps(kept, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+    return exact_json.dumps(keyed(endpoint, body), sort_keys=True)
 
 
 def _fold_texts(kept: dict[str, Any], field: str, kind: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.fields import bypass_reason
 from gateway.protocol.reasons import Reason
 from gateway.protocol.responses import caller_key
-from gateway.semantic.eligibility.rules import NOT_SOUGHT, Sought, sought
+from gateway.semantic.eligibility.rules import NO_QUERY, SemanticQuery, semantic_query
 from policies.decision import Decision, PiiAction, Scope
 from policies.freshness import NO_GRACE, Directives, Freshness, Grace, freshness, jittered
 
@@ -61,16 +61,16 @@ class Plan:
         return caller_key(key, self.body) if self.partition.endpoint is Endpoint.RESPONSES else key
 
     @cached_property
-    def sought(self) -> Sought:
+    def semantic_query(self) -> SemanticQuery:
         """Text to look up by meaning, or why there is none though the policy would have it."""
         if not self.decision.semantic:
-            return NOT_SOUGHT
-        return sought(self.partition.endpoint, self.body)
+            return NO_QUERY
+        return semantic_query(self.partition.endpoint, self.body)
 
     @property
     def question(self) -> str | None:
         """Text to look up by meaning; None where only exact lookup is allowed."""
-        return self.sought.question
+        return self.semantic_query.question
 
     @cached_property
     def fingerprint(self) -> bytes:

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Admitter:
+class CacheWriter:
     """Decides on an answer and writes it; the entry can be hit once ``store`` has returned."""
 
     entries: Store

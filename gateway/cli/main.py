@@ -64,10 +64,6 @@ def _run(arguments: list[str]) -> int:
             from gateway.cli.semantic import main as semantic
 
             return semantic(rest)
-        case ["compress", *rest]:
-            from gateway.cli.compress import main as compress
-
-            return compress(rest)
         case ["prefix", *rest]:
             from gateway.cli.prefix import main as prefix
 
@@ -153,9 +149,6 @@ def _parser() -> argparse.ArgumentParser:
         "semantic", help="calibrate and watch answers by meaning (refrain semantic --help)"
     )
     commands.add_parser(
-        "compress", help="see whether compressed prompts are answered the same (--help)"
-    )
-    commands.add_parser(
         "prefix", help="see why prefix caches miss, and mend it (refrain prefix --help)"
     )
     return parser
@@ -217,25 +210,19 @@ def _flags(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from gateway.cli.launch import StartError, run_gateway
+    from gateway.cli.launch import run_gateway
 
     settings = _settings(options)
     if not settings.all_upstreams:
         hint = "give --upstream URL, REFRAIN_UPSTREAM, or upstream: in refrain.yaml"
         raise CommandError(f"no upstream: {hint}")
-    try:
-        return run_gateway(settings)
-    except StartError as error:
-        raise CommandError(str(error), error.exit_code) from None
+    return run_gateway(settings)
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from gateway.cli.launch import StartError, run_demo
+    from gateway.cli.launch import run_demo
 
-    try:
-        return run_demo(_settings(options))
-    except StartError as error:
-        raise CommandError(str(error), error.exit_code) from None
+    return run_demo(_settings(options))
 
 
 def _settings(options: argparse.Namespace) -> "Settings":

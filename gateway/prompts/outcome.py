@@ -1,4 +1,7 @@
-"""What was rewritten and what was not: one vocabulary for header, metric, log and trace."""
+"""What was changed of a request before it was sent, and why not.
+
+One vocabulary for header, metric, log and trace.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +10,8 @@ from enum import StrEnum
 from policies.plain_enum import plain_members
 
 REWRITE = "X-Refrain-Rewrite"
-"""The reply header."""
+COMPRESS = "X-Refrain-Compress"
+"""The reply headers."""
 
 
 @plain_members
@@ -25,25 +29,54 @@ class Rewrite(StrEnum):
 
 
 @plain_members
-class WhyNot(StrEnum):
-    """Why a rule that the policy asks for left a request as it was."""
+class Step(StrEnum):
+    """One way to say the same in fewer tokens, in the order in which they are taken."""
+
+    SUMMARY = "summary"
+    MINIFIED = "minified"
+    DUPLICATES = "duplicates"
+    UNRELATED = "unrelated"
+
+
+@plain_members
+class NotRewritten(StrEnum):
+    """Why what the policy asks for left a request, or a part of it, as it was."""
 
     TOO_LARGE = "too-large"
-    NO_USER_TURN = "no-user-turn"
+    TOO_MANY = "too-many"
     UNBALANCED_MARKERS = "unbalanced-markers"
     NESTED_MARKERS = "nested-markers"
-    TOO_MANY = "too-many"
+    UNREADABLE = "unreadable"
+    TIMEOUT = "timeout"
+    FAULT = "fault"
+    # Of rewrite rules and hints.
+    NO_USER_TURN = "no-user-turn"
     TOO_MUCH = "too-much"
     PLACEHOLDERS = "placeholders"
-    UNREADABLE = "unreadable"
     MARKED = "marked"
     MODEL = "model"
     TOO_SHORT = "too-short"
     TAKEN = "taken"
     LIFETIMES = "lifetimes"
     REFUSED = "refused"
-    TIMEOUT = "timeout"
-    FAULT = "fault"
+    # Of compression.
+    NOTHING_GAINED = "nothing-gained"
+    NEEDS_ALL = "needs-all"
+    UNCLEAR = "unclear-question"
+    LANGUAGE = "other-language"
+    SUMMARY_PENDING = "summary-pending"
+    SUMMARY_FACTS = "summary-facts"
+    SUMMARY_LONG = "summary-long"
+    SUMMARY_FAILED = "summary-failed"
+    NO_ENCODER = "no-encoder"
+
+
+class NotRewrittenError(ValueError):
+    """Nothing of a rule, or of compression, is taken: it could not be sure."""
+
+    def __init__(self, why: NotRewritten) -> None:
+        super().__init__(why.value)
+        self.why = why
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +84,10 @@ class Declined:
     """A rule that was not applied."""
 
     rewrite: Rewrite
-    why: WhyNot
+    why: NotRewritten
 
     def __str__(self) -> str:
         return f"{self.rewrite}={self.why}"
-
-
-class DeclinedError(ValueError):
-    """A rule cannot be sure; nothing of what it did is taken."""
-
-    def __init__(self, why: WhyNot) -> None:
-        super().__init__(why.value)
-        self.why = why
 
 
 def rewrites_told(changes: Sequence[Rewrite], declined: Sequence[Declined]) -> str | None:
@@ -73,3 +98,33 @@ def rewrites_told(changes: Sequence[Rewrite], declined: Sequence[Declined]) -> s
     if declined:
         told += f'; declined="{", ".join(map(str, declined))}"'
     return told
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """What became of the declared context of one request; ``tokens`` are estimates."""
+
+    steps: tuple[Step, ...] = ()
+    tokens: int = 0
+    """Of the declared context, as it came."""
+    saved: int = 0
+    refused: NotRewritten | None = None
+
+    def __str__(self) -> str:
+        """Return the value of the header ``COMPRESS``."""
+        told = ", ".join(self.steps) or "none"
+        if self.steps:
+            told += f"; tokens={self.tokens}; saved={self.saved}"
+        return told if self.refused is None else f"{told}; declined={self.refused}"
+
+
+def both(one: Compression | None, other: Compression | None) -> Compression | None:
+    """Return what became of two parts of a request; of two reasons the first is told."""
+    if one is None or other is None:
+        return one or other
+    return Compression(
+        one.steps + other.steps,
+        one.tokens + other.tokens,
+        one.saved + other.saved,
+        one.refused or other.refused,
+    )

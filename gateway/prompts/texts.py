@@ -64,12 +64,8 @@ def conversation(
         return None
     for index, role in enumerate(roles[: asked[-1]]):
         if role in _INSTRUCTING or (role in _SPOKEN and (earlier_turns or index < asked[0])):
-            content = turns[index].get("content")
-            if isinstance(content, str):
-                texts.append(Text((field, index, "content"), content))
-            elif isinstance(content, list):
-                texts += _texts_of((field, index, "content"), content)
-    place = len(turns) if _is_result(turns[-1]) else asked[-1]
+            texts += texts_of((field, index, "content"), turns[index].get("content"))
+    place = len(turns) if is_result(turns[-1]) else asked[-1]
     has_block = len(asked) < len(users)
     heard = tuple([turn for turn in turns if turn.get("role") != "assistant"])
     return Conversation(tuple(texts), field, turns, place, has_block=has_block, heard=heard)
@@ -81,13 +77,17 @@ def is_block(turn: dict[str, Any]) -> bool:
     return isinstance(content, str) and content.startswith(BLOCK)
 
 
-def _is_result(turn: dict[str, Any]) -> bool:
+def is_result(turn: dict[str, Any]) -> bool:
+    """Tell whether a turn is what a tool returned."""
     kind = turn.get("type")
     return turn.get("role") in _RESULTS or (isinstance(kind, str) and kind.endswith("_output"))
 
 
-def _texts_of(path: Path, parts: list[Any]) -> Iterator[Text]:
-    for index, part in enumerate(parts):
+def texts_of(path: Path, content: Any) -> Iterator[Text]:
+    """Yield the texts of a turn's content, which is one text or a list of parts."""
+    if isinstance(content, str):
+        yield Text(path, content)
+    for index, part in enumerate(content if isinstance(content, list) else ()):
         if isinstance(part, dict) and part.get("type") in _PROSE:
             text = part.get("text")
             if isinstance(text, str):

@@ -5,7 +5,7 @@ from typing import Any
 from gateway.protocol.embeddings import CALL
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.fields import neutral_fields
-from gateway.protocol.reasons import Ineligible
+from gateway.protocol.reasons import Reason
 from gateway.protocol.text_extraction import names, query_readings, readings
 
 _NAMES = frozenset(
@@ -85,7 +85,7 @@ def system_text(body: dict[str, Any]) -> str | None:
     return "\n".join(texts) if texts else None
 
 
-def obstacle(endpoint: Endpoint, body: dict[str, Any]) -> Ineligible | None:
+def ineligible_shape(endpoint: Endpoint, body: dict[str, Any]) -> Reason | None:
     """Return why no text of the request can be looked up by meaning, or None where one can.
 
     That is a chat whose last message is the user's and plain text, or a response to one text. With
@@ -94,23 +94,23 @@ def obstacle(endpoint: Endpoint, body: dict[str, Any]) -> Ineligible | None:
     about, wherever they stand.
     """
     if endpoint not in (Endpoint.CHAT, Endpoint.RESPONSES):
-        return Ineligible.ENDPOINT
+        return Reason.ENDPOINT
     if body.get("tools") or body.get("functions"):
-        return Ineligible.TOOLS
+        return Reason.TOOLS
     if endpoint is Endpoint.RESPONSES:
-        return None if isinstance(body.get("input"), str) else Ineligible.NOT_TEXT
+        return None if isinstance(body.get("input"), str) else Reason.NOT_TEXT
     *earlier, last = body["messages"]
     if last["role"] in _TOOL_ROLES or any(each["role"] in _TOOL_ROLES for each in earlier):
-        return Ineligible.TOOL_RESULTS
+        return Reason.TOOL_RESULTS
     if last["role"] != "user":
-        return Ineligible.LAST_TURN
+        return Reason.LAST_TURN
     if any(map(_is_more_than_text, earlier)) or _single_text(last.get("content")) is None:
-        return Ineligible.NOT_TEXT
+        return Reason.NOT_TEXT
     return None
 
 
 def semantic_question(endpoint: Endpoint, body: dict[str, Any]) -> str:
-    """Return the text that is the question of a request without an obstacle."""
+    """Return the text that is the question of a request without an ineligible_shape."""
     if endpoint is Endpoint.RESPONSES:
         given: str = body["input"]
         return given

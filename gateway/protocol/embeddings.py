@@ -6,12 +6,12 @@ carries the call's usage, which is told again only where all items of that call 
 """
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
+from gateway.protocol import exact_json
 from gateway.protocol.reasons import Reason
 
 Item = str | list[int]
@@ -35,11 +35,7 @@ def item_body(body: Mapping[str, Any], item: Item) -> dict[str, Any]:
 
 def batch_body(body: Mapping[str, Any], items: Sequence[Item]) -> bytes:
     """Return the request that asks for these items only."""
-    asked = {**body, "input": list(items)}
-    try:
-        return orjson.dumps(asked)
-    except TypeError:  # an integer of more than 64 bits
-        return json.dumps(asked).encode()
+    return exact_json.dumps({**body, "input": list(items)})
 
 
 def vectors_of(reply: Any, count: int) -> list[Any] | None:

@@ -5,7 +5,6 @@ answer. They are taken out before it is stored, and a hit repeats those of the r
 """
 
 import hashlib
-import json
 from collections.abc import Container, Mapping
 from typing import Any
 
@@ -40,7 +39,7 @@ def named(result: bytes, body: Mapping[str, Any]) -> bytes:
     if not names:
         return result
     response = exact_json.loads(result)
-    return _printed({name: names.get(name, value) for name, value in response.items()})
+    return exact_json.dumps({name: names.get(name, value) for name, value in response.items()})
 
 
 def caller_key(key: bytes, body: Mapping[str, Any]) -> bytes:
@@ -48,14 +47,7 @@ def caller_key(key: bytes, body: Mapping[str, Any]) -> bytes:
     names = _names(body)
     if not names:
         return key
-    return hashlib.sha256(key + _printed(names, orjson.OPT_SORT_KEYS)).digest()
-
-
-def _printed(value: Mapping[str, Any], option: int = 0) -> bytes:
-    try:
-        return orjson.dumps(value, option=option)
-    except TypeError:  # an integer of more than 64 bits
-        return json.dumps(value, sort_keys=bool(option)).encode()
+    return hashlib.sha256(key + exact_json.dumps(names, sort_keys=True)).digest()
 
 
 def _names(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,11 +11,9 @@ What an upstream says of the tokens of one call, in whichever provider's words.
 Law: only whole numbers from 0 count; what an upstream does not say is None and never a guess.
 """
 
-import json
 from typing import Any, NamedTuple
 
-import orjson
-
+from gateway.protocol import exact_json
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.errors import PromptTooLongError
 from gateway.protocol.fields import neutral_fields
@@ -54,7 +52,12 @@ def prompt_tokens(endpoint: Endpoint, body: dict[str, Any]) -> int:
                 stack.extend(members.values())
             case list() as items:
                 stack.extend(items)
-    return tokens + -(-size // BYTES_A_TOKEN)
+    return tokens + tokens_in(size)
+
+
+def tokens_in(size: int) -> int:
+    """Estimate the tokens of so many bytes of text."""
+    return -(-size // BYTES_A_TOKEN)
 
 
 def _count_tokens(prompt: Any) -> int:
@@ -80,10 +83,7 @@ def ask_for_usage(body: dict[str, Any], raw: bytes) -> tuple[bytes, bool]:
     if isinstance(options, dict) and options.get("include_usage") is True:
         return raw, False
     asked = {**body, "stream_options": {**(options or {}), "include_usage": True}}
-    try:
-        return orjson.dumps(asked), True
-    except TypeError:  # an integer of more than 64 bits
-        return json.dumps(asked).encode(), True
+    return exact_json.dumps(asked), True
 
 
 def tokens_used(result: dict[str, Any]) -> int:

@@ -125,7 +125,7 @@ class MissingItems:
             state = self.states[place]
             if not isinstance(state, Forward) or state.store is None:
                 return state.status.reason or Reason.POLICY
-            return await self.coalescer.admitter.store(
+            return await self.coalescer.writer.store(
                 state.store, result, orjson.dumps(result), self.asked.scanner
             )
 

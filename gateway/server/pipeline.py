@@ -29,11 +29,11 @@ from gateway.cache.lookup import (
     State,
     Unended,
     VerifyCandidate,
-    as_own,
     bypass,
-    common,
     forward,
     miss,
+    rebind,
+    sharing_key,
     start,
 )
 from gateway.cache.pii_scan import ScanFailedError, Scans
@@ -63,7 +63,6 @@ from gateway.server.request import (
     LocalModel,
     Trace,
     Verdict,
-    decide,
     facts_of,
     parse_request,
 )
@@ -178,7 +177,13 @@ class Pipeline:
         seen.streamed = body.get("stream") is True
         active = self.policies.active
         tenant = identify(inbound.headers, inbound.holder)
-        decision = decide(endpoint, body, inbound, tenant, active)
+        policy = active.policy
+        # Without rules nobody looks at the facts.
+        decision = (
+            policy.decide(facts_of(endpoint, body, inbound, tenant))
+            if policy.rules
+            else policy.default
+        )
         seen.rule = decision.rule
         coalescer, local = self.coalescer, False
         if self.local is not None and endpoint is Endpoint.EMBEDDINGS:
@@ -260,9 +265,9 @@ class Pipeline:
                     return state
                 case LookUpExact() if asked.coalescer.calls and self._is_asked(state, asked):
                     state = forward(state.plan, miss(state.plan))
-                case ScanPrompt() | SearchSemantic() if (about := common(state)) is not None:
+                case ScanPrompt() | SearchSemantic() if (about := sharing_key(state)) is not None:
                     end = await self.misses.ask(about, partial(self._driven, state, asked))
-                    return as_own(end, state.plan)
+                    return rebind(end, state.plan)
                 case _:
                     state = await self._next(state, asked)
 
@@ -355,7 +360,7 @@ class Pipeline:
         )
         if isinstance(plan, Reason):
             return bypass(plan, directives)
-        return start(plan)
+        return LookUpExact(plan) if asked.decision.exact else start(plan)
 
     async def _exchange(self, asked: Asked, state: Forward) -> Exchange:
         if asked.local and state.status == ForwardStatus(Forwarded.MISS):
@@ -373,7 +378,8 @@ class Pipeline:
             level = logging.DEBUG if isinstance(error, StoreUnavailableError) else logging.WARNING
             log.log(level, "store: lookup failed, treated as a miss: %s", error)
             return None
-        asked.note(state, entry)
+        if explained:
+            asked.note(state, entry)
         if entry is None and isinstance(state, FetchCandidate) and not explained:
             # The entry was evicted: its vector would stand before living ones.
             with contextlib.suppress(SemanticUnavailableError):
@@ -408,7 +414,7 @@ class Pipeline:
             asked.note(state, error)
             return []
         # Not only when it is added: the index may have been down when the hit was called wrong.
-        barred = self.coalescer.admitter.quarantine.holds
+        barred = self.coalescer.writer.quarantine.holds
         near = [(each.key, each.similarity) for each in found if not barred(each.key)]
         asked.note(state, near)
         return near

@@ -10,24 +10,29 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from http import HTTPStatus
 from typing import Any, TypeVar
+
+import orjson
 
 from gateway.cache.key import cache_salt, document_owner, scope_id
 from gateway.cache.lookup import Forward
 from gateway.cache.plan import end_user
-from gateway.prompts.compress.compressor import Compressor
-from gateway.prompts.compress.outcome import Compression, Refusal, both
-from gateway.prompts.compress.summariser import Summariser
+from gateway.prompts.compress.compress import Compressed
+from gateway.prompts.compress.compressor import Compressor, Summariser
 from gateway.prompts.hints.hints import Hinted, hinted, hints_for
-from gateway.prompts.outcome import Declined, Rewrite, WhyNot
+from gateway.prompts.outcome import Compression, Declined, NotRewritten, Rewrite
 from gateway.prompts.rewrite.documents import NOTHING_KNOWN, Memory, SharedDocuments
 from gateway.prompts.rewrite.rewrite import Rewritten, rewrite, rules_for
 from gateway.prompts.rewrite.tools import KnownTools
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.headers import Fields
 from gateway.server.request import Asked
 from gateway.upstream.exchange import Exchange
-from gateway.upstream.request import with_priority, with_salt
+from gateway.upstream.ports import Upstream
+from gateway.upstream.request import Outgoing, own_fields, with_priority, with_salt
 from policies.decision import DocumentOrder
+from policies.freshness import parse_directives
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +42,8 @@ INLINE_PIECES = 1024
 what is within takes a fraction of a millisecond, some where it is made to take long."""
 SECONDS = 1.0
 """Rewriting that takes longer is given up: the client is waiting for it."""
+MOST_SAID = 256 * 2**10
+"""Bytes of an answer to a request of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +56,7 @@ class Outbox:
     shared: SharedDocuments = field(default_factory=SharedDocuments)
     tools: KnownTools = field(default_factory=KnownTools)
     compressor: Compressor = field(default_factory=Compressor)
-    summariser: Summariser = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "summariser", Summariser(self.secret))
+    summariser: Summariser = field(default_factory=Summariser)
 
     def salts(self, asked: Asked) -> bool:
         """Tell whether the request gets a salt."""
@@ -65,11 +69,10 @@ class Outbox:
         if asked.odd_body is not None:
             return original
         rewritten = await self._rewritten(asked)
-        body, raw = rewritten.body, rewritten.raw
-        body, raw, history = self.summariser.applied(asked, body, raw)
-        told = await self.compressor.compressed(asked.endpoint, asked.decision, body, raw)
-        if told is not None and not isinstance(told, Compression):
-            body, raw, told = told
+        shorter = self._summarised(asked, Compressed(rewritten.body, rewritten.raw, None))
+        body, raw, compression = await self.compressor.compressed(
+            asked.endpoint, asked.decision, shorter
+        )
         if raw is asked.inbound.raw:
             body, raw = original.body, original.inbound.raw
         elif self.salts(asked):
@@ -81,7 +84,7 @@ class Outbox:
             body=body,
             rewrites=rewritten.changes,
             not_rewritten=rewritten.declined + hints.declined,
-            compression=both(history, told),
+            compression=compression,
         )
         return _sent(original, plain, hints)
 
@@ -115,12 +118,22 @@ class Outbox:
         known = self.tools.forms(settings.schema_keys, owner)
         work = partial(rewrite, asked.endpoint, body, raw, settings, memory, known=known)
         rewritten = await _done_in_time(work, raw)
-        if isinstance(rewritten, WhyNot):
+        if isinstance(rewritten, NotRewritten):
             return Rewritten(body, raw, declined=_declined(rules, rewritten))
         self.tools.note(settings.schema_keys, rewritten.tools, owner)
         if memory is not NOTHING_KNOWN:
             self.shared.note(rewritten.digests)
         return rewritten
+
+    def _summarised(self, asked: Asked, came: Compressed) -> Compressed:
+        settings = asked.decision.compress
+        if not settings.enabled or not settings.history:
+            return came
+        stored = not parse_directives(asked.inbound.headers.get("cache-control")).no_store
+        fields = own_fields(asked.inbound.fields)
+        ask = partial(_said, asked.coalescer.upstream, fields) if stored else None
+        owner = document_owner(self.secret, asked.tenant)
+        return self.summariser.applied(asked.endpoint, came, settings.history, owner, ask)
 
     async def _hinted(self, asked: Asked, body: dict[str, Any], raw: bytes) -> Hinted:
         settings, rule = asked.decision.hints, asked.decision.rule
@@ -130,7 +143,7 @@ class Outbox:
         owner = document_owner(self.secret, asked.tenant)
         work = partial(hinted, asked.endpoint, body, raw, settings, rule=rule, owner=owner)
         told = await _done_in_time(work, raw)
-        if isinstance(told, WhyNot):
+        if isinstance(told, NotRewritten):
             return Hinted(body, raw, declined=_declined(hints, told))
         return told
 
@@ -142,7 +155,23 @@ class Outbox:
         return Memory(document_owner(self.secret, asked.tenant), self.shared.ranks)
 
 
-def _declined(rewrites: Iterable[Rewrite], why: WhyNot) -> tuple[Declined, ...]:
+async def _said(upstream: Upstream, fields: Fields, raw: bytes, model: str) -> str | None:
+    """Return what a model says to a chat request of ours, None where that is not all of it."""
+    async with upstream.send(Outgoing(Endpoint.CHAT.value, fields, raw, model)) as reply:
+        if reply.status != HTTPStatus.OK:
+            return None
+        read = b""
+        async for chunk in reply.chunks():
+            read += chunk
+            if len(read) > MOST_SAID:
+                return None
+    match orjson.loads(read):
+        case {"choices": [{"message": {"content": str(content)}, "finish_reason": "stop"}]}:
+            return content
+    return None
+
+
+def _declined(rewrites: Iterable[Rewrite], why: NotRewritten) -> tuple[Declined, ...]:
     return tuple(Declined(each, why) for each in rewrites)
 
 
@@ -152,16 +181,16 @@ def _sent(original: Exchange, plain: Exchange, hints: Hinted) -> Exchange:
         return plain
     told, changes = plain.compression, plain.rewrites + hints.changes
     if told is not None and told.steps:
-        told = Compression(refused=Refusal.REFUSED)
+        told = Compression(refused=NotRewritten.REFUSED)
     original = replace(
         original,
-        not_rewritten=plain.not_rewritten + _declined(changes, WhyNot.REFUSED),
+        not_rewritten=plain.not_rewritten + _declined(changes, NotRewritten.REFUSED),
         compression=told,
     )
     plain = replace(plain, original=original)
     if not hints.changes:
         return plain
-    refused = _declined(hints.changes, WhyNot.REFUSED)
+    refused = _declined(hints.changes, NotRewritten.REFUSED)
     return replace(
         plain,
         inbound=replace(plain.inbound, raw=hints.raw),
@@ -178,7 +207,7 @@ def _is_quick(raw: bytes) -> bool:
     return len(raw) <= INLINE_BYTES and raw.count(b"{") + raw.count(b"\\n") <= INLINE_PIECES
 
 
-async def _done_in_time(work: Callable[[], T], raw: bytes) -> T | WhyNot:
+async def _done_in_time(work: Callable[[], T], raw: bytes) -> T | NotRewritten:
     """Return what comes of the work on a body, or why nothing does."""
     try:
         if _is_quick(raw):
@@ -186,8 +215,8 @@ async def _done_in_time(work: Callable[[], T], raw: bytes) -> T | WhyNot:
         async with asyncio.timeout(SECONDS):
             return await asyncio.to_thread(work)
     except TimeoutError:
-        return WhyNot.TIMEOUT
+        return NotRewritten.TIMEOUT
     except Exception as error:  # noqa: BLE001 - whatever it is, the request can go on as it came
         # Its message may quote the prompt, so only its type is told.
         log.warning("a prompt could not be rewritten (%s)", type(error).__name__)
-        return WhyNot.FAULT
+        return NotRewritten.FAULT

@@ -124,19 +124,6 @@ class Trace:
         return self.lookups[-1]
 
 
-def decide(
-    endpoint: Endpoint,
-    body: dict[str, Any],
-    inbound: Inbound,
-    tenant: Tenant,
-    active: ActivePolicy,
-) -> Decision:
-    """Return what the policy in force says of the request."""
-    if not active.policy.rules:  # nobody would look at the facts
-        return active.policy.default
-    return active.policy.decide(facts_of(endpoint, body, inbound, tenant))
-
-
 def facts_of(
     endpoint: Endpoint, body: dict[str, Any], inbound: Inbound, tenant: Tenant
 ) -> RequestFacts:

@@ -10,7 +10,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from gateway.cache.ports import StoreStats
-from gateway.prompts.compress.outcome import Compression
+from gateway.prompts.outcome import Compression
 from gateway.telemetry.observation import Observation
 from gateway.telemetry.prefix_metrics import NeverHitCollector, PrefixMetrics
 

@@ -1,26 +1,21 @@
-"""A line a request in the log, when debugging: a sink of observations."""
+"""A line a request in the log: a sink of observations, for debugging."""
 
 import logging
 
 from gateway.prompts.outcome import rewrites_told
-from gateway.telemetry.observation import Observation
+from gateway.telemetry.observation import Observation, Sink
 
 log = logging.getLogger(__name__)
 
 
-def log_request(seen: Observation) -> None:
-    """Write one line a request when debugging; figures and reasons, never text.
+def request_sinks() -> tuple[Sink, ...]:
+    """Return the sink that logs each request, where the log level asks for it."""
+    return (log_request,) if log.isEnabledFor(logging.DEBUG) else ()
 
-    What the head of a stream could not say, because it was sent before, is told at any time.
-    """
-    if seen.streamed and seen.declined is not None:
-        log.info(
-            "%s rule=%s: a streamed answer was not stored: %s",
-            seen.endpoint,
-            seen.rule,
-            seen.declined,
-        )
-    if log.isEnabledFor(logging.DEBUG) and seen.ended is not None:
+
+def log_request(seen: Observation) -> None:
+    """Write one line a request; figures and reasons, never text."""
+    if seen.ended is not None:
         log.debug(
             "%s model=%r rule=%s outcome=%s reason=%s declined=%s rewrites=%s compress=%s "
             "status=%d ms=%.1f",

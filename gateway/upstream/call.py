@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from gateway.cache.writer import Admitter
+from gateway.cache.writer import CacheWriter
 from gateway.protocol import exact_json
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.errors import UpstreamError
@@ -61,7 +61,7 @@ class UpstreamCall:
     """Makes calls. ``max_answer_bytes`` bounds what is stored, and what is held for followers."""
 
     upstream: Upstream
-    admitter: Admitter
+    writer: CacheWriter
     max_answer_bytes: int
     checks: Checks | None = None
     chains: PromptChains | None = None
@@ -274,7 +274,7 @@ class UpstreamCall:
             return
         declined: Reason | None = Reason.UPSTREAM_STATUS
         if status == HTTPStatus.OK:
-            declined = await self.admitter.store(exchange.plan, result, plain, exchange.scanner)
+            declined = await self.writer.store(exchange.plan, result, plain, exchange.scanner)
         if declined is not None:
             shared.decline(declined)
             return

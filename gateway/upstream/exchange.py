@@ -12,8 +12,7 @@ from typing import Any
 from gateway.cache.lookup import Forward
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Scanner
-from gateway.prompts.compress.outcome import Compression
-from gateway.prompts.outcome import Declined, Rewrite
+from gateway.prompts.outcome import Compression, Declined, Rewrite
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.messages import ALL_ADDITIONS, Addition, Inbound
 from gateway.protocol.tokens import ask_for_usage

@@ -26,9 +26,9 @@ from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields
 from gateway.semantic.compare.answers import (
     Answer,
+    Judgement,
     NeedsVectors,
     Outcome,
-    Told,
     compare,
     read_answer,
 )
@@ -70,7 +70,7 @@ class Judge:
 
     async def judged(
         self, question: str, stored: str, fresh: str, fields: Iterable[tuple[str, str]]
-    ) -> Told | None:
+    ) -> Judgement | None:
         """Return what the judge says, None where it says nothing; ``fields`` are the client's."""
         if max(len(question), len(stored), len(fresh)) > MAX_JUDGED_CHARACTERS:
             return None
@@ -82,7 +82,7 @@ class Judge:
             return None
         if said is None:
             return None
-        return Told(Outcome.EQUAL if said else Outcome.DIFFERENT, "judge")
+        return Judgement(Outcome.EQUAL if said else Outcome.DIFFERENT, "judge")
 
     def _body(self, question: str, stored: str, fresh: str) -> bytes:
         pair = {"question": question, "first": stored, "second": fresh}
@@ -212,17 +212,17 @@ class Checks:
         await self._write_down(comparison, pair)
         return told.outcome.value
 
-    async def _told(self, pair: Pair) -> Told:
+    async def _told(self, pair: Pair) -> Judgement:
         # Long answers take tens of milliseconds.
         step = await asyncio.to_thread(_read_beside, pair)
-        if isinstance(step, Told):
+        if isinstance(step, Judgement):
             return step
         told = await asyncio.to_thread(step.next, await self._vectors(step))
         if told.outcome is Outcome.UNSURE and self.judge is not None:
             return await self._judged(self.judge, pair) or told
         return told
 
-    async def _judged(self, judge: Judge, pair: Pair) -> Told | None:
+    async def _judged(self, judge: Judge, pair: Pair) -> Judgement | None:
         stored, fresh = _answers(pair)
         if pair.plan.question is None or stored is None or fresh is None:
             return None
@@ -263,7 +263,7 @@ class Checks:
             log.warning("a comparison cannot be written down: %s", error.strerror or error)
 
 
-def _read_beside(pair: Pair) -> Told | NeedsVectors:
+def _read_beside(pair: Pair) -> Judgement | NeedsVectors:
     return compare(orjson.loads(pair.check.entry.result), orjson.loads(pair.fresh))
 
 

@@ -1,7 +1,7 @@
 """/v1/responses over HTTP, with a scripted generator: OpenAI's shapes."""
 
 import pytest
-from spoken_responses import CALL, LOGPROBS, WEATHER, prompt, unnamed
+from responses_api import CALL, LOGPROBS, WEATHER, prompt, unnamed
 
 from backend.core.types import FinishReason
 

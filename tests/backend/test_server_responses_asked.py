@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from spoken_responses import CALL, CALLED, LOGPROBS, RETURNED, WEATHER, prompt
+from responses_api import CALL, CALLED, LOGPROBS, RETURNED, WEATHER, prompt
 
 from backend.core.types import GrammarKind, SamplingParams
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from pauses import Pauses
+from controlled_sleep import Pauses
 
 from embeddings import index_guarded
 from embeddings.index_guarded import LONGEST_PAUSE_S, MAX_WRITES, PREPARE_S, GuardedIndex

@@ -5,7 +5,7 @@ from itertools import combinations, product
 from string import ascii_lowercase
 
 import pytest
-from meaning_cache import MeaningCache
+from semantic_cache import MeaningCache
 
 from embeddings.verify.agreement import agree
 from embeddings.verify.guards import guard

@@ -6,7 +6,7 @@ With the encoder, the verifier and the budget that are the defaults.
 from itertools import permutations, product
 
 import pytest
-from meaning_cache import MeaningCache
+from semantic_cache import MeaningCache
 
 RESET = (
     "How do I reset my password?",

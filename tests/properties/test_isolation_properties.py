@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 import pytest
-from core_requests import planned
+from example_requests import planned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai_schema import ABSENT, DESCRIPTION, description, properties, request_schema

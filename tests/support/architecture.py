@@ -36,7 +36,6 @@ IO_MODULES = frozenset(
         "gateway.semantic.embeddings_service",
         "gateway.semantic.verifier",
         "gateway.prompts.compress.compressor",
-        "gateway.prompts.compress.summariser",
         "gateway.cache.append_files",
         "gateway.cache.pii_scan",
         "gateway.cache.quarantine",
@@ -95,6 +94,7 @@ HTTP_MODULES = frozenset(
 CROSSINGS = {
     "gateway.app": ("embeddings.client",),
     "gateway.cli.calibrate": ("embeddings.verify",),
+    "gateway.cache.shadow_eval.ledger": ("embeddings.verify.binomial",),
     "gateway.semantic.calibrations": ("embeddings.verify",),
     "gateway.semantic.embeddings_service": ("embeddings.client",),
     "gateway.semantic.verifier": ("embeddings.verify",),

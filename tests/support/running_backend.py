@@ -261,7 +261,7 @@ async def server(start_server: StartServer) -> RunningServer:
 @pytest.fixture
 def speaking(start_server: StartServer) -> StartServer:
     """Start servers that say these pieces, and read Qwen's tool calls."""
-    from spoken_responses import saying
+    from responses_api import saying
 
     from backend.server.tools.formats import FORMATS
 

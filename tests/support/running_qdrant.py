@@ -6,7 +6,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
-from own_process import OwnProcess
+from owned_process import OwnProcess
 from ports import lasting_port
 
 _SCRIPT = Path(__file__).with_name("qdrant_rest.py")

@@ -10,7 +10,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-from own_process import OwnProcess
+from owned_process import OwnProcess
 from ports import lasting_port
 
 _STARTS = 5

@@ -12,11 +12,12 @@ again; so long may another process still read a scope that was forgotten here.
 import asyncio
 import logging
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
+
+from cachetools import LRUCache
 
 from gateway.cache.entry import Entry
 from gateway.cache.ports import Page, ScopeKeys, StoreError, StoreStats
@@ -70,8 +71,7 @@ class SealedStore:
         self._masters = masters
         self._keys = keys
         self._clock = clock
-        # Longest unused first.
-        self._known: OrderedDict[tuple[bytes, bytes], _Known] = OrderedDict()
+        self._known: LRUCache[tuple[bytes, bytes], _Known] = LRUCache(MOST_KEYS)
         self._asking: WeakValueDictionary[tuple[bytes, bytes], asyncio.Lock] = WeakValueDictionary()
         self._forgotten = 0
         self._told: set[str] = set()
@@ -198,14 +198,13 @@ class SealedStore:
                 _log.warning("store: %s: the scope begins anew", error)
                 await self._keys.forget(head.tag)
                 raise StoreError(str(error)) from None
-            self._note(name, _Known(data_key, self._clock(), beyond))
+            self._known[name] = _Known(data_key, self._clock(), beyond)
             return data_key
 
     async def _ask(self, name: tuple[bytes, bytes], master: MasterKey) -> _Known | None:
         """Return what is known of a data key, asking anew after a while. Raises SealError."""
         known = self._known.get(name)
         if known is not None and 0 <= self._clock() - known.asked_at < KNOWN_SECONDS:
-            self._known.move_to_end(name)
             return known
         forgotten = self._forgotten
         wrapped = await self._keys.find(name[1], name[0])
@@ -216,14 +215,8 @@ class SealedStore:
         until = known.until if known is not None and known.data_key == data_key else 0.0
         known = _Known(data_key, self._clock(), until)
         if forgotten == self._forgotten:
-            self._note(name, known)
+            self._known[name] = known
         return known
-
-    def _note(self, name: tuple[bytes, bytes], known: _Known) -> None:
-        self._known[name] = known
-        self._known.move_to_end(name)
-        if len(self._known) > MOST_KEYS:
-            self._known.popitem(last=False)
 
     def _lock(self, name: tuple[bytes, bytes]) -> asyncio.Lock:
         return self._asking.setdefault(name, asyncio.Lock())

@@ -1,14 +1,22 @@
-"""What of a text must not be lost or changed: numbers, names, identifiers, yes and no.
+"""What a text says: its words, what must not be lost of it, and what was said before.
 
-Law: what may be one of them counts as one.
+What may be a number, a name, an identifier or a denial counts as one.
 """
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from gateway.semantic.compare.text_forms import named
+from gateway.semantic.eligibility.tokens import tokenize_question
+from gateway.semantic.eligibility.words import ENGLISH
+from policies.decision import Protected
 
+SAME_SHINGLES = 0.8  # Jaccard index of the runs of three words of passages that are alike
+FEWEST_WORDS = 6  # shorter passages cost little and may be asked for by their place
+MOST_COMPARED = 20_000  # pairs of passages; what is left by then is taken for new
+
+_SHORTEST_PLURAL = 4
 _NUMBER_WORDS = (
     "two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty|sixty"
     "|seventy|eighty|ninety|hundred|thousand|million|billion|half|twice|double|dozen"
@@ -23,29 +31,103 @@ _NEGATION = re.compile(
     r"|ning\u00fan|ninguna|nada)\b|\bn't\b|n['\u2019]t\b|[\u4e0d\u6ca1\u6c92\u65e0\u7121\u975e]",
     re.IGNORECASE,
 )
+_FEW_WORDS = re.compile(r"\s*(?:[^\s.!?;,]+[\s,]*){0,5}")
 
 
-_DENIED = re.compile(r"\s*(?:[^\s.!?;,]+[\s,]*){0,5}")
+def words_of(text: str) -> list[str]:
+    """Return the words of a text in lower case, without accents."""
+    return tokenize_question(text).words
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """The facts of a text. Names are those that its capital letters tell."""
+def content_words(words: Iterable[str]) -> frozenset[str]:
+    """Return what words are about something, singular and plural as one."""
+    return frozenset(_stem(word) for word in words if word not in ENGLISH)
+
+
+def names_in(text: str) -> frozenset[str]:
+    """Return the words of the names that capital letters tell."""
+    return frozenset(word for name in named(text).names for word in words_of(name))
+
+
+class Facts(NamedTuple):
+    """What of a text must not be lost."""
 
     numbers: tuple[str, ...]
     ids: frozenset[str]
     names: frozenset[str]
-    negations: int
+    denials: int
 
 
 def facts_of(text: str) -> Facts:
-    """Return what of a text must not be lost."""
+    """Return the facts of a text."""
     return Facts(
         tuple(match[0].casefold() for match in _NUMBER.finditer(text)),
         frozenset(token.casefold() for token in _ids(text)),
         named(text).names,
         sum(1 for _ in _NEGATION.finditer(text)),
     )
+
+
+def holds(text: str, kinds: frozenset[Protected]) -> bool:
+    """Tell whether a text has a fact of one of these kinds."""
+    return (
+        (Protected.NUMBERS in kinds and _NUMBER.search(text) is not None)
+        or (Protected.NEGATION in kinds and _NEGATION.search(text) is not None)
+        or (Protected.IDS in kinds and any(_ids(text)))
+    )
+
+
+def denied(text: str) -> list[frozenset[str]]:
+    """Return what the few words behind each denial are about."""
+    behind = (_FEW_WORDS.match(text, match.end()) for match in _NEGATION.finditer(text))
+    found = (content_words(words_of(match[0])) for match in behind if match is not None)
+    return [words for words in found if words]
+
+
+_Shingle = tuple[str, str, str]
+_Said = tuple[frozenset[_Shingle], frozenset[str], Facts]
+
+
+def said_before(passages: Iterable[str]) -> list[bool]:
+    """Tell of each passage whether one before it says the same.
+
+    Then it has no word of its own but those that say nothing, nearly the same order, equal facts.
+    """
+    kept: list[_Said] = []
+    by_shingle: dict[_Shingle, list[int]] = {}
+    found = []
+    compared = 0
+    for passage in passages:
+        words = words_of(passage)
+        if len(words) < FEWEST_WORDS:
+            found.append(False)
+            continue
+        shingles = frozenset(zip(words, words[1:], words[2:], strict=False))
+        one = (shingles, content_words(words), facts_of(passage))
+        # Whoever shares so many shingles shares one of these, whichever they are.
+        telling = sorted(shingles)[: len(shingles) - int(SAME_SHINGLES * len(shingles)) + 1]
+        candidates = {index for shingle in telling for index in by_shingle.get(shingle, ())}
+        compared += len(candidates)
+        again = compared <= MOST_COMPARED and any(_covers(kept[i], one) for i in candidates)
+        found.append(again)
+        if not again:
+            for shingle in shingles:
+                by_shingle.setdefault(shingle, []).append(len(kept))
+            kept.append(one)
+    return found
+
+
+def _covers(first: _Said, second: _Said) -> bool:
+    """Tell whether the first passage says all that the second one does."""
+    (ours, content, facts), (theirs, other_content, other_facts) = first, second
+    if not other_content <= content or facts != other_facts:
+        return False
+    return len(ours & theirs) >= SAME_SHINGLES * len(ours | theirs)
+
+
+def _stem(word: str) -> str:
+    plural = len(word) >= _SHORTEST_PLURAL and word.endswith("s") and not word.endswith("ss")
+    return word[:-1] if plural else word
 
 
 def _ids(text: str) -> Iterator[str]:
@@ -55,25 +137,3 @@ def _ids(text: str) -> Iterator[str]:
         mixed = _LETTER.search(token) is not None and _DIGIT.search(token) is not None
         if mixed or "_" in token or "@" in token or "://" in token or token.count("/") > 1:
             yield token
-
-
-def has_number(text: str) -> bool:
-    """Tell whether a text has a number, in digits or in words."""
-    return _NUMBER.search(text) is not None
-
-
-def has_id(text: str) -> bool:
-    """Tell whether a text has an identifier, an address, a path or a link."""
-    return any(True for _ in _ids(text))
-
-
-def has_negation(text: str) -> bool:
-    """Tell whether a text denies something."""
-    return _NEGATION.search(text) is not None
-
-
-def denials(text: str) -> Iterator[str]:
-    """Yield the few words behind each denial."""
-    for match in _NEGATION.finditer(text):
-        found = _DENIED.match(text, match.end())
-        yield "" if found is None else found[0]

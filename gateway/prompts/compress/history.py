@@ -1,28 +1,32 @@
 """The earlier turns of a long conversation, and the summary that may stand in for them.
 
-Law: a summary is used only if it keeps what can be checked of the turns (``fidelity``), and is much
-shorter. Turns are cut off before a user turn, so that no call of a
-tool loses its answer, and where they are cut moves in steps: the prompt's beginning stays the same
-for a while.
+Turns are cut off before a user turn, so that no call of a tool loses its answer. Where they are cut
+moves in steps, so that the prompt's beginning stays the same for a while.
 """
 
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations, islice
 from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.prompts.compress.fidelity import can_be_told, says_the_same
+from gateway.prompts.compress.compress import Compressed
+from gateway.prompts.compress.facts import denied, facts_of, names_in, words_of
 from gateway.prompts.json_splice import Edit, Places, printed, spliced
+from gateway.prompts.outcome import Compression, NotRewritten, Step
 from gateway.prompts.texts import is_block
 from gateway.protocol.endpoint import Endpoint
-from gateway.protocol.tokens import BYTES_A_TOKEN
-from policies.decision import CompressSettings
+from gateway.protocol.tokens import tokens_in
+from gateway.semantic.eligibility.rules import is_english
+from gateway.semantic.eligibility.tokens import holds_code, sentences_of
 
-LEAST_BYTES = 2048
-"""Of turns that are worth a summary."""
-MOST_BYTES = 256 * 2**10
-"""Of turns that are given to a model to be summed up."""
-LONGEST_SHARE = 0.6
-"""Of the turns' bytes, that a summary may have."""
+LEAST_BYTES = 2048  # of turns that are worth a summary
+MOST_BYTES = 256 * 2**10  # of turns that a model can sum up
+LONGEST_SHARE = 0.6  # of the turns' bytes, that a summary may have
+MOST_KNOWN = 1024
+MOST_CHARACTERS = 4 * 2**20  # of all summaries that are known
 
 _BEGINS = "Summary of the conversation so far:\n"
 _MOST_TOKENS = 2000
@@ -32,6 +36,22 @@ _PROMPT = (
     "what was decided and what is open. Every number, date, name, identifier, path and address "
     "must stand in the summary exactly as it is written. Write plain sentences, nothing else."
 )
+_WORD = r"(?<!\w){}(?!\w)"
+_NUMBER = r"(?<!\d)(?<!\d[.,:/]){}(?!\d)(?![.,:/]\d)"
+_UNIT = re.compile(
+    r"(?P<before>[$\u20ac\u00a3\u00a5])?\s?(?P<number>\d+(?:[.,:/]\d+)*)\s?"
+    r"(?P<after>%|\u00b0[CF]?|[$\u20ac\u00a3\u00a5]"
+    r"|(?:per ?cent|euros?|eur|dollars?|usd|cents?|pounds?|gbp|yen|francs?|chf"
+    r"|[mkcnu\u00b5]?[gmls]|[mk]?[wh]h?|mi|ft|lbs?|oz|[kmgt]i?b|bits?|bytes?|hz|ml|cl|kg|mg|km|cm"
+    r"|(?:milli|kilo|centi|micro|mega|giga|tera)?(?:gram|met(?:er|re)|lit(?:er|re)|watt|byte)s?"
+    r"|miles?|feet|inch(?:es)?|ounces?|tons?|tonnes?|am|pm"
+    r"|(?:milli|micro)?seconds?|secs?|ms|minutes?|mins?|hours?|hrs?|days?|weeks?|months?|years?)\b)?",
+    re.IGNORECASE,
+)
+_LETTERS = re.compile(r"[^\W\d_]{2,}")
+_FEWEST_WORDS = 4
+_MOST_NAMES = 32  # of one sentence
+_SYMBOL = 3  # letters of a unit up to which it has no plural: ms is not m
 
 
 class Cut(NamedTuple):
@@ -40,12 +60,22 @@ class Cut(NamedTuple):
     field: str
     start: int
     end: int
-    turns: bytes
-    """Their JSON."""
+    turns: bytes  # their JSON
+
+    @property
+    def texts(self) -> list[str]:
+        """What was said in them."""
+        return list(_texts(orjson.loads(self.turns)))
 
 
-def cut_of(endpoint: Endpoint, body: dict[str, Any], settings: CompressSettings) -> Cut | None:
-    """Return what of a conversation is cut off, None where it is not long enough, or marked."""
+Known = str | NotRewritten  # a summary, or why there is none
+
+
+def cut_of(endpoint: Endpoint, body: dict[str, Any], least: int) -> Cut | None:
+    """Return what of a conversation is cut off, so that ``least`` user turns stay or more.
+
+    None where it is not long enough, or marked.
+    """
     field = "messages" if endpoint is Endpoint.CHAT else "input"
     turns = body.get(field)
     if endpoint not in (Endpoint.CHAT, Endpoint.RESPONSES) or not isinstance(turns, list):
@@ -53,19 +83,16 @@ def cut_of(endpoint: Endpoint, body: dict[str, Any], settings: CompressSettings)
     if not all(isinstance(turn, dict) for turn in turns):
         return None
     users = [i for i, turn in enumerate(turns) if turn.get("role") == "user" and not is_block(turn)]
-    least = settings.history
-    steps = (len(users) - least) // least if least else 0
-    if steps < 1:
+    if len(users) < 2 * least:
         return None
-    start, end = users[0], users[steps * least]
+    start, end = users[0], users[(len(users) - least) // least * least]
     if any(turn.get("role") in ("system", "developer") for turn in turns[start:end]):
         return None
     try:
         written = orjson.dumps(turns[start:end])
     except TypeError:  # an integer of more than 64 bits
         return None
-    marked = b'"cache_control":' in written
-    if marked or not LEAST_BYTES <= len(written) <= MOST_BYTES:
+    if b'"cache_control":' in written or not LEAST_BYTES <= len(written) <= MOST_BYTES:
         return None
     return Cut(field, start, end, written)
 
@@ -81,52 +108,144 @@ def request_for(cut: Cut, model: str) -> bytes:
     )
 
 
-def is_short(cut: Cut, summary: str) -> bool:
-    """Tell whether a summary is worth the name."""
-    return 0 < len(summary.encode("utf-8", "surrogatepass")) <= LONGEST_SHARE * len(cut.turns)
-
-
 def can_be_checked(cut: Cut) -> bool:
-    """Tell whether it could be told that a summary keeps what the turns say."""
-    return can_be_told(_texts(orjson.loads(cut.turns)))
+    """Tell whether names, denials and the rest can be found in what was said.
+
+    Names are not without capital letters, nor is anything in code or in other languages.
+    """
+    return all(
+        not holds_code(text)
+        and all(map(is_english, sentences_of(text, clauses=True)))
+        and (text != text.lower() or len(_LETTERS.findall(text)) < _FEWEST_WORDS)
+        for text in cut.texts
+    )
 
 
-def keeps_facts(cut: Cut, summary: str) -> bool:
-    """Tell whether a summary says what the turns say, as far as can be told."""
-    return says_the_same(_texts(orjson.loads(cut.turns)), summary)
+def judged(cut: Cut, summary: str) -> Known:
+    """Return the summary, or why it may not stand in for the turns.
+
+    It is to be much shorter, with every fact of the turns and none that they lack. A number keeps
+    its unit and the name before it, names of one sentence their order, and denials stay denials.
+    """
+    if not 0 < len(summary.encode("utf-8", "surrogatepass")) <= LONGEST_SHARE * len(cut.turns):
+        return NotRewritten.SUMMARY_LONG
+    texts = cut.texts
+    names = frozenset(word for text in texts for word in names_in(text))
+    same = (
+        _has_the_facts(summary, texts)
+        and _units(summary) <= {unit for text in texts for unit in _units(text)}
+        and _keeps_order(summary, texts, names)
+        and _keeps_denials(summary, texts)
+    )
+    return summary if same else NotRewritten.SUMMARY_FACTS
 
 
-def with_summary(
-    body: dict[str, Any], raw: bytes, cut: Cut, summary: str
-) -> tuple[dict[str, Any], bytes]:
-    """Return body and bytes with the summary in place of the turns."""
+def with_summary(body: dict[str, Any], raw: bytes, cut: Cut, summary: str) -> Compressed:
+    """Return a request with the summary in place of the turns."""
     turn = {"role": "user", "content": _BEGINS + summary}
     turns = body[cut.field]
     places = Places(raw, body)
     start, (_, end) = places.start((cut.field, cut.start)), places.of((cut.field, cut.end - 1))
-    edit = Edit(start, end, printed(turn))
-    now = {**body, cut.field: [*turns[: cut.start], turn, *turns[cut.end :]]}
-    return now, spliced(raw, (edit,))
+    tokens = tokens_in(len(cut.turns))
+    return Compressed(
+        {**body, cut.field: [*turns[: cut.start], turn, *turns[cut.end :]]},
+        spliced(raw, (Edit(start, end, printed(turn)),)),
+        Compression((Step.SUMMARY,), tokens, tokens - tokens_in(len(summary.encode()))),
+    )
 
 
-def tokens_of(size: int) -> int:
-    """Estimate the tokens of so many bytes."""
-    return -(-size // BYTES_A_TOKEN)
+class Summaries:
+    """What is known, in bounded memory: what was not asked for longest is forgotten."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, Known] = OrderedDict()
+
+    def find(self, digest: bytes) -> Known | None:
+        """Return what is known of a summary, None where it was never asked for."""
+        if digest in self._known:
+            self._known.move_to_end(digest)
+        return self._known.get(digest)
+
+    def note(self, digest: bytes, known: Known) -> None:
+        """Remember a summary, or why there is none."""
+        self._known[digest] = known
+        self._known.move_to_end(digest)
+        size = sum(map(len, self._known.values()))
+        while len(self._known) > MOST_KNOWN or size > MOST_CHARACTERS:
+            size -= len(self._known.popitem(last=False)[1])
 
 
-def _texts(value: Any) -> list[str]:
-    """Return what was said: all strings of the turns but roles, types and ids of calls."""
-    match value:
-        case str():
-            return [value]
-        case list():
-            return [text for each in value for text in _texts(each)]
-        case dict():
-            return [
-                text
-                for key, each in value.items()
-                if key not in ("role", "type", "id", "tool_call_id", "call_id", "status")
-                for text in _texts(each)
-            ]
-        case _:
-            return []
+def _texts(value: Any) -> Iterator[str]:
+    """Yield what was said: all strings of the turns but roles, types and ids of calls."""
+    if isinstance(value, dict):
+        left_out = ("role", "type", "id", "tool_call_id", "call_id", "status")
+        value = [each for key, each in value.items() if key not in left_out]
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
+
+
+def _has_the_facts(summary: str, texts: Sequence[str]) -> bool:
+    """Tell whether a summary has every number, name and identifier of the texts, and no other."""
+    said = {fact for text in texts for fact in _folded(*facts_of(text)[:3])}
+    told = " ".join(summary.split()).casefold()
+    for fact in said:
+        form = _NUMBER if fact[0].isdigit() and fact[-1].isdigit() else _WORD
+        if re.search(form.format(re.escape(fact)), told) is None:
+            return False
+    numbers, ids, *_ = facts_of(summary)
+    words = {word for text in texts for word in words_of(text)}
+    return _folded(numbers, ids) <= said and names_in(summary) <= words
+
+
+def _folded(*facts: Iterable[str]) -> set[str]:
+    return {" ".join(fact.split()).casefold() for of_a_kind in facts for fact in of_a_kind}
+
+
+def _units(text: str) -> set[tuple[str, str]]:
+    """Return the numbers of a text that have a unit, with it."""
+    found = set()
+    for match in _UNIT.finditer(text):
+        unit = (match["after"] or match["before"] or "").casefold()
+        if unit:
+            found.add((match["number"], unit.rstrip("s") if len(unit) > _SYMBOL else unit))
+    return found
+
+
+def _keeps_order(summary: str, texts: Sequence[str], names: frozenset[str]) -> bool:
+    """Tell whether names and numbers have not changed places: who owes whom, and who pays what."""
+    said, owned = _order(texts, names)
+    told, told_owned = _order([summary], names)
+    numbers = {number for number, _ in owned}
+    return all(pair in said or pair[::-1] not in said for pair in told) and all(
+        pair in owned or pair[0] not in numbers for pair in told_owned
+    )
+
+
+def _order(
+    texts: Iterable[str], names: frozenset[str]
+) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+    """Return the names of each sentence in pairs, and numbers with the last name before each."""
+    pairs: set[tuple[str, str]] = set()
+    owned: set[tuple[str, str]] = set()
+    for sentence in (each for text in texts for each in sentences_of(text, clauses=True)):
+        met: list[str] = []
+        for word in words_of(sentence):
+            if word in names:
+                met.append(word)
+            elif word.isdigit() and met:
+                owned.add((word, met[-1]))
+        pairs.update(combinations(islice(dict.fromkeys(met), _MOST_NAMES), 2))
+    return pairs, owned
+
+
+def _keeps_denials(summary: str, texts: Sequence[str]) -> bool:
+    """Tell whether what is denied in the one is denied in the other."""
+    told, said = denied(summary), [words for text in texts for words in denied(text)]
+    return all(
+        any(2 * len(one & other) >= len(one) for other in others)
+        for some, others in ((said, told), (told, said))
+        for one in some
+    )

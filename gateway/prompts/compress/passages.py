@@ -1,97 +1,184 @@
-"""A block of context cut into passages, and these into sentences.
+"""A block of context cut into passages, and white space that says nothing taken out of them.
 
-Law: nothing is lost by cutting: what stands in a text, joined again, is the text.
+The passages, joined again, are the text. What may be code, a table, keys with values or records is
+never cut, for each line may be asked for.
 """
 
 import re
-from typing import NamedTuple
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 
-from gateway.prompts.compress.forms import is_formed
-from gateway.prompts.compress.minify import formed_minified, prose_minified
+import orjson
 
-LONGEST = 300
-"""Characters of a passage of prose; longer paragraphs are cut between sentences."""
+from gateway.prompts.outcome import Step
+from gateway.semantic.compare.fences import code_blocks
+from gateway.semantic.eligibility.rules import is_prose
+from gateway.semantic.eligibility.tokens import holds_code, sentences_of
+
+LONGEST = 300  # characters of a passage of prose
 
 _PARAGRAPH = re.compile(r"\n(?:[ \t\r]*\n)+")
-_FENCE = re.compile(r"^[ \t]{0,3}(?:```|~~~)", re.MULTILINE)
-_ENDS = re.compile(
-    r"(?<![A-Z]\.)(?<!\b[A-Z][a-z]\.)(?<!\b[A-Z][a-z]{2}\.)(?<!\be\.g\.)(?<!\bi\.e\.)(?<!\bNo\.)"
-    r"(?<!\bvs\.)(?<=[.!?])[\"'\u201d\u2019)\]]*\s+(?=\S)"
-    r"|(?<=[\u3002\uff01\uff1f])|\n+"
+# Each run of white space is looked at once, from its beginning.
+_LINE_END = re.compile(r"(?<![ \t])[ \t]++(?=\r?\n|\Z)|\r(?=\n)")
+_RUN = re.compile(r"(?<=\S)  +(?=\S)")
+_BLANK = re.compile(r"\n{3,}")
+_JSON_SPACE = re.compile(r'("(?:[^"\\]++|\\.)*+")|[ \t\r\n]++', re.DOTALL)
+_KEY = r"[^\W_][\w .()/'-]{0,60}"
+_ROW = re.compile(
+    "|".join(
+        (
+            r"[^|]*\|[^|]*\|",  # a table of Markdown
+            r"[^\t]*\S\t+\S",  # columns
+            rf"\s*(?:[-*\u2022]\s+)?[\"'`*]*{_KEY}[\"'`*]*\s?(?::|=|=>|->|\u2192|\uff1a)\s*\S",
+            r"\s*<[/\w!?]",  # markup
+        )
+    )
 )
+_COLUMNS = re.compile(r"\S {3,}\S")
+_MOST_LINE = 400
+_FEWEST_RECORDS = 4
+_BEGINNING = 3  # words that records in blocks of their own begin with
+_LONG_VALUE = 200  # a line that is longer is prose after a colon
 
 
-class Passage(NamedTuple):
-    """A passage of a block with all white space behind it."""
+@dataclass(eq=False, slots=True)
+class Passage:
+    """A passage of a block with all white space behind it, and what of it stays."""
 
-    text: str
-    formed: bool
-    """Code, a table, keys and values: never cut."""
-    sentences: tuple[str, ...]
-    """Of prose; together they are the text."""
+    sentences: Sequence[str]
+    formed: bool = False  # code, a table, keys and values: never cut
+    before: "Passage | None" = None  # the one that stands close before it
+    kept: Sequence[str] = field(init=False)
+    step: Step | None = None  # by which something of it went
+
+    def __post_init__(self) -> None:
+        self.kept = self.sentences
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self.sentences)
+
+    def keep(self, sentences: Sequence[str], step: Step | None) -> None:
+        """Keep these sentences of it."""
+        if len(sentences) != len(self.kept):
+            self.kept, self.step = sentences, step
 
 
 def passages_of(text: str, *, minify: bool) -> list[Passage]:
-    """Cut a text at blank lines, long paragraphs of prose between sentences.
+    """Cut a text at blank lines, long paragraphs of prose between sentences; JSON is one passage.
 
     With ``minify`` each is without the white space that says nothing.
     """
+    if _is_json(text):
+        return [Passage([_json_minified(text.strip()) if minify else text], formed=True)]
     found: list[Passage] = []
-    for written in _paragraphs(text):
-        if is_formed(written):
-            paragraph = formed_minified(written) if minify else written
-            found.append(Passage(paragraph, formed=True, sentences=(paragraph,)))
+    for paragraph in _paragraphs(text):
+        written = _LINE_END.sub("", paragraph) if minify else paragraph
+        if _is_formed(paragraph):
+            found.append(Passage([written], formed=True))
         else:
-            found += _prose(sentences_of(prose_minified(written) if minify else written))
+            found += _prose(_BLANK.sub("\n\n", _RUN.sub(" ", written)) if minify else written)
+    for before, passage in pairwise(found):
+        passage.before = before
     return found
 
 
-def sentences_of(text: str) -> list[str]:
-    """Cut prose between sentences and lines."""
-    found, at = [], 0
-    for match in _ENDS.finditer(text):
-        if match.end() > at:
-            found.append(text[at : match.end()])
-            at = match.end()
-    if at < len(text):
-        found.append(text[at:])
-    return found
+def are_prose(came: str, passages: Sequence[Passage]) -> bool:
+    """Tell whether a text is mostly prose, and its passages no records of one kind."""
+    formed = sum(len(passage.text) for passage in passages if passage.formed)
+    return 2 * formed < len(came) and not _are_records([passage.text for passage in passages])
 
 
-def _paragraphs(text: str) -> list[str]:
-    """Cut at blank lines, but not within fences."""
-    fences = [match.start() for match in _FENCE.finditer(text)]
-    fenced = [
-        (start, fences[index + 1] if index + 1 < len(fences) else len(text))
-        for index, start in enumerate(fences)
-        if index % 2 == 0
+def prose_among(texts: Sequence[str]) -> list[bool]:
+    """Tell which of many texts are English sentences, and no records: these begin alike."""
+    begins = [
+        tuple(text.split(None, _BEGINNING)[:_BEGINNING])
+        if len(text) <= _LONG_VALUE and not text.rstrip().endswith("?")
+        else ()
+        for text in texts
     ]
-    cuts = [match.end() for match in _PARAGRAPH.finditer(text)]
-    within = 0
-    found, at = [], 0
-    for cut in cuts:
-        while within < len(fenced) and fenced[within][1] < cut:
-            within += 1
-        if within < len(fenced) and fenced[within][0] < cut <= fenced[within][1]:
-            continue
-        if cut > at and text[at:cut].strip():
-            found.append(text[at:cut])
+    counts = Counter(begins)
+    return [
+        not (len(begin) == _BEGINNING and counts[begin] >= _FEWEST_RECORDS) and is_prose(text)
+        for begin, text in zip(begins, texts, strict=True)
+    ]
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    """Cut at blank lines, but not within fences."""
+    fenced = deque(code_blocks(text))
+    at = 0
+    for match in _PARAGRAPH.finditer(text):
+        cut = match.end()
+        while fenced and fenced[0].end < cut:
+            fenced.popleft()
+        if not (fenced and fenced[0].start < cut) and text[at:cut].strip():
+            yield text[at:cut]
             at = cut
     if at < len(text):
-        found.append(text[at:])
-    return found
+        yield text[at:]
 
 
-def _prose(sentences: list[str]) -> list[Passage]:
-    found: list[Passage] = []
+def _prose(text: str) -> Iterator[Passage]:
     group: list[str] = []
-    size = 0
-    for sentence in sentences:
-        if group and size + len(sentence) > LONGEST:
-            found.append(Passage("".join(group), formed=False, sentences=tuple(group)))
-            group, size = [], 0
+    for sentence in sentences_of(text):
+        if group and sum(map(len, group)) + len(sentence) > LONGEST:
+            yield Passage(group)
+            group = []
         group.append(sentence)
-        size += len(sentence)
     if group:
-        found.append(Passage("".join(group), formed=False, sentences=tuple(group)))
-    return found
+        yield Passage(group)
+
+
+def _json_minified(text: str) -> str:
+    """Return one JSON value, or one to a line, without white space outside its strings."""
+    lines = _lines(text)
+    values = lines if all(map(_parses, lines)) else [text]
+    return "\n".join(_JSON_SPACE.sub(lambda found: found[1] or "", value) for value in values)
+
+
+def _is_json(text: str) -> bool:
+    """Tell whether all of a text is a JSON object or array, or one to each line."""
+    if not text.lstrip().startswith(("{", "[")):
+        return False
+    return _parses(text.strip()) or all(map(_parses, _lines(text)))
+
+
+def _parses(text: str) -> bool:
+    try:
+        return isinstance(orjson.loads(text), dict | list)
+    except (orjson.JSONDecodeError, RecursionError):
+        return False
+
+
+def _lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def _are_records(texts: Sequence[str]) -> bool:
+    """Tell whether short texts are records of one kind: most begin with the same two words."""
+    short = [text.split(None, 2)[:2] for text in texts if len(text) <= _LONG_VALUE]
+    counts = Counter(map(tuple, short))
+    return len(short) >= _FEWEST_RECORDS and 2 * max(counts.values()) >= len(texts)
+
+
+def _is_formed(text: str) -> bool:
+    """Tell whether a paragraph is code, a table, keys with their values, or JSON."""
+    if next(code_blocks(text), None) is not None or _is_json(text):
+        return True
+    lines = _lines(text)
+    rows = sum(len(line) <= _LONG_VALUE and _ROW.match(line) is not None for line in lines)
+    if 2 * rows >= len(lines) > 0 or _has_cells(lines) or _are_records(lines):
+        return True
+    return any(holds_code(line[:_MOST_LINE]) for line in lines)
+
+
+def _has_cells(lines: list[str]) -> bool:
+    """Tell whether several lines have cells: columns, or as many commas or semicolons each."""
+    columns = sum(_COLUMNS.search(line[:_MOST_LINE]) is not None for line in lines)
+    counts = [{line.count(mark) for line in lines} for mark in ",;"]
+    alike = any(len(each) == 1 and max(each) > 1 for each in counts)
+    return len(lines) > 1 and (2 * columns >= len(lines) or alike)

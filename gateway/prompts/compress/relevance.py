@@ -1,58 +1,44 @@
 """Which passages bear on the question, and what of the others stays all the same.
 
-Law: order is kept, and nothing is written anew. Only what is far below the best goes: where many
-are nearly as near, more stays than was asked for, or all. A passage with rare words of the question
-stays whole. Of a passage that goes, the sentences with what must not be lost stay (numbers,
-negations, identifiers, what the question names); but identifiers alone of one that has not one
-word of the question and is far from it by meaning.
+Only what is far below the best goes. A passage with rare words of the question stays whole. Of a
+passage that goes, sentences with protected facts stay, or with a name that the question has.
 """
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from math import log, sqrt
 from statistics import median
 
-from gateway.prompts.compress.asking import Question
-from gateway.prompts.compress.facts import has_id, has_negation, has_number
+from gateway.prompts.compress.context import Question
+from gateway.prompts.compress.facts import content_words, holds, words_of
 from gateway.prompts.compress.passages import Passage
-from gateway.prompts.compress.words import content_words, words_of
-from policies.decision import Protected
+from gateway.prompts.outcome import Step
+from policies.decision import CompressSettings, Protected
 
-FAR = 0.25
-"""Cosine similarity below which a passage without a word of the question is about another thing."""
-RARE = 0.2
-"""Share of the passages that have a word, up to which it tells them apart."""
-MARGIN = 1.1
-"""How far below the best a passage stays where all is kept; less is kept of what is less alike."""
-LEAST, MOST = 0.6, 1.5
-"""Of the share that is to be kept: what stays however far below the best it is, and what may."""
-FLAT = 0.7
-"""Of that margin: where more than may stay is as near as that, none is told from the others."""
-APART = 0.3
-"""How far the best is above most passages where these are about other things."""
-TELLING = 0.25
-"""Share of the question's weight that a passage has in rare words, from which on it stays."""
-LEXICAL_WEIGHT = 0.15
-"""What sharing all words of the question counts for, beside a cosine similarity of 1."""
+Vector = Sequence[float]
 
-_TESTS = {
-    Protected.NUMBERS: has_number,
-    Protected.NEGATION: has_negation,
-    Protected.IDS: has_id,
-}
+FAR = 0.25  # less near, a passage without a word of the question is about another thing
+RARE = 0.2  # share of the passages that have a word, up to which it tells them apart
+MARGIN = 1.1  # how far below the best a passage stays where all is kept; it shrinks with ``keep``
+LEAST, MOST = 0.6, 1.5  # of the share to keep: what stays however far it is, and what may stay
+FLAT = 0.7  # of the margin: where more may not stay and is as near, none is told from the others
+APART = 0.3  # how far the best is above most passages where these are about other things
+TELLING = 0.25  # share of the question's weight in rare words, from which on a passage stays
+LEXICAL_WEIGHT = 0.15  # of sharing all words of the question, beside a cosine similarity of 1
 
 
-def related(
+def drop_unrelated(
     question: Question,
     passages: Sequence[Passage],
-    similarities: Sequence[float],
-    keep: float,
-    protected: frozenset[Protected],
-) -> list[tuple[str, ...]] | None:
-    """Return what stays of each passage, None where the question may need all of them.
+    vectors: Sequence[Vector],
+    settings: CompressSettings,
+) -> bool:
+    """Let go what does not bear on the question; False where it may need all.
 
-    ``keep`` is the share of their characters that there is room for.
+    ``vectors`` are the question's and those of the passages.
     """
+    similarities = _similarities(passages, vectors)
     words = [content_words(words_of(passage.text)) for passage in passages]
     met = Counter(word for each in words for word in each & question.words)
     few = max(1, int(RARE * len(passages)))
@@ -64,28 +50,44 @@ def related(
         near + LEXICAL_WEIGHT * share for near, share in zip(similarities, shared, strict=True)
     ]
     if not _is_found(question, words, rare, scores):
-        return None
-    stays = _near(scores, [len(passage.text) for passage in passages], keep)
+        return False
+    stays = _near(scores, [len(passage.text) for passage in passages], settings.keep)
     if stays is None:
-        return None
-    named = question.names & rare
+        return False
     most = max(shared) or 1.0
-    stays |= {
-        index
-        for index, each in enumerate(words)
-        if each & named
-        or shared[index] >= most
-        or sum(weights[word] for word in each & rare) >= TELLING * whole
-    }
     names = frozenset(word for word in question.names if 2 * met[word] <= len(passages))
-    left = []
     for index, passage in enumerate(passages):
+        telling = sum(weights[word] for word in words[index] & rare) >= TELLING * whole
+        named = bool(words[index] & question.names & rare)
+        if index in stays or telling or named or shared[index] >= most:
+            continue
         far = similarities[index] < FAR and not words[index] & question.words
-        # An identifier says nothing of what it stands for: by meaning it is far from all questions.
-        kinds = protected & {Protected.IDS} if far else protected
-        kept = _protected(passage, frozenset() if far else names, kinds)
-        left.append(passage.sentences if index in stays else kept)
-    return left
+        # An identifier says nothing of what it stands for: it is far from all questions.
+        kinds = settings.protect & {Protected.IDS} if far else settings.protect
+        left = [
+            sentence
+            for sentence in passage.sentences
+            if holds(sentence, kinds) or (not far and content_words(words_of(sentence)) & names)
+        ]
+        passage.keep(left, Step.UNRELATED)
+    return True
+
+
+def _similarities(passages: Sequence[Passage], vectors: Sequence[Vector]) -> list[float]:
+    """Return how near the passages are to the question.
+
+    What stands beside a passage that is nearer is lifted: it may be what that one leans on.
+    """
+    asked, *given = vectors
+    near = [sum(a * b for a, b in zip(asked, each, strict=True)) for each in given]
+    lifted = list(near)
+    for at, (one, other) in enumerate(pairwise(passages)):
+        ends_paragraph = one.text[len(one.text.rstrip()) :].count("\n") > 1
+        if other.before is one and not ends_paragraph:
+            between = (near[at] + near[at + 1]) / 2
+            lifted[at] = max(lifted[at], between)
+            lifted[at + 1] = max(lifted[at + 1], between)
+    return lifted
 
 
 def _near(scores: Sequence[float], sizes: Sequence[int], keep: float) -> set[int] | None:
@@ -124,14 +126,3 @@ def _is_found(
     if question.counted is not None and question.counted not in anywhere:
         return False
     return max(scores) - median(scores) >= APART
-
-
-def _protected(
-    passage: Passage, names: frozenset[str], protected: frozenset[Protected]
-) -> tuple[str, ...]:
-    return tuple(
-        sentence
-        for sentence in passage.sentences
-        if any(_TESTS[kind](sentence) for kind in protected)
-        or content_words(words_of(sentence)) & names
-    )

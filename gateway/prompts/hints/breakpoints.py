@@ -12,7 +12,7 @@ import orjson
 
 from gateway.prompts.hints.models import Marks
 from gateway.prompts.json_splice import Edit, Places, replaced
-from gateway.prompts.outcome import DeclinedError, WhyNot
+from gateway.prompts.outcome import NotRewritten, NotRewrittenError
 from gateway.prompts.texts import Path, is_block
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.tokens import BYTES_A_TOKEN
@@ -40,7 +40,7 @@ class Place(NamedTuple):
 def marked(
     endpoint: Endpoint, body: dict[str, Any], raw: bytes, settings: HintSettings, marks: Marks
 ) -> tuple[dict[str, Any], list[Edit]]:
-    """Return the body with marks, and how its bytes come by them. Raises DeclinedError."""
+    """Return the body with marks, and how its bytes come by them. Raises NotRewrittenError."""
     theirs = _marks_there(body, marks.field) if marks.field.value.encode() in raw else []
     places = _chosen(endpoint, body, settings, marks)
     wanted = [place for place in places if not _is_marked(place, marks.field)]
@@ -49,10 +49,10 @@ def marked(
     if marks.field is BreakpointField.CACHE_CONTROL and any(
         _lifetime(each) != settings.lifetime.value for each in theirs
     ):
-        raise DeclinedError(WhyNot.LIFETIMES)
+        raise NotRewrittenError(NotRewritten.LIFETIMES)
     room = marks.most - len(theirs)
     if room <= 0:
-        raise DeclinedError(WhyNot.TAKEN)
+        raise NotRewrittenError(NotRewritten.TAKEN)
     where = Places(raw, body)
     mark = _mark(settings, marks.field)
     edits = []
@@ -73,10 +73,10 @@ def marked(
 def _chosen(
     endpoint: Endpoint, body: dict[str, Any], settings: HintSettings, marks: Marks
 ) -> list[Place]:
-    """Return where marks belong, the most useful first. Raises DeclinedError."""
+    """Return where marks belong, the most useful first. Raises NotRewrittenError."""
     turns = body.get(_TURNS[endpoint])
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
-        raise DeclinedError(WhyNot.TOO_SHORT)
+        raise NotRewrittenError(NotRewritten.TOO_SHORT)
     leading = next(
         (index for index, turn in enumerate(turns) if turn.get("role") not in _INSTRUCTING),
         len(turns),
@@ -88,7 +88,7 @@ def _chosen(
     ordered = system[:1] + earlier + system[1:]
     long_enough = [place for place in ordered if place.tokens >= marks.least_tokens]
     if not long_enough:
-        raise DeclinedError(WhyNot.TOO_SHORT)
+        raise NotRewrittenError(NotRewritten.TOO_SHORT)
     return long_enough[: marks.most]
 
 

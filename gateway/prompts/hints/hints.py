@@ -20,7 +20,7 @@ import orjson
 from gateway.prompts.hints.breakpoints import marked
 from gateway.prompts.hints.models import keeps_by_options, marks_of
 from gateway.prompts.json_splice import Edit, spliced
-from gateway.prompts.outcome import Declined, DeclinedError, Rewrite, WhyNot
+from gateway.prompts.outcome import Declined, NotRewritten, NotRewrittenError, Rewrite
 from gateway.prompts.texts import is_block
 from gateway.protocol.endpoint import Endpoint
 from policies.decision import BreakpointField, Breakpoints, HintSettings, KeyRetention
@@ -147,7 +147,7 @@ def hinted(
                     kept = _retention(body, settings)
                     done = kept is not None
                     told, edits = _with_field(told, raw, edits, RETENTION, kept)
-        except DeclinedError as error:
+        except NotRewrittenError as error:
             declined.append(Declined(hint, error.why))
             continue
         if done:
@@ -166,7 +166,7 @@ def _with_marks(
     if marks is None or (
         endpoint is Endpoint.RESPONSES and marks.field is BreakpointField.CACHE_CONTROL
     ):
-        raise DeclinedError(WhyNot.MODEL)
+        raise NotRewrittenError(NotRewritten.MODEL)
     return marked(endpoint, body, raw, settings, marks)
 
 
@@ -177,7 +177,7 @@ def _key(
         return None
     key = cache_key(endpoint, body, rule, owner, settings.keys)
     if key is None:
-        raise DeclinedError(WhyNot.UNREADABLE)
+        raise NotRewrittenError(NotRewritten.UNREADABLE)
     return key
 
 
@@ -185,7 +185,7 @@ def _retention(body: dict[str, Any], settings: HintSettings) -> str | None:
     if RETENTION in body or _OPTIONS in body:
         return None
     if keeps_by_options(_model(body)):  # and refuses the other
-        raise DeclinedError(WhyNot.MODEL)
+        raise NotRewrittenError(NotRewritten.MODEL)
     return settings.retention.value
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import re2
 
-from gateway.prompts.rewrite.fences import code_blocks
+from gateway.semantic.compare.fences import code_blocks
 from policies.decision import VolatileKind
 
 _ENGINE_BYTES = 16 << 20
@@ -153,15 +153,16 @@ class Finder:
 
         Built-in detectors leave alone what is written to be copied: code and the middle of paths.
         """
-        blocks = deque(code_blocks(text))
+        # With a character for each byte, places are those of the bytes.
+        blocks = deque(b for b in code_blocks(text.decode("latin-1")) if b.closed)
         for match in self._all.finditer(text):
             start, end = match.span()
             if start == end:
                 continue
             found = self._value(text, start, end)
-            while blocks and blocks[0][1] <= found.start:
+            while blocks and blocks[0].end <= found.start:
                 blocks.popleft()
-            in_code = blocks and blocks[0][0] <= found.start
+            in_code = blocks and blocks[0].start <= found.start
             if found.label == OWN_LABEL or not (in_code or _in_a_path(text, found.start)):
                 yield found
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import NamedTuple
 
-from gateway.prompts.outcome import DeclinedError, WhyNot
+from gateway.prompts.outcome import NotRewritten, NotRewrittenError
 from policies.decision import DocumentOrder, DocumentSettings
 
 MOST = 1024
@@ -36,7 +36,7 @@ NOTHING_KNOWN = Memory(b"", {})
 def pieces(text: str, settings: DocumentSettings) -> list[str]:
     """Take a text apart: documents with their markers are the second piece, the fourth and so on.
 
-    Raises DeclinedError where the markers do not pair up, or too many do.
+    Raises NotRewrittenError where the markers do not pair up, or too many do.
     """
     begin, end = settings.begin, settings.end
     if begin not in text and end not in text:
@@ -45,20 +45,20 @@ def pieces(text: str, settings: DocumentSettings) -> list[str]:
     at = 0
     while (start := text.find(begin, at)) >= 0:
         if text.find(end, at, start) >= 0:
-            raise DeclinedError(WhyNot.UNBALANCED_MARKERS)
+            raise NotRewrittenError(NotRewritten.UNBALANCED_MARKERS)
         inside = start + len(begin)
         stop = text.find(end, inside)
         if stop < 0:
-            raise DeclinedError(WhyNot.UNBALANCED_MARKERS)
+            raise NotRewrittenError(NotRewritten.UNBALANCED_MARKERS)
         if text.find(begin, inside, stop) >= 0:
-            raise DeclinedError(WhyNot.NESTED_MARKERS)
+            raise NotRewrittenError(NotRewritten.NESTED_MARKERS)
         if len(found) >= 2 * MOST:
-            raise DeclinedError(WhyNot.TOO_MANY)
+            raise NotRewrittenError(NotRewritten.TOO_MANY)
         behind = stop + len(end)
         found += (text[at:start], text[start:behind])
         at = behind
     if text.find(end, at) >= 0:
-        raise DeclinedError(WhyNot.UNBALANCED_MARKERS)
+        raise NotRewrittenError(NotRewritten.UNBALANCED_MARKERS)
     found.append(text[at:])
     return found
 

@@ -9,14 +9,16 @@ Law: white space that has a meaning stays. That is all of a fenced block of code
 end lines of an indented one, and the two by which Markdown breaks a line.
 """
 
+from collections import deque
 from itertools import islice, pairwise
 from typing import NamedTuple
 
-from gateway.prompts.outcome import Declined, DeclinedError, Rewrite, WhyNot
-from gateway.prompts.rewrite import documents, fences, volatile
+from gateway.prompts.outcome import Declined, NotRewritten, NotRewrittenError, Rewrite
+from gateway.prompts.rewrite import documents, volatile
 from gateway.prompts.rewrite.detectors import finder
 from gateway.prompts.rewrite.documents import Memory
 from gateway.prompts.texts import Conversation, Text
+from gateway.semantic.compare.fences import code_blocks
 from policies.decision import PrefixSettings
 
 _BREAK = "  "
@@ -27,29 +29,18 @@ def normal(text: str, *, ends: bool) -> str:
     """Return the text in normal form; ``ends`` tells that no other text follows in its message."""
     if not _may_change(text, ends=ends) or text.isspace():
         return text
-    if "`" not in text and "~" not in text:
-        return _normal_prose(text, ends=ends)
+    blocks = deque(code_blocks(text))
+    # What closes a block of code ends a line of it: that line is left alone.
+    ends = ends and not (blocks and blocks[-1].end >= len(text.rstrip(" \t\r\n")))
     lines = text.split("\n")
-    last = len(lines) - 1
-    fence = ""
-    for index, line in enumerate(lines):
-        if (now := fences.after(fence, line.removesuffix("\r"))) is not None:
-            fence = now
-        elif not fence and index < last:
-            lines[index] = _normal_line(line, lines[index + 1])
-    normalised = "\n".join(lines)
-    if ends and not fence and (kept := normalised.rstrip(" \t\r\n")):
-        # What closes a block of code ends a line of it: that line is left alone.
-        last_line = kept[kept.rfind("\n") + 1 :]
-        return kept if fences.after("", last_line) is None else normalised
-    return normalised
-
-
-def _normal_prose(text: str, *, ends: bool) -> str:
-    lines = text.split("\n")
+    at = 0
     for index, (line, following) in enumerate(pairwise(lines)):
-        if line[-1:] in _ENDS:
+        end = at + len(line)
+        while blocks and blocks[0].end < at:
+            blocks.popleft()
+        if line[-1:] in _ENDS and not (blocks and blocks[0].start <= end):
             lines[index] = _normal_line(line, following)
+        at = end + 1
     normalised = "\n".join(lines)
     return (ends and normalised.rstrip(" \t\r\n")) or normalised
 
@@ -103,7 +94,7 @@ def rewritten(given: Conversation, settings: PrefixSettings, memory: Memory) -> 
     if not given.texts:
         return Prose((), None, (), (), ())
     if sum(len(text.text) for text in given.texts) > MOST_CHARACTERS:
-        why = tuple(Declined(rule, WhyNot.TOO_LARGE) for rule in rules_on(settings))
+        why = tuple(Declined(rule, NotRewritten.TOO_LARGE) for rule in rules_on(settings))
         return Prose((), None, (), why, ())
     taken: _Taken = [[text.text] for text in given.texts]
     changes: list[Rewrite] = []
@@ -121,7 +112,7 @@ def rewritten(given: Conversation, settings: PrefixSettings, memory: Memory) -> 
                     taken = _whitespace(given, taken)
                 case _:
                     taken, block = _volatile(given, taken, settings)
-        except DeclinedError as error:
+        except NotRewrittenError as error:
             declined.append(Declined(rule, error.why))
         if taken != before:
             changes.append(rule)
@@ -141,7 +132,7 @@ def _apart(taken: _Taken, settings: PrefixSettings) -> _Taken:
         return taken
     apart = [documents.pieces(pieces[0], settings.documents) for pieces in taken]
     if sum(len(pieces) // 2 for pieces in apart) > documents.MOST:
-        raise DeclinedError(WhyNot.TOO_MANY)
+        raise NotRewrittenError(NotRewritten.TOO_MANY)
     return apart
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.prompts.json_splice import Edit, Places, all_replaced, printed, spliced
-from gateway.prompts.outcome import Declined, DeclinedError, Rewrite, WhyNot
+from gateway.prompts.outcome import Declined, NotRewritten, NotRewrittenError, Rewrite
 from gateway.prompts.rewrite import prose, tools
 from gateway.prompts.rewrite.documents import NOTHING_KNOWN, Memory
 from gateway.prompts.rewrite.tools import Form, Forms
@@ -101,11 +101,11 @@ def _arrange_tools(
     if not isinstance(came, list) or not all(isinstance(each, dict) for each in came):
         return
     if settings.sorts_tools and _has_marks(places.raw, came):
-        draft.declined.append(Declined(Rewrite.TOOLS, WhyNot.MARKED))
+        draft.declined.append(Declined(Rewrite.TOOLS, NotRewritten.MARKED))
         settings = replace(settings, sorts_tools=False)
     try:
         result = tools.arranged(places.raw, places.start((field,)), came, settings, known)
-    except DeclinedError as error:
+    except NotRewrittenError as error:
         draft.declined += (Declined(rule, error.why) for rule in _tool_rules(settings))
         return
     draft.tools += tuple(result.met)
@@ -137,7 +137,7 @@ def _rewrite_texts(
 ) -> None:
     given = conversation(endpoint, places.body, earlier_turns=settings.earlier_turns)
     if given is None:
-        why = WhyNot.NO_USER_TURN
+        why = NotRewritten.NO_USER_TURN
         draft.declined += (Declined(rule, why) for rule in prose.rules_on(settings))
         return
     if given.has_block:  # it has been rewritten before
@@ -146,7 +146,7 @@ def _rewrite_texts(
     try:
         draft.edits += [Edit(*places.of(each.path), printed(each.text)) for each in result.texts]
     except TypeError:  # a lone surrogate
-        why = WhyNot.UNREADABLE
+        why = NotRewritten.UNREADABLE
         draft.declined += (Declined(rule, why) for rule in prose.rules_on(settings))
         return
     draft.changes += result.changes

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from gateway.prompts.json_splice import Edit, Elements, end_of, next_element
-from gateway.prompts.outcome import DeclinedError, Rewrite, WhyNot
+from gateway.prompts.outcome import NotRewritten, NotRewrittenError, Rewrite
 from gateway.prompts.rewrite.schema_keys import in_order
 from policies.decision import PrefixSettings, SchemaKeys
 
@@ -93,7 +93,7 @@ class Arranged(NamedTuple):
 def arranged(
     raw: bytes, start: int, came: list[dict[str, Any]], settings: PrefixSettings, known: Forms
 ) -> Arranged:
-    """Put the tools of the array that begins at ``start`` in order. Raises DeclinedError."""
+    """Put the tools of the array that begins at ``start`` in order. Raises NotRewrittenError."""
     names = _names(came)
     elements = Elements(raw, start, came)
     try:
@@ -101,9 +101,9 @@ def arranged(
             raw, elements, names, settings.schema_keys, known
         )
     except TypeError:  # an integer of more than 64 bits
-        raise DeclinedError(WhyNot.UNREADABLE) from None
+        raise NotRewrittenError(NotRewritten.UNREADABLE) from None
     if read.end - start > TOOLS_MOST_BYTES:
-        raise DeclinedError(WhyNot.TOO_LARGE)
+        raise NotRewrittenError(NotRewritten.TOO_LARGE)
     sent = read.forms
     changes: list[Rewrite] = []
     if any(form.sent is not form.came for form in sent):
@@ -176,7 +176,7 @@ def _read(
         else:
             end = end_of(raw, at, tool) or elements.span(index)[1]
             if end - start > TOOLS_MOST_BYTES:
-                raise DeclinedError(WhyNot.TOO_LARGE)
+                raise NotRewrittenError(NotRewritten.TOO_LARGE)
             text = raw[at:end]
             sent, value = in_order(text, tool, keys) or (text, tool)
             form = Form(name, text, sent, value)

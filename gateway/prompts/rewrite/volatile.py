@@ -12,10 +12,10 @@ from typing import Any
 
 import orjson
 
-from gateway.prompts.outcome import DeclinedError, WhyNot
+from gateway.prompts.outcome import NotRewritten, NotRewrittenError
 from gateway.prompts.rewrite.detectors import PLACEHOLDER, Finder
-from gateway.prompts.rewrite.fences import has_marks
 from gateway.prompts.texts import BLOCK
+from gateway.semantic.compare.fences import has_fences
 
 MOST_VALUES = 64
 MOST_BYTES = 4096
@@ -29,32 +29,32 @@ _BETWEEN = "\0"
 
 
 def refuse_placeholders(heard: Sequence[Any]) -> None:
-    """Raise DeclinedError where a turn has what looks like a placeholder.
+    """Raise NotRewrittenError where a turn has what looks like a placeholder.
 
     A page that a tool has fetched could tell the model what the operator's words stand for.
     """
     try:
         written = orjson.dumps(heard)
     except TypeError:  # an integer of more than 64 bits, a lone surrogate
-        raise DeclinedError(WhyNot.UNREADABLE) from None
+        raise NotRewrittenError(NotRewritten.UNREADABLE) from None
     if _TAKEN.search(written) is not None:
-        raise DeclinedError(WhyNot.PLACEHOLDERS)
+        raise NotRewrittenError(NotRewritten.PLACEHOLDERS)
 
 
 def moved(pieces: Sequence[str], finder: Finder) -> tuple[list[str], str | None]:
     """Return the pieces with placeholders for values, and the text of the block.
 
-    None is the block where nothing moved. Raises DeclinedError.
+    None is the block where nothing moved. Raises NotRewrittenError.
     """
     joined = _BETWEEN.join(pieces)
     try:
         written = joined.encode()
     except UnicodeEncodeError:  # a lone surrogate
-        raise DeclinedError(WhyNot.UNREADABLE) from None
+        raise NotRewrittenError(NotRewritten.UNREADABLE) from None
     if _TAKEN.search(written) is not None:
-        raise DeclinedError(WhyNot.PLACEHOLDERS)
+        raise NotRewrittenError(NotRewritten.PLACEHOLDERS)
     moving = _Moving()
-    if finder.is_ours and joined.count(_BETWEEN) == len(pieces) - 1 and not has_marks(written):
+    if finder.is_ours and joined.count(_BETWEEN) == len(pieces) - 1 and not has_fences(joined):
         # A search costs microseconds, however short the text is.
         now = moving.without_values(written, finder).decode().split(_BETWEEN)
     else:
@@ -62,7 +62,7 @@ def moved(pieces: Sequence[str], finder: Finder) -> tuple[list[str], str | None]
     if not moving.values:
         return list(pieces), None
     if moving.moved * _SHARE > len(written):
-        raise DeclinedError(WhyNot.TOO_MUCH)
+        raise NotRewrittenError(NotRewritten.TOO_MUCH)
     return now, "\n".join((BLOCK, *(f"{name} = {value}" for name, value in moving.values)))
 
 
@@ -77,7 +77,7 @@ class _Moving:
     """Placeholders, and what they stand for."""
 
     def without_values(self, written: bytes, finder: Finder) -> bytes:
-        """Return a text with placeholders for values. Raises DeclinedError."""
+        """Return a text with placeholders for values. Raises NotRewrittenError."""
         if not written or written.isspace():
             return written
         kept: list[bytes] = []
@@ -90,13 +90,13 @@ class _Moving:
     def _moved(self, value: bytes, label: str) -> bytes:
         self.moved += len(value)
         if len(self.values) >= MOST_VALUES:
-            raise DeclinedError(WhyNot.TOO_MANY)
+            raise NotRewrittenError(NotRewritten.TOO_MANY)
         if self.moved > MOST_BYTES:
-            raise DeclinedError(WhyNot.TOO_MUCH)
+            raise NotRewrittenError(NotRewritten.TOO_MUCH)
         self.counts[label] = number = self.counts.get(label, 0) + 1
         placeholder = f"[{label}-{number}]"
         try:
             self.values.append((placeholder, value.decode()))
         except UnicodeDecodeError:  # the operator's pattern cut a character in two
-            raise DeclinedError(WhyNot.UNREADABLE) from None
+            raise NotRewrittenError(NotRewritten.UNREADABLE) from None
         return placeholder.encode()

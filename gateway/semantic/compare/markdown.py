@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from gateway.semantic.compare.fences import code_blocks
 from gateway.semantic.compare.text_forms import compatible
 
 _ITEM = re.compile(
@@ -82,9 +83,6 @@ def _belongs(mark: str, rest: str) -> bool:
     )
 
 
-_FENCE = re.compile(r"(\s*+)(```++|~~~++)[^`]*+")
-_FENCE_BEHIND = re.compile(r"([^`]++)(```++)[\w+#.-]*+\s*+")
-"""Models begin a block behind the words that announce it, too."""
 _INLINE = re.compile(r"(?<!`)(`{1,3})(?!`)([^`\n]+)\1(?!`)")
 _CODE = "\x00"
 """Stands for a piece of code while marks are removed."""
@@ -143,20 +141,14 @@ def unmarked(text: str) -> Unmarked:
 
 
 def _parts(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield prose and blocks of code in turn; a block that is never closed goes to the end."""
-    part: list[str] = []
-    fence = ""
-    for line in text.split("\n"):
-        if fence and fence in line:
-            before, _, after = line.partition(fence)
-            yield "\n".join([*part, *([before.rstrip()] if before.strip() else [])]), True
-            part, fence = [after.lstrip("`~")], ""
-        elif not fence and (opening := _FENCE.fullmatch(line) or _FENCE_BEHIND.fullmatch(line)):
-            yield "\n".join([*part, opening[1]]), False
-            part, fence = [], opening[2]
-        else:
-            part.append(line.rstrip() if fence else line)
-    yield "\n".join(part), bool(fence)
+    """Yield prose and blocks of code in turn."""
+    at = 0
+    for block in code_blocks(text, loose=True):
+        yield text[at : block.start], False
+        lines = [line.rstrip() for line in text[block.code : block.behind_code].split("\n")]
+        yield "\n".join(lines if lines[-1] else lines[:-1]), True
+        at = block.end
+    yield text[at:], False
 
 
 def _without_marks(prose: str) -> str:

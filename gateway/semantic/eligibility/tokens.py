@@ -11,7 +11,13 @@ from itertools import pairwise
 from typing import NamedTuple
 
 _WORD = re.compile(r"[^\W_]+")
-_SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n+")
+_SENTENCE = re.compile(
+    r"(?<![A-Z]\.)(?<!\b[A-Z][a-z]\.)(?<!\b[A-Z][a-z]{2}\.)(?<!\be\.g\.)(?<!\bi\.e\.)(?<!\bNo\.)"
+    r"(?<!\bvs\.)(?<=[.!?])[\"'\u201d\u2019)\]]*\s+(?=\S)"
+    r"|(?<=[\u3002\uff01\uff1f])|\n+"
+)
+"""Not behind what may be an abbreviation."""
+_CLAUSE = re.compile(r"(?<=[.!?;])\s+|\n+")
 _UNSTRESSED = frozenset({"s", "is", "are", "the", "a", "an", "re"})
 """Left out of pairs: "what's the time" and "what time is it" are alike then."""
 _RUN_TOGETHER = {
@@ -50,7 +56,7 @@ _PLAIN = str.maketrans(
 )
 
 
-class Worded(NamedTuple):
+class TokenizedQuestion(NamedTuple):
     """Words in lower case, without accents, cut at apostrophes: "what's" is two of them.
 
     ``pairs`` are neighbours among them without articles and "is".
@@ -62,28 +68,34 @@ class Worded(NamedTuple):
     pairs: frozenset[tuple[str, str]]
 
 
-def worded(text: str) -> Worded:
+def tokenize_question(text: str) -> TokenizedQuestion:
     """Cut a text into words."""
     lower = text.lower()
     if not lower.isascii():
         lower = lower.translate(_PLAIN)
     words = [_RUN_TOGETHER.get(word, word) for word in _WORD.findall(lower)]
     pairs = frozenset(pairwise(word for word in words if word not in _UNSTRESSED))
-    return Worded(text, words, frozenset(words), pairs)
+    return TokenizedQuestion(text, words, frozenset(words), pairs)
 
 
-def sentences_of(text: str) -> list[str]:
-    """Return the sentences of a text, with their ends."""
-    return _SENTENCE.split(text.strip())
+def sentences_of(text: str, *, clauses: bool = False) -> list[str]:
+    """Cut a text between sentences and lines; joined again, they are the text.
+
+    With ``clauses`` it is cut behind semicolons and abbreviations, too: for who must not overlook
+    that a sentence begins.
+    """
+    ends = (found.end() for found in (_CLAUSE if clauses else _SENTENCE).finditer(text))
+    cuts = pairwise((0, *ends, len(text)))
+    return [text[start:end] for start, end in cuts if start < end]
 
 
-def asking_part(question: Worded) -> Worded:
+def asking_part(question: TokenizedQuestion) -> TokenizedQuestion:
     """Return the sentences that ask, where others only tell what led to it."""
-    sentences = sentences_of(question.text)
+    sentences = sentences_of(question.text.strip(), clauses=True)
     if len(sentences) == 1:
         return question
-    asking = [sentence for sentence in sentences if sentence.endswith("?")]
-    asked = worded(" ".join(asking))
+    asking = [sentence for sentence in sentences if sentence.rstrip().endswith("?")]
+    asked = tokenize_question(" ".join(asking))
     # A lone "?" is a sentence without a word: "What is 1.5! ?"
     return asked if asked.words else question
 

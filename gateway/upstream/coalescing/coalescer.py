@@ -19,7 +19,7 @@ from gateway.cache.entry import Entry
 from gateway.cache.lookup import Hit, judged
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Claims, StoreError
-from gateway.cache.writer import Admitter
+from gateway.cache.writer import CacheWriter
 from gateway.protocol.cache_status import Forwarded
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.errors import UpstreamError
@@ -56,7 +56,7 @@ class Coalescer:
     def __init__(
         self,
         upstream: Upstream,
-        admitter: Admitter,
+        writer: CacheWriter,
         max_answer_bytes: int,
         *,
         clock: Callable[[], float] = time.perf_counter,
@@ -73,9 +73,9 @@ class Coalescer:
         that was answered. ``accepts`` says which additions each upstream accepts.
         """
         self.upstream = upstream
-        self.admitter = admitter
+        self.writer = writer
         self._upstream_call = UpstreamCall(
-            upstream, admitter, max_answer_bytes, checks, chains, answered, accepts or {}
+            upstream, writer, max_answer_bytes, checks, chains, answered, accepts or {}
         )
         self._claims = claims
         self._max_answer_bytes = max_answer_bytes
@@ -202,7 +202,7 @@ class Coalescer:
             while not await claims.take(slot):  # noqa: ASYNC110 - another process ends it
                 await asyncio.sleep(POLL_SECONDS)
         try:
-            found = judged(plan, await self.admitter.entries.get(plan.key), self.admitter.now())
+            found = judged(plan, await self.writer.entries.get(plan.key), self.writer.now())
         finally:
             # The next answer may be no better: those who wait with us must not wait once more.
             claims.release(slot)

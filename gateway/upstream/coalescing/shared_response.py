@@ -10,6 +10,7 @@ Laws:
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Hashable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -17,8 +18,7 @@ from enum import Enum, auto
 from http import HTTPStatus
 
 from gateway.cache.key import identify
-from gateway.prompts.compress.outcome import COMPRESS
-from gateway.prompts.outcome import REWRITE, rewrites_told
+from gateway.prompts.outcome import COMPRESS, REWRITE, rewrites_told
 from gateway.protocol import exact_json
 from gateway.protocol.cache_status import joined
 from gateway.protocol.errors import UpstreamError
@@ -31,6 +31,8 @@ from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.flight import Flight, FlightTable
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.request import Served, note_served
+
+log = logging.getLogger(__name__)
 
 PIECE_BYTES = 100
 """What a piece costs beside its own bytes."""
@@ -216,8 +218,17 @@ class SharedResponse(Flight):
     def decline(self, reason: Reason) -> None:
         """Note why the answer is not stored."""
         self.declined = reason
-        if (payer := self.payer) is not None:
-            payer.declined = reason
+        if (payer := self.payer) is None:
+            return
+        payer.declined = reason
+        if payer.streamed:
+            # The head of a stream is sent before this is known.
+            log.info(
+                "%s rule=%s: a streamed answer was not stored: %s",
+                payer.endpoint,
+                payer.rule,
+                reason,
+            )
 
     def close(self, fault: Exception | None = None) -> None:
         """Note the end; a stream is told of a fault. A second call changes nothing."""

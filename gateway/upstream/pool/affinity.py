@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
+from cachetools import LRUCache
+
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.reasons import Reason
 from gateway.upstream.pool.retry import Failure
@@ -32,24 +34,16 @@ class StickyIds:
     """The upstream of each id; the ids not named for longest are forgotten first."""
 
     def __init__(self, most: int = MOST_KNOWN) -> None:
-        self._known: dict[str, str] = {}
-        self._most = most
+        self._known: LRUCache[str, str] = LRUCache(most)
 
     def at(self, named: str) -> str:
         """Return the upstream that keeps it, empty if that is not known."""
-        name = self._known.pop(named, "")
-        if name:
-            self._known[named] = name
-        return name
+        return self._known.get(named, "")
 
     def note(self, named: str, upstream: str) -> None:
         """Note which upstream keeps it."""
-        if not 0 < len(named) <= LONGEST_ID:
-            return
-        self._known.pop(named, None)
-        self._known[named] = upstream
-        if len(self._known) > self._most:
-            del self._known[next(iter(self._known))]
+        if 0 < len(named) <= LONGEST_ID:
+            self._known[named] = upstream
 
 
 def previous_response_id_of(endpoint: Endpoint, body: Mapping[str, Any]) -> str:

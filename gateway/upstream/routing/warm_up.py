@@ -11,7 +11,6 @@ Laws:
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -19,6 +18,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 import orjson
+from cachetools import FIFOCache
 
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.errors import UpstreamError
@@ -69,7 +69,7 @@ class WarmPrefix(NamedTuple):
         return orjson.loads(self.raw)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Use:
     weight: float
     at: float
@@ -83,7 +83,7 @@ class WarmPrefixes:
 
     def __init__(self, *, most: int = MOST_TEXTS, most_bytes: int = MOST_BYTES) -> None:
         self._most, self._most_bytes = most, most_bytes
-        self._met: OrderedDict[bytes, _Use] = OrderedDict()
+        self._met: FIFOCache[bytes, _Use] = FIFOCache(MOST_MET)
         self._kept: dict[bytes, WarmPrefix] = {}
         self._bytes = 0
 
@@ -102,11 +102,8 @@ class WarmPrefixes:
         use = self._met.get(digest)
         if use is None:
             self._met[digest] = _Use(1.0, now)
-            if len(self._met) > MOST_MET:
-                self._met.popitem(last=False)
             return
-        use.weight, use.at = use.worth(now) + 1.0, now
-        self._met.move_to_end(digest)
+        self._met[digest] = _Use(use.worth(now) + 1.0, now)
         if digest not in self._kept:
             self._keep(WarmPrefix(digest, str(beginning.get("model") or ""), raw), now)
 

@@ -3,7 +3,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from core_requests import SECRET, chat, entry_of, plan_of
+from example_requests import SECRET, chat, entry_of, plan_of
 
 from gateway.cache import key as key_module
 from gateway.cache.key import ANONYMOUS, Partition, Tenant, identify, scope_id

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from core_requests import LIFETIME, STORED_AT, chat, entry_of, plan_of, user
-from lookup_worlds import (
+from example_requests import LIFETIME, STORED_AT, chat, entry_of, plan_of, user
+from lookup_driver import (
     EXACT,
     FETCH,
     FORWARD,

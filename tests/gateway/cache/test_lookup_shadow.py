@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from core_requests import plan_of
-from lookup_worlds import FRESH, LATE, asked_like, directed, header_of, own
+from example_requests import plan_of
+from lookup_driver import FRESH, LATE, asked_like, directed, header_of, own
 
 from gateway.cache.lookup import (
     FetchCandidate,

@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from core_requests import LIFETIME, STORED_AT, chat, entry_of, plan_of
-from lookup_worlds import (
+from example_requests import LIFETIME, STORED_AT, chat, entry_of, plan_of
+from lookup_driver import (
     EXACT,
     FETCH,
     FORWARD,

@@ -1,5 +1,5 @@
 import pytest
-from core_requests import LIFETIME, STORED_AT, chat, entry_of, plan_of, planned, user
+from example_requests import LIFETIME, STORED_AT, chat, entry_of, plan_of, planned, user
 
 from gateway.cache.entry import KEY_VERSION
 from gateway.cache.key import identify

@@ -6,8 +6,9 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway.prompts.compress.compress import Compressed
 from gateway.prompts.compress.compressor import Compressor
-from gateway.prompts.compress.outcome import Compression, Refusal
+from gateway.prompts.outcome import Compression, NotRewritten
 from gateway.protocol.endpoint import Endpoint
 from gateway.semantic.ports import SemanticUnavailableError
 from policies.format.load import parse_policy
@@ -113,8 +114,11 @@ async def told(answer: Any, seconds: float = 30.0) -> Any:
     text = f"version: 1\ndefault: {{{DEFAULT}, compress: {HALF}}}\n"
     decision = parse_policy(text, "p.yaml").default
     body = {"model": "m", "messages": [{"role": "user", "content": PROSE}]}
-    compressor = Compressor(Encoder(answer), seconds)
-    return await compressor.compressed(Endpoint.CHAT, decision, body, orjson.dumps(body))
+    came = Compressed(body, orjson.dumps(body), None)
+    sent = await Compressor(Encoder(answer), seconds).compressed(Endpoint.CHAT, decision, came)
+    if sent.told is not None and sent.told.refused:
+        assert (sent.body, sent.raw) == (came.body, came.raw)
+    return sent
 
 
 async def test_passages_far_from_the_question_go():
@@ -135,22 +139,21 @@ async def raises(error: Exception) -> Any:
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (lambda _: raises(SemanticUnavailableError("unavailable")), Refusal.NO_ENCODER),
-        (lambda _: raises(SemanticUnavailableError("text-too-long")), Refusal.NO_ENCODER),
-        (lambda _: raises(SemanticUnavailableError("timeout")), Refusal.TIMEOUT),
-        (lambda _: raises(RuntimeError("boom")), Refusal.FAULT),
-        (lambda _: asyncio.sleep(0, [(1.0,)]), Refusal.FAULT),
-        (lambda _: asyncio.sleep(0, []), Refusal.FAULT),
+        (lambda _: raises(SemanticUnavailableError("unavailable")), NotRewritten.NO_ENCODER),
+        (lambda _: raises(SemanticUnavailableError("text-too-long")), NotRewritten.NO_ENCODER),
+        (lambda _: raises(SemanticUnavailableError("timeout")), NotRewritten.TIMEOUT),
+        (lambda _: raises(RuntimeError("boom")), NotRewritten.FAULT),
+        (lambda _: asyncio.sleep(0, [(1.0,)]), NotRewritten.FAULT),
+        (lambda _: asyncio.sleep(0, []), NotRewritten.FAULT),
     ],
 )
 async def test_a_fault_of_the_encoder_sends_the_request_as_it_was(answer, why):
-    assert await told(answer) == Compression(refused=why)
+    assert (await told(answer)).told == Compression(refused=why)
 
 
 async def test_an_encoder_that_does_not_answer_is_given_up():
-    assert await told(lambda _: asyncio.Event().wait(), 0.01) == Compression(
-        refused=Refusal.TIMEOUT
-    )
+    given_up = await told(lambda _: asyncio.Event().wait(), 0.01)
+    assert given_up.told == Compression(refused=NotRewritten.TIMEOUT)
 
 
 async def test_who_did_not_ask_for_shorter_context_gets_no_answer_to_it(

@@ -275,9 +275,10 @@ async def test_a_body_that_never_comes_is_408(start_gateway: StartGateway):
 
 
 async def test_no_secret_reaches_the_log(
-    gateway: RunningGateway, upstream: ScriptedUpstream, caplog: pytest.LogCaptureFixture
+    start_gateway: StartGateway, upstream: ScriptedUpstream, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.DEBUG)
+    gateway = await start_gateway()
 
     async def answer(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
         return web.json_response(completion("the answer nobody may read"))

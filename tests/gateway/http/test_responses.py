@@ -8,7 +8,7 @@ import openai
 import orjson
 import pytest
 from aiohttp import web
-from core_requests import plan_of
+from example_requests import plan_of
 from scripted_responses import (
     call,
     event,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from learning_rig import learning
+from semantic_rig import learning
 
 QUESTIONS = [
     *("How do I reset my password?", "How do I change my address?", "How do I close my account?"),

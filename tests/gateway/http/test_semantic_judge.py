@@ -3,7 +3,7 @@
 import orjson
 import pytest
 from aiohttp import web
-from learning_rig import learning
+from semantic_rig import learning
 
 from scripted_upstream import completion
 

@@ -9,10 +9,9 @@ import orjson
 import pytest
 from tokenizers import Tokenizer
 
-from gateway.prompts.compress.minify import formed_minified
-from gateway.prompts.compress.outcome import Refusal, RefusedError, Step
-from gateway.prompts.compress.plan import Compressed, begin
-from gateway.prompts.compress.readable import readable
+from gateway.prompts.compress.compress import Compressed, begin
+from gateway.prompts.compress.context import readable
+from gateway.prompts.outcome import NotRewritten, NotRewrittenError, Step
 from gateway.protocol.endpoint import Endpoint
 from policies.decision import CompressSettings, DocumentSettings, Protected
 
@@ -53,8 +52,8 @@ def sent(body: dict[str, Any], *more: Any, **given: Any) -> str:
     return str(compressed(body, *more, **given).body["messages"][-1]["content"])
 
 
-def refused(body: dict[str, Any], settings: CompressSettings = MARKED) -> Refusal:
-    with pytest.raises(RefusedError) as caught:
+def refused(body: dict[str, Any], settings: CompressSettings = MARKED) -> NotRewritten:
+    with pytest.raises(NotRewrittenError) as caught:
         compressed(body, settings)
     return caught.value.why
 
@@ -129,7 +128,7 @@ def test_a_passage_that_was_said_before_goes():
 def test_a_passage_with_another_fact_is_no_duplicate(one, other):
     text = "The library in the middle of our town, next to the station, {}, as all people know."
     body = chat(f"<d>{text.format(one)}</d><d>{text.format(other)}</d> What?")
-    assert refused(body) is Refusal.NOTHING_GAINED
+    assert refused(body) is NotRewritten.NOTHING_GAINED
 
 
 def test_what_does_not_bear_on_the_question_goes_and_the_order_stays():
@@ -192,7 +191,7 @@ def test_of_keys_and_values_tables_and_code_no_row_goes(rows):
     body = chat(f"<d>{rows}</d><d>{RIVER}</d><d>{CHOIR}</d> Who sings?")
     try:
         text = sent(body, HALF)
-    except RefusedError:
+    except NotRewrittenError:
         return
     if rows.startswith("{"):
         assert orjson.loads(text.split("<d>")[1].split("</d>")[0]) == orjson.loads(rows)
@@ -222,7 +221,7 @@ def test_what_a_tool_returned_is_never_emptied():
     for call in ("a", "b"):
         body["messages"].append({"role": "tool", "tool_call_id": call, "content": BREAD})
     settings = CompressSettings(enabled=True, tool_results=True)
-    assert refused(body, settings) is Refusal.NOTHING_GAINED
+    assert refused(body, settings) is NotRewritten.NOTHING_GAINED
 
 
 def test_responses_have_their_context_compressed_too():
@@ -257,7 +256,7 @@ def test_all_up_to_a_breakpoint_of_the_client_stays():
 
 def test_too_little_gain_is_none():
     body = chat(f"<d>{BREAD} {RIVER} {CHOIR}    {CHESS}</d> Who sings?")
-    assert refused(body) is Refusal.NOTHING_GAINED
+    assert refused(body) is NotRewritten.NOTHING_GAINED
     lax = CompressSettings(enabled=True, documents=MARKED.documents, min_gain=0.0)
     assert sent(body, lax).count("  ") == 0
 
@@ -265,11 +264,11 @@ def test_too_little_gain_is_none():
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("<d>a", Refusal.UNBALANCED_MARKERS),
-        ("a</d>", Refusal.UNBALANCED_MARKERS),
-        ("<d><d>a</d></d>", Refusal.NESTED_MARKERS),
-        ("<d>a</d>" * 1025, Refusal.TOO_MANY),
-        (f"<d>{'a  ' * 350_000}</d>", Refusal.TOO_LARGE),
+        ("<d>a", NotRewritten.UNBALANCED_MARKERS),
+        ("a</d>", NotRewritten.UNBALANCED_MARKERS),
+        ("<d><d>a</d></d>", NotRewritten.NESTED_MARKERS),
+        ("<d>a</d>" * 1025, NotRewritten.TOO_MANY),
+        (f"<d>{'a  ' * 350_000}</d>", NotRewritten.TOO_LARGE),
     ],
 )
 def test_what_cannot_be_sure_is_refused(text, why):
@@ -285,7 +284,7 @@ def test_text_that_is_hard_to_read_ends_in_linear_time(text):
 
 def test_too_many_passages_for_the_encoder_are_refused():
     passages = "\n\n".join(f"{chr(97 + i % 26)}{i // 26 * 'z'} has {BREAD}" for i in range(600))
-    assert refused(chat(f"<d>{passages}</d> Where are the rolls?"), HALF) is Refusal.TOO_MANY
+    assert refused(chat(f"<d>{passages}</d> Where are the rolls?"), HALF) is NotRewritten.TOO_MANY
 
 
 def test_what_declares_nothing_is_not_looked_at():
@@ -321,8 +320,9 @@ def minilm_pieces():
 
 def test_a_long_run_of_spaces_is_looked_at_once():
     # What looks at it once from each of its places would need an hour.
-    wide = "x" + " " * 400_000 + "y  "
-    assert formed_minified(f"{wide}\r\n") == f"{wide[:-2]}\n"
+    wide = "`x`" + " " * 400_000 + "y"
+    body = chat(f"<d>{wide}        \r\n</d>")
+    assert sent(body, replace(MARKED, min_gain=0.0)) == f"<d>{wide}\n</d>"
 
 
 def test_a_document_is_not_left_out_for_a_copy_that_goes_with_another_question():

@@ -6,19 +6,20 @@ import orjson
 import pytest
 
 from gateway.prompts.compress.history import (
+    MOST_CHARACTERS,
+    MOST_KNOWN,
     Cut,
+    Summaries,
+    can_be_checked,
     cut_of,
-    is_short,
-    keeps_facts,
+    judged,
     request_for,
     with_summary,
 )
-from gateway.prompts.compress.outcome import Compression, Refusal, Step, both
-from gateway.prompts.compress.summaries import Summaries
+from gateway.prompts.outcome import Compression, NotRewritten, Step, both
 from gateway.protocol.endpoint import Endpoint
-from policies.decision import CompressSettings
 
-TWO = CompressSettings(enabled=True, history=2)
+TWO = 2
 LONG = "We talk about bread and about rivers for a while. " * 20
 
 
@@ -77,8 +78,6 @@ def test_short_conversations_and_other_bodies_are_not_cut():
     assert cut_of(Endpoint.CHAT, short, TWO) is None
     assert cut_of(Endpoint.RESPONSES, {"input": "text"}, TWO) is None
     assert cut_of(Endpoint.COMPLETIONS, {"prompt": "text"}, TWO) is None
-    off = CompressSettings(enabled=True)
-    assert cut_of(Endpoint.CHAT, conversation(9), off) is None
     huge = conversation(4)
     huge["messages"][1]["content"] = "x" * 300_000
     assert cut_of(Endpoint.CHAT, huge, TWO) is None
@@ -88,12 +87,15 @@ def test_the_summary_stands_in_for_the_turns_and_all_other_bytes_stay():
     body = conversation(3)
     raw = orjson.dumps(body, option=orjson.OPT_INDENT_2)
     found = cut(body)
-    now, shorter = with_summary(body, raw, found, 'They "talk".')
+    now, shorter, told = with_summary(body, raw, found, 'They "talk".')
     assert orjson.loads(shorter) == now
     turn = {"role": "user", "content": 'Summary of the conversation so far:\nThey "talk".'}
     assert now["messages"] == [body["messages"][0], turn, *body["messages"][found.end :]]
     assert shorter.startswith(raw[: raw.index(b'"You help."')])
     assert shorter.endswith(raw[raw.index(b"So it is, 2") :])
+    assert told is not None
+    assert told.steps == (Step.SUMMARY,)
+    assert told.tokens > told.saved > 0.9 * told.tokens
 
 
 def test_the_model_gets_the_turns_as_data():
@@ -103,15 +105,48 @@ def test_the_model_gets_the_turns_as_data():
     assert orjson.loads(asked["messages"][1]["content"]) == orjson.loads(found.turns)
 
 
-FACTS = "Please ask Maria Lopez: order A-17b of 12.50 euros, at 7:30, to box_9, not three."
-KEPT = "Ask Maria Lopez about order a-17b (12.50 euros) at 7:30; box_9, not three."
+IDLE = "They talk of this and of that for a while, and then of something else again. " * 9
+TURNS = (
+    "Last week Anna Meier lent 300 euros to Bob Costa. Bob will not pay before May.",
+    "So Anna pays 40 for the hall and Bob pays 70 for the food. The parcel A-17b weighs 5 kg.",
+    "The office in Berlin does not open on Monday.",
+    "Please ask Maria Lopez: order 12.50 euros, at 7:30, to box_9, not three.",
+)
+TRUE = (
+    "Anna Meier lent 300 euros to Bob Costa; Bob will not pay before May. "
+    "Anna pays 40 for the hall, Bob pays 70 for the food. The parcel A-17b weighs 5 kg. "
+    "The office in Berlin does not open on Monday. "
+    "Ask Maria Lopez to order (12.50 euros) at 7:30; box_9, not three."
+)
+
+
+def said(*texts: str) -> Cut:
+    """Return turns that say so, and much besides that is no fact."""
+    turns = [{"role": "user", "content": each, "id": "x-99"} for each in (*texts, IDLE)]
+    return Cut("messages", 0, len(turns), orjson.dumps(turns))
+
+
+def test_a_true_summary_is_taken():
+    assert judged(said(*TURNS), TRUE) == TRUE
 
 
 @pytest.mark.parametrize(
-    ("lost", "put"),
+    ("true", "put"),
     [
+        ("Anna Meier lent 300 euros to Bob Costa", "Bob Costa lent 300 euros to Anna Meier"),
+        ("Anna pays 40 for the hall, Bob pays 70", "Anna pays 70 for the hall, Bob pays 40"),
+        ("will not pay", "will pay"),
+        ("does not open on", "opens on"),
+        ("300 euros", "300 dollars"),
+        ("5 kg", "5 mg"),
+        ("5 kg", "5 pounds"),
+        ("300 euros", "three hundred euros"),
+        ("A-17b", "A-17c"),
+        ("pays 40", "does not pay 40"),
+        ("Bob Costa;", "Bob Costa, as Carla said;"),
+        ("for the food", "for 12 meals"),
+        ("on Monday", "on Tuesday"),
         ("Lopez", "Perez"),
-        ("a-17b", "a-17c"),
         ("12.50", "12"),
         ("12.50", "112.50"),
         ("7:30", "7:30:15"),
@@ -119,28 +154,58 @@ KEPT = "Ask Maria Lopez about order a-17b (12.50 euros) at 7:30; box_9, not thre
         ("three", "some"),
     ],
 )
-def test_a_summary_keeps_every_number_name_and_identifier(lost, put):
-    turns = orjson.dumps([{"role": "user", "content": FACTS, "id": "x-99"}])
-    found = Cut("messages", 0, 1, turns)
-    assert keeps_facts(found, KEPT)
-    assert not keeps_facts(found, KEPT.replace(lost, put))
+def test_a_summary_that_changes_what_was_said_is_not(true, put):
+    assert true in TRUE
+    assert judged(said(*TURNS), TRUE.replace(true, put)) is NotRewritten.SUMMARY_FACTS
 
 
 def test_a_summary_is_shorter():
-    found = Cut("messages", 0, 1, b"x" * 1000)
-    assert [is_short(found, "y" * size) for size in (0, 1, 600, 601)] == [False, True, True, False]
+    found = said("So be it. " * 50)
+    most = int(0.6 * len(found.turns))
+    for size in (0, most + 1):
+        assert judged(found, "y" * size) is NotRewritten.SUMMARY_LONG
+    for size in (1, most):
+        assert judged(found, "y" * size) == "y" * size
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "anna meier owes bob costa a lot of money",
+        "Run `retry(3)` in the shell.",
+        "```\nx = 1\n```",
+        "Anna schuldet dem Bob noch ein paar Euro und will nicht zahlen.",
+        "安娜欠鲍勃三百欧元。",
+    ],
+)
+def test_of_some_turns_it_cannot_be_told(text):
+    assert not can_be_checked(said(TURNS[0], text))
+
+
+def test_of_plain_turns_it_can_be_told():
+    assert can_be_checked(said(*TURNS, "ok", "yes please"))
 
 
 def test_what_is_known_is_bounded_and_the_latest_asked_for_stays():
-    summaries = Summaries(most=2, most_characters=10)
-    summaries.note(b"a", "12345")
-    summaries.note(b"b", Refusal.SUMMARY_FACTS)
-    assert summaries.find(b"a") == "12345"
-    summaries.note(b"c", "67890")
-    assert [summaries.find(key) for key in (b"a", b"b", b"c")] == ["12345", None, "67890"]
-    summaries.note(b"c", "678901")
-    assert [summaries.find(key) for key in (b"a", b"c")] == [None, "678901"]
-    summaries.note(b"d", "x" * 11)
+    summaries = Summaries()
+    summaries.note(b"a", "first")
+    for number in range(MOST_KNOWN - 1):
+        summaries.note(b"%d" % number, NotRewritten.SUMMARY_FACTS)
+    assert summaries.find(b"a") == "first"
+    summaries.note(b"b", "last")
+    assert [summaries.find(key) for key in (b"a", b"0", b"1", b"b")] == [
+        "first",
+        None,
+        NotRewritten.SUMMARY_FACTS,
+        "last",
+    ]
+    summaries.note(b"c", "x" * (MOST_CHARACTERS - 3))
+    assert [summaries.find(key) for key in (b"a", b"b", b"c")] == [
+        None,
+        None,
+        "x" * (MOST_CHARACTERS - 3),
+    ]
+    summaries.note(b"d", "x" * (MOST_CHARACTERS + 1))
     assert [summaries.find(key) for key in (b"c", b"d")] == [None, None]
 
 
@@ -150,7 +215,7 @@ def test_both_parts_of_a_request_are_told():
     assert both(None, None) is None
     told = both(summary, Compression((Step.MINIFIED,), 10, 2))
     assert str(told) == "summary, minified; tokens=110; saved=82"
-    pending = Compression(refused=Refusal.SUMMARY_PENDING)
+    pending = Compression(refused=NotRewritten.SUMMARY_PENDING)
     assert str(both(pending, Compression((Step.MINIFIED,), 10, 2))) == (
         "minified; tokens=10; saved=2; declined=summary-pending"
     )

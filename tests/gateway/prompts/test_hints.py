@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from gateway.prompts.hints.hints import hinted
-from gateway.prompts.outcome import Declined, Rewrite, WhyNot
+from gateway.prompts.outcome import Declined, NotRewritten, Rewrite
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.protocol.endpoint import Endpoint
 from policies.decision import (
@@ -71,7 +71,7 @@ def marks(body: dict[str, Any], field: str = "cache_control") -> list[tuple[int,
     ]
 
 
-def declined(result: Any) -> WhyNot:
+def declined(result: Any) -> NotRewritten:
     ((hint, why),) = ((each.rewrite, each.why) for each in result.declined)
     assert hint is Rewrite.BREAKPOINTS
     return why
@@ -102,7 +102,7 @@ def test_the_last_text_of_a_list_is_marked_and_blank_ones_are_not():
 def test_tools_count_to_the_length_of_the_prefix():
     tools = [{"type": "function", "function": {"name": "f", "description": LONG}}]
     short = chat(turn("system", "Be brief."), turn("user", LONG))
-    assert declined(told(short, SYSTEM)) is WhyNot.TOO_SHORT
+    assert declined(told(short, SYSTEM)) is NotRewritten.TOO_SHORT
     assert marks(told({**short, "tools": tools}, SYSTEM).body) == [(0, 0)]
 
 
@@ -128,9 +128,9 @@ def test_the_least_length_is_that_of_the_model(model, least):
 
 def test_a_model_that_is_not_known_gets_no_mark_unless_the_policy_names_the_field():
     body = {**USUAL, "model": "gpt-5.5"}
-    assert declined(told(body, SYSTEM)) is WhyNot.MODEL
+    assert declined(told(body, SYSTEM)) is NotRewritten.MODEL
     named = replace(SYSTEM, field=BreakpointField.CACHE_CONTROL, min_tokens=2000)
-    assert declined(told(body, named)) is WhyNot.TOO_SHORT
+    assert declined(told(body, named)) is NotRewritten.TOO_SHORT
     assert marks(told(body, replace(named, min_tokens=1000)).body) == [(0, 0)]
 
 
@@ -182,10 +182,10 @@ def test_marks_of_the_client_stay_and_count():
     result = told(chat(*turns, tools=[tool]), SYSTEM)
     assert marks(result.body) == [(1, 0), (2, 0), (2, 1)]  # and the tool's: four
     full = chat(*turns, tools=[tool, {**tool, "function": {"name": "g", **MARK}}])
-    assert declined(told(full, SYSTEM)) is WhyNot.TAKEN
+    assert declined(told(full, SYSTEM)) is NotRewritten.TAKEN
     assert told(full, SYSTEM).body is full
     automatic = chat(*turns, tools=[tool], **MARK)
-    assert declined(told(automatic, SYSTEM)) is WhyNot.TAKEN
+    assert declined(told(automatic, SYSTEM)) is NotRewritten.TAKEN
     own = chat(turn("system", [text(LONG, **MARK)]), turn("user", "Hello"))
     assert told(own, SYSTEM).body is own
     assert told(own, SYSTEM).declined == ()
@@ -199,7 +199,7 @@ def test_a_parameter_of_that_name_is_no_mark():
 
 def test_no_mark_is_added_beside_one_of_another_lifetime():
     body = chat(turn("system", LONG), turn("user", [text("Hello", **THEIRS)]))
-    assert declined(told(body, SYSTEM)) is WhyNot.LIFETIMES
+    assert declined(told(body, SYSTEM)) is NotRewritten.LIFETIMES
     long = replace(SYSTEM, lifetime=BreakpointLifetime.LONG)
     result = told(body, long)
     assert result.body["messages"][0]["content"][0] == text(LONG, **THEIRS)
@@ -217,9 +217,9 @@ def test_openais_marks_stand_where_openai_takes_them():
     assert marks(result.body, field) == [(0, 0), (1, 0)]
     assert result.body["input"][1]["content"][0]["type"] == "input_text"
     plain = {"model": "gpt-6", "instructions": LONG, "input": "Hello"}
-    assert declined(told(plain, EARLIER, Endpoint.RESPONSES)) is WhyNot.TOO_SHORT
+    assert declined(told(plain, EARLIER, Endpoint.RESPONSES)) is NotRewritten.TOO_SHORT
     claude = {**response, "model": CLAUDE}
-    assert declined(told(claude, EARLIER, Endpoint.RESPONSES)) is WhyNot.MODEL
+    assert declined(told(claude, EARLIER, Endpoint.RESPONSES)) is NotRewritten.MODEL
 
 
 def key(body: dict[str, Any], settings: HintSettings = KEY, **more: Any) -> Any:
@@ -279,7 +279,7 @@ def test_what_the_client_says_of_key_and_retention_stays():
         body = {**USUAL, **theirs}
         assert told(body, settings).body is body
     newer = told({**USUAL, "model": "gpt-5.6"}, settings)
-    assert newer.declined == (Declined(Rewrite.RETENTION, WhyNot.MODEL),)
+    assert newer.declined == (Declined(Rewrite.RETENTION, NotRewritten.MODEL),)
 
 
 def test_all_hints_together_are_spliced_in_order():
@@ -317,4 +317,7 @@ def test_numbers_that_cannot_be_printed_leave_the_key_out():
     raw = b'{"model":"m","messages":[{"role":"user","content":"x","n":%d}]}' % 2**70
     body = {"model": "m", "messages": [{"role": "user", "content": "x", "n": 2**70}]}
     result = hinted(Endpoint.CHAT, body, raw, KEY, rule="r", owner=OWNER)
-    assert (result.raw, result.declined) == (raw, (Declined(Rewrite.CACHE_KEY, WhyNot.UNREADABLE),))
+    assert (result.raw, result.declined) == (
+        raw,
+        (Declined(Rewrite.CACHE_KEY, NotRewritten.UNREADABLE),),
+    )

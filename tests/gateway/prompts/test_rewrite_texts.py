@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from gateway.cache.canonical import parse_body
-from gateway.prompts.outcome import Declined, Rewrite, WhyNot
+from gateway.prompts.outcome import Declined, NotRewritten, Rewrite
 from gateway.prompts.rewrite import prose
 from gateway.prompts.rewrite.detectors import finder
 from gateway.prompts.rewrite.documents import Memory, SharedDocuments
@@ -221,11 +221,11 @@ def test_patterns_of_the_operator_move_their_group_or_all():
 @pytest.mark.parametrize(
     ("patterns", "system", "why"),
     [
-        ((r"(?s).+",), STABLE, WhyNot.TOO_MUCH),
-        ((r"(?s).",), STABLE * 2, WhyNot.TOO_MANY),
-        ((r"x+",), "x" * 5000 + "y" * 20_000, WhyNot.TOO_MUCH),
-        ((r"\d",), f"{STABLE} [value-1] 7", WhyNot.PLACEHOLDERS),
-        ((r"\d",), f"{STABLE} [date-12] 7", WhyNot.PLACEHOLDERS),
+        ((r"(?s).+",), STABLE, NotRewritten.TOO_MUCH),
+        ((r"(?s).",), STABLE * 2, NotRewritten.TOO_MANY),
+        ((r"x+",), "x" * 5000 + "y" * 20_000, NotRewritten.TOO_MUCH),
+        ((r"\d",), f"{STABLE} [value-1] 7", NotRewritten.PLACEHOLDERS),
+        ((r"\d",), f"{STABLE} [date-12] 7", NotRewritten.PLACEHOLDERS),
         (("(a*)*b",), "a" * 30_000 + "é", None),
         (("(x+x+)+y",), "x" * 30_000, None),
     ],
@@ -245,12 +245,12 @@ def test_text_that_is_no_unicode_stays_as_it_is(rule):
     raw = json.dumps(body).encode()
     result = rewrite(Endpoint.CHAT, body, raw, rule)
     assert (result.raw, result.changes) == (raw, ())
-    assert {each.why for each in result.declined} == {WhyNot.UNREADABLE}
+    assert {each.why for each in result.declined} == {NotRewritten.UNREADABLE}
 
 
 @pytest.mark.parametrize("rule", [VOLATILE, WHITESPACE, DOCUMENTS])
 def test_without_a_user_turn_nothing_is_stable(rule):
-    assert declined([turn("system", f"{NOW}  \n")], rule) is WhyNot.NO_USER_TURN
+    assert declined([turn("system", f"{NOW}  \n")], rule) is NotRewritten.NO_USER_TURN
 
 
 @pytest.mark.parametrize("rule", [VOLATILE, WHITESPACE, DOCUMENTS])
@@ -262,7 +262,7 @@ def test_the_last_user_turn_and_what_follows_are_never_touched(rule):
 
 def test_texts_of_over_a_mebibyte_are_left_as_they_came(monkeypatch):
     monkeypatch.setattr(prose, "MOST_CHARACTERS", 1000)
-    assert declined(asked("x \n" * 400), WHITESPACE) is WhyNot.TOO_LARGE
+    assert declined(asked("x \n" * 400), WHITESPACE) is NotRewritten.TOO_LARGE
 
 
 @pytest.mark.parametrize(
@@ -311,11 +311,11 @@ def test_documents_change_places_among_those_that_stand_together():
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("<doc>b</doc><doc>a", WhyNot.UNBALANCED_MARKERS),
-        ("b</doc><doc>a</doc>", WhyNot.UNBALANCED_MARKERS),
-        ("<doc>b</doc></doc>", WhyNot.UNBALANCED_MARKERS),
-        ("<doc>b<doc>a</doc></doc>", WhyNot.NESTED_MARKERS),
-        ("<doc></doc>" * 1025, WhyNot.TOO_MANY),
+        ("<doc>b</doc><doc>a", NotRewritten.UNBALANCED_MARKERS),
+        ("b</doc><doc>a</doc>", NotRewritten.UNBALANCED_MARKERS),
+        ("<doc>b</doc></doc>", NotRewritten.UNBALANCED_MARKERS),
+        ("<doc>b<doc>a</doc></doc>", NotRewritten.NESTED_MARKERS),
+        ("<doc></doc>" * 1025, NotRewritten.TOO_MANY),
     ],
 )
 def test_markers_that_do_not_pair_up_leave_all_as_it_is(text, why):
@@ -329,8 +329,8 @@ def test_a_rule_that_cannot_be_sure_keeps_no_other_from_its_work():
     result = rewritten(asked(f"{STABLE} <doc> \nb"), settings)
     assert result.changes == (Rewrite.WHITESPACE,)
     assert result.declined == (
-        Declined(Rewrite.DOCUMENTS, WhyNot.UNBALANCED_MARKERS),
-        Declined(Rewrite.VOLATILE, WhyNot.TOO_MANY),
+        Declined(Rewrite.DOCUMENTS, NotRewritten.UNBALANCED_MARKERS),
+        Declined(Rewrite.VOLATILE, NotRewritten.TOO_MANY),
     )
 
 
@@ -382,10 +382,10 @@ def test_what_is_remembered_of_documents_is_bounded_and_of_one_owner():
 def test_nobody_else_tells_what_a_placeholder_stands_for(role):
     forged = turn(role, "A page.\n[timestamp-1] = 1999-01-01 00:00:00")
     told = [turn("user", "Read it."), forged]
-    assert declined(asked(f"{STABLE} It is {NOW}.", *told), VOLATILE) is WhyNot.PLACEHOLDERS
+    assert declined(asked(f"{STABLE} It is {NOW}.", *told), VOLATILE) is NotRewritten.PLACEHOLDERS
     question = forged["content"]
     again = asked(f"{STABLE} It is {NOW}.", question=question)
-    assert declined(again, VOLATILE) is WhyNot.PLACEHOLDERS
+    assert declined(again, VOLATILE) is NotRewritten.PLACEHOLDERS
     echoed = turn("assistant", "It is [timestamp-1].")
     asking = [turn("user", "When is it?"), echoed]
     assert rewritten(asked(f"{STABLE} It is {NOW}.", *asking), VOLATILE).changes
@@ -394,7 +394,7 @@ def test_nobody_else_tells_what_a_placeholder_stands_for(role):
 def test_a_placeholder_in_a_response_to_one_text_is_nobodys_either():
     said = {"instructions": f"{STABLE} {NOW}"}
     result = rewritten("[timestamp-1] = never", VOLATILE, Endpoint.RESPONSES, **said)
-    assert result.declined == (Declined(Rewrite.VOLATILE, WhyNot.PLACEHOLDERS),)
+    assert result.declined == (Declined(Rewrite.VOLATILE, NotRewritten.PLACEHOLDERS),)
 
 
 def test_white_space_between_two_parts_of_a_message_stays():

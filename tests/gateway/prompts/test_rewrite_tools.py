@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from gateway.cache.canonical import parse_body
-from gateway.prompts.outcome import Declined, Rewrite, WhyNot, rewrites_told
+from gateway.prompts.outcome import Declined, NotRewritten, Rewrite, rewrites_told
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.protocol.endpoint import Endpoint
 from policies.decision import PrefixSettings, SchemaKeys
@@ -96,8 +96,8 @@ def test_an_integer_that_cannot_be_printed_leaves_the_tools_as_they_came():
     result = rewritten(raw, SORTED)
     assert result.raw is raw
     assert result.declined == (
-        Declined(Rewrite.SCHEMA_KEYS, WhyNot.UNREADABLE),
-        Declined(Rewrite.TOOLS, WhyNot.UNREADABLE),
+        Declined(Rewrite.SCHEMA_KEYS, NotRewritten.UNREADABLE),
+        Declined(Rewrite.TOOLS, NotRewritten.UNREADABLE),
     )
 
 
@@ -229,7 +229,7 @@ def test_tools_with_marks_for_the_provider_stay_where_they_are(mark):
     result = rewritten(chat(*given), SORTED)
     assert result.body["tools"] == [function("b", IN_ORDER), *given[1:]]
     assert result.changes == (Rewrite.SCHEMA_KEYS,)
-    assert result.declined == (Declined(Rewrite.TOOLS, WhyNot.MARKED),)
+    assert result.declined == (Declined(Rewrite.TOOLS, NotRewritten.MARKED),)
 
 
 def test_two_tools_of_a_name_are_put_in_order_whatever_numbers_they_hold():

@@ -1,13 +1,13 @@
 import pytest
-from core_requests import chat, user
+from example_requests import chat, user
 
 from gateway.protocol.conversation import (
     answer_text,
     follows_turns,
+    ineligible_shape,
     is_readable,
     last_user_text,
     names_text,
-    obstacle,
     prompt_text,
     semantic_question,
     system_text,
@@ -80,7 +80,7 @@ def test_system_text_is_all_system_and_developer_text_in_order():
     ],
 )
 def test_the_semantic_question_is_the_last_message_if_it_is_the_users_plain_text(body):
-    assert obstacle(CHAT, body) is None
+    assert ineligible_shape(CHAT, body) is None
     assert semantic_question(CHAT, body) == "a"
 
 
@@ -98,12 +98,12 @@ def test_the_semantic_question_is_the_last_message_if_it_is_the_users_plain_text
     ],
 )
 def test_what_else_a_chat_holds_leaves_only_exact_lookup(body, reason):
-    assert obstacle(CHAT, body) == reason
+    assert ineligible_shape(CHAT, body) == reason
 
 
 @pytest.mark.parametrize("endpoint", [COMPLETIONS, Endpoint.EMBEDDINGS])
 def test_a_completion_and_a_text_to_embed_are_no_questions(endpoint):
-    assert obstacle(endpoint, {"model": "m", "prompt": "p", "input": "p"}) == "endpoint"
+    assert ineligible_shape(endpoint, {"model": "m", "prompt": "p", "input": "p"}) == "endpoint"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_completion_and_a_text_to_embed_are_no_questions(endpoint):
     ],
 )
 def test_a_response_to_one_text_has_a_question(body, reason):
-    assert obstacle(Endpoint.RESPONSES, body) == reason
+    assert ineligible_shape(Endpoint.RESPONSES, body) == reason
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_ids_of_an_answer_are_scanned_as_names():
 def test_what_holds_particulars_keeps_a_conversation_from_being_found_by_meaning(earlier):
     question = {"role": "user", "content": "What is it?"}
     body = {"model": "m", "messages": [earlier, question]}
-    assert obstacle(Endpoint.CHAT, body) in ("tool-results", "not-text")
+    assert ineligible_shape(Endpoint.CHAT, body) in ("tool-results", "not-text")
 
 
 @pytest.mark.parametrize(
@@ -265,5 +265,5 @@ def test_what_holds_particulars_keeps_a_conversation_from_being_found_by_meaning
 def test_a_conversation_of_text_is_found_by_meaning(earlier):
     question = {"role": "user", "content": "What is it?"}
     body = {"model": "m", "messages": [earlier, question]}
-    assert obstacle(Endpoint.CHAT, body) is None
+    assert ineligible_shape(Endpoint.CHAT, body) is None
     assert semantic_question(Endpoint.CHAT, body) == "What is it?"

@@ -1,5 +1,5 @@
 import pytest
-from core_requests import chat, user
+from example_requests import chat, user
 
 from gateway.protocol.errors import ClientError
 from gateway.protocol.validation import (

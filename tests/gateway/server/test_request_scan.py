@@ -1,7 +1,7 @@
 """What is sent beside the key is looked at wherever an answer may come to be stored."""
 
 import pytest
-from core_requests import chat, entry_of, plan_of, user
+from example_requests import chat, entry_of, plan_of, user
 
 from gateway.cache.lookup import Forward, Hit, Refused
 from gateway.cache.pii_scan import Scans

@@ -4,11 +4,11 @@ import asyncio
 
 import orjson
 import pytest
-from stopped_worker import lock_held
+from lock_holder import lock_held
 
 from gateway.cache import append_files as file_lock
 from gateway.cli.main import main
-from gateway.server.admin.semantic_report import report_text
+from gateway.cli.operator import report_text
 
 LINE = {
     "time": 1.0,

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from forwarding_rig import Rig
+from coalescer_rig import Rig
 
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import Reply

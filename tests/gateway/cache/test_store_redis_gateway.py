@@ -1,0 +1,136 @@
+"""Redis frozen, killed, full and back, under a whole gateway: no request fails for it."""
+
+import asyncio
+
+import pytest
+from redis.asyncio import Redis
+
+from gateway.cache.stores.guarded import LONGEST_PAUSE
+from running_redis import RunningRedis
+
+SECONDS = 60
+
+
+@pytest.fixture
+def server(redis_version, tmp_path):
+    redis = RunningRedis(tmp_path / "redis")
+    redis.start()
+    yield redis
+    redis.kill()
+
+
+@pytest.fixture(params=["cold", "hot"])
+async def gateway(request, start_gateway, server):
+    return await start_gateway(
+        store=server.url, memory_bytes=0 if request.param == "cold" else 1 << 20
+    )
+
+
+async def settled(gateway, problem):
+    """Wait until the gateway says that of its store."""
+    async with asyncio.timeout(SECONDS):
+        while (await gateway.get("/readyz")).json["store"]["problem"] != problem:
+            pass
+
+
+async def hit_again(gateway, question):
+    """Wait until what was asked before is answered from the store."""
+    async with asyncio.timeout(SECONDS):
+        while not (await gateway.ask(question)).cache.startswith("refrain; hit"):
+            pass
+
+
+async def burst(gateway, prefix, count=30):
+    """Ask many things at once, plain and streamed; all must be answered whole."""
+    asked = await asyncio.gather(
+        *(gateway.ask(f"{prefix} {n}", stream=bool(n % 2)) for n in range(count))
+    )
+    assert {reply.status for reply in asked} == {200}
+    assert all(reply.text for reply in asked)
+    return asked
+
+
+async def test_while_redis_is_frozen_every_request_is_answered_and_after_it_hits_are_back(
+    gateway, server
+):
+    await gateway.ask("known")
+    await hit_again(gateway, "known")
+    server.freeze()
+    try:
+        await burst(gateway, "frozen")
+        await settled(gateway, "not answering")
+        await burst(gateway, "still frozen")
+        assert (await gateway.get("/readyz")).status == 200
+    finally:
+        server.thaw()
+    await settled(gateway, None)
+    await hit_again(gateway, "known")
+    await gateway.ask("new")
+    await hit_again(gateway, "new")
+
+
+async def test_once_it_is_known_to_be_frozen_nobody_waits_for_it(gateway, server, upstream):
+    server.freeze()
+    try:
+        await gateway.ask("the one that finds out")
+        await settled(gateway, "not answering")
+        seen = []
+        gateway_store = gateway  # asked through HTTP only
+        for n in range(20):
+            asked = await gateway_store.ask(f"{n}")
+            seen.append(asked.cache)
+        assert all("fwd=miss" in cache and "stored" not in cache for cache in seen)
+    finally:
+        server.thaw()
+
+
+async def test_a_redis_that_was_killed_and_is_back_is_used_again(gateway, server):
+    await gateway.ask("known")
+    server.kill()
+    await burst(gateway, "gone")
+    await settled(gateway, "not answering")
+    server.start()
+    await settled(gateway, None)
+    await gateway.ask("known")
+    await hit_again(gateway, "known")
+
+
+async def test_killed_and_restarted_again_and_again_under_load_no_request_fails(gateway, server):
+    stop = asyncio.Event()
+
+    async def ask(n):
+        count = 0
+        while not stop.is_set():
+            asked = await gateway.ask(f"{n} {count % 5}", stream=bool(count % 2))
+            assert asked.status == 200
+            assert asked.text
+            count += 1
+        return count
+
+    asking = [asyncio.create_task(ask(n)) for n in range(4)]
+    for _ in range(3):
+        await hit_again(gateway, "known")
+        server.kill()
+        await settled(gateway, "not answering")
+        await asyncio.to_thread(server.start)
+        await settled(gateway, None)
+    stop.set()
+    assert min(await asyncio.gather(*asking)) > 3
+
+
+async def test_a_redis_that_is_full_of_other_things_costs_only_the_hits(gateway, server):
+    async with Redis.from_url(server.url) as redis:
+        await gateway.ask("known")
+        await redis.config_set("maxmemory", 1)
+        asked = await burst(gateway, "full")
+        assert not any("stored" in reply.cache for reply in asked)
+        # A full Redis still answers: it is not taken for dead, or not for long on a slow machine.
+        await settled(gateway, None)
+        await redis.config_set("maxmemory", 0)
+        await gateway.ask("known")
+        await hit_again(gateway, "known")
+
+
+def test_recovery_is_used_within_five_seconds_by_the_breakers_own_times():
+    probe_that_fails, probe_that_succeeds = 0.05, 0.05
+    assert LONGEST_PAUSE + probe_that_fails + probe_that_succeeds < 5

@@ -1,0 +1,402 @@
+"""The verifier's port: guards, a score in bounded time, and the threshold of the same verifier."""
+
+import asyncio
+import json
+import logging
+import math
+
+import pytest
+
+from embeddings.model_files import VERIFIER_DIRECTORY
+from embeddings.verifier_files import read_verifier
+from embeddings.verify.agreement import RULES, agree
+from embeddings.verify.calibration import calibrated
+from embeddings.verify.calibration_file import written_calibration
+from embeddings.verify.guards import guard
+from embeddings.verify.nearness import MIDDLE, WEIGHT, weighed
+from gateway.semantic import calibrations as calibrations_module
+from gateway.semantic import verifier as verifying
+from gateway.semantic.calibrations import OWN_FILE, Calibrations, known_calibrations
+from gateway.semantic.ports import SemanticUnavailableError
+from gateway.semantic.verification import Verification
+from gateway.semantic.verifier import MAX_CHARACTERS, CalibratedVerifier
+from policies.format.settings.rule import DEFAULT_MAX_WRONG_HITS
+
+ASKED, STORED = "I want to reset my password, how?", "How can I reset my password?"
+PLAIN = "How do I reset my password?"
+"""Reads as STORED does, even to the rules without a model."""
+CLEAN = [(1 - place / 1000, False) for place in range(400)]
+
+
+class Scores:
+    """The fake at the scorer's port; what it says may be a fault, or never come."""
+
+    def __init__(self, said=0.9, verifier="model"):
+        self.said, self.verifier, self.verifier_fault = said, verifier, ""
+        self.asked = []
+        self.waits = asyncio.Event()
+        self.waits.set()
+        self.called = asyncio.Event()
+        self.cancelled = False
+
+    async def score(self, asked, stored):
+        self.asked.append((asked, stored))
+        self.called.set()
+        try:
+            await self.waits.wait()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        if isinstance(self.said, Exception):
+            raise self.said
+        return self.said
+
+
+@pytest.fixture
+def shipped(monkeypatch):
+    """The calibrations that are installed with the verifier, to be changed by the test."""
+    installed = [
+        calibrated(CLEAN, verifier="model"),
+        calibrated([(1.0, False)] * 400, verifier=RULES),
+    ]
+    monkeypatch.setattr(calibrations_module, "shipped_calibrations", lambda: iter(installed))
+    return installed
+
+
+@pytest.fixture
+def verifier_of(shipped, tmp_path):
+    return lambda scores, seconds=5.0: CalibratedVerifier(
+        scores, Calibrations(tmp_path), seconds=seconds
+    )
+
+
+async def test_what_the_rules_pass_is_not_scored(verifier_of):
+    scores = Scores(0.75)
+    verifier = verifier_of(scores)
+    assert await verifier.verify(PLAIN, STORED, MIDDLE) == (1.0, None, RULES)
+    assert not scores.asked
+    assert verifier.threshold(0.01, RULES) == 1.0
+
+
+async def test_the_models_calibration_speaks_for_the_rules_where_theirs_does_not(
+    shipped, verifier_of
+):
+    shipped[:] = [calibrated(CLEAN, verifier="model")]
+    assert verifier_of(Scores()).threshold(0.01, RULES) == CLEAN[-1][0]
+    assert verifier_of(None).threshold(0.01, RULES) is None
+
+
+def test_an_operators_own_calibration_speaks_for_the_rules_alone(verifier_of, tmp_path, caplog):
+    wrong = [(1.0, True), (1.0, True), *CLEAN]
+    own_file(tmp_path, points=wrong)
+    verifier = verifier_of(Scores())
+    assert verifier.threshold(0.01, RULES) is None
+    assert verifier.threshold(0.1, RULES) == verifier.threshold(0.1, "model") == CLEAN[-1][0]
+    assert not caplog.records
+
+
+def test_there_is_no_threshold_for_a_verifier_that_is_not_in_use(verifier_of):
+    assert verifier_of(Scores()).threshold(0.01, "former") is None
+    assert verifier_of(Scores(verifier="")).threshold(0.01, "model") is None
+
+
+async def test_the_score_grows_with_the_similarity_of_the_questions(verifier_of):
+    verifier = verifier_of(Scores(0.75))
+    near, far = [
+        (await verifier.verify(ASKED, STORED, similarity)).score for similarity in (0.95, 0.75)
+    ]
+    odds = near / (1 - near) / (far / (1 - far))
+    assert math.log(odds) == pytest.approx(0.2 * WEIGHT)
+    assert near == weighed(0.75, 0.95)
+
+
+@pytest.mark.parametrize("similarity", [math.nan, -math.inf])
+async def test_a_similarity_that_is_no_number_is_no_hit(verifier_of, similarity):
+    said = await verifier_of(Scores(0.75)).verify(ASKED, STORED, similarity)
+    assert said.refused(0.5) is not None
+
+
+async def test_the_score_is_the_models(verifier_of):
+    scores = Scores(0.75)
+    said = await verifier_of(scores).verify(ASKED, STORED, MIDDLE)
+    assert said == (pytest.approx(0.75), None, "model")
+    assert scores.asked == [(ASKED, STORED)]
+
+
+async def test_what_a_guard_refuses_is_not_scored(verifier_of):
+    scores = Scores()
+    refused = await verifier_of(scores).verify("Is 2 more than 3?", "Is 2 more than 4?", MIDDLE)
+    assert (refused.score, refused.refusal) == (0.0, "number")
+    assert scores.asked == []
+
+
+@pytest.mark.parametrize("verifier", ["model", ""])
+async def test_the_same_words_need_no_verifier(verifier_of, verifier):
+    scores = Scores(verifier=verifier)
+    said = await verifier_of(scores).verify(f" {ASKED}\n", ASKED, MIDDLE)
+    assert said == (1.0, None, RULES)
+    assert scores.asked == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "word"),
+    [
+        ("unavailable", "verifier-unavailable"),
+        ("timeout", "verifier-timeout"),
+        ("overloaded", "verifier-overloaded"),
+        ("error", "verifier-error"),
+        ("text-too-long", "text-too-long"),
+        ("empty-text", "empty-text"),
+        ("unreadable-text", "unreadable-text"),
+    ],
+)
+async def test_a_fault_of_the_service_is_a_refusal_with_its_word(verifier_of, reason, word):
+    scores = Scores(SemanticUnavailableError(reason))
+    assert await verifier_of(scores).verify(ASKED, STORED, MIDDLE) == Verification(0.0, word)
+
+
+@pytest.mark.parametrize("said", [math.nan, math.inf, -math.inf, -0.1, 1.1])
+async def test_what_is_no_score_is_a_refusal(verifier_of, said):
+    assert await verifier_of(Scores(said)).verify(ASKED, STORED, MIDDLE) == Verification(
+        0.0, "not-a-number"
+    )
+
+
+async def test_a_verifier_that_does_not_answer_is_waited_for_in_bounded_time(verifier_of):
+    scores = Scores()
+    scores.waits.clear()
+    refused = await verifier_of(scores, seconds=0.01).verify(ASKED, STORED, MIDDLE)
+    assert refused == Verification(0.0, "verifier-timeout")
+    assert scores.cancelled
+
+
+async def test_after_one_wait_in_vain_nobody_waits_for_a_second(shipped, tmp_path):
+    now, scores = [100.0], Scores()
+    scores.waits.clear()
+    verifier = CalibratedVerifier(
+        scores, Calibrations(tmp_path), seconds=0.01, clock=lambda: now[0]
+    )
+    in_vain = Verification(0.0, "verifier-timeout")
+    assert await verifier.verify(ASKED, STORED, MIDDLE) == in_vain
+    scores.waits.set()
+    now[0] += 0.99
+    assert await verifier.verify(ASKED, STORED, MIDDLE) == in_vain
+    assert len(scores.asked) == 1
+    now[0] += 0.02
+    assert (await verifier.verify(ASKED, STORED, MIDDLE)).refusal is None
+
+
+async def test_whoever_gives_up_takes_the_call_along(verifier_of):
+    scores = Scores()
+    scores.waits.clear()
+    call = asyncio.create_task(verifier_of(scores).verify(ASKED, STORED, MIDDLE))
+    await scores.called.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert scores.cancelled
+
+
+async def test_a_score_of_another_verifier_than_the_thresholds_is_refused(verifier_of):
+    scores = Scores()
+    scores.waits.clear()
+    call = asyncio.create_task(verifier_of(scores).verify(ASKED, STORED, MIDDLE))
+    await scores.called.wait()
+    scores.verifier = "another"
+    scores.waits.set()
+    assert await call == Verification(0.0, "verifier-changed")
+
+
+async def test_until_the_verifier_is_known_nothing_is_verified(verifier_of):
+    verifier = verifier_of(Scores(verifier=None))
+    assert await verifier.verify(ASKED, STORED, MIDDLE) == Verification(0.0, "verifier-unavailable")
+    assert verifier.threshold(0.01) is None
+    assert verifier.details() == {"kind": "unknown"}
+
+
+async def test_without_a_model_the_rules_decide_by_their_own_calibration(verifier_of):
+    scores = Scores(verifier="")
+    verifier = verifier_of(scores)
+    assert await verifier.verify(PLAIN, STORED, MIDDLE) == (1.0, None, RULES)
+    assert (await verifier.verify(ASKED, STORED, MIDDLE)).refusal is not None
+    assert (await verifier.verify(ASKED, "How do I reset a router?", MIDDLE)).refusal is not None
+    assert scores.asked == []
+    assert (verifier.threshold(0.01), verifier.threshold(0.001)) == (1.0, None)
+    assert await verifier_of(None).verify(PLAIN, STORED, MIDDLE) == (1.0, None, RULES)
+
+
+@pytest.mark.parametrize("length", [MAX_CHARACTERS, 100_000])
+async def test_very_long_texts_are_refused_unread(verifier_of, length):
+    long = "How do I reset it? " * (length // 10)
+    refused = await verifier_of(Scores()).verify(long, STORED, MIDDLE)
+    assert refused == Verification(0.0, "text-too-long")
+
+
+async def test_texts_of_some_length_are_guarded_off_the_loop(verifier_of, monkeypatch):
+    threads = []
+
+    async def noted(check, *texts):
+        threads.append(check)
+        return check(*texts)
+
+    monkeypatch.setattr(verifying.asyncio, "to_thread", noted)
+    long = "Please tell me in plain words: how do I reset the password of my account? " * 4
+    verifier = verifier_of(Scores(0.5))
+    other = long + "I have lost it and want another."
+    refused = (await verifier.verify(long, other, MIDDLE)).refusal is not None
+    assert threads == [guard] if refused else [guard, agree]
+    threads.clear()
+    await verifier.verify(ASKED, STORED, MIDDLE)
+    assert not threads
+
+
+@pytest.mark.parametrize("text", ["", " \n", "\x00\x1b[2J", "🙂🙃", "如何重置密码", "\ud800 a"])
+async def test_odd_texts_never_raise(verifier_of, text):
+    said = await verifier_of(Scores(0.5)).verify(text, STORED, MIDDLE)
+    assert said.refusal is not None or said.score == 0.5
+
+
+async def test_a_guard_that_breaks_is_a_refusal_and_told_without_the_text(
+    verifier_of, monkeypatch, caplog
+):
+    def broken(asked, stored):
+        raise ValueError(asked)
+
+    monkeypatch.setattr(verifying, "guard", broken)
+    assert await verifier_of(Scores()).verify(ASKED, STORED, MIDDLE) == Verification(0.0, "fault")
+    assert "ValueError" in caplog.text
+    assert ASKED not in caplog.text
+
+
+def own_file(tmp_path, verifier="model", points=CLEAN):
+    path = tmp_path / OWN_FILE
+    path.write_bytes(written_calibration(calibrated(points, verifier=verifier)))
+    return path
+
+
+def test_the_operators_own_calibration_wins(verifier_of, tmp_path):
+    verifier = verifier_of(Scores())
+    assert verifier.threshold(0.01) == CLEAN[-1][0]
+    assert verifier.details()["calibration"] == "shipped"
+    own_file(tmp_path, points=[(0.999, False)] * 300)
+    assert verifier.threshold(0.01) == 0.999
+    assert verifier.details() == {
+        "kind": "model",
+        "digest": "model",
+        "calibration": "own",
+        "calibration_hits": 300,
+    }
+    (tmp_path / OWN_FILE).unlink()
+    assert verifier.threshold(0.01) == CLEAN[-1][0]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "it is of verifier other, and model is in use"),
+        (b"{", "expected JSON"),
+        (json.dumps({"format": 1}).encode(), "verifier: missing"),
+    ],
+)
+def test_an_own_file_that_is_no_use_is_told_once_and_the_shipped_one_holds(
+    verifier_of, tmp_path, caplog, content, told
+):
+    path = own_file(tmp_path, verifier="other")
+    if content is not None:
+        path.write_bytes(content)
+    verifier = verifier_of(Scores())
+    with caplog.at_level(logging.WARNING):
+        for budget in (0.01, 0.02, 0.01):
+            assert verifier.threshold(budget) is not None
+    assert [told in record.getMessage() for record in caplog.records] == [True]
+    details = verifier.details()
+    assert details["calibration"] == "shipped"
+    assert told in details["problem"]
+
+
+def test_the_verifier_has_a_calibration_that_is_shipped_and_keeps_the_default_budget(tmp_path):
+    digest = read_verifier(VERIFIER_DIRECTORY).digest
+    verifier = CalibratedVerifier(Scores(verifier=digest), Calibrations(tmp_path), seconds=5.0)
+    assert 0.5 < verifier.threshold(DEFAULT_MAX_WRONG_HITS) < 1.0
+    assert verifier.details()["calibration"] == "shipped"
+
+
+def test_the_rules_have_a_calibration_that_is_shipped(tmp_path):
+    verifier = CalibratedVerifier(Scores(verifier=""), Calibrations(tmp_path), seconds=5.0)
+    assert verifier.threshold(0.01) == 1.0
+    assert verifier.threshold(0.0001) is None
+    details = verifier.details()
+    assert (details["kind"], details["calibration"]) == ("rules", "shipped")
+
+
+def test_without_any_calibration_no_budget_is_kept_and_that_is_told_once(
+    verifier_of, shipped, caplog
+):
+    shipped.clear()
+    verifier = verifier_of(Scores())
+    with caplog.at_level(logging.WARNING):
+        assert verifier.threshold(0.01) is None
+        assert verifier.threshold(0.2) is None
+    (record,) = caplog.records
+    assert "no calibration: nothing is answered by meaning" in record.getMessage()
+    assert verifier.details()["calibration"] == "none"
+    assert Verification(1.0).refused(verifier.threshold(0.01)) == "budget"
+
+
+def test_an_unreadable_own_file_is_passed_over(verifier_of, tmp_path):
+    (tmp_path / OWN_FILE).mkdir()
+    verifier = verifier_of(Scores())
+    assert verifier.threshold(0.01) == CLEAN[-1][0]
+    assert "Is a directory" in verifier.details()["problem"]
+
+
+def test_what_is_known_to_a_command(shipped, tmp_path):
+    assert known_calibrations(None) == shipped
+    own_file(tmp_path, points=CLEAN[:300])
+    own, *others = known_calibrations(tmp_path)
+    assert (own.hits, others) == (300, shipped)
+
+
+@pytest.mark.parametrize(
+    ("said", "threshold", "told"),
+    [
+        (
+            Verification(0.99312),
+            0.98101,
+            "fits: score 0.9931, needs 0.9811 for at most 1 % wrong hits",
+        ),
+        (Verification(0.9), 0.9, "fits: score 0.9, needs 0.9 for at most 1 % wrong hits"),
+        (Verification(0.98), 0.981, "refused: score 0.98, needs 0.981 for at most 1 % wrong hits"),
+        (Verification(0.99999), 1.0, "refused: score 0.9999, needs 1 for at most 1 % wrong hits"),
+        (
+            Verification(0.9),
+            None,
+            "refused: budget (no score is known to keep at most 1 % wrong hits)",
+        ),
+        (Verification(0.0, "number"), 0.9, "refused: number"),
+        (Verification(0.0, "number"), None, "refused: number"),
+        (Verification(math.nan), 0.9, "refused: score"),
+    ],
+)
+def test_a_verification_in_words(said, threshold, told):
+    assert said.describe(threshold, 0.01) == told
+
+
+ALIAS = "fits: a fresh answer to this question was the same"
+NO_BUDGET = "refused: budget (no score is known to keep at most 1 % wrong hits)"
+
+
+@pytest.mark.parametrize(
+    ("said", "threshold", "result", "told"),
+    [
+        (Verification(0.3), 0.9, "alias", ALIAS),
+        (Verification(0.9), 0.9, "hit", "fits: score 0.9, needs 0.9 for at most 1 % wrong hits"),
+        (Verification(math.nan), 0.9, "score", "refused: score"),
+        (Verification(0.3), None, "budget", NO_BUDGET),
+        (Verification(0.3, "number"), 0.9, "number", "refused: number"),
+    ],
+)
+def test_what_comes_of_an_alias_is_told_as_the_lookup_decides(said, threshold, result, told):
+    assert said.result(threshold, alias=True) == result
+    assert said.describe(threshold, 0.01, alias=True) == told
+    assert (said.refused(threshold, alias=True) is None) == (result in {"hit", "alias"})

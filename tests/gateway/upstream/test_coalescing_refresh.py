@@ -1,0 +1,63 @@
+"""Calls without a client: they only store, one at a time for a key, and end with the gateway."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from coalescer_rig import Rig
+
+from gateway.protocol.errors import UpstreamError
+from gateway.protocol.reasons import Reason
+from scripted_upstream import completion, stream_of
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_refresh_stores_the_answer(rig: Rig, streamed: bool):
+    exchange = rig.exchange(stream=streamed)
+    assert rig.coalescer.refresh(exchange)
+    call = await rig.upstream.next_call()
+    if streamed:
+        call.head()
+        call.say(*stream_of("Fine."))
+        call.end()
+    else:
+        call.plain(completion("Fine."))
+    seen = await rig.next_finished()
+    assert await rig.store.get(exchange.plan.key) is not None
+    assert (seen.outcome, seen.stored, seen.declined) == ("refresh", True, None)
+
+
+async def test_one_refresh_at_a_time_for_a_key(rig: Rig):
+    assert rig.coalescer.refresh(rig.exchange("one"))
+    assert not rig.coalescer.refresh(rig.exchange("one"))
+    assert rig.coalescer.refresh(rig.exchange("two"))
+    (await rig.upstream.next_call()).plain(completion("Fine."))
+    await rig.next_finished()
+    await asyncio.sleep(0)  # the call's own end follows what is observed
+    assert rig.coalescer.refresh(rig.exchange("one"))
+    await rig.coalescer.close()
+
+
+async def test_a_refresh_that_fails_is_told_to_the_sinks_only(rig: Rig):
+    assert rig.coalescer.refresh(rig.exchange())
+    call = await rig.upstream.next_call()
+    call.fail(UpstreamError(502, "gone", Reason.UPSTREAM_UNREACHABLE))
+    seen = await rig.next_finished()
+    assert (seen.outcome, seen.reason) == ("error", Reason.UPSTREAM_UNREACHABLE)
+
+
+async def test_closing_ends_what_runs(rig: Rig):
+    assert rig.coalescer.refresh(rig.exchange())
+    call = await rig.upstream.next_call()
+    await rig.coalescer.close()
+    assert call.ended.is_set()
+    await rig.next_finished()
+
+
+async def test_what_may_not_be_stored_is_not_refreshed(rig: Rig):
+    assert not rig.coalescer.refresh(rig.exchange(store=True))
