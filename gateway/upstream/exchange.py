@@ -35,7 +35,7 @@ class Exchange:
     compression: Compression | None = None
     """What became of its declared context, if any."""
     client: str | None = field(default=None, repr=False)
-    """Who asks: the holder of the gateway's key, else a digest of the credential."""
+    """The holder of the gateway's key that the client showed, else a digest of its credential."""
     unhinted: "Exchange | None" = None
     """The same for upstreams that accept no hints, where it has hints."""
     original: "Exchange | None" = None

@@ -1,4 +1,4 @@
-"""What is sent to an upstream beyond what the client said (key, salt, priority), and who answered.
+"""What the gateway adds to a request (key, salt, priority), and which upstream answered it.
 
 Law: if the gateway has keys of its own, no credential of a client travels on. What the gateway says
 in its own name (salt, priority) a client cannot say in its place. Otherwise the bytes of the body
@@ -187,6 +187,6 @@ def with_upstream(fields: Fields, served: Served | None) -> Fields:
 
 
 def format_upstream_header(upstream: str, tried: Tried) -> str:
-    """Return who answered, if anybody, and the upstreams tried before, with the reasons."""
+    """Return the upstream that answered, if any, and those tried before, with the reasons."""
     failed = ", ".join(f"{name}={reason}" for name, reason in tried)
     return "; ".join(([upstream] if upstream else []) + ([f'tried="{failed}"'] if failed else []))

@@ -200,27 +200,27 @@ class Checks:
             self.count(pair.plan.decision.rule, pair.check.kind.value, outcome)
 
     async def _compare(self, pair: Pair) -> str:
-        told = await self._told(pair)
+        found = await self._judgement(pair)
         check = pair.check
-        if check.kind is Kind.SERVED and told.outcome is Outcome.DIFFERENT:
+        if check.kind is Kind.SERVED and found.outcome is Outcome.DIFFERENT:
             await self._take_out(check.entry.key)
         comparison = compared(
-            *(check, pair.plan, told.outcome, told.why),
+            *(check, pair.plan, found.outcome, found.why),
             threshold=self.threshold(pair.plan.decision.max_wrong_hits),
             now=self.now(),
         )
         await self._write_down(comparison, pair)
-        return told.outcome.value
+        return found.outcome.value
 
-    async def _told(self, pair: Pair) -> Judgement:
+    async def _judgement(self, pair: Pair) -> Judgement:
         # Long answers take tens of milliseconds.
         step = await asyncio.to_thread(_read_beside, pair)
         if isinstance(step, Judgement):
             return step
-        told = await asyncio.to_thread(step.next, await self._vectors(step))
-        if told.outcome is Outcome.UNSURE and self.judge is not None:
-            return await self._judged(self.judge, pair) or told
-        return told
+        found = await asyncio.to_thread(step.next, await self._vectors(step))
+        if found.outcome is Outcome.UNSURE and self.judge is not None:
+            return await self._judged(self.judge, pair) or found
+        return found
 
     async def _judged(self, judge: Judge, pair: Pair) -> Judgement | None:
         stored, fresh = _answers(pair)

@@ -204,7 +204,7 @@ class Coalescer:
         try:
             found = judged(plan, await self.writer.entries.get(plan.key), self.writer.now())
         finally:
-            # The next answer may be no better: those who wait with us must not wait once more.
+            # Others wait for the claim too, and the next answer may be no better.
             claims.release(slot)
         return found.entry if isinstance(found, Hit) and not found.status.stale else None
 
@@ -214,7 +214,7 @@ class Coalescer:
 
         def ended(_: asyncio.Task[None]) -> None:
             self.calls.discard(task)
-            # If it was cancelled, perhaps before it began, nobody may wait for it any more.
+            # If it was cancelled, perhaps before it began, its followers must not wait.
             message = "The gateway was stopped before the answer was complete."
             shared.close(UpstreamError(502, message, Reason.UPSTREAM_BROKE))
             self._forget()

@@ -111,7 +111,7 @@ def _cost(full: bytes, without_usage: bytes) -> int:
 
 
 def _wake(event: asyncio.Event) -> None:
-    """Wake all who wait for it now, and nobody who comes later."""
+    """Wake those that wait for it now; those that come later wait for the next time."""
     event.set()
     event.clear()
 
@@ -143,7 +143,7 @@ class SharedResponse(Flight):
     over: bool = False
     """Whether nothing more will come."""
     outgrown: bool = False
-    """Whether it is too large to be held: only who reads along can have it."""
+    """Whether it is too large to be held: a follower that joins now cannot have it."""
     fault: Exception | None = None
     """Why the response broke off, or never began."""
     error: bytes | None = None
@@ -172,7 +172,7 @@ class SharedResponse(Flight):
         self.followers: dict[Follower, None] = {}
         self.log = AnswerLog(max_bytes)
         self.rendered: dict[bool, bytes] = {}
-        """A plain answer as a stream, without and with usage, once somebody asked for it."""
+        """A plain answer as a stream, without and with usage, once a client asked for it."""
         self.news = asyncio.Event()
         """Pulses with the head, each piece and the end."""
         self._ended = asyncio.Event()
@@ -231,7 +231,7 @@ class SharedResponse(Flight):
             )
 
     def close(self, fault: Exception | None = None) -> None:
-        """Note the end; a stream is told of a fault. A second call changes nothing."""
+        """Note the end; a fault goes out as the last event. A second call changes nothing."""
         if self.over:
             return
         self.fault, self.over = fault, True
@@ -334,7 +334,7 @@ class Follower(AsyncIterator[bytes]):
             raise AssertionError("a call without head or fault")
         refused = HTTPStatus.BAD_REQUEST <= head.status < HTTPStatus.INTERNAL_SERVER_ERROR
         if refused and not self._same_tenant():
-            return Sharing.ALONE  # the reason may lie in who made the call
+            return Sharing.ALONE  # another credential may be accepted
         other_wire = shared.leader.streamed is not exchange.streamed
         if head.body is not None:
             if other_wire and exchange.streamed and head.status == HTTPStatus.OK:
@@ -448,7 +448,7 @@ class Follower(AsyncIterator[bytes]):
             await shared.news.wait()
 
     def _note_fault(self) -> None:
-        """Note a failure that the stream itself has told; raise one that it has not."""
+        """Note a failure that the stream itself has shown; raise one that it has not."""
         shared, seen = self._shared, self.exchange.seen
         if shared.head is None or not shared.head.events:
             shared.raise_fault()

@@ -40,9 +40,9 @@ def via() -> str:
     return f"1.1 refrain-{instance()}"
 
 
-def has_passed_here(told: str) -> bool:
-    """Tell whether a ``Via`` names this installation: the request has been sent by it already."""
-    return via() in told
+def has_passed_here(via_header: str) -> bool:
+    """Tell whether a ``Via`` names this installation: the request is in a loop."""
+    return via() in via_header
 
 
 _LARGEST_HEADER = 64 * 1024
@@ -52,22 +52,22 @@ _MOST_HEADERS = 512
 _BODY_HEADERS = frozenset({"content-length", "content-encoding"})
 
 PIECE = 65_536
-"""Inflated at a time of a body that was compressed though it was asked not to be."""
+"""Bytes inflated at a time, if an upstream compresses although it was asked not to."""
 
 _GZIP = zlib.MAX_WBITS | 16
 _WINDOWS = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": zlib.MAX_WBITS}
 _COMPRESSED = 8
-"""What the lower half of a zlib stream's first byte says; some servers leave out its head."""
+"""The lower half of a zlib stream's first byte; some servers leave out the head."""
 
 
 class HttpUpstream:
     """Sends requests to ``base_url``, which ends in ``/v1``.
 
-    ``connect_seconds`` bounds connecting; ``read_seconds`` bounds sending and the wait for the
-    whole head, and that between two reads of the body, but for streams where they are given
-    ``first_token_seconds`` the wait for the body's first word and ``between_tokens_seconds`` each
-    one after. Clients' credentials are passed on unless ``own_credential`` is set: then ``api_key``
-    takes their place, or nothing.
+    ``connect_seconds`` bounds connecting. ``read_seconds`` bounds sending and the wait for the
+    whole head, and each read of the body. If they are given, a stream has its own bounds:
+    ``first_token_seconds`` until its first token, and ``between_tokens_seconds`` for each read
+    after that. Clients' credentials are passed on unless ``own_credential`` is set: then
+    ``api_key`` takes their place, or nothing.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class HttpUpstream:
             max_line_size=_LARGEST_HEADER,
             max_field_size=_LARGEST_HEADER,
             max_headers=_MOST_HEADERS,
-            # A cookie is the client's whom the upstream gave it, and comes back from there or not.
+            # Cookies belong to clients, and are kept there.
             cookie_jar=DummyCookieJar(),
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         )
@@ -135,7 +135,8 @@ class HttpUpstream:
         try:
             async with sending as response:
                 body = self.body(response)
-                if coding := coding_of(response.headers.get("Content-Encoding", "")):
+                encoding = response.headers.get("Content-Encoding")
+                if encoding and (coding := coding_of(encoding)):
                     body = inflated(body, coding)
                 if by is not None:
                     body = self._timed(body, by)
@@ -207,7 +208,7 @@ class HttpUpstream:
             yield response
         finally:
             # A body that was read to its end has given its connection back. Any other is closed,
-            # so that the upstream sees that nobody listens any more.
+            # so that the upstream sees that the client has left.
             response.close()
 
     def note_failure(self, response: ClientResponse, error: UpstreamError) -> None:  # noqa: ARG002
@@ -215,7 +216,7 @@ class HttpUpstream:
         self.failures.failed(error)
 
     def served(self, response: ClientResponse) -> Served | None:  # noqa: ARG002 - always this one
-        """Return who sent a reply, where that is to be told."""
+        """Return which of several upstreams sent a reply: None, for this is one alone."""
         return None
 
     async def body(self, response: ClientResponse) -> AsyncIterator[bytes]:
@@ -227,7 +228,7 @@ class HttpUpstream:
             raise fault_of(error, self._url) from error
 
     async def _timed(self, chunks: AsyncIterator[bytes], by: float) -> AsyncIterator[bytes]:
-        """Yield a stream's body, whose first word comes ``by`` then. Raises UpstreamError."""
+        """Yield a stream's body, whose first token must come ``by`` then. Raises UpstreamError."""
         clock = asyncio.get_running_loop().time
         detector, begun = FirstTokenDetector(events=True), False
         try:

@@ -1,6 +1,6 @@
 """Detects the first content token of a reply; before it, failover is still allowed.
 
-Law: comments, blank lines, the role of who is about to speak and usage alone say nothing that a
+Law: comments, blank lines, the role alone and usage alone say nothing that a
 client could show. They are held back, within a bound in bytes and in time, so that nothing is sent
 before the first token. What is not understood counts as content.
 """
@@ -104,10 +104,10 @@ def _error(said: dict[str, Any]) -> FirstToken | Failure:
 
     What they say of the request (a 4xx, an invalid request) is an answer.
     """
-    told = said.get("error") or said
-    match told:
+    error = said.get("error") or said
+    match error:
         case {"code": 429 | "rate_limit_exceeded" | "insufficient_quota"}:
-            # Of whose account is not told: it rests nobody.
+            # It may be the client's own account: the upstream is not left alone for it.
             return Failure(Reason.UPSTREAM_LIMITED, risky=False, refused=429, personal=True)
         case {"code": int(code)} if 400 <= code < 500:
             return FirstToken.REFUSED

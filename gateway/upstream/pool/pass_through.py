@@ -6,7 +6,7 @@ Laws:
   for at each of them, since it may have been made while the first was not well.
 - ``GET /v1/models`` names what a request may name. Each upstream's list counts as far as its
   declared models go. One that does not answer in time is left out, and an error passes only if
-  nobody answers.
+  no other answers.
 """
 
 import asyncio
@@ -114,7 +114,7 @@ class PoolRequests:
         raise fault
 
     def _asked(self, path_qs: str, named: str) -> list[HttpUpstream]:
-        """Return who is asked, in turn: who is known to keep what the path names, else all."""
+        """Return the upstreams to ask in turn: the one that keeps what the path names, or all."""
         at = self._sticky_ids.at(named)
         return [self._upstreams[at]] if at else self.order(_model_of(path_qs))
 
@@ -123,7 +123,7 @@ class PoolRequests:
         self._upstreams[self._served[response].upstream].failures.failed(error)
 
     def served(self, response: ClientResponse) -> Served | None:
-        """Return who sent a reply."""
+        """Return which upstream sent a reply."""
         return self._served.get(response)
 
     def body(self, response: ClientResponse) -> AsyncIterator[bytes]:

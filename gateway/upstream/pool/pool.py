@@ -3,7 +3,7 @@
 Laws:
 - A reply is passed on once its first token is here, and from then on nothing is sent again.
 - Every call that was acquired is released once, also if its client leaves.
-- Every wait is bounded. Who waits for another prompt's prefill is woken by its first byte or end.
+- Every wait is bounded. A wait for another prompt's prefill ends with its first byte or its end.
 """
 
 import asyncio
@@ -130,7 +130,7 @@ class PrefillTurns:
                 now = wait.until
 
     def wake(self, leader: Sent) -> None:
-        """Wake those who wait for this one."""
+        """Wake the requests that wait for this one."""
         for woken in self._behind.pop(leader, ()):
             if not woken.done():
                 woken.set_result(None)
@@ -164,7 +164,7 @@ class PoolReply:
             note_made=lambda made: pool.sticky_ids.note(made, call.name),
         )
         self.failure: Failure | None = None
-        """Why this is no answer, though it is passed on if nobody gives one."""
+        """Why this is no answer, though it is passed on if no upstream gives one."""
         self.refused = reply.status >= HTTPStatus.BAD_REQUEST
         """Whether the answer is that the request is at fault."""
         self._pool = pool
@@ -283,7 +283,7 @@ class UpstreamPool:
         self.table.failed(call, failure, self.clock())
 
     def release(self, call: Call) -> None:
-        """Note the end of a call, and let in who waits."""
+        """Note the end of a call, and let in the next that waits."""
         self.table.release(call)
         self._turns.wake(call.sent)
         self.queue.admit()

@@ -39,7 +39,7 @@ _NO_SUCH_PATH = frozenset({404, 405, 501})
 
 
 class Prober:
-    """Probes who is due. ``paths`` are those of each upstream: asked in turn, none for no probe."""
+    """Probes the upstreams that are due. ``paths`` of each are asked in turn; none, no probe."""
 
     def __init__(
         self,
@@ -111,8 +111,8 @@ class Prober:
                         self._paths[name] = (path,)
                         if reply.status < HTTPStatus.INTERNAL_SERVER_ERROR:
                             return None, False
-                        told = b'"reasons"' in await reply.content.read(4096)
-                        return Reason.UPSTREAM_STATUS, told
+                        own_word = b'"reasons"' in await reply.content.read(4096)
+                        return Reason.UPSTREAM_STATUS, own_word
         except UpstreamError as error:
             return error.reason, False
         except TimeoutError:

@@ -2,10 +2,10 @@
 
 Laws:
 - Clients take turns; those of one are let in, model by model, in the order of coming.
-- A later request never passes an earlier one for the same model, and nobody waits for one model
+- A later request never passes an earlier one for the same model, and none waits for one model
   because the upstreams of another have no room.
 - If the queue is full, a newcomer of a client with fewer places takes the last place of the client
-  with the most, so that nobody fills the queue for all.
+  with the most, so that no client fills the queue for all.
 - Every wait ends with a call, a refusal or its client's leaving. A call that was acquired for a
   client that has left is released at once.
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Ticket(Generic[T]):
-    """One place in the queue; ``holder`` is who is to be woken."""
+    """One place in the queue; ``holder`` is what is to be woken."""
 
     number: int
     outgoing: Outgoing
@@ -52,7 +52,7 @@ class Waiting(Generic[T]):
 
     @property
     def full(self) -> bool:
-        """Tell whether nobody more may wait."""
+        """Tell whether no more may wait."""
         return len(self) >= self._most
 
     def add(self, outgoing: Outgoing, holder: T) -> Ticket[T]:
@@ -82,7 +82,7 @@ class Waiting(Generic[T]):
         return most[next(reversed(most))] if len(most) > own + 1 else None
 
     def admit(self, table: PoolTable, now: float) -> tuple[list[tuple[T, Call]], float | None]:
-        """Acquire calls for those for whom there is room.
+        """Acquire calls for those that have room now.
 
         Return them, and when there may be room for another, if the clock tells that. Each is looked
         at once: while calls begin and none ends, no lane comes to have room.
@@ -121,7 +121,7 @@ class Bounds:
 
 
 class PoolQueue:
-    """Waits for room; ``release`` ends a call that nobody wants any more."""
+    """Waits for room; ``release`` ends a call whose client has left."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class PoolQueue:
             raise
 
     def admit(self) -> None:
-        """Begin the calls of those who wait and for whom there is room."""
+        """Begin the calls of those that wait and have room now."""
         if not self.waiting:
             return
         begun, again = self.waiting.admit(self._table, self._clock())

@@ -16,14 +16,13 @@ Laws:
 - A block is computed by one request of a replica at a time, as far as waiting can achieve that.
   No request waits behind one that waits, nor behind a lower priority, nor for a few blocks, nor for
   long. A stream's first byte tells that its prompt is computed. A plain reply's comes when all of
-  the answer is there, so who waits behind one goes by the clock.
+  the answer is there, so a wait behind one ends by the clock.
 
 Sources: Mirrokni, Thorup, Zadimoghaddam: "Consistent hashing with bounded loads", SODA 2018;
 Thaler, Ravishankar: "Using name-based mappings to increase hit rates", 1998.
 """
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice, takewhile
 from math import ceil, log
@@ -144,20 +143,16 @@ class PrefillRate:
         self._seconds[sent.name] = before + _NEWEST * (seen - before)
 
 
-COLD_PREFIX_LEAST_BLOCKS = 8
+MIN_SHARED_BLOCKS = 8
 """Computing fewer blocks twice costs less than waiting does."""
 
-MOST_SECONDS = 2.0
+MAX_WAIT_SECONDS = 2.0
 
 
 class ColdPrefixes:
     """The blocks that are being computed, each with its leader; not thread-safe."""
 
-    def __init__(
-        self, *, least_blocks: int = COLD_PREFIX_LEAST_BLOCKS, most_seconds: float = MOST_SECONDS
-    ) -> None:
-        self._least_blocks = least_blocks
-        self._most_seconds = most_seconds
+    def __init__(self) -> None:
         self._computing: dict[str, dict[int, Sent]] = {}
 
     def held(self, name: str, prefix: Sequence[int], computed: int) -> int:
@@ -170,14 +165,14 @@ class ColdPrefixes:
 
     def wait(self, sent: Sent, now: float) -> Wait | None:
         """Return the leader to wait for before ``sent`` goes, if one is worth it."""
-        until = sent.at + self._most_seconds
+        until = sent.at + MAX_WAIT_SECONDS
         computing = self._computing.get(sent.name, {})
         leaders = [
             leader
             for digest in sent.prefix
             if (leader := computing.get(digest)) is not None and leader.rank <= sent.rank
         ]
-        if len(leaders) < self._least_blocks or leaders[-1] is sent:
+        if len(leaders) < MIN_SHARED_BLOCKS or leaders[-1] is sent:
             return None
         until = min(until, leaders[-1].computed_by)
         return Wait(leaders[-1], until) if now < until else None
@@ -210,20 +205,17 @@ ALONE_AFTER = 256
 """After this many prompts without foreign cache hits, this is taken for the only gateway."""
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """How costs are weighed; the defaults are the best found on the Mooncake traces."""
-
-    share_over: float = 1.0
-    """By how much a replica may exceed its share of the requests under way."""
-    always_room: int = 4
-    """Up to this many requests at a time are never too many."""
-    block_ahead: float = 0.05
-    """What a block that others wait for costs, in blocks to compute."""
-    request: float = 128.0
-    """What a request under way costs the next one beside it, in tokens to compute."""
-    home: float = 0.35
-    """The part of what no replica holds that is not counted at its home."""
+# How costs are weighed: the best values found on the Mooncake traces.
+SHARE_OVER = 1.0
+"""By how much a replica may exceed its share of the requests under way."""
+ALWAYS_ROOM = 4
+"""Up to this many requests at a time are never too many."""
+_COST_AHEAD = 0.05
+"""Cost of a block that is computed before, in blocks to compute."""
+_COST_BESIDE = 128.0
+"""Cost of a request under way for the next one beside it, in tokens to compute."""
+_HOME_SPARES = 0.35
+"""The part of what no replica holds that is not counted at its home."""
 
 
 class PrefixAware(Routing):
@@ -233,14 +225,12 @@ class PrefixAware(Routing):
         self,
         index: PrefixIndex | None = None,
         *,
-        weights: Weights | None = None,
         sharing: Container[str] = (),
         block_tokens: int = TOKENS_A_BLOCK,
         has_siblings: bool = False,
     ) -> None:
         """``has_siblings`` tells that other gateways send prompts to these replicas, too."""
         self.index = PrefixIndex() if index is None else index
-        self._weights = weights or Weights()
         self._block_tokens = block_tokens
         self._lost: dict[str, list[int]] = {}
         """The last uses of what was not found at each replica, since something was."""
@@ -261,7 +251,7 @@ class PrefixAware(Routing):
         # What two of them hold is what prompts have in common, and known alike to all gateways.
         common = sorted(held.values())[-2:][0]
         home = home_of(loads, prefix[min(common, len(prefix) - 1)]) if prefix else ""
-        spared = 0.0 if self.is_alone else self._weights.home * (len(prefix) - most)
+        spared = 0.0 if self.is_alone else _HOME_SPARES * (len(prefix) - most)
         even = (sum(load.in_flight for load in loads) + 1) / sum(load.weight for load in loads)
 
         def rank(load: Load) -> tuple[bool, float, bool, str]:
@@ -354,13 +344,13 @@ class PrefixAware(Routing):
         self._cold.end(sent)
 
     def _room(self, load: Load, even: float) -> int:
-        share = ceil((1 + self._weights.share_over) * even * load.weight)
-        return max(self._weights.always_room, share)
+        share = ceil((1 + SHARE_OVER) * even * load.weight)
+        return max(ALWAYS_ROOM, share)
 
     def _cost(self, load: Load, blocks: float) -> float:
-        ahead = self.queued_blocks(load.name) + load.queued_tokens / self._block_tokens
-        beside = load.in_flight * self._weights.request / self._block_tokens
-        return blocks + (ahead * self._weights.block_ahead + beside) / load.weight
+        ahead = self.queued_blocks(load.name) * _COST_AHEAD
+        beside = load.in_flight * _COST_BESIDE / self._block_tokens
+        return blocks + (ahead + beside) / load.weight
 
 
 def _why(held: int, most: int) -> Route:
@@ -370,7 +360,7 @@ def _why(held: int, most: int) -> Route:
 
 
 def home_of(loads: Sequence[Load], key: int) -> str:
-    """Return who is first for ``key``, by rendezvous and weight."""
+    """Return the first replica for ``key``, by rendezvous and weight."""
     return min(loads, key=lambda load: (_rendezvous(load, key), load.name)).name
 
 

@@ -32,7 +32,6 @@ class Load:
 
     name: str
     in_flight: int
-    queued_tokens: int = 0
     weight: float = 1.0
 
 

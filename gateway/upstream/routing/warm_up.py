@@ -5,7 +5,7 @@ Laws:
   a prefix ends before the first user turn. Old uses count less.
 - A warm-up is bounded in time and number, and takes nothing from clients: it has the lowest
   priority, counts against the replica's limits, and stops if no other replica could answer. A fault
-  ends it and keeps nobody out; what a replica could not take is not sent again.
+  ends it and excludes no replica; what a replica could not take is not sent again.
 - No client's credential is used, and what may not be stored is not recorded.
 """
 

@@ -64,11 +64,6 @@ def test_what_is_to_be_computed_before_counts_until_its_first_token() -> None:
     assert first(made, PROMPT, loads(a=0, b=0)) == "a"
 
 
-def test_tokens_that_the_replica_says_are_queued_count_too() -> None:
-    offered = [Load("a", 0, queued_tokens=1_000_000), Load("b", 0)]
-    assert first(router(a=PROMPT), PROMPT, offered) == "b"
-
-
 def test_what_nobody_holds_goes_where_another_gateway_sends_it() -> None:
     offered = loads(a=0, b=0, c=0)
     chosen = router().order(PROMPT, offered)[0]

@@ -1,6 +1,6 @@
 """A burst behind one cold prefix: computed once, and waited for no longer than two seconds."""
 
-from gateway.upstream.routing.prefix_aware import MOST_SECONDS, PrefixAware
+from gateway.upstream.routing.prefix_aware import MAX_WAIT_SECONDS, PrefixAware
 from gateway.upstream.routing.routing import Sent
 
 SYSTEM = tuple(range(100))
@@ -17,7 +17,7 @@ def test_the_first_goes_and_the_others_wait_for_its_first_token() -> None:
     for sent in others:
         wait = made.prefill_wait(sent, 0.0)
         assert wait is not None
-        assert (wait.leader, wait.until) == (leader, MOST_SECONDS)
+        assert (wait.leader, wait.until) == (leader, MAX_WAIT_SECONDS)
     made.first_token(leader, 1.0)
     assert all(made.prefill_wait(sent, 1.0) is None for sent in others)
 
@@ -26,8 +26,8 @@ def test_who_waited_long_enough_goes_all_the_same() -> None:
     made = PrefixAware()
     leader, other = burst(made, 2)
     made.prefill_wait(leader, 0.0)
-    assert made.prefill_wait(other, MOST_SECONDS - 0.1) is not None
-    assert made.prefill_wait(other, MOST_SECONDS) is None
+    assert made.prefill_wait(other, MAX_WAIT_SECONDS - 0.1) is not None
+    assert made.prefill_wait(other, MAX_WAIT_SECONDS) is None
 
 
 def test_where_the_leader_fails_one_of_the_others_leads() -> None:
@@ -115,7 +115,7 @@ def test_behind_a_stream_its_first_token_tells() -> None:
     made.prefill_wait(leader, 0.0)
     wait = made.prefill_wait(other, 0.0)
     assert wait is not None
-    assert wait.until == MOST_SECONDS
+    assert wait.until == MAX_WAIT_SECONDS
 
 
 def test_nobody_waits_where_the_replica_computes_it_once_by_itself() -> None:
