@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from gateway.cache.ports import ActivePolicy
 from gateway.prompts.rewrite.detectors import finder
@@ -35,6 +36,15 @@ class PolicyFile:
     def problem(self) -> str | None:
         """What keeps the file on disk from being in force, or None."""
         return self._unreadable or self._wrong
+
+    def details(self) -> dict[str, Any]:
+        """Return what ``/readyz`` shows of the policy."""
+        policy = self.active.policy
+        return {
+            "source": policy.source,
+            "generation": policy.generation,
+            "problem": self.problem,
+        }
 
     def reload(self) -> bool:
         """Read the file again; return whether a new policy took effect.

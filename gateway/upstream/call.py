@@ -16,12 +16,13 @@ import orjson
 from gateway.cache.writer import CacheWriter
 from gateway.protocol import exact_json
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.spec import Followed, Streaming
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import end_to_end, request_fields, without
 from gateway.protocol.messages import ALL_ADDITIONS
 from gateway.protocol.reasons import Reason
 from gateway.protocol.streaming import sse
-from gateway.protocol.streaming.stream import Followed, followed
 from gateway.protocol.tokens import prompt_usage
 from gateway.upstream.coalescing.shared_response import Head, SharedResponse
 from gateway.upstream.exchange import REFUSALS, Accepts, Exchange, Variant, as_client_sent, variants
@@ -114,10 +115,11 @@ class UpstreamCall:
             if answered and self.answered is not None:
                 self.answered(exchange.endpoint, exchange.body, exchange.inbound.headers)
             fields = with_upstream(end_to_end(upstream.headers), served)
-            if upstream.content_type == "text/event-stream":
+            streaming = SPECS[exchange.endpoint].streaming
+            if streaming is not None and upstream.content_type == "text/event-stream":
                 self._settle(exchange, upstream.status, shared, before)
                 shared.open(Head(upstream.status, fields, events=True, usage=variant.usage))
-                await self._relay(upstream, exchange, shared)
+                await self._relay(upstream, exchange, shared, streaming)
                 return None
             chunks = upstream.chunks()
             body = await _read(chunks, self.max_answer_bytes)
@@ -186,11 +188,15 @@ class UpstreamCall:
         )
 
     async def _relay(
-        self, upstream: UpstreamReply, exchange: Exchange, shared: SharedResponse
+        self,
+        upstream: UpstreamReply,
+        exchange: Exchange,
+        shared: SharedResponse,
+        streaming: Streaming,
     ) -> None:
         """Pass events on as they end, until the upstream's stream does."""
-        answered = followed(
-            exchange.endpoint, assemble=exchange.plan is not None, max_bytes=self.max_answer_bytes
+        answered = streaming.follow(
+            assemble=exchange.plan is not None, max_bytes=self.max_answer_bytes
         )
         decoder = sse.Decoder()
         try:
@@ -243,7 +249,7 @@ class UpstreamCall:
         except orjson.JSONDecodeError:
             result = None
         if isinstance(result, dict):
-            usage = result.get("usage")
+            usage = SPECS[exchange.endpoint].usage(result)
             if (payer := shared.payer) is not None:
                 payer.note_usage(prompt_usage(usage))
             _report(upstream, usage, result.get("id"), exchange)
@@ -313,6 +319,6 @@ def _report(upstream: UpstreamReply, usage: Any, made: Any, exchange: Exchange) 
     """Tell the pool what the upstream found in its cache, and the id of what it keeps."""
     if (cached := prompt_usage(usage).cached) is not None:
         upstream.served.note_cached(cached)
-    kept = exchange.endpoint is Endpoint.RESPONSES and exchange.body.get("store") is not False
+    kept = SPECS[exchange.endpoint].keeps_by_id and exchange.body.get("store") is not False
     if kept and isinstance(made, str):
         upstream.served.note_made(made)

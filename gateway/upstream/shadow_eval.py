@@ -20,10 +20,12 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.cache.plan import Plan
-from gateway.cache.ports import Comparisons, Quarantine
+from gateway.cache.ports import Quarantine
 from gateway.cache.shadow_eval.comparison import Check, Comparison, Kind, compared
+from gateway.cache.shadow_eval.journal import ComparisonJournal
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields
+from gateway.protocol.messages import read_whole
 from gateway.semantic.compare.answers import (
     Answer,
     Judgement,
@@ -104,12 +106,8 @@ class Judge:
         async with self.upstream.send(Outgoing(_PATH, headers, body, self.model)) as reply:
             if reply.status != HTTPStatus.OK:
                 return None
-            read = b""
-            async for chunk in reply.chunks():
-                read += chunk
-                if len(read) > _MAX_VERDICT_BYTES:
-                    return None
-        return _verdict(read)
+            read = await read_whole(reply.chunks(), _MAX_VERDICT_BYTES)
+        return None if read is None else _verdict(read)
 
 
 def _verdict(raw: bytes) -> bool | None:
@@ -146,7 +144,7 @@ class Checks:
     outcome or why there is none.
     """
 
-    journal: Comparisons
+    journal: ComparisonJournal
     quarantine: Quarantine
     index: SemanticIndex | None
     encoder: LocalEncoder | None

@@ -75,12 +75,12 @@ class Books:
         self.table.probed(name, fault, self.now, for_sure=False)
 
     def check(self, member):
-        standing = self.table.upstreams[member.name]
+        upstream = self.table.upstreams[member.name]
         own = [call for call in self.calls if call.name == member.name]
-        assert standing.in_flight == len(own) <= (member.max_concurrency or len(own))
-        assert standing.tried == sum(call.trial for call in own)
-        if isinstance(standing.health.at, Open):
-            assert standing.health.at.until <= self.now + LONGEST_PAUSE
+        assert upstream.in_flight == len(own) <= (member.max_concurrency or len(own))
+        assert upstream.tried == sum(call.trial for call in own)
+        if isinstance(upstream.health.at, Open):
+            assert upstream.health.at.until <= self.now + LONGEST_PAUSE
         in_a_minute = [at for at in self.sent[member.name] if at > self.now - 60.0]
         assert len(in_a_minute) <= (member.requests_per_minute or len(in_a_minute))
 

@@ -74,9 +74,7 @@ IO_MODULES = frozenset(
 """Modules and packages of the gateway that may touch clock, loop, network, file or log. All other
 modules are pure: they import none of that, and none of these."""
 
-PURE_IN_SERVER = frozenset(
-    f"gateway.server.admin.{name}" for name in ("access", "recorded_request", "selection")
-)
+PURE_IN_SERVER = frozenset({"gateway.server.admin.recorded_request"})
 
 HTTP_MODULES = frozenset(
     {
@@ -92,7 +90,6 @@ HTTP_MODULES = frozenset(
 """Modules and packages of the gateway that speak HTTP."""
 
 CROSSINGS = {
-    "gateway.app": ("embeddings.client",),
     "gateway.cli.calibrate": ("embeddings.verify",),
     "gateway.cache.shadow_eval.ledger": ("embeddings.verify.binomial",),
     "gateway.semantic.calibrations": ("embeddings.verify",),

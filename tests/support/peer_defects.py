@@ -598,7 +598,7 @@ class _Everything:
 
 async def _finding_everything(bench: Bench) -> RunningGateway:
     """Start a gateway whose index tells nothing apart, so that all else has to."""
-    from gateway import app
+    from gateway.server import open_semantic
 
     index = _Everything()
 
@@ -625,5 +625,5 @@ async def _finding_everything(bench: Bench) -> RunningGateway:
         async def close(self) -> None:
             return None
 
-    bench.patch(app, "SemanticService", Service)
+    bench.patch(open_semantic, "SemanticService", Service)
     return await bench.start(semantic_socket=bench.folder / "none")

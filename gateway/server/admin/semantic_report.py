@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.cache.ports import Comparisons, PolicySource, UnfinishedError
+from gateway.cache.ports import PolicySource, UnfinishedError
+from gateway.cache.shadow_eval.journal import ComparisonJournal
 from gateway.cache.shadow_eval.ledger import RuleComparisons
-from gateway.server.admin.selection import SelectionError
+from gateway.server.admin.operations import InvalidFieldError, refuse_other_fields
 from policies.decision import Decision
 from policies.format.values import percent_text
 
@@ -71,7 +72,7 @@ class Budgets:
 class SemanticOperations:
     """The operator's view of the journal of comparisons."""
 
-    journal: Comparisons
+    journal: ComparisonJournal
     now: Callable[[], float]
     budgets: Budgets
 
@@ -92,23 +93,22 @@ class SemanticOperations:
                 figures["next"] = NEXT
         return {**report, "rules": rows}
 
-    async def reset(self, asked: dict[str, Any]) -> dict[str, Any]:
+    async def reset(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Give a rule, or ``all``, its semantic hits back and count anew.
 
-        Raises SelectionError and UnfinishedError.
+        Raises InvalidFieldError and UnfinishedError.
         """
-        rule, everything = asked.pop("rule", None), asked.pop("all", False)
-        for field in asked:
-            raise SelectionError(field, "one of the fields rule, all")
+        rule, everything = fields.pop("rule", None), fields.pop("all", False)
+        refuse_other_fields(fields, "rule", "all")
         known = self.journal.report()["rules"]
         if not isinstance(everything, bool) or (everything and rule is not None):
-            raise SelectionError("all", "true, and no rule beside it")
+            raise InvalidFieldError("all", "true, and no rule beside it")
         if not everything and (not isinstance(rule, str) or rule not in known):
-            raise SelectionError("rule", "a rule that has been compared, or all: true")
+            raise InvalidFieldError("rule", "a rule that has been compared, or all: true")
         were_off = [name for name in known if known[name]["off"] and rule in (None, name)]
         try:
             await self.journal.append({"time": self.now(), "kind": "reset", "rule": rule})
         except OSError as error:
-            told = "The journal cannot be written: only the worker that answers has done it, and "
-            raise UnfinishedError(told + "only until it restarts.") from error
+            message = "The journal cannot be written: only the worker that answers has done it, "
+            raise UnfinishedError(message + "and only until it restarts.") from error
         return {"reset": [rule] if rule is not None else list(known), "were_off": were_off}

@@ -21,7 +21,7 @@ from gateway.cache.plan import Plan
 from gateway.cache.ports import Claims, StoreError
 from gateway.cache.writer import CacheWriter
 from gateway.protocol.cache_status import Forwarded
-from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import Reply
 from gateway.protocol.reasons import Reason
@@ -47,7 +47,6 @@ MAX_BACKGROUND_CALLS = {"refresh": 256, "sample": 16}
 """Calls at a time for which no client waits: a flood of hits must not reach the upstream."""
 
 POLL_SECONDS = 0.1
-SHARED = (Endpoint.CHAT, Endpoint.COMPLETIONS)
 
 
 class Coalescer:
@@ -170,7 +169,7 @@ class Coalescer:
             claims is None
             or plan is None
             or not isinstance(slot, bytes)
-            or exchange.endpoint not in SHARED
+            or SPECS[exchange.endpoint].render is not None
             or plan.directives.no_cache
         ):
             await self._upstream_call.call(exchange, shared)

@@ -21,11 +21,11 @@ from gateway.cache.key import identify
 from gateway.prompts.outcome import COMPRESS, REWRITE, rewrites_told
 from gateway.protocol import exact_json
 from gateway.protocol.cache_status import joined
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, shared_fields, without
 from gateway.protocol.messages import Reply
 from gateway.protocol.reasons import Reason
-from gateway.protocol.streaming.render import render_stream
 from gateway.protocol.streaming.stream import failure_event
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.flight import Flight, FlightTable
@@ -376,10 +376,13 @@ class Follower(AsyncIterator[bytes]):
     def _rendered(self, head: Head, body: bytes) -> Reply | Sharing:
         """Return a plain answer as a stream."""
         shared, usage = self._shared, self.exchange.wants_usage
+        streaming = SPECS[self.exchange.endpoint].streaming
+        if streaming is None:
+            return self._next_sharing()
         if usage not in shared.rendered:
             try:
                 result = exact_json.loads(body)
-                stream = render_stream(self.exchange.endpoint, result, include_usage=usage)
+                stream = streaming.render(result, include_usage=usage)
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 # An upstream's answer may have any shape, and not each can be a stream.
                 return self._next_sharing()

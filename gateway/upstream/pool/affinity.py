@@ -13,6 +13,7 @@ from typing import Any
 from cachetools import LRUCache
 
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.reasons import Reason
 from gateway.upstream.pool.retry import Failure
 
@@ -48,7 +49,7 @@ class StickyIds:
 
 def previous_response_id_of(endpoint: Endpoint, body: Mapping[str, Any]) -> str:
     """Return the id of the response or conversation that a request continues, if any."""
-    if endpoint is not Endpoint.RESPONSES:
+    if not SPECS[endpoint].keeps_by_id:
         return ""
     for value in (body.get("previous_response_id"), body.get("conversation")):
         match value:

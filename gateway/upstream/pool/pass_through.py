@@ -23,6 +23,7 @@ from aiohttp import ClientError, ClientResponse, web
 from gateway.protocol.cache_status import Forwarded, ForwardStatus
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, without
+from gateway.protocol.messages import read_whole
 from gateway.protocol.reasons import Reason
 from gateway.upstream.http.client import HttpUpstream
 from gateway.upstream.pool.affinity import StickyIds, named_by
@@ -195,24 +196,19 @@ async def _list_of(upstream: HttpUpstream, path_qs: str, fields: Fields) -> Repl
             asyncio.timeout(SECONDS),
             upstream.request("GET", path_qs, fields, None) as reply,
         ):
-            return reply.status, await _read(upstream.body(reply))
+            body = await read_whole(upstream.body(reply), _MOST_BYTES)
     except UpstreamError as error:
-        upstream.failures.failed(error)
-        return error
+        fault = error
     except (TimeoutError, ClientError):
         message = "The upstream did not answer in time."
         return UpstreamError(504, message, Reason.UPSTREAM_TIMEOUT)
-
-
-async def _read(chunks: AsyncIterator[bytes]) -> bytes:
-    body = b""
-    async for chunk in chunks:
-        body += chunk
-        if len(body) > _MOST_BYTES:
-            raise UpstreamError(
-                502, "The upstream's list of models is too long.", Reason.UPSTREAM_BROKE
-            )
-    return body
+    else:
+        if body is not None:
+            return reply.status, body
+        message = "The upstream's list of models is too long."
+        fault = UpstreamError(502, message, Reason.UPSTREAM_BROKE)
+    upstream.failures.failed(fault)
+    return fault
 
 
 def _response(status: int, body: bytes) -> web.Response:

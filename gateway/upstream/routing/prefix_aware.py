@@ -243,7 +243,6 @@ class PrefixAware(Routing):
         self._pending: dict[str, int] = {}
 
     def order(self, prefix: Sequence[int], loads: Sequence[Load]) -> list[Choice]:
-        """See ``Routing``."""
         if not loads:
             return []
         held = {load.name: self._held(load.name, prefix) for load in loads}
@@ -263,7 +262,6 @@ class PrefixAware(Routing):
         return [Choice(name, held[name], _why(held[name], most)) for name in names]
 
     def sent(self, name: str, prefix: Sequence[int], now: float) -> Sent:
-        """See ``Routing``."""
         computed = self.index.held(name, prefix)
         held = self._cold.held(name, prefix, computed)
         sent = Sent(name, prefix, now, held, len(prefix) - held)
@@ -273,7 +271,6 @@ class PrefixAware(Routing):
         return sent
 
     def prefill_wait(self, sent: Sent, now: float) -> Wait | None:
-        """See ``Routing``."""
         wait = None if sent.name in self._sharing else self._cold.wait(sent, now)
         if wait is None:
             self._take_over(sent)
@@ -282,13 +279,11 @@ class PrefixAware(Routing):
         return wait
 
     def first_token(self, sent: Sent, now: float) -> None:
-        """See ``Routing``."""
         self._rate.first_token(sent, now)
         self._settle(sent)
         self.index.add(sent.name, sent.prefix)
 
     def answered(self, sent: Sent, cached_tokens: int) -> None:
-        """See ``Routing``."""
         self._look_for_others(sent, cached_tokens)
         if cached_tokens > 0:
             self._lost.pop(sent.name, None)
@@ -301,11 +296,9 @@ class PrefixAware(Routing):
                 since.clear()
 
     def ended(self, sent: Sent) -> None:
-        """See ``Routing``."""
         self._settle(sent)
 
     def forget(self, name: str) -> None:
-        """See ``Routing``."""
         self.index.forget(name)
 
     @property

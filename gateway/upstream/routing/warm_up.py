@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import orjson
 from cachetools import FIFOCache
 
+from gateway.prompts.texts import INSTRUCTING
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import CREDENTIALS
@@ -41,7 +42,6 @@ MOST_MET = 4096
 HALF_LIFE = 3600.0
 """Seconds after which a use counts half."""
 
-_INSTRUCTING = frozenset({"system", "developer"})
 _RENDERED = (
     "model",
     "tools",
@@ -139,7 +139,7 @@ def _beginning(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any] | Non
         return None
     leading: list[Any] = []
     for turn in turns:
-        if not isinstance(turn, dict) or turn.get("role") not in _INSTRUCTING:
+        if not isinstance(turn, dict) or turn.get("role") not in INSTRUCTING:
             break
         leading.append(turn)
     if not leading and not body.get("tools"):

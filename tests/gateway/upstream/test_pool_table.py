@@ -292,8 +292,8 @@ def test_the_last_upstream_is_never_shut_out_but_one_call_at_a_time_tries_it():
 
 def test_a_trial_whose_client_left_lets_the_next_try():
     pool = table(Member("a"), Member("b"))
-    standing = pool.upstreams["a"]
-    standing.health = replace(standing.health, at=Trial(1.0, Reason.UPSTREAM_BROKE))
+    upstream = pool.upstreams["a"]
+    upstream.health = replace(upstream.health, at=Trial(1.0, Reason.UPSTREAM_BROKE))
     trial = pool.acquire(asked(), 1.0)
     assert (trial.name, pool.acquire(asked(), 1.0).name) == ("a", "b")
     pool.release(trial)
@@ -313,8 +313,8 @@ def test_what_is_kept_at_an_upstream_is_asked_for_there_while_it_is_well():
     pool = table(Member("a"), Member("b"), Member("c"))
     pool.acquire(asked(), 1.0)
     assert pool.first_available(None, 1.0) == ["a", "b", "c"]
-    standing = pool.upstreams["a"]
-    standing.health = failing(standing.health, 3, 1.0)
+    upstream = pool.upstreams["a"]
+    upstream.health = failing(upstream.health, 3, 1.0)
     assert pool.first_available(None, 1.0) == ["b", "c", "a"]
 
 
