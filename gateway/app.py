@@ -32,7 +32,7 @@ from gateway.server.prepare import Outbox
 from gateway.server.secrets import load_or_create_secret, shared_secret
 from gateway.settings import Settings
 from gateway.upstream.coalescing.coalescer import Coalescer
-from gateway.upstream.http.startup_check import UPSTREAMS
+from gateway.upstream.pool.probes import UPSTREAMS
 
 POLICY_POLL_SECONDS = 0.5
 

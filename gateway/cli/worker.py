@@ -25,7 +25,7 @@ from gateway.server.http.handlers import refuse
 from gateway.server.http.http_server import Runner
 from gateway.server.secrets import SecretError, SecretSettingError
 from gateway.settings import Settings
-from gateway.upstream.http.startup_check import UPSTREAMS, greet
+from gateway.upstream.pool.probes import UPSTREAMS, greet
 from policies.format.load import PolicyError
 
 LAST_WORDS_SECONDS = 0.5

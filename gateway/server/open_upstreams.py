@@ -18,13 +18,11 @@ from gateway.settings import Settings, UpstreamSettings
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.exchange import Accepts
 from gateway.upstream.http.client import HttpUpstream
-from gateway.upstream.pool.affinity import Kept, PoolRequests
-from gateway.upstream.pool.metrics import UpstreamCollector, UpstreamMetrics
-from gateway.upstream.pool.models import ModelList
-from gateway.upstream.pool.pool import UpstreamPool, log_change
+from gateway.upstream.pool.affinity import StickyIds
+from gateway.upstream.pool.pass_through import ModelList, PoolRequests
+from gateway.upstream.pool.pool import UpstreamCollector, UpstreamMetrics, UpstreamPool, log_change
 from gateway.upstream.pool.probes import PATHS, Prober
-from gateway.upstream.pool.table import PoolTable, states
-from gateway.upstream.pool.upstream_state import Member
+from gateway.upstream.pool.table import Member, PoolTable, states
 from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.ports import Upstream
 from gateway.upstream.routing.prefix_aware import PrefixAware
@@ -57,7 +55,7 @@ class Upstreams:
                 await upstream.open()
                 stack.push_async_callback(upstream.close)
             if self.pool is not None:
-                stack.callback(self.pool.close)
+                stack.callback(self.pool.queue.close)
             if self.prober is not None:
                 await stack.enter_async_context(in_background(self.prober.run()))
             yield
@@ -72,12 +70,12 @@ class Upstreams:
             return {}
         now = time.monotonic()
         told = {}
-        for standing, state, _ in states(self.pool.table, now):
-            why = standing.health.why(now)
-            told[standing.member.name] = {
+        for upstream, state, _ in states(self.pool.table, now):
+            why = upstream.health.why(now)
+            told[upstream.member.name] = {
                 "state": state.value,
                 "why": None if why is None else why.value,
-                "in_flight": standing.in_flight,
+                "in_flight": upstream.in_flight,
             }
         return {"upstreams": told}
 
@@ -119,17 +117,17 @@ def open_upstreams(
     routing = aware if by_prefix else LeastLoaded()
     table = PoolTable(members, routing, time.monotonic(), log_change)
     bounds = Bounds(settings.queue_size, settings.queue_timeout)
-    kept = Kept()
+    sticky_ids = StickyIds()
     pool = UpstreamPool(
         name,
         each,
         table,
         bounds,
-        figures=counts,
+        metrics=counts,
         passes_credentials=not own_keys,
-        kept=kept,
+        sticky_ids=sticky_ids,
     )
-    metrics.add(UpstreamCollector(lambda: states(table, time.monotonic()), lambda: pool.waiting))
+    metrics.add(UpstreamCollector(pool))
     paths = {one.called: _probe_paths(one) for one in given}
     chains = PromptChains(shared=own_keys) if by_prefix else None
     warm_up = None
@@ -147,10 +145,10 @@ def open_upstreams(
         paths,
         table,
         clock=time.monotonic,
-        probed=pool.admit,
+        probed=pool.queue.admit,
         warm=None if warm_up is None else warm_up.warm,
     )
-    passing = PoolRequests(each, table, time.monotonic, kept)
+    passing = PoolRequests(each, table, time.monotonic, sticky_ids)
     return Upstreams(
         upstream=pool,
         passing=passing,

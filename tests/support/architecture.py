@@ -58,16 +58,12 @@ IO_MODULES = frozenset(
         "gateway.telemetry.tracing",
         "gateway.upstream.call",
         "gateway.upstream.coalescing.coalescer",
-        "gateway.upstream.coalescing.cross_process",
-        "gateway.upstream.coalescing.follower",
         "gateway.upstream.coalescing.shared_response",
         "gateway.upstream.http",
         "gateway.upstream.http.client",
-        "gateway.upstream.judge_model",
-        "gateway.upstream.pool.models",
+        "gateway.upstream.pool.pass_through",
         "gateway.upstream.pool.pool",
         "gateway.upstream.pool.probes",
-        "gateway.upstream.pool.affinity",
         "gateway.upstream.pool.waiting_queue",
         "gateway.upstream.routing.warm_up",
         "gateway.upstream.shadow_eval",
@@ -86,9 +82,8 @@ HTTP_MODULES = frozenset(
         "gateway.server.admin.api",
         "gateway.server.http",
         "gateway.upstream.http",
-        "gateway.upstream.pool.models",
+        "gateway.upstream.pool.pass_through",
         "gateway.upstream.pool.probes",
-        "gateway.upstream.pool.affinity",
     }
 )
 """Modules and packages of the gateway that speak HTTP."""

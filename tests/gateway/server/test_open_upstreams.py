@@ -119,8 +119,8 @@ def test_replicas_of_one_host_are_called_by_their_urls():
 
 def test_a_workers_share_of_the_limits():
     one = {"url": URL, "max_concurrency": 9, "requests_per_minute": 1}
-    [standing] = opened({}, upstreams=(one,), workers=4).pool.table.standings.values()
-    assert (standing.member.max_concurrency, standing.member.requests_per_minute) == (2, 1)
+    [upstream] = opened({}, upstreams=(one,), workers=4).pool.table.upstreams.values()
+    assert (upstream.member.max_concurrency, upstream.member.requests_per_minute) == (2, 1)
 
 
 @pytest.mark.parametrize(

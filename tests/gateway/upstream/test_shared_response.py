@@ -1,50 +1,8 @@
-"""The answer while it arrives: its log is bounded, and each reader waits by itself."""
-
-import asyncio
+"""The log of an answer while it arrives is bounded, whoever reads it."""
 
 import pytest
 
-from gateway.upstream.coalescing.shared_response import PIECE_BYTES, AnswerLog, Bell, TooSlowError
-
-
-async def waiting(bell: Bell) -> "asyncio.Task[None]":
-    task = asyncio.create_task(bell.rung())
-    await asyncio.sleep(0)
-    return task
-
-
-async def test_one_ring_wakes_all_who_wait():
-    bell = Bell()
-    tasks = [await waiting(bell) for _ in range(3)]
-    bell.ring()
-    await asyncio.gather(*tasks)
-    later = await waiting(bell)
-    assert not later.done()
-    bell.ring()
-    await later
-
-
-async def test_who_leaves_disturbs_nobody_and_leaves_nothing_behind():
-    bell = Bell()
-    stays = await waiting(bell)
-    for _ in range(100):
-        task = await waiting(bell)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-    assert len(bell._waiting) == 1  # or clients that come and go would fill memory
-    bell.ring()
-    await stays
-
-
-async def test_who_is_cancelled_in_the_moment_of_the_ring_is_cancelled():
-    bell = Bell()
-    first, second = await waiting(bell), await waiting(bell)
-    first.cancel()
-    bell.ring()
-    await second
-    with pytest.raises(asyncio.CancelledError):
-        await first
+from gateway.upstream.coalescing.shared_response import PIECE_BYTES, AnswerLog, TooSlowError
 
 
 def log_of(*pieces, max_bytes=10_000):
@@ -57,32 +15,32 @@ def log_of(*pieces, max_bytes=10_000):
 def test_all_that_is_new_comes_in_one():
     log = log_of(b"a", b"b", b"c")
     assert log.end == 3
-    assert log.since(0, bare=False) == b"abc"
-    assert log.since(1, bare=False) == b"bc"
-    assert log.since(2, bare=False) == b"c"
-    assert log.since(3, bare=False) == b""
+    assert log.since(0, without_usage=False) == b"abc"
+    assert log.since(1, without_usage=False) == b"bc"
+    assert log.since(2, without_usage=False) == b"c"
+    assert log.since(3, without_usage=False) == b""
 
 
 def test_a_single_piece_is_not_copied():
     piece = b"x" * 100
-    assert log_of(b"a", piece).since(1, bare=True) is piece
+    assert log_of(b"a", piece).since(1, without_usage=True) is piece
 
 
 def test_those_who_wait_together_share_one_copy():
     log = log_of(b"a" * 100, b"b" * 100)
-    first = log.since(0, bare=False)
-    assert log.since(0, bare=False) is first
+    first = log.since(0, without_usage=False)
+    assert log.since(0, without_usage=False) is first
     log.append(b"c", b"c")
-    assert log.since(0, bare=False) == first + b"c"
+    assert log.since(0, without_usage=False) == first + b"c"
 
 
 def test_each_piece_has_two_forms():
     log = AnswerLog(1000)
     log.append(b"full", b"bare")
     log.append(b"usage", b"")
-    assert log.since(0, bare=False) == b"fullusage"
-    assert log.since(0, bare=True) == b"bare"
-    assert log.since(1, bare=True) == b""
+    assert log.since(0, without_usage=False) == b"fullusage"
+    assert log.since(0, without_usage=True) == b"bare"
+    assert log.since(1, without_usage=True) == b""
     assert log.size == 2 * PIECE_BYTES + 13
 
 
@@ -92,19 +50,19 @@ def test_a_log_that_outgrew_its_bound_keeps_the_newest():
     log.append(b"last", b"last")
     assert log.overflown
     assert log.size <= 5 * (PIECE_BYTES + 100)
-    assert log.since(log.end - 1, bare=False) == b"last"
+    assert log.since(log.end - 1, without_usage=False) == b"last"
     with pytest.raises(TooSlowError):
-        log.since(0, bare=False)
+        log.since(0, without_usage=False)
 
 
 def test_the_newest_piece_stays_however_large():
     log = log_of(b"x" * 1000, max_bytes=10)
     assert log.overflown
-    assert log.since(0, bare=False) == b"x" * 1000
+    assert log.since(0, without_usage=False) == b"x" * 1000
     log.append(b"y" * 1000, b"y" * 1000)
-    assert log.since(1, bare=False) == b"y" * 1000
+    assert log.since(1, without_usage=False) == b"y" * 1000
     with pytest.raises(TooSlowError):
-        log.since(0, bare=False)
+        log.since(0, without_usage=False)
 
 
 def test_memory_stays_bounded():
