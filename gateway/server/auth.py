@@ -85,7 +85,7 @@ def read_key_ring(data: bytes, source: str) -> KeyRing:
     return KeyRing(found)
 
 
-def admit(headers: Mapping[str, str], keys: KeyRing | None, denied: KeyRing) -> str | None:
+def authenticate(headers: Mapping[str, str], keys: KeyRing | None, denied: KeyRing) -> str | None:
     """Return the holder of the request's gateway key; None where no gateway keys are in use.
 
     ``headers`` have lower-case names. Raises UnauthorizedError.
@@ -139,7 +139,7 @@ class KeyFile:
     def reload(self) -> None:
         """Read the file again; an edit counts once two readings agree on it.
 
-        Whatever is wrong keeps the last good keys in force and is told by ``problem``.
+        Whatever is wrong keeps the last good keys in force and stands in ``problem``.
         """
         try:
             data = self._path.read_bytes()
@@ -185,7 +185,7 @@ class Access:
     def holder(self, headers: Mapping[str, str]) -> str | None:
         """Return whose gateway key a request bears, None without such. Raises UnauthorizedError."""
         keys = None if self._keys is None else self._keys.ring
-        return admit(headers, keys, NOBODY if self._denied is None else self._denied.ring)
+        return authenticate(headers, keys, NOBODY if self._denied is None else self._denied.ring)
 
     def details(self) -> dict[str, Any]:
         """Say for /readyz what is in force and which edits were not taken."""
