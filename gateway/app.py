@@ -116,7 +116,7 @@ def create_app(
         semantic=SemanticOperations(semantic.journal, time.time, semantic.budgets),
         prefix_hits=metrics.prefixes.shares.report,
         quarantine=semantic.quarantine,
-        vault=entries.vault,
+        forget_keys=entries.forget_keys,
         make_coalescer=make_coalescer,
         holder_of=access.holder,
     )

@@ -84,7 +84,7 @@ class Journal:
         self.path = path
 
     async def append(self, line: Mapping[str, Any]) -> None:
-        """Write one line; see the port ``Cases``. Raises OSError."""
+        """Write one line. Raises OSError."""
         await asyncio.to_thread(self._append, orjson.dumps(dict(line)) + b"\n")
 
     def _append(self, line: bytes) -> None:

@@ -15,6 +15,7 @@ import orjson
 
 from gateway.cache.canonical import keyed
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 
 Digests = tuple[tuple[str, bytes], ...]
 
@@ -26,8 +27,6 @@ LONGEST_NAME = 64
 OTHER_FIELDS = "(other fields)"
 DIGEST_BYTES = 8
 
-_LISTS = {Endpoint.CHAT: "messages", Endpoint.RESPONSES: "input"}
-
 
 def field_digests(secret: bytes, scope: bytes, endpoint: Endpoint, body: dict[str, Any]) -> Digests:
     """Return (name, digest) of each field that is part of the key, and of each message."""
@@ -37,7 +36,7 @@ def field_digests(secret: bytes, scope: bytes, endpoint: Endpoint, body: dict[st
 
 
 def _named(endpoint: Endpoint, kept: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    listed = _LISTS.get(endpoint, "")
+    listed = SPECS[endpoint].turns or ""
     items = kept.get(listed)
     plain = {
         name: value for name, value in kept.items() if name != listed or type(items) is not list

@@ -62,12 +62,10 @@ class QuarantineFile:
         """Keys that may be in the file, but not on the disk."""
 
     def holds(self, key: bytes) -> bool:
-        """See the port."""
         # In doubt an entry is only found exactly.
         return not self._readable() or (key in self._added and self._counts(self._added[key]))
 
     async def add(self, key: bytes) -> None:
-        """See the port."""
         if not self._readable() or key in self._failed or not self._is_young(key):
             await asyncio.to_thread(self._append, key)
 

@@ -166,26 +166,23 @@ class NullParts:
         self.name = name
 
     def send(self, outgoing: Outgoing) -> AbstractAsyncContextManager[UpstreamReply]:
-        """See the port ``Upstream``: an explanation sends nothing."""
+        # An explanation sends nothing.
         raise NotImplementedError
 
     async def verify(self, asked: str, stored: str, similarity: float) -> Verification:
-        """See the port ``Verifier``."""
         del asked, stored, similarity
         return Verification(0.0, "no verifier")
 
     def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
-        """See the port ``Verifier``."""
         del max_wrong_hits, verifier
         return None
 
     def holds(self, key: bytes) -> bool:
-        """See the port ``Quarantine``."""
         del key
         return False
 
     async def add(self, key: bytes) -> None:
-        """See the port ``Quarantine``: an explanation changes nothing."""
+        # An explanation changes nothing.
         raise NotImplementedError
 
 

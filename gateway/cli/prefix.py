@@ -119,8 +119,8 @@ def _report(options: argparse.Namespace) -> int:
         print(orjson.dumps(plain).decode())
         return 0
     rules = Counter(rule for rule, _, _ in most)
-    for number, one in enumerate(reports):
-        lines = _route_text(one, counts[one.route], alone=rules[one.route[0]] == 1)
+    for number, found in enumerate(reports):
+        lines = _route_text(found, counts[found.route], alone=rules[found.route[0]] == 1)
         print("\n" * (number > 0) + "\n".join(lines))
     if (more := len(counts) - len(most)) > 0:
         print(f"\n{more:,} routes with fewer requests are not told")

@@ -24,6 +24,7 @@ import orjson
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.prompts.rewrite.tools import KnownTools
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.server.admin.recorded_request import RecordedRequest, Route
 from policies.decision import MARKS, PrefixSettings, SchemaKeys, VolatileKind
 from policies.format.load import parse_policy
@@ -54,7 +55,6 @@ _TAG = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{1,30})(>| +[A-Za-z_][\w.:-]{0,30}=)"
 _NAME = re.compile(r"<([A-Za-z0-9_-]+)")
 _LOOKED_AT = 200
 _MOST_MARKERS = 3
-_TOOL_FIELDS = ("tools", "functions")
 _SPOKEN = frozenset({"text", "input_text", "output_text"})
 _EMBEDDED = re.compile(r"(?<=;base64,)[A-Za-z0-9+/=]{256,}")
 _POLICY = """\
@@ -336,20 +336,16 @@ def _cached_share(prompts: Iterable[RecordedRequest]) -> float | None:
 
 def prompt_parts(endpoint: Endpoint, body: dict[str, Any]) -> Iterator[Part]:
     """Yield the parts of a request's prompt; what is not text is printed as JSON."""
-    for name in _TOOL_FIELDS:
+    spec = SPECS[endpoint]
+    for name in spec.tool_fields:
         for index, tool in enumerate(_listed(body.get(name))):
             yield Part(f"{name}[{index}]", _printed(_unmarked(tool)) + "\n")
-    match endpoint:
-        case Endpoint.CHAT:
-            yield from _turns("messages", body.get("messages"))
-        case Endpoint.RESPONSES:
-            if body.get("instructions"):
-                yield Part("instructions", _text(body["instructions"]) + "\n")
-            yield from _turns("input", body.get("input"))
-        case Endpoint.COMPLETIONS:
-            yield Part("prompt", _text(body.get("prompt")))
-        case Endpoint.EMBEDDINGS:
-            yield Part("input", _text(body.get("input")))
+    if spec.instructions is not None and body.get(spec.instructions):
+        yield Part(spec.instructions, _text(body[spec.instructions]) + "\n")
+    if spec.turns is not None:
+        yield from _turns(spec.turns, body.get(spec.turns))
+    else:
+        yield Part(spec.question_field, _text(body.get(spec.question_field)))
 
 
 def _turns(field: str, turns: Any) -> Iterator[Part]:

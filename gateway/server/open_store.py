@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from gateway.cache.ports import Claims, ScopeKeys, Store, Vault
+from gateway.cache.ports import Claims, ForgetKeys, ScopeKeys, Store
 from gateway.cache.stores.guarded import GuardedStore
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.stores.sqlite.scope_keys import SqliteScopeKeys
 from gateway.cache.stores.sqlite.store import SqliteStore
-from gateway.cache.stores.tiered import ColdStore, News, TieredStore
+from gateway.cache.stores.tiered import News, TieredStore
 from gateway.server.secrets import master_keys, secret_setting
 from gateway.settings import Settings
 
@@ -34,11 +34,11 @@ SCOPE_KEYS = "scope-keys.sqlite3"
 
 @dataclass(frozen=True, slots=True)
 class OpenedStore:
-    """The store, and what stands around it. ``vault`` is there where entries are encrypted."""
+    """The store, and what stands around it. ``forget_keys`` is None where it is not encrypted."""
 
     kind: str
     store: Store
-    vault: Vault | None = None
+    forget_keys: ForgetKeys | None = None
     guard: GuardedStore | None = None
     connect: Callable[[], Awaitable[None]] | None = None
     claims: Claims | None = None
@@ -68,11 +68,11 @@ def open_store(settings: Settings, environment: Mapping[str, str]) -> OpenedStor
     if settings.store == "disk":
         file = SqliteStore(settings.data_dir / "entries.sqlite3", max_bytes=settings.store_bytes)
         keys = SqliteScopeKeys(settings.data_dir / SCOPE_KEYS, clock=time.time)
-        cold, vault = _encrypted(file, keys, settings, environment)
+        cold, forget_keys = _encrypted(file, keys, settings, environment)
         disk = GuardedStore(cold, read_seconds=DISK_READ_SECONDS, write_seconds=DISK_WRITE_SECONDS)
         hot = settings.workers == 1
-        store = _tiered(settings, disk) if hot else disk
-        return OpenedStore("disk", store, vault, disk)
+        store = _tiered(settings, disk, file.touch) if hot else disk
+        return OpenedStore("disk", store, forget_keys, disk)
     return _open_redis(settings, environment)
 
 
@@ -92,25 +92,29 @@ def _open_redis(settings: Settings, environment: Mapping[str, str]) -> OpenedSto
             "this data directory's secret"
         )
     keys = RedisScopeKeys(redis.link, clock=time.time)
-    cold, vault = _encrypted(redis, keys, settings, environment)
+    cold, forget_keys = _encrypted(redis, keys, settings, environment)
     guarded = GuardedStore(cold, read_seconds=REDIS_SECONDS, write_seconds=REDIS_SECONDS)
-    store = _tiered(settings, guarded, redis.news)
+    store = _tiered(settings, guarded, redis.touch, redis.news)
     redis.claims.usable = lambda: guarded.fault is None
-    return OpenedStore("redis", store, vault, guarded, connect=redis.begin, claims=redis.claims)
+    return OpenedStore(
+        "redis", store, forget_keys, guarded, connect=redis.begin, claims=redis.claims
+    )
 
 
-def _tiered(settings: Settings, cold: ColdStore, news: News | None = None) -> Store:
+def _tiered(
+    settings: Settings, cold: Store, touch: Callable[[bytes], None], news: News | None = None
+) -> Store:
     if settings.memory_bytes == 0:
         return cold
-    return TieredStore(MemoryStore(max_bytes=settings.memory_bytes), cold, news)
+    return TieredStore(MemoryStore(max_bytes=settings.memory_bytes), cold, touch, news)
 
 
 def _encrypted(
-    store: ColdStore,
+    store: Store,
     keys: ScopeKeys,
     settings: Settings,
     environment: Mapping[str, str],
-) -> tuple[ColdStore, Vault | None]:
+) -> tuple[Store, ForgetKeys | None]:
     """Put encryption around what lasts, where master keys are given. Raises SecretSettingError."""
     masters = master_keys(environment)
     path = settings.data_dir / SCOPE_KEYS
@@ -131,4 +135,4 @@ def _encrypted(
         "".join(f", {key.name} is read" for key in masters.rest),
     )
     encrypted = SealedStore(store, masters, keys, clock=time.time)
-    return encrypted, encrypted
+    return encrypted, encrypted.forget

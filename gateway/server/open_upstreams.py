@@ -140,7 +140,7 @@ def open_upstreams(
             time.monotonic,
             own_credentials=own_keys,
             chains=chains,
-            figures=counts,
+            warmed=counts.warmed,
         )
     prober = Prober(
         each,

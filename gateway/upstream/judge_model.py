@@ -14,6 +14,7 @@ import orjson
 
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields
+from gateway.protocol.messages import read_whole
 from gateway.semantic.compare.answers import Judgement, Outcome
 from gateway.upstream.ports import Upstream
 from gateway.upstream.request import Outgoing, own_fields
@@ -78,12 +79,8 @@ class Judge:
         async with self.upstream.send(Outgoing(_PATH, headers, body, self.model)) as reply:
             if reply.status != HTTPStatus.OK:
                 return None
-            read = b""
-            async for chunk in reply.chunks():
-                read += chunk
-                if len(read) > _MOST_BYTES:
-                    return None
-        return _verdict(read)
+            read = await read_whole(reply.chunks(), _MOST_BYTES)
+        return None if read is None else _verdict(read)
 
 
 def _verdict(raw: bytes) -> bool | None:

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.cache.plan import Plan
-from gateway.cache.ports import Comparisons, Quarantine
+from gateway.cache.ports import Quarantine
 from gateway.cache.shadow_eval.comparison import Check, Comparison, Kind, compared
+from gateway.cache.shadow_eval.journal import ComparisonJournal
 from gateway.protocol.headers import Fields
 from gateway.semantic.compare.answers import (
     Answer,
@@ -63,7 +64,7 @@ class Checks:
     outcome or why there is none.
     """
 
-    journal: Comparisons
+    journal: ComparisonJournal
     quarantine: Quarantine
     index: SemanticIndex | None
     encoder: LocalEncoder | None

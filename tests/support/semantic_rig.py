@@ -44,17 +44,14 @@ class NearIndex:
         self.keys: dict[bytes, bytes] = {}
 
     async def search(self, partition: bytes, text: str, k: int) -> Sequence[Candidate]:
-        """See the port."""
         del text
         return [Candidate(key, 0.99) for key, of in self.keys.items() if of == partition][:k]
 
     async def add(self, partition: bytes, key: bytes, text: str, expires_at: float) -> None:
-        """See the port."""
         del text, expires_at
         self.keys[key] = partition
 
     async def remove(self, keys: Sequence[bytes]) -> None:
-        """See the port."""
         for key in keys:
             self.keys.pop(key, None)
 
@@ -70,7 +67,6 @@ class WordEncoder:
         self._words: dict[str, int] = {}
 
     async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        """See the port."""
         if self.failing:
             raise SemanticUnavailableError("timeout")
         if self.broken:

@@ -21,8 +21,7 @@ from contextvars import Context
 from typing import TypeVar
 
 from gateway.cache.entry import Entry
-from gateway.cache.ports import Page, StoreError, StoreStats, StoreUnavailableError
-from gateway.cache.stores.tiered import ColdStore
+from gateway.cache.ports import Page, Store, StoreError, StoreStats, StoreUnavailableError
 
 TICK = 0.005
 
@@ -75,7 +74,7 @@ class GuardedStore:
 
     def __init__(
         self,
-        store: ColdStore,
+        store: Store,
         *,
         read_seconds: float,
         write_seconds: float,
@@ -95,27 +94,18 @@ class GuardedStore:
         return None if self._probing is None else "not answering"
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
-        """See the port."""
         return await self._guarded(self._store.get(key, touch=touch), self._read_seconds)
 
     async def put(self, entry: Entry) -> None:
-        """See the port."""
         await self._guarded(self._store.put(entry), self._write_seconds)
 
     async def delete(self, key: bytes) -> None:
-        """See the port."""
         await self._guarded(self._store.delete(key), self._write_seconds)
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
-        """See the port."""
         return await self._store.walk(after, limit)
 
-    def touch(self, key: bytes) -> None:
-        """Note a use that the store did not see."""
-        self._store.touch(key)
-
     def stats(self) -> StoreStats:
-        """See the port."""
         return self._store.stats()
 
     async def close(self) -> None:

@@ -14,6 +14,7 @@ from gateway.prompts.outcome import NotRewritten
 from gateway.prompts.rewrite.documents import pieces
 from gateway.prompts.texts import Path, is_block, is_result, texts_of
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.semantic.eligibility.rules import depends_on_earlier_turns, is_english, is_vague
 from gateway.semantic.eligibility.tokens import sentences_of, tokenize_question
 from policies.decision import CompressSettings
@@ -63,7 +64,7 @@ class Turn(NamedTuple):
 
 def declared(endpoint: Endpoint, body: dict[str, Any], settings: CompressSettings) -> list[Turn]:
     """Return the turns of the user. Raises NotRewrittenError."""
-    field = "messages" if endpoint is Endpoint.CHAT else "input"
+    field = SPECS[endpoint].question_field
     turns = body.get(field)
     if isinstance(turns, str):
         return [_turn((field,), turns, settings)]

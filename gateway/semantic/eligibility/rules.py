@@ -18,8 +18,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from gateway.protocol.conversation import follows_turns, ineligible_shape, semantic_question
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.spec import Question
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.reasons import Reason
 from gateway.semantic.eligibility import words as lists
 from gateway.semantic.eligibility.time_sensitive import depends_on_time, varies
@@ -170,7 +171,7 @@ _NEAR = 6
 class SemanticQuery(NamedTuple):
     """What of a request is looked up by meaning, or why nothing is."""
 
-    question: str | None
+    question: Question | None
     ineligible: Reason | None
 
 
@@ -179,12 +180,12 @@ NO_QUERY = SemanticQuery(None, None)
 
 def semantic_query(endpoint: Endpoint, body: dict[str, Any]) -> SemanticQuery:
     """Return the question of a request, or why it may only hit exactly."""
-    reason = ineligible_shape(endpoint, body)
-    if reason is not None:
-        return SemanticQuery(None, reason)
-    question = semantic_question(endpoint, body)
-    reason = ineligible(question, follows=follows_turns(endpoint, body))
-    return SemanticQuery(question if reason is None else None, reason)
+    find = SPECS[endpoint].find_question
+    found = Reason.ENDPOINT if find is None else find(body)
+    if not isinstance(found, Question):
+        return SemanticQuery(None, found)
+    reason = ineligible(found.text, follows=found.follows)
+    return SemanticQuery(found if reason is None else None, reason)
 
 
 def ineligible(text: str, *, follows: bool = False) -> Reason | None:

@@ -27,7 +27,7 @@ from aiohttp import web
 from gateway.cache.append_files import Journal
 from gateway.cache.entry import Entry
 from gateway.cache.key import identify, scope_ids
-from gateway.cache.ports import PositionError, Quarantine, StoreError, UnfinishedError, Vault
+from gateway.cache.ports import ForgetKeys, PositionError, Quarantine, StoreError, UnfinishedError
 from gateway.cache.stores.entry_codec import encoded_size
 from gateway.protocol.errors import error_body
 from gateway.protocol.headers import folded
@@ -371,7 +371,7 @@ def open_admin(
     semantic: SemanticOperations,
     prefix_hits: Page,
     quarantine: Quarantine,
-    vault: Vault | None,
+    forget_keys: ForgetKeys | None,
     make_coalescer: Callable[[Upstream], Coalescer],
     holder_of: Callable[[Mapping[str, str]], str | None],
 ) -> Admin:
@@ -383,7 +383,7 @@ def open_admin(
         cases=Journal(data_dir / "wrong-hits.jsonl"),
         policies=pipeline.policies,
         scans=pipeline.scans,
-        vault=vault,
+        forget_keys=forget_keys,
         size=encoded_size,
         now=pipeline.now,
     )

@@ -31,14 +31,15 @@ from gateway.cache.lookup import (
 )
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Store, StoreError
-from gateway.prompts.hints.hints import Hinted, hinted, hints_for
+from gateway.prompts.hints.hints import hinted, hints_for
 from gateway.prompts.json_splice import Edit
-from gateway.prompts.rewrite.rewrite import Rewritten, rewrite
+from gateway.prompts.outcome import Changed
+from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.protocol.cache_status import Forwarded
 from gateway.protocol.conversation import is_readable, names_text, prompt_text
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import PromptTooLongError, RequestError
-from gateway.protocol.fields import neutral_fields
 from gateway.protocol.messages import Inbound
 from gateway.protocol.reasons import Reason
 from gateway.protocol.text_extraction import as_names, query_readings
@@ -58,7 +59,7 @@ MOST_HUNKS = 100
 SCAN_SECONDS = 10.0
 MOST_FINDINGS = 100
 _COMBINED = "texts put together or unescaped"
-_NAME_FIELDS = frozenset({"model"}).union(*map(neutral_fields, Endpoint))
+_NAME_FIELDS = frozenset({"model"}).union(*(spec.neutral for spec in SPECS.values()))
 CONTEXT = 24
 """Bytes that are shown before and behind a difference."""
 _MOST_WORDS = 2000
@@ -255,7 +256,7 @@ def _rewrites(asked: Asked, secret: bytes) -> dict[str, Any]:
     return report
 
 
-def _diff(raw: bytes, result: Rewritten | Hinted) -> dict[str, Any]:
+def _diff(raw: bytes, result: Changed) -> dict[str, Any]:
     found = list(islice(hunks(raw, result.edits), MOST_HUNKS + 1))
     return {
         "changes": list(result.changes),
@@ -383,7 +384,7 @@ def find_personal_data(
     scanner: PiiScanner, endpoint: Endpoint, body: dict[str, Any], query: str
 ) -> list[Finding]:
     """Scan a request as a lookup does, and find the places of what that finds."""
-    beside = {field: body[field] for field in body if field in neutral_fields(endpoint)}
+    beside = {field: body[field] for field in body if field in SPECS[endpoint].neutral}
     keyed = {field: body[field] for field in body if field not in beside}
     found: list[Finding] = []
     if not is_readable(endpoint, body):

@@ -16,13 +16,14 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
+from gateway.cache.append_files import Journal
 from gateway.cache.entry import Entry
 from gateway.cache.pii_scan import ScanFailedError, Scans
-from gateway.cache.ports import PolicySource, Quarantine, Store, UnfinishedError, Vault
+from gateway.cache.ports import ForgetKeys, PolicySource, Quarantine, Store, UnfinishedError
 from gateway.protocol.conversation import answer_text
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.errors import UnauthorizedError
@@ -142,12 +143,12 @@ def refuse_other_fields(fields: Iterable[str], *known: str) -> None:
 
 
 async def forget_scope(
-    scope: bytes, *, store: Store, semantic: SemanticIndex | None, vault: Vault | None
+    scope: bytes, *, store: Store, semantic: SemanticIndex | None, forget_keys: ForgetKeys | None
 ) -> int:
     """Forget the scope; return how many entries it had. Raises StoreError.
 
-    ``vault`` is None where entries are not encrypted. An index that is down keeps vectors whose
-    entries are gone: they lead nowhere, and leave when they are next found.
+    ``forget_keys`` is None where entries are not encrypted. An index that is down keeps vectors
+    whose entries are gone: they lead nowhere, and leave when they are next found.
     """
     forgotten = 0
     for _ in range(PASSES):
@@ -158,9 +159,9 @@ async def forget_scope(
             forgotten += len(keys)
         if forgotten == before:
             break
-    if vault is not None:
+    if forget_keys is not None:
         # Last: without the keys, nobody could tell any more which entries are the scope's.
-        await vault.forget(scope)
+        await forget_keys(scope)
     return forgotten
 
 
@@ -182,14 +183,6 @@ async def remove(keys: Sequence[bytes], *, store: Store, semantic: SemanticIndex
         # An index that is down keeps a vector whose entry is gone: never a hit.
         with suppress(SemanticUnavailableError):
             await semantic.remove(keys)
-
-
-class Cases(Protocol):
-    """Wrong hits, kept so that a later version of the safety checks can be tried on them."""
-
-    async def append(self, line: Mapping[str, Any]) -> None:
-        """Write a case down. Raises OSError."""
-        ...
 
 
 @dataclass(slots=True)
@@ -233,10 +226,11 @@ class Operations:
     store: Store
     semantic: SemanticIndex | None
     quarantine: Quarantine
-    cases: Cases
+    cases: Journal
+    """Wrong hits, kept so that a later version of the safety checks can be tried on them."""
     policies: PolicySource
     scans: Scans
-    vault: Vault | None
+    forget_keys: ForgetKeys | None
     size: Callable[[Entry], int]
     now: Callable[[], float]
 
@@ -286,7 +280,9 @@ class Operations:
         """
         purged = await self.purge(Selection(scope=scope), dry_run=True)
         if not dry_run:
-            await forget_scope(scope, store=self.store, semantic=self.semantic, vault=self.vault)
+            await forget_scope(
+                scope, store=self.store, semantic=self.semantic, forget_keys=self.forget_keys
+            )
         return purged
 
     async def rescan(self, *, purge: bool) -> Rescan:

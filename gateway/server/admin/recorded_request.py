@@ -5,7 +5,6 @@ line of a decision log that has the request. Law: anything else is an error that
 expected, never a guess.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,11 +13,11 @@ import orjson
 
 from gateway.cache.canonical import BodyError, parse_body
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.exact_json import dumps
+from gateway.protocol.headers import CONTROL
 
 _MEMBERS = ("endpoint", "headers", "body")
-_EMBEDDINGS_ONLY = ("encoding_format", "dimensions")
-_LINE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 Route = tuple[str, str, str]
 """Rule, endpoint and model."""
@@ -141,14 +140,11 @@ def _target(value: Any) -> tuple[Endpoint | None, str]:
 
 def _inferred(body: dict[str, Any]) -> Endpoint:
     """Tell the endpoint by the fields that only one of them has."""
-    if "messages" in body:
-        return Endpoint.CHAT
-    if "input" in body:
-        embeds = any(name in body for name in _EMBEDDINGS_ONLY) or "embed" in str(body.get("model"))
-        return Endpoint.EMBEDDINGS if embeds else Endpoint.RESPONSES
-    if "prompt" in body:
-        return Endpoint.COMPLETIONS
-    raise RecordedError("", "a body with messages, prompt or input, or an object with endpoint")
+    for endpoint, spec in SPECS.items():
+        if spec.recognises(body):
+            return endpoint
+    *most, last = dict.fromkeys(spec.question_field for spec in SPECS.values())
+    raise RecordedError("", f"a body with {', '.join(most)} or {last}, or an object with endpoint")
 
 
 def _headers(value: Any) -> Mapping[str, str]:
@@ -156,7 +152,7 @@ def _headers(value: Any) -> Mapping[str, str]:
         raise RecordedError("headers", "an object of texts")
     headers: dict[str, str] = {}
     for name, text in value.items():
-        if not isinstance(text, str) or _LINE.search(text) is not None:
+        if not isinstance(text, str) or CONTROL.search(text) is not None:
             raise RecordedError(f"headers.{name}", "a text of one line")
         headers[name.lower()] = text
     return headers

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.cache.ports import Comparisons, PolicySource, UnfinishedError
+from gateway.cache.ports import PolicySource, UnfinishedError
+from gateway.cache.shadow_eval.journal import ComparisonJournal
 from gateway.cache.shadow_eval.ledger import RuleComparisons
 from gateway.server.admin.operations import InvalidFieldError, refuse_other_fields
 from policies.decision import Decision
@@ -69,7 +70,7 @@ class Budgets:
 class SemanticOperations:
     """The operator's view of the journal of comparisons."""
 
-    journal: Comparisons
+    journal: ComparisonJournal
     now: Callable[[], float]
     budgets: Budgets
 

@@ -22,6 +22,7 @@ from aiohttp import ClientResponse
 from cachetools import LRUCache
 
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.reasons import Reason
 from gateway.upstream.http.client import HttpUpstream
@@ -61,7 +62,7 @@ class Kept:
 
 def named_in(endpoint: Endpoint, body: Mapping[str, Any]) -> str:
     """Return the id of the response or conversation that a request goes on with, if any."""
-    if endpoint is not Endpoint.RESPONSES:
+    if not SPECS[endpoint].keeps_by_id:
         return ""
     for value in (body.get("previous_response_id"), body.get("conversation")):
         match value:

@@ -253,7 +253,7 @@ def chat(*earlier, question="Is it free?"):
 
 def test_a_system_prompt_is_no_turn_to_lean_on():
     system = {"role": "system", "content": "Be kind."}
-    assert semantic_query(Endpoint.CHAT, chat(system)) == ("Is it free?", None)
+    assert semantic_query(Endpoint.CHAT, chat(system)).question.text == "Is it free?"
     turn = {"role": "user", "content": "Tell me of the museum."}
     assert semantic_query(Endpoint.CHAT, chat(system, turn)) == (None, Reason.FOLLOW_UP)
 

@@ -1,4 +1,4 @@
-"""Results of the Responses API: what of them is the answer, and whether it may be stored.
+"""``/v1/responses``: what of a response is the answer, and whether it may be stored.
 
 Law: a response repeats parts of its request, some of them neutral: they name the caller, not the
 answer. They are taken out before it is stored, and a hit repeats those of the request it answers.
@@ -8,10 +8,92 @@ import hashlib
 from collections.abc import Container, Mapping
 from typing import Any
 
-import orjson
-
 from gateway.protocol import exact_json
+from gateway.protocol.endpoints.admission import CUT_OFF, is_json, unprintable
+from gateway.protocol.endpoints.spec import Body, EndpointSpec, Question, Result, Streaming
+from gateway.protocol.errors import ClientError
+from gateway.protocol.fields import (
+    ARRAY,
+    BOOLEAN,
+    GENERATION,
+    INTEGER,
+    OBJECT,
+    STRING,
+    TOOLS,
+    Fields,
+    Type,
+    hosted_tools,
+    keyed,
+    neutral,
+    when_given,
+    when_true,
+)
 from gateway.protocol.reasons import Reason
+from gateway.protocol.streaming.responses_stream import FollowedResponse, render_response
+from gateway.protocol.validation import check_fields, check_model, check_type
+
+
+def _kept_upstream(items: Any) -> Reason | None:
+    """Find input items that stand for something kept upstream, or that bring hosted tools."""
+    for item in items if isinstance(items, list) else ():
+        match item:
+            case {"type": "additional_tools", **rest}:
+                if (reason := hosted_tools(rest.get("tools"))) is not None:
+                    return reason
+            case {"type": "item_reference"}:
+                return Reason.CONVERSATION
+            case {"type": str()} | {"role": _}:
+                pass
+            case _:  # a reference may come without its type
+                return Reason.CONVERSATION
+    return None
+
+
+_FIELDS: Fields = {
+    **GENERATION,
+    "store": neutral(BOOLEAN, when_true(Reason.STORE_TRUE), absent=Reason.STORE_TRUE),
+    "input": keyed(Type("one of a string or array of objects", (str, list)), _kept_upstream),
+    "background": neutral(BOOLEAN, when_true(Reason.BACKGROUND)),
+    "context_management": keyed(),
+    "conversation": keyed(
+        Type("one of a string or object", (str, dict)), when_given(Reason.CONVERSATION)
+    ),
+    "include": keyed(ARRAY),
+    "instructions": keyed(STRING),
+    "max_output_tokens": keyed(INTEGER),
+    "max_tool_calls": keyed(INTEGER),
+    "moderation": keyed(),
+    "parallel_tool_calls": keyed(BOOLEAN),
+    "previous_response_id": keyed(STRING, when_given(Reason.PREVIOUS_RESPONSE)),
+    "prompt": keyed(refusal=when_given(Reason.STORED_PROMPT)),
+    "reasoning": keyed(OBJECT),
+    "text": keyed(OBJECT),
+    "tool_choice": keyed(),
+    "tools": TOOLS,
+    "top_logprobs": keyed(INTEGER),
+    "truncation": keyed(),
+}
+
+
+def _validate(body: Body) -> ClientError | None:
+    odd = [*check_fields(body, _FIELDS)]
+    if body.get("prompt") is None:  # a template may name the model
+        odd += check_model(body)
+    given = body.get("input")
+    for place, item in enumerate(given if isinstance(given, list) else ()):
+        check_type(f"input[{place}]", item, OBJECT)
+    return odd[0] if odd else None
+
+
+def _find_question(body: Body) -> Question | Reason:
+    """Find the input, where it is one text."""
+    if body.get("tools") or body.get("functions"):
+        return Reason.TOOLS
+    text = body.get("input")
+    if not isinstance(text, str):
+        return Reason.NOT_TEXT
+    return Question(text, {field: value for field, value in body.items() if field != "input"})
+
 
 _UNNAMED: Mapping[str, Any] = {
     "metadata": {},
@@ -22,19 +104,16 @@ _UNNAMED: Mapping[str, Any] = {
 """Neutral fields that a response repeats, with what it says where the request had none."""
 
 _FINISH = {"max_output_tokens": "length", "content_filter": "content_filter"}
-_CUT_OFF = {"length": Reason.TRUNCATED, "content_filter": Reason.FILTERED}
 
 
-def unnamed(result: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the result without what names its caller, or None where it names nobody."""
+def _anonymous(result: Result) -> Result | None:
     named = {name for name, nothing in _UNNAMED.items() if result.get(name) not in (None, nothing)}
     if not named:
         return None
     return {name: _UNNAMED[name] if name in named else value for name, value in result.items()}
 
 
-def named(result: bytes, body: Mapping[str, Any]) -> bytes:
-    """Return the stored result as the answer to a request, naming its caller."""
+def _render(body: Body, _key: bytes, result: bytes) -> bytes:
     names = _names(body)
     if not names:
         return result
@@ -42,8 +121,7 @@ def named(result: bytes, body: Mapping[str, Any]) -> bytes:
     return exact_json.dumps({name: names.get(name, value) for name, value in response.items()})
 
 
-def caller_key(key: bytes, body: Mapping[str, Any]) -> bytes:
-    """Return a key that only requests share which would get the very same response."""
+def _caller_key(key: bytes, body: Body) -> bytes:
     names = _names(body)
     if not names:
         return key
@@ -54,10 +132,7 @@ def _names(body: Mapping[str, Any]) -> dict[str, Any]:
     return {name: body[name] for name in _UNNAMED if body.get(name) is not None}
 
 
-def declined_response(
-    body: Mapping[str, Any], result: Any, finish_reasons: Container[str]
-) -> Reason | None:
-    """Return why a response is not stored, or None when it may be."""
+def _declined(body: Body, result: Any, finish_reasons: Container[str]) -> Reason | None:
     match result:
         case {"object": "response", "output": [*items], "status": str(status)}:
             pass
@@ -67,7 +142,7 @@ def declined_response(
         return Reason.UNCLEAN
     finish = _finish(status, result.get("incomplete_details"), items)
     if finish not in finish_reasons:
-        return _CUT_OFF.get(finish, Reason.FINISH_REASON)
+        return CUT_OFF.get(finish, Reason.FINISH_REASON)
     for item in items:
         reason = _declined_item(item, done=status == "completed")
         if reason is not None:
@@ -76,9 +151,9 @@ def declined_response(
     called = any(item["type"] in ("function_call", "custom_tool_call") for item in items)
     if not called and not any(texts):
         return Reason.EMPTY
-    if texts and _asks_for_json(body) and not _is_json("".join(texts)):
+    if texts and _asks_for_json(body) and not is_json("".join(texts)):
         return Reason.INVALID_JSON
-    return _unprintable(result)
+    return unprintable(result)
 
 
 def _finish(status: str, details: Any, items: list[Any]) -> str:
@@ -106,7 +181,7 @@ def _declined_item(item: Any, *, done: bool) -> Reason | None:
             known = all(isinstance(one, dict) and isinstance(one.get("text"), str) for one in texts)
             return None if known else Reason.UNKNOWN_SHAPE
         case {"type": "function_call", "name": str(), "call_id": str(), "arguments": str(given)}:
-            return None if _is_json(given) else Reason.INVALID_TOOL_CALL
+            return None if is_json(given) else Reason.INVALID_TOOL_CALL
         case {"type": "custom_tool_call", "name": str(), "call_id": str(), "input": str()}:
             return None
         case _:  # what only the upstream's own tools can have made
@@ -131,17 +206,25 @@ def _asks_for_json(body: Mapping[str, Any]) -> bool:
             return False
 
 
-def _is_json(text: str) -> bool:
-    try:
-        orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return False
-    return True
+def _render_stream(result: Result, *, include_usage: bool) -> bytes:
+    del include_usage  # it is part of the response
+    return render_response(result)
 
 
-def _unprintable(result: Any) -> Reason | None:
-    try:
-        exact_json.dumps(result)
-    except TypeError:  # nested deeper than orjson prints
-        return Reason.UNKNOWN_SHAPE
-    return None
+SPEC = EndpointSpec(
+    fields=_FIELDS,
+    validate=_validate,
+    recognises=lambda body: "input" in body,
+    operation="chat",
+    prompt_fields=("tools", "instructions", "input"),
+    question_field="input",
+    text_type="input_text",
+    instructions="instructions",
+    find_question=_find_question,
+    declined=_declined,
+    anonymous=_anonymous,
+    caller_key=_caller_key,
+    render=_render,
+    streaming=Streaming(_render_stream, FollowedResponse, usage_option=False),
+    keeps_by_id=True,
+)
