@@ -144,8 +144,8 @@ async def _explain_here(options: argparse.Namespace, request: RecordedRequest) -
     given = {"data_dir": options.data_dir, "upstream": options.upstream and (options.upstream,)}
     flags = {name: value for name, value in given.items() if value is not None}
     settings = load_settings(flags, os.environ, options.config)
-    opened, secret = _as_it_is(settings), _secret(settings)
-    store = open_store(opened, os.environ).store
+    store_settings, secret = _without_memory_tier(settings), _secret(settings)
+    store = open_store(store_settings, os.environ).store
     try:
         upstream = settings.upstream_identity or await _usual_upstream(store)
         salts = settings.upstream_cache_salt
@@ -222,8 +222,8 @@ def _read_request(file: str) -> RecordedRequest:
         raise CommandError(f"{source}: {error}") from None
 
 
-def _as_it_is(settings: Settings) -> Settings:
-    """Return settings that open the store without a tier of its own, where it is."""
+def _without_memory_tier(settings: Settings) -> Settings:
+    """Return settings that open the store where it is, without a memory tier in front."""
     if settings.store == "memory":
         hint = "ask the running gateway with --gateway URL"
         raise CommandError(f"the entries are in the gateway's memory: {hint}")

@@ -20,6 +20,10 @@ from typing import Any
 from gateway.protocol.errors import UnauthorizedError
 from gateway.protocol.headers import CREDENTIALS, bearer
 
+_log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.25
+"""An edit counts at the second look, and a key that was removed must be refused within a second."""
 MOST_KEYS = 100_000
 
 _NAME = re.compile(r"[^\s#!]{1,64}")
@@ -107,12 +111,6 @@ def authenticate(headers: Mapping[str, str], keys: KeyRing | None, denied: KeyRi
     return holder
 
 
-POLL_SECONDS = 0.25
-"""An edit counts at the second look, and a key that was removed must be refused within a second."""
-
-_log = logging.getLogger(__name__)
-
-
 class KeyFile:
     """Holds the last good keys of ``path``.
 
@@ -123,18 +121,10 @@ class KeyFile:
         self._path = path
         self._data = path.read_bytes()
         self._seen = self._data
-        self._ring = read_key_ring(self._data, str(path))
-        self._problem: str | None = None
-
-    @property
-    def ring(self) -> KeyRing:
+        self.ring = read_key_ring(self._data, str(path))
         """The keys in force."""
-        return self._ring
-
-    @property
-    def problem(self) -> str | None:
-        """What keeps the file on disk from being in force, or None."""
-        return self._problem
+        self.problem: str | None = None
+        """What keeps the file on disk from being in force."""
 
     def reload(self) -> None:
         """Read the file again; an edit counts once two readings agree on it.
@@ -151,20 +141,20 @@ class KeyFile:
         if not settled:
             return
         if data == self._data:
-            self._problem = None
+            self.problem = None
             return
         try:
             ring = read_key_ring(data, str(self._path))
         except KeyRingError as error:
             self._complain(str(error))
             return
-        self._ring, self._data, self._problem = ring, data, None
+        self.ring, self._data, self.problem = ring, data, None
         _log.info("keys: %s reloaded", self._path)
 
     def _complain(self, problem: str) -> None:
-        if problem != self._problem:
+        if problem != self.problem:
             _log.error("keys: keeping the last good ones: %s", problem)
-        self._problem = problem
+        self.problem = problem
 
 
 class Access:

@@ -93,7 +93,7 @@ class Explainer:
     """Explains what a pipeline does; ``policy_only`` where there is no store to look into."""
 
     pipeline: Pipeline
-    holder: Callable[[Mapping[str, str]], str | None] = lambda _: None
+    holder_of: Callable[[Mapping[str, str]], str | None] = lambda _: None
     """Whose gateway key a request bears; raises RequestError where it may not ask at all."""
     without_index: str = "this gateway runs without an index of questions"
     policy_only: bool = False
@@ -104,7 +104,7 @@ class Explainer:
         request = {"endpoint": recorded.endpoint, "inferred": recorded.inferred}
         report: dict[str, Any] = {"request": request}
         try:
-            holder = self.holder(recorded.headers)
+            holder = self.holder_of(recorded.headers)
             query = recorded.target.partition("?")[2]
             inbound = Inbound(recorded.target, recorded.headers, (), recorded.raw, holder, query)
             end = await self.pipeline.explain(recorded.endpoint, inbound, trace)
