@@ -1,4 +1,4 @@
-"""Opens the store of the entries and its wrappers: part of the composition root.
+"""The store of the settings, and what stands around it.
 
     memory tier -> circuit breaker and bounded waits -> encryption -> disk or Redis
 
@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from gateway.cache.ports import Claims, ForgetKeys, ScopeKeys, Store
 from gateway.cache.stores.guarded import GuardedStore
@@ -34,45 +33,50 @@ SCOPE_KEYS = "scope-keys.sqlite3"
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
-    """The store, how to forget the keys of an encrypted scope, and the store's status."""
+class OpenedStore:
+    """The store, and what stands around it. ``forget_keys`` is None where it is not encrypted."""
 
+    kind: str
     store: Store
-    forget_keys: ForgetKeys | None
-    status: Callable[[], dict[str, Any]]
-    begin: Callable[[], Awaitable[None]] | None = None
+    forget_keys: ForgetKeys | None = None
+    guard: GuardedStore | None = None
+    connect: Callable[[], Awaitable[None]] | None = None
     claims: Claims | None = None
+
+    def status(self) -> dict[str, str | None]:
+        """Return what ``/readyz`` shows of the store."""
+        return {"kind": self.kind, "problem": None if self.guard is None else self.guard.fault}
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         """Connect before the first request; a failure shows at the first use."""
         try:
-            if self.begin is not None:
-                await self.begin()
+            if self.connect is not None:
+                await self.connect()
             yield
         finally:
             await self.store.close()
 
 
-def open_store(settings: Settings, environment: Mapping[str, str]) -> Entries:
-    """Open the store that the settings name; a fault of it shows at the first use.
+def open_store(settings: Settings, environment: Mapping[str, str]) -> OpenedStore:
+    """Open the store that the settings name; what is wrong with it shows when it is used.
 
     Raises SecretSettingError.
     """
     if settings.store == "memory":
-        return Entries(MemoryStore(max_bytes=settings.memory_bytes), None, _unguarded("memory"))
+        return OpenedStore("memory", MemoryStore(max_bytes=settings.memory_bytes))
     if settings.store == "disk":
         file = SqliteStore(settings.data_dir / "entries.sqlite3", max_bytes=settings.store_bytes)
         keys = SqliteScopeKeys(settings.data_dir / SCOPE_KEYS, clock=time.time)
-        cold, forget_keys = _sealed(file, keys, settings, environment)
+        cold, forget_keys = _encrypted(file, keys, settings, environment)
         disk = GuardedStore(cold, read_seconds=DISK_READ_SECONDS, write_seconds=DISK_WRITE_SECONDS)
         hot = settings.workers == 1
         store = _tiered(settings, disk, file.touch) if hot else disk
-        return Entries(store, forget_keys, _guarded("disk", disk))
+        return OpenedStore("disk", store, forget_keys, disk)
     return _open_redis(settings, environment)
 
 
-def _open_redis(settings: Settings, environment: Mapping[str, str]) -> Entries:
+def _open_redis(settings: Settings, environment: Mapping[str, str]) -> OpenedStore:
     # Costs half a second to import.
     from gateway.cache.stores.redis.store import RedisScopeKeys, RedisStore  # noqa: PLC0415
 
@@ -87,11 +91,13 @@ def _open_redis(settings: Settings, environment: Mapping[str, str]) -> Entries:
             "this data directory's secret"
         )
     keys = RedisScopeKeys(redis.link, clock=time.time)
-    cold, forget_keys = _sealed(redis, keys, settings, environment)
+    cold, forget_keys = _encrypted(redis, keys, settings, environment)
     guarded = GuardedStore(cold, read_seconds=REDIS_SECONDS, write_seconds=REDIS_SECONDS)
     store = _tiered(settings, guarded, redis.touch, redis.invalidations)
     redis.claims.usable = lambda: guarded.fault is None
-    return Entries(store, forget_keys, _guarded("redis", guarded), redis.begin, redis.claims)
+    return OpenedStore(
+        "redis", store, forget_keys, guarded, connect=redis.begin, claims=redis.claims
+    )
 
 
 def _tiered(
@@ -105,15 +111,7 @@ def _tiered(
     return TieredStore(MemoryStore(max_bytes=settings.memory_bytes), cold, touch, invalidations)
 
 
-def _guarded(kind: str, guarded: GuardedStore) -> Callable[[], dict[str, Any]]:
-    return lambda: {"kind": kind, "problem": guarded.fault}
-
-
-def _unguarded(kind: str) -> Callable[[], dict[str, Any]]:
-    return lambda: {"kind": kind, "problem": None}
-
-
-def _sealed(
+def _encrypted(
     store: Store,
     keys: ScopeKeys,
     settings: Settings,
@@ -138,5 +136,5 @@ def _sealed(
         masters.first.name,
         "".join(f", {key.name} is read" for key in masters.rest),
     )
-    sealed = SealedStore(store, masters, keys, clock=time.time)
-    return sealed, sealed.forget
+    encrypted = SealedStore(store, masters, keys, clock=time.time)
+    return encrypted, encrypted.forget

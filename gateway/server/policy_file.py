@@ -50,7 +50,7 @@ class PolicyFile:
         """Read the file again; return whether a new policy took effect.
 
         An edit counts once two readings agree: an editor may be found half-way through writing.
-        Whatever is wrong keeps the policy in force and is told by ``problem``.
+        Whatever is wrong keeps the policy in force and stands in ``problem``.
         """
         try:
             data = self._path.read_bytes()

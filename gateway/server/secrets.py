@@ -83,7 +83,7 @@ def _load(path: Path) -> bytes:
 
 
 class SecretSettingError(SecretError):
-    """A variable, or the file that it names, is wrong: bad usage, and told by the variable."""
+    """A variable, or the file that it names, is wrong; the message names the variable."""
 
 
 def secret_setting(environment: Mapping[str, str], name: str) -> str | None:
