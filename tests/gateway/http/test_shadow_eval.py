@@ -170,7 +170,7 @@ async def test_hits_of_all_verifiers_count_towards_the_rate_of_their_rule(upstre
 
 
 async def test_answers_that_are_too_large_to_wait_are_not_compared(upstream, tmp_path, monkeypatch):
-    monkeypatch.setattr(checking, "MOST_BYTES", 1000)
+    monkeypatch.setattr(checking, "MAX_BYTES", 1000)
     upstream.answer = says("x" * 1000)
     async with learning(tmp_path, upstream.url, "shadow: on") as rig:
         await rig.ask("how many")
