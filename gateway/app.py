@@ -152,7 +152,7 @@ def create_app(
     def policy_reloaded(taken: bool) -> None:
         metrics.policy_reloaded(taken)
         if taken:
-            semantic.budgets.tell()
+            semantic.budgets.warn()
 
     async def lifespan(_app: web.Application) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:

@@ -50,7 +50,7 @@ class Semantic:
 
     async def _learn(self, service: SemanticService) -> None:
         await service.learn(ENCODER_POLL_SECONDS)
-        self.budgets.tell()
+        self.budgets.warn()
 
     @property
     def checks(self) -> tuple[Check, ...]:

@@ -65,19 +65,19 @@ class Upstreams:
         return self.pool is not None and self.pool.overloaded(model)
 
     def details(self) -> dict[str, Any]:
-        """Return what ``/readyz`` tells of them."""
+        """Return what ``/readyz`` shows of them."""
         if self.pool is None:
             return {}
         now = time.monotonic()
-        told = {}
+        upstreams = {}
         for upstream, state, _ in states(self.pool.table, now):
             why = upstream.health.why(now)
-            told[upstream.member.name] = {
+            upstreams[upstream.member.name] = {
                 "state": state.value,
                 "why": None if why is None else why.value,
                 "in_flight": upstream.in_flight,
             }
-        return {"upstreams": told}
+        return {"upstreams": upstreams}
 
 
 def open_upstreams(
@@ -94,21 +94,21 @@ def open_upstreams(
     answer before the gateway is ready.
     """
     given = settings.all_upstreams
-    name = settings.upstream_identity or ""
+    identity = settings.upstream_identity or ""
     keys = upstream_keys(given, environment, own_keys=own_keys)
     is_alone = len(given) == 1 and not settings.upstreams
-    named = {name if is_alone else one.called: one for one in given}
+    named = {identity if is_alone else one.called: one for one in given}
     each = {
-        told: _http(one, settings, told, keys[one.called], own_keys=own_keys)
-        for told, one in named.items()
+        name: _http(one, settings, name, keys[one.called], own_keys=own_keys)
+        for name, one in named.items()
     }
     accepts = {
-        told: _first_given(one.accepts, settings.upstream_accepts) for told, one in named.items()
+        name: _first_given(one.accepts, settings.upstream_accepts) for name, one in named.items()
     }
     counts = UpstreamMetrics(metrics.registry)
     checks = [engine_ready(upstream, required=required) for upstream in each.values()]
     if is_alone:
-        only = each[name]
+        only = each[identity]
         return Upstreams(upstream=only, passing=only, each=each, ready=checks[0], accepts=accepts)
     members = [_member(one, settings.workers) for one in given]
     by_prefix = settings.upstream_routing == "prefix"
@@ -119,7 +119,7 @@ def open_upstreams(
     bounds = Bounds(settings.queue_size, settings.queue_timeout)
     sticky_ids = StickyIds()
     pool = UpstreamPool(
-        name,
+        identity,
         each,
         table,
         bounds,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.cache.ports import ActivePolicy
-from gateway.prompts.rewrite.detectors import finder
+from gateway.prompts.rewrite.volatile import finder
 from policies.decision import PiiAction
 from policies.format.load import PolicyError, parse_policy
 from policies.format.yaml_document import policy_text
@@ -50,7 +50,7 @@ class PolicyFile:
         """Read the file again; return whether a new policy took effect.
 
         An edit counts once two readings agree: an editor may be found half-way through writing.
-        Whatever is wrong keeps the policy in force and is told by ``problem``.
+        Whatever is wrong keeps the policy in force and stands in ``problem``.
         """
         try:
             data = self._path.read_bytes()

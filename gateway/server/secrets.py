@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from gateway.settings import SECRETS, UpstreamSettings
 
 if TYPE_CHECKING:
-    from gateway.cache.stores.sealing import MasterKeys
+    from gateway.cache.stores.encrypted import MasterKeys
 
 SECRET_BYTES = 32
 _OTHERS_MAY_READ = 0o077
@@ -83,7 +83,7 @@ def _load(path: Path) -> bytes:
 
 
 class SecretSettingError(SecretError):
-    """A variable, or the file that it names, is wrong: bad usage, and told by the variable."""
+    """A variable, or the file that it names, is wrong; the message names the variable."""
 
 
 def secret_setting(environment: Mapping[str, str], name: str) -> str | None:
@@ -148,7 +148,7 @@ def master_keys(environment: Mapping[str, str]) -> "MasterKeys | None":
     if given is None:
         return None
     # Costs 70 ms to import.
-    from gateway.cache.stores.sealing import MasterKeyError, parse_master_keys  # noqa: PLC0415
+    from gateway.cache.stores.encrypted import MasterKeyError, parse_master_keys  # noqa: PLC0415
 
     try:
         return parse_master_keys(given)

@@ -45,7 +45,7 @@ from gateway.protocol.reasons import Reason
 from gateway.protocol.text_extraction import as_names, query_readings
 from gateway.protocol.tokens import prompt_tokens
 from gateway.semantic.eligibility.rules import semantic_query
-from gateway.server.admin.recorded_request import Recorded
+from gateway.server.admin.recorded_request import RecordedRequest
 from gateway.server.pipeline import Pipeline
 from gateway.server.request import Asked, Step, Trace, Verdict, facts_of
 from policies.decision import PiiAction
@@ -93,68 +93,71 @@ class Explainer:
     """Explains what a pipeline does; ``policy_only`` where there is no store to look into."""
 
     pipeline: Pipeline
-    holder: Callable[[Mapping[str, str]], str | None] = lambda _: None
+    holder_of: Callable[[Mapping[str, str]], str | None] = lambda _: None
     """Whose gateway key a request bears; raises RequestError where it may not ask at all."""
     without_index: str = "this gateway runs without an index of questions"
     policy_only: bool = False
 
-    async def explain(self, recorded: Recorded) -> dict[str, Any]:
+    async def explain(self, recorded: RecordedRequest) -> dict[str, Any]:
         """Return the explanation, a JSON object."""
         trace, end = Trace(), None
         request = {"endpoint": recorded.endpoint, "inferred": recorded.inferred}
-        told: dict[str, Any] = {"request": request}
+        report: dict[str, Any] = {"request": request}
         try:
-            holder = self.holder(recorded.headers)
+            holder = self.holder_of(recorded.headers)
             query = recorded.target.partition("?")[2]
             inbound = Inbound(recorded.target, recorded.headers, (), recorded.raw, holder, query)
             end = await self.pipeline.explain(recorded.endpoint, inbound, trace)
         except PromptTooLongError as error:
-            told["outcome"] = {"would": "refused", "reason": error.reason}
+            report["outcome"] = {"would": "refused", "reason": error.reason}
         except RequestError as error:
-            return told | {"outcome": {"would": "invalid", "message": str(error)}}
+            return report | {"outcome": {"would": "invalid", "message": str(error)}}
         if trace.odd is not None:
             message = f"{trace.odd} The request is forwarded as it came."
             bypass = {"would": "bypass", "reason": Reason.UNKNOWN_SHAPE, "message": message}
-            return {"outcome": bypass} | told
+            return {"outcome": bypass} | report
         asked = trace.asked
-        told["request"] |= {"model": recorded.body["model"], "tenant": _whose(asked.tenant, holder)}
-        told |= _decision(asked)
+        report["request"] |= {
+            "model": recorded.body["model"],
+            "tenant": _whose(asked.tenant, holder),
+        }
+        report |= _decision(asked)
         if end is None:
-            return told
-        told |= await asyncio.to_thread(_rewrites, asked, self.pipeline.secret)
-        told["pii"] = await _personal_data(asked)
-        told["semantic"] = _eligibility(asked)
-        told["outcome"] = _outcome(end, self.pipeline.now())
+            return report
+        report |= await asyncio.to_thread(_rewrites, asked, self.pipeline.secret)
+        report["pii"] = await _personal_data(asked)
+        report["semantic"] = _eligibility(asked)
+        report["outcome"] = _outcome(end, self.pipeline.now())
         # The first item of a batch that is no hit speaks for all.
         missed = (steps for steps in trace.lookups if not isinstance(steps[-1].state, Hit))
         steps = next(missed, trace.lookups[0])
         if len(steps) == 1:  # it was not looked up
-            return told
+            return report
         if not self.policy_only:
-            told |= await self._lookup(steps, trace, end)
-        elif told["outcome"]["would"] != "bypass":
-            told["outcome"] = {"would": "lookup"}
-        return told
+            report |= await self._lookup(steps, trace, end)
+        elif report["outcome"]["would"] != "bypass":
+            report["outcome"] = {"would": "lookup"}
+        return report
 
     async def _lookup(self, steps: Sequence[Step], trace: Trace, end: End) -> dict[str, Any]:
         plan: Plan = steps[0].state.plan
-        told: dict[str, Any] = {
+        report: dict[str, Any] = {
             "lookup": [self._words(step) for step in steps[:-1]],
             "identity": {"key": plan.key.hex(), "scope": plan.partition.scope.hex()},
         }
         if len(trace.lookups) > 1:
             stored = sum(isinstance(each[-1].state, Hit) for each in trace.lookups)
-            told["items"] = {"asked": len(trace.lookups), "stored": stored}
+            report["items"] = {"asked": len(trace.lookups), "stored": stored}
         fault = next((step.came for step in steps if isinstance(step.came, StoreError)), None)
         try:
             if fault is not None:
                 raise fault
             forward = end.status.forwarded if isinstance(end, Forward) else None
             if isinstance(end, Refused) or forward is Forwarded.MISS:
-                told["nearest"] = await _nearest(plan, self.pipeline.store, self.pipeline.now())
+                report["nearest"] = await _nearest(plan, self.pipeline.store, self.pipeline.now())
         except StoreError as error:
-            told["outcome"] = {"would": "unknown", "message": f"The store failed: {error}"}
-        return told
+            report["outcome"] = {"would": "unknown", "message": f"The store failed: {error}"}
+        return report
 
     def _words(self, step: Step) -> dict[str, str]:
         state, came = step
@@ -220,15 +223,15 @@ def _decision(asked: Asked) -> dict[str, Any]:
 
 def _failed(condition: Condition, facts: RequestFacts) -> dict[str, Any]:
     """Say what a condition wanted and, where that is no content, what it met."""
-    told: dict[str, Any] = {"key": condition.key, "wanted": list(condition.wanted)}
+    report: dict[str, Any] = {"key": condition.key, "wanted": list(condition.wanted)}
     match condition.key.split(".", 1):
         case ["endpoint"]:
-            told["got"] = facts.endpoint
+            report["got"] = facts.endpoint
         case ["model"]:
-            told["got"] = facts.model
+            report["got"] = facts.model
         case ["header", name]:
-            told["got"] = facts.headers.get(name)
-    return told
+            report["got"] = facts.headers.get(name)
+    return report
 
 
 def _whose(tenant: Tenant, holder: str | None) -> str:
@@ -244,13 +247,13 @@ def _rewrites(asked: Asked, secret: bytes) -> dict[str, Any]:
     """Return what the rewrite plan and the hints do; what others shared is not known here."""
     endpoint, raw, decision = asked.endpoint, asked.inbound.raw, asked.decision
     result = rewrite(endpoint, asked.body, raw, decision.prefix)
-    told = {"rewrite": _diff(raw, result)}
+    report = {"rewrite": _diff(raw, result)}
     if hints_for(endpoint, decision.hints):
         settings, owner = decision.hints, document_owner(secret, asked.tenant)
         sent = result.raw
         hints = hinted(endpoint, result.body, sent, settings, rule=decision.rule, owner=owner)
-        told["hints"] = _diff(sent, hints)
-    return told
+        report["hints"] = _diff(sent, hints)
+    return report
 
 
 def _diff(raw: bytes, result: Changed) -> dict[str, Any]:
@@ -295,8 +298,13 @@ def _outcome(end: End, now: float) -> dict[str, Any]:
     match end:
         case Hit():
             status, entry = end.status, _summary(end.entry, now)
-            told = {"would": "hit", "cache_status": status.header(), "age": end.age, "entry": entry}
-            return told | status._asdict()
+            report = {
+                "would": "hit",
+                "cache_status": status.header(),
+                "age": end.age,
+                "entry": entry,
+            }
+            return report | status._asdict()
         case Forward():
             return {
                 "would": "bypass" if end.status.forwarded is Forwarded.BYPASS else "miss",
@@ -330,13 +338,13 @@ async def _nearest(plan: Plan, store: Store, now: float) -> dict[str, Any]:
         kept = [] if best is None else [kept[best]]
         if (after := page.after) is None:
             break
-    told: dict[str, Any] = {"entries": walked, "of_this_scope": compared, "entry": None}
+    report: dict[str, Any] = {"entries": walked, "of_this_scope": compared, "entry": None}
     for entry in kept:
-        told["entry"] = _summary(entry, now)
-        told["differences"] = [
+        report["entry"] = _summary(entry, now)
+        report["differences"] = [
             asdict(each) for each in differences(ours, entry.digests)
         ] or _outside(plan, entry)
-    return told
+    return report
 
 
 def _summary(entry: Entry, now: float) -> dict[str, Any]:

@@ -286,7 +286,7 @@ class Operations:
         return purged
 
     async def rescan(self, *, purge: bool) -> Rescan:
-        """Scan every stored answer with today's detectors; purge what they find if told to.
+        """Scan every stored answer with today's detectors; ``purge`` removes what they find.
 
         Entries of rules that allow personal data are passed over, and so are those of rules that
         keep it within the end user's scope.
@@ -341,8 +341,8 @@ class Operations:
             await self.cases.append(case)
         except OSError as error:
             # The entry stays: calling it wrong again can still keep the case.
-            told = "The key is barred from semantic reuse, but the case cannot be written down: "
-            raise UnfinishedError(told + "the entry was not evicted.") from error
+            message = "The key is barred from semantic reuse, but the case cannot be written down: "
+            raise UnfinishedError(message + "the entry was not evicted.") from error
 
     async def _remove(self, keys: Sequence[bytes]) -> None:
         await remove(keys, store=self.store, semantic=self.semantic)

@@ -1,10 +1,8 @@
-"""Which rules of the policy have an error budget that a threshold keeps, and which have none.
+"""Error budgets and comparisons of answers by meaning, rule by rule, for the operator.
 
-Law: whoever sets a budget that nothing keeps is told, in the log, by ``/readyz`` and beside the
-rule's figures, and never has to find out by missing hits. Nothing is said before it is known which
+Law: a budget that no threshold keeps stands in the log, in ``/readyz`` and beside the rule's
+figures, so that nobody has to find out by missing hits. Nothing is said before it is known which
 verifier is in use.
-
-What comparisons have shown, rule by rule, for the operator: as JSON, and for a terminal.
 """
 
 import logging
@@ -51,8 +49,8 @@ class Budgets:
             if kept.get(each.rule) is False
         }
 
-    def tell(self) -> None:
-        """Write one line about all that are not kept; for the start, and for a new policy."""
+    def warn(self) -> None:
+        """Log one line about all that are not kept, at the start and for each new policy."""
         if not_kept := self.not_kept():
             named = ", ".join(f"{rule} {percent_text(each)}" for rule, each in not_kept.items())
             log.warning(

@@ -177,7 +177,7 @@ async def test_noted_uses_are_bounded(open_store, monkeypatch):
     store = open_store()
     for key in (b"a", b"b", b"c", b"d", b"a"):
         store.touch(key)
-    assert list(store._upkeep._uses) == [b"b", b"c", b"a"]
+    assert list(store._uses) == [b"b", b"c", b"a"]
 
 
 async def test_a_use_does_not_bring_back_what_was_deleted(open_store, redis):
@@ -265,7 +265,7 @@ async def test_a_call_given_up_at_its_bound_gives_no_one_its_answer(open_store, 
     finally:
         server.thaw()
     # On the connections of the calls that were given up, if they were still in use.
-    store._link._seconds = 10
+    store.link._seconds = 10
     assert (await store.get(b"other")).result == b"other"
     await store.delete(b"other")
     assert await store.get(b"other") is None
