@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.protocol.reasons import Reason
-from gateway.upstream.pool.first_token import HELD_BYTES, HELD_SECONDS, Beginning, Begun
+from gateway.upstream.pool.first_token import HELD_SECONDS, Beginning, Begun
 from gateway.upstream.pool.retry import Failure
 
 FAILS = Failure(Reason.UPSTREAM_STATUS, risky=True)
@@ -76,19 +76,7 @@ def test_a_plain_answer_begins_with_what_is_no_white_space():
     assert Beginning(events=False).end() is Begun.NOTHING
 
 
-@pytest.mark.parametrize(
-    ("pieces", "begun"),
-    [
-        ([(PING, 100.0), (PING, 100.0 + HELD_SECONDS - 0.1)], Begun.NOT_YET),
-        ([(PING, 100.0), (PING, 100.0 + HELD_SECONDS)], Begun.ANSWER),
-        ([(b":" * HELD_BYTES, 0.0)], Begun.NOT_YET),
-        ([(b":" * HELD_BYTES, 0.0), (b":", 0.0)], Begun.ANSWER),
-        ([(PING, 0.0), (b"data: [DONE]\n\n", 2 * HELD_SECONDS)], Begun.NOTHING),
-    ],
-)
-def test_no_more_is_held_back_than_a_bound_and_for_no_longer(
-    pieces: list[tuple[bytes, float]], begun: Begun
-):
+def test_an_end_behind_comments_is_no_answer_however_late():
     beginning = Beginning(events=True)
-    found = [beginning.add(*piece) for piece in pieces]
-    assert (found[:-1], found[-1]) == ([Begun.NOT_YET] * (len(pieces) - 1), begun)
+    assert beginning.add(PING, 0.0) is Begun.NOT_YET
+    assert beginning.add(b"data: [DONE]\n\n", 2 * HELD_SECONDS) is Begun.NOTHING

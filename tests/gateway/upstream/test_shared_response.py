@@ -4,24 +4,13 @@ import asyncio
 
 import pytest
 
-from gateway.upstream.coalescing.shared_response import PIECE_BYTES, AnswerLog, Bell, TooSlowError
+from gateway.upstream.coalescing.shared_response import AnswerLog, Bell
 
 
 async def waiting(bell: Bell) -> "asyncio.Task[None]":
     task = asyncio.create_task(bell.rung())
     await asyncio.sleep(0)
     return task
-
-
-async def test_one_ring_wakes_all_who_wait():
-    bell = Bell()
-    tasks = [await waiting(bell) for _ in range(3)]
-    bell.ring()
-    await asyncio.gather(*tasks)
-    later = await waiting(bell)
-    assert not later.done()
-    bell.ring()
-    await later
 
 
 async def test_who_leaves_disturbs_nobody_and_leaves_nothing_behind():
@@ -54,15 +43,6 @@ def log_of(*pieces, max_bytes=10_000):
     return log
 
 
-def test_all_that_is_new_comes_in_one():
-    log = log_of(b"a", b"b", b"c")
-    assert log.end == 3
-    assert log.since(0, bare=False) == b"abc"
-    assert log.since(1, bare=False) == b"bc"
-    assert log.since(2, bare=False) == b"c"
-    assert log.since(3, bare=False) == b""
-
-
 def test_a_single_piece_is_not_copied():
     piece = b"x" * 100
     assert log_of(b"a", piece).since(1, bare=True) is piece
@@ -74,37 +54,6 @@ def test_those_who_wait_together_share_one_copy():
     assert log.since(0, bare=False) is first
     log.append(b"c", b"c")
     assert log.since(0, bare=False) == first + b"c"
-
-
-def test_each_piece_has_two_forms():
-    log = AnswerLog(1000)
-    log.append(b"full", b"bare")
-    log.append(b"usage", b"")
-    assert log.since(0, bare=False) == b"fullusage"
-    assert log.since(0, bare=True) == b"bare"
-    assert log.since(1, bare=True) == b""
-    assert log.size == 2 * PIECE_BYTES + 13
-
-
-def test_a_log_that_outgrew_its_bound_keeps_the_newest():
-    log = log_of(*[b"x" * 100] * 10, max_bytes=10 * (PIECE_BYTES + 100))
-    assert not log.overflown
-    log.append(b"last", b"last")
-    assert log.overflown
-    assert log.size <= 5 * (PIECE_BYTES + 100)
-    assert log.since(log.end - 1, bare=False) == b"last"
-    with pytest.raises(TooSlowError):
-        log.since(0, bare=False)
-
-
-def test_the_newest_piece_stays_however_large():
-    log = log_of(b"x" * 1000, max_bytes=10)
-    assert log.overflown
-    assert log.since(0, bare=False) == b"x" * 1000
-    log.append(b"y" * 1000, b"y" * 1000)
-    assert log.since(1, bare=False) == b"y" * 1000
-    with pytest.raises(TooSlowError):
-        log.since(0, bare=False)
 
 
 def test_memory_stays_bounded():
