@@ -4,11 +4,8 @@ import asyncio
 import stat
 
 import orjson
-import pytest
-from lock_holder import lock_held
 
-from gateway.cache import append_files as file_lock
-from gateway.cache.append_files import Journal, LockedError
+from gateway.cache.append_files import Journal
 
 
 def lines(path):
@@ -30,21 +27,3 @@ async def test_the_half_line_of_a_crash_is_closed_off(tmp_path):
     path.write_bytes(b'{"n":1}\n{"n":')
     await Journal(path).append({"n": 3})
     assert path.read_bytes() == b'{"n":1}\n{"n":\n{"n":3}\n'
-
-
-async def test_a_journal_that_cannot_be_written_is_told(tmp_path):
-    (tmp_path / "journal.jsonl").mkdir()
-    with pytest.raises(OSError, match="directory"):
-        await Journal(tmp_path / "journal.jsonl").append({})
-
-
-async def test_a_worker_that_stopped_with_the_lock_holds_up_no_other_without_end(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(file_lock, "LOCK_SECONDS", 0.0)
-    path = tmp_path / "journal.jsonl"
-    with lock_held(path), pytest.raises(LockedError, match=r"journal\.jsonl") as told:
-        await Journal(path).append({"asked": "the chocolate question"})
-    assert "chocolate" not in str(told.value)
-    await Journal(path).append({"n": 1})
-    assert lines(path) == [{"n": 1}]
