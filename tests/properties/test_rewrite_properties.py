@@ -73,7 +73,6 @@ TURNS = st.builds(
     st.sampled_from(["system", "developer", "user", "assistant", "tool"]),
     CONTENT,
 )
-KEYS = ["b", "a", "properties", "items", "ü", "parameters", "}"]
 VALUES = st.recursive(
     st.none()
     | st.booleans()
