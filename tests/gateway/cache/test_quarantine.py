@@ -153,7 +153,7 @@ async def test_a_crash_while_it_is_written_anew_leaves_the_former_list(
         patch.setattr(*{"fsync": ("os.fsync", crash), "replace": (Path, "replace", crash)}[dies_at])
         if grown:
             with pytest.raises(CrashError):
-                quarantine._append(KEY)
+                await quarantine.add(KEY)
         else:
             clock.now += KEEP_SECONDS
             with pytest.raises(CrashError):

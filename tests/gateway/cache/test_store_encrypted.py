@@ -250,13 +250,13 @@ async def test_forgetting_a_scope_forgets_it_in_hot_tier_files_and_other_process
         async def remove(self, keys):
             self.keys += tuple(keys)
 
-    async with opened(NEW) as sealed, opened(NEW) as elsewhere:
+    async with opened(NEW) as sealed, opened(NEW) as elsewhere, opened(None) as disk:
         store = TieredStore(MemoryStore(max_bytes=1 << 20), sealed)
         for n in range(300):
             await store.put(secret_entry(b"%d" % n, scope=b"gone" * 8))
         await store.put(secret_entry(b"stays", scope=b"stay" * 8))
         assert await elsewhere.get(b"7") is not None
-        copy = list((await sealed._store.walk(None, 1000)).entries)
+        copy = list((await disk.walk(None, 1000)).entries)
         index = Removed()
         count = await forget_scope(b"gone" * 8, store=store, semantic=index, vault=sealed)
         assert count == 300
@@ -265,7 +265,7 @@ async def test_forgetting_a_scope_forgets_it_in_hot_tier_files_and_other_process
         assert await store.get(b"stays") is not None
         # Somebody kept a copy of the file: its entries open for nobody any more.
         for envelope in copy:
-            await sealed._store.put(envelope)
+            await disk.put(envelope)
         assert await store.get(b"7") is None
         clock.now += KNOWN_SECONDS
         assert await elsewhere.get(b"8") is None
