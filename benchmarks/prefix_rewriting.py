@@ -36,8 +36,9 @@ from agent_workload import BEGIN, END, MODEL, NUM_TOOLS, Workload, body_of
 from engine_sides import bundled_or_random
 from servers import await_url, free_port
 
-from gateway.cli.recorded_log import RecordedLog
+from gateway.cli.terminal import Lines
 from gateway.protocol.endpoint import Endpoint
+from gateway.server.admin.recorded_request import read_request
 
 CONTEXT = 16_384
 TEMPLATE = (
@@ -209,7 +210,7 @@ def main() -> None:
 
 def of_log(log: Path, policy: str) -> None:
     """Ask the chats of a log."""
-    chats = [one for _, one in RecordedLog(log) if one.endpoint is Endpoint.CHAT]
+    chats = [one for _, one in Lines(read_request, log) if one.endpoint is Endpoint.CHAT]
     if not chats:
         raise SystemExit(f"{log}: no chat in it")
     model = Counter(one.model for one in chats).most_common(1)[0][0]

@@ -64,7 +64,7 @@ async def stores(url: str, rounds: int) -> dict[str, float]:
     """Measure lookups in the stores themselves."""
     memory = MemoryStore(max_bytes=1 << 24)
     redis = RedisStore(url, max_bytes=1 << 24)
-    hot = TieredStore(MemoryStore(max_bytes=1 << 24), redis, redis.news)
+    hot = TieredStore(MemoryStore(max_bytes=1 << 24), redis, redis.touch, redis.news)
     bare = client(client_options(url, 1.0) | {"max_connections": 64})
     await memory.put(ENTRY)
     await hot.get(KEY)

@@ -25,7 +25,7 @@ class Knowing(LeastLoaded):
         self.index = PrefixIndex(capacity=capacity)
 
     def order(self, prefix: Sequence[int], loads: Sequence[Load], now: float) -> list[Choice]:
-        """See ``Routing``; only the first is told."""
+        # Only the first is told.
         del now
         name = self.chosen(prefix, loads)
         return [Choice(name, self.index.held(name, prefix), Route.PREFIX)]
@@ -34,13 +34,11 @@ class Knowing(LeastLoaded):
         raise NotImplementedError
 
     def sent(self, name: str, prefix: Sequence[int], now: float) -> Sent:
-        """See ``Routing``."""
         held = self.index.held(name, prefix)
         self.index.add(name, prefix)
         return Sent(name, prefix, now, held, len(prefix) - held)
 
     def forget(self, name: str) -> None:
-        """See ``Routing``."""
         self.index.forget(name)
 
 
@@ -52,7 +50,6 @@ class BoundedHashing(LeastLoaded):
         self._factor = factor
 
     def order(self, prefix: Sequence[int], loads: Sequence[Load], now: float) -> list[Choice]:
-        """See ``Routing``."""
         del now
         most = ceil(self._factor * (sum(each.in_flight for each in loads) + 1) / len(loads))
         free = [each for each in loads if each.in_flight < most]
@@ -95,19 +92,16 @@ class Dynamo(Knowing):
         return min(loads, key=cost).name
 
     def sent(self, name: str, prefix: Sequence[int], now: float) -> Sent:
-        """See ``Routing``."""
         sent = super().sent(name, prefix, now)
         self._prefilling[name] += sent.blocks
         self._active.setdefault(name, Counter()).update(prefix)
         return sent
 
     def first_token(self, sent: Sent, now: float) -> None:
-        """See ``Routing``."""
         del now
         self._prefilling[sent.name] -= sent.blocks
 
     def ended(self, sent: Sent, now: float) -> None:
-        """See ``Routing``."""
         del now
         active = self._active[sent.name]
         for block in sent.prefix:

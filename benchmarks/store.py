@@ -133,7 +133,8 @@ ENGINES: dict[str, Callable[[Path], Engine]] = {
 
 
 def tiered(folder: Path) -> Store:
-    return TieredStore(MemoryStore(max_bytes=1 << 30), sqlite(folder))
+    cold = sqlite(folder)
+    return TieredStore(MemoryStore(max_bytes=1 << 30), cold, cold.touch)
 
 
 def sqlite(folder: Path) -> SqliteStore:

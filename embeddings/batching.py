@@ -6,12 +6,14 @@ the vector store (one transaction for many writes).
 """
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Generic, TypeVar
+
+from cachetools import LRUCache
 
 from embeddings.encoder import Encoded, Vector
 from embeddings.messages import Reason
@@ -121,21 +123,17 @@ class BatchedEncoder:
         self._batcher: Batcher[_Owned, Encoded] = Batcher(
             self._encode_distinct, executor, max_batch=max_batch, max_waiting=max_waiting
         )
-        self._recent: OrderedDict[tuple[Hashable, bytes], Vector] = OrderedDict()
-        self._remembered = remembered
+        self._recent: LRUCache[tuple[Hashable, bytes], Vector] = LRUCache(remembered)
 
     async def encode(self, text: str, owner: Hashable) -> Encoded:
         """Return the text's vector, or the reason for having none. Raises OverloadedError."""
         digest = owner, sha256(text.encode()).digest()
         recent = self._recent.get(digest)
         if recent is not None:
-            self._recent.move_to_end(digest)
             return recent
         encoded = await self._batcher.submit((owner, text))
-        if not isinstance(encoded, Reason):
+        if not isinstance(encoded, Reason) and self._recent.maxsize:
             self._recent[digest] = encoded
-            if len(self._recent) > self._remembered:
-                self._recent.popitem(last=False)
         return encoded
 
     def _encode_distinct(self, owned: Sequence[_Owned]) -> Sequence[Encoded]:

@@ -64,19 +64,16 @@ class GuardedIndex:
 
     @property
     def name(self) -> str:
-        """See the port."""
         return self._index.name
 
     @property
     def fault(self) -> str | None:
-        """See the port."""
         if self._probing is not None:
             return "not answering"
         return None if self._storing else "not storing"
 
     @property
     def size(self) -> int:
-        """See the port."""
         return self._index.size
 
     async def start(self) -> None:
@@ -86,7 +83,6 @@ class GuardedIndex:
             self._open(fault)
 
     async def search(self, partition: bytes, vector: Vector, k: int, now: float) -> list[Match]:
-        """See the port."""
         self._refuse_while_open()
         try:
             async with asyncio.timeout(self._seconds):
@@ -102,7 +98,7 @@ class GuardedIndex:
     async def add(
         self, partition: bytes, key: bytes, vector: Vector, expires_at: float, now: float
     ) -> None:
-        """See the port. INDEX_TIMEOUT: it may yet be stored."""
+        # INDEX_TIMEOUT: it may yet be stored.
         try:
             self._refuse_while_open()
             write = self._begin(self._index.add, partition, key, vector, expires_at, now)
@@ -113,12 +109,11 @@ class GuardedIndex:
         await self._ended(write)
 
     async def remove(self, keys: Sequence[bytes]) -> None:
-        """See the port. INDEX_TIMEOUT: they may yet leave."""
+        # INDEX_TIMEOUT: they may yet leave.
         self._refuse_while_open()
         await self._ended(self._begin(self._index.remove, keys))
 
     async def sweep(self, now: float) -> None:
-        """See the port."""
         self._refuse_while_open()
         try:
             async with asyncio.timeout(SWEEP_S):

@@ -82,7 +82,6 @@ class LocalIndex:
 
     @property
     def size(self) -> int:
-        """See the port."""
         return len(self._index)
 
     @property
@@ -91,7 +90,7 @@ class LocalIndex:
         return self._building is not None
 
     async def search(self, partition: bytes, vector: Vector, k: int, now: float) -> list[Match]:
-        """See the port. Searches of one partition go one at a time."""
+        # Searches of one partition go one at a time.
         turn = self._turns.setdefault(partition, asyncio.Lock())
         async with turn:
             return await _on(
@@ -101,23 +100,21 @@ class LocalIndex:
     async def add(
         self, partition: bytes, key: bytes, vector: Vector, expires_at: float, now: float
     ) -> None:
-        """See the port. Cancelled, it is either in both index and store or in neither."""
+        # Cancelled, it is either in both index and store or in neither.
         del now  # the order of insertion is kept
         await self._whole(self._add(Put(key, partition, expires_at, vector)))
 
     async def remove(self, keys: Sequence[bytes]) -> None:
-        """See the port. As a whole even when cancelled."""
+        # As a whole even when cancelled.
         await self._whole(self._remove(keys))
 
     async def sweep(self, now: float) -> None:
-        """See the port."""
         while await _on(self._index_thread, lambda: self._index.sweep(now, _SWEEP_LIMIT)):
             pass
         self.build_if_needed()
         await self._written([Expire(now)])
 
     async def close(self) -> None:
-        """See the port."""
         if self._changes:
             await asyncio.wait(self._changes)
         await self._writes.drain()

@@ -122,7 +122,6 @@ class QdrantIndex:
             self.size = (await self._client.count(self.collection, exact=True)).count
 
     async def search(self, partition: bytes, vector: Vector, k: int, now: float) -> list[Match]:
-        """See the port."""
         if k < 1:
             return []
         with _told():
@@ -144,7 +143,6 @@ class QdrantIndex:
     async def add(
         self, partition: bytes, key: bytes, vector: Vector, expires_at: float, now: float
     ) -> None:
-        """See the port."""
         require_vector(vector, self._dimensions, expires_at)
         point = self.point(partition, key, vector, expires_at, now)
         with _told():
@@ -167,7 +165,6 @@ class QdrantIndex:
         )
 
     async def remove(self, keys: Sequence[bytes]) -> None:
-        """See the port."""
         if keys:
             with _told():
                 await self._client.delete(
@@ -177,7 +174,7 @@ class QdrantIndex:
                 )
 
     async def sweep(self, now: float) -> None:
-        """See the port. Several installations may sweep one collection at a time."""
+        # Several installations may sweep one collection at a time.
         expired = models.FieldCondition(key="expires_at", range=models.Range(lte=now))
         with _told():
             await self._delete_where(expired)
@@ -187,7 +184,6 @@ class QdrantIndex:
                 self.size = (await self._client.count(self.collection, exact=True)).count
 
     async def close(self) -> None:
-        """See the port."""
         await self._client.close()
 
     async def _create(self) -> None:

@@ -14,11 +14,11 @@ from aiohttp import web
 
 from gateway.cache.append_files import Journal
 from gateway.cache.pii_scan import Scans
-from gateway.cache.ports import Quarantine, Vault
+from gateway.cache.ports import ForgetKeys, Quarantine
 from gateway.cache.quarantine import QuarantineFile
-from gateway.cache.shadow_eval.journal import CHECKS_FILE, CheckJournal
+from gateway.cache.shadow_eval.journal import CHECKS_FILE, ComparisonJournal
 from gateway.cache.stores.entry_codec import encoded_size
-from gateway.cache.writer import Admitter
+from gateway.cache.writer import CacheWriter
 from gateway.prompts.compress.compressor import Compressor
 from gateway.semantic.calibrations import Calibrations
 from gateway.semantic.embeddings_service import SemanticService
@@ -101,7 +101,7 @@ def create_app(
     )
     scans = Scans()
     quarantine = QuarantineFile(settings.data_dir / "quarantine.jsonl")
-    admitter = Admitter(store, semantic, scans, time.time, quarantine)
+    writer = CacheWriter(store, semantic, scans, time.time, quarantine)
 
     journal, comparisons = _learning(
         settings, quarantine, semantic, verifier, metrics=metrics, upstream=upstream
@@ -110,7 +110,7 @@ def create_app(
     def make_coalescer(to: Upstream) -> Coalescer:
         return Coalescer(
             to,
-            admitter,
+            writer,
             max_answer_bytes=settings.max_answer_bytes,
             claims=entries.claims,
             checks=comparisons,
@@ -165,7 +165,7 @@ def create_app(
     )
     loader = Loader(pipeline, make_coalescer, time.perf_counter, access.holder)
     told = SemanticOperations(journal, time.time, budgets)
-    admin = _admin(pipeline, entries.vault, quarantine, access, settings.data_dir)
+    admin = _admin(pipeline, entries.forget_keys, quarantine, access, settings.data_dir)
     admin.add_routes(
         app,
         {
@@ -219,8 +219,8 @@ def _learning(
     *,
     metrics: Metrics,
     upstream: Upstream,
-) -> tuple[CheckJournal, Checks]:
-    journal = CheckJournal(settings.data_dir / CHECKS_FILE, quarantine)
+) -> tuple[ComparisonJournal, Checks]:
+    journal = ComparisonJournal(settings.data_dir / CHECKS_FILE, quarantine)
     model = settings.semantic_judge_model
     metrics.tell_rules_off(journal.rules_off)
     return journal, Checks(
@@ -298,7 +298,7 @@ async def _closed(log: DecisionLog | None) -> None:
 
 def _admin(
     pipeline: Pipeline,
-    vault: Vault | None,
+    forget_keys: ForgetKeys | None,
     quarantine: Quarantine,
     access: Access,
     data_dir: Path,
@@ -310,7 +310,7 @@ def _admin(
         cases=Journal(data_dir / "wrong-hits.jsonl"),
         policies=pipeline.policies,
         scans=pipeline.scans,
-        vault=vault,
+        forget_keys=forget_keys,
         size=encoded_size,
         now=time.time,
     )

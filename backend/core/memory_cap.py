@@ -20,7 +20,6 @@ class MemoryCap:
         self._steps = 0
 
     def allow(self, num_decodes: int) -> Allowance:
-        """See ``Pacing``."""
         allowance = self._pacing.allow(num_decodes)
         if self._max_tokens is None:
             return allowance
@@ -30,7 +29,6 @@ class MemoryCap:
         return Allowance(max(self._max_tokens, num_decodes + 1), allowance.max_num_seqs)
 
     def observe(self, num_decode_tokens: int, num_prefill_tokens: int, seconds: float) -> None:
-        """See ``Pacing``."""
         self._pacing.observe(num_decode_tokens, num_prefill_tokens, seconds)
         self._steps += 1
         if self._max_tokens is not None and self._steps >= _STEPS_TO_DOUBLE:

@@ -47,7 +47,6 @@ class FixedPacing:
         self._allowance = allowance
 
     def allow(self, num_decodes: int) -> Allowance:
-        """See ``Pacing``."""
         del num_decodes
         return self._allowance
 
@@ -72,14 +71,12 @@ class AdaptivePacing:
         self._target_itl = float("inf") if target_itl is None else target_itl
 
     def allow(self, num_decodes: int) -> Allowance:
-        """See ``Pacing``."""
         longest = min(self._longest_step, self._target_itl if num_decodes else float("inf"))
         prefill = max(self._prefill(longest, num_decodes), _LEAST_PREFILL)
         max_tokens = max(min(num_decodes + prefill, self._most.max_tokens), num_decodes + 1)
         return Allowance(max_tokens, self._running())
 
     def observe(self, num_decode_tokens: int, num_prefill_tokens: int, seconds: float) -> None:
-        """See ``Pacing``."""
         self.model.observe(num_decode_tokens, num_prefill_tokens, seconds)
 
     def _prefill(self, longest: float, num_decodes: int) -> int:

@@ -30,7 +30,6 @@ class SingleRowDecoder:
         mlps: Sequence[MLP],
         rotations: Tensor,
     ) -> None:
-        """See ``of``."""
         self._embedding, self._final_norm = weights.embedding, weights.final_norm
         self._layers: tuple[tuple[DecoderLayer, MLP, int | None], ...] = tuple(
             zip(weights.layers, mlps, config.windows, strict=True)
@@ -60,7 +59,6 @@ class SingleRowDecoder:
         return cls(config, weights, mlps, rotations)
 
     def forward(self, token: Tensor, position: Tensor, attention: Attention) -> Tensor:
-        """See ``Decoder.forward``."""
         hidden = self._hidden
         torch.index_select(self._embedding, 0, token, out=hidden)
         rotation = self._rotations.index_select(0, position).unsqueeze(1)

@@ -57,17 +57,14 @@ class EmbeddingEngine:
 
     @property
     def ready(self) -> bool:
-        """See ``Embedder``."""
         return self._refusal is None
 
     @property
     def shape(self) -> EmbeddingShape:
-        """See ``Embedder``."""
         return self._model.shape
 
     @property
     def num_waiting(self) -> int:
-        """See ``Embedder``."""
         with self._changed:
             return self._queue.num_waiting
 
@@ -90,7 +87,6 @@ class EmbeddingEngine:
             raise TimeoutError(f"the engine did not stop within {timeout} s")
 
     async def embed(self, inputs: Sequence[tuple[int, ...]]) -> list[bytes]:
-        """See ``Embedder``."""
         loop = asyncio.get_running_loop()
         request = _Request(inputs, loop, loop.create_future())
         with self._changed:

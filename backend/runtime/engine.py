@@ -43,12 +43,10 @@ class Engine(EngineClient):
 
     @property
     def ready(self) -> bool:
-        """See ``Generator``."""
         return self._warm and super().ready
 
     @property
     def max_model_len(self) -> int:
-        """See ``Generator``."""
         return self._description.max_model_len
 
     def start(self) -> None:

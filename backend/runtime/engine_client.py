@@ -128,7 +128,6 @@ class EngineClient:
 
     @property
     def ready(self) -> bool:
-        """See ``Generator``."""
         return self._engine is not None
 
     @property
@@ -138,22 +137,20 @@ class EngineClient:
 
     @property
     def unready_reason(self) -> str:
-        """See ``Generator``."""
         return self._refusal
 
     @property
     def max_model_len(self) -> int:
-        """See ``Generator``; raises UnavailableError before there was an engine."""
+        # Raises UnavailableError before there was an engine.
         if self._last is None:
             raise UnavailableError(self._refusal)
         return self._last.description.max_model_len
 
     def stats(self) -> EngineStats:
-        """See ``Generator``; as of the last report that had figures."""
+        # As of the last report that had figures.
         return self._stats
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TextDelta, None]:
-        """See ``Generator``."""
         number, stream, engine = self._enter(request)
         choices = {
             index: Choice(index, request.sampling.stop, engine.text.detokenizer())

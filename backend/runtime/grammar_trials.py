@@ -66,7 +66,6 @@ class ProcessTrials:
     """A process that is started for the first trial, and again when it died."""
 
     def __init__(self, vocabulary: Callable[[], Vocabulary], most_bytes: int) -> None:
-        """See ``GrammarLibrary``."""
         self._vocabulary = vocabulary
         self._most_bytes = most_bytes
         self._lock = threading.Lock()

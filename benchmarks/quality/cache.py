@@ -79,7 +79,7 @@ class Index:
         return float(self._vectors[asked] @ self._vectors[stored])
 
     async def search(self, partition: bytes, text: str, k: int) -> Sequence[Candidate]:
-        """See the port. The same search is made once."""
+        # The same search is made once.
         asked = (partition, text, k)
         if asked not in self._known:
             vector = self._vectors.get(text)
@@ -90,14 +90,12 @@ class Index:
         return self._known[asked]
 
     async def add(self, partition: bytes, key: bytes, text: str, expires_at: float) -> None:
-        """See the port."""
         vector = self._vectors.get(text)
         if vector is None:
             raise SemanticUnavailableError("no-vector")
         self._index.add(partition, key, vector, expires_at)
 
     async def remove(self, keys: Sequence[bytes]) -> None:
-        """See the port."""
         for key in keys:
             self._index.remove(key)
 

@@ -7,7 +7,7 @@ for independent; those made from one template are less so, and their true doubt 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from embeddings.verify.calibration import upper_bound
+from embeddings.verify.binomial import lower_bound, upper_bound
 
 CONFIDENCE = 0.95
 
@@ -32,9 +32,8 @@ class Share:
     @property
     def interval(self) -> tuple[float, float]:
         """Both ends of the interval; all of 0 to 1 where nothing is known."""
-        if not self.whole:
-            return 0.0, 1.0
         one_sided = 1 - (1 - CONFIDENCE) / 2
-        # The lower bound is the upper one of the rest.
-        low = 1 - upper_bound(self.whole - self.part, self.whole, one_sided)
-        return (low if self.part else 0.0), upper_bound(self.part, self.whole, one_sided)
+        return (
+            lower_bound(self.part, self.whole, one_sided),
+            upper_bound(self.part, self.whole, one_sided),
+        )

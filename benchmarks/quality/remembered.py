@@ -40,7 +40,6 @@ class Remembered:
     kept: Kept
 
     async def verify(self, asked: str, stored: str, similarity: float) -> Verification:
-        """See the port."""
         maker, pair = f"verdict {source_digest()} {self.weights}", f"{asked}\0{stored}"
         known = self.kept.find(maker, [pair]).get(pair)
         if known is not None:
@@ -51,5 +50,4 @@ class Remembered:
         return made
 
     def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
-        """See the port."""
         return self.verifier.threshold(max_wrong_hits, verifier)

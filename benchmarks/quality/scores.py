@@ -24,7 +24,6 @@ class Scores:
         self._loaded: Verifier | None = None
 
     async def score(self, asked: str, stored: str) -> float:
-        """See the port."""
         pair = "\0".join(sorted((asked, stored)))
         maker = f"verifier {self.verifier}"
         known = self._kept.find(maker, [pair]).get(pair)

@@ -45,13 +45,11 @@ class Guards:
     """See the port ``Verifier``: what the guards leave to the model, all of it taken."""
 
     async def verify(self, asked: str, stored: str, similarity: float) -> Verification:
-        """See the port."""
         del similarity
         refusal = guard(asked, stored)
         return Verification(1.0 if refusal is None else 0.0, refusal)
 
     def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
-        """See the port."""
         del verifier
         return None if max_wrong_hits <= 0 else 0.5
 
@@ -64,11 +62,9 @@ class Held:
     fixed: float | None
 
     async def verify(self, asked: str, stored: str, similarity: float) -> Verification:
-        """See the port."""
         return await self.verifier.verify(asked, stored, similarity)
 
     def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
-        """See the port."""
         del verifier
         return self.fixed if max_wrong_hits > 0 else None
 

@@ -24,6 +24,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from embeddings.verify.binomial import at_most
+
 CONFIDENCE: Final = 0.95
 
 # The numbers of hits at which a threshold may stand: all up to 33, then steps of 3 %.
@@ -150,21 +152,6 @@ def least_hits(max_wrong: float, confidence: float = CONFIDENCE, *, wrong: int =
     return high
 
 
-def upper_bound(wrong: int, hits: int, confidence: float = CONFIDENCE) -> float:
-    """Return the one-sided Clopper-Pearson bound on the true share of wrong hits."""
-    low, high = 0.0, 1.0
-    if wrong >= hits:
-        return high
-    # Fifty halvings: as near as a share is ever told.
-    for _ in range(50):
-        middle = (low + high) / 2
-        if _within(wrong, hits, middle, confidence):
-            high = middle
-        else:
-            low = middle
-    return high
-
-
 def _within(wrong: int, hits: int, share: float, confidence: float) -> bool:
     """Tell whether the bound on the wrong share is at most ``share``.
 
@@ -173,27 +160,4 @@ def _within(wrong: int, hits: int, share: float, confidence: float) -> bool:
     if wrong >= hits or share <= 0:
         return False
     # A hair of leeway: the bound itself, given as a budget, is within it.
-    return share >= 1 or _log_tail(wrong, hits, share) <= math.log1p(-confidence) + 1e-9
-
-
-def _log_tail(wrong: int, hits: int, share: float) -> float:
-    """Return the logarithm of the probability of at most ``wrong`` among ``hits``."""
-    odds = math.log(share) - math.log1p(-share)
-    # From the likeliest term down, until what is left does not count.
-    term = (
-        math.lgamma(hits + 1)
-        - math.lgamma(wrong + 1)
-        - math.lgamma(hits - wrong + 1)
-        + wrong * math.log(share)
-        + (hits - wrong) * math.log1p(-share)
-    )
-    total, largest = 1.0, term
-    for i in range(wrong, 0, -1):
-        term += math.log(i) - math.log(hits - i + 1) - odds
-        if term > largest:
-            total, largest = total * math.exp(largest - term), term
-        part = math.exp(term - largest)
-        total += part
-        if part < 1e-17 * total and term < largest:
-            break
-    return largest + math.log(total)
+    return share >= 1 or at_most(wrong, hits, share) <= (1 - confidence) * (1 + 1e-9)

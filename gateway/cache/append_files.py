@@ -1,106 +1,46 @@
-"""The lock of a file that several processes append to.
+"""Files that several processes append to: audit log, wrong hits, journals.
 
-Law: who holds the lock may have been stopped, so nobody waits for it without a bound. Only who has
-the lock of the file that is at the path now writes to it.
-
-A file that several processes append to, and that is turned over before it grows too large.
-
-Law: what would take it beyond ``max_bytes`` goes into a new one; the full one becomes FILE.1, in
-place of the one before. Nobody waits for the lock without a bound.
-
-Files that only grow, a JSON object a line: audit log, wrong hits.
-
-Law: a line is on the disk before the call returns, and no line is ever mixed with another: several
-workers append under a lock, which nobody waits for without a bound, and what a crash left
-half-written is closed off by the next line.
+Law: only who holds FILE.lock opens FILE to write, so nobody writes to a file that was turned over.
+Who holds it may have been stopped, so nobody waits for it without a bound. No line is ever mixed
+with another. A journal's line is on the disk before the call returns, and the half of a line that
+a crash left is closed off by the next one.
 """
 
 import asyncio
-import errno
-import fcntl
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import orjson
+from filelock import BaseFileLock, FileLock
 
 LOCK_SECONDS = 5.0
 
 _POLL_SECONDS = 0.01
 
 
-class LockedError(TimeoutError):
-    """Another process has the lock of a file for too long.
-
-    A plain TimeoutError loses the file's name on its way from a thread: asyncio makes it anew.
-    """
-
-
-class Wait:
-    """How long a lock is waited for, in all: LOCK_SECONDS unless told."""
-
-    def __init__(
-        self,
-        seconds: float | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        pause: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._clock = clock
-        self._until = clock() + (LOCK_SECONDS if seconds is None else seconds)
-        self._pause = pause
-
-    def lock(self, descriptor: int, path: Path) -> None:
-        """Lock an open file. Raises OSError, LockedError where another has it for longer."""
-        while not _locked(descriptor):
-            self.go_on(path)
-            self._pause(_POLL_SECONDS)
-
-    def go_on(self, path: Path) -> None:
-        """Raise LockedError if the time is over."""
-        if self._clock() >= self._until:
-            raise LockedError(errno.ETIMEDOUT, "another process has its lock", str(path))
+def _lock(path: Path, seconds: float | None = None) -> BaseFileLock:
+    return FileLock(
+        path.with_name(path.name + ".lock"),
+        LOCK_SECONDS if seconds is None else seconds,
+        0o600,
+        poll_interval=_POLL_SECONDS,
+    )
 
 
 @contextmanager
 def held(
-    path: Path, access: int = os.O_WRONLY, wait: Wait | None = None
+    path: Path, access: int = os.O_WRONLY, seconds: float | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Lock the file that is at the path; give a descriptor that appends, and its size.
+    """Lock a file; give a descriptor that appends, and its size.
 
-    Raises OSError, LockedError where another has the lock for longer than ``wait``.
+    Raises OSError, filelock.Timeout where another has the lock for longer than ``seconds``, which
+    are LOCK_SECONDS unless told.
     """
-    wait = wait or Wait()
-    while True:
-        descriptor = os.open(path, access | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            wait.lock(descriptor, path)
-            mine = os.fstat(descriptor)
-            # Another worker may have put another in its place while this one waited for the lock.
-            if _is_at(path, mine):
-                yield descriptor, mine.st_size
-                return
-        finally:
-            os.close(descriptor)
-        wait.go_on(path)
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_at(path: Path, mine: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(path.stat(), mine)
-    except FileNotFoundError:
-        return False
+    with _lock(path, seconds), _opened(path, access) as opened:
+        yield opened
 
 
 def before(path: Path) -> Path:
@@ -114,16 +54,27 @@ def turned(
 ) -> Iterator[tuple[int, int]]:
     """Give a descriptor to append ``more`` bytes to, and the file's size.
 
-    Raises OSError, LockedError where another has the lock for too long.
+    What would take the file beyond ``max_bytes`` goes into a new one; the full one becomes FILE.1,
+    in place of the one before. Raises OSError, filelock.Timeout where another has the lock for too
+    long.
     """
-    wait = Wait()
-    while True:
-        with held(path, access, wait) as (descriptor, size):
+    with _lock(path):
+        with _opened(path, access) as (descriptor, size):
             if not size or size + more <= max_bytes:
                 yield descriptor, size
                 return
-            path.replace(before(path))
-        wait.go_on(path)
+        path.replace(before(path))
+        with _opened(path, access) as opened:
+            yield opened
+
+
+@contextmanager
+def _opened(path: Path, access: int) -> Iterator[tuple[int, int]]:
+    descriptor = os.open(path, access | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        yield descriptor, os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
 
 
 class Journal:
@@ -133,7 +84,7 @@ class Journal:
         self.path = path
 
     async def append(self, line: Mapping[str, Any]) -> None:
-        """Write one line; see the port ``Cases``. Raises OSError."""
+        """Write one line. Raises OSError."""
         await asyncio.to_thread(self._append, orjson.dumps(dict(line)) + b"\n")
 
     def _append(self, line: bytes) -> None:

@@ -3,7 +3,7 @@
 Law: two bodies share a canonical form only if no upstream can tell them apart. Key order, number
 lexemes (1, 1.0, 1e0) and the two ways to write a message that is one text, or one input to embed,
 fold; text never does, arrays keep their order, and a field that is not known to be neutral
-(``core.fields``) is part of the form. Null and absent stay apart, and so do a default and its
+(``protocol.fields``) is part of the form. Null and absent stay apart, and so do a default and its
 absence: servers exist that tell them apart (vLLM by ``tool_choice: null``), and a default is the
 upstream's to change.
 """
@@ -13,8 +13,9 @@ from typing import Any
 
 import orjson
 
+from gateway.protocol import exact_json
 from gateway.protocol.endpoint import Endpoint
-from gateway.protocol.fields import neutral_fields
+from gateway.protocol.endpoints.table import SPECS
 
 
 class BodyError(ValueError):
@@ -125,32 +126,26 @@ def keyed(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
 
     Where there is nothing to leave out and to fold, that is the body itself.
     """
-    neutral = neutral_fields(endpoint)
+    spec = SPECS[endpoint]
+    neutral = spec.neutral
     kept = body
     if not neutral.isdisjoint(body):
         kept = {field: value for field, value in body.items() if field not in neutral}
-    match endpoint:
-        case Endpoint.CHAT:
-            return _fold_texts(kept, "messages", "text")
-        case Endpoint.RESPONSES:
-            return _fold_texts(kept, "input", "input_text")
-        case Endpoint.EMBEDDINGS:
-            match kept.get("input"):
-                case [str() | list() as only]:  # a batch of one is that one
-                    return {**kept, "input": only}
+    if spec.turns is not None:
+        return _fold_texts(kept, spec.turns, spec.text_type)
+    if spec.is_batch:
+        match kept.get(spec.question_field):
+            case [str() | list() as only]:  # a batch of one is that one
+                return {**kept, spec.question_field: only}
     return kept
 
 
 def canonical_form(endpoint: Endpoint, body: dict[str, Any]) -> bytes:
     """Return the bytes that stand for a parsed body: its keyed fields, in the order of names."""
-    kept = keyed(endpoint, body)
-    try:
-        return orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)
-    except TypeError:  # an integer of more than 64 bits
-        return json.dumps(kept, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+    return exact_json.dumps(keyed(endpoint, body), sort_keys=True)
 
 
-def _fold_texts(kept: dict[str, Any], field: str, kind: str) -> dict[str, Any]:
+def _fold_texts(kept: dict[str, Any], field: str, kind: str | None) -> dict[str, Any]:
     """Write content that is one text part as that text, in a copy."""
     messages = kept.get(field)
     if type(messages) is not list:
@@ -161,13 +156,13 @@ def _fold_texts(kept: dict[str, Any], field: str, kind: str) -> dict[str, Any]:
     return kept
 
 
-def _fold_message(message: Any, kind: str) -> Any:
+def _fold_message(message: Any, kind: str | None) -> Any:
     if type(message) is not dict or type(message.get("content")) is not list:
         return message
     return {**message, "content": _folded(message["content"], kind)}
 
 
-def _folded(content: list[Any], kind: str) -> Any:
+def _folded(content: list[Any], kind: str | None) -> Any:
     match content:
         case [{"type": str(given), "text": str(text), **rest}] if given == kind and not rest:
             return text

@@ -15,18 +15,17 @@ import orjson
 
 from gateway.cache.canonical import keyed
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 
 Digests = tuple[tuple[str, bytes], ...]
 
-MOST_FIELDS = 40
-MOST_ITEMS = 23
+MAX_FIELDS = 40
+MAX_ITEMS = 23
 """Messages that have a digest each; in a longer conversation those in the middle share one."""
 FIRST_ITEMS = 8
 LONGEST_NAME = 64
 OTHER_FIELDS = "(other fields)"
 DIGEST_BYTES = 8
-
-_LISTS = {Endpoint.CHAT: "messages", Endpoint.RESPONSES: "input"}
 
 
 def field_digests(secret: bytes, scope: bytes, endpoint: Endpoint, body: dict[str, Any]) -> Digests:
@@ -37,12 +36,12 @@ def field_digests(secret: bytes, scope: bytes, endpoint: Endpoint, body: dict[st
 
 
 def _named(endpoint: Endpoint, kept: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    listed = _LISTS.get(endpoint, "")
+    listed = SPECS[endpoint].turns or ""
     items = kept.get(listed)
     plain = {
         name: value for name, value in kept.items() if name != listed or type(items) is not list
     }
-    shown = sorted(name for name in plain if len(name) <= LONGEST_NAME)[:MOST_FIELDS]
+    shown = sorted(name for name in plain if len(name) <= LONGEST_NAME)[:MAX_FIELDS]
     for name in shown:
         yield name, plain.pop(name)
     if plain:
@@ -54,8 +53,8 @@ def _named(endpoint: Endpoint, kept: dict[str, Any]) -> Iterator[tuple[str, Any]
 def _items(name: str, items: list[Any]) -> Iterator[tuple[str, Any]]:
     """Name messages by their place from either end: equal beginnings and ends are seen as such."""
     count = len(items)
-    last = MOST_ITEMS - FIRST_ITEMS - 1
-    if count <= MOST_ITEMS:
+    last = MAX_ITEMS - FIRST_ITEMS - 1
+    if count <= MAX_ITEMS:
         for index, item in enumerate(items):
             yield f"{name}[{index}]", item
         return

@@ -23,7 +23,7 @@ from gateway.cache.entry import Entry
 from gateway.cache.plan import Plan
 from gateway.cache.shadow_eval.comparison import Check, Kind
 from gateway.protocol.cache_status import Forwarded, ForwardStatus, HitStatus
-from gateway.protocol.reasons import Ineligible, Reason
+from gateway.protocol.reasons import Reason
 from gateway.semantic.verification import Verification
 from policies.freshness import Directives, Verdict
 
@@ -56,7 +56,7 @@ class Forward:
     status: ForwardStatus
     store: Plan | None
     fallback: Hit | None = None
-    ineligible: Ineligible | None = None
+    ineligible: Reason | None = None
     check: Check | None = None
 
     def instead(self, now: float) -> Hit | None:
@@ -351,10 +351,10 @@ def start(plan: Plan) -> State:
     return _after_lookup(plan, miss(plan), clean=False)
 
 
-def common(state: ScanPrompt | SearchSemantic) -> Hashable | None:
-    """Return what a request must have in common with this one to come to the same end from here.
+def sharing_key(state: ScanPrompt | SearchSemantic) -> Hashable | None:
+    """Return the key under which concurrent equal misses share one scan and search.
 
-    None where that is never certain: where there was an entry.
+    None where there was an entry: then the ends may differ.
     """
     plan = state.plan
     if state.otherwise != miss(plan):
@@ -362,8 +362,8 @@ def common(state: ScanPrompt | SearchSemantic) -> Hashable | None:
     return type(state), plan.key, plan.coalescing_key, plan.decision, plan.directives
 
 
-def as_own(end: End, plan: Plan) -> End:
-    """Return the end that another request came to, as that of one with ``plan``."""
+def rebind(end: End, plan: Plan) -> End:
+    """Return an end that another request came to, bound to this request's own plan."""
     if not isinstance(end, Forward) or end.store is None:
         return end
     personal = plan.personal
@@ -387,5 +387,5 @@ def _after_scan(plan: Plan, otherwise: Forward) -> State:
     if plan.directives.no_cache or otherwise.status.forwarded is Forwarded.REQUEST:
         return forward(plan, otherwise)
     if plan.question is None:
-        return forward(plan, replace(otherwise, ineligible=plan.sought.ineligible))
+        return forward(plan, replace(otherwise, ineligible=plan.semantic_query.ineligible))
     return SearchSemantic(plan, otherwise)

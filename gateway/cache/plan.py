@@ -8,12 +8,10 @@ from gateway.cache.canonical import canonical_form
 from gateway.cache.entry import KEY_VERSION, Entry
 from gateway.cache.field_digests import field_digests
 from gateway.cache.key import Partition, Tenant, compress_identity, scope_id, shared_partition
-from gateway.protocol.conversation import without_question
 from gateway.protocol.endpoint import Endpoint
-from gateway.protocol.fields import bypass_reason
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.reasons import Reason
-from gateway.protocol.responses import caller_key
-from gateway.semantic.eligibility.rules import NOT_SOUGHT, Sought, sought
+from gateway.semantic.eligibility.rules import NO_QUERY, SemanticQuery, semantic_query
 from policies.decision import Decision, PiiAction, Scope
 from policies.freshness import NO_GRACE, Directives, Freshness, Grace, freshness, jittered
 
@@ -58,27 +56,29 @@ class Plan:
         repeats who asked, those of one caller.
         """
         key = self.key if self.personal is None else self.personal.key
-        return caller_key(key, self.body) if self.partition.endpoint is Endpoint.RESPONSES else key
+        caller_key = SPECS[self.partition.endpoint].caller_key
+        return key if caller_key is None else caller_key(key, self.body)
 
     @cached_property
-    def sought(self) -> Sought:
+    def semantic_query(self) -> SemanticQuery:
         """Text to look up by meaning, or why there is none though the policy would have it."""
         if not self.decision.semantic:
-            return NOT_SOUGHT
-        return sought(self.partition.endpoint, self.body)
+            return NO_QUERY
+        return semantic_query(self.partition.endpoint, self.body)
 
     @property
     def question(self) -> str | None:
         """Text to look up by meaning; None where only exact lookup is allowed."""
-        return self.sought.question
+        found = self.semantic_query.question
+        return None if found is None else found.text
 
     @cached_property
     def fingerprint(self) -> bytes:
         """Identity of everything except the question, 32 bytes; zeros where there is none."""
-        if self.question is None:
+        found = self.semantic_query.question
+        if found is None:
             return bytes(32)
-        bare = without_question(self.partition.endpoint, self.body)
-        return self.partition.fingerprint(canonical_form(self.partition.endpoint, bare))
+        return self.partition.fingerprint(canonical_form(self.partition.endpoint, found.rest))
 
     @property
     def scans(self) -> bool:
@@ -166,7 +166,7 @@ def plan_request(
     """Return the plan of a request, or the reason why it bypasses the cache."""
     if directives.no_store:
         return Reason.NO_STORE
-    if (refused := bypass_reason(endpoint, body)) is not None:
+    if (refused := SPECS[endpoint].bypass_reason(body)) is not None:
         return refused
     if not (decision.exact or decision.semantic):
         return Reason.POLICY

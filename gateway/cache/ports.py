@@ -1,12 +1,11 @@
 """What the pipeline needs from the outside; adapters provide it, tests may fake it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from gateway.cache.entry import Entry
-from gateway.cache.plan import Plan
-from policies.decision import Decision, PiiAction
+from policies.decision import PiiAction
 from policies.policy import Policy
 from policies.recorded import RecordedPolicy
 
@@ -138,34 +137,6 @@ class Quarantine(Protocol):
         ...
 
 
-class Learned(Protocol):
-    """What comparisons with fresh answers have taught; looks at memory and at a file's date."""
-
-    def off(self, decision: Decision, threshold: float | None) -> bool:
-        """Tell whether too many semantic hits under this decision were wrong to have any more."""
-        ...
-
-    def alias(self, plan: Plan, entry: Entry, now: float) -> bool:
-        """Tell whether the entry's answer has been found to be that of the plan's question."""
-        ...
-
-
-class Comparisons(Protocol):
-    """The journal of comparisons; every process that shares it learns from its lines."""
-
-    async def append(self, line: Mapping[str, Any]) -> None:
-        """Write a line down. Raises OSError, where this process has learnt from it all the same."""
-        ...
-
-    def to_switch_off(self, rule: str) -> dict[str, Any] | None:
-        """Return the line that switches a rule's semantic hits off, if it is to be written."""
-        ...
-
-    def report(self) -> dict[str, Any]:
-        """Return the figures by rule, and how many aliases there are."""
-        ...
-
-
 class Scanner(Protocol):
     """PII detection in text."""
 
@@ -195,9 +166,5 @@ class PolicySource(Protocol):
         ...
 
 
-class Vault(Protocol):
-    """Holds the keys under which a scope's entries are sealed."""
-
-    async def forget(self, scope: bytes) -> None:
-        """Destroy the scope's keys. Raises StoreError."""
-        ...
+ForgetKeys = Callable[[bytes], Awaitable[None]]
+"""Destroys the keys under which a scope's entries are sealed. Raises StoreError."""

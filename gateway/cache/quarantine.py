@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import orjson
+from filelock import Timeout
 
-from gateway.cache.append_files import LockedError, Wait, held
+from gateway.cache.append_files import held
 
 KEEP_SECONDS = 365 * 86_400.0
 RENEW_SECONDS = 86_400.0
 """A key that is added again before has no second line."""
-MOST_KEYS = 20_000
+MAX_KEYS = 20_000
 MAX_BYTES = 4 * 2**20
 """Twice what the most keys take."""
 
@@ -42,7 +43,7 @@ class QuarantineFile:
         self,
         path: Path,
         *,
-        most: int = MOST_KEYS,
+        most: int = MAX_KEYS,
         max_bytes: int = MAX_BYTES,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -61,12 +62,10 @@ class QuarantineFile:
         """Keys that may be in the file, but not on the disk."""
 
     def holds(self, key: bytes) -> bool:
-        """See the port."""
         # In doubt an entry is only found exactly.
         return not self._readable() or (key in self._added and self._counts(self._added[key]))
 
     async def add(self, key: bytes) -> None:
-        """See the port."""
         if not self._readable() or key in self._failed or not self._is_young(key):
             await asyncio.to_thread(self._append, key)
 
@@ -74,12 +73,12 @@ class QuarantineFile:
         """Write the file anew if there is something in it to leave out; for when it is loaded."""
         try:
             if self._path.exists():
-                with held(self._path, os.O_RDWR, Wait(0.0)) as (descriptor, size):
+                with held(self._path, os.O_RDWR, seconds=0.0) as (descriptor, size):
                     data = _read(descriptor, size)
                     kept = self._kept(data)
                     if kept != _without_generation(data):
                         self._replace(kept)
-        except LockedError:
+        except Timeout:
             return  # another worker is at it, or is stopped: the next start does it
         except OSError as error:
             _log.warning("%s cannot be written anew: %s", self._path, error.strerror or error)

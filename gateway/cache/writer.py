@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.cache.admission import declined
 from gateway.cache.pii_scan import ScanFailedError, Scans
 from gateway.cache.plan import Plan
 from gateway.cache.ports import (
@@ -18,9 +17,8 @@ from gateway.cache.ports import (
 )
 from gateway.protocol import exact_json
 from gateway.protocol.conversation import answer_text
-from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.reasons import Reason
-from gateway.protocol.responses import unnamed
 from gateway.protocol.tokens import tokens_used
 from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError
 
@@ -28,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Admitter:
+class CacheWriter:
     """Decides on an answer and writes it; the entry can be hit once ``store`` has returned."""
 
     entries: Store
@@ -40,7 +38,8 @@ class Admitter:
     async def store(self, plan: Plan, result: Any, plain: bytes, scanner: Scanner) -> Reason | None:
         """Store ``plain``, the JSON of ``result``. Return None, or why it was not stored."""
         allowed = plan.decision.finish_reasons
-        reason = declined(plan.partition.endpoint, plan.body, result, allowed)
+        spec = SPECS[plan.partition.endpoint]
+        reason = spec.declined(plan.body, result, allowed)
         if reason is not None:
             return reason
         if plan.scans:
@@ -53,9 +52,9 @@ class Admitter:
                 if plan.personal is None:
                     return Reason.PII
                 plan = plan.personal
-        if plan.partition.endpoint is Endpoint.RESPONSES and (bare := unnamed(result)) is not None:
+        if spec.anonymous is not None and (bare := spec.anonymous(result)) is not None:
             plain = exact_json.dumps(bare)
-        entry = plan.entry(plain, self.now(), tokens=tokens_used(result))
+        entry = plan.entry(plain, self.now(), tokens=tokens_used(spec.usage(result)))
         try:
             await self.entries.put(entry)
         except EntryTooLargeError:

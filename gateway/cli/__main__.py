@@ -1,4 +1,4 @@
-"""`python -m gateway` is the `refrain` command."""
+"""`python -m gateway.cli` is the `refrain` command."""
 
 import sys
 

@@ -1,19 +1,19 @@
-"""A line of a calibration log: a comparison that the gateway made, or a pair labelled by hand.
+"""``refrain semantic calibrate``: thresholds for error budgets from an operator's own traffic.
 
-Law: what is not surely right counts as wrong; a line that is neither is told, never guessed.
-
-``refrain semantic calibrate``: thresholds for error budgets from an operator's own traffic.
-
-Part of the composition root, which alone may know both packages. Laws: a line that cannot be used
-is counted and told, and never guessed; what keeps no budget is not written; the file is there whole
-or not at all.
+A line of a log is a comparison that the gateway made, or a pair that a person labelled. Laws: what
+is unsure counts as wrong. A line that cannot be used is counted and named, and never guessed. What
+keeps no budget is not written. The file is there whole or not at all. An embeddings service that
+was started for the command ends with it, and owns nothing of a gateway.
 """
 
 import asyncio
+import contextlib
+import importlib.util
 import os
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from operator import mul
@@ -21,19 +21,36 @@ from pathlib import Path
 from typing import Any
 
 from embeddings.verify.agreement import RULES
-from embeddings.verify.calibration import Calibration, calibrated, least_hits, upper_bound
+from embeddings.verify.binomial import upper_bound
+from embeddings.verify.calibration import Calibration, calibrated, least_hits
 from embeddings.verify.calibration_file import written_calibration
 from gateway.cache.append_files import before
 from gateway.cache.shadow_eval.journal import CHECKS_FILE
-from gateway.cli.recorded_log import Lines
-from gateway.cli.scoring_service import ScoringError, scoring_service
-from gateway.cli.terminal import CommandError, say, unreadable
+from gateway.cli.logging_setup import PARENT_PIPE, PYTHON
+from gateway.cli.terminal import CommandError, Lines, say, unreadable
 from gateway.semantic.calibrations import OWN_FILE, Calibrations
 from gateway.semantic.embeddings_service import SemanticService
 from gateway.semantic.ports import SemanticUnavailableError
 from gateway.semantic.verifier import OF_THE_TEXT, CalibratedVerifier
 from gateway.server.admin.recorded_request import RecordedError
 from policies.format.values import percent_text
+
+READY_SECONDS = 120.0
+NOTICE_SECONDS = 1.0
+"""After so long a line says what is waited for."""
+_CALL_SECONDS = 30.0
+_POLL_SECONDS = 0.1
+_AT_A_TIME = 8
+_NOTHING_COMPARED = "set shadow: on in the policy, or give a file of labelled pairs"
+_SCORE_SECONDS = 30.0
+_PROGRESS_EVERY = 1.0
+
+
+class ScoringError(CommandError):
+    """The pairs cannot be scored; the message says why."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +103,6 @@ def _compared(line: dict[str, Any], outcome: str) -> Compared:
     return Compared(float(score), outcome != "equal", verifier, unsure=outcome == "unsure")
 
 
-_AT_A_TIME = 8
-_NOTHING_COMPARED = "set shadow: on in the policy, or give a file of labelled pairs"
-_SCORE_SECONDS = 30.0
-_PROGRESS_EVERY = 1.0
-
-
 @dataclass(slots=True)
 class Points:
     """Would-be hits of one verifier, and what was passed over."""
@@ -119,22 +130,19 @@ def calibrate(
         compared, pairs, broken = _read(logs)
     except OSError as error:
         raise unreadable(error.filename, error) from None
-    try:
-        points = asyncio.run(_points(compared, pairs, data_dir, socket))
-    except ScoringError as error:
-        raise CommandError(str(error), 1) from None
+    points = asyncio.run(_points(compared, pairs, data_dir, socket))
     points.passed_over["no comparisons or pairs"] += broken
     if not points.scored:
-        _print_passed_over(points)
-        raise CommandError(f"{_named(logs)}: no would-be hit in it")
+        _print_skipped(points)
+        raise CommandError(f"{_names(logs)}: no would-be hit in it")
     calibration = calibrated(
         points.scored,
         verifier=points.verifier,
         confidence=confidence,
-        provenance=f"refrain semantic calibrate {_named(logs)}, {time.strftime('%Y-%m-%d')}",
+        provenance=f"refrain semantic calibrate {_names(logs)}, {time.strftime('%Y-%m-%d')}",
     )
-    print("\n".join(_told(calibration, points, sorted(budgets))))
-    _print_passed_over(points)
+    print("\n".join(_table(calibration, points, sorted(budgets))))
+    _print_skipped(points)
     kept = [each for each in budgets if calibration.step(each) is not None]
     if not kept:
         raise CommandError("none of the budgets is kept" + "; nothing was written" * write, 1)
@@ -239,7 +247,7 @@ async def _cosine(service: SemanticService, pair: LabelledPair) -> float:
     return float(sum(map(mul, asked, stored)))
 
 
-def _told(calibration: Calibration, points: Points, budgets: Sequence[float]) -> Iterator[str]:
+def _table(calibration: Calibration, points: Points, budgets: Sequence[float]) -> Iterator[str]:
     wrong = calibration.steps[-1].wrong
     unsure = f", {points.unsure:,} of them unsure" if points.unsure else ""
     of = calibration.verifier if calibration.verifier == RULES else calibration.verifier[:16]
@@ -268,7 +276,7 @@ def _why_none(calibration: Calibration, budget: float) -> str:
     return "too many of the surest hits are wrong"
 
 
-def _print_passed_over(points: Points) -> None:
+def _print_skipped(points: Points) -> None:
     for why, count in sorted(points.passed_over.items()):
         if count:
             say(f"passed over, {why}: {count:,}")
@@ -290,5 +298,68 @@ def _write(file: Path, data: bytes) -> None:
         raise
 
 
-def _named(logs: Sequence[Path]) -> str:
+def _names(logs: Sequence[Path]) -> str:
     return " ".join(file.name for file in logs)
+
+
+@contextlib.asynccontextmanager
+async def scoring_service(socket: Path | None) -> AsyncIterator[SemanticService]:
+    """Open the service at ``socket``, or start one. Raises ScoringError."""
+    async with contextlib.AsyncExitStack() as stack:
+        process = None
+        if socket is None:
+            if importlib.util.find_spec("sentence_transformers") is None:
+                raise ScoringError("pairs cannot be scored: install refrain[cpu] or refrain[gpu]")
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="refrain-")))
+            socket = folder / "embeddings.sock"
+            process = await stack.enter_async_context(_start_service(socket, folder))
+        service = SemanticService.at(socket, timeout=_CALL_SECONDS)
+        stack.push_async_callback(service.close)
+        await wait_until_ready(service, socket, process)
+        yield service
+
+
+@contextlib.asynccontextmanager
+async def _start_service(socket: Path, folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    argv = ["-m", "embeddings", "--socket", str(socket), "--data-dir", str(folder)]
+    model = os.environ.get("REFRAIN_EMBEDDINGS_MODEL")
+    if model:
+        argv += ["--model", model]
+    process = await asyncio.create_subprocess_exec(
+        *PYTHON,
+        *argv,
+        stdin=asyncio.subprocess.PIPE,
+        env={**os.environ, PARENT_PIPE: "1", "REFRAIN_VECTORS": "faiss"},
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), 5.0)
+            except TimeoutError:
+                process.kill()
+        await process.wait()
+
+
+async def wait_until_ready(
+    service: SemanticService, socket: Path, process: asyncio.subprocess.Process | None
+) -> None:
+    """Wait for the service, which ``process`` is where one was started. Raises ScoringError."""
+    what = "starting an embeddings service" if process is not None else "the service is loading"
+    loop = asyncio.get_running_loop()
+    notice = loop.call_later(NOTICE_SECONDS, say, f"{what}, to score the pairs")
+    try:
+        async with asyncio.timeout(READY_SECONDS):
+            while (reason := await service.not_ready()) is not None:
+                if process is None and reason != "encoder: loading":
+                    raise ScoringError(f"{socket}: no embeddings service answers there")
+                if process is not None and process.returncode is not None:
+                    why = "its own lines say why"
+                    raise ScoringError(f"the embeddings service did not start; {why}")
+                await asyncio.sleep(_POLL_SECONDS)
+    except TimeoutError:
+        raise ScoringError(f"the embeddings service was not ready in {READY_SECONDS:g} s") from None
+    finally:
+        notice.cancel()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gateway.cli.logging_setup import PYTHON, WORKER_SETTINGS, configure_logging
 from gateway.cli.supervisor import STOP_SECONDS, Child, Supervisor
+from gateway.cli.terminal import CommandError, unreadable
 from gateway.server.auth import KeyRingError, read_key_ring
 from gateway.server.open_upstreams import secrets_problem, warn_of_shared_credentials
 from gateway.settings import Settings, tls_files
@@ -41,14 +42,6 @@ Ask twice and look at the Cache-Status header. Metrics: {url}/metrics   Stop: Ct
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """This machine is reached directly, whatever proxy the environment names."""
-
-
-class StartError(Exception):
-    """Something needed is not there or is wrong; ``exit_code`` as the contract has it."""
-
-    def __init__(self, message: str, exit_code: int = 1) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
 
 
 def run_gateway(settings: Settings) -> int:
@@ -135,7 +128,7 @@ def _check(settings: Settings) -> None:
     own_keys = settings.gateway_keys is not None
     upstreams = settings.all_upstreams
     if (problem := secrets_problem(upstreams, os.environ, own_keys=own_keys)) is not None:
-        raise StartError(problem, 2)
+        raise CommandError(problem)
     warn_of_shared_credentials(upstreams, os.environ, own_keys=own_keys)
     checks = (
         (settings.policy, lambda data, source: parse_policy(policy_text(data, source), source)),
@@ -148,40 +141,40 @@ def _check(settings: Settings) -> None:
         try:
             check(path.read_bytes(), str(path))
         except OSError as error:
-            raise StartError(f"{path}: cannot be read: {error.strerror or error}", 2) from None
+            raise unreadable(path, error) from None
         except (PolicyError, KeyRingError) as error:
-            raise StartError(str(error), 2) from None
+            raise CommandError(str(error)) from None
     for option, path in tls_files(settings.store).items():
         if not os.access(path, os.R_OK):
-            raise StartError(f"store: {option}: {path} cannot be read", 2)
+            raise CommandError(f"store: {option}: {path} cannot be read")
     if settings.decision_log is not None:
         _check_writable(settings.decision_log)
 
 
 def _check_writable(log: Path) -> None:
     if log.is_dir():
-        raise StartError(f"decision_log: {log} is a folder; give a file", 2)
+        raise CommandError(f"decision_log: {log} is a folder; give a file")
     if not log.parent.is_dir():
-        raise StartError(f"decision_log: {log.parent} is no folder; make it, or name another", 2)
+        raise CommandError(f"decision_log: {log.parent} is no folder; make it, or name another")
     if not os.access(log if log.exists() else log.parent, os.W_OK):
-        raise StartError(f"decision_log: {log} cannot be written", 2)
+        raise CommandError(f"decision_log: {log} cannot be written")
 
 
 def _make(data_dir: Path) -> None:
     what = f"the data directory {data_dir}"
     if data_dir.exists() and not data_dir.is_dir():
-        raise StartError(f"{what} is a file; give a folder with --data-dir", 2)
+        raise CommandError(f"{what} is a file; give a folder with --data-dir")
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StartError(
-            f"{what} cannot be made: {error.strerror or error}; give another with --data-dir"
+        raise CommandError(
+            f"{what} cannot be made: {error.strerror or error}; give another with --data-dir", 1
         ) from None
 
 
 @contextlib.contextmanager
 def _sole_use(data_dir: Path) -> Iterator[None]:
-    """Keep the data directory for this installation. Raises StartError where another has it.
+    """Keep the data directory for this installation. Raises CommandError where another has it.
 
     The lock ends with this process, however it ends; its file holds the pid of who had it last.
     """
@@ -189,15 +182,16 @@ def _sole_use(data_dir: Path) -> Iterator[None]:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise StartError(f"{path}: {error.strerror or error}") from None
+        raise CommandError(f"{path}: {error.strerror or error}", 1) from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             pid = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            raise StartError(
+            raise CommandError(
                 f"the data directory {data_dir} is in use by another gateway (pid {pid}); "
-                "stop it, or give another with --data-dir"
+                "stop it, or give another with --data-dir",
+                1,
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
@@ -210,7 +204,7 @@ def _digest(file: Path) -> str:
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     except OSError as error:
-        raise StartError(f"{file}: {error.strerror or error}") from None
+        raise CommandError(f"{file}: {error.strerror or error}", 1) from None
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -227,7 +221,9 @@ def _listen(host: str, port: int) -> socket.socket:
             sock.close()
             raise
     except OSError as error:
-        raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+        raise CommandError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}", 1
+        ) from None
     return sock
 
 
@@ -249,7 +245,7 @@ def _runtime_dir() -> tempfile.TemporaryDirectory[str]:
 
 def _require(module: str, what: str) -> None:
     if importlib.util.find_spec(module) is None:
-        raise StartError(f"{what} needs {module}: install refrain[cpu] or refrain[gpu]")
+        raise CommandError(f"{what} needs {module}: install refrain[cpu] or refrain[gpu]", 1)
 
 
 def _embeddings(settings: Settings, runtime: Path) -> Sequence[Child]:

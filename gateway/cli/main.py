@@ -210,25 +210,19 @@ def _flags(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from gateway.cli.launch import StartError, run_gateway
+    from gateway.cli.launch import run_gateway
 
     settings = _settings(options)
     if not settings.all_upstreams:
         hint = "give --upstream URL, REFRAIN_UPSTREAM, or upstream: in refrain.yaml"
         raise CommandError(f"no upstream: {hint}")
-    try:
-        return run_gateway(settings)
-    except StartError as error:
-        raise CommandError(str(error), error.exit_code) from None
+    return run_gateway(settings)
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from gateway.cli.launch import StartError, run_demo
+    from gateway.cli.launch import run_demo
 
-    try:
-        return run_demo(_settings(options))
-    except StartError as error:
-        raise CommandError(str(error), error.exit_code) from None
+    return run_demo(_settings(options))
 
 
 def _settings(options: argparse.Namespace) -> "Settings":

@@ -1,30 +1,202 @@
-"""``refrain warm``, ``audit`` and ``semantic report``: what an operator asks of a running gateway.
+"""``refrain warm``, ``audit`` and ``semantic report``: an operator's requests to a running gateway.
 
 Law: secrets come from the environment; a command line is public. Progress goes to standard error,
 results to standard output, and the exit code says whether all went well.
+
+A line of a file for ``refrain warm`` is {"question": TEXT, "answer": TEXT} or {"request": BODY,
+"answer": RESULT or TEXT}. Both may leave the answer out; "endpoint" is that of chat by default.
 """
 
 import asyncio
+import hashlib
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import orjson
-from aiohttp import ClientSession, ClientTimeout
+from aiohttp import ClientConnectorError, ClientError, ClientSession, ClientTimeout
 
 from gateway.cache.quarantine import QuarantineFile
-from gateway.cache.shadow_eval.journal import CHECKS_FILE, CheckJournal
-from gateway.cli.gateway_client import CallError, Gateway
+from gateway.cache.shadow_eval.journal import CHECKS_FILE, ComparisonJournal
 from gateway.cli.terminal import CommandError, say, unreadable
-from gateway.cli.warm_file import Known, KnownError, parse_known
-from gateway.server.admin.semantic_report import report_text
+from gateway.protocol.endpoint import Endpoint
 
 _REPLY_SECONDS = 600.0
 _PROGRESS_EVERY = 1.0
-_TOLD = 20
-"""Lines that failed are told one by one up to here."""
+_MOST_FAULTS = 20
+"""Lines that failed are named one by one up to here."""
+_FIELDS = ("question", "request", "answer", "endpoint")
+
+
+class WarmFileError(ValueError):
+    """The line is not a known question; the message names the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownQuestion:
+    """A request, and the complete result that answers it where that is known."""
+
+    endpoint: Endpoint
+    request: dict[str, Any]
+    answer: dict[str, Any] | None
+
+
+def parse_known_question(
+    line: bytes, *, model: str | None, system: str | None, now: float
+) -> KnownQuestion:
+    """Read a line; ``model`` and ``system`` complete a bare question. Raises WarmFileError."""
+    try:
+        given = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise WarmFileError(f"expected a JSON object ({error})") from None
+    if not isinstance(given, dict):
+        raise WarmFileError("expected a JSON object")
+    for field in given:
+        if field not in _FIELDS:
+            raise WarmFileError(f"{field}: expected one of the fields {', '.join(_FIELDS)}")
+    try:
+        endpoint = Endpoint(given.get("endpoint", Endpoint.CHAT.value))
+    except ValueError:
+        known = ", ".join(endpoint.value for endpoint in Endpoint)
+        raise WarmFileError(f"endpoint: expected one of {known}") from None
+    request = _request(given, model, system)
+    return KnownQuestion(endpoint, request, _answer(given.get("answer"), endpoint, request, now))
+
+
+def _request(given: dict[str, Any], model: str | None, system: str | None) -> dict[str, Any]:
+    match given:
+        case {"request": dict(request)} if "question" not in given:
+            return {**request, "stream": False}
+        case {"question": str(question)} if "request" not in given and question.strip():
+            if model is None:
+                raise WarmFileError("question: a bare question needs --model")
+            opening = [] if system is None else [{"role": "system", "content": system}]
+            messages = [*opening, {"role": "user", "content": question}]
+            return {"model": model, "messages": messages}
+        case _:
+            raise WarmFileError("expected either question (text) or request (an object)")
+
+
+def _answer(
+    answer: Any, endpoint: Endpoint, request: dict[str, Any], now: float
+) -> dict[str, Any] | None:
+    match answer:
+        case None | dict():
+            return answer
+        case str() if answer and endpoint is Endpoint.CHAT:
+            return _chat_result(answer, request, now)
+        case _:
+            raise WarmFileError("answer: expected text (for a chat) or a complete result")
+
+
+def _chat_result(text: str, request: dict[str, Any], now: float) -> dict[str, Any]:
+    digest = hashlib.sha256(orjson.dumps([request, text], option=orjson.OPT_SORT_KEYS)).hexdigest()
+    message = {"role": "assistant", "content": text, "refusal": None}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
+    return {
+        "id": f"chatcmpl-{digest[:24]}",
+        "object": "chat.completion",
+        "created": int(now),
+        "model": request.get("model"),
+        "choices": [choice],
+        # Nothing was computed for it, and nothing is claimed.
+        "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
+    }
+
+
+class CallError(CommandError):
+    """The gateway could not be asked, or refused."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, 1)
+
+
+class Gateway:
+    """A running gateway over HTTP."""
+
+    def __init__(self, session: ClientSession, url: str, token: str | None = None) -> None:
+        """``token`` is the operator's, by default that of REFRAIN_ADMIN_TOKEN."""
+        self._session = session
+        self._url = url.rstrip("/").removesuffix("/v1")
+        token = os.environ.get("REFRAIN_ADMIN_TOKEN") if token is None else token
+        self._admin_headers = _bearer(token)
+        self.tenant_headers = _bearer(os.environ.get("OPENAI_API_KEY"))
+        """Headers of the tenant whose entries these are."""
+
+    async def admin(self, path: str, fields: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Ask for an operator's action, or without ``fields`` for a page. Raises CallError."""
+        method, raw = ("GET", None) if fields is None else ("POST", orjson.dumps(fields))
+        _, reply = await self._send(method, f"/admin/{path}", raw, self._admin_headers)
+        if not reply:
+            raise self._odd_reply(HTTPStatus.OK)
+        return reply
+
+    async def ask(self, known: KnownQuestion) -> str:
+        """Send a request as its client would; return its Cache-Status. Raises CallError."""
+        raw = orjson.dumps(known.request)
+        cache_status, _ = await self._send("POST", known.endpoint, raw, self.tenant_headers)
+        return cache_status
+
+    async def _send(
+        self, method: str, path: str, raw: bytes | None, headers: Mapping[str, str]
+    ) -> tuple[str, dict[str, Any]]:
+        """Return Cache-Status and the JSON object of a reply of status 200."""
+        headers = {"Content-Type": "application/json", **headers}
+        try:
+            async with self._session.request(
+                method, self._url + path, data=raw, headers=headers
+            ) as reply:
+                body = await reply.read()
+        except (ClientError, TimeoutError, OSError) as error:
+            raise CallError(f"{self._url} cannot be asked: {_reason(error)}") from None
+        try:
+            parsed = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            parsed = {}
+        match reply.status, parsed:
+            case HTTPStatus.OK, _:
+                value = parsed if isinstance(parsed, dict) else {}
+                return reply.headers.get("Cache-Status", ""), value
+            case status, {"error": {"message": str(message)}}:
+                raise CallError(f"{status}: {message}")
+        raise self._odd_reply(reply.status)
+
+    def _odd_reply(self, status: int) -> CallError:
+        return CallError(f"{self._url} answers {status:d} and not as a gateway does: is it one?")
+
+
+def _bearer(key: str | None) -> dict[str, str]:
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+
+def _reason(error: Exception) -> str:
+    match error:
+        case ClientConnectorError(os_error=OSError(errno=int(number))) if number > 0:
+            return f"{os.strerror(number)}; is the gateway running?"
+        case _:
+            return str(error) or type(error).__name__
+
+
+def ask_gateway(
+    url: str,
+    path: str,
+    fields: Mapping[str, Any] | None = None,
+    *,
+    token: str | None = None,
+    seconds: float = _REPLY_SECONDS,
+) -> dict[str, Any]:
+    """Do one operator's action at a running gateway, and return its reply. Raises CallError."""
+
+    async def ask() -> dict[str, Any]:
+        async with ClientSession(timeout=ClientTimeout(total=seconds)) as session:
+            return await Gateway(session, url, token).admin(path, fields)
+
+    return asyncio.run(ask())
 
 
 def warm(file: Path, *, url: str, model: str | None, system: str | None, concurrency: int) -> int:
@@ -33,64 +205,63 @@ def warm(file: Path, *, url: str, model: str | None, system: str | None, concurr
         lines = file.read_bytes().splitlines()
     except OSError as error:
         raise unreadable(file, error) from None
-    known: list[tuple[int, Known]] = []
-    wrong = 0
+    questions: list[tuple[int, KnownQuestion]] = []
+    is_valid = True
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                known.append(
-                    (number, parse_known(line, model=model, system=system, now=time.time()))
-                )
-            except KnownError as error:
-                wrong += 1
+                known = parse_known_question(line, model=model, system=system, now=time.time())
+                questions.append((number, known))
+            except WarmFileError as error:
+                is_valid = False
                 say(f"{file}:{number}: {error}")
-    if wrong:
-        return 2
-    return asyncio.run(_warm(file, known, url, concurrency))
+    return asyncio.run(_warm(file, questions, url, concurrency)) if is_valid else 2
 
 
-async def _warm(file: Path, known: list[tuple[int, Known]], url: str, concurrency: int) -> int:
+async def _warm(
+    file: Path, questions: list[tuple[int, KnownQuestion]], url: str, concurrency: int
+) -> int:
     outcomes: Counter[str] = Counter()
-    queue = iter(known)
+    queue = iter(questions)
     last = time.monotonic()
 
     async def work(gateway: Gateway) -> None:
         nonlocal last
-        for number, one in queue:
+        for number, known in queue:
             try:
-                outcome = await _warm_one(gateway, one)
+                outcome = await _warm_one(gateway, known)
             except CallError as error:
                 outcome = "failed"
-                if outcomes[outcome] < _TOLD:
+                if outcomes[outcome] < _MOST_FAULTS:
                     say(f"{file}:{number}: {error}")
             outcomes[outcome] += 1
             if time.monotonic() - last > _PROGRESS_EVERY:
                 last = time.monotonic()
-                say(f"{outcomes.total()} of {len(known)}")
+                say(f"{outcomes.total()} of {len(questions)}")
 
     async with ClientSession(timeout=ClientTimeout(total=_REPLY_SECONDS)) as session:
-        gateway = Gateway(session, url, os.environ)
+        gateway = Gateway(session, url)
         await asyncio.gather(*(work(gateway) for _ in range(concurrency)))
-    told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
-    print(f"{file}: {len(known)} questions: {told or 'nothing to do'}")
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+    print(f"{file}: {len(questions)} questions: {counts or 'nothing to do'}")
     return 1 if outcomes["failed"] else 0
 
 
-async def _warm_one(gateway: Gateway, known: Known) -> str:
+async def _warm_one(gateway: Gateway, known: KnownQuestion) -> str:
     if known.answer is None:
-        cache = await gateway.ask(known)
-        if "; hit" in cache:
+        cache_status = await gateway.ask(known)
+        if "; hit" in cache_status:
             return "there already"
-        if "; stored" in cache:
+        if "; stored" in cache_status:
             return "generated"
-        raise CallError(f"answered but not stored: {cache or 'no Cache-Status'}")
-    asked = {
+        raise CallError(f"answered but not stored: {cache_status or 'no Cache-Status'}")
+    fields = {
         "endpoint": known.endpoint.value,
         "headers": gateway.tenant_headers,
         "request": known.request,
         "answer": known.answer,
     }
-    reply = await gateway.admin("load", asked)
+    reply = await gateway.admin("load", fields)
     if reply["stored"]:
         return "loaded"
     raise CallError(f"not stored: {reply['reason']}")
@@ -98,10 +269,7 @@ async def _warm_one(gateway: Gateway, known: Known) -> str:
 
 def audit(*, url: str, purge: bool, as_json: bool) -> int:
     """Scan what is stored with today's detectors; return 1 where findings stay, else 0."""
-    try:
-        found = asyncio.run(_audit(url, purge=purge))
-    except CallError as error:
-        raise CommandError(str(error), 1) from None
+    found = ask_gateway(url, "audit", {"purge": purge})
     kept = sum(found["findings"].values()) - found["purged"]
     if as_json:
         print(orjson.dumps(found).decode())
@@ -115,35 +283,56 @@ def audit(*, url: str, purge: bool, as_json: bool) -> int:
     return 1 if kept else 0
 
 
-async def _audit(url: str, *, purge: bool) -> dict[str, Any]:
-    async with ClientSession(timeout=ClientTimeout(total=_REPLY_SECONDS)) as session:
-        return await Gateway(session, url, os.environ).admin("audit", {"purge": purge})
-
-
 def semantic_report(*, data_dir: Path, url: str | None, as_json: bool) -> int:
     """Print what comparisons have shown; return the exit code."""
-    if url is None:
-        path = data_dir / CHECKS_FILE
-        if not data_dir.is_dir():
-            raise CommandError(f"{data_dir}: there is no data directory; --data-dir names another")
-        if not path.is_file():
-            raise CommandError(f"{path}: not there: nothing has been compared yet", 1)
-        journal = CheckJournal(path, QuarantineFile(data_dir / "quarantine.jsonl"))
-        if not journal.read():
-            raise CommandError(f"{path}: cannot be read", 1)
-        report = journal.report()
-    else:
-        try:
-            report = asyncio.run(_semantic_report(url))
-        except CallError as error:
-            raise CommandError(str(error), 1) from None
-    if as_json:
-        print(orjson.dumps(report).decode())
-    else:
-        print("\n".join(report_text(report)))
+    report = _report_of(data_dir) if url is None else ask_gateway(url, "semantic")
+    print(orjson.dumps(report).decode() if as_json else "\n".join(report_text(report)))
     return 0
 
 
-async def _semantic_report(url: str) -> dict[str, Any]:
-    async with ClientSession(timeout=ClientTimeout(total=_REPLY_SECONDS)) as session:
-        return await Gateway(session, url, os.environ).look("semantic")
+def _report_of(data_dir: Path) -> dict[str, Any]:
+    path = data_dir / CHECKS_FILE
+    if not data_dir.is_dir():
+        raise CommandError(f"{data_dir}: there is no data directory; --data-dir names another")
+    if not path.is_file():
+        raise CommandError(f"{path}: not there: nothing has been compared yet", 1)
+    journal = ComparisonJournal(path, QuarantineFile(data_dir / "quarantine.jsonl"))
+    if not journal.read():
+        raise CommandError(f"{path}: cannot be read", 1)
+    return journal.report()
+
+
+def report_text(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of a report for a terminal."""
+    rules = report["rules"]
+    if not rules:
+        yield "nothing has been compared: set shadow: on or sample: 1% under semantic in the policy"
+        return
+    head = ("rule", "compared", "equal", "different", "unsure", "wrong hits", "95 % interval")
+    yield (
+        f"{head[0]:<20}{head[1]:>9}{head[2]:>8}{head[3]:>11}{head[4]:>8}{head[5]:>12}"
+        f"{head[6]:>20}{'budget':>9}{'would meet':>12}"
+    )
+    for name, figures in rules.items():
+        low, high = figures["interval"]
+        interval = f"{_share(low)} to {_share(high)}" if figures["comparisons"] else "-"
+        yield (
+            f"{name:<20}{figures['comparisons']:>9,}{figures['equal']:>8,}"
+            f"{figures['different']:>11,}{figures['unsure']:>8,}{_share(figures['wrong_hits']):>12}"
+            f"{interval:>20}{_share(figures['budget']):>9}"
+            f"{_share(figures['budget_met']):>12}"
+        )
+    yield ""
+    for name, figures in rules.items():
+        near = figures["near_misses"]
+        tried = sum(near.values())
+        told = f"; of {tried:,} near misses {near['equal']:,} were the same" if tried else ""
+        yield f"{name}: {figures['next']}{told}"
+    yield f"aliases: {report['aliases']:,}"
+
+
+def _share(value: float | None) -> str:
+    """Write a share as a policy has it; of two digits, but whole from 10 % on."""
+    if value is None:
+        return "-"
+    return f"{value:.0%}" if value >= 0.1 else f"{value * 100:.2g}%"

@@ -8,32 +8,32 @@ words: what a terminal would obey is written as an escape.
 import argparse
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 import orjson
 
 from gateway.cli.prefix_report import LEAST_SHARE, Ceiling, RouteReport, report
-from gateway.cli.recorded_log import RecordedLog
 from gateway.cli.terminal import (
-    RECORDED_LOG,
     CommandError,
+    Lines,
     add_command,
-    add_recorded_log,
     run_command,
-    show_progress,
     unreadable,
 )
-from gateway.server.admin.recorded_request import Recorded, Route
+from gateway.server.admin.recorded_request import Recorded, Route, read_request
 
 _REPORT = """\
 Tell of recorded requests where their prompts part, which settings of a policy would let a prefix
 cache find more, which bytes these change, and the YAML to paste. Settings are tried on the requests
 themselves, so what is told is what would have been found, in a cache without bounds.
 """
-_REPORT_EPILOG = f"""\
-{RECORDED_LOG}
+_REPORT_EPILOG = """\
+A LOG holds JSON lines: a gateway's decision log with whole requests (decision_log_requests: true),
+{"body": {...}} as in OpenAI's batch files, or the bodies alone. - is standard input.
 
 examples:
   REFRAIN_DECISION_LOG=log.jsonl REFRAIN_DECISION_LOG_REQUESTS=true refrain serve --upstream URL
@@ -65,13 +65,33 @@ def main(argv: Sequence[str]) -> int:
         description=_REPORT,
         epilog=_REPORT_EPILOG,
     )
-    add_recorded_log(command, limit=2000, least=2, of="requests of a route that are looked at")
+    command.add_argument("log", type=Path, metavar="LOG", help="recorded requests; - is stdin")
+    command.add_argument(
+        "--limit",
+        type=_limit,
+        default=2000,
+        metavar="N",
+        help="requests of a route that are looked at (default: %(default)s)",
+    )
     command.add_argument("--json", action="store_true", help="print JSON")
     return run_command(parser, argv)
 
 
+def _limit(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if number < 2:
+        raise argparse.ArgumentTypeError(f"expected a number from 2 on, got {text!r}")
+    return number
+
+
+def _show_progress(text: str) -> None:
+    """Write over the last line of a terminal; to a file or a pipe nothing is written."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
 def _report(options: argparse.Namespace) -> int:
-    file, log = options.log, RecordedLog(options.log)
+    file, log = options.log, Lines(read_request, options.log)
     kept: dict[Route, list[Recorded]] = {}
     counts: Counter[Route] = Counter()
     kept_bytes = 0
@@ -84,11 +104,11 @@ def _report(options: argparse.Namespace) -> int:
                 prompts.append(one)
                 kept_bytes += len(one.raw)
             if number % _TOLD_EACH == 0:
-                show_progress(f"{file}: {number:,} requests read")
+                _show_progress(f"{file}: {number:,} requests read")
     except OSError as error:
         raise unreadable(file, error) from None
     finally:
-        show_progress("")
+        _show_progress("")
     if not kept:
         hint = "a gateway writes them down with decision_log and decision_log_requests set"
         raise CommandError(f"{file}: no request in it; {hint}")
@@ -111,9 +131,9 @@ def _report(options: argparse.Namespace) -> int:
 
 def _reported(prompts: list[Recorded]) -> RouteReport:
     shown = f"{ascii(prompts[0].model)[:40]}: {len(prompts):,} prompts"
-    show_progress(f"{shown}, looking for settings")
-    result = report(prompts, lambda done, of: show_progress(f"{shown}, pass {done} of {of}"))
-    show_progress("")
+    _show_progress(f"{shown}, looking for settings")
+    result = report(prompts, lambda done, of: _show_progress(f"{shown}, pass {done} of {of}"))
+    _show_progress("")
     return result
 
 

@@ -3,21 +3,30 @@
 Law: nothing is guessed that can be tried. Settings hide one another (a time in front of shuffled
 documents), so all are tried together and taken away one by one; only those are recommended without
 which less would be found.
+
+The text of a prompt has its parts in the order in which a model reads them: tools, instructions,
+turns. Chat templates differ; this is the order of OpenAI's and Anthropic's own prefix caches. A
+client's own marks for the cache are no part of the prompt, and are left out.
 """
 
 import re
 from bisect import bisect
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from hashlib import blake2b
 from itertools import accumulate
+from typing import Any, NamedTuple
 
-from gateway.cli.prompt_layout import Part, laid_out
+import orjson
+
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.prompts.rewrite.tools import KnownTools
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.server.admin.recorded_request import Recorded, Route
-from policies.decision import PrefixSettings, SchemaKeys, VolatileKind
+from policies.decision import MARKS, PrefixSettings, SchemaKeys, VolatileKind
 from policies.format.load import parse_policy
 
 CHARACTERS_PER_TOKEN = 4.0
@@ -46,6 +55,8 @@ _TAG = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{1,30})(>| +[A-Za-z_][\w.:-]{0,30}=)"
 _NAME = re.compile(r"<([A-Za-z0-9_-]+)")
 _LOOKED_AT = 200
 _MOST_MARKERS = 3
+_SPOKEN = frozenset({"text", "input_text", "output_text"})
+_EMBEDDED = re.compile(r"(?<=;base64,)[A-Za-z0-9+/=]{256,}")
 _POLICY = """\
 version: 1
 default:
@@ -58,6 +69,13 @@ default:
 
 Setting = str
 """A setting's name, such as ``volatile: uuids``."""
+
+
+class Part(NamedTuple):
+    """A piece of a prompt; ``place`` is where it stands, such as ``messages[0] (system)``."""
+
+    place: str
+    text: str
 
 
 @dataclass(slots=True)
@@ -171,7 +189,7 @@ class _Trials:
             result = rewrite(one.endpoint, body, one.raw, prefix, known=known)
             self.tools.note(prefix.schema_keys, result.tools, b"")
             body = result.body
-        return list(laid_out(one.endpoint, body))
+        return list(prompt_parts(one.endpoint, body))
 
     def text(self, one: Recorded, settings: Collection[Setting]) -> str:
         return "".join(part.text for part in self.parts(one, settings))
@@ -277,7 +295,7 @@ def _markers(prompts: Iterable[Recorded]) -> list[str]:
     """
     seen: Counter[str] = Counter()
     for one in prompts:
-        for part in laid_out(one.endpoint, one.body):
+        for part in prompt_parts(one.endpoint, one.body):
             tags = Counter(_TAG.findall(part.text))
             seen.update(
                 f"<{name}{rest}"
@@ -314,3 +332,74 @@ def _cached_share(prompts: Iterable[Recorded]) -> float | None:
     ]
     counted = sum(tokens for _, tokens in told)
     return sum(cached for cached, _ in told) / counted if counted else None
+
+
+def prompt_parts(endpoint: Endpoint, body: dict[str, Any]) -> Iterator[Part]:
+    """Yield the parts of a request's prompt; what is not text is printed as JSON."""
+    spec = SPECS[endpoint]
+    for name in spec.tool_fields:
+        for index, tool in enumerate(_listed(body.get(name))):
+            yield Part(f"{name}[{index}]", _printed(_unmarked(tool)) + "\n")
+    if spec.instructions is not None and body.get(spec.instructions):
+        yield Part(spec.instructions, _text(body[spec.instructions]) + "\n")
+    if spec.turns is not None:
+        yield from _turns(spec.turns, body.get(spec.turns))
+    else:
+        yield Part(spec.question_field, _text(body.get(spec.question_field)))
+
+
+def _turns(field: str, turns: Any) -> Iterator[Part]:
+    if isinstance(turns, str):
+        yield Part(field, f"<user>{turns}\n")
+        return
+    for index, turn in enumerate(_listed(turns)):
+        if not isinstance(turn, dict):
+            yield Part(f"{field}[{index}]", _printed(turn))
+            continue
+        role = str(turn.get("role") or turn.get("type") or "user")
+        rest = {name: turn[name] for name in _unmarked(turn) if name not in ("role", "content")}
+        told = _printed(rest) if rest else ""
+        yield Part(f"{field}[{index}] ({role})", f"<{role}>{_text(turn.get('content'))}{told}\n")
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _text(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case str():
+            return value
+        case list() if value and all(isinstance(each, dict) for each in value):
+            return "\n".join(map(_part_text, value))
+        case _:
+            return _printed(value)
+
+
+def _part_text(part: dict[str, Any]) -> str:
+    text = part.get("text")
+    if part.get("type") in _SPOKEN and isinstance(text, str):
+        return text
+    return _printed(_unmarked(part))
+
+
+def _unmarked(value: Any) -> Any:
+    """Return an object without marks; those of what it holds are left."""
+    if not isinstance(value, dict) or MARKS.isdisjoint(value):
+        return value
+    return {name: each for name, each in value.items() if name not in MARKS}
+
+
+def _printed(value: Any) -> str:
+    try:
+        printed = orjson.dumps(value).decode()
+    except TypeError:  # nested deeper than can be printed, or lone surrogates
+        return repr(value)
+    # An image would count for thousands of times the tokens that a model makes of it.
+    return _EMBEDDED.sub(_digest, printed) if ";base64," in printed else printed
+
+
+def _digest(data: re.Match[str]) -> str:
+    return blake2b(data[0].encode(), digest_size=16).hexdigest()

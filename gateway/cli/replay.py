@@ -1,33 +1,124 @@
-"""A recorded log through a simulated cache: the decisions of then beside an edited policy's.
+"""``refrain policy replay``: a decision log through a simulated cache, with an edited policy.
 
-Law: both are simulated in the same way, so that what differs is the policy's doing and not that of
-evictions or restarts, which are left out. What the log cannot tell is counted, never guessed: where
-an edited rule depends on text that was not recorded, the request is decided as it was.
-
-``refrain policy replay``: what an edited policy would have changed, told from a decision log.
-
-Law: the log is read line by line, and a line that is no record is told by file and line and
-passed over; only a log without any record is an error.
+Law: the decisions of then and those of the edited policy are simulated in the same way, without
+evictions and restarts, so that any difference comes from the policy. What the log cannot tell is
+counted, never guessed: where an edited rule depends on text that was not recorded, the request is
+decided as it was. Only a log without any record is an error.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import orjson
 
-from gateway.cli.recorded_log import Lines
-from gateway.cli.terminal import CommandError, unreadable
+from gateway.cli.terminal import CommandError, Lines, unreadable
 from gateway.semantic.calibrations import known_calibrations
-from gateway.server.admin.recorded_request import Record, read_record
+from gateway.server.admin.recorded_request import RecordedError
 from policies.decision import Decision, PiiAction, Scope
 from policies.format.load import PolicyError, parse_policy
 from policies.format.yaml_document import policy_text
-from policies.recorded import RecordedPolicy, recorded_policy
+from policies.policy import RequestFacts
+from policies.recorded import Recorded, RecordedPolicy, recorded_policy
 
 _ADMITTED_BY = {"truncated": "length", "filtered": "content_filter"}
 """Reasons of declined answers that a rule's finish reasons may admit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A decision on a request and what came of it, see docs/decision-log.md."""
+
+    time: float
+    recorded: Recorded
+    rule: str
+    was: Decision
+    form: str
+    """Identity of the request's body; equal bodies, equal forms."""
+    scopes: Mapping[str, str | None]
+    key: str
+    outcome: str
+    reason: str
+    declined: str | None
+    source: str | None
+    """Key of the entry that a semantic hit was answered from."""
+    similarity: float | None
+    score: float | None
+    threshold: float | None
+    temperature: float | None
+    tokens: int
+    bytes: int
+
+
+def read_record(line: Any) -> Record:
+    """Read a decision from parsed JSON. Raises RecordedError."""
+    match line:
+        case {
+            "time": int() | float() as time,
+            "endpoint": str(endpoint),
+            "model": str(model),
+            "rule": str(rule),
+            "decision": dict(decision),
+            "form": str(form),
+            "scopes": dict(scopes),
+            "key": str(key),
+            "outcome": str(outcome),
+        }:
+            pass
+        case _:
+            raise RecordedError("", "a record of a decision")
+    text, system = line.get("text"), line.get("system")
+    facts = RequestFacts(
+        endpoint=endpoint,
+        model=model,
+        headers={},
+        credential_sha256=None,
+        organization=None,
+        project=None,
+        last_user_text=text,
+        system_text=system,
+    )
+    return Record(
+        time=float(time),
+        recorded=Recorded(facts, line.get("conditions") or {}, has_text="text" in line),
+        rule=rule,
+        was=_decision(rule, decision),
+        form=form,
+        scopes=scopes,
+        key=key,
+        outcome=outcome,
+        reason=line.get("reason") or "",
+        declined=line.get("declined"),
+        source=line.get("source"),
+        similarity=line.get("similarity"),
+        score=line.get("score"),
+        threshold=line.get("threshold"),
+        temperature=line.get("temperature"),
+        tokens=int(line.get("tokens") or 0),
+        bytes=int(line.get("bytes") or 0),
+    )
+
+
+def _decision(rule: str, written: Mapping[str, Any]) -> Decision:
+    try:
+        return Decision(
+            rule=rule,
+            exact=written["exact"],
+            semantic=written["semantic"],
+            min_similarity=float(written["min_similarity"]),
+            # Lines from before there was a budget were not decided by one.
+            max_wrong_hits=float(written.get("max_wrong_hits", 1.0)),
+            lifetime=float(written["lifetime"]),
+            scope=Scope(written["scope"]),
+            pii=PiiAction(written["pii"]),
+            generation=int(written["generation"]),
+            max_temperature=written.get("max_temperature"),
+            finish_reasons=frozenset(written["finish_reasons"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecordedError("decision", f"what a record holds of one ({error})") from None
 
 
 Thresholds = Callable[[float], float | None]

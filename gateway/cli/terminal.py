@@ -1,4 +1,4 @@
-"""The frame of the commands: how they take arguments, end, and tell what is wrong.
+"""What the commands share: arguments, exit codes, error messages, files of JSON lines.
 
 A command returns 0 where it is done. It raises ``CommandError`` with 1 where it failed, and with 2
 where its usage or a file is wrong.
@@ -6,16 +6,17 @@ where its usage or a file is wrong.
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
-RECORDED_LOG = """\
-A LOG holds JSON lines: a gateway's decision log with whole requests (decision_log_requests: true),
-{"body": {...}} as in OpenAI's batch files, or the bodies alone. - is standard input.\
-"""
+import orjson
 
+_MOST_FAULTS = 10
+"""Lines that cannot be read are named one by one up to here."""
+
+T = TypeVar("T")
 Run = Callable[[argparse.Namespace], int]
 Commands = Any
 """What argparse calls a set of commands, of a type without a name."""
@@ -83,34 +84,43 @@ def gateway_url(text: str) -> str:
     return text
 
 
-def number_from(least: int) -> Callable[[str], int]:
-    """Return what reads a whole number that is not less; argparse tells what is wrong with it."""
+class Lines(Generic[T]):
+    """The values read from files of JSON lines, behind their places; ``-`` is standard input.
 
-    def read(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = least - 1
-        if number < least:
-            raise argparse.ArgumentTypeError(f"expected a number from {least} on, got {text!r}")
-        return number
+    Files are read line by line. A line that cannot be used is named by file and line, and skipped.
+    """
 
-    return read
+    def __init__(self, read: Callable[[Any], T], *files: Path) -> None:
+        """``skipped`` counts the lines of which nothing could be read, as they are met."""
+        self.skipped = 0
+        self._read = read
+        self._files = files
+
+    def __iter__(self) -> Iterator[tuple[str, T]]:
+        """Yield what ``read`` makes of each line's JSON, behind its place. Raises OSError."""
+        for file in self._files:
+            for number, line in enumerate(_raw_lines(file), 1):
+                if not line.strip():
+                    continue
+                place = f"{file}:{number}"
+                try:
+                    value = self._read(orjson.loads(line))
+                except orjson.JSONDecodeError:
+                    self._skip(f"{place}: expected JSON")
+                except ValueError as error:
+                    self._skip(f"{place}: {error}")
+                else:
+                    yield place, value
+
+    def _skip(self, message: str) -> None:
+        self.skipped += 1
+        if self.skipped <= _MOST_FAULTS:
+            say(message)
 
 
-def add_recorded_log(parser: argparse.ArgumentParser, *, limit: int, least: int, of: str) -> None:
-    """Let a command take a log of recorded requests, and how many of them it looks at."""
-    parser.add_argument("log", type=Path, metavar="LOG", help="recorded requests; - is stdin")
-    parser.add_argument(
-        "--limit",
-        type=number_from(least),
-        default=limit,
-        metavar="N",
-        help=f"{of} (default: %(default)s)",
-    )
-
-
-def show_progress(text: str) -> None:
-    """Write over the last line of a terminal; to a file or a pipe nothing is written."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+def _raw_lines(file: Path) -> Iterator[bytes]:
+    if str(file) == "-":
+        yield from sys.stdin.buffer
+        return
+    with file.open("rb") as lines:
+        yield from lines

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from gateway.app import END_CALLS, create_app
 from gateway.cli.logging_setup import WORKER_SETTINGS, configure_logging, log_stray, stop_event
+from gateway.cli.terminal import say
 from gateway.server.auth import KeyRingError
 from gateway.server.http.front import STOPPING
 from gateway.server.http.handlers import refuse
@@ -96,10 +97,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         )
     except (PolicyError, KeyRingError, SecretSettingError) as error:
-        print(f"refrain: {error}", file=sys.stderr)
+        say(str(error))
         return 2
     except (OSError, SecretError) as error:
-        print(f"refrain: {error}", file=sys.stderr)
+        say(str(error))
         return 1
     return 0
 

@@ -6,7 +6,9 @@ One vocabulary for header, metric, log and trace.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
+from gateway.prompts.json_splice import Edit
 from policies.plain_enum import plain_members
 
 REWRITE = "X-Refrain-Rewrite"
@@ -88,6 +90,18 @@ class Declined:
 
     def __str__(self) -> str:
         return f"{self.rewrite}={self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A request as it is sent: ``raw`` is the JSON of ``body``."""
+
+    body: dict[str, Any]
+    raw: bytes
+    changes: tuple[Rewrite, ...] = ()
+    declined: tuple[Declined, ...] = ()
+    edits: tuple[Edit, ...] = ()
+    """What was done to the bytes that came."""
 
 
 def rewrites_told(changes: Sequence[Rewrite], declined: Sequence[Declined]) -> str | None:

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 
 Path = tuple[str | int, ...]
 
-_INSTRUCTING = frozenset({"system", "developer"})
+INSTRUCTING = frozenset({"system", "developer"})
 _SPOKEN = frozenset({"system", "developer", "user", "assistant"})
 _PROSE = frozenset({"text", "input_text", "output_text"})
 _RESULTS = frozenset({"tool", "function"})
@@ -48,10 +49,10 @@ def conversation(
     That is what system and developer say before the last user turn and, before the first one,
     anybody; with ``earlier_turns`` all turns before the last one.
     """
-    field = "messages" if endpoint is Endpoint.CHAT else "input"
+    spec, field = SPECS[endpoint], SPECS[endpoint].question_field
     texts: list[Text] = []
-    if endpoint is Endpoint.RESPONSES and isinstance(body.get("instructions"), str):
-        texts.append(Text(("instructions",), body["instructions"]))
+    if spec.instructions is not None and isinstance(body.get(spec.instructions), str):
+        texts.append(Text((spec.instructions,), body[spec.instructions]))
     turns = body.get(field)
     if isinstance(turns, str):
         return Conversation(tuple(texts), field, None, 0, has_block=False, heard=(turns,))
@@ -63,7 +64,7 @@ def conversation(
     if not asked:
         return None
     for index, role in enumerate(roles[: asked[-1]]):
-        if role in _INSTRUCTING or (role in _SPOKEN and (earlier_turns or index < asked[0])):
+        if role in INSTRUCTING or (role in _SPOKEN and (earlier_turns or index < asked[0])):
             texts += texts_of((field, index, "content"), turns[index].get("content"))
     place = len(turns) if is_result(turns[-1]) else asked[-1]
     has_block = len(asked) < len(users)

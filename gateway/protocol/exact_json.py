@@ -25,11 +25,12 @@ def loads(text: bytes) -> Any:
         return value
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: Any, *, sort_keys: bool = False) -> bytes:
     """Return the value as JSON. Raises TypeError for what is nested deeper than orjson prints."""
     try:
-        return orjson.dumps(value)
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort_keys else None)
     except TypeError as error:
         if str(error) != _TOO_LARGE:
             raise
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    plain = json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=sort_keys)
+    return plain.encode()

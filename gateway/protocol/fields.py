@@ -1,16 +1,16 @@
-"""What each field of a request means to the cache: part of the key, neutral, or why to bypass.
+"""What each field of a request may hold, and what it means to the cache.
 
 Law: a field is neutral only if it cannot change what is answered, and a field that is not listed
 is part of the key. Every field that OpenAI publishes is listed, so that a new one is looked at
 before it is cached. What a bypass field's value does not refuse is key or neutral like any other.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.reasons import Reason
 
 
@@ -22,14 +22,54 @@ class Role(StrEnum):
     BYPASS = "bypass"
 
 
+def _never(_: Any) -> bool:
+    return False
+
+
+class Type(NamedTuple):
+    """What a field may hold besides null: ``expected`` is the word for it in an error."""
+
+    expected: str
+    types: tuple[type, ...]
+    taken: Callable[[Any], bool] = _never
+    """Whether some servers read another value as one of the right type."""
+
+
+_NUMERAL = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
+"""A number as a string, which vLLM reads as the number."""
+_SWITCHES = frozenset({"true", "false", "0", "1", 0, 1})
+"""What vLLM reads as true or false."""
+
+
+def _is_numeral(value: Any) -> bool:
+    return isinstance(value, str) and _NUMERAL.fullmatch(value) is not None
+
+
+NUMBER = Type("a decimal", (int, float), _is_numeral)
+INTEGER = Type("an integer", (int,), _is_numeral)
+COUNT = Type(*INTEGER[:2], lambda value: isinstance(value, bool) or _is_numeral(value))
+"""How many there are to be, or whether there are any."""
+BOOLEAN = Type(
+    "a boolean", (bool,), lambda value: isinstance(value, str | int) and value in _SWITCHES
+)
+STRING = Type("a string", (str,))
+USER = Type(*STRING[:2], lambda value: isinstance(value, int | float))
+OBJECT = Type("an object", (dict,))
+BIAS = Type(*OBJECT[:2], lambda value: isinstance(value, list))  # pairs, as llama.cpp takes them
+ARRAY = Type("an array", (list,))
+OBJECTS = Type("an array of objects", (list,))
+STRINGS = Type("one of a string or array of strings", (str, list))
+
+
 Refusal = Callable[[Any], Reason | None]
 """Says why a value, which is not null, keeps a request from being looked up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One top-level field of a request."""
+    """One top-level field of a request. Without a type, any value passes."""
 
+    type: Type | None
     keyed: bool
     refusal: Refusal | None = None
     absent: Reason | None = None
@@ -43,18 +83,28 @@ class Field:
         return Role.KEY if self.keyed else Role.NEUTRAL
 
 
-KEY = Field(keyed=True)
-NEUTRAL = Field(keyed=False)
-
-_PLAIN_TOOLS = frozenset({"function", "custom"})
-"""Tools that the client runs; what any other does, or reads, is known upstream only."""
+Fields = Mapping[str, Field]
 
 
-def _when_given(reason: Reason) -> Refusal:
+def keyed(kind: Type | None = None, refusal: Refusal | None = None) -> Field:
+    """Return a field that is part of the key."""
+    return Field(kind, keyed=True, refusal=refusal)
+
+
+def neutral(
+    kind: Type | None = None, refusal: Refusal | None = None, absent: Reason | None = None
+) -> Field:
+    """Return a field that is left out of the key."""
+    return Field(kind, keyed=False, refusal=refusal, absent=absent)
+
+
+def when_given(reason: Reason) -> Refusal:
+    """Refuse any value."""
     return lambda _: reason
 
 
-def _when_true(reason: Reason) -> Refusal:
+def when_true(reason: Reason) -> Refusal:
+    """Refuse ``true``."""
     return lambda value: reason if value is True else None
 
 
@@ -69,7 +119,12 @@ def _searching_model(model: Any) -> Reason | None:
     return None
 
 
-def _hosted_tools(tools: Any) -> Reason | None:
+_PLAIN_TOOLS = frozenset({"function", "custom"})
+"""Tools that the client runs; what any other does, or reads, is known upstream only."""
+
+
+def hosted_tools(tools: Any) -> Reason | None:
+    """Refuse tools that the upstream runs."""
     for tool in tools if isinstance(tools, list) else ():
         kind = tool.get("type") if isinstance(tool, dict) else None
         if not isinstance(kind, str) or kind not in _PLAIN_TOOLS:
@@ -78,137 +133,32 @@ def _hosted_tools(tools: Any) -> Reason | None:
     return None
 
 
-def _kept_upstream(items: Any) -> Reason | None:
-    """Find input items that stand for something kept upstream, or that bring hosted tools."""
-    for item in items if isinstance(items, list) else ():
-        match item:
-            case {"type": "additional_tools", **rest}:
-                if (reason := _hosted_tools(rest.get("tools"))) is not None:
-                    return reason
-            case {"type": "item_reference"}:
-                return Reason.CONVERSATION
-            case {"type": str()} | {"role": _}:
-                pass
-            case _:  # a reference may come without its type
-                return Reason.CONVERSATION
-    return None
+TOOLS = keyed(OBJECTS, hosted_tools)
 
-
-_MODEL = Field(keyed=True, refusal=_searching_model)
-_TOOLS = Field(keyed=True, refusal=_hosted_tools)
-
-_GENERATION: dict[str, Field] = {
-    "model": _MODEL,
-    "temperature": KEY,
-    "top_p": KEY,
-    "stream": NEUTRAL,
-    "stream_options": NEUTRAL,
-    "user": NEUTRAL,
-    "safety_identifier": NEUTRAL,
-    "metadata": NEUTRAL,
-    "service_tier": NEUTRAL,
-    "prompt_cache_key": NEUTRAL,
-    "prompt_cache_retention": NEUTRAL,
-    "prompt_cache_options": NEUTRAL,
-    "store": Field(keyed=False, refusal=_when_true(Reason.STORE_TRUE)),
+GENERATION: Fields = {
+    "model": keyed(STRING, _searching_model),
+    "temperature": keyed(NUMBER),
+    "top_p": keyed(NUMBER),
+    "stream": neutral(BOOLEAN),
+    "stream_options": neutral(OBJECT),
+    "user": neutral(USER),
+    "safety_identifier": neutral(USER),
+    "metadata": neutral(OBJECT),
+    "service_tier": neutral(),
+    "prompt_cache_key": neutral(),
+    "prompt_cache_retention": neutral(),
+    "prompt_cache_options": neutral(),
+    "store": neutral(BOOLEAN, when_true(Reason.STORE_TRUE)),
 }
 """Fields that all generating endpoints share; servers take them where OpenAI does not, too."""
 
-_SAMPLING: dict[str, Field] = _GENERATION | {
-    "frequency_penalty": KEY,
-    "presence_penalty": KEY,
-    "logit_bias": KEY,
-    "logprobs": KEY,
-    "max_tokens": KEY,
-    "n": KEY,
-    "seed": KEY,
-    "stop": KEY,
+SAMPLING: Fields = {
+    **GENERATION,
+    "frequency_penalty": keyed(NUMBER),
+    "presence_penalty": keyed(NUMBER),
+    "logit_bias": keyed(BIAS),
+    "max_tokens": keyed(INTEGER),
+    "n": keyed(INTEGER),
+    "seed": keyed(INTEGER),
+    "stop": keyed(STRINGS),
 }
-
-FIELDS: Mapping[Endpoint, Mapping[str, Field]] = {
-    Endpoint.CHAT: _SAMPLING
-    | {
-        "messages": KEY,
-        "audio": KEY,
-        "function_call": KEY,
-        "functions": KEY,
-        "max_completion_tokens": KEY,
-        "modalities": KEY,
-        "moderation": KEY,
-        "parallel_tool_calls": KEY,
-        "prediction": KEY,
-        "reasoning_effort": KEY,
-        "response_format": KEY,
-        "tool_choice": KEY,
-        "tools": _TOOLS,
-        "top_logprobs": KEY,
-        "verbosity": KEY,
-        "web_search_options": Field(keyed=True, refusal=_when_given(Reason.WEB_SEARCH)),
-    },
-    Endpoint.COMPLETIONS: _SAMPLING
-    | {
-        "prompt": KEY,
-        "best_of": KEY,
-        "echo": KEY,
-        "suffix": KEY,
-    },
-    Endpoint.EMBEDDINGS: {
-        "model": KEY,
-        "input": KEY,
-        "dimensions": KEY,
-        "encoding_format": KEY,
-        "user": NEUTRAL,
-    },
-    Endpoint.RESPONSES: _GENERATION
-    | {
-        "store": Field(
-            keyed=False, refusal=_when_true(Reason.STORE_TRUE), absent=Reason.STORE_TRUE
-        ),
-        "input": Field(keyed=True, refusal=_kept_upstream),
-        "background": Field(keyed=False, refusal=_when_true(Reason.BACKGROUND)),
-        "context_management": KEY,
-        "conversation": Field(keyed=True, refusal=_when_given(Reason.CONVERSATION)),
-        "include": KEY,
-        "instructions": KEY,
-        "max_output_tokens": KEY,
-        "max_tool_calls": KEY,
-        "moderation": KEY,
-        "parallel_tool_calls": KEY,
-        "previous_response_id": Field(keyed=True, refusal=_when_given(Reason.PREVIOUS_RESPONSE)),
-        "prompt": Field(keyed=True, refusal=_when_given(Reason.STORED_PROMPT)),
-        "reasoning": KEY,
-        "text": KEY,
-        "tool_choice": KEY,
-        "tools": _TOOLS,
-        "top_logprobs": KEY,
-        "truncation": KEY,
-    },
-}
-
-_NEUTRAL: Mapping[Endpoint, frozenset[str]] = {
-    endpoint: frozenset(name for name, field in fields.items() if not field.keyed)
-    for endpoint, fields in FIELDS.items()
-}
-_REFUSALS: Mapping[Endpoint, tuple[tuple[str, Refusal, Reason | None], ...]] = {
-    endpoint: tuple(
-        (name, field.refusal, field.absent)
-        for name, field in fields.items()
-        if field.refusal is not None
-    )
-    for endpoint, fields in FIELDS.items()
-}
-
-
-def neutral_fields(endpoint: Endpoint) -> frozenset[str]:
-    """Return the top-level fields that are left out of the canonical form."""
-    return _NEUTRAL[endpoint]
-
-
-def bypass_reason(endpoint: Endpoint, body: dict[str, Any]) -> Reason | None:
-    """Return why a request's fields keep it from being looked up, or None."""
-    for name, refusal, absent in _REFUSALS[endpoint]:
-        value = body.get(name)
-        reason = absent if value is None else refusal(value)
-        if reason is not None:
-            return reason
-    return None

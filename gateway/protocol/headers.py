@@ -26,7 +26,7 @@ _HOP_BY_HOP = frozenset(
 _REQUEST_ONLY_HERE = frozenset({"host", "content-length", "expect"})
 """True of the client's connection, not of ours to the upstream."""
 
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 """No field may hold these (RFC 9110, 5.5): some parsers take them, and nobody can send them on."""
 
 _ONE_REQUESTS = frozenset(
@@ -83,7 +83,7 @@ def end_to_end(fields: Iterable[tuple[str, str]]) -> Fields:
     return tuple(
         field
         for field in fields
-        if field[0].lower() not in dropped and _CONTROL.search(field[1]) is None
+        if field[0].lower() not in dropped and CONTROL.search(field[1]) is None
     )
 
 

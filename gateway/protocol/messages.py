@@ -10,6 +10,16 @@ from policies.plain_enum import plain_members
 Headers = tuple[tuple[str, str], ...]
 
 
+async def read_whole(chunks: AsyncIterator[bytes], most: int) -> bytes | None:
+    """Return a whole body, None where it has more than ``most`` bytes."""
+    body = b""
+    async for chunk in chunks:
+        body += chunk
+        if len(body) > most:
+            return None
+    return body
+
+
 @dataclass(frozen=True, slots=True)
 class Inbound:
     """A request to a cached endpoint.

@@ -1,8 +1,4 @@
-"""Values the gateway's decisions are made of.
-
-Pure and immutable: an entry or a request identity is made once and never changed, so it can be
-shared by the loop, a store's thread and a test without a lock.
-"""
+"""Why a request went the way it went: the words of header, metric, log and trace."""
 
 from enum import StrEnum
 
@@ -11,7 +7,7 @@ from policies.plain_enum import plain_members
 
 @plain_members
 class Reason(StrEnum):
-    """Why a request went the way it went: one vocabulary for header, metric, log and trace."""
+    """One word for each way; what is printed never changes its meaning."""
 
     EXACT = "exact"
     SEMANTIC = "semantic"
@@ -34,6 +30,26 @@ class Reason(StrEnum):
     # How a stale entry came to be served.
     STALE_WHILE_REVALIDATE = "stale-while-revalidate"
     STALE_IF_ERROR = "stale-if-error"
+    # Why a request may hit only exactly, and is neither looked up nor found by meaning: its kind,
+    # then its question.
+    ENDPOINT = "endpoint"
+    TOOLS = "tools"
+    TOOL_RESULTS = "tool-results"
+    NOT_TEXT = "not-text"
+    LAST_TURN = "last-turn"
+    EMPTY_TEXT = "empty-text"
+    TEXT_TOO_LONG = "text-too-long"
+    UNREADABLE_TEXT = "unreadable-text"
+    LANGUAGE = "language"
+    CODE = "code"
+    STUFFED = "stuffed"
+    INSTRUCTIONS = "instructions"
+    PAYLOAD = "payload"
+    MANY_QUESTIONS = "many-questions"
+    FOLLOW_UP = "follow-up"
+    VAGUE = "vague"
+    VARIETY = "variety"
+    TIME = "time"
     # Why what was found by meaning was not served.
     SHADOW = "shadow"
     SEMANTIC_OFF = "semantic-off"
@@ -68,29 +84,3 @@ class Reason(StrEnum):
     PROMPT_TOO_LONG = "prompt-too-long"
     INVALID_REQUEST = "invalid-request"
     INTERNAL = "internal-error"
-
-
-@plain_members
-class Ineligible(StrEnum):
-    """Why a request may hit only exactly, and is not looked up or found by meaning."""
-
-    # What kind of request it is.
-    ENDPOINT = "endpoint"
-    TOOLS = "tools"
-    TOOL_RESULTS = "tool-results"
-    NOT_TEXT = "not-text"
-    LAST_TURN = "last-turn"
-    # What its question is like.
-    EMPTY = "empty-text"
-    TOO_LONG = "text-too-long"
-    UNREADABLE = "unreadable-text"
-    LANGUAGE = "language"
-    CODE = "code"
-    STUFFED = "stuffed"
-    INSTRUCTIONS = "instructions"
-    PAYLOAD = "payload"
-    MANY_QUESTIONS = "many-questions"
-    FOLLOW_UP = "follow-up"
-    VAGUE = "vague"
-    VARIETY = "variety"
-    TIME = "time"

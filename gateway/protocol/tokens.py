@@ -11,14 +11,12 @@ What an upstream says of the tokens of one call, in whichever provider's words.
 Law: only whole numbers from 0 count; what an upstream does not say is None and never a guess.
 """
 
-import json
 from typing import Any, NamedTuple
 
-import orjson
-
+from gateway.protocol import exact_json
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import PromptTooLongError
-from gateway.protocol.fields import neutral_fields
 
 BYTES_A_TOKEN = 4
 ATTACHMENT_TOKENS = 765
@@ -27,22 +25,21 @@ ATTACHMENT_TOKENS = 765
 _ATTACHMENTS = frozenset(
     {"image_url", "input_image", "input_audio", "file", "input_file", "video_url", "audio_url"}
 )
-_TOKEN_FIELDS = ("prompt", "input")
-_PROMPT_FIELDS = ("messages", *_TOKEN_FIELDS)
 
 
 def refuse_long_prompt(endpoint: Endpoint, body: dict[str, Any], most: int | None) -> None:
     """Raise PromptTooLongError for a prompt of more than ``most`` tokens; None: any."""
     if most is not None and (tokens := prompt_tokens(endpoint, body)) > most:
-        param = next((name for name in _PROMPT_FIELDS if name in body), None)
+        param = next((name for name in SPECS[endpoint].prompt_fields[::-1] if name in body), None)
         raise PromptTooLongError(tokens, most, param)
 
 
 def prompt_tokens(endpoint: Endpoint, body: dict[str, Any]) -> int:
     """Estimate the tokens of all that the upstream may read of a request."""
-    unread = neutral_fields(endpoint) | {"model"}
+    spec = SPECS[endpoint]
+    unread = spec.neutral | {"model"}
     stack: list[Any] = [value for field, value in body.items() if field not in unread]
-    tokens = sum(_count_tokens(body.get(field)) for field in _TOKEN_FIELDS)
+    tokens = _count_tokens(body.get(spec.question_field))
     size = 0
     while stack:
         match stack.pop():
@@ -85,15 +82,12 @@ def ask_for_usage(body: dict[str, Any], raw: bytes) -> tuple[bytes, bool]:
     if isinstance(options, dict) and options.get("include_usage") is True:
         return raw, False
     asked = {**body, "stream_options": {**(options or {}), "include_usage": True}}
-    try:
-        return orjson.dumps(asked), True
-    except TypeError:  # an integer of more than 64 bits
-        return json.dumps(asked).encode(), True
+    return exact_json.dumps(asked), True
 
 
-def tokens_used(result: dict[str, Any]) -> int:
+def tokens_used(usage: Any) -> int:
     """Return what a complete result cost, prompt and answer, by its usage; 0 where it says none."""
-    match result.get("usage"):
+    match usage:
         case {"prompt_tokens": int(prompt), "completion_tokens": int(completion)}:
             return max(0, prompt) + max(0, completion)
         case {"input_tokens": int(prompt), "output_tokens": int(completion)}:

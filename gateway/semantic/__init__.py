@@ -1,1 +1,1 @@
-"""May a stored answer be found by meaning, and does it fit."""
+"""Whether a question may be answered by meaning, and whether a stored answer fits."""

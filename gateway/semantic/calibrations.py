@@ -1,7 +1,7 @@
 """Which calibration is in force: the operator's own for the verifier in use, else the shipped one.
 
-Part of the composition root, which alone may know both packages. Law: a file that is damaged or of
-another verifier is told and passed over; where none is left, no budget is known to be kept.
+Law: a file that is damaged or belongs to another verifier is logged and passed over. Without any
+calibration no budget is known to be kept, and nothing is answered by meaning.
 """
 
 import logging
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Calibrations:
-    """Reads the shipped files once, the operator's anew whenever it was changed."""
+    """Reads the shipped files once, and the operator's file after each change."""
 
     def __init__(self, data_dir: Path) -> None:
         self._path = data_dir / OWN_FILE
@@ -28,31 +28,31 @@ class Calibrations:
         self._own: Calibration | None = None
         self._problem = ""
         self._shipped: list[Calibration] | None = None
-        self._told = ""
+        self._logged = ""
 
     def of(self, verifier: str) -> Calibration | None:
         """Return the calibration of a verifier, None where there is none."""
         own, problem = self.own(), self._problem
         if own is not None and own.verifier != verifier:
-            problem = _of_another(self._path, own.verifier, verifier)
+            problem = _wrong_verifier(self._path, own.verifier, verifier)
             own = None
         found = own or self.shipped(verifier)
         if found is None:
             problem = f"{problem or 'no calibration'}: nothing is answered by meaning"
-        self._tell(problem)
+        self._log(problem)
         return found
 
     def details(self, verifier: str) -> dict[str, str | int]:
-        """Return what an operator wants to know of the calibration in force."""
+        """Return the calibration in force for the operator."""
         found = self.of(verifier)
-        told: dict[str, str | int] = {
+        details: dict[str, str | int] = {
             "calibration": "none" if found is None else "own" if self.is_own(found) else "shipped",
             "calibration_hits": 0 if found is None else found.hits,
         }
-        return told | {"problem": self._told} if self._told else told
+        return details | {"problem": self._logged} if self._logged else details
 
     def own(self) -> Calibration | None:
-        """Return the operator's calibration, whosever it is."""
+        """Return the operator's calibration, whichever verifier it belongs to."""
         try:
             status = self._path.stat()
             state = (status.st_mtime_ns, status.st_size)
@@ -69,7 +69,7 @@ class Calibrations:
         return self._own
 
     def is_own(self, calibration: Calibration | None) -> bool:
-        """Tell whether a calibration in force is the operator's."""
+        """Tell whether a calibration is the operator's."""
         return calibration is not None and calibration is self._own
 
     def shipped(self, verifier: str) -> Calibration | None:
@@ -78,20 +78,20 @@ class Calibrations:
             self._shipped = list(shipped_calibrations())
         return next((each for each in self._shipped if each.verifier == verifier), None)
 
-    def _tell(self, problem: str) -> None:
-        if problem and problem != self._told:
+    def _log(self, problem: str) -> None:
+        if problem and problem != self._logged:
             log.warning("calibration: %s", problem)
-        self._told = problem
+        self._logged = problem
 
 
 def known_calibrations(data_dir: Path | None) -> list[Calibration]:
-    """Return the operator's calibration, if there is a good one, and the shipped ones."""
+    """Return the operator's calibration, if it is valid, and the shipped ones."""
     own = None if data_dir is None else Calibrations(data_dir).own()
     return [*([] if own is None else [own]), *shipped_calibrations()]
 
 
 def shipped_calibrations() -> Iterator[Calibration]:
-    """Yield what is installed with the verifier, and for the rules without a model."""
+    """Yield the installed calibrations: of the model, and of the rules without a model."""
     folder = files("embeddings.verify") / "model"
     for name in ("calibration.json", "rules-calibration.json"):
         found = _shipped(folder / name)
@@ -109,5 +109,5 @@ def _shipped(file: Traversable) -> Calibration | None:
         return None
 
 
-def _of_another(path: Path, its: str, ours: str) -> str:
+def _wrong_verifier(path: Path, its: str, ours: str) -> str:
     return f"{path}: it is of verifier {its[:16]}, and {ours[:16]} is in use"

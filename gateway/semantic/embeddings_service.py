@@ -1,10 +1,8 @@
-"""The embeddings package behind the gateway's ports: index, local encoder, scores of pairs.
-
-Part of the composition root, which alone may know both packages.
-"""
+"""The embeddings process as the gateway's semantic index, local encoder and scorer of pairs."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from embeddings.client import EmbeddingsClient, EmbeddingsUnavailable
@@ -12,7 +10,7 @@ from gateway.semantic.ports import Candidate, SemanticUnavailableError
 
 
 class SemanticService:
-    """The embeddings process as the gateway's semantic index and local encoder."""
+    """Implements ``SemanticIndex``, ``LocalEncoder`` and ``Scorer`` over one socket."""
 
     def __init__(self, client: EmbeddingsClient) -> None:
         self._client = client
@@ -28,40 +26,30 @@ class SemanticService:
         return cls(EmbeddingsClient(socket, timeout=timeout))
 
     async def search(self, partition: bytes, text: str, k: int) -> Sequence[Candidate]:
-        """See the port."""
-        try:
+        """Return the nearest stored questions."""
+        with _faults():
             matches = await self._client.search(partition, text, k)
-        except EmbeddingsUnavailable as error:
-            raise SemanticUnavailableError(error.reason) from error
         return [Candidate(match.key, match.similarity) for match in matches]
 
     async def add(self, partition: bytes, key: bytes, text: str, expires_at: float) -> None:
-        """See the port."""
-        try:
+        """Make an entry findable by its question."""
+        with _faults():
             await self._client.add(partition, key, text, expires_at)
-        except EmbeddingsUnavailable as error:
-            raise SemanticUnavailableError(error.reason) from error
 
     async def remove(self, keys: Sequence[bytes]) -> None:
-        """See the port."""
-        try:
+        """Forget the vectors of these entries."""
+        with _faults():
             await self._client.remove(keys)
-        except EmbeddingsUnavailable as error:
-            raise SemanticUnavailableError(error.reason) from error
 
     async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        """See the port."""
-        try:
+        """Return a unit-length vector for each text."""
+        with _faults():
             return await self._client.embed(texts)
-        except EmbeddingsUnavailable as error:
-            raise SemanticUnavailableError(error.reason) from error
 
     async def score(self, asked: str, stored: str) -> float:
-        """See ``gateway.semantic.verifier.Scorer``."""
-        try:
+        """Return how surely one answer fits both questions."""
+        with _faults():
             (score,) = await self._client.score([(asked, stored)])
-        except EmbeddingsUnavailable as error:
-            raise SemanticUnavailableError(error.reason) from error
         self.verifier = self._client.verifier_digest
         return score
 
@@ -83,10 +71,18 @@ class SemanticService:
         return {"index": self._index, **({"fault": self._fault} if self._fault else {})}
 
     async def learn(self, period: float) -> None:
-        """Ask until the encoder is known: nobody need ask this worker whether it is ready."""
+        """Ask until the encoder is known: no readiness check may ever come to this worker."""
         while await self.not_ready() is not None:  # noqa: ASYNC110 - of another process
             await asyncio.sleep(period)
 
     async def close(self) -> None:
-        """Give the connection up."""
+        """Close the connection."""
         await self._client.close()
+
+
+@contextmanager
+def _faults() -> Iterator[None]:
+    try:
+        yield
+    except EmbeddingsUnavailable as error:
+        raise SemanticUnavailableError(error.reason) from error

@@ -1,4 +1,4 @@
-"""What the pipeline needs from the outside; adapters provide it, tests may fake it."""
+"""The interfaces of semantic lookup: index, encoder and verifier."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,16 +40,16 @@ class SemanticIndex(Protocol):
 
 
 class LocalEncoder(Protocol):
-    """The sentence encoder of this installation, as a server of embeddings."""
+    """The sentence encoder of this installation, which also serves embeddings."""
 
     @property
     def name(self) -> str:
-        """The model's name; empty until it is known, which is when the encoder is loaded."""
+        """The model's name; empty until the encoder is loaded."""
         ...
 
     @property
     def digest(self) -> str:
-        """What identifies everything that shapes a vector, hex; empty until it is known."""
+        """Digest of all that shapes a vector, hex; empty until the encoder is loaded."""
         ...
 
     async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
@@ -71,9 +71,9 @@ class Verifier(Protocol):
         ...
 
     def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
-        """Return the least score at which at most this share of hits is wrong, None if none is.
+        """Return the lowest score at which at most this share of hits is wrong, None if none is.
 
-        The share is bounded with the confidence, and on the traffic, of a calibration: that of the
+        A calibration bounds the share, with its confidence and for its traffic: that of the
         verifier named (``Verification.verifier``), else of the one in use.
         """
         ...

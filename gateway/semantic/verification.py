@@ -1,11 +1,11 @@
-"""What a verifier says of a stored question, and what that means under an error budget."""
+"""A verifier's result for a stored question, and whether it is a hit under an error budget."""
 
 import math
 from typing import NamedTuple
 
 
 class Verification(NamedTuple):
-    """How sure it is that one answer fits both questions, 0 to 1; or why it was not asked.
+    """How surely one answer fits both questions, 0 to 1; or why there is no score.
 
     ``refusal`` is one word: the difference found, or the fault.
     """
@@ -13,25 +13,25 @@ class Verification(NamedTuple):
     score: float
     refusal: str | None = None
     verifier: str = ""
-    """Digest of the verifier whose score it is."""
+    """Digest of the verifier that gave the score."""
 
     def refused(self, threshold: float | None, *, alias: bool = False) -> str | None:
         """Return why this is no hit, None where it is one.
 
-        ``threshold`` is the least score that keeps the budget, None where none does. ``alias`` says
-        that a fresh answer to this question has once been the same as this one: that makes up for a
-        score, and for nothing else.
+        ``threshold`` is the lowest score that keeps the budget, None where none does. ``alias``: a
+        fresh answer to this question was once the same as this one. That makes up for a low score,
+        and for nothing else.
         """
         if self.refusal is not None:
             return self.refusal
         if threshold is None:
             return "budget"
-        # Whatever cannot be compared is no hit either.
+        # NaN compares false, so it is no hit.
         fits = self.score >= threshold or (alias and math.isfinite(self.score))
         return None if fits else "score"
 
     def result(self, threshold: float | None, *, alias: bool) -> str:
-        """Return why this is no hit, else ``hit``, or ``alias`` where the score is too low."""
+        """Return why this is no hit; else ``hit``, or ``alias`` where the score is too low."""
         by_score = self.refused(threshold)
         if by_score is None:
             return "hit"
@@ -39,11 +39,13 @@ class Verification(NamedTuple):
 
     @property
     def measured(self) -> float | None:
-        """The score, None where the verifier was not asked."""
+        """The score, None where there is none."""
         return self.score if self.refusal is None else None
 
-    def told(self, threshold: float | None, max_wrong_hits: float, *, alias: bool = False) -> str:
-        """Say what it comes to, and what the budget would have needed."""
+    def describe(
+        self, threshold: float | None, max_wrong_hits: float, *, alias: bool = False
+    ) -> str:
+        """Return the result in words, with the score that the budget needs."""
         if self.result(threshold, alias=alias) == "alias":
             return "fits: a fresh answer to this question was the same"
         budget = f"at most {max_wrong_hits * 100:g} % wrong hits"

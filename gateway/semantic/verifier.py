@@ -1,9 +1,9 @@
-"""The verifier's port: guards, then the trained model's score, or rules where there is no model.
+"""The verifier: guards, then the trained model's score, or rules where there is no model.
 
-Part of the composition root, which alone may know both packages. Laws: whatever fails is a refusal
-with its word, and every wait is bounded. A score and the threshold it is held against are of one
-verifier: where another has come into use between them, the candidate is refused. Once a score did
-not come in time nobody waits for one during ``PAUSE_SECONDS``: a request has several candidates.
+Laws: each failure is a refusal with its word, and each wait is bounded. A score and its threshold
+come from one verifier: if another comes into use between them, the candidate is refused. After a
+score that timed out no request waits for one during ``PAUSE_SECONDS``, as each has several
+candidates.
 """
 
 import asyncio
@@ -26,13 +26,10 @@ GUARD_SECONDS = 1.0
 INLINE_CHARACTERS = 400
 """Two short questions take some 0.3 ms; longer ones leave the loop."""
 PAUSE_SECONDS = 1.0
-MOST_CHARACTERS = 20_000
+MAX_CHARACTERS = 20_000
 """Of a pair; no verifier reads as far."""
 
 OF_THE_TEXT = frozenset({"text-too-long", "empty-text", "unreadable-text"})
-
-
-Check = Callable[[str, str], str | None]
 
 
 class Scorer(Protocol):
@@ -40,12 +37,12 @@ class Scorer(Protocol):
 
     @property
     def verifier(self) -> str | None:
-        """Its digest; empty where there is none, None until that is known."""
+        """Its digest; empty if there is no verifier, None until that is known."""
         ...
 
     @property
     def verifier_fault(self) -> str:
-        """Why there is none."""
+        """Why there is no verifier."""
         ...
 
     async def score(self, asked: str, stored: str) -> float:
@@ -54,7 +51,7 @@ class Scorer(Protocol):
 
 
 class CalibratedVerifier:
-    """See the port ``Verifier``."""
+    """The ``Verifier`` of a running gateway."""
 
     def __init__(
         self,
@@ -71,11 +68,11 @@ class CalibratedVerifier:
         self._paused_until = float("-inf")
 
     def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
-        """See the port.
+        """Return the lowest score that keeps the budget, None if none does.
 
-        What the rules pass counts among the model's surest hits, too, so that its calibration
-        speaks for them where theirs keeps no such budget; and an operator's own speaks alone,
-        because it knows of their traffic, and ours does not.
+        A pair that the rules pass is also among the model's surest hits. So the model's calibration
+        counts for it where that of the rules keeps no such budget. An operator's own calibration
+        counts alone, because it comes from their traffic.
         """
         in_use = self._verifier()
         if in_use is None or verifier not in ("", RULES, in_use):
@@ -88,18 +85,18 @@ class CalibratedVerifier:
         return _threshold(in_force, max_wrong_hits)
 
     async def verify(self, asked: str, stored: str, similarity: float) -> Verification:
-        """See the port."""
+        """Return how surely one answer fits both questions."""
         verifier = self._verifier()
         if verifier is None:
             return Verification(0.0, "verifier-unavailable")
-        if len(asked) + len(stored) > MOST_CHARACTERS:
+        if len(asked) + len(stored) > MAX_CHARACTERS:
             return Verification(0.0, "text-too-long")
         if asked.strip() == stored.strip():
             return Verification(1.0, verifier=RULES)
-        refusal = await _checked(guard, asked, stored) if verifier else None
+        refusal = await _apply(guard, asked, stored) if verifier else None
         if refusal is not None:
             return Verification(0.0, refusal)
-        refusal = await _checked(agree, asked, stored)
+        refusal = await _apply(agree, asked, stored)
         if refusal is None:
             return Verification(1.0, verifier=RULES)
         if self._scorer is None or not verifier:
@@ -152,13 +149,13 @@ def _threshold(calibration: Calibration | None, max_wrong_hits: float) -> float 
     return None if calibration is None else calibration.threshold(max_wrong_hits)
 
 
-async def _checked(check: Check, asked: str, stored: str) -> str | None:
-    """Return the difference that a check finds."""
+async def _apply(check: Callable[[str, str], str | None], asked: str, stored: str) -> str | None:
+    """Return the difference that a guard or the rules find."""
     try:
         if len(asked) + len(stored) <= INLINE_CHARACTERS:
             return check(asked, stored)
         async with asyncio.timeout(GUARD_SECONDS):
             return await asyncio.to_thread(check, asked, stored)
-    except Exception as error:  # noqa: BLE001 - fail to miss, whatever it is
+    except Exception as error:  # noqa: BLE001 - any fault is a miss
         log.warning("verification failed (%s): a miss", type(error).__name__)
         return "fault"

@@ -16,7 +16,13 @@ import orjson
 
 from gateway.cache.lookup import Forward, Hit, Refused
 from gateway.protocol.cache_status import Forwarded, ForwardStatus, HitStatus
-from gateway.protocol.embeddings import batch_body, items_of, put_together, stored_items, vectors_of
+from gateway.protocol.endpoints.embeddings import (
+    batch_body,
+    items_of,
+    put_together,
+    stored_items,
+    vectors_of,
+)
 from gateway.protocol.messages import Headers, Reply
 from gateway.protocol.reasons import Reason
 from gateway.upstream.coalescing.coalescer import Coalescer
@@ -125,7 +131,7 @@ class MissingItems:
             state = self.states[place]
             if not isinstance(state, Forward) or state.store is None:
                 return state.status.reason or Reason.POLICY
-            return await self.coalescer.admitter.store(
+            return await self.coalescer.writer.store(
                 state.store, result, orjson.dumps(result), self.asked.scanner
             )
 

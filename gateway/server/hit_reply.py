@@ -8,10 +8,10 @@ from gateway.cache.lookup import Hit
 from gateway.protocol import exact_json
 from gateway.protocol.cache_status import RefusedStatus
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import RequestError
 from gateway.protocol.messages import Reply
 from gateway.protocol.reasons import Reason
-from gateway.protocol.streaming.render import render_plain, render_stream
 from gateway.telemetry.observation import Observation
 
 JSON_TYPE = ("Content-Type", "application/json")
@@ -31,14 +31,14 @@ def render_hit(endpoint: Endpoint, body: dict[str, Any], hit: Hit, seen: Observa
         ("Age", str(hit.age)),
         ("Refrain-Entry", hit.entry.key.hex()),
     )
-    plain = render_plain(endpoint, body, hit.entry.key, hit.entry.result)
-    if not seen.streamed:
+    spec, plain = SPECS[endpoint], hit.entry.result
+    if spec.render is not None:
+        plain = spec.render(body, hit.entry.key, plain)
+    if spec.streaming is None or not seen.streamed:
         return Reply(200, (JSON_TYPE, *headers), plain)
     options = body.get("stream_options") or {}
-    stream = render_stream(
-        endpoint,
-        exact_json.loads(plain),
-        include_usage=options.get("include_usage") is True,
+    stream = spec.streaming.render(
+        exact_json.loads(plain), include_usage=options.get("include_usage") is True
     )
     return Reply(200, (SSE_TYPE, *headers), stream)
 

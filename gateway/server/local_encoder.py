@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from gateway.protocol.embeddings import items_of
+from gateway.protocol.endpoints.embeddings import items_of
 from gateway.protocol.errors import ClientError, UpstreamError
 from gateway.protocol.reasons import Reason
 from gateway.semantic.ports import LocalEncoder, SemanticUnavailableError

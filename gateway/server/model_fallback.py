@@ -7,7 +7,7 @@ and stored under that name, never under the other's key; and the reply says so.
 from collections.abc import Callable
 from dataclasses import replace
 
-from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import Reply
 from gateway.protocol.reasons import Reason
@@ -34,8 +34,8 @@ def fallback_for(
     ``came`` is what its call came to, None before it is made.
     """
     model, fallback = asked.body.get("model"), asked.decision.fallback_model
-    # Vectors of another model mean something else.
-    if fallback is None or fallback == model or asked.endpoint is Endpoint.EMBEDDINGS:
+    # Vectors and scores of another model mean something else.
+    if fallback is None or fallback == model or not SPECS[asked.endpoint].generates:
         return None
     if asked.odd_body is not None or (isinstance(came, Reply) and came.status not in _REFUSED):
         return None

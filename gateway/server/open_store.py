@@ -13,12 +13,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.cache.ports import Claims, ScopeKeys, Store, Vault
+from gateway.cache.ports import Claims, ForgetKeys, ScopeKeys, Store
 from gateway.cache.stores.guarded import GuardedStore
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.stores.sqlite.scope_keys import SqliteScopeKeys
 from gateway.cache.stores.sqlite.store import SqliteStore
-from gateway.cache.stores.tiered import ColdStore, News, TieredStore
+from gateway.cache.stores.tiered import News, TieredStore
 from gateway.server.secrets import master_keys, secret_setting
 from gateway.settings import Settings
 
@@ -38,7 +38,7 @@ class Entries:
     """The store, who forgets scopes in it if it is encrypted, and what to tell of it."""
 
     store: Store
-    vault: Vault | None
+    forget_keys: ForgetKeys | None
     status: Callable[[], dict[str, Any]]
     begin: Callable[[], Awaitable[None]] | None = None
     claims: Claims | None = None
@@ -64,11 +64,11 @@ def open_store(settings: Settings, environment: Mapping[str, str]) -> Entries:
     if settings.store == "disk":
         file = SqliteStore(settings.data_dir / "entries.sqlite3", max_bytes=settings.store_bytes)
         keys = SqliteScopeKeys(settings.data_dir / SCOPE_KEYS, clock=time.time)
-        cold, vault = _sealed(file, keys, settings, environment)
+        cold, forget_keys = _sealed(file, keys, settings, environment)
         disk = GuardedStore(cold, read_seconds=DISK_READ_SECONDS, write_seconds=DISK_WRITE_SECONDS)
         hot = settings.workers == 1
-        store = _tiered(settings, disk) if hot else disk
-        return Entries(store, vault, _guarded("disk", disk))
+        store = _tiered(settings, disk, file.touch) if hot else disk
+        return Entries(store, forget_keys, _guarded("disk", disk))
     return _open_redis(settings, environment)
 
 
@@ -88,17 +88,19 @@ def _open_redis(settings: Settings, environment: Mapping[str, str]) -> Entries:
             "this data directory's secret"
         )
     keys = RedisScopeKeys(redis.link, clock=time.time)
-    cold, vault = _sealed(redis, keys, settings, environment)
+    cold, forget_keys = _sealed(redis, keys, settings, environment)
     guarded = GuardedStore(cold, read_seconds=REDIS_SECONDS, write_seconds=REDIS_SECONDS)
-    store = _tiered(settings, guarded, redis.news)
+    store = _tiered(settings, guarded, redis.touch, redis.news)
     redis.claims.usable = lambda: guarded.fault is None
-    return Entries(store, vault, _guarded("redis", guarded), redis.begin, redis.claims)
+    return Entries(store, forget_keys, _guarded("redis", guarded), redis.begin, redis.claims)
 
 
-def _tiered(settings: Settings, cold: ColdStore, news: News | None = None) -> Store:
+def _tiered(
+    settings: Settings, cold: Store, touch: Callable[[bytes], None], news: News | None = None
+) -> Store:
     if settings.memory_bytes == 0:
         return cold
-    return TieredStore(MemoryStore(max_bytes=settings.memory_bytes), cold, news)
+    return TieredStore(MemoryStore(max_bytes=settings.memory_bytes), cold, touch, news)
 
 
 def _guarded(kind: str, guarded: GuardedStore) -> Callable[[], dict[str, Any]]:
@@ -110,11 +112,11 @@ def _unguarded(kind: str) -> Callable[[], dict[str, Any]]:
 
 
 def _sealed(
-    store: ColdStore,
+    store: Store,
     keys: ScopeKeys,
     settings: Settings,
     environment: Mapping[str, str],
-) -> tuple[ColdStore, Vault | None]:
+) -> tuple[Store, ForgetKeys | None]:
     """Put encryption around what lasts, where master keys are given. Raises SecretSettingError."""
     masters = master_keys(environment)
     path = settings.data_dir / SCOPE_KEYS
@@ -135,4 +137,4 @@ def _sealed(
         "".join(f", {key.name} is read" for key in masters.rest),
     )
     sealed = SealedStore(store, masters, keys, clock=time.time)
-    return sealed, sealed
+    return sealed, sealed.forget

@@ -255,7 +255,7 @@ def open_upstreams(
             time.monotonic,
             own_credentials=own_keys,
             chains=chains,
-            figures=counts,
+            warmed=counts.warmed,
         )
     warm = None if warm_up is None else warm_up.warm
     prober = Prober(each, paths, table, time.monotonic, pool.admit, warm=warm)

@@ -29,21 +29,23 @@ from gateway.cache.lookup import (
     State,
     Unended,
     VerifyCandidate,
-    as_own,
     bypass,
-    common,
     forward,
     miss,
+    rebind,
+    sharing_key,
     start,
 )
 from gateway.cache.pii_scan import ScanFailedError, Scans
 from gateway.cache.plan import plan_request
-from gateway.cache.ports import Learned, PolicySource, Store, StoreError, StoreUnavailableError
+from gateway.cache.ports import PolicySource, Store, StoreError, StoreUnavailableError
 from gateway.cache.shadow_eval.comparison import Sampling
+from gateway.cache.shadow_eval.journal import ComparisonJournal
 from gateway.cache.single_flight import Together
 from gateway.protocol.cache_status import Forwarded, ForwardStatus
-from gateway.protocol.embeddings import item_body, items_of
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.embeddings import item_body, items_of
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import Inbound, Reply
 from gateway.protocol.reasons import Reason
@@ -100,7 +102,7 @@ class Pipeline:
     """From here on a lookup by meaning begins nothing more and is a miss."""
     local: LocalModel | None = None
     overloaded: Overloaded = never_overloaded
-    learned: Learned | None = None
+    learned: ComparisonJournal | None = None
     sampling: Sampling = field(default_factory=Sampling)
     misses: Together[Hit | Forward | Refused] = field(default_factory=Together)
 
@@ -133,7 +135,7 @@ class Pipeline:
 
     async def _end(self, asked: Asked) -> tuple[End, Sequence[Hit | Forward]]:
         """Look the request up; of a batch return the end of all items and that of each."""
-        batch = asked.endpoint is Endpoint.EMBEDDINGS and asked.odd_body is None
+        batch = SPECS[asked.endpoint].is_batch and asked.odd_body is None
         items = items_of(asked.body) if batch else ()
         if len(items) > 1:
             asked = asked._replace(beside=[])
@@ -265,9 +267,9 @@ class Pipeline:
                     return state
                 case LookUpExact() if asked.coalescer.calls and self._is_asked(state, asked):
                     state = forward(state.plan, miss(state.plan))
-                case ScanPrompt() | SearchSemantic() if (about := common(state)) is not None:
+                case ScanPrompt() | SearchSemantic() if (about := sharing_key(state)) is not None:
                     end = await self.misses.ask(about, partial(self._driven, state, asked))
-                    return as_own(end, state.plan)
+                    return rebind(end, state.plan)
                 case _:
                     state = await self._next(state, asked)
 
@@ -414,7 +416,7 @@ class Pipeline:
             asked.note(state, error)
             return []
         # Not only when it is added: the index may have been down when the hit was called wrong.
-        barred = self.coalescer.admitter.quarantine.holds
+        barred = self.coalescer.writer.quarantine.holds
         near = [(each.key, each.similarity) for each in found if not barred(each.key)]
         asked.note(state, near)
         return near

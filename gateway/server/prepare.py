@@ -20,13 +20,15 @@ from gateway.cache.lookup import Forward
 from gateway.cache.plan import end_user
 from gateway.prompts.compress.compress import Compressed
 from gateway.prompts.compress.compressor import Compressor, Summariser
-from gateway.prompts.hints.hints import Hinted, hinted, hints_for
-from gateway.prompts.outcome import Compression, Declined, NotRewritten, Rewrite
+from gateway.prompts.hints.hints import hinted, hints_for
+from gateway.prompts.outcome import Changed, Compression, Declined, NotRewritten, Rewrite
 from gateway.prompts.rewrite.documents import NOTHING_KNOWN, Memory, SharedDocuments
 from gateway.prompts.rewrite.rewrite import Rewritten, rewrite, rules_for
 from gateway.prompts.rewrite.tools import KnownTools
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.headers import Fields
+from gateway.protocol.messages import read_whole
 from gateway.server.request import Asked
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.ports import Upstream
@@ -60,8 +62,8 @@ class Outbox:
 
     def salts(self, asked: Asked) -> bool:
         """Tell whether the request gets a salt."""
-        # Embeddings have no prefix cache, and servers that know the field may refuse it there.
-        return self.salts_caches and asked.endpoint is not Endpoint.EMBEDDINGS
+        # Elsewhere there is no prefix cache, and servers that know the field may refuse it.
+        return self.salts_caches and SPECS[asked.endpoint].generates
 
     async def exchange(self, asked: Asked, state: Forward) -> Exchange:
         """Return the request as it is sent."""
@@ -135,16 +137,16 @@ class Outbox:
         owner = document_owner(self.secret, asked.tenant)
         return self.summariser.applied(asked.endpoint, came, settings.history, owner, ask)
 
-    async def _hinted(self, asked: Asked, body: dict[str, Any], raw: bytes) -> Hinted:
+    async def _hinted(self, asked: Asked, body: dict[str, Any], raw: bytes) -> Changed:
         settings, rule = asked.decision.hints, asked.decision.rule
         hints = hints_for(asked.endpoint, settings)
         if not hints:
-            return Hinted(body, raw)
+            return Changed(body, raw)
         owner = document_owner(self.secret, asked.tenant)
         work = partial(hinted, asked.endpoint, body, raw, settings, rule=rule, owner=owner)
         told = await _done_in_time(work, raw)
         if isinstance(told, NotRewritten):
-            return Hinted(body, raw, declined=_declined(hints, told))
+            return Changed(body, raw, declined=_declined(hints, told))
         return told
 
     def _memory(self, asked: Asked) -> Memory:
@@ -160,12 +162,8 @@ async def _said(upstream: Upstream, fields: Fields, raw: bytes, model: str) -> s
     async with upstream.send(Outgoing(Endpoint.CHAT.value, fields, raw, model)) as reply:
         if reply.status != HTTPStatus.OK:
             return None
-        read = b""
-        async for chunk in reply.chunks():
-            read += chunk
-            if len(read) > MOST_SAID:
-                return None
-    match orjson.loads(read):
+        read = await read_whole(reply.chunks(), MOST_SAID)
+    match None if read is None else orjson.loads(read):
         case {"choices": [{"message": {"content": str(content)}, "finish_reason": "stop"}]}:
             return content
     return None
@@ -175,7 +173,7 @@ def _declined(rewrites: Iterable[Rewrite], why: NotRewritten) -> tuple[Declined,
     return tuple(Declined(each, why) for each in rewrites)
 
 
-def _sent(original: Exchange, plain: Exchange, hints: Hinted) -> Exchange:
+def _sent(original: Exchange, plain: Exchange, hints: Changed) -> Exchange:
     """Return the request with hints, and in it its other forms."""
     if hints.raw is original.inbound.raw:
         return plain

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, assert_never
+from typing import Any, NamedTuple
 
 from gateway.cache.canonical import BodyError, LoneSurrogateError, parse_body
 from gateway.cache.key import Tenant
@@ -10,14 +10,9 @@ from gateway.cache.lookup import State
 from gateway.cache.ports import ActivePolicy
 from gateway.protocol.conversation import last_user_text, system_text
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import ClientError
 from gateway.protocol.messages import Inbound
-from gateway.protocol.validation import (
-    validate_chat,
-    validate_completion,
-    validate_embeddings,
-    validate_response,
-)
 from gateway.semantic.ports import LocalEncoder
 from gateway.semantic.verification import Verification
 from gateway.telemetry.observation import Observation
@@ -136,7 +131,7 @@ def facts_of(
         organization=tenant.organization,
         project=tenant.project,
         last_user_text=last_user_text(endpoint, body),
-        system_text=system_text(body),
+        system_text=system_text(endpoint, body),
     )
 
 
@@ -151,17 +146,7 @@ def parse_request(endpoint: Endpoint, raw: bytes) -> Parsed:
         body, odd = error.body, ClientError(400, str(error))
     except BodyError as error:
         raise ClientError(400, str(error)) from None
-    match endpoint:
-        case Endpoint.CHAT:
-            odd = validate_chat(body) or odd
-        case Endpoint.COMPLETIONS:
-            odd = validate_completion(body) or odd
-        case Endpoint.EMBEDDINGS:
-            odd = validate_embeddings(body) or odd
-        case Endpoint.RESPONSES:
-            odd = validate_response(body) or odd
-        case _:
-            assert_never(endpoint)
+    odd = SPECS[endpoint].validate(body) or odd
     return Parsed(body if odd is None else _routed_by(endpoint, body), body, odd)
 
 
@@ -181,7 +166,7 @@ def _parts(raw: bytes) -> int:
 
 def _routed_by(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
     """Return what routing reads of a request that is forwarded as it came."""
-    names = ("model", "previous_response_id") if endpoint is Endpoint.RESPONSES else ("model",)
+    names = ("model", "previous_response_id") if SPECS[endpoint].keeps_by_id else ("model",)
     little: dict[str, Any] = {
         name: body[name]
         for name in names

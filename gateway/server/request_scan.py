@@ -15,7 +15,7 @@ from gateway.cache.plan import Plan
 from gateway.cache.ports import Scanner
 from gateway.protocol.conversation import is_readable, names_text, prompt_text
 from gateway.protocol.endpoint import Endpoint
-from gateway.protocol.fields import neutral_fields
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.reasons import Reason
 from gateway.server.prepare import INLINE_BYTES
 from gateway.server.request import Asked
@@ -50,7 +50,7 @@ def plan_to_scan(ends: Sequence[End], endpoint: Endpoint, body: dict[str, Any]) 
 
     No coroutine: most requests are hits or have none of these fields.
     """
-    if neutral_fields(endpoint).isdisjoint(body):
+    if SPECS[endpoint].neutral.isdisjoint(body):
         return None
     plan = next((plan for end in ends if (plan := kept_plan(end)) is not None), None)
     return plan if plan is not None and plan.scans else None

@@ -93,7 +93,7 @@ class DecisionLog:
             except OSError as error:
                 self._dropped += len(whole)
                 if not self._complained:
-                    _log.error("%s cannot be written: %s", self._path, error.strerror)
+                    _log.error("%s cannot be written: %s", self._path, error.strerror or error)
                 self._complained = True
             self._bytes_written += sum(len(line) for line in lines if line is not None)
             if self._dropped:

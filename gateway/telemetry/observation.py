@@ -7,7 +7,7 @@ from typing import Any
 from gateway.cache.entry import Entry
 from gateway.prompts.outcome import Compression, Declined, Rewrite
 from gateway.protocol.cache_status import ForwardStatus
-from gateway.protocol.reasons import Ineligible, Reason
+from gateway.protocol.reasons import Reason
 from gateway.protocol.tokens import PromptUsage
 
 
@@ -35,7 +35,7 @@ class Observation:
     outcome: str = "error"
     reason: Reason | None = None
     semantic_fault: str | None = None
-    ineligible: Ineligible | None = None
+    ineligible: Reason | None = None
     """Why the request was not looked up by meaning."""
     status: int = 0
     forward: ForwardStatus | None = None

@@ -14,14 +14,10 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from gateway.protocol.endpoints.table import SPECS
 from gateway.telemetry.observation import Observation
 
-_OPERATIONS = {
-    "/v1/chat/completions": "chat",
-    "/v1/completions": "text_completion",
-    "/v1/embeddings": "embeddings",
-    "/v1/responses": "chat",
-}
+_OPERATIONS = {endpoint.value: spec.operation for endpoint, spec in SPECS.items()}
 
 
 class Tracing:

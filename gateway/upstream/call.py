@@ -13,15 +13,16 @@ from typing import Any
 
 import orjson
 
-from gateway.cache.writer import Admitter
+from gateway.cache.writer import CacheWriter
 from gateway.protocol import exact_json
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.spec import Followed, Streaming
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import end_to_end, request_fields, without
 from gateway.protocol.messages import ALL_ADDITIONS
 from gateway.protocol.reasons import Reason
 from gateway.protocol.streaming import sse
-from gateway.protocol.streaming.stream import Followed, followed
 from gateway.protocol.tokens import prompt_usage
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.shared_response import Head, LiveAnswer
@@ -71,7 +72,7 @@ class Caller:
     """Makes calls. ``max_answer_bytes`` bounds what is stored, and what is held for readers."""
 
     upstream: Upstream
-    admitter: Admitter
+    writer: CacheWriter
     max_answer_bytes: int
     checks: Checks | None = None
     chains: PromptChains | None = None
@@ -140,10 +141,11 @@ class Caller:
             if upstream.status == HTTPStatus.OK:
                 self._note_answered(exchange)
             fields = with_upstream(end_to_end(upstream.headers), served)
-            if upstream.content_type == "text/event-stream":
+            streaming = SPECS[exchange.endpoint].streaming
+            if streaming is not None and upstream.content_type == "text/event-stream":
                 self._settle(exchange, upstream.status, answer, before)
                 answer.open(Head(upstream.status, fields, events=True, usage=variant.usage))
-                await self._relay(upstream, exchange, answer)
+                await self._relay(upstream, exchange, answer, streaming)
                 return None
             chunks = upstream.chunks()
             whole = await _read(chunks, self.max_answer_bytes)
@@ -189,10 +191,16 @@ class Caller:
             remedy,
         )
 
-    async def _relay(self, upstream: UpstreamReply, exchange: Exchange, answer: LiveAnswer) -> None:
+    async def _relay(
+        self,
+        upstream: UpstreamReply,
+        exchange: Exchange,
+        answer: LiveAnswer,
+        streaming: Streaming,
+    ) -> None:
         """Pass events on as they end, until the upstream's stream does."""
-        answered = followed(
-            exchange.endpoint, assemble=exchange.plan is not None, max_bytes=self.max_answer_bytes
+        answered = streaming.follow(
+            assemble=exchange.plan is not None, max_bytes=self.max_answer_bytes
         )
         decoder = sse.Decoder()
         try:
@@ -246,8 +254,9 @@ class Caller:
         except orjson.JSONDecodeError:
             result = None
         if isinstance(result, dict):
-            _note_usage(answer.payer, result.get("usage"))
-            _note_cached(upstream, result.get("usage"))
+            usage = SPECS[exchange.endpoint].usage(result)
+            _note_usage(answer.payer, usage)
+            _note_cached(upstream, usage)
             _note_made(upstream, result.get("id"), exchange)
         await self._store(upstream.status, result, whole, exchange, answer)
 
@@ -275,7 +284,7 @@ class Caller:
             return
         declined: Reason | None = Reason.UPSTREAM_STATUS
         if status == HTTPStatus.OK:
-            declined = await self.admitter.store(exchange.plan, result, plain, exchange.scanner)
+            declined = await self.writer.store(exchange.plan, result, plain, exchange.scanner)
         if declined is not None:
             _decline(declined, answer)
             return
@@ -345,6 +354,6 @@ def _note_cached(upstream: UpstreamReply, usage: Any) -> None:
 
 
 def _note_made(upstream: UpstreamReply, made: Any, exchange: Exchange) -> None:
-    kept = exchange.endpoint is Endpoint.RESPONSES and exchange.body.get("store") is not False
+    kept = SPECS[exchange.endpoint].keeps_by_id and exchange.body.get("store") is not False
     if kept and isinstance(made, str):
         upstream.served.note_made(made)

@@ -16,6 +16,7 @@ from gateway.cache.plan import Plan
 from gateway.cache.ports import Scanner
 from gateway.prompts.outcome import Compression, Declined, Rewrite
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.messages import ALL_ADDITIONS, Addition, Inbound
 from gateway.protocol.tokens import ask_for_usage
 from gateway.telemetry.observation import Observation
@@ -51,12 +52,15 @@ class Exchange:
     @property
     def streamed(self) -> bool:
         """Tell whether the client asked for a stream."""
-        return self.body.get("stream") is True
+        return SPECS[self.endpoint].streaming is not None and self.body.get("stream") is True
 
     @property
     def wants_usage(self) -> bool:
         """Tell whether the client asked for usage on its stream."""
-        if self.endpoint is Endpoint.RESPONSES:
+        streaming = SPECS[self.endpoint].streaming
+        if streaming is None:
+            return False
+        if not streaming.usage_option:
             return True  # it is part of the last event
         options = self.body.get("stream_options")
         return isinstance(options, dict) and options.get("include_usage") is True
@@ -151,7 +155,8 @@ def _variant(exchange: Exchange, accepted: frozenset[Addition]) -> Variant:
         else:
             exchange = exchange.unhinted
     raw, usage = exchange.inbound.raw, exchange.wants_usage
-    if Addition.STREAM_USAGE in accepted and exchange.endpoint is not Endpoint.RESPONSES:
+    streaming = SPECS[exchange.endpoint].streaming
+    if Addition.STREAM_USAGE in accepted and streaming is not None and streaming.usage_option:
         raw, asks = ask_for_usage(exchange.body, raw)
         if asks:
             added.add(Addition.STREAM_USAGE)

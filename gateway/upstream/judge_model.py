@@ -14,7 +14,8 @@ import orjson
 
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields
-from gateway.semantic.compare.answers import Outcome, Told
+from gateway.protocol.messages import read_whole
+from gateway.semantic.compare.answers import Judgement, Outcome
 from gateway.upstream.ports import Upstream
 from gateway.upstream.request import Outgoing, own_fields
 
@@ -44,7 +45,7 @@ class Judge:
 
     async def judged(
         self, question: str, stored: str, fresh: str, fields: Iterable[tuple[str, str]]
-    ) -> Told | None:
+    ) -> Judgement | None:
         """Return what the judge says, None where it says nothing; ``fields`` are the client's."""
         if max(len(question), len(stored), len(fresh)) > MOST_CHARACTERS:
             return None
@@ -56,7 +57,7 @@ class Judge:
             return None
         if said is None:
             return None
-        return Told(Outcome.EQUAL if said else Outcome.DIFFERENT, "judge")
+        return Judgement(Outcome.EQUAL if said else Outcome.DIFFERENT, "judge")
 
     def _body(self, question: str, stored: str, fresh: str) -> bytes:
         pair = {"question": question, "first": stored, "second": fresh}
@@ -78,12 +79,8 @@ class Judge:
         async with self.upstream.send(Outgoing(_PATH, headers, body, self.model)) as reply:
             if reply.status != HTTPStatus.OK:
                 return None
-            read = b""
-            async for chunk in reply.chunks():
-                read += chunk
-                if len(read) > _MOST_BYTES:
-                    return None
-        return _verdict(read)
+            read = await read_whole(reply.chunks(), _MOST_BYTES)
+        return None if read is None else _verdict(read)
 
 
 def _verdict(raw: bytes) -> bool | None:

@@ -16,14 +16,15 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.cache.plan import Plan
-from gateway.cache.ports import Comparisons, Quarantine
+from gateway.cache.ports import Quarantine
 from gateway.cache.shadow_eval.comparison import Check, Comparison, Kind, compared
+from gateway.cache.shadow_eval.journal import ComparisonJournal
 from gateway.protocol.headers import Fields
 from gateway.semantic.compare.answers import (
     Answer,
+    Judgement,
     NeedsVectors,
     Outcome,
-    Told,
     compare,
     read_answer,
 )
@@ -63,7 +64,7 @@ class Checks:
     outcome or why there is none.
     """
 
-    journal: Comparisons
+    journal: ComparisonJournal
     quarantine: Quarantine
     index: SemanticIndex | None
     encoder: LocalEncoder | None
@@ -129,17 +130,17 @@ class Checks:
         await self._write_down(comparison, pair)
         return told.outcome.value
 
-    async def _told(self, pair: Pair) -> Told:
+    async def _told(self, pair: Pair) -> Judgement:
         # Long answers take tens of milliseconds.
         step = await asyncio.to_thread(_read_beside, pair)
-        if isinstance(step, Told):
+        if isinstance(step, Judgement):
             return step
         told = await asyncio.to_thread(step.next, await self._vectors(step))
         if told.outcome is Outcome.UNSURE and self.judge is not None:
             return await self._judged(self.judge, pair) or told
         return told
 
-    async def _judged(self, judge: Judge, pair: Pair) -> Told | None:
+    async def _judged(self, judge: Judge, pair: Pair) -> Judgement | None:
         stored, fresh = _answers(pair)
         if pair.plan.question is None or stored is None or fresh is None:
             return None
@@ -180,7 +181,7 @@ class Checks:
             log.warning("a comparison cannot be written down: %s", error.strerror or error)
 
 
-def _read_beside(pair: Pair) -> Told | NeedsVectors:
+def _read_beside(pair: Pair) -> Judgement | NeedsVectors:
     return compare(orjson.loads(pair.check.entry.result), orjson.loads(pair.fresh))
 
 

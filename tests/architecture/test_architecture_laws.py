@@ -35,8 +35,8 @@ GOOD = {
     "gateway/server/pipeline.py": "import asyncio\nfrom gateway.cache.ports import Store",
     "gateway/server/http/handlers.py": "from aiohttp import web\n"
     "from gateway.server import pipeline",
-    "gateway/app.py": "from aiohttp import web\nfrom embeddings.client import C\n"
-    "import gateway.server.http.handlers\nfrom gateway.settings import Settings",
+    "gateway/app.py": "from aiohttp import web\nfrom gateway.settings import Settings\n"
+    "import gateway.server.http.handlers",
     "gateway/semantic/embeddings_service.py": "from embeddings.client import EmbeddingsClient",
     "gateway/semantic/verifier.py": "from embeddings.verify.agreement import agree",
     "gateway/cli/main.py": "def main():\n    from backend.__main__ import main",

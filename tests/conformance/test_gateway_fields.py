@@ -6,7 +6,7 @@ import pytest
 from openai_schema import ABSENT, DESCRIPTION, description, properties, request_schema, resolved
 
 from gateway.protocol.endpoint import Endpoint
-from gateway.protocol.fields import FIELDS
+from gateway.protocol.endpoints.table import SPECS
 
 pytestmark = pytest.mark.skipif(not DESCRIPTION.is_file(), reason=ABSENT)
 
@@ -17,7 +17,9 @@ def published():
 
 
 def unclassified(published, endpoint: Endpoint) -> set[str]:
-    return set(properties(published, request_schema(published, endpoint))) - set(FIELDS[endpoint])
+    return set(properties(published, request_schema(published, endpoint))) - set(
+        SPECS[endpoint].fields
+    )
 
 
 @pytest.mark.parametrize("endpoint", Endpoint)
@@ -48,7 +50,7 @@ def test_every_published_field_is_classified(endpoint, published):
     ],
 )
 def test_nothing_else_is_classified_but_for_what_is_said_here(endpoint, more, published):
-    fields = set(FIELDS[endpoint])
+    fields = set(SPECS[endpoint].fields)
     assert fields - set(properties(published, request_schema(published, endpoint))) == more
 
 
@@ -72,15 +74,13 @@ def test_the_check_finds_an_invented_field_wherever_a_schema_may_hold_it(endpoin
 
 def test_tools_that_openai_runs_are_told_from_those_of_the_client(published):
     """All published kinds of tool are looked at: a new one bypasses until it is known."""
-    from gateway.protocol.fields import bypass_reason
-
     tools = resolved(published, {"$ref": "#/components/schemas/Tool"})["oneOf"]
     kinds = [kind for tool in tools for kind in properties(published, tool)["type"].get("enum", ())]
     looked_up = {
         kind
         for kind in kinds
-        if bypass_reason(
-            Endpoint.RESPONSES, {"model": "m", "store": False, "tools": [{"type": kind}]}
+        if SPECS[Endpoint.RESPONSES].bypass_reason(
+            {"model": "m", "store": False, "tools": [{"type": kind}]}
         )
         is None
     }

@@ -15,8 +15,9 @@ import pytest
 from scripted_responses import call, message, reasoning, response, text
 
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints import chat, completions
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.streaming.assemble import Assembler
-from gateway.protocol.streaming.render import render_stream
 from gateway.protocol.streaming.responses_stream import render_response
 from gateway.protocol.streaming.sse import DONE, Decoder
 from scripted_upstream import completion
@@ -98,13 +99,14 @@ TEXTS = {
 
 
 def rendered(endpoint: Endpoint, result: dict[str, Any], *, usage: bool) -> list[dict[str, Any]]:
-    *events, last = Decoder().feed(render_stream(endpoint, result, include_usage=usage))
+    stream = SPECS[endpoint].streaming.render(result, include_usage=usage)
+    *events, last = Decoder().feed(stream)
     assert last.data == DONE
     return [orjson.loads(event.data) for event in events if event.data is not None]
 
 
 def assembled(endpoint: Endpoint, chunks: list[dict[str, Any]]) -> dict[str, Any]:
-    assembler = Assembler(endpoint)
+    assembler = Assembler(chat.FORM if endpoint is CHAT else completions.FORM)
     for chunk in chunks:
         assembler.feed(chunk)
     return assembler.result()

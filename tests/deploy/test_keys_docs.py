@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 
 from gateway.protocol.endpoint import Endpoint
-from gateway.protocol.fields import FIELDS, Role, bypass_reason
+from gateway.protocol.endpoints.table import SPECS
+from gateway.protocol.fields import Role
 
 PAGE = (Path(__file__).parents[2] / "docs/keys.md").read_text()
 
@@ -27,9 +28,9 @@ def test_each_field_is_documented_in_its_class():
     }
     expected = {
         (endpoint.value, role.value): names
-        for endpoint, fields in FIELDS.items()
+        for endpoint, spec in SPECS.items()
         for role in Role
-        if (names := sorted(name for name, field in fields.items() if field.role is role))
+        if (names := sorted(name for name, field in spec.fields.items() if field.role is role))
     }
     assert documented == expected
 
@@ -40,8 +41,8 @@ def test_each_bypass_is_documented_with_its_reason():
     }
     bypassing = {
         name
-        for fields in FIELDS.values()
-        for name, one in fields.items()
+        for spec in SPECS.values()
+        for name, one in spec.fields.items()
         if one.role is Role.BYPASS
     }
     assert set(documented) == bypassing
@@ -58,5 +59,5 @@ def test_each_bypass_is_documented_with_its_reason():
     }
     for name, value in values.items():
         endpoint = Endpoint.CHAT if name == "web_search_options" else Endpoint.RESPONSES
-        reason = bypass_reason(endpoint, {"model": "m", "store": False, name: value})
+        reason = SPECS[endpoint].bypass_reason({"model": "m", "store": False, name: value})
         assert reason in documented[name], name

@@ -6,13 +6,13 @@ import random
 
 import pytest
 
+from embeddings.verify.binomial import upper_bound
 from embeddings.verify.calibration import (
     Calibration,
     CalibrationError,
     Step,
     calibrated,
     least_hits,
-    upper_bound,
 )
 from embeddings.verify.calibration_file import parse_calibration, written_calibration
 
@@ -23,42 +23,12 @@ def clean(count, wrong=()):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "hits", "bound"),
-    [  # quantiles of the beta distribution, 0.95 of (wrong + 1, hits - wrong)
-        (0, 1, 0.95),
-        (0, 10, 0.2588655509),
-        (0, 299, 0.0099691468),
-        (0, 298, 0.0100024324),
-        (1, 473, 0.0099897075),
-        (3, 7, 0.7746784160),
-        (6, 7, 0.9926991680),
-        (10, 1000, 0.0169031751),
-        (100, 3000, 0.0392404319),
-        (500, 100_000, 0.0053827308),
-    ],
-)
-def test_the_bound_is_that_of_clopper_and_pearson(wrong, hits, bound):
-    assert upper_bound(wrong, hits) == pytest.approx(bound, abs=1e-9)
-
-
-def test_where_all_hits_are_wrong_or_there_are_none_nothing_is_bounded():
-    assert upper_bound(7, 7) == 1
-    assert upper_bound(0, 0) == 1
-
-
-def test_the_bound_rises_with_wrong_hits_and_with_confidence():
-    bounds = [upper_bound(wrong, 400) for wrong in range(40)]
-    assert bounds == sorted(bounds)
-    assert upper_bound(3, 400, 0.99) > upper_bound(3, 400, 0.95) > upper_bound(3, 400, 0.5)
-
-
-@pytest.mark.parametrize(
     ("budget", "hits"),
     [(0.2, 14), (0.05, 59), (0.02, 149), (0.01, 299), (0.005, 598), (0.001, 2995), (1e-4, 29956)],
 )
 def test_a_budget_needs_a_known_number_of_clean_hits(budget, hits):
     assert least_hits(budget) == hits
-    assert upper_bound(0, hits) <= budget < upper_bound(0, hits - 1)
+    assert upper_bound(0, hits, 0.95) <= budget < upper_bound(0, hits - 1, 0.95)
 
 
 def test_298_clean_hits_are_too_few_for_one_percent_and_299_suffice():
@@ -81,7 +51,7 @@ def test_the_search_ends_where_the_wrong_ones_begin():
     step = calibrated(points, verifier="v").step(0.01)
     assert 1450 < step.hits < 1550
     assert step.threshold == points[step.hits - 1][0]
-    assert upper_bound(step.wrong, step.hits) <= 0.01
+    assert upper_bound(step.wrong, step.hits, 0.95) <= 0.01
 
 
 def test_hits_of_an_equal_score_are_kept_or_refused_together():

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embeddings.verify.calibration import calibrated, upper_bound
+from embeddings.verify.binomial import upper_bound
+from embeddings.verify.calibration import calibrated
 from embeddings.verify.calibration_file import parse_calibration, written_calibration
 
 SETS = 300

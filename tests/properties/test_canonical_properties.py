@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.cache.canonical import BodyError, canonical_form, parse_body
 from gateway.protocol.endpoint import Endpoint
-from gateway.protocol.fields import neutral_fields
+from gateway.protocol.endpoints.table import SPECS
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
     [":", "1.0,", '"', "\\", "a:b", "e+", ".0}", "\u2028", "é", "e\u0301"]
@@ -24,7 +24,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=12,
 )
-NEUTRAL = neutral_fields(Endpoint.COMPLETIONS)
+NEUTRAL = SPECS[Endpoint.COMPLETIONS].neutral
 BODIES = st.dictionaries(TEXT, VALUES, max_size=4)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cache.lookup import Forward, SearchSemantic, start
-from gateway.protocol.reasons import Ineligible
+from gateway.protocol.reasons import Reason
 from gateway.semantic.eligibility.rules import ineligible
 
 POOL = (
@@ -44,7 +44,7 @@ STANDING = ("What is the best month for a visit to the coast?", "Who invented th
 @given(ANYTHING, st.booleans())
 def test_any_text_is_judged_and_always_alike(text, follows):
     judged = ineligible(text, follows=follows)
-    assert judged is None or isinstance(judged, Ineligible)
+    assert judged is None or isinstance(judged, Reason)
     assert ineligible(text, follows=follows) is judged
 
 
@@ -60,7 +60,7 @@ def test_case_and_white_space_of_a_sentence_change_nothing(sentence, follows):
 def test_earlier_turns_only_ever_forbid(text):
     alone = ineligible(text)
     after = ineligible(text, follows=True)
-    assert after is alone or after is Ineligible.FOLLOW_UP
+    assert after is alone or after is Reason.FOLLOW_UP
 
 
 @given(st.one_of(st.text(), SENTENCES))

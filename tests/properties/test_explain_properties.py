@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from gateway.app import default_policy
 from gateway.cache.field_digests import differences, field_digests, nearest
 from gateway.cache.stores.memory import MemoryStore
-from gateway.cli.explain import pipeline_to_explain
-from gateway.cli.explain_text import explanation_text
+from gateway.cli.explain import explanation_text, pipeline_to_explain
 from gateway.protocol.endpoint import Endpoint
 from gateway.server.admin.explain import Explainer
 from gateway.server.admin.recorded_request import RecordedError, parse_recorded

@@ -18,7 +18,8 @@ from schema_values import values
 from gateway.cache.canonical import parse_body
 from gateway.cache.plan import Plan
 from gateway.protocol.endpoint import Endpoint
-from gateway.protocol.fields import FIELDS, Role
+from gateway.protocol.endpoints.table import SPECS
+from gateway.protocol.fields import Role
 
 MANY = settings(database=None, suppress_health_check=list(HealthCheck))
 EXAMPLES = max(12, settings().max_examples // 50)
@@ -74,7 +75,7 @@ def plan_with(endpoint: Endpoint, field: str, value: Any) -> Plan | None:
 
 def check_pairs(endpoint: Endpoint, field: str, drawn: Any) -> int:
     """Check requests that differ in one field; return how many pairs of them were looked up."""
-    known = FIELDS[endpoint][field]
+    known = SPECS[endpoint].fields[field]
     pairs = 0
 
     @settings(MANY, max_examples=EXAMPLES)

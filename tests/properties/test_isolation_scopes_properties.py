@@ -20,7 +20,7 @@ from naming_upstream import HEADERS, NAMES, PATHS, Asker, NamingUpstream, made_f
 from gateway.cache.pii_scan import Scans
 from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.stores.memory import MemoryStore
-from gateway.cache.writer import Admitter
+from gateway.cache.writer import CacheWriter
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.messages import Inbound
 from gateway.semantic.ports import Candidate
@@ -58,13 +58,13 @@ class EverybodysIndex:
 
 def pipeline_for(policy: PolicyFile, quarantine: QuarantineFile, scans: Scans) -> Pipeline:
     store, index = MemoryStore(max_bytes=2**20), EverybodysIndex()
-    admitter = Admitter(store, index, scans, time.time, quarantine)
+    writer = CacheWriter(store, index, scans, time.time, quarantine)
     return Pipeline(
         store=store,
         semantic=index,
         verifier=SaidVerifier(),
         policies=policy,
-        coalescer=Coalescer(NamingUpstream(), admitter, 2**20),
+        coalescer=Coalescer(NamingUpstream(), writer, 2**20),
         scans=scans,
         secret=bytes(32),
         outbox=Outbox(bytes(32)),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gateway.cache.key import Partition, identify, scope_id
 from gateway.cache.plan import end_user
 from gateway.protocol.endpoint import Endpoint
-from gateway.protocol.fields import neutral_fields
+from gateway.protocol.endpoints.table import SPECS
 from policies.decision import Scope
 
 # Few and short: collisions of concatenated fields are what is looked for.
@@ -74,7 +74,7 @@ def test_requests_share_a_key_exactly_if_only_neutral_fields_differ(one, other, 
         messages = [{"role": "user", "content": question}]
         return plan_of({"model": "m", "messages": messages, **fields})
 
-    neutral = neutral_fields(Endpoint.CHAT)
+    neutral = SPECS[Endpoint.CHAT].neutral
     kept = [{k: v for k, v in fields.items() if k not in neutral} for fields in (one, other)]
     plans = plan(one, asked), plan(other, also)
     assert (plans[0].key == plans[1].key) == (kept[0] == kept[1] and asked == also)

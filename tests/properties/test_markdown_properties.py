@@ -6,7 +6,7 @@ import string
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.semantic.compare.answers import Outcome, Told, compare
+from gateway.semantic.compare.answers import Judgement, Outcome, compare
 from gateway.semantic.compare.markdown import unmarked
 from scripted_upstream import completion
 
@@ -18,7 +18,7 @@ MARKS = st.text("*_~#>|`-+ \nab1", max_size=60)
 @given(WORD, MARK, WORD)
 def test_words_are_never_run_together(one, mark, other):
     marked = compare(completion(f"so {one}{mark}{other} is"), completion(f"so {one}{other} is"))
-    assert not isinstance(marked, Told)
+    assert not isinstance(marked, Judgement)
     assert marked.next([(1.0,)] * len(marked.texts)).outcome is not Outcome.EQUAL
 
 
@@ -55,6 +55,6 @@ def test_a_lone_number_before_words_stays(number, other):
 def test_it_does_not_matter_which_answer_was_first(one, other):
     there = compare(completion(one), completion(other))
     back = compare(completion(other), completion(one))
-    assert isinstance(there, Told) == isinstance(back, Told)
-    if isinstance(there, Told):
+    assert isinstance(there, Judgement) == isinstance(back, Judgement)
+    if isinstance(there, Judgement):
         assert there == back

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gateway.cache.pii_scan import Scans
 from gateway.cache.stores.memory import MemoryStore
-from gateway.cache.writer import Admitter
+from gateway.cache.writer import CacheWriter
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.messages import Inbound
 from gateway.semantic.ports import Candidate
@@ -134,13 +134,13 @@ def test_personal_data_never_reaches_another_user(asked):
 async def _ask_all(asked: list[tuple[str | None, str, bool, int, bool]]) -> None:
     clock = [1_000_000.0]
     store, index, upstream, scans = MemoryStore(max_bytes=2**20), Everything(), Upstream(), Scans()
-    admitter = Admitter(store, index, scans, lambda: clock[0], NoQuarantine())
+    writer = CacheWriter(store, index, scans, lambda: clock[0], NoQuarantine())
     pipeline = Pipeline(
         store=store,
         semantic=index,
         verifier=SaidVerifier(),
         policies=POLICIES,
-        coalescer=Coalescer(upstream, admitter, 2**20),
+        coalescer=Coalescer(upstream, writer, 2**20),
         scans=scans,
         secret=bytes(32),
         outbox=Outbox(bytes(32)),

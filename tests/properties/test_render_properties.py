@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.protocol.endpoint import Endpoint
-from gateway.protocol.streaming.render import render_stream
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.streaming.sse import Decoder
-from gateway.protocol.streaming.stream import StreamedAnswer
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(
     ["\n\ndata: [DONE]\n\n", "é", "😀", "\u2028", '"', "\\", "a\rb"]
@@ -88,7 +87,7 @@ COMPLETIONS = _reply(
 
 
 def streamed_back(endpoint: Endpoint, stream: bytes, cut: int) -> tuple[Any, bytes, bool]:
-    answer = StreamedAnswer(endpoint, assemble=True, max_bytes=2**30)
+    answer = SPECS[endpoint].streaming.follow(assemble=True, max_bytes=2**30)
     decoder = Decoder()
     passed = [
         answer.pass_on(event)[0]
@@ -101,7 +100,7 @@ def streamed_back(endpoint: Endpoint, stream: bytes, cut: int) -> tuple[Any, byt
 
 @given(CHATS, st.integers(1, 200))
 def test_a_chat_survives_the_wire(result, cut):
-    stream = render_stream(Endpoint.CHAT, result, include_usage=True)
+    stream = SPECS[Endpoint.CHAT].streaming.render(result, include_usage=True)
     back, passed, ended = streamed_back(Endpoint.CHAT, stream, cut)
     assert back == result
     assert passed == stream
@@ -110,7 +109,7 @@ def test_a_chat_survives_the_wire(result, cut):
 
 @given(COMPLETIONS, st.integers(1, 200))
 def test_a_completion_survives_the_wire(result, cut):
-    stream = render_stream(Endpoint.COMPLETIONS, result, include_usage=True)
+    stream = SPECS[Endpoint.COMPLETIONS].streaming.render(result, include_usage=True)
     back, passed, ended = streamed_back(Endpoint.COMPLETIONS, stream, cut)
     assert back == result
     assert passed == stream
@@ -119,7 +118,7 @@ def test_a_completion_survives_the_wire(result, cut):
 
 @given(CHATS)
 def test_every_chunk_has_one_id_and_time_and_the_role_comes_first(result):
-    stream = render_stream(Endpoint.CHAT, result, include_usage=False)
+    stream = SPECS[Endpoint.CHAT].streaming.render(result, include_usage=False)
     *events, done = Decoder().feed(stream)
     assert done.data == b"[DONE]"
     chunks = [orjson.loads(event.data) for event in events]

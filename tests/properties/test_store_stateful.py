@@ -134,7 +134,8 @@ class SqliteMachine(StoreMachine):
 
 class TieredMachine(SqliteMachine):
     def make(self):
-        return TieredStore(MemoryStore(max_bytes=MAX_BYTES // 3), super().make())
+        cold = super().make()
+        return TieredStore(MemoryStore(max_bytes=MAX_BYTES // 3), cold, cold.touch)
 
     @rule(key=keys)
     def get(self, key):

@@ -97,8 +97,8 @@ HTTP_MODULES = frozenset(
 """Modules and packages of the gateway that speak HTTP."""
 
 CROSSINGS = {
-    "gateway.app": ("embeddings.client",),
     "gateway.cli.calibrate": ("embeddings.verify",),
+    "gateway.cache.shadow_eval.ledger": ("embeddings.verify.binomial",),
     "gateway.semantic.calibrations": ("embeddings.verify",),
     "gateway.semantic.embeddings_service": ("embeddings.client",),
     "gateway.semantic.verifier": ("embeddings.verify",),

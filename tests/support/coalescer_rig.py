@@ -18,7 +18,7 @@ from gateway.cache.pii_scan import Scans
 from gateway.cache.plan import Plan, plan_request
 from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.stores.memory import MemoryStore
-from gateway.cache.writer import Admitter
+from gateway.cache.writer import CacheWriter
 from gateway.protocol.cache_status import Forwarded, ForwardStatus
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.messages import Inbound
@@ -81,8 +81,8 @@ class Rig:
         self.store = GatedStore()
         self.active = PolicyFile(default_policy()).active
         quarantine = QuarantineFile(data_dir / "quarantine.jsonl")
-        admitter = Admitter(self.store, None, Scans(), time.time, quarantine)
-        self.coalescer = Coalescer(self.upstream, admitter, max_answer_bytes)
+        writer = CacheWriter(self.store, None, Scans(), time.time, quarantine)
+        self.coalescer = Coalescer(self.upstream, writer, max_answer_bytes)
         self._finished: asyncio.Queue[Observation] = asyncio.Queue()
 
     async def next_finished(self) -> Observation:

@@ -16,9 +16,7 @@ class SaidVerifier:
     """The thresholds of some verifiers, by their names."""
 
     async def verify(self, asked: str, stored: str, similarity: float) -> Verification:
-        """See the port."""
         return Verification(self.score, self.said, self.name)
 
     def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
-        """See the port."""
         return self.needed.get(verifier, 0.5) if max_wrong_hits > 0 else None

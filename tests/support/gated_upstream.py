@@ -115,7 +115,6 @@ class GatedUpstream:
         self._new: asyncio.Queue[Call] = asyncio.Queue()
 
     def send(self, outgoing: Outgoing) -> Call:
-        """See the port."""
         call = Call(outgoing.fields, outgoing.raw_to(Call.served.upstream))
         self.calls.append(call)
         self._new.put_nowait(call)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 @contextmanager
 def lock_held(path: Path) -> Iterator[None]:
-    """Hold the lock of the file, which is made if need be, as another process would."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """Hold the lock of the file as another process would."""
+    lock = path.with_name(path.name + ".lock")
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

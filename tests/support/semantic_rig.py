@@ -11,9 +11,9 @@ from fake_verifier import SaidVerifier
 
 from gateway.cache.pii_scan import Scans
 from gateway.cache.quarantine import QuarantineFile
-from gateway.cache.shadow_eval.journal import CheckJournal
+from gateway.cache.shadow_eval.journal import ComparisonJournal
 from gateway.cache.stores.memory import MemoryStore
-from gateway.cache.writer import Admitter
+from gateway.cache.writer import CacheWriter
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.messages import Inbound
 from gateway.semantic.ports import Candidate, SemanticUnavailableError
@@ -44,17 +44,14 @@ class NearIndex:
         self.keys: dict[bytes, bytes] = {}
 
     async def search(self, partition: bytes, text: str, k: int) -> Sequence[Candidate]:
-        """See the port."""
         del text
         return [Candidate(key, 0.99) for key, of in self.keys.items() if of == partition][:k]
 
     async def add(self, partition: bytes, key: bytes, text: str, expires_at: float) -> None:
-        """See the port."""
         del text, expires_at
         self.keys[key] = partition
 
     async def remove(self, keys: Sequence[bytes]) -> None:
-        """See the port."""
         for key in keys:
             self.keys.pop(key, None)
 
@@ -70,7 +67,6 @@ class WordEncoder:
         self._words: dict[str, int] = {}
 
     async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        """See the port."""
         if self.failing:
             raise SemanticUnavailableError("timeout")
         if self.broken:
@@ -94,7 +90,7 @@ class LearningRig:
         self.index, self.encoder, self.verifier = NearIndex(), WordEncoder(), SaidVerifier()
         self.store = MemoryStore(max_bytes=2**24)
         self.quarantine = QuarantineFile(data_dir / "quarantine.jsonl")
-        self.journal = CheckJournal(data_dir / "semantic-checks.jsonl", self.quarantine)
+        self.journal = ComparisonJournal(data_dir / "semantic-checks.jsonl", self.quarantine)
         self.counted: list[tuple[str, str, str]] = []
         self.finished: list[Observation] = []
         self.latest: Observation | None = None
@@ -110,13 +106,13 @@ class LearningRig:
         self.upstream = HttpUpstream(f"{url}/v1")
         self.checks.judge = Judge(self.upstream, judge) if judge else None
         scans = Scans()
-        admitter = Admitter(self.store, self.index, scans, time.time, self.quarantine)
+        writer = CacheWriter(self.store, self.index, scans, time.time, self.quarantine)
         self.pipeline = Pipeline(
             store=self.store,
             semantic=self.index,
             verifier=self.verifier,
             policies=PolicyFile(policy),
-            coalescer=Coalescer(self.upstream, admitter, 2**20, checks=self.checks),
+            coalescer=Coalescer(self.upstream, writer, 2**20, checks=self.checks),
             scans=scans,
             secret=bytes(32),
             outbox=Outbox(bytes(32)),

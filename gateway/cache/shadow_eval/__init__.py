@@ -1,1 +1,1 @@
-"""Cached answers compared with fresh ones, and what the comparisons teach."""
+"""Shadow evaluation: cached answers compared with fresh ones, and the rates that follow."""

@@ -1,11 +1,7 @@
-"""An answer found by meaning beside a fresh one to the same question, and the line about it.
+"""The comparison of an answer found by meaning with a fresh one, and its line in the journal.
 
-Law: a line holds digests and figures; texts only where the operator lets the decision log hold
-them. What was written is read back as it was, and a line that is none is passed over.
-
-Which of the hits are also asked upstream: a share of them, drawn without chance.
-
-One owner, who counts: the same hits in the same order draw the same.
+Law: a line holds digests and figures, and texts only where the operator lets the decision log hold
+them. A line that was written is read back unchanged; any other line is passed over.
 """
 
 import hmac
@@ -26,22 +22,22 @@ _ID_BYTES = 16
 
 @plain_members
 class Kind(StrEnum):
-    """How the answer stood that was found by meaning."""
+    """What became of the answer that was found by meaning."""
 
     SERVED = "served"
     SHADOW = "shadow"
-    """It would have been served."""
+    """Would have been served."""
     NEAR_MISS = "near-miss"
-    """The verifier was not sure enough; nothing spoke against it."""
+    """Its score was too low; nothing else spoke against it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
     """An entry found by meaning, to be compared with the fresh answer.
 
-    ``verifier`` is the digest of the one whose score it is, which another may have followed since.
-    ``alias`` says that the score alone would not have done: such an entry was chosen because its
-    answer had been the same, so that it tells nothing of others with that score.
+    ``verifier`` is the digest of the verifier that gave the score. ``alias``: the entry was chosen
+    because its answer had once been the same, though its score was too low. So it says nothing of
+    other entries with that score.
     """
 
     kind: Kind
@@ -54,7 +50,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came of a check. ``key`` and ``entry`` are cache keys, hex, of asked and stored."""
+    """The result of a check. ``key`` and ``entry`` are cache keys, hex, of asked and stored."""
 
     time: float
     kind: Kind
@@ -69,20 +65,20 @@ class Comparison:
     alias: bool
     outcome: Outcome
     why: str
-    """One word: what told."""
+    """One word: what decided."""
     asked: str
     """Identity of the question, hex (see ``asked_id``)."""
     promoted: bool
-    """Whether the entry answers it from now on, ``until`` when."""
+    """Whether the entry answers this question from now on, ``until`` when."""
     until: float
 
     def line(self) -> dict[str, Any]:
-        """Return it as it is written down."""
+        """Return the journal's line."""
         return asdict(self)
 
 
 def read_comparison(line: Mapping[str, Any]) -> Comparison | None:
-    """Return what a line tells, or None where it tells of no comparison."""
+    """Return the comparison of a line, None where it holds none."""
     try:
         return Comparison(
             time=float(line["time"]),
@@ -111,7 +107,7 @@ def compared(
 ) -> Comparison:
     """Return the comparison of a check for the request of this plan.
 
-    ``threshold`` is the rule's, whichever verifier's score this one is.
+    ``threshold`` is the rule's, whichever verifier gave the score.
     """
     decision, entry = plan.decision, check.entry
     promoted = check.kind is Kind.NEAR_MISS and outcome is Outcome.EQUAL and decision.promote
@@ -136,33 +132,30 @@ def compared(
 
 
 def basis_of(decision: Decision, threshold: float | None) -> str:
-    """Return what a rate of wrong hits is a rate of: with another, counting begins anew."""
+    """Return what a rate of wrong hits holds for: where it changes, counting starts again."""
     return f"{decision.generation}/{decision.max_wrong_hits:g}/{threshold}"
 
 
 def asked_id(plan: Plan) -> str:
-    """Return the identity of the question asked, hex: its words, whatever their case.
+    """Return the identity of the question asked, hex: its words, in any case.
 
-    Within the compatibility fingerprint, so that it means nothing in another conversation or scope.
+    It contains the compatibility fingerprint, so it differs in another conversation or scope.
     """
     words = " ".join((plan.question or "").casefold().split())
-    told = b"alias" + plan.fingerprint + words.encode("utf-8", "surrogatepass")
-    return hmac.digest(plan.secret, told, "sha256")[:_ID_BYTES].hex()
-
-
-_RANGE = 2**64
+    identity = b"alias" + plan.fingerprint + words.encode("utf-8", "surrogatepass")
+    return hmac.digest(plan.secret, identity, "sha256")[:_ID_BYTES].hex()
 
 
 class Sampling:
-    """Draws among the hits of one process."""
+    """Draws a share of the hits of one process; the same hits in the same order draw the same."""
 
     def __init__(self) -> None:
         self._count = 0
 
     def draws(self, key: bytes, share: float) -> bool:
-        """Tell whether this hit, of the entry under ``key``, is one of the share."""
+        """Tell whether this hit of the entry under ``key`` is drawn."""
         if share <= 0:
             return False
         self._count += 1
         digest = blake2b(self._count.to_bytes(8), key=key[:64], digest_size=8).digest()
-        return int.from_bytes(digest) < share * _RANGE
+        return int.from_bytes(digest) < share * 2**64

@@ -1,8 +1,8 @@
-"""The journal of comparisons, ``semantic-checks.jsonl``, and what its lines have taught.
+"""The journal of comparisons, ``semantic-checks.jsonl``, and the ledger made of its lines.
 
-Law: the file is the truth, and every worker that shares it reads it: whoever asks is told what all
-of them have found. It never grows without bound: at ``max_bytes`` it becomes FILE.1, in place of
-the one before, and the new one begins with what is switched off.
+Law: the file is the truth, and each worker that shares it reads what all of them have written. Its
+size is bounded: at ``max_bytes`` it replaces FILE.1, and the new file begins with the rules that
+are switched off.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from gateway.cache.entry import Entry
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Quarantine
 from gateway.cache.shadow_eval.comparison import asked_id, basis_of
-from gateway.cache.shadow_eval.ledger import CheckLedger
+from gateway.cache.shadow_eval.ledger import ComparisonLedger
 from policies.decision import Decision
 
 CHECKS_FILE = "semantic-checks.jsonl"
@@ -28,12 +28,12 @@ MAX_BYTES = 8 * 2**20
 _log = logging.getLogger(__name__)
 
 
-class CheckJournal:
-    """Appends to the journal, reads what others have appended, and answers from it."""
+class ComparisonJournal:
+    """Appends to the journal, reads the lines of other workers, and answers from the ledger."""
 
     def __init__(self, path: Path, quarantine: Quarantine, *, max_bytes: int = MAX_BYTES) -> None:
         self.path = path
-        self.ledger = CheckLedger()
+        self.ledger = ComparisonLedger()
         self._quarantine = quarantine
         self._max_bytes = max_bytes
         self._seen: tuple[int, int] | None = None
@@ -41,20 +41,20 @@ class CheckJournal:
         self._unreadable = False
 
     def off(self, decision: Decision, threshold: float | None) -> bool:
-        """See the port ``Learned``."""
+        """Tell whether the rule has no semantic hits at present."""
         self.read()
-        # In doubt nothing is served by meaning.
+        # If the journal cannot be read, nothing is served by meaning.
         return self._unreadable or self.ledger.off(decision.rule, basis_of(decision, threshold))
 
     def alias(self, plan: Plan, entry: Entry, now: float) -> bool:
-        """See the port ``Learned``."""
+        """Tell whether the entry's answer is known to answer the plan's question."""
         if not self.ledger.aliases:
             return False
         asked, key, until = asked_id(plan), entry.key.hex(), entry.expires_at
         return self.ledger.alias(asked, key, until, now=now, barred=self._quarantine.holds)
 
     async def append(self, line: Mapping[str, Any]) -> None:
-        """See the port ``Comparisons``."""
+        """Write a line. Raises OSError, where this process has learnt from it all the same."""
         carried = [_encoded(each) for each in self.ledger.carried_over()]
         try:
             await asyncio.to_thread(self._append, _encoded(line), b"".join(carried))
@@ -64,25 +64,25 @@ class CheckJournal:
         self.read()
 
     def rules_off(self) -> dict[str, bool]:
-        """Return of each rule that was ever compared whether its semantic hits are off."""
+        """Return whether semantic hits are off, by rule that was ever compared."""
         self.read()
         return self.ledger.rules_off()
 
     def report(self) -> dict[str, Any]:
-        """Return the figures by rule, and how many aliases there are."""
+        """Return the figures by rule, and the number of aliases."""
         self.read()
         return {"rules": self.ledger.report(), "aliases": self.ledger.aliases}
 
     def to_switch_off(self, rule: str) -> dict[str, Any] | None:
-        """See the port ``Comparisons``."""
+        """Return the line that switches a rule off, if it is to be and is not."""
         return self.ledger.to_switch_off(rule)
 
     def read(self) -> bool:
-        """Take what was appended since the last time; tell whether the file could be read."""
+        """Read what was appended since the last time; tell whether the file could be read."""
         try:
             status = self.path.stat()
             if (status.st_ino, status.st_size) != self._seen:
-                self._take_news(status)
+                self._read_new(status)
             self._unreadable = False
         except FileNotFoundError:
             self._unreadable = False
@@ -92,34 +92,34 @@ class CheckJournal:
             self._unreadable = True
         return not self._unreadable
 
-    def _take_news(self, status: os.stat_result) -> None:
+    def _read_new(self, status: os.stat_result) -> None:
         former = before(self.path)
         inode, offset = self._seen or (0, 0)
         if status.st_ino != inode or status.st_size < offset:
             if former.exists():
                 turned_over = former.stat().st_ino == inode
-                self._take(former, offset if turned_over else 0)
+                self._read_lines(former, offset if turned_over else 0)
             offset = 0
-        self._seen = status.st_ino, self._take(self.path, offset)
+        self._seen = status.st_ino, self._read_lines(self.path, offset)
 
-    def _take(self, path: Path, offset: int) -> int:
-        """Take the whole lines from ``offset`` on; return where they end."""
+    def _read_lines(self, path: Path, offset: int) -> int:
+        """Read the complete lines from ``offset`` on; return where they end."""
         with path.open("rb") as file:
             file.seek(offset)
-            whole = file.read()
-        whole = whole[: whole.rfind(b"\n") + 1]
-        for raw in whole.splitlines():
+            data = file.read()
+        data = data[: data.rfind(b"\n") + 1]
+        for raw in data.splitlines():
             try:
                 line = orjson.loads(raw)
             except orjson.JSONDecodeError:
                 continue  # the half of a line that a crash left
             if isinstance(line, dict):
                 self.ledger.take(line)
-        return offset + len(whole)
+        return offset + len(data)
 
     def _append(self, data: bytes, carried: bytes) -> None:
-        most = self._max_bytes
-        with turned(self.path, len(data), max_bytes=most, access=os.O_RDWR) as (descriptor, size):
+        bound = self._max_bytes
+        with turned(self.path, len(data), max_bytes=bound, access=os.O_RDWR) as (descriptor, size):
             if not size:
                 data = carried + data
             elif os.pread(descriptor, 1, size - 1) != b"\n":

@@ -1,28 +1,29 @@
-"""What comparisons have taught: the rate of wrong hits per rule, rules switched off, aliases.
+"""The rate of wrong hits per rule, the rules switched off, and aliases.
 
-Law: it is made of the lines of the journal alone, in their order, so that every process that has
-read the same lines knows the same. A rule is off from the line that says so until a line says
-otherwise, or until its rate is one of something else (``basis``).
+Law: the ledger is made of the journal's lines alone, in their order, so processes that have read
+the same lines agree. A rule is off from the line that says so until a line says otherwise, or until
+its rate holds for something else (``basis``).
 """
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
+from cachetools import FIFOCache
+
+from embeddings.verify.binomial import at_most, lower_bound, upper_bound
 from gateway.cache.shadow_eval.comparison import Comparison, Kind, read_comparison
 from gateway.semantic.compare.answers import Outcome
-from policies.binomial import at_most, lower_bound, upper_bound
 
 WINDOW = 500
 """The latest hits of a rule whose rate counts."""
-MOST_RULES = 1000
-MOST_ALIASES = 10_000
+MAX_RULES = 1000
+MAX_ALIASES = 10_000
 
 GATE_CONFIDENCE = 0.999
-"""That the rate is over the budget. It is asked after every comparison, so that 95 % would be
-passed by chance sooner or later."""
+"""That the rate is over the budget. The test runs after each comparison, so a confidence of 95 %
+would be reached by chance sooner or later."""
 
 _EACH_SIDE = 0.975
 _WORTH_TELLING = 30
@@ -30,8 +31,8 @@ _WORTH_TELLING = 30
 
 
 @dataclass(slots=True)
-class RuleChecks:
-    """The comparisons of one rule; those of hits, served or not, apart from near misses."""
+class RuleComparisons:
+    """The comparisons of one rule: hits, served or not, and near misses apart from them."""
 
     basis: str
     budget: float
@@ -41,14 +42,14 @@ class RuleChecks:
     off: bool = False
 
     def over_budget(self) -> bool:
-        """Tell whether the share of wrong hits is surely over the budget."""
+        """Tell whether the share of wrong hits is over the budget beyond doubt."""
         wrong = self.hits.count(Outcome.DIFFERENT)
         # The lower bound is over the budget where so many wrong ones are that unlikely within it.
         within = at_most(wrong - 1, len(self.hits), self.budget)
         return wrong > 0 and 1 - within < 1 - GATE_CONFIDENCE
 
     def report(self) -> dict[str, Any]:
-        """Return the figures; the interval has room for whatever the unsure ones are."""
+        """Return the figures; the interval allows for unsure ones of either kind."""
         counts, near = Counter(self.hits), Counter(self.near)
         wrong, unsure, of = counts[Outcome.DIFFERENT], counts[Outcome.UNSURE], len(self.hits)
         told = of - unsure
@@ -70,15 +71,15 @@ class RuleChecks:
         }
 
 
-class CheckLedger:
-    """One owner takes the journal's lines in their order, and asks."""
+class ComparisonLedger:
+    """Built from the journal's lines, in their order."""
 
     def __init__(self) -> None:
-        self._rules: dict[str, RuleChecks] = {}
-        self._aliases: dict[tuple[str, str], tuple[str, float]] = {}
+        self._rules: FIFOCache[str, RuleComparisons] = FIFOCache(MAX_RULES)
+        self._aliases: FIFOCache[tuple[str, str], tuple[str, float]] = FIFOCache(MAX_ALIASES)
 
     def take(self, line: Mapping[str, Any]) -> None:
-        """Take the next line; one that tells nothing known here is passed over."""
+        """Take the next line; an unknown one is passed over."""
         rule = line.get("rule")
         match line.get("kind"):
             case "reset":
@@ -107,7 +108,7 @@ class CheckLedger:
         return _off_line(rule, checks) | {"wrong": wrong, "comparisons": of}
 
     def carried_over(self) -> list[dict[str, Any]]:
-        """Return the lines without which a journal begun anew would not say what is off."""
+        """Return the lines with which a new journal begins, so that rules stay off."""
         return [_off_line(rule, checks) for rule, checks in self._rules.items() if checks.off]
 
     def alias(
@@ -115,9 +116,8 @@ class CheckLedger:
     ) -> bool:
         """Tell whether the entry that ends at ``until`` is known to answer the question.
 
-        One that ends at another time holds another answer under the same key. ``barred`` tells of
-        a key that it was called wrong; where the fresh answer that was the same has been, the alias
-        goes as well.
+        An entry that ends at another time holds another answer under the same key. ``barred`` tells
+        whether an answer was reported wrong; if the fresh answer was, its alias goes too.
         """
         found = self._aliases.get((asked, entry))
         if found is None:
@@ -133,12 +133,12 @@ class CheckLedger:
         return {rule: checks.report() for rule, checks in sorted(self._rules.items())}
 
     def rules_off(self) -> dict[str, bool]:
-        """Return of each rule that was ever compared whether it is off."""
+        """Return whether it is off, by rule that was ever compared."""
         return {rule: checks.off for rule, checks in self._rules.items()}
 
     @property
     def aliases(self) -> int:
-        """How many there are."""
+        """The number of aliases."""
         return len(self._aliases)
 
     def _compared(self, comparison: Comparison) -> None:
@@ -150,20 +150,17 @@ class CheckLedger:
         if comparison.outcome is Outcome.DIFFERENT:
             self._aliases.pop(pair, None)
         elif comparison.promoted and _is_key(comparison.key):
-            self._aliases.pop(pair, None)
             self._aliases[pair] = comparison.key, comparison.until
-            _bound(self._aliases, MOST_ALIASES)
 
-    def _checks(self, rule: str, basis: str, budget: float) -> RuleChecks:
-        checks = self._rules.pop(rule, None)
+    def _checks(self, rule: str, basis: str, budget: float) -> RuleComparisons:
+        checks = self._rules.get(rule)
         if checks is None or checks.basis != basis:
-            checks = RuleChecks(basis, budget)
+            checks = RuleComparisons(basis, budget)
         self._rules[rule] = checks
-        _bound(self._rules, MOST_RULES)
         return checks
 
 
-def _off_line(rule: str, checks: RuleChecks) -> dict[str, Any]:
+def _off_line(rule: str, checks: RuleComparisons) -> dict[str, Any]:
     return {"kind": "off", "rule": rule, "basis": checks.basis, "budget": checks.budget}
 
 
@@ -174,12 +171,7 @@ def _is_key(text: str) -> bool:
         return False
 
 
-def _bound(held: dict[Any, Any], most: int) -> None:
-    for oldest in list(islice(held, max(0, len(held) - most))):
-        del held[oldest]
-
-
-def _advice(checks: RuleChecks, *, wrong: int, unsure: int, of: int, met: float) -> str:
+def _advice(checks: RuleComparisons, *, wrong: int, unsure: int, of: int, met: float) -> str:
     if checks.off:
         return "semantic hits are off: look at the wrong ones, then reset"
     if of < _WORTH_TELLING:

@@ -12,15 +12,16 @@ again; so long may another process still read a scope that was forgotten here.
 import asyncio
 import logging
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
+from cachetools import LRUCache
+
 from gateway.cache.entry import Entry
-from gateway.cache.ports import Page, ScopeKeys, StoreError, StoreStats
-from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry, encode_entry
+from gateway.cache.ports import Page, ScopeKeys, Store, StoreError, StoreStats
+from gateway.cache.stores.entry_codec import DamagedEntryError, decode_stored, encode_entry
 from gateway.cache.stores.sealing import (
     KEY_BYTES,
     MasterKey,
@@ -32,7 +33,6 @@ from gateway.cache.stores.sealing import (
     seal,
     unseal,
 )
-from gateway.cache.stores.tiered import ColdStore
 
 SEALED = "sealed"
 """The endpoint of the entries that the store sees."""
@@ -60,7 +60,7 @@ class SealedStore:
 
     def __init__(
         self,
-        store: ColdStore,
+        store: Store,
         masters: MasterKeys,
         keys: ScopeKeys,
         *,
@@ -70,19 +70,17 @@ class SealedStore:
         self._masters = masters
         self._keys = keys
         self._clock = clock
-        # Longest unused first.
-        self._known: OrderedDict[tuple[bytes, bytes], _Known] = OrderedDict()
+        self._known: LRUCache[tuple[bytes, bytes], _Known] = LRUCache(MOST_KEYS)
         self._asking: WeakValueDictionary[tuple[bytes, bytes], asyncio.Lock] = WeakValueDictionary()
         self._forgotten = 0
         self._told: set[str] = set()
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
-        """See the port. What was changed or moved is forgotten and not found."""
+        # What was changed or moved is forgotten and not found.
         sealed = await self._store.get(key, touch=touch)
         return None if sealed is None else await self._opened(sealed)
 
     async def put(self, entry: Entry) -> None:
-        """See the port."""
         head = SealedHead(self._masters.first.id, scope_tag(entry.scope))
         try:
             encoded = encode_entry(entry)
@@ -96,11 +94,10 @@ class SealedStore:
         await self._store.put(_envelope(entry, sealed))
 
     async def delete(self, key: bytes) -> None:
-        """See the port."""
         await self._store.delete(key)
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
-        """See the port; what does not open is passed over."""
+        # What does not open is passed over.
         page = await self._store.walk(after, limit)
         opened = [await self._opened(sealed) for sealed in page.entries]
         return Page([entry for entry in opened if entry is not None], page.after)
@@ -113,12 +110,7 @@ class SealedStore:
         for name in [name for name in self._known if name[1] == tag]:
             del self._known[name]
 
-    def touch(self, key: bytes) -> None:
-        """Note a use that the store did not see."""
-        self._store.touch(key)
-
     def stats(self) -> StoreStats:
-        """See the port."""
         return self._store.stats()
 
     async def close(self) -> None:
@@ -198,14 +190,13 @@ class SealedStore:
                 _log.warning("store: %s: the scope begins anew", error)
                 await self._keys.forget(head.tag)
                 raise StoreError(str(error)) from None
-            self._note(name, _Known(data_key, self._clock(), beyond))
+            self._known[name] = _Known(data_key, self._clock(), beyond)
             return data_key
 
     async def _ask(self, name: tuple[bytes, bytes], master: MasterKey) -> _Known | None:
         """Return what is known of a data key, asking anew after a while. Raises SealError."""
         known = self._known.get(name)
         if known is not None and 0 <= self._clock() - known.asked_at < KNOWN_SECONDS:
-            self._known.move_to_end(name)
             return known
         forgotten = self._forgotten
         wrapped = await self._keys.find(name[1], name[0])
@@ -216,14 +207,8 @@ class SealedStore:
         until = known.until if known is not None and known.data_key == data_key else 0.0
         known = _Known(data_key, self._clock(), until)
         if forgotten == self._forgotten:
-            self._note(name, known)
+            self._known[name] = known
         return known
-
-    def _note(self, name: tuple[bytes, bytes], known: _Known) -> None:
-        self._known[name] = known
-        self._known.move_to_end(name)
-        if len(self._known) > MOST_KEYS:
-            self._known.popitem(last=False)
 
     def _lock(self, name: tuple[bytes, bytes]) -> asyncio.Lock:
         return self._asking.setdefault(name, asyncio.Lock())
@@ -257,7 +242,4 @@ def _envelope(entry: Entry, sealed: bytes) -> Entry:
 
 
 def _decode(data_key: bytes, envelope: Entry) -> Entry:
-    entry = decode_entry(unseal(data_key, envelope.key, envelope.result))
-    if entry.key != envelope.key:
-        raise DamagedEntryError("another key's entry lies under this key")
-    return entry
+    return decode_stored(unseal(data_key, envelope.key, envelope.result), envelope.key)

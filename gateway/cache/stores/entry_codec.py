@@ -119,6 +119,14 @@ def encode_entry(entry: Entry) -> bytes:
     return body + _digest(body)
 
 
+def decode_stored(data: bytes, key: bytes) -> Entry:
+    """Return the key's entry. Raises DamagedEntryError, for another key's entry as well."""
+    entry = decode_entry(data)
+    if entry.key != key:
+        raise DamagedEntryError("another key's entry lies under this key")
+    return entry
+
+
 def decode_entry(data: bytes) -> Entry:
     """Return the entry whose bytes these are. Raises DamagedEntryError."""
     end = len(data) - _DIGEST_BYTES

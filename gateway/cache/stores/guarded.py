@@ -6,29 +6,22 @@ breaker open whenever many requests come at once. Law: a wait ends with TimeoutE
 ticks of the loop, each of which lasts TICK, or as long as one turn of a busy loop. On a loop that
 is not busy that is at most the bound.
 
-When to stop asking a part that failed, and when to ask it again.
-
-Law: while it is open nobody who waits for an answer asks; whether the part is back is found out by
-a probe that nobody waits for (half-open), after a pause that doubles with each probe that failed.
-Circuit breaker as in M. Nygard, "Release It!", but for the probe, which is no client's request.
-
-A store that may hang, made to fail instead: bounded waits and a breaker.
+A store that may hang, made to fail instead: bounded waits and a circuit breaker.
 
 Law: no call waits longer than its bound, and once one did, or found the store gone, no other
-waits at all until a probe in the background was answered. A fault that tells of the entry and not
-of the store (too large, no room) opens nothing: it cost no time.
+waits at all until a probe in the background was answered; the pause before a probe doubles with
+each that failed. A fault that tells of the entry and not of the store (too large, no room) opens
+nothing: it cost no time.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextvars import Context
-from dataclasses import dataclass
 from typing import TypeVar
 
 from gateway.cache.entry import Entry
-from gateway.cache.ports import Page, StoreError, StoreStats, StoreUnavailableError
-from gateway.cache.stores.tiered import ColdStore
+from gateway.cache.ports import Page, Store, StoreError, StoreStats, StoreUnavailableError
 
 TICK = 0.005
 
@@ -66,34 +59,6 @@ FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 2.0
 """Seconds: recovery is noticed after at most this and one call."""
 
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """The part answers: everybody may ask."""
-
-
-@dataclass(frozen=True, slots=True)
-class Open:
-    """The part failed: calls fail at once, and a probe is due after ``pause`` seconds."""
-
-    pause: float
-
-
-Breaker = Closed | Open
-
-CLOSED = Closed()
-
-
-def failed(breaker: Breaker) -> Open:
-    """Return the state after a call failed; calls under way when it opened change nothing."""
-    return breaker if isinstance(breaker, Open) else Open(FIRST_PAUSE)
-
-
-def probe_failed(breaker: Open) -> Open:
-    """Return the state after the part did not answer a probe."""
-    return Open(min(2 * breaker.pause, LONGEST_PAUSE))
-
-
 PROBE_KEY = bytes(32)
 """A key that no entry has; looking it up is the probe."""
 
@@ -109,7 +74,7 @@ class GuardedStore:
 
     def __init__(
         self,
-        store: ColdStore,
+        store: Store,
         *,
         read_seconds: float,
         write_seconds: float,
@@ -120,37 +85,27 @@ class GuardedStore:
         self._write_seconds = write_seconds
         self._sleep = sleep
         self._patience = Patience()
-        self._breaker: Breaker = CLOSED
-        self._probing: asyncio.Task[None] | None = None
+        self._probing: asyncio.Task[None] | None = None  # while the breaker is open
         self._closed = False
 
     @property
     def fault(self) -> str | None:
         """What to tell of the store where it is not used at present, else None."""
-        return "not answering" if isinstance(self._breaker, Open) else None
+        return None if self._probing is None else "not answering"
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
-        """See the port."""
         return await self._guarded(self._store.get(key, touch=touch), self._read_seconds)
 
     async def put(self, entry: Entry) -> None:
-        """See the port."""
         await self._guarded(self._store.put(entry), self._write_seconds)
 
     async def delete(self, key: bytes) -> None:
-        """See the port."""
         await self._guarded(self._store.delete(key), self._write_seconds)
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
-        """See the port."""
         return await self._store.walk(after, limit)
 
-    def touch(self, key: bytes) -> None:
-        """Note a use that the store did not see."""
-        self._store.touch(key)
-
     def stats(self) -> StoreStats:
-        """See the port."""
         return self._store.stats()
 
     async def close(self) -> None:
@@ -162,7 +117,7 @@ class GuardedStore:
         await self._store.close()
 
     async def _guarded(self, call: Awaitable[T], seconds: float) -> T:
-        if isinstance(self._breaker, Open):
+        if self._probing is not None:
             _discard(call)
             raise StoreUnavailableError("the store is not answering; it is probed meanwhile")
         try:
@@ -176,25 +131,26 @@ class GuardedStore:
             raise
 
     def _open(self, fault: StoreError) -> None:
-        if isinstance(self._breaker, Open) or self._closed:
+        if self._probing is not None or self._closed:
             return
-        self._breaker = failed(self._breaker)
         _log.warning("store: not used until it answers again: %s", fault)
         # Not in the name of the request that found the store silent.
         self._probing = asyncio.create_task(self._probe(), context=Context())
 
     async def _probe(self) -> None:
-        while isinstance(self._breaker, Open):
-            await self._sleep(self._breaker.pause)
+        pause = FIRST_PAUSE
+        while True:
+            await self._sleep(pause)
             try:
                 await self._patience.wait(self._store.get(PROBE_KEY), self._read_seconds)
             except Exception as error:  # noqa: BLE001 - whatever it is, the probing goes on
                 if not isinstance(error, StoreError | TimeoutError):
                     _log.warning("store: the probe failed: %s", type(error).__name__)
-                self._breaker = probe_failed(self._breaker)
+                pause = min(2 * pause, LONGEST_PAUSE)
             else:
-                self._breaker = CLOSED
+                self._probing = None
                 _log.info("store: answers again")
+                return
 
 
 def _discard(call: Awaitable[object]) -> None:

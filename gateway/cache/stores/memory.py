@@ -45,7 +45,6 @@ class MemoryStore:
         self._closed = False
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
-        """See the port."""
         self._check_open()
         found = self._entries.get(key)
         if touch and found is not None:
@@ -53,7 +52,7 @@ class MemoryStore:
         return found
 
     async def put(self, entry: Entry) -> None:
-        """See the port. Raises EntryTooLargeError over an entry's share of the store."""
+        # Raises EntryTooLargeError over an entry's share of the store.
         self._check_open()
         entry = self._with_shared(entry)
         size = resident_size(entry)
@@ -68,24 +67,18 @@ class MemoryStore:
         self._entries[entry.key] = entry
 
     async def delete(self, key: bytes) -> None:
-        """See the port."""
         self._check_open()
         self.forget(key)
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
-        """See the port. ``after`` is the last key of the page before."""
+        # ``after`` is the last key of the page before.
         self._check_open()
         rest = (key for key in self._entries if after is None or key > after)
         keys = heapq.nsmallest(limit, rest)
         more = keys[-1] if len(keys) == limit else None
         return Page([self._entries[key] for key in keys], more)
 
-    def touch(self, key: bytes) -> None:
-        """Note that the entry was used without being read here."""
-        self._eviction.use(key)
-
     def stats(self) -> StoreStats:
-        """See the port."""
         return StoreStats(len(self._entries), self._eviction.bytes, self._evictions)
 
     def clear(self) -> None:

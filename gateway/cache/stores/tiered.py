@@ -21,26 +21,7 @@ from typing import Protocol
 from gateway.cache.entry import Entry
 from gateway.cache.ports import EntryTooLargeError, Page, Store, StoreStats
 from gateway.cache.single_flight import Together
-
-
-class ColdStore(Store, Protocol):
-    """A store that can be told of uses it does not see, so that it keeps what is hot."""
-
-    def touch(self, key: bytes) -> None:
-        """Note a use of the entry, if there is one. No I/O."""
-        ...
-
-
-class HotStore(Store, Protocol):
-    """A store whose methods never suspend."""
-
-    def forget(self, key: bytes) -> None:
-        """Forget the entry, if there is one."""
-        ...
-
-    def clear(self) -> None:
-        """Forget everything."""
-        ...
+from gateway.cache.stores.memory import MemoryStore
 
 
 class News(Protocol):
@@ -66,9 +47,17 @@ class _Operation:
 class TieredStore:
     """See the port ``Store``. Owns both stores; used from one event loop."""
 
-    def __init__(self, hot: HotStore, cold: ColdStore, news: News | None = None) -> None:
+    def __init__(
+        self,
+        hot: MemoryStore,
+        cold: Store,
+        touch: Callable[[bytes], None],
+        news: News | None = None,
+    ) -> None:
+        """``touch`` notes a hot hit, so that the cold store does not evict what is hot. No I/O."""
         self._hot = hot
         self._cold = cold
+        self._touch = touch
         self._news = news
         self._under_way: dict[bytes, set[_Operation]] = {}
         self._reads: Together[Entry | None] = Together()
@@ -76,12 +65,12 @@ class TieredStore:
             news.listen(self._changed, self._lost)
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
-        """See the port. Does not suspend when the hot tier has the entry and may be used."""
+        # Does not suspend when the hot tier has the entry and may be used.
         if self._news is None or self._news.current(key):
             entry = await self._hot.get(key, touch=touch)
             if entry is not None:
                 if touch:
-                    self._cold.touch(key)
+                    self._touch(key)
                 return entry
         if not touch:  # nor is it brought to the hot tier
             return await self._cold.get(key, touch=False)
@@ -95,7 +84,7 @@ class TieredStore:
         return entry
 
     async def put(self, entry: Entry) -> None:
-        """See the port. Returns once the cold store has the entry."""
+        # Returns once the cold store has the entry.
         with self._operation(entry.key, changes=True) as change:
             await self._hot.delete(entry.key)
             await self._cold.put(entry)
@@ -103,13 +92,12 @@ class TieredStore:
                 await self._warm(entry)
 
     async def delete(self, key: bytes) -> None:
-        """See the port."""
         with self._operation(key, changes=True):
             await self._hot.delete(key)
             await self._cold.delete(key)
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
-        """See the port: the cold store's, which has all."""
+        # The cold store's, which has all.
         return await self._cold.walk(after, limit)
 
     def stats(self) -> StoreStats:

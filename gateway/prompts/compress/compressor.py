@@ -17,6 +17,7 @@ from gateway.prompts.compress.history import Cut, Known, Summaries
 from gateway.prompts.compress.relevance import Vector
 from gateway.prompts.outcome import Compression, NotRewritten, NotRewrittenError, both
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.semantic.ports import LocalEncoder, SemanticUnavailableError
 from policies.decision import Decision
@@ -44,7 +45,7 @@ class Compressor:
         if settings.documents is None:
             settings = replace(settings, documents=decision.prefix.documents)
         declares = settings.enabled and (settings.markers or settings.tool_results)
-        if not declares or endpoint not in (Endpoint.CHAT, Endpoint.RESPONSES):
+        if not declares or SPECS[endpoint].turns is None:
             return came
         inline = len(came.raw) <= INLINE_BYTES
         try:

@@ -14,8 +14,9 @@ from gateway.prompts.outcome import NotRewritten
 from gateway.prompts.rewrite.documents import pieces
 from gateway.prompts.texts import Path, is_block, is_result, texts_of
 from gateway.protocol.endpoint import Endpoint
-from gateway.semantic.eligibility.rules import is_english, is_vague, leans
-from gateway.semantic.eligibility.tokens import sentences_of, worded
+from gateway.protocol.endpoints.table import SPECS
+from gateway.semantic.eligibility.rules import depends_on_earlier_turns, is_english, is_vague
+from gateway.semantic.eligibility.tokens import sentences_of, tokenize_question
 from policies.decision import CompressSettings
 
 MOST_PIECES = 240  # of words: the encoder reads 256 with its marks
@@ -63,7 +64,7 @@ class Turn(NamedTuple):
 
 def declared(endpoint: Endpoint, body: dict[str, Any], settings: CompressSettings) -> list[Turn]:
     """Return the turns of the user. Raises NotRewrittenError."""
-    field = "messages" if endpoint is Endpoint.CHAT else "input"
+    field = SPECS[endpoint].question_field
     turns = body.get(field)
     if isinstance(turns, str):
         return [_turn((field,), turns, settings)]
@@ -232,8 +233,8 @@ def _refusal(text: str, focus: str, words: frozenset[str], *, follows: bool) -> 
         return NotRewritten.UNCLEAR
     if not is_english(focus):
         return NotRewritten.LANGUAGE
-    turn = worded(focus)
-    if is_vague(turn) or (follows and leans(turn)):
+    turn = tokenize_question(focus)
+    if is_vague(turn) or (follows and depends_on_earlier_turns(turn)):
         return NotRewritten.UNCLEAR
     asked = " ".join(_CONDITION.sub("", each) for each in sentences_of(text, clauses=True))
     return NotRewritten.NEEDS_ALL if _NEEDS_ALL.search(asked) else None

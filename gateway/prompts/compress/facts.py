@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from gateway.semantic.compare.text_forms import named
-from gateway.semantic.eligibility.tokens import worded
+from gateway.semantic.eligibility.tokens import tokenize_question
 from gateway.semantic.eligibility.words import ENGLISH
 from policies.decision import Protected
 
@@ -36,7 +36,7 @@ _FEW_WORDS = re.compile(r"\s*(?:[^\s.!?;,]+[\s,]*){0,5}")
 
 def words_of(text: str) -> list[str]:
     """Return the words of a text in lower case, without accents."""
-    return worded(text).words
+    return tokenize_question(text).words
 
 
 def content_words(words: Iterable[str]) -> frozenset[str]:

@@ -18,6 +18,7 @@ from gateway.prompts.json_splice import Edit, Places, printed, spliced
 from gateway.prompts.outcome import Compression, NotRewritten, Step
 from gateway.prompts.texts import is_block
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.tokens import tokens_in
 from gateway.semantic.eligibility.rules import is_english
 from gateway.semantic.eligibility.tokens import holds_code, sentences_of
@@ -76,9 +77,9 @@ def cut_of(endpoint: Endpoint, body: dict[str, Any], least: int) -> Cut | None:
 
     None where it is not long enough, or marked.
     """
-    field = "messages" if endpoint is Endpoint.CHAT else "input"
+    spec, field = SPECS[endpoint], SPECS[endpoint].question_field
     turns = body.get(field)
-    if endpoint not in (Endpoint.CHAT, Endpoint.RESPONSES) or not isinstance(turns, list):
+    if spec.turns is None or not isinstance(turns, list):
         return None
     if not all(isinstance(turn, dict) for turn in turns):
         return None

@@ -13,17 +13,15 @@ import orjson
 from gateway.prompts.hints.models import Marks
 from gateway.prompts.json_splice import Edit, Places, replaced
 from gateway.prompts.outcome import NotRewritten, NotRewrittenError
-from gateway.prompts.texts import Path, is_block
+from gateway.prompts.texts import INSTRUCTING, Path, is_block
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.tokens import BYTES_A_TOKEN
 from policies.decision import BreakpointField, BreakpointLifetime, Breakpoints, HintSettings
 
-_INSTRUCTING = frozenset({"system", "developer"})
-_TURNS = {Endpoint.CHAT: "messages", Endpoint.RESPONSES: "input"}
-_TEXT = {Endpoint.CHAT: "text", Endpoint.RESPONSES: "input_text"}
 _MARKED = {
-    BreakpointField.CACHE_CONTROL: _INSTRUCTING | {"user", "assistant"},
-    BreakpointField.PROMPT_CACHE_BREAKPOINT: _INSTRUCTING | {"user"},
+    BreakpointField.CACHE_CONTROL: INSTRUCTING | {"user", "assistant"},
+    BreakpointField.PROMPT_CACHE_BREAKPOINT: INSTRUCTING | {"user"},
 }
 
 
@@ -59,7 +57,7 @@ def marked(
     for place in wanted[:room]:
         start, end = where.of(place.path)
         if isinstance(place.value, str):
-            kind = _TEXT[endpoint]
+            kind = SPECS[endpoint].text_type or ""
             edits.append(Edit(start, start, b'[{"type":"' + kind.encode() + b'","text":'))
             edits.append(Edit(end, end, b"," + _printed(marks.field, mark) + b"}]"))
             part = {"type": kind, "text": place.value, marks.field.value: mark}
@@ -74,11 +72,11 @@ def _chosen(
     endpoint: Endpoint, body: dict[str, Any], settings: HintSettings, marks: Marks
 ) -> list[Place]:
     """Return where marks belong, the most useful first. Raises NotRewrittenError."""
-    turns = body.get(_TURNS[endpoint])
+    turns = body.get(SPECS[endpoint].question_field)
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise NotRewrittenError(NotRewritten.TOO_SHORT)
     leading = next(
-        (index for index, turn in enumerate(turns) if turn.get("role") not in _INSTRUCTING),
+        (index for index, turn in enumerate(turns) if turn.get("role") not in INSTRUCTING),
         len(turns),
     )
     looked_at = leading if settings.breakpoints is Breakpoints.SYSTEM else len(turns)
@@ -98,10 +96,11 @@ def _ends(
     """Yield each of the turns whose end may be marked, by its number, and where that is."""
     tools = body.get("tools")
     size = _size_of(tools) if tools else 0
-    instructions = body.get("instructions")
-    if endpoint is Endpoint.RESPONSES and isinstance(instructions, str):
+    spec = SPECS[endpoint]
+    instructions = None if spec.instructions is None else body.get(spec.instructions)
+    if isinstance(instructions, str):
         size += _size_of(instructions)
-    kind = _TEXT[endpoint]
+    kind = spec.text_type or ""
     for index, turn in enumerate(turns):
         if is_block(turn):
             continue
@@ -109,7 +108,7 @@ def _ends(
         size += _size_of(content)
         if turn.get("role") not in _MARKED[field]:
             continue
-        path = (_TURNS[endpoint], index, "content")
+        path = (spec.question_field, index, "content")
         tokens = size // BYTES_A_TOKEN
         if isinstance(content, str) and content.strip():
             yield index, Place(path, content, tokens)

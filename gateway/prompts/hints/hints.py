@@ -11,7 +11,6 @@ under the gateway's secret, and tells nothing of the prompt.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -20,9 +19,10 @@ import orjson
 from gateway.prompts.hints.breakpoints import marked
 from gateway.prompts.hints.models import keeps_by_options, marks_of
 from gateway.prompts.json_splice import Edit, spliced
-from gateway.prompts.outcome import Declined, NotRewritten, NotRewrittenError, Rewrite
+from gateway.prompts.outcome import Changed, Declined, NotRewritten, NotRewrittenError, Rewrite
 from gateway.prompts.texts import is_block
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from policies.decision import BreakpointField, Breakpoints, HintSettings, KeyRetention
 
 FIELD = "prompt_cache_key"
@@ -30,9 +30,6 @@ BEGINNING_BYTES = 3072
 """1,024 tokens of dense text. Too few only bring prompts together that share less."""
 DIGEST_BYTES = 16
 """OpenAI takes keys of 64 characters at most."""
-
-_BEFORE = {Endpoint.CHAT: ("tools", "functions"), Endpoint.RESPONSES: ("tools", "instructions")}
-_TURNS = {Endpoint.CHAT: "messages", Endpoint.RESPONSES: "input"}
 
 
 def cache_key(
@@ -60,7 +57,8 @@ def cache_key(
 
 def _pieces(endpoint: Endpoint, body: dict[str, Any]) -> Iterator[bytes]:
     """Yield the prompt in the order in which it is read, without what was moved to its end."""
-    for field in _BEFORE[endpoint]:
+    *before, _ = SPECS[endpoint].prompt_fields
+    for field in before:
         value = body.get(field)
         for each in value if isinstance(value, list) else (value,) if value else ():
             yield orjson.dumps(each)
@@ -69,7 +67,7 @@ def _pieces(endpoint: Endpoint, body: dict[str, Any]) -> Iterator[bytes]:
 
 
 def _turns(endpoint: Endpoint, body: dict[str, Any]) -> Iterator[Any]:
-    turns = body.get(_TURNS[endpoint])
+    turns = body.get(SPECS[endpoint].question_field)
     for turn in turns if isinstance(turns, list) else (turns,):
         if not (isinstance(turn, dict) and is_block(turn)):
             yield turn
@@ -88,24 +86,11 @@ def _of_conversation(endpoint: Endpoint, body: dict[str, Any], keys: int) -> int
 
 RETENTION = "prompt_cache_retention"
 _OPTIONS = "prompt_cache_options"
-_TELLING = frozenset({Endpoint.CHAT, Endpoint.RESPONSES})
-
-
-@dataclass(frozen=True, slots=True)
-class Hinted:
-    """A request as it is sent: ``raw`` is the JSON of ``body``."""
-
-    body: dict[str, Any]
-    raw: bytes
-    changes: tuple[Rewrite, ...] = ()
-    declined: tuple[Declined, ...] = ()
-    edits: tuple[Edit, ...] = ()
-    """What was done to the bytes that came."""
 
 
 def hints_for(endpoint: Endpoint, settings: HintSettings) -> tuple[Rewrite, ...]:
     """Return the hints that are on, where requests of this kind have any."""
-    if not settings.any_on or endpoint not in _TELLING:
+    if not settings.any_on or SPECS[endpoint].turns is None:
         return ()
     switches = (
         (Rewrite.BREAKPOINTS, settings.breakpoints is not Breakpoints.OFF),
@@ -123,7 +108,7 @@ def hinted(
     *,
     rule: str,
     owner: bytes,
-) -> Hinted:
+) -> Changed:
     """Return the request with the hints of ``settings``; ``raw`` is the JSON of ``body``.
 
     ``rule`` and ``owner``, who tells tenants apart, are part of the key that is sent.
@@ -153,19 +138,18 @@ def hinted(
         if done:
             changes.append(hint)
     if not edits:
-        return Hinted(body, raw, (), tuple(declined))
+        return Changed(body, raw, (), tuple(declined))
     # Edits at one place stay in the order in which they were made.
     edits.sort(key=lambda edit: edit.start)
-    return Hinted(told, spliced(raw, edits), tuple(changes), tuple(declined), tuple(edits))
+    return Changed(told, spliced(raw, edits), tuple(changes), tuple(declined), tuple(edits))
 
 
 def _with_marks(
     endpoint: Endpoint, body: dict[str, Any], raw: bytes, settings: HintSettings
 ) -> tuple[dict[str, Any], list[Edit]]:
     marks = marks_of(_model(body), settings)
-    if marks is None or (
-        endpoint is Endpoint.RESPONSES and marks.field is BreakpointField.CACHE_CONTROL
-    ):
+    refused = not SPECS[endpoint].takes_cache_control
+    if marks is None or (refused and marks.field is BreakpointField.CACHE_CONTROL):
         raise NotRewrittenError(NotRewritten.MODEL)
     return marked(endpoint, body, raw, settings, marks)
 

@@ -9,30 +9,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.prompts.json_splice import Edit, Places, all_replaced, printed, spliced
-from gateway.prompts.outcome import Declined, NotRewritten, NotRewrittenError, Rewrite
+from gateway.prompts.outcome import Changed, Declined, NotRewritten, NotRewrittenError, Rewrite
 from gateway.prompts.rewrite import prose, tools
 from gateway.prompts.rewrite.documents import NOTHING_KNOWN, Memory
 from gateway.prompts.rewrite.tools import Form, Forms
 from gateway.prompts.texts import Conversation, conversation
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from policies.decision import MARKS, PrefixSettings, SchemaKeys
-
-_TOOL_FIELDS = {
-    Endpoint.CHAT: ("tools", "functions"),
-    Endpoint.RESPONSES: ("tools",),
-}
 
 
 @dataclass(frozen=True, slots=True)
-class Rewritten:
-    """A request as it is sent: ``raw`` is the JSON of ``body``."""
+class Rewritten(Changed):
+    """A request whose prefix repeats."""
 
-    body: dict[str, Any]
-    raw: bytes
-    changes: tuple[Rewrite, ...] = ()
-    declined: tuple[Declined, ...] = ()
-    edits: tuple[Edit, ...] = ()
-    """What was done to the bytes that came."""
     digests: tuple[bytes, ...] = ()
     """Of the retrieved documents, in the order in which they are sent."""
     tools: tuple[Form, ...] = ()
@@ -55,10 +45,10 @@ def rules_for(
     endpoint: Endpoint, body: dict[str, Any], settings: PrefixSettings
 ) -> tuple[Rewrite, ...]:
     """Return the rules that are on and may have something to look at."""
-    fields = _TOOL_FIELDS.get(endpoint)
-    if fields is None:
+    spec = SPECS[endpoint]
+    if spec.turns is None:
         return ()
-    on_tools = _tool_rules(settings) if any(body.get(field) for field in fields) else ()
+    on_tools = _tool_rules(settings) if any(body.get(field) for field in spec.tool_fields) else ()
     return on_tools + prose.rules_on(settings)
 
 
@@ -78,10 +68,11 @@ def rewrite(
     """
     draft = _Draft(body, [], [], [])
     places = Places(raw, body)
-    for field in _TOOL_FIELDS.get(endpoint, ()):
+    spec = SPECS[endpoint]
+    for field in spec.tool_fields:
         if body.get(field) and _tool_rules(settings):
             _arrange_tools(draft, field, places, settings, known or {})
-    if settings.changes_texts and endpoint in _TOOL_FIELDS:
+    if settings.changes_texts and spec.turns is not None:
         _rewrite_texts(draft, endpoint, places, settings=settings, memory=memory)
     changes, declined = tuple(dict.fromkeys(draft.changes)), tuple(dict.fromkeys(draft.declined))
     edits = tuple(sorted(draft.edits))

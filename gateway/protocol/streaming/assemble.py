@@ -4,10 +4,19 @@ Law: a result is assembled only from what is understood. A delta whose merge is 
 makes the answer UnknownShapeError, which is never stored; it still reaches the client untouched.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-from gateway.protocol.endpoint import Endpoint
+
+class ChoiceForm(NamedTuple):
+    """How an endpoint writes choices: what it calls a reply and a chunk, and what is in them."""
+
+    reply: str
+    chunk: str
+    complete: Callable[[dict[str, Any]], None]
+    """Sets in a choice, put together, what no chunk has said."""
+    pieces: Callable[[dict[str, Any]], Iterator[dict[str, Any]]]
+    """Yields the choice of each chunk by which one is streamed."""
 
 
 class UnknownShapeError(ValueError):
@@ -39,10 +48,10 @@ class _WholeCall(dict[str, Any]):
 
 
 class Assembler:
-    """Merges chat or completion chunks in the order they came."""
+    """Merges the chunks of a stream of choices in the order they came."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
+    def __init__(self, form: ChoiceForm) -> None:
+        self._form = form
         self._top: dict[str, Any] = {}
         self._choices: dict[int, dict[str, Any]] = {}
         self._usage: Any = None
@@ -89,23 +98,12 @@ class Assembler:
         """Return the reply in its plain form. Raises UnknownShapeError when nothing came."""
         if not self._choices:
             raise UnknownShapeError("no choices")
-        chat = self._endpoint is Endpoint.CHAT
         ordered = [_joined(self._choices[index]) for index in sorted(self._choices)]
         for choice in ordered:
             choice.setdefault("logprobs", None)
             choice.setdefault("finish_reason", None)
-            if chat:
-                message = choice.setdefault("message", {})
-                message.setdefault("role", "assistant")
-                message.setdefault("content", None)
-                message.setdefault("refusal", None)
-            else:
-                choice.setdefault("text", "")
-        result = {
-            **self._top,
-            "object": "chat.completion" if chat else "text_completion",
-            "choices": ordered,
-        }
+            self._form.complete(choice)
+        result = {**self._top, "object": self._form.reply, "choices": ordered}
         if self._usage is not None:
             result["usage"] = self._usage
         return result

@@ -9,25 +9,16 @@ from typing import Any
 import orjson
 
 from gateway.protocol import exact_json
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.errors import RequestError, error_body
 from gateway.protocol.reasons import Reason
 from gateway.protocol.streaming import sse
-from gateway.protocol.streaming.assemble import Assembler, UnknownShapeError
-from gateway.protocol.streaming.responses_stream import FollowedResponse
-
-
-def followed(endpoint: Endpoint, *, assemble: bool, max_bytes: int) -> "Followed":
-    """Return what follows a stream of the endpoint's."""
-    if endpoint is Endpoint.RESPONSES:
-        return FollowedResponse(assemble=assemble, max_bytes=max_bytes)
-    return StreamedAnswer(endpoint, assemble=assemble, max_bytes=max_bytes)
+from gateway.protocol.streaming.assemble import Assembler, ChoiceForm, UnknownShapeError
 
 
 class StreamedAnswer:
     """Follows the events of one stream: what to pass on, and what they amount to."""
 
-    def __init__(self, endpoint: Endpoint, *, assemble: bool, max_bytes: int) -> None:
+    def __init__(self, form: ChoiceForm, *, assemble: bool, max_bytes: int) -> None:
         self.usage: Any = None
         self.error: bytes | None = None
         """What the upstream itself said in an error event."""
@@ -37,7 +28,7 @@ class StreamedAnswer:
         """Whether the event that ends the stream has come."""
         self.made: str | None = None
         """The id of what the upstream keeps: nothing of these."""
-        self._assembler = Assembler(endpoint)
+        self._assembler = Assembler(form)
         self._assemble = assemble
         self._unfit: Reason | None = None
         self._bytes_left = max_bytes
@@ -117,9 +108,6 @@ class StreamedAnswer:
             return self._assembler.result()
         except UnknownShapeError:
             return Reason.UNKNOWN_SHAPE
-
-
-Followed = StreamedAnswer | FollowedResponse
 
 
 def failure_event(fault: Exception) -> bytes:

@@ -1,14 +1,11 @@
-"""Do two answers to one question say the same? Equal, different, or not to be told.
+"""Whether two answers to one question say the same: equal, different or unsure.
 
-Law: what is called equal may be served in the other's place, and what is called different counts
-against a rule: whatever is neither beyond doubt is unsure. Two answers that a model drew at a
-temperature differ in wording and in what they leave out; what they must not differ in are numbers,
-names, yes and no, tool calls, code.
+Law: an equal answer may be served in place of the other, and a different one counts against its
+rule. So a doubt is always unsure. Two samples of one model differ in wording and in what they leave
+out. They must agree in numbers, names, yes and no, tool calls and code.
 
-``compare`` decides by the texts alone where it can; else it returns what is to be embedded, whose
+``compare`` decides by the texts alone where it can. Else it returns the texts to embed, and their
 ``next`` takes the vectors.
-
-What a complete result says, whichever endpoint it is of: its text, its tool calls, its end.
 """
 
 import contextlib
@@ -27,7 +24,7 @@ from policies.plain_enum import plain_members
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a stored or fresh result says. ``calls`` are names and arguments of tool calls."""
+    """The content of a result. ``calls`` are names and arguments of tool calls."""
 
     text: str
     calls: tuple[str, ...]
@@ -35,7 +32,7 @@ class Answer:
 
 
 def read_answer(result: Any) -> Answer | None:
-    """Return what a result says, None where it is of no form known here."""
+    """Return the content of a complete result of any endpoint, None if its form is unknown."""
     match result:
         case {"choices": [*choices]} if choices:
             return _chat(choices)
@@ -86,7 +83,7 @@ def _call(given: Any) -> str:
     if not isinstance(given, dict):
         return repr(given)
     arguments: Any = given.get("arguments", given.get("input"))
-    # Whatever is no JSON is free text.
+    # What does not parse is free text.
     with contextlib.suppress(orjson.JSONDecodeError, TypeError):
         parsed = orjson.loads(arguments)
         arguments = orjson.dumps(parsed, option=orjson.OPT_SORT_KEYS).decode()
@@ -103,27 +100,27 @@ class Outcome(StrEnum):
 
 
 EQUAL_COSINE = 0.9
-"""From here on two answers say the same, where nothing speaks against it."""
+"""From here on two answers are equal, if there is no objection."""
 DIFFERENT_COSINE = 0.6
-"""Below, they do not."""
+"""Below, they are different."""
 
-_MOST_COSINE = 1.01
-"""Of unit vectors, with what rounding adds."""
+_MAX_COSINE = 1.01
+"""Of unit vectors, with a margin for rounding."""
 
 SHORT_WORDS = 40
-"""Up to here, every number counts, and so does every not and every name."""
+"""Up to this length each number, negation and name counts."""
 
 PIECE_WORDS = 80
 PIECE_CHARACTERS = 600
-MOST_PIECES = 12
-MOST_CHARACTERS = 20_000
-"""Of an answer; longer ones are the same to the letter or are not told."""
+MAX_PIECES = 12
+MAX_CHARACTERS = 20_000
+"""Of an answer; longer ones are equal to the letter or unsure."""
 
 Vector = Sequence[float]
 
 
-class Told(NamedTuple):
-    """An outcome, and one word for what told."""
+class Judgement(NamedTuple):
+    """An outcome, and one word for what decided it."""
 
     outcome: Outcome
     why: str
@@ -131,59 +128,58 @@ class Told(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NeedsVectors:
-    """Needs the vectors of ``texts``: first the stored answer's pieces, then the fresh one's."""
+    """Needs the vectors of ``texts``: the pieces of the stored answer, then of the fresh one."""
 
     texts: tuple[str, ...]
     stored: int
-    """How many of them are the stored answer's."""
+    """Number of the stored answer's pieces."""
     cut: bool
-    """Whether the end of one is not among them."""
+    """Whether the end of an answer is left out."""
     objection: str | None
-    """What speaks against equal however near they are."""
+    """Why they are not equal, however near they are."""
     contradiction: str | None
-    """What makes two near ones different."""
+    """Why they are different, though they are near."""
 
-    def next(self, vectors: Sequence[Vector] | None) -> Told:
-        """Take the vectors, None where there are none to be had."""
+    def next(self, vectors: Sequence[Vector] | None) -> Judgement:
+        """Take the vectors, None if there are none."""
         if vectors is None:
-            return Told(Outcome.UNSURE, "no-vectors")
+            return Judgement(Outcome.UNSURE, "no-vectors")
         near = _nearness(vectors[: self.stored], vectors[self.stored :])
-        if not abs(near) <= _MOST_COSINE:  # NaN neither
-            return Told(Outcome.UNSURE, "no-vectors")
+        if not abs(near) <= _MAX_COSINE:  # NaN neither
+            return Judgement(Outcome.UNSURE, "no-vectors")
         if near < DIFFERENT_COSINE:
-            return Told(Outcome.DIFFERENT, "meaning")
+            return Judgement(Outcome.DIFFERENT, "meaning")
         if self.contradiction is not None:
-            return Told(Outcome.DIFFERENT, self.contradiction)
+            return Judgement(Outcome.DIFFERENT, self.contradiction)
         if self.objection is not None:
-            return Told(Outcome.UNSURE, self.objection)
-        # Whatever is no number is not near either.
+            return Judgement(Outcome.UNSURE, self.objection)
         if near >= EQUAL_COSINE and not self.cut:
-            return Told(Outcome.EQUAL, "meaning")
-        return Told(Outcome.UNSURE, "length" if self.cut else "meaning")
+            return Judgement(Outcome.EQUAL, "meaning")
+        return Judgement(Outcome.UNSURE, "length" if self.cut else "meaning")
 
 
-def compare(stored: Any, fresh: Any) -> Told | NeedsVectors:
+def compare(stored: Any, fresh: Any) -> Judgement | NeedsVectors:
     """Compare two complete results of the same endpoint."""
     ours, theirs = read_answer(stored), read_answer(fresh)
     if ours is None or theirs is None:
-        return Told(Outcome.UNSURE, "unknown-shape")
+        return Judgement(Outcome.UNSURE, "unknown-shape")
     if ours.calls != theirs.calls:
-        return Told(Outcome.DIFFERENT, "tool-calls")
+        return Judgement(Outcome.DIFFERENT, "tool-calls")
     if ours.finish != theirs.finish:
-        return Told(Outcome.DIFFERENT, "finish-reason")
-    if max(len(ours.text), len(theirs.text)) > MOST_CHARACTERS:
+        return Judgement(Outcome.DIFFERENT, "finish-reason")
+    if max(len(ours.text), len(theirs.text)) > MAX_CHARACTERS:
         same = ours.text == theirs.text
-        return Told(Outcome.EQUAL, "text") if same else Told(Outcome.UNSURE, "length")
+        return Judgement(Outcome.EQUAL, "text") if same else Judgement(Outcome.UNSURE, "length")
     one, other = unmarked(ours.text), unmarked(theirs.text)
     first, second = _plain(one.folded), _plain(other.folded)
     if first == second and one.blocks == other.blocks:
-        return Told(Outcome.EQUAL, "text")
+        return Judgement(Outcome.EQUAL, "text")
     if not first or not second:
-        return Told(Outcome.DIFFERENT, "empty")
+        return Judgement(Outcome.DIFFERENT, "empty")
     if {_polarity(first.casefold()), _polarity(second.casefold())} == {"yes", "no"}:
-        return Told(Outcome.DIFFERENT, "yes-no")
+        return Judgement(Outcome.DIFFERENT, "yes-no")
     if one.blocks != other.blocks or one.inline != other.inline:
-        return Told(Outcome.UNSURE, "code")
+        return Judgement(Outcome.UNSURE, "code")
     return _to_embed(one, other)
 
 
@@ -191,23 +187,14 @@ _ENDS = " .!,;:\n"
 
 
 def _plain(text: str) -> str:
-    """Return the words, without kinds of white space."""
+    """Return the words with single spaces between them."""
     return " ".join(text.split()).strip(_ENDS)
 
 
 _YES = {"yes", "yeah", "yep", "correct", "true", "indeed", "certainly", "absolutely"}
 _NO = {"no", "nope", "incorrect", "false"}
 _NEGATIONS = {
-    "not",
-    "no",
-    "never",
-    "none",
-    "cannot",
-    "nobody",
-    "nothing",
-    "neither",
-    "nor",
-    "without",
+    *("not", "no", "never", "none", "cannot", "nobody", "nothing", "neither", "nor", "without"),
 }
 _NUMBER = re.compile(r"\d+(?:(?:[.,:/-]|\^[+\u2212-]?)\d+)*")
 _BELOW_ZERO = re.compile(r"(?m)(?:^[^\S\n]*[-\u2212][^\S\n]*|(?<=[\s(])[-\u2212])(\d+)")
@@ -223,14 +210,14 @@ _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 
 
 def _polarity(plain: str) -> str | None:
-    """Return whether an answer begins with a yes or a no."""
+    """Return the yes or no that an answer begins with."""
     first = _WORD.match(plain)
     word = first[0] if first else ""
     return "yes" if word in _YES else "no" if word in _NO else None
 
 
 def _numbers(plain: str) -> frozenset[str]:
-    """Return numbers, days and months, in one way of writing."""
+    """Return numbers, days and months, each in one notation."""
     written = {_number(each) for each in _NUMBER.findall(plain)}
     words = set(_WORD.findall(plain))
     return frozenset(
@@ -239,8 +226,9 @@ def _numbers(plain: str) -> frozenset[str]:
 
 
 def _number(written: str) -> str:
-    bare = written.replace(",", "")
-    return bare.rstrip("0").rstrip(".") if bare.count(".") == 1 and "^" not in bare else bare
+    number = written.replace(",", "")
+    is_decimal = number.count(".") == 1 and "^" not in number
+    return number.rstrip("0").rstrip(".") if is_decimal else number
 
 
 def _negations(words: Sequence[str]) -> int:
@@ -248,7 +236,7 @@ def _negations(words: Sequence[str]) -> int:
 
 
 def _to_embed(one: Unmarked, other: Unmarked) -> NeedsVectors:
-    """Return what to embed, and what speaks against equal meanwhile."""
+    """Return the texts to embed, with any objection to equal."""
     stored, cut = _pieces(one.text)
     fresh, cut_too = _pieces(other.text)
     first, second = _plain(one.text.casefold()), _plain(other.text.casefold())
@@ -278,14 +266,12 @@ def _below_zero(text: str) -> set[str]:
 
 
 _MARKS = frozenset("*_#<>|~")
+_SAME_WORDS = 0.6
 
 
 def _marked(plain: str) -> set[str]:
-    """Return the words with marks that are no markdown's: names in code, operators."""
+    """Return the words with marks that are not markdown: names in code, operators."""
     return {word.strip(".,;:!?()\"'") for word in plain.split() if not _MARKS.isdisjoint(word)}
-
-
-_SAME_WORDS = 0.6
 
 
 def _overlap(words: Sequence[str], others: Sequence[str]) -> float:
@@ -294,7 +280,7 @@ def _overlap(words: Sequence[str], others: Sequence[str]) -> float:
 
 
 def _pieces(text: str) -> tuple[list[str], bool]:
-    """Cut a text so that the encoder reads all of each piece; tell whether the end is left out."""
+    """Cut a text into pieces that the encoder reads whole; tell whether the end is left out."""
     pieces: list[str] = []
     piece: list[str] = []
     size = 0
@@ -302,7 +288,7 @@ def _pieces(text: str) -> tuple[list[str], bool]:
         if piece and (len(piece) == PIECE_WORDS or size + len(word) > PIECE_CHARACTERS):
             pieces.append(" ".join(piece))
             piece, size = [], 0
-            if len(pieces) == MOST_PIECES:
+            if len(pieces) == MAX_PIECES:
                 return pieces, True
         piece.append(word[:PIECE_CHARACTERS])
         size += len(word) + 1
@@ -310,13 +296,13 @@ def _pieces(text: str) -> tuple[list[str], bool]:
 
 
 def _nearness(ours: Sequence[Vector], theirs: Sequence[Vector]) -> float:
-    """Return how near the piece is that is farthest from all of the other text's."""
+    """Return the mean of each piece's best cosine, of the side where it is lower."""
     if not ours or not theirs:
         return 0.0
     cosines = [[_cosine(one, other) for other in theirs] for one in ours]
-    there = [max(row) for row in cosines]
-    back: list[float] = [max(column) for column in zip(*cosines, strict=True)]
-    return min(sum(there) / len(there), sum(back) / len(back))
+    best = [max(row) for row in cosines]
+    best_back: list[float] = [max(column) for column in zip(*cosines, strict=True)]
+    return min(sum(best) / len(best), sum(best_back) / len(best_back))
 
 
 def _cosine(one: Vector, other: Vector) -> float:

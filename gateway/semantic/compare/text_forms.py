@@ -1,14 +1,12 @@
-"""A text with one way of writing each letter, in which no figure joins another.
+"""Unicode forms and proper names: what two texts are compared by.
 
-Law: NFKC, but for what stands higher, lower, in a circle or in a fraction: that is set apart from
-the figures beside it (``10⁶`` is ``10^6``, not ``106``). Time is linear in the text.
+Law of ``compatible``: NFKC, but a superscript, subscript, circled figure or fraction stays apart
+from the figures beside it (``10⁶`` is ``10^6``, not ``106``). Time is linear in the text.
 
-Whether two short texts name others.
-
-Law: a name is told by its capital letter, which tells little: German nouns, headings, buttons and
-shouting have it too. So names that only one text has are a doubt; a contradiction only where the
-rest is English and nearly the same words, and neither name is a kind (``a Swede``), shouted, or
-the other's in another spelling.
+Law of ``name_others``: a capital is a weak sign of a name, as German nouns, headings, buttons and
+shouting have it too. So names that only one text has are a doubt. They are a contradiction only
+if the rest is English and nearly the same, and neither name is a kind (``a Swede``), shouted, or a
+spelling of the other.
 """
 
 import re
@@ -18,7 +16,7 @@ from difflib import SequenceMatcher
 from itertools import groupby
 
 _STRETCH = re.compile(r"\S{1,256}|\s+")
-"""Marks above and below a letter are sorted, in time that grows with the square of their number."""
+"""Bounded, as the marks of a letter are sorted in time that is quadratic in their number."""
 _HIGH, _LOW, _FRACTION, _OTHER = "<super>", "<sub>", "<fraction>", "<compat>"
 _PLAIN = {"", "<wide>", "<narrow>", "<font>", "<noBreak>"}
 _ONE_TERM = re.compile(r"[+\u2212-]?\w+")
@@ -26,7 +24,7 @@ _SLASH = str.maketrans("\u2044", "/")
 
 
 def compatible(text: str) -> str:
-    """Return the text as it is compared."""
+    """Return the text with one form for each letter."""
     if text.isascii():
         return text
     written: list[str] = []
@@ -39,7 +37,7 @@ def compatible(text: str) -> str:
 
 
 def _kind(letter: str) -> str:
-    """Tell how a letter stands; empty where it is one like others."""
+    """Return the form of a letter, empty for an ordinary one."""
     tag = unicodedata.decomposition(letter).partition(">")[0]
     kind = f"{tag}>" if tag.startswith("<") else ""
     if kind in _PLAIN:
@@ -71,38 +69,38 @@ def _between(before: str, after: str, former: str, kind: str) -> str:
 
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 _BEGINS = re.compile(r"[.!?:;\u2026\n\"\u201e\u00ab(\[|>]|\s-+\s")
-"""What stands between two words of which the second has a capital in any case."""
+"""Between two words: the second has a capital in any case."""
 _TITLES = {"mr", "mrs", "ms", "dr", "prof", "st"}
 _ENGLISH = {
     *("the", "is", "are", "it", "of", "by", "and", "to", "from", "with", "that", "this", "has"),
     *("have", "you", "your", "we", "they", "their", "its", "called", "named", "wrote", "written"),
 }
-"""None of them a German word: no other language gives nouns a capital."""
+"""None is a German word: German alone gives nouns a capital."""
 _ARTICLES = {"a", "an"}
 
 SAME_REST = 0.6
-"""Words in common of those that are no names, from which on two texts say it in one way."""
+"""Share of other words in common, from which on two texts differ in the names alone."""
 SAME_SPELLING = 0.6
 """Kiev and Kyiv, Jon and John."""
-MOST_LETTERS = 64
-MOST_PAIRS = 64
-"""Of names whose spellings are compared, in time that grows with the third power of the letters."""
+MAX_LETTERS = 64
+MAX_PAIRS = 64
+"""Of names whose spellings are compared, in time that is cubic in the letters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The words of a text, folded, and those of them that it names something by."""
+    """The words of a text, folded, and its names."""
 
     words: frozenset[str]
     ordinary: frozenset[str]
-    """Written small somewhere."""
+    """Written in lower case somewhere."""
     names: frozenset[str]
     surely: frozenset[str]
-    """Names that are neither shouted nor kinds of things."""
+    """Names that are neither shouted nor kinds."""
 
 
 def named(text: str) -> Named:
-    """Find the capitals in a text that its sentences do not explain."""
+    """Find the words whose capital is not that of a sentence's beginning."""
     words: set[str] = set()
     ordinary: set[str] = set()
     names: set[str] = set()
@@ -135,10 +133,7 @@ def _begins(between: str, before: str) -> bool:
 
 
 def name_others(one: Named, other: Named) -> bool | None:
-    """Tell whether two texts name others: True, and it is a contradiction; None, they do not.
-
-    False is a doubt.
-    """
+    """Return True where two texts name different things, False in doubt, None where they agree."""
     ordinary = one.ordinary | other.ordinary
     ours, theirs = one.names - ordinary, other.names - ordinary
     if ours <= other.words and theirs <= one.words:
@@ -152,12 +147,12 @@ def name_others(one: Named, other: Named) -> bool | None:
         return False
     if len(rest & other_rest) < SAME_REST * len(rest | other_rest):
         return False
-    if len(ours) * len(theirs) > MOST_PAIRS:
+    if len(ours) * len(theirs) > MAX_PAIRS:
         return False
     return not any(_alike(mine, yours) for mine in ours for yours in theirs)
 
 
 def _alike(one: str, other: str) -> bool:
-    if max(len(one), len(other)) > MOST_LETTERS:
-        return True  # for all that is known
+    if max(len(one), len(other)) > MAX_LETTERS:
+        return True  # too long to compare
     return SequenceMatcher(None, one, other, autojunk=False).ratio() >= SAME_SPELLING

@@ -18,14 +18,20 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from gateway.protocol.conversation import follows_turns, obstacle, semantic_question
 from gateway.protocol.endpoint import Endpoint
-from gateway.protocol.reasons import Ineligible
+from gateway.protocol.endpoints.spec import Question
+from gateway.protocol.endpoints.table import SPECS
+from gateway.protocol.reasons import Reason
 from gateway.semantic.eligibility import words as lists
 from gateway.semantic.eligibility.time_sensitive import depends_on_time, varies
-from gateway.semantic.eligibility.tokens import Worded, holds_code, sentences_of, worded
+from gateway.semantic.eligibility.tokens import (
+    TokenizedQuestion,
+    holds_code,
+    sentences_of,
+    tokenize_question,
+)
 
-MOST_WITHOUT_FUNCTION_WORDS = 9
+MAX_WITHOUT_FUNCTION_WORDS = 9
 """Twice as many with one of them, and so on."""
 OTHER_LETTERS = 0.1
 """Share of letters that are not Latin, from which on a text is written in another script."""
@@ -34,7 +40,7 @@ _LOWER_ACCENTED = re.compile(r"\b[a-z]*[\u00df-\u00f6\u00f8-\u00ff][a-z]*\b")
 _LATIN_ENDS = "\u024f"
 
 
-def is_foreign(text: Worded) -> bool:
+def is_foreign(text: TokenizedQuestion) -> bool:
     """Judge a text in Latin letters by its function words."""
     vocabulary = text.vocabulary
     english = len(vocabulary & lists.ENGLISH)
@@ -42,7 +48,7 @@ def is_foreign(text: Worded) -> bool:
     perhaps = len(vocabulary & lists.PERHAPS_FOREIGN)
     if foreign and (foreign + perhaps) * 2 > english:
         return True
-    if len(text.words) > MOST_WITHOUT_FUNCTION_WORDS * (english + 1):
+    if len(text.words) > MAX_WITHOUT_FUNCTION_WORDS * (english + 1):
         return True
     if english:
         return perhaps > english + 1
@@ -53,7 +59,7 @@ def is_foreign(text: Worded) -> bool:
 
 def is_prose(text: str) -> bool:
     """Tell whether a text is English sentences: rows of data have no function words."""
-    return is_english(text) and not worded(text).vocabulary.isdisjoint(lists.ENGLISH)
+    return is_english(text) and not tokenize_question(text).vocabulary.isdisjoint(lists.ENGLISH)
 
 
 def is_english(text: str) -> bool:
@@ -62,7 +68,7 @@ def is_english(text: str) -> bool:
         letters = [character for character in text if character.isalpha()]
         if sum(letter > _LATIN_ENDS for letter in letters) > OTHER_LETTERS * len(letters):
             return False
-    return not is_foreign(worded(text))
+    return not is_foreign(tokenize_question(text))
 
 
 _FRAGMENT = 2
@@ -75,12 +81,12 @@ _ENOUGH_BEFORE = 4
 """Words of content before a pronoun, which is then taken to stand for one of them."""
 
 
-def is_vague(turn: Worded) -> bool:
+def is_vague(turn: TokenizedQuestion) -> bool:
     """Tell whether a text says so little that its sense must come from elsewhere."""
     return len(turn.words) <= _FRAGMENT and turn.vocabulary <= lists.VAGUE
 
 
-def leans(turn: Worded) -> bool:
+def depends_on_earlier_turns(turn: TokenizedQuestion) -> bool:
     """Tell whether a turn after others may lean on them."""
     words, vocabulary, pairs = turn.words, turn.vocabulary, turn.pairs
     return (
@@ -94,7 +100,7 @@ def leans(turn: Worded) -> bool:
     )
 
 
-def _is_fragment(turn: Worded) -> bool:
+def _is_fragment(turn: TokenizedQuestion) -> bool:
     first = turn.words[0]
     return first in lists.PREPOSITIONS or turn.vocabulary.isdisjoint(lists.ASKING)
 
@@ -129,15 +135,15 @@ def _stands_for_nothing(word: str, before: str, rest: Sequence[str]) -> bool:
             return False
 
 
-MOST_CHARACTERS = 1000
-MOST_WORDS = 160
+MAX_CHARACTERS = 1000
+MAX_WORDS = 160
 """A text of this length is about 200 tokens: the encoder and the verifier read it whole."""
 LONGEST_WORD = 40
-MOST_GIVEN_WORDS = 12
+MAX_GIVEN_WORDS = 12
 """Of a text to work on: a short one is a phrase that the verifier can compare."""
-MOST_LINES = 6
-LEAST_TO_REPEAT = 12
-LEAST_DISTINCT = 0.45
+MAX_LINES = 6
+MIN_STUFFED_WORDS = 12
+MIN_DISTINCT = 0.45
 """Share of different words; English of this length has 0.6 and more."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -148,10 +154,10 @@ _SIGNS = frozenset(
     "\u00a0£€¥¢§©®™°±²³¹¼½¾·÷\u00d7\u2018\u2019\u201c\u201d\u201e«»¡¿\u2013\u2014\u2212…•"
 )
 _ITEM = re.compile(r"(?:^|\s)\(?(?:[1-9]|[a-d]|i{1,3})[.)]\s+\w")
-_MOST_ITEMS = 2
+_MAX_ITEMS = 2
 _ASIDE = 2
 """Spaces in what only stresses a question: "What now??"."""
-_MOST_ASIDES = 2
+_MAX_ASIDES = 2
 _ROLE = re.compile(
     r"^\s{0,9}(?:(?:system|assistant|user|human|ai)\s?:|#{2,6} \w)|<\||\[/?INST\]",
     re.IGNORECASE | re.MULTILINE,
@@ -162,65 +168,65 @@ _NEAR = 6
 """Words between "ignore" and what is to be ignored."""
 
 
-class Sought(NamedTuple):
+class SemanticQuery(NamedTuple):
     """What of a request is looked up by meaning, or why nothing is."""
 
-    question: str | None
-    ineligible: Ineligible | None
+    question: Question | None
+    ineligible: Reason | None
 
 
-NOT_SOUGHT = Sought(None, None)
+NO_QUERY = SemanticQuery(None, None)
 
 
-def sought(endpoint: Endpoint, body: dict[str, Any]) -> Sought:
+def semantic_query(endpoint: Endpoint, body: dict[str, Any]) -> SemanticQuery:
     """Return the question of a request, or why it may only hit exactly."""
-    reason = obstacle(endpoint, body)
-    if reason is not None:
-        return Sought(None, reason)
-    question = semantic_question(endpoint, body)
-    reason = ineligible(question, follows=follows_turns(endpoint, body))
-    return Sought(question if reason is None else None, reason)
+    find = SPECS[endpoint].find_question
+    found = Reason.ENDPOINT if find is None else find(body)
+    if not isinstance(found, Question):
+        return SemanticQuery(None, found)
+    reason = ineligible(found.text, follows=found.follows)
+    return SemanticQuery(found if reason is None else None, reason)
 
 
-def ineligible(text: str, *, follows: bool = False) -> Ineligible | None:
+def ineligible(text: str, *, follows: bool = False) -> Reason | None:
     """Return why a text may only hit exactly; ``follows`` tells of earlier turns."""
-    if len(text) > MOST_CHARACTERS:
-        return Ineligible.TOO_LONG
+    if len(text) > MAX_CHARACTERS:
+        return Reason.TEXT_TOO_LONG
     if not text or text.isspace():
-        return Ineligible.EMPTY
+        return Reason.EMPTY_TEXT
     reason = _unreadable(text)
     if reason is not None:
         return reason
     if holds_code(text):
-        return Ineligible.CODE
-    question = worded(text)
+        return Reason.CODE
+    question = tokenize_question(text)
     if not question.words:
-        return Ineligible.VAGUE
-    if follows and leans(question):
-        return Ineligible.FOLLOW_UP
+        return Reason.VAGUE
+    if follows and depends_on_earlier_turns(question):
+        return Reason.FOLLOW_UP
     return next((reason for reason, applies in _CHECKS if applies(question)), None)
 
 
-def _unreadable(text: str) -> Ineligible | None:
+def _unreadable(text: str) -> Reason | None:
     """Find what an English encoder drops or cannot tell apart, and what people do not see."""
     if _CONTROL.search(text):
-        return Ineligible.UNREADABLE
+        return Reason.UNREADABLE_TEXT
     if not text.isascii():
         for character in frozenset(_NOT_ASCII.findall(text)) - _SIGNS:
             if not _LATIN.match(character):
-                return Ineligible.LANGUAGE if character.isalpha() else Ineligible.UNREADABLE
+                return Reason.LANGUAGE if character.isalpha() else Reason.UNREADABLE_TEXT
     return None
 
 
-def _is_stuffed(question: Worded) -> bool:
+def _is_stuffed(question: TokenizedQuestion) -> bool:
     """Tell a text that repeats itself, or holds a word that is none, from a sentence."""
     count = len(question.words)
-    if count >= LEAST_TO_REPEAT and len(question.vocabulary) < LEAST_DISTINCT * count:
+    if count >= MIN_STUFFED_WORDS and len(question.vocabulary) < MIN_DISTINCT * count:
         return True
     return any(len(word) > LONGEST_WORD for word in question.vocabulary)
 
 
-def _instructs(question: Worded) -> bool:
+def _instructs(question: TokenizedQuestion) -> bool:
     """Tell a text that gives orders of its own to the model, or to what reads it before.
 
     Beside a harmless question such orders make a stored answer that others would be served.
@@ -238,54 +244,54 @@ def _instructs(question: Worded) -> bool:
     )
 
 
-def _orders_beside(question: Worded) -> bool:
+def _orders_beside(question: TokenizedQuestion) -> bool:
     """Find "say yes" as a sentence beside a question."""
     sentences = [each.rstrip() for each in sentences_of(question.text, clauses=True)]
     if not any(sentence.endswith("?") for sentence in sentences):
         return False
     openings = (
-        next((word for word in worded(sentence).words if word not in lists.POLITE), "")
+        next((word for word in tokenize_question(sentence).words if word not in lists.POLITE), "")
         for sentence in sentences
         if not sentence.endswith("?")
     )
     return not lists.ORDERS.isdisjoint(openings)
 
 
-def _holds_payload(question: Worded) -> bool:
+def _holds_payload(question: TokenizedQuestion) -> bool:
     """Tell whether the text brings another one to work on, or points to one by a link.
 
     What is asked of such a text is the same for many, and all that matters is the text.
     """
     text, words = question.text, question.words
-    if text.count("\n") >= MOST_LINES or _LINK.search(text):
+    if text.count("\n") >= MAX_LINES or _LINK.search(text):
         return True
     verb = next((word for word in words if word not in lists.POLITE), "")
     if verb not in lists.WORKING and question.pairs.isdisjoint(lists.WORKED_ON):
         return False
     given = _GIVEN.search(text)
-    return given is not None and len(worded(text[given.end() :]).words) > MOST_GIVEN_WORDS
+    return given is not None and len(tokenize_question(text[given.end() :]).words) > MAX_GIVEN_WORDS
 
 
-def _asks_much(question: Worded) -> bool:
+def _asks_much(question: TokenizedQuestion) -> bool:
     """Tell several questions in one: an answer to some of them would pass for one to all."""
     text = question.text
     if text.count("?") > 1:
         sentences = (each.strip() for each in sentences_of(text, clauses=True))
         asking = [each for each in sentences if each.endswith("?")]
-        if len(asking) > _MOST_ASIDES or sum(each.count(" ") > _ASIDE for each in asking) > 1:
+        if len(asking) > _MAX_ASIDES or sum(each.count(" ") > _ASIDE for each in asking) > 1:
             return True
-    return len(_ITEM.findall(text)) > _MOST_ITEMS
+    return len(_ITEM.findall(text)) > _MAX_ITEMS
 
 
-_CHECKS: tuple[tuple[Ineligible, Callable[[Worded], bool]], ...] = (
-    (Ineligible.TOO_LONG, lambda question: len(question.words) > MOST_WORDS),
-    (Ineligible.STUFFED, _is_stuffed),
-    (Ineligible.LANGUAGE, is_foreign),
-    (Ineligible.INSTRUCTIONS, _instructs),
-    (Ineligible.PAYLOAD, _holds_payload),
-    (Ineligible.MANY_QUESTIONS, _asks_much),
-    (Ineligible.VAGUE, is_vague),
-    (Ineligible.VARIETY, varies),
-    (Ineligible.TIME, depends_on_time),
+_CHECKS: tuple[tuple[Reason, Callable[[TokenizedQuestion], bool]], ...] = (
+    (Reason.TEXT_TOO_LONG, lambda question: len(question.words) > MAX_WORDS),
+    (Reason.STUFFED, _is_stuffed),
+    (Reason.LANGUAGE, is_foreign),
+    (Reason.INSTRUCTIONS, _instructs),
+    (Reason.PAYLOAD, _holds_payload),
+    (Reason.MANY_QUESTIONS, _asks_much),
+    (Reason.VAGUE, is_vague),
+    (Reason.VARIETY, varies),
+    (Reason.TIME, depends_on_time),
 )
 """In the order in which a text that fails several is told."""

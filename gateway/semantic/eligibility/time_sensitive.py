@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gateway.semantic.eligibility import words as lists
-from gateway.semantic.eligibility.tokens import Worded, asking_part
+from gateway.semantic.eligibility.tokens import TokenizedQuestion, asking_part
 
 _SHORT = 5
 _REQUEST = 10
@@ -18,7 +18,7 @@ _TITLE = 6
 """Words after "who" in which an office may be named."""
 
 
-def varies(asked: Worded) -> bool:
+def varies(asked: TokenizedQuestion) -> bool:
     """Tell whether another answer than the last one is wanted, or one by chance.
 
     Only of a request to give something: how to make a random number is a question like any other.
@@ -37,7 +37,7 @@ def varies(asked: Worded) -> bool:
     )
 
 
-def depends_on_time(question: Worded) -> bool:
+def depends_on_time(question: TokenizedQuestion) -> bool:
     """Tell whether the answer depends on when it is asked.
 
     The days of a tale that brings its own figures are its own: Tom has 8 apples left today. So are
@@ -56,7 +56,7 @@ def depends_on_time(question: Worded) -> bool:
     )
 
 
-def _tells_story(question: Worded) -> bool:
+def _tells_story(question: TokenizedQuestion) -> bool:
     words = question.words
     if len(words) < _STORY_WORDS:
         return False
@@ -67,18 +67,18 @@ def _tells_story(question: Worded) -> bool:
     )
 
 
-def _asks_the_market(asked: Worded) -> bool:
+def _asks_the_market(asked: TokenizedQuestion) -> bool:
     """Find "exchange rate of the euro", and not "which exchange rate did I pay"."""
     of_market = not asked.pairs.isdisjoint(lists.OF_THE_MARKET)
     return of_market and asked.vocabulary.isdisjoint(lists.OWN)
 
 
-def _asks_the_clock(asked: Worded) -> bool:
+def _asks_the_clock(asked: TokenizedQuestion) -> bool:
     """Find "what's the date", and not the date of a battle."""
     return asked.words[-1] in ("time", "date", "day") and not asked.pairs.isdisjoint(lists.CLOCK)
 
 
-def _names_period(asked: Worded) -> bool:
+def _names_period(asked: TokenizedQuestion) -> bool:
     """Find "this month", "last week", "the past 3 days"."""
     words = asked.words
     if asked.vocabulary.isdisjoint(lists.RELATIVE) or asked.vocabulary.isdisjoint(lists.PERIODS):
@@ -107,14 +107,14 @@ class _Place(NamedTuple):
     rest: Sequence[str]
     own: bool
     """Whether the asker speaks of what is theirs."""
-    asked: Worded
+    asked: TokenizedQuestion
 
     @property
     def following(self) -> str:
         return self.rest[0] if self.rest else ""
 
 
-def _asks_how_things_stand(asked: Worded) -> bool:
+def _asks_how_things_stand(asked: TokenizedQuestion) -> bool:
     own = not asked.vocabulary.isdisjoint(lists.OWN)
     words = asked.words
     return any(

@@ -56,7 +56,7 @@ _PLAIN = str.maketrans(
 )
 
 
-class Worded(NamedTuple):
+class TokenizedQuestion(NamedTuple):
     """Words in lower case, without accents, cut at apostrophes: "what's" is two of them.
 
     ``pairs`` are neighbours among them without articles and "is".
@@ -68,14 +68,14 @@ class Worded(NamedTuple):
     pairs: frozenset[tuple[str, str]]
 
 
-def worded(text: str) -> Worded:
+def tokenize_question(text: str) -> TokenizedQuestion:
     """Cut a text into words."""
     lower = text.lower()
     if not lower.isascii():
         lower = lower.translate(_PLAIN)
     words = [_RUN_TOGETHER.get(word, word) for word in _WORD.findall(lower)]
     pairs = frozenset(pairwise(word for word in words if word not in _UNSTRESSED))
-    return Worded(text, words, frozenset(words), pairs)
+    return TokenizedQuestion(text, words, frozenset(words), pairs)
 
 
 def sentences_of(text: str, *, clauses: bool = False) -> list[str]:
@@ -89,13 +89,13 @@ def sentences_of(text: str, *, clauses: bool = False) -> list[str]:
     return [text[start:end] for start, end in cuts if start < end]
 
 
-def asking_part(question: Worded) -> Worded:
+def asking_part(question: TokenizedQuestion) -> TokenizedQuestion:
     """Return the sentences that ask, where others only tell what led to it."""
     sentences = sentences_of(question.text.strip(), clauses=True)
     if len(sentences) == 1:
         return question
     asking = [sentence for sentence in sentences if sentence.rstrip().endswith("?")]
-    asked = worded(" ".join(asking))
+    asked = tokenize_question(" ".join(asking))
     # A lone "?" is a sentence without a word: "What is 1.5! ?"
     return asked if asked.words else question
 

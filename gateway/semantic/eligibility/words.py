@@ -1,4 +1,4 @@
-"""Words by which eligibility is judged, as ``core.worded`` cuts them.
+"""Words by which eligibility is judged, in the form of ``tokenize_question``.
 
 Law: a list holds what its name says and nothing that serves one data set; no list decides alone.
 """

@@ -29,14 +29,15 @@ from gateway.cache.lookup import (
 )
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Store, StoreError
-from gateway.prompts.hints.hints import Hinted, hinted, hints_for
-from gateway.prompts.rewrite.rewrite import Rewritten, rewrite
+from gateway.prompts.hints.hints import hinted, hints_for
+from gateway.prompts.outcome import Changed
+from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.protocol.cache_status import Forwarded
 from gateway.protocol.errors import PromptTooLongError, RequestError
 from gateway.protocol.messages import Inbound
-from gateway.protocol.reasons import Ineligible, Reason
+from gateway.protocol.reasons import Reason
 from gateway.protocol.tokens import prompt_tokens
-from gateway.semantic.eligibility.rules import sought
+from gateway.semantic.eligibility.rules import semantic_query
 from gateway.server.admin.byte_diff import hunks
 from gateway.server.admin.findings import findings
 from gateway.server.admin.recorded_request import Recorded, RecordedError, read_request
@@ -54,24 +55,24 @@ MOST_HUNKS = 100
 SCAN_SECONDS = 10.0
 
 WHY_NOT = {
-    Ineligible.ENDPOINT: "only chat completions and responses are looked up by meaning",
-    Ineligible.TOOLS: "with tools the answer may be an action",
-    Ineligible.TOOL_RESULTS: "what a tool returned holds the particulars",
-    Ineligible.NOT_TEXT: "the conversation holds more than plain text",
-    Ineligible.LAST_TURN: "the last message is not the user's",
-    Ineligible.EMPTY: "the last message is empty",
-    Ineligible.TOO_LONG: "the text is too long to be compared whole",
-    Ineligible.UNREADABLE: "it holds emoji, control or invisible characters",
-    Ineligible.LANGUAGE: "it is not in English, or not in English alone",
-    Ineligible.CODE: "it holds code, which is exact to the character",
-    Ineligible.STUFFED: "it repeats itself, or holds what is no word",
-    Ineligible.INSTRUCTIONS: "it gives orders to the model or to the cache",
-    Ineligible.PAYLOAD: "it brings a text to work on, or a link",
-    Ineligible.MANY_QUESTIONS: "it asks several questions at once",
-    Ineligible.FOLLOW_UP: "it leans on the earlier turns",
-    Ineligible.VAGUE: "it says too little by itself",
-    Ineligible.VARIETY: "it asks for another answer, or for one by chance",
-    Ineligible.TIME: "the answer depends on when it is asked",
+    Reason.ENDPOINT: "only chat completions and responses are looked up by meaning",
+    Reason.TOOLS: "with tools the answer may be an action",
+    Reason.TOOL_RESULTS: "what a tool returned holds the particulars",
+    Reason.NOT_TEXT: "the conversation holds more than plain text",
+    Reason.LAST_TURN: "the last message is not the user's",
+    Reason.EMPTY_TEXT: "the last message is empty",
+    Reason.TEXT_TOO_LONG: "the text is too long to be compared whole",
+    Reason.UNREADABLE_TEXT: "it holds emoji, control or invisible characters",
+    Reason.LANGUAGE: "it is not in English, or not in English alone",
+    Reason.CODE: "it holds code, which is exact to the character",
+    Reason.STUFFED: "it repeats itself, or holds what is no word",
+    Reason.INSTRUCTIONS: "it gives orders to the model or to the cache",
+    Reason.PAYLOAD: "it brings a text to work on, or a link",
+    Reason.MANY_QUESTIONS: "it asks several questions at once",
+    Reason.FOLLOW_UP: "it leans on the earlier turns",
+    Reason.VAGUE: "it says too little by itself",
+    Reason.VARIETY: "it asks for another answer, or for one by chance",
+    Reason.TIME: "the answer depends on when it is asked",
 }
 
 
@@ -193,7 +194,7 @@ def _near_words(state: SearchSemantic, near: Any, _now: float) -> str:
 
 def _verdict_words(state: VerifyCandidate, verdict: Verdict, _now: float) -> str:
     budget = state.plan.decision.max_wrong_hits
-    return verdict.verification.told(verdict.threshold, budget, alias=verdict.alias)
+    return verdict.verification.describe(verdict.threshold, budget, alias=verdict.alias)
 
 
 _STEPS: dict[type, tuple[str, Callable[[Any, Any, float], str], str]] = {
@@ -256,7 +257,7 @@ def _rewrites(asked: Asked, secret: bytes) -> dict[str, Any]:
     return told
 
 
-def _diff(raw: bytes, result: Rewritten | Hinted) -> dict[str, Any]:
+def _diff(raw: bytes, result: Changed) -> dict[str, Any]:
     found = list(islice(hunks(raw, result.edits), MOST_HUNKS + 1))
     return {
         "changes": list(result.changes),
@@ -288,7 +289,7 @@ def _eligibility(asked: Asked) -> dict[str, Any]:
     if not asked.decision.semantic:
         why_not = "the policy switches semantic off"
         return {"eligible": False, "reason": "policy", "why_not": why_not}
-    reason = sought(asked.endpoint, asked.body).ineligible
+    reason = semantic_query(asked.endpoint, asked.body).ineligible
     if reason is None:
         return {"eligible": True, "reason": None, "why_not": None}
     return {"eligible": False, "reason": reason, "why_not": WHY_NOT[reason]}

@@ -7,13 +7,13 @@ from typing import Any
 
 from gateway.protocol.conversation import is_readable, names_text, prompt_text
 from gateway.protocol.endpoint import Endpoint
-from gateway.protocol.fields import neutral_fields
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.text_extraction import as_names, query_readings
 from policies.pii.scan import PiiScanner
 
 MOST_FINDINGS = 100
 _TOGETHER = "texts put together or unescaped"
-_NAMES = frozenset({"model"}).union(*map(neutral_fields, Endpoint))
+_NAMES = frozenset({"model"}).union(*(spec.neutral for spec in SPECS.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ def findings(
     scanner: PiiScanner, endpoint: Endpoint, body: dict[str, Any], query: str
 ) -> list[Finding]:
     """Scan a request as a lookup does, and find the places of what that finds."""
-    beside = {field: body[field] for field in body if field in neutral_fields(endpoint)}
+    beside = {field: body[field] for field in body if field in SPECS[endpoint].neutral}
     keyed = {field: body[field] for field in body if field not in beside}
     found: list[Finding] = []
     if not is_readable(endpoint, body):

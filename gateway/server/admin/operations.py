@@ -11,16 +11,16 @@ gone from store and index alike. A hit called wrong is evicted, and its entry do
 for a question of the same meaning, as long as its key is in quarantine.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import orjson
 
+from gateway.cache.append_files import Journal
 from gateway.cache.entry import Entry
 from gateway.cache.pii_scan import ScanFailedError, Scans
-from gateway.cache.ports import PolicySource, Quarantine, Store, UnfinishedError, Vault
+from gateway.cache.ports import ForgetKeys, PolicySource, Quarantine, Store, UnfinishedError
 from gateway.protocol.conversation import answer_text
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.text_extraction import as_names
@@ -36,12 +36,12 @@ PASSES = 3
 
 
 async def forget_scope(
-    scope: bytes, *, store: Store, semantic: SemanticIndex | None, vault: Vault | None
+    scope: bytes, *, store: Store, semantic: SemanticIndex | None, forget_keys: ForgetKeys | None
 ) -> int:
     """Forget the scope; return how many entries it had. Raises StoreError.
 
-    ``vault`` is None where entries are not encrypted. An index that is down keeps vectors whose
-    entries are gone: they lead nowhere, and leave when they are next found.
+    ``forget_keys`` is None where entries are not encrypted. An index that is down keeps vectors
+    whose entries are gone: they lead nowhere, and leave when they are next found.
     """
     forgotten = 0
     for _ in range(PASSES):
@@ -49,9 +49,9 @@ async def forget_scope(
         forgotten += found
         if not found:
             break
-    if vault is not None:
+    if forget_keys is not None:
         # Last: without the keys, nobody could tell any more which entries are the scope's.
-        await vault.forget(scope)
+        await forget_keys(scope)
     return forgotten
 
 
@@ -79,14 +79,6 @@ async def remove(keys: Sequence[bytes], *, store: Store, semantic: SemanticIndex
 
 
 SAMPLE = 10
-
-
-class Cases(Protocol):
-    """Wrong hits, kept so that a later version of the safety checks can be tried on them."""
-
-    async def append(self, line: Mapping[str, Any]) -> None:
-        """Write a case down. Raises OSError."""
-        ...
 
 
 @dataclass(slots=True)
@@ -130,10 +122,11 @@ class Operations:
     store: Store
     semantic: SemanticIndex | None
     quarantine: Quarantine
-    cases: Cases
+    cases: Journal
+    """Wrong hits, kept so that a later version of the safety checks can be tried on them."""
     policies: PolicySource
     scans: Scans
-    vault: Vault | None
+    forget_keys: ForgetKeys | None
     size: Callable[[Entry], int]
     now: Callable[[], float]
 
@@ -183,7 +176,9 @@ class Operations:
         """
         purged = await self.purge(Selection(scope=scope), dry_run=True)
         if not dry_run:
-            await forget_scope(scope, store=self.store, semantic=self.semantic, vault=self.vault)
+            await forget_scope(
+                scope, store=self.store, semantic=self.semantic, forget_keys=self.forget_keys
+            )
         return purged
 
     async def rescan(self, *, purge: bool) -> Rescan:

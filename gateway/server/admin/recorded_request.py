@@ -1,11 +1,10 @@
-"""What was recorded of requests, one JSON object a line: requests whole, and decisions on requests.
+"""A recorded request, from its JSON.
 
-A request is a body, one beside its endpoint and headers, a line of OpenAI's batch files, or one of
-a decision log that has it; a decision is any line of that log. Law: what is neither is told with
-what was expected, never guessed.
+It is a body alone, a body beside its endpoint and headers, a line of OpenAI's batch files, or a
+line of a decision log that has the request. Law: anything else is an error that says what was
+expected, never a guess.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,14 +13,11 @@ import orjson
 
 from gateway.cache.canonical import BodyError, parse_body
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.exact_json import dumps
-from policies.decision import Decision, PiiAction, Scope
-from policies.policy import RequestFacts
-from policies.recorded import Recorded as Facts
+from gateway.protocol.headers import CONTROL
 
 _MEMBERS = ("endpoint", "headers", "body")
-_EMBEDDINGS_ONLY = ("encoding_format", "dimensions")
-_LINE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 Route = tuple[str, str, str]
 """Rule, endpoint and model."""
@@ -144,14 +140,11 @@ def _target(value: Any) -> tuple[Endpoint | None, str]:
 
 def _inferred(body: dict[str, Any]) -> Endpoint:
     """Tell the endpoint by the fields that only one of them has."""
-    if "messages" in body:
-        return Endpoint.CHAT
-    if "input" in body:
-        embeds = any(name in body for name in _EMBEDDINGS_ONLY) or "embed" in str(body.get("model"))
-        return Endpoint.EMBEDDINGS if embeds else Endpoint.RESPONSES
-    if "prompt" in body:
-        return Endpoint.COMPLETIONS
-    raise RecordedError("", "a body with messages, prompt or input, or an object with endpoint")
+    for endpoint, spec in SPECS.items():
+        if spec.recognises(body):
+            return endpoint
+    *most, last = dict.fromkeys(spec.question_field for spec in SPECS.values())
+    raise RecordedError("", f"a body with {', '.join(most)} or {last}, or an object with endpoint")
 
 
 def _headers(value: Any) -> Mapping[str, str]:
@@ -159,7 +152,7 @@ def _headers(value: Any) -> Mapping[str, str]:
         raise RecordedError("headers", "an object of texts")
     headers: dict[str, str] = {}
     for name, text in value.items():
-        if not isinstance(text, str) or _LINE.search(text) is not None:
+        if not isinstance(text, str) or CONTROL.search(text) is not None:
             raise RecordedError(f"headers.{name}", "a text of one line")
         headers[name.lower()] = text
     return headers
@@ -167,97 +160,3 @@ def _headers(value: Any) -> Mapping[str, str]:
 
 def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and value >= 0 else None
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A decision on a request and what came of it, see docs/decision-log.md."""
-
-    time: float
-    recorded: Facts
-    rule: str
-    was: Decision
-    form: str
-    """Identity of the request's body; equal bodies, equal forms."""
-    scopes: Mapping[str, str | None]
-    key: str
-    outcome: str
-    reason: str
-    declined: str | None
-    source: str | None
-    """Key of the entry that a semantic hit was answered from."""
-    similarity: float | None
-    score: float | None
-    threshold: float | None
-    temperature: float | None
-    tokens: int
-    bytes: int
-
-
-def read_record(line: Any) -> Record:
-    """Read a decision from parsed JSON. Raises RecordedError."""
-    match line:
-        case {
-            "time": int() | float() as time,
-            "endpoint": str(endpoint),
-            "model": str(model),
-            "rule": str(rule),
-            "decision": dict(decision),
-            "form": str(form),
-            "scopes": dict(scopes),
-            "key": str(key),
-            "outcome": str(outcome),
-        }:
-            pass
-        case _:
-            raise RecordedError("", "a record of a decision")
-    text, system = line.get("text"), line.get("system")
-    facts = RequestFacts(
-        endpoint=endpoint,
-        model=model,
-        headers={},
-        credential_sha256=None,
-        organization=None,
-        project=None,
-        last_user_text=text,
-        system_text=system,
-    )
-    return Record(
-        time=float(time),
-        recorded=Facts(facts, line.get("conditions") or {}, has_text="text" in line),
-        rule=rule,
-        was=_decision(rule, decision),
-        form=form,
-        scopes=scopes,
-        key=key,
-        outcome=outcome,
-        reason=line.get("reason") or "",
-        declined=line.get("declined"),
-        source=line.get("source"),
-        similarity=line.get("similarity"),
-        score=line.get("score"),
-        threshold=line.get("threshold"),
-        temperature=line.get("temperature"),
-        tokens=int(line.get("tokens") or 0),
-        bytes=int(line.get("bytes") or 0),
-    )
-
-
-def _decision(rule: str, written: Mapping[str, Any]) -> Decision:
-    try:
-        return Decision(
-            rule=rule,
-            exact=written["exact"],
-            semantic=written["semantic"],
-            min_similarity=float(written["min_similarity"]),
-            # Lines from before there was a budget were not decided by one.
-            max_wrong_hits=float(written.get("max_wrong_hits", 1.0)),
-            lifetime=float(written["lifetime"]),
-            scope=Scope(written["scope"]),
-            pii=PiiAction(written["pii"]),
-            generation=int(written["generation"]),
-            max_temperature=written.get("max_temperature"),
-            finish_reasons=frozenset(written["finish_reasons"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise RecordedError("decision", f"what a record holds of one ({error})") from None

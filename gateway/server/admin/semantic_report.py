@@ -8,12 +8,13 @@ What comparisons have shown, rule by rule, for the operator: as JSON, and for a 
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.cache.ports import Comparisons, PolicySource, UnfinishedError
-from gateway.cache.shadow_eval.ledger import RuleChecks
+from gateway.cache.ports import PolicySource, UnfinishedError
+from gateway.cache.shadow_eval.journal import ComparisonJournal
+from gateway.cache.shadow_eval.ledger import RuleComparisons
 from gateway.server.admin.selection import SelectionError
 from policies.decision import Decision
 from policies.format.values import percent_text
@@ -71,7 +72,7 @@ class Budgets:
 class SemanticOperations:
     """The operator's view of the journal of comparisons."""
 
-    journal: Comparisons
+    journal: ComparisonJournal
     now: Callable[[], float]
     budgets: Budgets
 
@@ -82,7 +83,7 @@ class SemanticOperations:
         """
         report = self.journal.report()
         kept, not_kept = self.budgets.kept(), self.budgets.not_kept()
-        empty = {rule: RuleChecks("", budget).report() for rule, budget in not_kept.items()}
+        empty = {rule: RuleComparisons("", budget).report() for rule, budget in not_kept.items()}
         rows = {
             name: {**figures, "budget_kept": kept.get(name)}
             for name, figures in sorted((empty | report["rules"]).items())
@@ -112,39 +113,3 @@ class SemanticOperations:
             told = "The journal cannot be written: only the worker that answers has done it, and "
             raise UnfinishedError(told + "only until it restarts.") from error
         return {"reset": [rule] if rule is not None else list(known), "were_off": were_off}
-
-
-def report_text(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of a report for a terminal."""
-    rules = report["rules"]
-    if not rules:
-        yield "nothing has been compared: set shadow: on or sample: 1% under semantic in the policy"
-        return
-    head = ("rule", "compared", "equal", "different", "unsure", "wrong hits", "95 % interval")
-    yield (
-        f"{head[0]:<20}{head[1]:>9}{head[2]:>8}{head[3]:>11}{head[4]:>8}{head[5]:>12}"
-        f"{head[6]:>20}{'budget':>9}{'would meet':>12}"
-    )
-    for name, figures in rules.items():
-        low, high = figures["interval"]
-        interval = f"{_share(low)} to {_share(high)}" if figures["comparisons"] else "-"
-        yield (
-            f"{name:<20}{figures['comparisons']:>9,}{figures['equal']:>8,}"
-            f"{figures['different']:>11,}{figures['unsure']:>8,}{_share(figures['wrong_hits']):>12}"
-            f"{interval:>20}{_share(figures['budget']):>9}"
-            f"{_share(figures['budget_met']):>12}"
-        )
-    yield ""
-    for name, figures in rules.items():
-        near = figures["near_misses"]
-        tried = sum(near.values())
-        told = f"; of {tried:,} near misses {near['equal']:,} were the same" if tried else ""
-        yield f"{name}: {figures['next']}{told}"
-    yield f"aliases: {report['aliases']:,}"
-
-
-def _share(value: float | None) -> str:
-    """Write a share as a policy has it; of two digits, but whole from 10 % on."""
-    if value is None:
-        return "-"
-    return f"{value:.0%}" if value >= 0.1 else f"{value * 100:.2g}%"

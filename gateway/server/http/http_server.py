@@ -164,7 +164,6 @@ class Runner(web.AppRunner):
         return Server(self._refuse, await super()._make_server())
 
     async def idle(self, seconds: float) -> bool:
-        """See ``Server``."""
         return not isinstance(self.server, Server) or await self.server.idle(seconds)
 
 

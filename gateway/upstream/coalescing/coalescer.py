@@ -12,7 +12,7 @@ from typing import Any
 
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Claims
-from gateway.cache.writer import Admitter
+from gateway.cache.writer import CacheWriter
 from gateway.protocol.cache_status import Forwarded
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import Reply
@@ -41,7 +41,7 @@ class Coalescer:
     def __init__(
         self,
         upstream: Upstream,
-        admitter: Admitter,
+        writer: CacheWriter,
         max_answer_bytes: int,
         *,
         clock: Callable[[], float] = time.perf_counter,
@@ -58,13 +58,11 @@ class Coalescer:
         each upstream accepts.
         """
         self.upstream = upstream
-        self.admitter = admitter
-        caller = Caller(
-            upstream, admitter, max_answer_bytes, checks, chains, answered, accepts or {}
-        )
+        self.writer = writer
+        caller = Caller(upstream, writer, max_answer_bytes, checks, chains, answered, accepts or {})
         self._call = caller.call
         if claims is not None:
-            self._call = SharedCaller(caller, claims, admitter.entries, admitter.now).call
+            self._call = SharedCaller(caller, claims, writer.entries, writer.now).call
         self._max_answer_bytes = max_answer_bytes
         self._clock = clock
         self._table: FlightTable[LiveAnswer] = FlightTable(

@@ -14,14 +14,13 @@ from enum import Enum, auto
 from gateway.cache.lookup import Hit, LookUpExact
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Claims, Store, StoreError
-from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.upstream.call import Caller
 from gateway.upstream.coalescing.shared_response import Head, LiveAnswer
 from gateway.upstream.exchange import Exchange
 
 POLL_SECONDS = 0.1
 JSON_FIELDS = (("Content-Type", "application/json"),)
-SHARED = (Endpoint.CHAT, Endpoint.COMPLETIONS)
 
 
 class Turn(Enum):
@@ -42,12 +41,11 @@ class SharedCaller:
     now: Callable[[], float]
 
     async def call(self, exchange: Exchange, answer: LiveAnswer) -> None:
-        """See ``Caller``."""
         plan, slot = exchange.plan, answer.slot
         if (
             plan is None
             or not isinstance(slot, bytes)
-            or exchange.endpoint not in SHARED
+            or SPECS[exchange.endpoint].render is not None
             or plan.directives.no_cache
         ):
             await self.caller.call(exchange, answer)

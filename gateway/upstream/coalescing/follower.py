@@ -15,11 +15,11 @@ from gateway.cache.key import identify
 from gateway.prompts.outcome import COMPRESS, REWRITE, rewrites_told
 from gateway.protocol import exact_json
 from gateway.protocol.cache_status import joined
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, shared_fields, without
 from gateway.protocol.messages import Reply
 from gateway.protocol.reasons import Reason
-from gateway.protocol.streaming.render import render_stream
 from gateway.upstream.coalescing.shared_response import Head, LiveAnswer, TooSlowError
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.request import note_served
@@ -130,10 +130,13 @@ class Reader(AsyncIterator[bytes]):
     def _rendered(self, head: Head) -> Reply | Way:
         """Return a plain answer as a stream."""
         answer, usage = self._answer, self._exchange.wants_usage
+        streaming = SPECS[self._exchange.endpoint].streaming
+        if streaming is None:
+            return self._instead()
         if usage not in answer.rendered:
             try:
                 result = exact_json.loads(head.whole or b"")
-                stream = render_stream(self._exchange.endpoint, result, include_usage=usage)
+                stream = streaming.render(result, include_usage=usage)
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 # An upstream's answer may have any shape, and not each can be a stream.
                 return self._instead()

@@ -19,8 +19,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from aiohttp import ClientResponse
+from cachetools import LRUCache
 
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.reasons import Reason
 from gateway.upstream.http.client import HttpUpstream
@@ -46,29 +48,21 @@ class Kept:
     """Ids and upstreams; those that were not named for longest are forgotten first."""
 
     def __init__(self, most: int = MOST_KNOWN) -> None:
-        self._known: dict[str, str] = {}
-        self._most = most
+        self._known: LRUCache[str, str] = LRUCache(most)
 
     def at(self, named: str) -> str:
         """Return who keeps it, nothing where that is not known."""
-        name = self._known.pop(named, "")
-        if name:
-            self._known[named] = name
-        return name
+        return self._known.get(named, "")
 
     def note(self, named: str, upstream: str) -> None:
         """Note who keeps it."""
-        if not 0 < len(named) <= LONGEST_ID:
-            return
-        self._known.pop(named, None)
-        self._known[named] = upstream
-        if len(self._known) > self._most:
-            del self._known[next(iter(self._known))]
+        if 0 < len(named) <= LONGEST_ID:
+            self._known[named] = upstream
 
 
 def named_in(endpoint: Endpoint, body: Mapping[str, Any]) -> str:
     """Return the id of the response or conversation that a request goes on with, if any."""
-    if endpoint is not Endpoint.RESPONSES:
+    if not SPECS[endpoint].keeps_by_id:
         return ""
     for value in (body.get("previous_response_id"), body.get("conversation")):
         match value:

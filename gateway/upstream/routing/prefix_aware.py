@@ -175,7 +175,6 @@ class PrefixAware:
         self._pending: dict[str, int] = {}
 
     def order(self, prefix: Sequence[int], loads: Sequence[Load], now: float) -> list[Choice]:
-        """See ``Routing``."""
         del now
         if not loads:
             return []
@@ -196,7 +195,6 @@ class PrefixAware:
         return [Choice(name, held[name], _why(held[name], most)) for name in names]
 
     def sent(self, name: str, prefix: Sequence[int], now: float) -> Sent:
-        """See ``Routing``."""
         computed = self.index.held(name, prefix)
         held = self._cold.held(name, prefix, computed)
         sent = Sent(name, prefix, now, held, len(prefix) - held)
@@ -206,7 +204,6 @@ class PrefixAware:
         return sent
 
     def held_back(self, sent: Sent, now: float) -> Wait | None:
-        """See ``Routing``."""
         wait = None if sent.name in self._sharing else self._cold.wait(sent, now)
         if wait is None:
             self._take_over(sent)
@@ -215,13 +212,11 @@ class PrefixAware:
         return wait
 
     def first_token(self, sent: Sent, now: float) -> None:
-        """See ``Routing``."""
         self._pace.first_token(sent, now)
         self._settle(sent)
         self.index.add(sent.name, sent.prefix)
 
     def answered(self, sent: Sent, cached_tokens: int, now: float) -> None:
-        """See ``Routing``."""
         del now
         self._look_for_others(sent, cached_tokens)
         if cached_tokens > 0:
@@ -235,12 +230,10 @@ class PrefixAware:
                 since.clear()
 
     def ended(self, sent: Sent, now: float) -> None:
-        """See ``Routing``."""
         del now
         self._settle(sent)
 
     def forget(self, name: str) -> None:
-        """See ``Routing``."""
         self.index.forget(name)
 
     @property

@@ -24,6 +24,7 @@ from typing import Any
 import orjson
 
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.headers import CREDENTIALS
 from gateway.upstream.request import SALT
 
@@ -86,11 +87,11 @@ MOST_BYTES = MOST_BLOCKS * BLOCK_BYTES
 DIGEST_BYTES = 7
 """Python keeps an integer of 56 bits in 32 bytes, one of 64 in 48."""
 
-_IN_ORDER: dict[Endpoint, tuple[str, ...]] = {
-    Endpoint.CHAT: ("tools", "functions", "documents", "messages"),
-    Endpoint.COMPLETIONS: ("prompt",),
-    Endpoint.RESPONSES: ("tools", "instructions", "input"),
-}
+
+def _prefix_fields(endpoint: Endpoint) -> tuple[str, ...]:
+    """Return the fields of a prompt that a prefix cache may serve, in order."""
+    spec = SPECS[endpoint]
+    return spec.prompt_fields if spec.generates else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class PromptChains:
         ``size`` is that of the body's JSON: what is of megabytes is cut before it is printed.
         """
         if size > 2 * MOST_BYTES:
-            body = cut(body, _IN_ORDER.get(endpoint, ()))
+            body = cut(body, _prefix_fields(endpoint))
         if self.shared:
             return prefix_blocks(endpoint, body)
         return prefix_blocks(endpoint, body, tuple(headers.get(name, "") for name in CREDENTIALS))
@@ -118,13 +119,11 @@ def prefix_blocks(
 ) -> tuple[int, ...]:
     """Return the chain of a request as it is sent; entry i covers the blocks 0 to i.
 
-    Empty for a prompt of less than a block, for one that cannot be printed, and for embeddings,
-    which no prefix cache serves. What differs in ``apart`` has no block in common.
+    Empty for a prompt of less than a block, for one that cannot be printed, and for an endpoint
+    whose prompts no prefix cache serves. What differs in ``apart`` has no block in common.
     """
     try:
-        text = b"".join(
-            _printed(body[name]) for name in _IN_ORDER.get(endpoint, ()) if body.get(name)
-        )
+        text = b"".join(_printed(body[name]) for name in _prefix_fields(endpoint) if body.get(name))
     except (RecursionError, ValueError):
         return ()
     root = json.dumps((body.get("model"), body.get(SALT), apart)).encode()

@@ -115,13 +115,11 @@ class LeastLoaded:
     """The replica with the fewest requests under way, whatever the prompt; ties by name."""
 
     def order(self, prefix: Sequence[int], loads: Sequence[Load], now: float) -> list[Choice]:
-        """See ``Routing``."""
         del prefix, now
         by_load = sorted(loads, key=lambda load: (load.in_flight / load.weight, load.name))
         return [Choice(load.name, 0, Route.BALANCE) for load in by_load]
 
     def sent(self, name: str, prefix: Sequence[int], now: float) -> Sent:
-        """See ``Routing``."""
         return Sent(name, prefix, now)
 
     def held_back(self, sent: Sent, now: float) -> None:

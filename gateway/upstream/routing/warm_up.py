@@ -13,15 +13,16 @@ client's credential is used, and what may not be stored is not recorded.
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from http import HTTPStatus
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import orjson
+from cachetools import FIFOCache
 
+from gateway.prompts.texts import INSTRUCTING
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import CREDENTIALS
@@ -41,7 +42,6 @@ MOST_MET = 4096
 HALF_LIFE = 3600.0
 """Seconds after which a use counts half."""
 
-_INSTRUCTING = frozenset({"system", "developer"})
 _RENDERED = (
     "model",
     "tools",
@@ -69,7 +69,7 @@ class WarmPrefix(NamedTuple):
         return orjson.loads(self.raw)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Use:
     weight: float
     at: float
@@ -83,7 +83,7 @@ class WarmPrefixes:
 
     def __init__(self, *, most: int = MOST_TEXTS, most_bytes: int = MOST_BYTES) -> None:
         self._most, self._most_bytes = most, most_bytes
-        self._met: OrderedDict[bytes, _Use] = OrderedDict()
+        self._met: FIFOCache[bytes, _Use] = FIFOCache(MOST_MET)
         self._kept: dict[bytes, WarmPrefix] = {}
         self._bytes = 0
 
@@ -102,11 +102,8 @@ class WarmPrefixes:
         use = self._met.get(digest)
         if use is None:
             self._met[digest] = _Use(1.0, now)
-            if len(self._met) > MOST_MET:
-                self._met.popitem(last=False)
             return
-        use.weight, use.at = use.worth(now) + 1.0, now
-        self._met.move_to_end(digest)
+        self._met[digest] = _Use(use.worth(now) + 1.0, now)
         if digest not in self._kept:
             self._keep(WarmPrefix(digest, str(beginning.get("model") or ""), raw), now)
 
@@ -142,7 +139,7 @@ def _beginning(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any] | Non
         return None
     leading: list[Any] = []
     for turn in turns:
-        if not isinstance(turn, dict) or turn.get("role") not in _INSTRUCTING:
+        if not isinstance(turn, dict) or turn.get("role") not in INSTRUCTING:
             break
         leading.append(turn)
     if not leading and not body.get("tools"):
@@ -169,14 +166,6 @@ _FIELDS = (
 )
 
 
-class Warmed(Protocol):
-    """Counts what was computed ahead."""
-
-    def warmed(self, name: str) -> None:
-        """Count a beginning that an upstream has computed."""
-        ...
-
-
 class WarmUp:
     """Records what is used, and sends it to who is fresh."""
 
@@ -188,17 +177,17 @@ class WarmUp:
         *,
         own_credentials: bool = False,
         chains: PromptChains | None = None,
-        figures: Warmed | None = None,
+        warmed: Callable[[str], None] | None = None,
         seconds: float = SECONDS,
     ) -> None:
-        """``own_credentials`` tells that no client's is passed on."""
+        """``own_credentials`` tells that no client's is passed on; ``warmed`` counts."""
         self.prefixes = WarmPrefixes()
         self._upstreams = upstreams
         self._table = table
         self._clock = clock
         self._own_credentials = own_credentials
         self._chains = chains
-        self._figures = figures
+        self._warmed = warmed
         self._seconds = seconds
 
     def note(self, endpoint: Endpoint, body: dict[str, Any], headers: Mapping[str, str]) -> None:
@@ -248,8 +237,8 @@ class WarmUp:
         if reply.status != HTTPStatus.OK:
             self.prefixes.drop(prefix.digest)
             return f"status {reply.status}"
-        if self._figures is not None:
-            self._figures.warmed(name)
+        if self._warmed is not None:
+            self._warmed(name)
         if self._chains is not None:
             chain = self._chains.of(Endpoint.CHAT, prefix.body, {}, len(prefix.raw))
             self._table.computed(name, chain, self._clock())

@@ -1,30 +1,16 @@
 """The lock of a shared file: had by one, waited for by the others, but not for ever."""
 
-import errno
 import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from filelock import FileLock, Timeout
 from lock_holder import lock_held
 
-from gateway.cache import append_files as file_lock
-from gateway.cache.append_files import LOCK_SECONDS, LockedError, Wait, held
-
-
-class Clock:
-    """Goes on by what is paused."""
-
-    def __init__(self):
-        self.now = 1_000.0
-        self.pauses = 0
-
-    def __call__(self):
-        return self.now
-
-    def pause(self, seconds):
-        self.now += seconds
-        self.pauses += 1
+from gateway.cache.append_files import LOCK_SECONDS, before, held, turned
 
 
 @pytest.fixture
@@ -33,69 +19,72 @@ def path(tmp_path):
 
 
 @pytest.fixture
-def clock():
-    return Clock()
+def waiting(monkeypatch):
+    """What a waiter does between two looks at the lock."""
+    pauses = []
+
+    def pause(seconds):
+        pauses.pop(0)()
+
+    monkeypatch.setattr("time.sleep", pause)
+    return pauses
 
 
 def open_files():
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_who_waits_longer_than_the_bound_is_told_which_file(path, clock):
+def test_who_waits_longer_than_the_bound_is_told_which_file(path):
     with lock_held(path):
-        before = open_files()
-        wait = Wait(clock=clock, pause=clock.pause)
-        with pytest.raises(LockedError) as told, held(path, wait=wait):
+        opened = open_files()
+        with pytest.raises(Timeout, match=str(path)), held(path, seconds=0.0):
             pytest.fail("two have the lock")
-        assert open_files() == before
-    assert LOCK_SECONDS == 5.0
-    assert 5.0 <= clock.now - 1_000.0 < 5.1
-    assert (told.value.errno, told.value.filename) == (errno.ETIMEDOUT, str(path))
-    assert str(path) in str(told.value)
-    assert told.value.strerror == "another process has its lock"
-    with held(path, wait=Wait(0.0)) as (_, size):
+        assert open_files() == opened
+    with held(path, seconds=0.0) as (_, size):
         assert size == 0
 
 
-def test_who_waits_goes_on_when_the_lock_is_given_back(path, clock):
+def test_nobody_waits_without_a_bound(path, monkeypatch):
+    waits = []
+
+    def acquired(lock, *_, **__):
+        waits.append(lock.timeout)
+        raise Timeout(lock.lock_file)
+
+    monkeypatch.setattr(FileLock, "acquire", acquired)
+    for waiter in (held(path), turned(path, 1, max_bytes=1)):
+        with pytest.raises(Timeout), waiter:
+            pytest.fail("the lock was not acquired")
+    assert waits == [LOCK_SECONDS] * 2
+
+
+def test_who_waits_goes_on_when_the_lock_is_given_back(path, waiting):
     with ExitStack() as stopped:
         stopped.enter_context(lock_held(path))
-
-        def pause(seconds):
-            clock.pause(seconds)
-            if clock.pauses == 3:
-                stopped.close()
-
-        with held(path, wait=Wait(clock=clock, pause=pause)) as (descriptor, _):
+        waiting += [lambda: None, stopped.close]
+        with held(path) as (descriptor, _):
             os.write(descriptor, b"late")
-    assert (clock.pauses, path.read_bytes()) == (3, b"late")
+    assert (waiting, path.read_bytes()) == ([], b"late")
 
 
-def test_who_would_not_wait_does_not_pause(path, clock):
-    wait = Wait(0.0, clock=clock, pause=clock.pause)
-    with lock_held(path), pytest.raises(LockedError), held(path, wait=wait):
-        pytest.fail("two have the lock")
-    assert clock.pauses == 0
+def test_who_waited_while_the_file_was_turned_over_writes_to_the_new_one(path, waiting):
+    path.write_bytes(b"full\n")
+    with ExitStack() as holder:
+        holder.enter_context(lock_held(path))
+        waiting += [lambda: path.replace(before(path)), holder.close]
+        with turned(path, 5, max_bytes=100) as (descriptor, _):
+            os.write(descriptor, b"late\n")
+    assert (before(path).read_bytes(), path.read_bytes()) == (b"full\n", b"late\n")
 
 
-def test_a_lock_that_is_free_is_had_even_when_the_time_is_over(path, clock):
-    wait = Wait(clock=clock, pause=clock.pause)
-    clock.now += 2 * LOCK_SECONDS
-    with held(path, wait=wait) as (descriptor, _):
-        os.write(descriptor, b"x")
-    assert path.read_bytes() == b"x"
+def test_threads_of_one_process_keep_one_another_out(path):
+    with held(path), ThreadPoolExecutor(1) as other:
+        late = other.submit(lambda: held(path, seconds=0.0).__enter__())
+        assert isinstance(late.exception(timeout=10), Timeout)
 
 
-def test_a_file_that_is_replaced_again_and_again_is_not_followed_for_ever(path, clock, monkeypatch):
-    lock = file_lock.fcntl.flock
-
-    def replaced(descriptor, operation):
-        clock.now += 1.0
-        path.unlink()
-        lock(descriptor, operation)
-
-    monkeypatch.setattr(file_lock.fcntl, "flock", replaced)
-    before = open_files()
-    with pytest.raises(LockedError), held(path, wait=Wait(clock=clock, pause=clock.pause)):
-        pytest.fail("the file is gone")
-    assert (clock.now, open_files()) == (1_005.0, before)
+def test_nobody_else_may_read_the_lock(path):
+    with held(path):
+        pass
+    modes = {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+    assert modes == {0o600}

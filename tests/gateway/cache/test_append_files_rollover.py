@@ -1,6 +1,5 @@
 """A file that several processes append to: whole lines, bounded, and nothing behind its back."""
 
-import fcntl
 import os
 import stat
 import subprocess
@@ -8,8 +7,7 @@ import sys
 
 import pytest
 
-from gateway.cache import append_files as file_lock
-from gateway.cache.append_files import before, turned
+from gateway.cache.append_files import before, held, turned
 
 MOST = 1000
 LINES = 2000
@@ -78,30 +76,14 @@ def test_processes_that_write_at_the_same_time_lose_and_mix_no_lines(path):
     assert LINES - 1 in last.values()
 
 
-def test_who_waited_while_it_was_turned_over_writes_to_the_new_one(path, monkeypatch):
-    append(path, b"full\n")
-    lock, waits = fcntl.flock, []
-
-    def flock(descriptor, operation):
-        waits.append(descriptor)
-        if len(waits) == 1:
-            path.replace(before(path))
-        lock(descriptor, operation)
-
-    monkeypatch.setattr(file_lock.fcntl, "flock", flock)
-    append(path, b"late\n")
-    assert (before(path).read_bytes(), path.read_bytes()) == (b"full\n", b"late\n")
-    assert len(waits) == 2
-
-
 def test_where_it_cannot_be_turned_over_nothing_is_written_and_nobody_is_kept_waiting(path):
     (before(path) / "occupied").mkdir(parents=True)
     append(path, b"x" * MOST)
     with pytest.raises(OSError, match="directory"):
         append(path, b"lost")
     assert path.stat().st_size == MOST
-    with path.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with held(path, seconds=0.0) as (_, size):
+        assert size == MOST
     (before(path) / "occupied").rmdir()
     before(path).rmdir()
     assert append(path, b"found") == 0
@@ -119,4 +101,4 @@ def test_the_file_that_was_turned_over_replaces_the_one_before(path):
         append(path, b"%d" % number * MOST)
     kept = [file.read_bytes()[:1] for file in (before(path), path)]
     assert kept == [b"1", b"2"]
-    assert len(list(path.parent.iterdir())) == 2
+    assert {file.name for file in path.parent.iterdir()} == {"lines", "lines.1", "lines.lock"}

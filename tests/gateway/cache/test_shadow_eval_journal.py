@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from gateway.cache.quarantine import QuarantineFile
-from gateway.cache.shadow_eval.journal import CheckJournal
+from gateway.cache.shadow_eval.journal import ComparisonJournal
 from policies.decision import Decision, PiiAction, Scope
 
 DECISION = replace(
@@ -20,7 +20,7 @@ OFF = {"kind": "off", "rule": "a", "basis": "0/0.01/0.5", "budget": 0.01}
 def open_journal(tmp_path):
     def opened(**options):
         quarantine = QuarantineFile(tmp_path / "quarantine.jsonl")
-        return CheckJournal(tmp_path / "checks.jsonl", quarantine, **options)
+        return ComparisonJournal(tmp_path / "checks.jsonl", quarantine, **options)
 
     return opened
 
@@ -47,7 +47,11 @@ async def test_it_is_bounded_and_the_new_file_says_what_is_off(open_journal):
             assert other.off(DECISION, 0.5)
     assert orjson.loads(one.path.read_bytes().splitlines()[0])["kind"] == "off"
     assert open_journal().off(DECISION, 0.5)
-    assert {path.name for path in one.path.parent.iterdir()} == {"checks.jsonl", "checks.jsonl.1"}
+    assert {path.name for path in one.path.parent.iterdir()} == {
+        "checks.jsonl",
+        "checks.jsonl.1",
+        "checks.jsonl.lock",
+    }
 
 
 async def test_half_a_line_is_passed_over_and_the_next_is_its_own(open_journal):

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from gateway.cache.shadow_eval.comparison import Kind, read_comparison
-from gateway.cache.shadow_eval.ledger import MOST_ALIASES, WINDOW, CheckLedger
+from gateway.cache.shadow_eval.ledger import MAX_ALIASES, WINDOW, ComparisonLedger
 from gateway.semantic.compare.answers import Outcome
 
 KEY, ENTRY = "aa" * 32, "bb" * 32
@@ -34,7 +34,7 @@ def line(outcome="equal", kind="served", **changes):
 
 
 def ledger_of(*lines):
-    ledger = CheckLedger()
+    ledger = ComparisonLedger()
     for each in lines:
         ledger.take(each)
     return ledger
@@ -126,7 +126,7 @@ def test_a_rule_at_its_budget_is_seldom_switched_off():
     drawn = random.Random(1)
     stopped = 0
     for _ in range(40):
-        ledger = CheckLedger()
+        ledger = ComparisonLedger()
         for _ in range(600):
             wrong = drawn.random() < 0.01
             ledger.take(line("different" if wrong else "equal"))
@@ -159,10 +159,10 @@ def test_an_alias_with_no_key_is_none():
 
 
 def test_aliases_are_bounded_and_the_oldest_goes():
-    ledger = CheckLedger()
-    for number in range(MOST_ALIASES + 5):
+    ledger = ComparisonLedger()
+    for number in range(MAX_ALIASES + 5):
         ledger.take(line(kind="near-miss", promoted=True, asked=str(number)))
-    assert ledger.aliases == MOST_ALIASES
+    assert ledger.aliases == MAX_ALIASES
     assert not is_alias(ledger, "4")
     assert is_alias(ledger, "5")
 

@@ -37,7 +37,7 @@ async def test_sqlite(fresh):
 async def test_tiered(fresh, hot_bytes):
     async def make(max_bytes):
         cold = SqliteStore(fresh(), max_bytes=max_bytes, read_seconds=30, write_seconds=30)
-        return TieredStore(MemoryStore(max_bytes=hot_bytes), cold)
+        return TieredStore(MemoryStore(max_bytes=hot_bytes), cold, cold.touch)
 
     await check_store(make)
 

@@ -251,14 +251,16 @@ async def test_forgetting_a_scope_forgets_it_in_hot_tier_files_and_other_process
             self.keys += tuple(keys)
 
     async with opened(NEW) as sealed, opened(NEW) as elsewhere, opened(None) as disk:
-        store = TieredStore(MemoryStore(max_bytes=1 << 20), sealed)
+        store = TieredStore(MemoryStore(max_bytes=1 << 20), sealed, disk.touch)
         for n in range(300):
             await store.put(secret_entry(b"%d" % n, scope=b"gone" * 8))
         await store.put(secret_entry(b"stays", scope=b"stay" * 8))
         assert await elsewhere.get(b"7") is not None
         copy = list((await disk.walk(None, 1000)).entries)
         index = Removed()
-        count = await forget_scope(b"gone" * 8, store=store, semantic=index, vault=sealed)
+        count = await forget_scope(
+            b"gone" * 8, store=store, semantic=index, forget_keys=sealed.forget
+        )
         assert count == 300
         assert sorted(index.keys) == sorted(b"%d" % n for n in range(300))
         assert [await store.get(b"%d" % n) for n in range(300)] == [None] * 300

@@ -8,14 +8,10 @@ from controlled_sleep import Pauses
 from gateway.cache.ports import EntryTooLargeError, StoreError, StoreUnavailableError
 from gateway.cache.stores.conformance import check_store, example_entry
 from gateway.cache.stores.guarded import (
-    CLOSED,
     FIRST_PAUSE,
     LONGEST_PAUSE,
     PROBE_KEY,
     GuardedStore,
-    Open,
-    failed,
-    probe_failed,
 )
 from gateway.cache.stores.memory import MemoryStore, resident_size
 
@@ -173,12 +169,13 @@ async def test_closing_ends_the_probing(store, pauses):
         await guarded.get(b"key")
 
 
-def test_pauses_double_up_to_a_bound_within_which_recovery_is_seen():
-    state = failed(CLOSED)
+async def test_pauses_double_up_to_a_bound_within_which_recovery_is_seen(guarded, store, pauses):
+    store.thawed.clear()
+    with pytest.raises(StoreError):
+        await guarded.get(b"key")
     paused = []
     for _ in range(10):
-        paused.append(state.pause)
-        state = probe_failed(state)
+        paused.append(await pauses.next())
+        pauses.end()
     assert paused[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
     assert max(paused) == LONGEST_PAUSE < 5
-    assert failed(Open(1.0)) == Open(1.0)

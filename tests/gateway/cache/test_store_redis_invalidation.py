@@ -46,7 +46,7 @@ class Gateway:
         self.hot = MemoryStore(max_bytes=1 << 20)
         news = ToldNews(self.cold.news)
         self.told = news.told
-        self.store = TieredStore(self.hot, self.cold, news)
+        self.store = TieredStore(self.hot, self.cold, self.cold.touch, news)
 
     async def proven(self):
         await asyncio.wait_for(self.cold.news.proven.wait(), SECONDS)
@@ -90,7 +90,7 @@ async def test_the_tiers_over_redis_keep_the_contract(server, redis):
 
     async def make(max_bytes):
         cold = RedisStore(f"{server.url}/{next(databases)}", max_bytes=max_bytes, seconds=10)
-        store = TieredStore(MemoryStore(max_bytes=1 << 22), cold, cold.news)
+        store = TieredStore(MemoryStore(max_bytes=1 << 22), cold, cold.touch, cold.news)
         await store.get(b"begin")
         await asyncio.wait_for(cold.news.proven.wait(), SECONDS)
         return store

@@ -86,7 +86,10 @@ async def test_encrypted_entries_in_redis_show_no_word_and_can_be_forgotten(
             everything += name + (await redis.dump(name) or b"")
         for word in (b"canary", b"reset my password", b"example", b"s" * 32):
             assert word not in everything
-        assert await forget_scope(entry.scope, store=store, semantic=None, vault=store) == 1
+        assert (
+            await forget_scope(entry.scope, store=store, semantic=None, forget_keys=store.forget)
+            == 1
+        )
         assert await store.get(entry.key) is None
         assert await redis.keys("refrain:1:scope:*") == []
     finally:

@@ -50,9 +50,6 @@ class GatedStore(MemoryStore):
         await super().delete(key)
         await self.pass_gate("delete")
 
-    def touch(self, key):
-        self.touched.append(key)
-
 
 @pytest.fixture
 def cold():
@@ -66,7 +63,7 @@ def hot():
 
 @pytest.fixture
 def store(hot, cold):
-    return TieredStore(hot, cold)
+    return TieredStore(hot, cold, cold.touched.append)
 
 
 def answered_at_once(coroutine):
@@ -152,7 +149,7 @@ async def test_a_cancelled_change_leaves_nothing_under_way(store, cold):
 
 
 async def test_what_is_too_large_for_the_hot_tier_is_served_from_the_cold(cold):
-    store = TieredStore(MemoryStore(max_bytes=8000), cold)
+    store = TieredStore(MemoryStore(max_bytes=8000), cold, cold.touched.append)
     large = replace(OLD, result=b"x" * 5000)
     await store.put(OLD)
     await store.put(large)
@@ -173,7 +170,7 @@ async def test_hot_hits_keep_the_entry_from_eviction_on_disk(tmp_path):
     cold = SqliteStore(
         tmp_path / "entries.sqlite3", max_bytes=20_000, read_seconds=30, write_seconds=30
     )
-    store = TieredStore(MemoryStore(max_bytes=1 << 20), cold)
+    store = TieredStore(MemoryStore(max_bytes=1 << 20), cold, cold.touch)
     try:
         for n in range(60):
             await store.put(example_entry(b"%d" % n, b"x" * 1000))

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cli.prefix_report import report
-from gateway.cli.prompt_layout import laid_out
+from gateway.cli.prefix_report import prompt_parts, report
 from gateway.protocol.endpoint import Endpoint
 from gateway.server.admin.recorded_request import Recorded
 
@@ -153,7 +152,7 @@ def test_a_prompt_is_laid_out_in_the_order_in_which_it_is_read():
         ],
         "tools": [{"type": "function"}],
     }
-    parts = list(laid_out(Endpoint.CHAT, body))
+    parts = list(prompt_parts(Endpoint.CHAT, body))
     assert [part.place for part in parts] == [
         "tools[0]",
         "messages[0] (system)",
@@ -163,9 +162,9 @@ def test_a_prompt_is_laid_out_in_the_order_in_which_it_is_read():
     assert parts[2].text == "<user>Hi\n"
     assert '"tool_calls":[{"id":"1"}]' in parts[3].text
     said = {"instructions": "Be kind.", "input": "Hi", "model": "m"}
-    places = [part.place for part in laid_out(Endpoint.RESPONSES, said)]
+    places = [part.place for part in prompt_parts(Endpoint.RESPONSES, said)]
     assert places == ["instructions", "input"]
-    (prompt,) = laid_out(Endpoint.COMPLETIONS, {"prompt": [1, 2]})
+    (prompt,) = prompt_parts(Endpoint.COMPLETIONS, {"prompt": [1, 2]})
     assert prompt.text == "[1,2]"
 
 
@@ -183,14 +182,14 @@ def test_a_clients_own_marks_are_no_part_of_a_prompt():
             {"role": "user", "content": "Hi", **mark},
         ],
     }
-    assert [*laid_out(Endpoint.CHAT, marked)] == [*laid_out(Endpoint.CHAT, plain)]
+    assert [*prompt_parts(Endpoint.CHAT, marked)] == [*prompt_parts(Endpoint.CHAT, plain)]
 
 
 def test_an_image_counts_as_a_digest():
     def text(data):
         image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
         turn = {"role": "user", "content": [{"type": "text", "text": "See"}, image]}
-        (part,) = laid_out(Endpoint.CHAT, {"messages": [turn]})
+        (part,) = prompt_parts(Endpoint.CHAT, {"messages": [turn]})
         return part.text
 
     assert len(text("A" * 40_000)) < 200

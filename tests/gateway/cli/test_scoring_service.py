@@ -1,12 +1,14 @@
 """The service that a command starts for itself says so, where it takes its time."""
 
 import asyncio
+import importlib.util
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from gateway.cli import scoring_service
-from gateway.cli.scoring_service import _ready
+from gateway.cli import calibrate
+from gateway.cli.calibrate import scoring_service
 
 
 class Service:
@@ -30,29 +32,36 @@ class Process:
     returncode = None
 
 
+@asynccontextmanager
+async def start_service(_socket, _folder):
+    yield Process()
+
+
 @pytest.fixture
 def service(monkeypatch):
     made = Service()
-    monkeypatch.setattr(scoring_service.SemanticService, "at", lambda *_, **__: made)
-    monkeypatch.setattr(scoring_service, "_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(calibrate.SemanticService, "at", lambda *_, **__: made)
+    monkeypatch.setattr(calibrate, "_start_service", start_service)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: True)
+    monkeypatch.setattr(calibrate, "_POLL_SECONDS", 0.001)
     return made
 
 
 @pytest.mark.parametrize(
-    ("process", "said"),
+    ("socket", "said"),
     [
-        (Process(), "refrain: starting an embeddings service, to score the pairs\n"),
-        (None, "refrain: the service is loading, to score the pairs\n"),
+        (None, "refrain: starting an embeddings service, to score the pairs\n"),
+        (Path("none"), "refrain: the service is loading, to score the pairs\n"),
     ],
     ids=["started", "named"],
 )
-async def test_who_waits_for_the_service_is_told_once(service, monkeypatch, process, said):
+async def test_who_waits_for_the_service_is_told_once(service, monkeypatch, socket, said):
     lines = asyncio.Queue()
-    monkeypatch.setattr(scoring_service, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(calibrate, "NOTICE_SECONDS", 0.0)
     monkeypatch.setattr("builtins.print", lambda text, **_: lines.put_nowait(f"{text}\n"))
 
     async def scored():
-        async with _ready(Path("none"), process):
+        async with scoring_service(socket):
             pass
 
     task = asyncio.create_task(scored())
@@ -67,8 +76,8 @@ async def test_who_waits_for_the_service_is_told_once(service, monkeypatch, proc
 async def test_a_service_that_is_there_at_once_is_not_spoken_of(service, capfd):
     service.is_ready = True
     loop = asyncio.get_running_loop()
-    async with _ready(Path("none"), Process()):
+    async with scoring_service(None):
         # Had the line not been taken back, it would be due among these.
         due = [each for each in getattr(loop, "_scheduled", ()) if not each.cancelled()]
-    assert not [each for each in due if each._callback is scoring_service._tell]
+    assert not [each for each in due if each._callback is calibrate.say]
     assert capfd.readouterr().err == ""

@@ -2,10 +2,10 @@ import time
 
 import pytest
 
-from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints import chat, completions
 from gateway.protocol.streaming.assemble import Assembler, UnknownShapeError
 
-CHAT, COMPLETIONS = Endpoint.CHAT, Endpoint.COMPLETIONS
+CHAT, COMPLETIONS = chat.FORM, completions.FORM
 
 
 def chunk(*choices, **top):
@@ -20,8 +20,8 @@ def text(value, index=0, **fields):
     return {"index": index, "text": value, "finish_reason": None, **fields}
 
 
-def assembled(*chunks, endpoint=CHAT):
-    assembler = Assembler(endpoint)
+def assembled(*chunks, form=CHAT):
+    assembler = Assembler(form)
     for one in chunks:
         assembler.feed(one)
     return assembler.result()
@@ -61,7 +61,7 @@ def test_a_completion():
     result = assembled(
         chunk(text("Hel"), object="text_completion"),
         chunk(text("lo", finish_reason="stop", logprobs=None), object="text_completion"),
-        endpoint=COMPLETIONS,
+        form=COMPLETIONS,
     )
     assert result["object"] == "text_completion"
     assert result["choices"] == [
@@ -193,7 +193,7 @@ def test_logprobs_of_a_completion():
     ]
     [merged] = assembled(
         *(chunk(text(piece["tokens"][0], logprobs=piece)) for piece in pieces),
-        endpoint=COMPLETIONS,
+        form=COMPLETIONS,
     )["choices"]
     assert merged["logprobs"] == {
         "tokens": ["a", "b"],

@@ -3,22 +3,24 @@ from example_requests import chat, user
 
 from gateway.protocol.conversation import (
     answer_text,
-    follows_turns,
     is_readable,
     last_user_text,
     names_text,
-    obstacle,
     prompt_text,
-    semantic_question,
     system_text,
-    without_question,
 )
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.spec import Question
+from gateway.protocol.endpoints.table import SPECS
 from policies.pii.scan import PiiScanner
 
 SCANNER = PiiScanner(["US", "GB"])
 CHAT = Endpoint.CHAT
 COMPLETIONS = Endpoint.COMPLETIONS
+
+
+def question(endpoint, body):
+    return SPECS[endpoint].find_question(body)
 
 
 def text(value, **more):
@@ -65,9 +67,9 @@ def test_system_text_is_all_system_and_developer_text_in_order():
         {"role": "developer", "content": [text("two"), text("three")]},
         {"role": "assistant", "content": "no"},
     )
-    assert system_text(body) == "one\ntwo\nthree"
-    assert system_text(chat(user("u"))) is None
-    assert system_text({"model": "m", "prompt": "p"}) is None
+    assert system_text(CHAT, body) == "one\ntwo\nthree"
+    assert system_text(CHAT, chat(user("u"))) is None
+    assert system_text(COMPLETIONS, {"model": "m", "prompt": "p"}) is None
 
 
 @pytest.mark.parametrize(
@@ -80,8 +82,7 @@ def test_system_text_is_all_system_and_developer_text_in_order():
     ],
 )
 def test_the_semantic_question_is_the_last_message_if_it_is_the_users_plain_text(body):
-    assert obstacle(CHAT, body) is None
-    assert semantic_question(CHAT, body) == "a"
+    assert question(CHAT, body).text == "a"
 
 
 @pytest.mark.parametrize(
@@ -98,12 +99,12 @@ def test_the_semantic_question_is_the_last_message_if_it_is_the_users_plain_text
     ],
 )
 def test_what_else_a_chat_holds_leaves_only_exact_lookup(body, reason):
-    assert obstacle(CHAT, body) == reason
+    assert question(CHAT, body) == reason
 
 
 @pytest.mark.parametrize("endpoint", [COMPLETIONS, Endpoint.EMBEDDINGS])
 def test_a_completion_and_a_text_to_embed_are_no_questions(endpoint):
-    assert obstacle(endpoint, {"model": "m", "prompt": "p", "input": "p"}) == "endpoint"
+    assert SPECS[endpoint].find_question is None
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,8 @@ def test_a_completion_and_a_text_to_embed_are_no_questions(endpoint):
     ],
 )
 def test_a_response_to_one_text_has_a_question(body, reason):
-    assert obstacle(Endpoint.RESPONSES, body) == reason
+    found = question(Endpoint.RESPONSES, body)
+    assert (None if isinstance(found, Question) else found) == reason
 
 
 @pytest.mark.parametrize(
@@ -128,12 +130,12 @@ def test_a_response_to_one_text_has_a_question(body, reason):
     ],
 )
 def test_instructions_are_no_earlier_turns(earlier, follows):
-    assert follows_turns(CHAT, chat(*earlier, user("a"))) is follows
+    assert question(CHAT, chat(*earlier, user("a"))).follows is follows
 
 
 def test_without_question_leaves_out_the_last_content_and_nothing_else():
     body = chat(user("a"), {"role": "user", "name": "Ann", "content": "b"}, seed=1)
-    assert without_question(CHAT, body) == {
+    assert question(CHAT, body).rest == {
         "model": "m",
         "messages": [user("a"), {"role": "user", "name": "Ann"}],
         "seed": 1,
@@ -248,9 +250,8 @@ def test_ids_of_an_answer_are_scanned_as_names():
     ],
 )
 def test_what_holds_particulars_keeps_a_conversation_from_being_found_by_meaning(earlier):
-    question = {"role": "user", "content": "What is it?"}
-    body = {"model": "m", "messages": [earlier, question]}
-    assert obstacle(Endpoint.CHAT, body) in ("tool-results", "not-text")
+    body = chat(earlier, user("What is it?"))
+    assert question(CHAT, body) in ("tool-results", "not-text")
 
 
 @pytest.mark.parametrize(
@@ -263,7 +264,5 @@ def test_what_holds_particulars_keeps_a_conversation_from_being_found_by_meaning
     ],
 )
 def test_a_conversation_of_text_is_found_by_meaning(earlier):
-    question = {"role": "user", "content": "What is it?"}
-    body = {"model": "m", "messages": [earlier, question]}
-    assert obstacle(Endpoint.CHAT, body) is None
-    assert semantic_question(Endpoint.CHAT, body) == "What is it?"
+    body = chat(earlier, user("What is it?"))
+    assert question(CHAT, body).text == "What is it?"

@@ -3,7 +3,8 @@
 import pytest
 
 from gateway.protocol.endpoint import Endpoint
-from gateway.protocol.fields import FIELDS, Role, bypass_reason, neutral_fields
+from gateway.protocol.endpoints.table import SPECS
+from gateway.protocol.fields import Role
 from gateway.protocol.reasons import Reason
 
 CHAT, COMPLETIONS = Endpoint.CHAT, Endpoint.COMPLETIONS
@@ -72,7 +73,7 @@ CUSTOM = {"type": "custom", "name": "c"}
     ],
 )
 def test_a_request_whose_answer_depends_on_more_than_its_body_bypasses(endpoint, fields, reason):
-    assert bypass_reason(endpoint, {"model": "m", "store": False, **fields}) is reason
+    assert SPECS[endpoint].bypass_reason({"model": "m", "store": False, **fields}) is reason
 
 
 @pytest.mark.parametrize(
@@ -101,17 +102,17 @@ def test_a_request_whose_answer_depends_on_more_than_its_body_bypasses(endpoint,
     ],
 )
 def test_any_other_request_is_looked_up(endpoint, fields):
-    assert bypass_reason(endpoint, {"model": "m", "store": False, **fields}) is None
+    assert SPECS[endpoint].bypass_reason({"model": "m", "store": False, **fields}) is None
 
 
 def test_a_response_is_kept_upstream_unless_the_request_says_no():
-    assert bypass_reason(RESPONSES, {"model": "m", "input": "x"}) is Reason.STORE_TRUE
+    assert SPECS[RESPONSES].bypass_reason({"model": "m", "input": "x"}) is Reason.STORE_TRUE
 
 
 def test_what_decides_the_answer_is_neutral_nowhere():
-    for endpoint, fields in FIELDS.items():
-        assert fields["model"].keyed
-        assert not neutral_fields(endpoint) & {"messages", "input", "prompt", "tools", "seed"}
-        assert {name for name, field in fields.items() if field.role is Role.NEUTRAL} <= (
-            neutral_fields(endpoint)
+    for spec in SPECS.values():
+        assert spec.fields["model"].keyed
+        assert not spec.neutral & {"messages", "input", "prompt", "tools", "seed"}
+        assert {name for name, field in spec.fields.items() if field.role is Role.NEUTRAL} <= (
+            spec.neutral
         )

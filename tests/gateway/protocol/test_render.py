@@ -2,7 +2,7 @@ import orjson
 import pytest
 
 from gateway.protocol.endpoint import Endpoint
-from gateway.protocol.streaming.render import render_stream
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.streaming.sse import DONE, Decoder
 
 CHAT, COMPLETIONS = Endpoint.CHAT, Endpoint.COMPLETIONS
@@ -35,7 +35,8 @@ def written(text, index=0, **fields):
 
 
 def chunks_of(result, endpoint=CHAT, *, include_usage=False):
-    *events, last = Decoder().feed(render_stream(endpoint, result, include_usage=include_usage))
+    stream = SPECS[endpoint].streaming.render(result, include_usage=include_usage)
+    *events, last = Decoder().feed(stream)
     assert last.data == DONE
     assert all(event.raw == b"data: " + event.data + b"\n\n" for event in events)
     return [orjson.loads(event.data) for event in events]

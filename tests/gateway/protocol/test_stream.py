@@ -2,16 +2,15 @@ import orjson
 import pytest
 
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.reasons import Reason
-from gateway.protocol.streaming.render import render_stream
 from gateway.protocol.streaming.sse import DONE, Decoder, Event, encode
-from gateway.protocol.streaming.stream import StreamedAnswer
 
 USAGE = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
 
 
 def follow(*, assemble=True, max_bytes=10**6, endpoint=Endpoint.CHAT):
-    return StreamedAnswer(endpoint, assemble=assemble, max_bytes=max_bytes)
+    return SPECS[endpoint].streaming.follow(assemble=assemble, max_bytes=max_bytes)
 
 
 def event(data):
@@ -240,9 +239,9 @@ def test_a_completion():
         "usage": USAGE,
     }
     answer = follow(endpoint=Endpoint.COMPLETIONS)
-    stream = render_stream(Endpoint.COMPLETIONS, result, include_usage=True)
+    stream = SPECS[Endpoint.COMPLETIONS].streaming.render(result, include_usage=True)
     out = b"".join(answer.pass_on(one)[1] for one in Decoder().feed(stream))
-    assert out == render_stream(Endpoint.COMPLETIONS, result, include_usage=False)
+    assert out == SPECS[Endpoint.COMPLETIONS].streaming.render(result, include_usage=False)
     assert answer.result() == result
 
 

@@ -95,5 +95,5 @@ def test_large_integers_keep_their_digits_in_a_body_printed_anew():
     ],
 )
 def test_what_an_answer_cost_is_what_its_usage_says(usage, tokens):
-    assert tokens_used({"usage": usage}) == tokens
-    assert tokens_used({}) == 0
+    assert tokens_used(usage) == tokens
+    assert tokens_used(None) == 0

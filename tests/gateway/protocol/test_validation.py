@@ -1,12 +1,18 @@
 import pytest
 from example_requests import chat, user
 
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import ClientError
-from gateway.protocol.validation import (
-    validate_chat,
-    validate_completion,
-    validate_embeddings,
-    validate_response,
+
+validate_chat, validate_completion, validate_embeddings, validate_response = (
+    SPECS[endpoint].validate
+    for endpoint in (
+        Endpoint.CHAT,
+        Endpoint.COMPLETIONS,
+        Endpoint.EMBEDDINGS,
+        Endpoint.RESPONSES,
+    )
 )
 
 PROMPT = {"model": "m", "prompt": "p"}

@@ -5,12 +5,12 @@ import pytest
 from gateway.semantic.compare.answers import (
     DIFFERENT_COSINE,
     EQUAL_COSINE,
-    MOST_PIECES,
+    MAX_PIECES,
     PIECE_CHARACTERS,
     PIECE_WORDS,
+    Judgement,
     NeedsVectors,
     Outcome,
-    Told,
     compare,
 )
 from scripted_upstream import completion
@@ -18,10 +18,10 @@ from scripted_upstream import completion
 EQUAL, DIFFERENT, UNSURE = Outcome.EQUAL, Outcome.DIFFERENT, Outcome.UNSURE
 
 
-def said(stored: str, fresh: str, near: float = 0.95) -> Told:
+def said(stored: str, fresh: str, near: float = 0.95) -> Judgement:
     """Compare two chat answers, whose vectors have this cosine if they are asked for."""
     step = compare(completion(stored), completion(fresh))
-    if isinstance(step, Told):
+    if isinstance(step, Judgement):
         return step
     one, other = (1.0, 0.0), (near, (1 - near * near) ** 0.5)
     vectors = [one] * step.stored + [other] * (len(step.texts) - step.stored)
@@ -160,10 +160,10 @@ def test_vectors_that_are_no_numbers_tell_nothing(bad):
 
 
 def test_long_answers_are_read_in_pieces_and_the_end_is_not_taken_on_trust():
-    long = " ".join(["word"] * PIECE_WORDS * (MOST_PIECES + 1))
+    long = " ".join(["word"] * PIECE_WORDS * (MAX_PIECES + 1))
     step = compare(completion(long), completion(f"{long} more"))
     assert isinstance(step, NeedsVectors)
-    assert step.stored == MOST_PIECES
+    assert step.stored == MAX_PIECES
     assert all(len(text.split()) <= PIECE_WORDS for text in step.texts)
     assert said(long, f"{long} more", near=1.0) == (UNSURE, "length")
 

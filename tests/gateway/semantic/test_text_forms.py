@@ -4,7 +4,7 @@ from difflib import SequenceMatcher
 
 import pytest
 
-from gateway.semantic.compare.text_forms import MOST_LETTERS, MOST_PAIRS, name_others, named
+from gateway.semantic.compare.text_forms import MAX_LETTERS, MAX_PAIRS, name_others, named
 
 
 def told(one, other):
@@ -83,7 +83,7 @@ class Compared:
         return SequenceMatcher(None, one, other, autojunk=autojunk)
 
 
-@pytest.mark.parametrize("length", [MOST_LETTERS + 1, 1_000, 9_000])
+@pytest.mark.parametrize("length", [MAX_LETTERS + 1, 1_000, 9_000])
 def test_words_without_end_are_no_names_to_compare(monkeypatch, length):
     compared = Compared(monkeypatch)
     one, other = "A" + "ba" * (length // 2), "B" + "cb" * (length // 2)
@@ -92,13 +92,13 @@ def test_words_without_end_are_no_names_to_compare(monkeypatch, length):
 
 
 def test_the_longest_names_that_are_compared_contradict_still():
-    one, other = "A" * 1 + "b" * (MOST_LETTERS - 1), "C" + "d" * (MOST_LETTERS - 1)
+    one, other = "A" * 1 + "b" * (MAX_LETTERS - 1), "C" + "d" * (MAX_LETTERS - 1)
     assert told(f"The author is {one}.", f"The author is {other}.") is True
 
 
 def test_many_names_are_not_compared_each_with_each(monkeypatch):
     compared = Compared(monkeypatch)
-    count = int(MOST_PAIRS**0.5) + 1
+    count = int(MAX_PAIRS**0.5) + 1
     one, other = (" ".join(first + "abcdefghij"[n] for n in range(count)) for first in "XY")
     rest = "is that which has all of them from the one who wrote it by the sea to this"
     assert told(f"It {rest} {one}", f"It {rest} {other}") is False

@@ -19,7 +19,7 @@ from gateway.semantic import verifier as verifying
 from gateway.semantic.calibrations import OWN_FILE, Calibrations, known_calibrations
 from gateway.semantic.ports import SemanticUnavailableError
 from gateway.semantic.verification import Verification
-from gateway.semantic.verifier import MOST_CHARACTERS, CalibratedVerifier
+from gateway.semantic.verifier import MAX_CHARACTERS, CalibratedVerifier
 from policies.format.settings.rule import DEFAULT_MAX_WRONG_HITS
 
 ASKED, STORED = "I want to reset my password, how?", "How can I reset my password?"
@@ -225,7 +225,7 @@ async def test_without_a_model_the_rules_decide_by_their_own_calibration(verifie
     assert await verifier_of(None).verify(PLAIN, STORED, MIDDLE) == (1.0, None, RULES)
 
 
-@pytest.mark.parametrize("length", [MOST_CHARACTERS, 100_000])
+@pytest.mark.parametrize("length", [MAX_CHARACTERS, 100_000])
 async def test_very_long_texts_are_refused_unread(verifier_of, length):
     long = "How do I reset it? " * (length // 10)
     refused = await verifier_of(Scores()).verify(long, STORED, MIDDLE)
@@ -379,7 +379,7 @@ def test_what_is_known_to_a_command(shipped, tmp_path):
     ],
 )
 def test_a_verification_in_words(said, threshold, told):
-    assert said.told(threshold, 0.01) == told
+    assert said.describe(threshold, 0.01) == told
 
 
 ALIAS = "fits: a fresh answer to this question was the same"
@@ -398,5 +398,5 @@ NO_BUDGET = "refused: budget (no score is known to keep at most 1 % wrong hits)"
 )
 def test_what_comes_of_an_alias_is_told_as_the_lookup_decides(said, threshold, result, told):
     assert said.result(threshold, alias=True) == result
-    assert said.told(threshold, 0.01, alias=True) == told
+    assert said.describe(threshold, 0.01, alias=True) == told
     assert (said.refused(threshold, alias=True) is None) == (result in {"hit", "alias"})

@@ -9,8 +9,7 @@ from gateway.cache.key import ANONYMOUS
 from gateway.cache.plan import plan_request
 from gateway.cache.ports import StoreError
 from gateway.cache.stores.memory import MemoryStore
-from gateway.cli.explain import pipeline_to_explain
-from gateway.cli.explain_text import explanation_text
+from gateway.cli.explain import explanation_text, pipeline_to_explain
 from gateway.protocol.endpoint import Endpoint
 from gateway.semantic.ports import Candidate, SemanticUnavailableError
 from gateway.server.admin.explain import Explainer

@@ -15,7 +15,7 @@ from gateway.app import default_policy
 from gateway.cache.pii_scan import Scans
 from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.stores.memory import MemoryStore
-from gateway.cache.writer import Admitter
+from gateway.cache.writer import CacheWriter
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.errors import ClientError, UpstreamError
 from gateway.protocol.messages import Inbound
@@ -60,8 +60,8 @@ class Rig:
         self.encoder = Encoder()
         store, scans = MemoryStore(max_bytes=2**20), Scans()
         quarantine = QuarantineFile(data_dir / "quarantine.jsonl")
-        admitter = Admitter(store, None, scans, time.time, quarantine)
-        made = partial(Coalescer, admitter=admitter, max_answer_bytes=2**20)
+        writer = CacheWriter(store, None, scans, time.time, quarantine)
+        made = partial(Coalescer, writer=writer, max_answer_bytes=2**20)
         self.pipeline = Pipeline(
             store=store,
             semantic=None,

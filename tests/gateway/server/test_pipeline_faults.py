@@ -14,7 +14,7 @@ from gateway.cache.pii_scan import Scans
 from gateway.cache.ports import ActivePolicy, StoreError
 from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.stores.memory import MemoryStore
-from gateway.cache.writer import Admitter
+from gateway.cache.writer import CacheWriter
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import Inbound, Reply
@@ -110,7 +110,7 @@ class Rig:
             policies=PolicyFile(default_policy()),
             coalescer=Coalescer(
                 self.upstream,
-                Admitter(self.store, self.index, scans, time.time, self.quarantine),
+                CacheWriter(self.store, self.index, scans, time.time, self.quarantine),
                 2**20,
             ),
             scans=scans,

@@ -8,7 +8,7 @@ from lock_holder import lock_held
 
 from gateway.cache import append_files as file_lock
 from gateway.cli.main import main
-from gateway.server.admin.semantic_report import report_text
+from gateway.cli.operator import report_text
 
 LINE = {
     "time": 1.0,

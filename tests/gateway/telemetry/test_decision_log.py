@@ -172,7 +172,11 @@ def test_a_full_file_is_turned_over_once(tmp_path):
     for _ in range(60):
         log.observe(seen())
     log.close()
-    assert {file.name for file in tmp_path.iterdir()} <= {"log.jsonl", "log.jsonl.1"}
+    assert {file.name for file in tmp_path.iterdir()} <= {
+        "log.jsonl",
+        "log.jsonl.1",
+        "log.jsonl.lock",
+    }
     for line in path.read_bytes().splitlines():
         assert orjson.loads(line)["filler"]
 
@@ -230,7 +234,7 @@ def test_a_worker_that_stopped_with_the_lock_costs_lines_and_not_the_log(
         assert dropping.wait(10)
     log.observe(seen())
     log.close()
-    assert f"{path} cannot be written: another process has its lock" in caplog.text
+    assert f"{path} cannot be written: The file lock '{path}.lock' could not" in caplog.text
     assert "1 lines were dropped" in caplog.text
     assert "xxx" not in caplog.text
     assert len(path.read_bytes().splitlines()) == 1

@@ -551,7 +551,7 @@ async def test_a_defect_reaches_all_and_leaves_nobody_waiting(
     async def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("gateway.cache.writer.Admitter.store", broken)
+    monkeypatch.setattr("gateway.cache.writer.CacheWriter.store", broken)
     asked = [await rig.ask(stream=streamed) for streamed in (False, False, True)]
     (await rig.upstream.next_call()).plain(completion("All is well"))
     errors = await asyncio.gather(*asked, return_exceptions=True)

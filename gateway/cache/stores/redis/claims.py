@@ -52,7 +52,6 @@ class RedisClaims:
         self._renewing: asyncio.Task[None] | None = None
 
     async def take(self, slot: bytes) -> bool:
-        """See the port."""
         if not self.usable():
             raise StoreUnavailableError("the store is not answering")
         if slot in self._held or slot in self._taking:
@@ -75,7 +74,6 @@ class RedisClaims:
         return bool(taken)
 
     def release(self, slot: bytes) -> None:
-        """See the port."""
         self._held.discard(slot)
         task = asyncio.create_task(self._release(slot))
         self._tasks.add(task)

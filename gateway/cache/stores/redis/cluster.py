@@ -35,7 +35,6 @@ class ClusterServers:
         self._learning = asyncio.Lock()
 
     async def ask(self, slot: int, *arguments: Any) -> Any:
-        """See ``Servers``."""
         try:
             node = self._client(await self._address(slot))
             try:
@@ -51,7 +50,7 @@ class ClusterServers:
             raise
 
     async def ask_all(self, slot: int, commands: Sequence[Command]) -> list[Any]:
-        """See ``Servers``. What has moved is for the caller to ask again."""
+        # What has moved is for the caller to ask again.
         try:
             return await in_one(self._client(await self._address(slot)), commands)
         except (RedisConnectionError, RedisTimeoutError, asyncio.CancelledError):
@@ -59,13 +58,12 @@ class ClusterServers:
             raise
 
     def listener(self) -> Any:
-        """See ``Servers``. Every node hears what is announced on any."""
+        # Every node hears what is announced on any.
         self._listened += 1
         host, port = self._known[self._listened % len(self._known)]
         return client({**self._options, "host": host, "port": port})
 
     async def close(self) -> None:
-        """See ``Servers``."""
         for node in self._clients.values():
             await node.aclose()
 

@@ -146,11 +146,9 @@ class RedisNews:
         """Set while every shard was proven at the latest beat; for those who wait for it."""
 
     def listen(self, changed: Callable[[bytes], None], lost: Callable[[], None]) -> None:
-        """See ``News``."""
         self._told, self._lost = changed, lost
 
     def current(self, key: bytes) -> bool:
-        """See ``News``."""
         return proven(self._hearing[self._shard_of(key).number], self._now())
 
     def start(self) -> None:

@@ -132,19 +132,15 @@ class OneServer:
         self._client = client(options)
 
     async def ask(self, slot: int, *arguments: Any) -> Any:  # noqa: ARG002 - the port's
-        """See ``Servers``."""
         return await self._client.execute_command(*arguments)
 
     async def ask_all(self, slot: int, commands: Sequence[Command]) -> list[Any]:  # noqa: ARG002
-        """See ``Servers``."""
         return await in_one(self._client, commands)
 
     def listener(self) -> Any:
-        """See ``Servers``."""
         return client(self._options)
 
     async def close(self) -> None:
-        """See ``Servers``."""
         await self._client.aclose()
 
 

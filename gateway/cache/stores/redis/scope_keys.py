@@ -12,9 +12,7 @@ from typing import Any
 from redis.crc import key_slot
 
 from gateway.cache.stores.redis.link import RedisLink
-from gateway.cache.stores.redis.scripts import FORMAT, Script, Shard
-
-_KEPT_AT_MOST = 10 * 365 * 86_400.0
+from gateway.cache.stores.redis.scripts import FORMAT, KEPT_AT_MOST, Script, Shard
 
 _FIND = Script("return redis.call('HGET', KEYS[1], ARGV[1])")
 
@@ -42,19 +40,16 @@ class RedisScopeKeys:
         self._clock = clock
 
     async def find(self, tag: bytes, master: bytes) -> bytes | None:
-        """See the port."""
         found: bytes | None = await self._run(_FIND, tag, master)
         return found
 
     async def ensure(self, tag: bytes, master: bytes, proposed: bytes, until: float) -> bytes:
-        """See the port."""
-        kept = min(max(until - self._clock(), 1.0), _KEPT_AT_MOST)
+        kept = min(max(until - self._clock(), 1.0), KEPT_AT_MOST)
         milliseconds: int | bytes = b"" if until == math.inf else int(kept * 1000)
         there: bytes = await self._run(_ENSURE, tag, master, proposed, milliseconds)
         return there
 
     async def forget(self, tag: bytes) -> None:
-        """See the port."""
         await self._run(_FORGET, tag)
 
     async def close(self) -> None:

@@ -22,6 +22,9 @@ from redis.crc import key_slot
 FORMAT = 1
 """Part of every name; raised when the meaning of the keys below changes."""
 
+KEPT_AT_MOST = 10 * 365 * 86_400.0
+"""Seconds after which Redis may forget whatever it holds."""
+
 SLOTS = 16384
 CHANNEL = b"refrain:%d:changes" % FORMAT
 

@@ -20,16 +20,16 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import sha1
-from typing import Any, Protocol
+from typing import Any
 from zlib import crc32
 
 from gateway.cache.entry import Entry
 from gateway.cache.ports import EntryTooLargeError, Page, PositionError, StoreError, StoreStats
-from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry, encode_entry
+from gateway.cache.stores.entry_codec import DamagedEntryError, decode_stored, encode_entry
 from gateway.cache.stores.memory import ENTRY_SHARE
 from gateway.cache.stores.redis.claims import RedisClaims
 from gateway.cache.stores.redis.cluster import ClusterServers
@@ -47,6 +47,7 @@ from gateway.cache.stores.redis.scripts import (
     CHANNEL,
     DELETE,
     DISCARD,
+    KEPT_AT_MOST,
     MAKE_ROOM,
     PUT,
     REPAIR,
@@ -64,12 +65,9 @@ USES_AT_ONCE = 1024
 _log = logging.getLogger(__name__)
 
 
-class Run(Protocol):
-    """Runs a script that tells totals, and notes them; returns what else it tells."""
-
-    async def __call__(self, script: Script, shard: Shard, *arguments: Any) -> list[Any]:
-        """Run it. Raises StoreError."""
-        ...
+Run = Callable[..., Awaitable[list[Any]]]
+"""Runs a script with its shard and arguments, and notes the totals that it tells; returns what
+else it tells. Raises StoreError."""
 
 
 class Upkeep:
@@ -163,7 +161,6 @@ class Upkeep:
 MAX_ENTRY_BYTES = 64 << 20
 CLUSTER_SHARDS = 16
 KEPT_AT_LEAST = 60.0
-KEPT_AT_MOST = 10 * 365 * 86_400.0
 WALK_BYTES = 1 << 20
 """A page of a walk ends with the entry that reaches it: meanwhile Redis does nothing else."""
 ROOM_ROUNDS = 8
@@ -223,6 +220,8 @@ class RedisStore:
             room=self._room,
             seconds=upkeep_seconds,
         )
+        self.touch = self._upkeep.touch
+        """Notes a use; it is written down soon, in the background."""
         self.claims = RedisClaims(self._link, self._shards, self._shard)
         self.news = RedisNews(self._link, self._shards, self._shard, self._origin, self._own)
 
@@ -232,7 +231,7 @@ class RedisStore:
             await self.get(b"")
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
-        """See the port. A damaged entry is forgotten and not found."""
+        # A damaged entry is forgotten and not found.
         self._check_open()
         shard = self._shard(key)
         value = await self._lookups[shard.number].call(shard.name(key))
@@ -240,9 +239,9 @@ class RedisStore:
             return None
         try:
             if len(value) <= INLINE_BYTES:
-                entry = _decoded(value, key)
+                entry = decode_stored(value, key)
             else:
-                entry = await asyncio.to_thread(_decoded, value, key)
+                entry = await asyncio.to_thread(decode_stored, value, key)
         except DamagedEntryError as error:
             _log.warning("store: a damaged entry in Redis is deleted: %s", error)
             digest = sha1(value, usedforsecurity=False).hexdigest()
@@ -253,11 +252,9 @@ class RedisStore:
         return entry
 
     async def put(self, entry: Entry) -> None:
-        """See the port. Raises EntryTooLargeError over an entry's share of the store.
-
-        Goes on when the caller is cancelled: after that, as after a StoreError for a late answer,
-        the entry may or may not have been stored.
-        """
+        # Raises EntryTooLargeError over an entry's share of the store.
+        # Goes on when the caller is cancelled: after that, as after a StoreError for a late answer,
+        # the entry may or may not have been stored.
         self._check_open()
         try:
             value = encode_entry(entry)
@@ -271,13 +268,13 @@ class RedisStore:
         await self._finish(number, self._put(entry, value, number))
 
     async def delete(self, key: bytes) -> None:
-        """See the port. Goes on when the caller is cancelled."""
+        # Goes on when the caller is cancelled.
         self._check_open()
         number = self._own.begin()
         await self._finish(number, self._change(DELETE, self._shard(key), number, key))
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
-        """See the port. ``after`` is shard, score and key of the last entry of the page before."""
+        # ``after`` is shard, score and key of the last entry of the page before.
         self._check_open()
         number, score, last = _position(after)
         if number >= len(self._shards):
@@ -289,7 +286,7 @@ class RedisStore:
         for key, value in zip(page[::2], values, strict=True):
             try:
                 if value is not None:
-                    entries.append(_decoded(value, key))
+                    entries.append(decode_stored(value, key))
             except DamagedEntryError:
                 continue
         if unfinished:
@@ -297,10 +294,6 @@ class RedisStore:
             return Page(entries, b"%d %s %s" % (number, score, last))
         more = number + 1 < len(self._shards)
         return Page(entries, b"%d  " % (number + 1) if more else None)
-
-    def touch(self, key: bytes) -> None:
-        """Note a use; it is written down soon, in the background."""
-        self._upkeep.touch(key)
 
     def stats(self) -> StoreStats:
         """Return figures of the latest change here, or of the latest upkeep.
@@ -430,13 +423,6 @@ class RedisStore:
 
 def _size(call: Call) -> int:
     return sum(len(argument) for argument in call.arguments if isinstance(argument, bytes))
-
-
-def _decoded(value: bytes, key: bytes) -> Entry:
-    entry = decode_entry(value)
-    if entry.key != key:
-        raise DamagedEntryError("another key's entry lies under this key")
-    return entry
 
 
 def _position(after: bytes | None) -> tuple[int, bytes, bytes]:

@@ -14,9 +14,9 @@ from typing import TypeVar
 
 from gateway.cache.entry import Entry
 from gateway.cache.ports import Page, StoreError
-from gateway.cache.stores.entry_codec import DamagedEntryError
+from gateway.cache.stores.entry_codec import DamagedEntryError, decode_stored
 from gateway.cache.stores.sqlite.file import EntryFile, Reply, Session
-from gateway.cache.stores.sqlite.table import decode_stored, read_value, read_values, whole_value
+from gateway.cache.stores.sqlite.table import read_value, read_values, whole_value
 
 MAX_WAITING = 1024
 

@@ -46,11 +46,9 @@ class SqliteScopeKeys:
         self._closed = False
 
     async def find(self, tag: bytes, master: bytes) -> bytes | None:
-        """See the port."""
         return await self._run(lambda connection: _find(connection, tag, master))
 
     async def ensure(self, tag: bytes, master: bytes, proposed: bytes, until: float) -> bytes:
-        """See the port."""
         now = self._clock()
 
         def action(connection: sqlite3.Connection) -> bytes:
@@ -75,7 +73,6 @@ class SqliteScopeKeys:
         return await self._run(action)
 
     async def forget(self, tag: bytes) -> None:
-        """See the port."""
 
         def action(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM scope_key WHERE tag = ?", (tag,))
@@ -83,7 +80,6 @@ class SqliteScopeKeys:
         await self._run(action)
 
     async def close(self) -> None:
-        """See the port."""
         self._closed = True
         await asyncio.to_thread(self._disconnect)
 

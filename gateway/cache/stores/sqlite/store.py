@@ -54,6 +54,8 @@ class SqliteStore:
         self._read_seconds = read_seconds
         self._write_seconds = write_seconds
         self._recency = Recency()
+        self.touch = self._recency.touch
+        """Notes that an entry was used without being read here, by a hit in the tier in front."""
         self._closed = False
         self._writer = Writer(
             EntryFile(path, busy_seconds=write_seconds / 2, clock=clock),
@@ -69,18 +71,16 @@ class SqliteStore:
         )
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
-        """See the port. A damaged entry is forgotten and not found."""
+        # A damaged entry is forgotten and not found.
         self._check_open()
         entry = await self._readers.submit(key).wait(self._read_seconds, "reading an entry")
         if touch and entry is not None:
-            self._recency.touch(key)
+            self.touch(key)
         return entry
 
     async def put(self, entry: Entry) -> None:
-        """See the port. Raises EntryTooLargeError over an entry's share of the store.
-
-        After a StoreError for a late answer the entry may or may not have been stored.
-        """
+        # Raises EntryTooLargeError over an entry's share of the store.
+        # After a StoreError for a late answer the entry may or may not have been stored.
         self._check_open()
         size = encoded_size(entry)
         if size > self._max_entry_bytes:
@@ -90,22 +90,16 @@ class SqliteStore:
         await self._writer.submit(entry, size).wait(self._write_seconds, "storing an entry")
 
     async def delete(self, key: bytes) -> None:
-        """See the port."""
         self._check_open()
         reply = self._writer.submit(Delete(key), len(key))
         await reply.wait(self._write_seconds, "deleting an entry")
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
-        """See the port."""
         self._check_open()
         if after is not None and not after.isdigit():
             raise PositionError("expected the number of an entry")
         reading = self._readers.walk(after, limit)
         return await reading.wait(self._write_seconds, "reading a page of entries")
-
-    def touch(self, key: bytes) -> None:
-        """Note that the entry was used without being read here, by a hit in the tier in front."""
-        self._recency.touch(key)
 
     def stats(self) -> StoreStats:
         """Return figures of the latest commit here, or of the latest upkeep.
@@ -115,7 +109,7 @@ class SqliteStore:
         return self._writer.stats
 
     async def close(self) -> None:
-        """See the port. Raises StoreError when the disk does not let the threads end."""
+        # Raises StoreError when the disk does not let the threads end.
         if self._closed:
             return
         self._closed = True

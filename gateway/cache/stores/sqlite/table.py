@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, assert_never
 
-from gateway.cache.entry import Entry
-from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry
+from gateway.cache.stores.entry_codec import DamagedEntryError, decode_stored
 from gateway.cache.stores.eviction import MOST_USES, SMALL_SHARE
 from gateway.cache.stores.recency import Recency
 from gateway.cache.stores.sqlite.file import CorruptFileError
@@ -105,14 +104,6 @@ def read_values(
         " WHERE entry.id > ? ORDER BY entry.id LIMIT ?",
         (after, limit),
     ).fetchall()
-
-
-def decode_stored(value: bytes, key: bytes) -> Entry:
-    """Return the key's entry. Raises DamagedEntryError, for another key's entry as well."""
-    entry = decode_entry(value)
-    if entry.key != key:
-        raise DamagedEntryError("another key's entry lies under this key")
-    return entry
 
 
 def read_totals(connection: sqlite3.Connection) -> Totals:

@@ -1,9 +1,10 @@
 import orjson
 import pytest
 
-from gateway.cache.admission import declined
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.reasons import Reason
+from policies.decision import CLEAN_FINISH_REASONS
 
 CHAT, COMPLETIONS = Endpoint.CHAT, Endpoint.COMPLETIONS
 
@@ -21,11 +22,12 @@ def written(text="a", index=0, finish="stop"):
 
 
 def judge(*choices, **body):
-    return declined(CHAT, body, {"choices": list(choices)})
+    return SPECS[CHAT].declined(body, {"choices": list(choices)}, CLEAN_FINISH_REASONS)
 
 
 def judge_text(*choices, **body):
-    return declined(COMPLETIONS, {"prompt": "p", **body}, {"choices": list(choices)})
+    body = {"prompt": "p", **body}
+    return SPECS[COMPLETIONS].declined(body, {"choices": list(choices)}, CLEAN_FINISH_REASONS)
 
 
 def test_what_ended_with_stop_may_be_stored():
@@ -68,7 +70,7 @@ def test_any_other_end_is_declined(finish, reason):
 )
 def test_the_rule_says_which_ends_are_stored(allowed, finish, reason):
     result = {"choices": [said(finish=finish)]}
-    assert declined(CHAT, {}, result, frozenset(allowed)) is reason
+    assert SPECS[CHAT].declined({}, result, frozenset(allowed)) is reason
 
 
 def calls(*arguments, finish="tool_calls", content=None, **changes):
@@ -199,7 +201,7 @@ def test_no_choices_is_declined():
     ],
 )
 def test_what_cannot_be_rendered_again_is_declined(result):
-    assert declined(CHAT, {}, result) is Reason.UNKNOWN_SHAPE
+    assert SPECS[CHAT].declined({}, result, CLEAN_FINISH_REASONS) is Reason.UNKNOWN_SHAPE
 
 
 @pytest.mark.parametrize("text", [None, 5, ["a"]])

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from embeddings.verify import calibration
-from policies.binomial import at_most, lower_bound, upper_bound
+from embeddings.verify.binomial import at_most, lower_bound, upper_bound
 
 
 @pytest.mark.parametrize("of", [1, 59, 299, 3000])
@@ -17,6 +16,7 @@ def test_of_none_found_the_bound_is_known(of):
 def test_nothing_looked_at_tells_nothing():
     assert (lower_bound(0, 0, 0.95), upper_bound(0, 0, 0.95)) == (0.0, 1.0)
     assert (lower_bound(0, 9, 0.95), upper_bound(9, 9, 0.95)) == (0.0, 1.0)
+    assert upper_bound(7, 7, 0.95) == 1
 
 
 @pytest.mark.parametrize("found", [1, 3, 40, 99])
@@ -31,13 +31,35 @@ def test_the_tail_is_the_sum_of_its_terms():
     assert (at_most(20, 20, 0.3), at_most(3, 20, 0.0), at_most(3, 20, 1.0)) == (1.0, 1.0, 0.0)
 
 
-@pytest.mark.parametrize(("found", "of"), [(0, 299), (3, 400), (399, 400), (7, 10**6)])
-def test_a_calibration_keeps_to_the_same_bound(found, of):
-    """It computes its own: neither of the two pure packages may import the other."""
-    for confidence in (0.5, 0.95, 0.999):
-        ours = upper_bound(found, of, confidence)
-        assert calibration.upper_bound(found, of, confidence) == pytest.approx(ours, rel=1e-6)
+@pytest.mark.parametrize(
+    ("wrong", "hits", "bound"),
+    [  # quantiles of the beta distribution, 0.95 of (wrong + 1, hits - wrong)
+        (0, 1, 0.95),
+        (0, 10, 0.2588655509),
+        (0, 299, 0.0099691468),
+        (0, 298, 0.0100024324),
+        (1, 473, 0.0099897075),
+        (3, 7, 0.7746784160),
+        (6, 7, 0.9926991680),
+        (10, 1000, 0.0169031751),
+        (100, 3000, 0.0392404319),
+        (500, 100_000, 0.0053827308),
+    ],
+)
+def test_the_bound_is_that_of_clopper_and_pearson(wrong, hits, bound):
+    assert upper_bound(wrong, hits, 0.95) == pytest.approx(bound, abs=1e-9)
+
+
+def test_the_bound_rises_with_wrong_hits_and_with_confidence():
+    bounds = [upper_bound(wrong, 400, 0.95) for wrong in range(40)]
+    assert bounds == sorted(bounds)
+    assert upper_bound(3, 400, 0.99) > upper_bound(3, 400, 0.95) > upper_bound(3, 400, 0.5)
 
 
 def test_millions_do_not_underflow():
     assert 0.0099 < lower_bound(10_100, 1_000_000, 0.95) < upper_bound(10_100, 10**6, 0.95) < 0.0103
+
+
+def test_what_is_out_of_the_question_underflows_to_nothing():
+    assert at_most(10_000, 10**6, 0.5) == 0.0
+    assert at_most(990_000, 10**6, 0.5) == 1.0

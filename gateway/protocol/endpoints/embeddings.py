@@ -1,4 +1,4 @@
-"""A batch of embeddings, item by item: what is asked, what is stored of it, what is put together.
+"""``/v1/embeddings``, item by item: what is asked, what is stored of it, what is put together.
 
 Law: each item is an entry of its own, the same whether it was asked for alone or among others.
 Usage is never made up. An upstream counts a call, not its items; so each item stored of a batch
@@ -6,13 +6,73 @@ carries the call's usage, which is told again only where all items of that call 
 """
 
 import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
 
+from gateway.protocol import exact_json
+from gateway.protocol.endpoints.spec import Body, EndpointSpec, Result
+from gateway.protocol.errors import ClientError
+from gateway.protocol.fields import INTEGER, STRING, USER, Fields, Type, keyed, neutral
 from gateway.protocol.reasons import Reason
+from gateway.protocol.validation import (
+    check_fields,
+    check_model,
+    check_type,
+    empty_array,
+    long_array,
+    missing,
+    require,
+    wrong_type,
+)
+
+_FIELDS: Fields = {
+    "model": keyed(STRING),
+    "input": keyed(Type("one of a string or array", (str, list))),
+    "dimensions": keyed(INTEGER),
+    "encoding_format": keyed(STRING),
+    "user": neutral(USER),
+}
+_TOKENS = Type("an array of integers", (list,))
+_MOST_INPUTS = 2048
+"""As at OpenAI."""
+
+
+def _validate(body: Body) -> ClientError | None:
+    odd = [*check_fields(body, _FIELDS), *check_model(body)]
+    if body.get("input") is None and isinstance(body.get("messages"), list):
+        return missing("input")  # a chat to embed, as vLLM takes it
+    require(body, "input")
+    odd += _check_inputs(body["input"])
+    return odd[0] if odd else None
+
+
+def _check_inputs(given: str | list[Any]) -> Iterator[ClientError]:
+    if isinstance(given, str):
+        return
+    if not given:
+        raise empty_array("input")
+    if type(given[0]) is int:  # one input, as tokens
+        _check_tokens("input", given)
+        return
+    if len(given) > _MOST_INPUTS:
+        yield long_array("input", _MOST_INPUTS, len(given))
+    kind = _TOKENS if type(given[0]) is list else STRING
+    for place, item in enumerate(given):
+        if isinstance(item, dict):  # text or an image, as models of both take it
+            yield wrong_type(f"input[{place}]", item, kind)
+            continue
+        check_type(f"input[{place}]", item, kind)
+        if type(item) is list:
+            _check_tokens(f"input[{place}]", item)
+
+
+def _check_tokens(where: str, tokens: list[Any]) -> None:
+    for place, token in enumerate(tokens):
+        if type(token) is not int:
+            check_type(f"{where}[{place}]", token, INTEGER)
+
 
 Item = str | list[int]
 
@@ -35,11 +95,7 @@ def item_body(body: Mapping[str, Any], item: Item) -> dict[str, Any]:
 
 def batch_body(body: Mapping[str, Any], items: Sequence[Item]) -> bytes:
     """Return the request that asks for these items only."""
-    asked = {**body, "input": list(items)}
-    try:
-        return orjson.dumps(asked)
-    except TypeError:  # an integer of more than 64 bits
-        return json.dumps(asked).encode()
+    return exact_json.dumps({**body, "input": list(items)})
 
 
 def vectors_of(reply: Any, count: int) -> list[Any] | None:
@@ -116,8 +172,7 @@ def put_together(
     }
 
 
-def without_call(key: bytes, result: bytes) -> bytes:
-    """Return the plain reply that the result stored under a key stands for."""
+def _render(_body: Body, key: bytes, result: bytes) -> bytes:
     if CALL.encode() not in result:
         return result
     return orjson.dumps(put_together([orjson.loads(result)], [key]))
@@ -146,3 +201,35 @@ def _counted(results: Sequence[Mapping[str, Any]], keys: Sequence[bytes]) -> dic
         for name in total:
             total[name] += usage.get(name) or 0
     return total
+
+
+def _declined(_body: Body, result: Any, _finish_reasons: Container[str]) -> Reason | None:
+    return declined_embedding(result)
+
+
+def _without_vectors(result: Result) -> Result:
+    """Leave the vectors out: in base64 these are strings, too."""
+    data = result.get("data")
+    if isinstance(data, list):
+        data = [{**each, "embedding": None} if isinstance(each, dict) else each for each in data]
+    return {**result, "data": data, CALL: None}
+
+
+def _recognises(body: Body) -> bool:
+    embeds = "encoding_format" in body or "dimensions" in body or "embed" in str(body.get("model"))
+    return "input" in body and embeds
+
+
+SPEC = EndpointSpec(
+    fields=_FIELDS,
+    validate=_validate,
+    recognises=_recognises,
+    operation="embeddings",
+    prompt_fields=("input",),
+    question_field="input",
+    declined=_declined,
+    without_vectors=_without_vectors,
+    render=_render,
+    generates=False,
+    is_batch=True,
+)

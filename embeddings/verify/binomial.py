@@ -47,7 +47,7 @@ def _tail(found: int, of: int, share: float) -> float:
     for number in range(found, -1, -1):
         likely = math.exp(term)
         total += likely
-        if likely < total * _NOTHING:
+        if likely <= total * _NOTHING:
             break
         if number:
             term += math.log(number / (of - number + 1)) - odds

@@ -1,0 +1,251 @@
+"""``/v1/chat/completions``."""
+
+from collections.abc import Container, Iterator
+from functools import partial
+from typing import Any
+
+from gateway.protocol.endpoints.admission import declined_choices, is_json
+from gateway.protocol.endpoints.spec import Body, EndpointSpec, Question, Result, Streaming
+from gateway.protocol.errors import ClientError
+from gateway.protocol.fields import (
+    BOOLEAN,
+    INTEGER,
+    OBJECT,
+    OBJECTS,
+    SAMPLING,
+    STRING,
+    TOOLS,
+    Fields,
+    Type,
+    keyed,
+    when_given,
+)
+from gateway.protocol.reasons import Reason
+from gateway.protocol.streaming.assemble import ChoiceForm
+from gateway.protocol.streaming.render import ending, piece, render_choices
+from gateway.protocol.streaming.stream import StreamedAnswer
+from gateway.protocol.validation import (
+    check_fields,
+    check_model,
+    check_type,
+    empty_array,
+    missing,
+    require,
+    wrong_type,
+)
+
+_FIELDS: Fields = {
+    **SAMPLING,
+    "messages": keyed(OBJECTS),
+    "audio": keyed(),
+    "function_call": keyed(),
+    "functions": keyed(OBJECTS),
+    "logprobs": keyed(BOOLEAN),
+    "max_completion_tokens": keyed(INTEGER),
+    "modalities": keyed(),
+    "moderation": keyed(),
+    "parallel_tool_calls": keyed(BOOLEAN),
+    "prediction": keyed(),
+    "reasoning_effort": keyed(),
+    "response_format": keyed(OBJECT),
+    "tool_choice": keyed(),
+    "tools": TOOLS,
+    "top_logprobs": keyed(INTEGER),
+    "verbosity": keyed(),
+    "web_search_options": keyed(refusal=when_given(Reason.WEB_SEARCH)),
+}
+
+_TOKENS_INSTEAD = ("input_ids", "input_embeds", "prompt_embeds")
+"""What SGLang and vLLM take in place of messages."""
+_CONTENT = Type("one of a string or array of objects", (str, list))
+
+
+def _validate(body: Body) -> ClientError | None:
+    odd = [*check_fields(body, _FIELDS), *check_model(body)]
+    if body.get("messages") is None and any(name in body for name in _TOKENS_INSTEAD):
+        return missing("messages")
+    require(body, "messages")
+    messages = body["messages"]
+    if not messages:
+        raise empty_array("messages")
+    for position, message in enumerate(messages):
+        if not _is_plain(message):
+            odd += _check_message(f"messages[{position}]", message)
+    return odd[0] if odd else None
+
+
+def _is_plain(message: Any) -> bool:
+    """Recognise what nearly every message is, without naming its parts for an error."""
+    return (
+        type(message) is dict
+        and type(message.get("role")) is str
+        and type(message.get("content")) is str
+    )
+
+
+def _check_message(where: str, message: Any) -> Iterator[ClientError]:
+    check_type(where, message, OBJECT)
+    require(message, "role", where)
+    check_type(f"{where}.role", message["role"], STRING)
+    content = message.get("content")
+    if content is not None:
+        check_type(f"{where}.content", content, _CONTENT)
+        if isinstance(content, list):
+            for index, part in enumerate(content):
+                if isinstance(part, str):
+                    yield wrong_type(f"{where}.content[{index}]", part, OBJECT)
+                else:
+                    check_type(f"{where}.content[{index}]", part, OBJECT)
+
+
+_PROSE = ("text", "refusal")
+"""Types of content parts that are text."""
+_TOOL_ROLES = frozenset({"tool", "function"})
+_INSTRUCTING = frozenset({"system", "developer"})
+
+
+def _find_question(body: Body) -> Question | Reason:
+    """Find the last message, where it is the user's and plain text.
+
+    With tools the answer may be an action. What tools returned, images, sounds and files hold the
+    particulars that a question is about, wherever they stand.
+    """
+    if body.get("tools") or body.get("functions"):
+        return Reason.TOOLS
+    *earlier, last = body["messages"]
+    if last["role"] in _TOOL_ROLES or any(each["role"] in _TOOL_ROLES for each in earlier):
+        return Reason.TOOL_RESULTS
+    if last["role"] != "user":
+        return Reason.LAST_TURN
+    text = _single_text(last.get("content"))
+    if text is None or any(map(_is_more_than_text, earlier)):
+        return Reason.NOT_TEXT
+    bare = {field: value for field, value in last.items() if field != "content"}
+    follows = any(message["role"] not in _INSTRUCTING for message in earlier)
+    return Question(text, {**body, "messages": [*earlier, bare]}, follows)
+
+
+def _single_text(content: Any) -> str | None:
+    """Return the text of a message's content, or None where it is more than one piece of text."""
+    match content:
+        case str():
+            return content
+        case [{"type": "text", "text": str(text), **rest}] if not rest:
+            return text
+        case _:
+            return None
+
+
+def _is_more_than_text(message: dict[str, Any]) -> bool:
+    content = message.get("content")
+    return isinstance(content, list) and any(part.get("type") not in _PROSE for part in content)
+
+
+def _declined(body: Body, result: Any, finish_reasons: Container[str]) -> Reason | None:
+    return declined_choices(
+        body, result, finish_reasons, declined_choice=_declined_choice, text=_text
+    )
+
+
+def _text(choice: dict[str, Any]) -> Any:
+    return choice["message"].get("content")
+
+
+def _declined_choice(body: Body, choice: dict[str, Any]) -> Reason | None:
+    message = choice.get("message")
+    if not isinstance(message, dict) or message.get("audio") is not None:
+        return Reason.UNKNOWN_SHAPE
+    content = message.get("content")
+    if content is not None and not isinstance(content, str):
+        return Reason.UNKNOWN_SHAPE
+    if message.get("refusal"):
+        return Reason.REFUSAL
+    calls = message.get("tool_calls")
+    if calls is not None and not isinstance(calls, list):
+        return Reason.UNKNOWN_SHAPE
+    for call in calls or ():
+        reason = _declined_call(body, call)
+        if reason is not None:
+            return reason
+    function = message.get("function_call")
+    if function is not None and (reason := _declined_function(body, function)) is not None:
+        return reason
+    promised = {"tool_calls": calls, "function_call": function}
+    if not promised.get(choice["finish_reason"], True):
+        return Reason.INVALID_TOOL_CALL
+    if content or calls or function is not None:
+        return None
+    return Reason.EMPTY if "content" in message or "refusal" in message else Reason.UNKNOWN_SHAPE
+
+
+def _declined_call(body: Body, call: Any) -> Reason | None:
+    match call:
+        case {"type": "custom", "custom": {"name": str(), "input": str()}}:
+            return None  # free text, whatever it holds
+        case {"type": "function", "function": function}:
+            return _declined_function(body, function)
+        case _:
+            return Reason.INVALID_TOOL_CALL
+
+
+def _declined_function(body: Body, function: Any) -> Reason | None:
+    match function:
+        case {"name": str(name), "arguments": str(arguments)} if name and is_json(arguments):
+            return None
+        case {"name": str(name), "arguments": ""} if name and _needs_no_arguments(body, name):
+            return None
+        case _:
+            return Reason.INVALID_TOOL_CALL
+
+
+def _needs_no_arguments(body: Body, name: str) -> bool:
+    """Tell whether the request says so of a function of its own: servers then send none."""
+    tools = [tool.get("function") for tool in body.get("tools") or () if isinstance(tool, dict)]
+    for function in (*tools, *(body.get("functions") or ())):
+        match function:
+            case {"name": str(known), "parameters": {"required": [_, *_]}} if known == name:
+                return False
+            case {"name": str(known)} if known == name:
+                return True
+    return False
+
+
+def _complete(choice: dict[str, Any]) -> None:
+    message = choice.setdefault("message", {})
+    message.setdefault("role", "assistant")
+    message.setdefault("content", None)
+    message.setdefault("refusal", None)
+
+
+def _pieces(choice: dict[str, Any]) -> Iterator[Result]:
+    message = choice["message"]
+    opening: dict[str, Any] = {name: None for name, value in message.items() if value is None}
+    if message.get("content") is not None:
+        opening["content"] = ""
+    opening["role"] = message.get("role", "assistant")
+    delta = {name: value for name, value in message.items() if name != "role" and value is not None}
+    if delta.get("tool_calls"):
+        calls = delta["tool_calls"]
+        delta["tool_calls"] = [{**call, "index": place} for place, call in enumerate(calls)]
+    yield piece(choice, delta=opening)
+    yield piece(choice, delta=delta, logprobs=choice.get("logprobs"))
+    yield piece(choice, delta={}, **ending(choice))
+
+
+FORM = ChoiceForm("chat.completion", "chat.completion.chunk", _complete, _pieces)
+
+SPEC = EndpointSpec(
+    fields=_FIELDS,
+    validate=_validate,
+    recognises=lambda body: "messages" in body,
+    operation="chat",
+    prompt_fields=("tools", "functions", "documents", "messages"),
+    question_field="messages",
+    text_type="text",
+    find_question=_find_question,
+    declined=_declined,
+    streaming=Streaming(
+        partial(render_choices, FORM), partial(StreamedAnswer, FORM), usage_option=True
+    ),
+    takes_cache_control=True,
+)

@@ -1,0 +1,86 @@
+"""``/v1/completions``: a prompt is text to go on with, not a question."""
+
+from collections.abc import Container, Iterator
+from functools import partial
+from typing import Any
+
+from gateway.protocol.endpoints.admission import declined_choices
+from gateway.protocol.endpoints.spec import Body, EndpointSpec, Result, Streaming
+from gateway.protocol.errors import ClientError
+from gateway.protocol.fields import BOOLEAN, COUNT, INTEGER, SAMPLING, STRING, Fields, Type, keyed
+from gateway.protocol.reasons import Reason
+from gateway.protocol.streaming.assemble import ChoiceForm
+from gateway.protocol.streaming.render import ending, piece, render_choices
+from gateway.protocol.streaming.stream import StreamedAnswer
+from gateway.protocol.validation import check_fields, check_model, missing
+
+_FIELDS: Fields = {
+    **SAMPLING,
+    "prompt": keyed(Type("one of a string or array", (str, list))),
+    "best_of": keyed(INTEGER),
+    "echo": keyed(BOOLEAN),
+    "logprobs": keyed(COUNT),
+    "suffix": keyed(STRING),
+}
+
+
+def _validate(body: Body) -> ClientError | None:
+    odd = [*check_fields(body, _FIELDS), *check_model(body)]
+    if body.get("prompt") is None:  # OpenAI has a default, vLLM takes ``prompt_embeds``
+        odd.append(missing("prompt"))
+    return odd[0] if odd else None
+
+
+def _is_readable(body: Body) -> bool:
+    """Refuse token numbers: nobody here knows what a model's stand for."""
+    prompt = body["prompt"]
+    return isinstance(prompt, str) or all(isinstance(each, str) for each in prompt)
+
+
+def _declined(body: Body, result: Any, finish_reasons: Container[str]) -> Reason | None:
+    prompt = body.get("prompt")
+    several = isinstance(prompt, list) and not all(isinstance(token, int) for token in prompt)
+    return declined_choices(
+        body,
+        result,
+        finish_reasons,
+        declined_choice=_declined_choice,
+        text=lambda choice: choice["text"],
+        prompts=len(prompt) if several and isinstance(prompt, list) else 1,
+    )
+
+
+def _declined_choice(_body: Body, choice: dict[str, Any]) -> Reason | None:
+    match choice.get("text"):
+        case str(text) if text:
+            return None
+        case str():
+            return Reason.EMPTY
+        case _:
+            return Reason.UNKNOWN_SHAPE
+
+
+def _complete(choice: dict[str, Any]) -> None:
+    choice.setdefault("text", "")
+
+
+def _pieces(choice: dict[str, Any]) -> Iterator[Result]:
+    yield piece(choice, text=choice["text"], logprobs=choice.get("logprobs"))
+    yield piece(choice, text="", **ending(choice))
+
+
+FORM = ChoiceForm("text_completion", "text_completion", _complete, _pieces)
+
+SPEC = EndpointSpec(
+    fields=_FIELDS,
+    validate=_validate,
+    recognises=lambda body: "prompt" in body and "input" not in body,
+    operation="text_completion",
+    prompt_fields=("prompt",),
+    question_field="prompt",
+    is_readable=_is_readable,
+    declined=_declined,
+    streaming=Streaming(
+        partial(render_choices, FORM), partial(StreamedAnswer, FORM), usage_option=True
+    ),
+)
