@@ -27,8 +27,7 @@ from routing_memory import measure
 from routing_peers import Aibrix, BoundedHashing, Dynamo, Sglang
 from routing_simulation import BLOCK_TOKENS, RoundRobin, Traced, imbalance, read_trace, simulate
 
-from gateway.upstream.routing.prefix_aware import PrefixAware
-from gateway.upstream.routing.prefix_index import PrefixIndex
+from gateway.upstream.routing.prefix_aware import PrefixAware, PrefixIndex
 from gateway.upstream.routing.routing import LeastLoaded, Routing
 
 DATA = Path(os.environ.get("REFRAIN_DATA", Path(__file__).parents[2] / "shared" / "data"))

@@ -28,7 +28,7 @@ from servers import await_url, free_port, pin, start
 from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.entry_codec import encode_entry
 from gateway.cache.stores.memory import MemoryStore
-from gateway.cache.stores.redis.link import client, client_options
+from gateway.cache.stores.redis.servers import client, client_options
 from gateway.cache.stores.redis.store import RedisStore
 from gateway.cache.stores.tiered import TieredStore
 
@@ -64,11 +64,11 @@ async def stores(url: str, rounds: int) -> dict[str, float]:
     """Measure lookups in the stores themselves."""
     memory = MemoryStore(max_bytes=1 << 24)
     redis = RedisStore(url, max_bytes=1 << 24)
-    hot = TieredStore(MemoryStore(max_bytes=1 << 24), redis, redis.touch, redis.news)
+    hot = TieredStore(MemoryStore(max_bytes=1 << 24), redis, redis.touch, redis.invalidations)
     bare = client(client_options(url, 1.0) | {"max_connections": 64})
     await memory.put(ENTRY)
     await hot.get(KEY)
-    await redis.news.proven.wait()
+    await redis.invalidations.proven.wait()
     await hot.put(ENTRY)
     await bare.set("bare", encode_entry(ENTRY))
     gets: dict[str, tuple[Get, int]] = {

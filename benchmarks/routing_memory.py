@@ -5,9 +5,8 @@ import tracemalloc
 from dataclasses import dataclass
 
 from gateway.protocol.endpoint import Endpoint
-from gateway.upstream.routing.prefix_aware import PrefixAware
+from gateway.upstream.routing.prefix_aware import PrefixAware, PrefixIndex
 from gateway.upstream.routing.prefix_chain import prefix_blocks
-from gateway.upstream.routing.prefix_index import PrefixIndex
 from gateway.upstream.routing.routing import Load
 
 BLOCKS = 1_000_000
@@ -58,12 +57,12 @@ def _routed(router: PrefixAware, names: list[str], first: int) -> tuple[float, f
     for number in range(first, first + 2 * BLOCKS // PROMPT_BLOCKS, 25):
         chain = _chain(number)
         start = time.perf_counter()
-        chosen = router.order(chain, loads, 0.0)[0]
+        chosen = router.order(chain, loads)[0]
         between = time.perf_counter()
         sent = router.sent(chosen.name, chain, 0.0)
-        router.held_back(sent, 0.0)
+        router.prefill_wait(sent, 0.0)
         router.first_token(sent, 0.0)
-        router.ended(sent, 0.0)
+        router.ended(sent)
         orders.append(between - start)
         sendings.append(time.perf_counter() - between)
     return _median_us(orders), _median_us(sendings)

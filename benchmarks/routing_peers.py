@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from math import ceil
 from statistics import fmean, pstdev
 
-from gateway.upstream.routing.prefix_aware import home_of
-from gateway.upstream.routing.prefix_index import PrefixIndex
+from gateway.upstream.routing.prefix_aware import PrefixIndex, home_of
 from gateway.upstream.routing.routing import Choice, LeastLoaded, Load, Route, Sent
 
 
@@ -24,9 +23,8 @@ class Knowing(LeastLoaded):
     def __init__(self, capacity: int) -> None:
         self.index = PrefixIndex(capacity=capacity)
 
-    def order(self, prefix: Sequence[int], loads: Sequence[Load], now: float) -> list[Choice]:
+    def order(self, prefix: Sequence[int], loads: Sequence[Load]) -> list[Choice]:
         # Only the first is told.
-        del now
         name = self.chosen(prefix, loads)
         return [Choice(name, self.index.held(name, prefix), Route.PREFIX)]
 
@@ -49,8 +47,7 @@ class BoundedHashing(LeastLoaded):
         self._key_blocks = key_blocks
         self._factor = factor
 
-    def order(self, prefix: Sequence[int], loads: Sequence[Load], now: float) -> list[Choice]:
-        del now
+    def order(self, prefix: Sequence[int], loads: Sequence[Load]) -> list[Choice]:
         most = ceil(self._factor * (sum(each.in_flight for each in loads) + 1) / len(loads))
         free = [each for each in loads if each.in_flight < most]
         key = hash(tuple(prefix[: self._key_blocks]))
@@ -101,8 +98,7 @@ class Dynamo(Knowing):
         del now
         self._prefilling[sent.name] -= sent.blocks
 
-    def ended(self, sent: Sent, now: float) -> None:
-        del now
+    def ended(self, sent: Sent) -> None:
         active = self._active[sent.name]
         for block in sent.prefix:
             active[block] -= 1

@@ -76,8 +76,8 @@ class RoundRobin(LeastLoaded):
     def __init__(self) -> None:
         self._turn = count()
 
-    def order(self, prefix: Sequence[int], loads: Sequence[Load], now: float) -> list[Choice]:
-        del prefix, now
+    def order(self, prefix: Sequence[int], loads: Sequence[Load]) -> list[Choice]:
+        del prefix
         first = next(self._turn) % len(loads)
         return [Choice(each.name, 0, Route.BALANCE) for each in (*loads[first:], *loads[:first])]
 
@@ -141,9 +141,9 @@ def simulate(requests: Sequence[Traced], gateways: Sequence[Routing], fleet: Fle
     def first_token(gateway: int, sent: Sent, at: float) -> None:
         gateways[gateway].first_token(sent, at)
 
-    def ended(gateway: int, sent: Sent, at: float) -> None:
-        gateways[gateway].answered(sent, found_tokens.pop(sent), at)
-        gateways[gateway].ended(sent, at)
+    def ended(gateway: int, sent: Sent, _at: float) -> None:
+        gateways[gateway].answered(sent, found_tokens.pop(sent))
+        gateways[gateway].ended(sent)
         in_flight[gateway][sent.name] -= 1
 
     def later(at: float, call: Callable[[int, Sent, float], None], who: int, sent: Sent) -> None:
@@ -169,9 +169,9 @@ def simulate(requests: Sequence[Traced], gateways: Sequence[Routing], fleet: Fle
             for name, flying in in_flight[who].items()
             if not servers[name].is_gone
         ]
-        name = gateways[who].order(request.blocks, loads, request.at)[0].name
+        name = gateways[who].order(request.blocks, loads)[0].name
         sent = gateways[who].sent(name, request.blocks, request.at)
-        gateways[who].held_back(sent, request.at)
+        gateways[who].prefill_wait(sent, request.at)
         in_flight[who][name] += 1
         server = servers[name]
         hits = server.cache.use(request.blocks)

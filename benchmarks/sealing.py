@@ -16,8 +16,8 @@ from collections.abc import Callable
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from gateway.cache.stores.conformance import example_entry
+from gateway.cache.stores.encrypted import SealedHead, seal, unseal
 from gateway.cache.stores.entry_codec import decode_entry, encode_entry
-from gateway.cache.stores.sealing import SealedHead, seal, unseal
 
 SIZES = (256, 1024, 4096, 16384, 65536, 1 << 20)
 ROUNDS = 60

@@ -1,15 +1,12 @@
 """Settings of the gateway: flags over REFRAIN_* environment over refrain.yaml over defaults.
 
-Sizes and times as settings write them: a plain number, or one with its unit.
-
-The URL of a Redis store, checked before anything connects with it.
-
-Settings of the upstreams: their long form, one mapping each.
+Law: every message names where the value came from: the flag, the variable, or the file with its
+line and key. A message quotes no value that may hold a secret.
 """
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from math import isfinite
@@ -88,7 +85,7 @@ _IS_ONE: Final[dict[str, tuple[str, Callable[[str], bool]]]] = {
 _OPTIONS: Final = tuple(sorted((*_FILES, *_IS_ONE)))
 
 
-def checked(url: str) -> str:
+def check_store_url(url: str) -> str:
     """Return the URL. Raises ValueError, which quotes nothing: it may hold a password."""
     expected = "expected disk, memory or a URL such as redis://redis.example:6379/0"
     try:
@@ -209,20 +206,12 @@ def base_url(value: str) -> str:
     return url
 
 
-def named_apart(upstreams: Sequence[UpstreamSettings]) -> None:
-    """Refuse two of one name. Raises ValueError."""
-    counted = Counter(upstream.called for upstream in upstreams)
-    twice = next((name for name, times in counted.items() if times > 1), None)
-    if twice is not None:
-        raise ValueError(f"expected a name of its own for each upstream, {twice!r} is there twice")
-
-
 ENVIRONMENT_PREFIX = "REFRAIN_"
 SECRETS = (
     *("admin_token", "encryption_keys", "qdrant_api_key", "secret", "store_password"),
     "upstream_api_key",
 )
-"""Told by the environment alone, or with ``_file`` behind the name by a file that it names."""
+"""From the environment alone, or with ``_file`` behind the name from a file that it names."""
 
 _OTHERS = ("parent_pipe", "worker_settings", "instance", "data", "model", "publish", "redis_memory")
 """Variables of other parts: processes, benchmarks, compose.yaml."""
@@ -233,7 +222,7 @@ class SettingsError(Exception):
 
 
 class Settings(BaseModel):
-    """Everything `refrain serve` can be told. Sizes and times may have a unit, see ``units``."""
+    """Every setting of `refrain serve`. Sizes and times may have a unit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -323,13 +312,18 @@ class Settings(BaseModel):
     @field_validator("upstreams")
     @classmethod
     def _named_apart(cls, value: tuple[UpstreamSettings, ...]) -> tuple[UpstreamSettings, ...]:
-        named_apart(value)
+        counts = Counter(upstream.called for upstream in value)
+        twice = next((name for name, count in counts.items() if count > 1), None)
+        if twice is not None:
+            raise ValueError(
+                f"expected a name of its own for each upstream, {twice!r} is there twice"
+            )
         return value
 
     @field_validator("store")
     @classmethod
     def _known_store(cls, value: str) -> str:
-        return value if value in ("disk", "memory") else checked(value)
+        return value if value in ("disk", "memory") else check_store_url(value)
 
     @model_validator(mode="after")
     def _upstreams_in_one_form(self) -> Self:
@@ -390,7 +384,7 @@ def load_settings(
         ]
         problems.sort(key=lambda problem: _line(tuple(problem["loc"]), document))
         raise SettingsError(
-            "\n".join(_told(problem, document, in_environment, flags) for problem in problems)
+            "\n".join(_message(problem, document, in_environment, flags) for problem in problems)
         ) from None
 
 
@@ -406,17 +400,17 @@ def _read(file: Path) -> Document:
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """Return the REFRAIN_* variables that are none of ours, each with the nearest that is.
 
-    They are told, not refused: orchestrators set such variables for a service of this name.
+    They are warnings, not errors: orchestrators set such variables for a service of this name.
     """
     secrets = (*SECRETS, *(f"{name}_file" for name in SECRETS))
     names = (*Settings.model_fields, *_OTHERS, *secrets)
     known = [ENVIRONMENT_PREFIX + name.upper() for name in names]
-    told = []
+    warnings = []
     for name in sorted(environment):
         if name.startswith(ENVIRONMENT_PREFIX) and name not in known:
             near = get_close_matches(name, known, n=1)
-            told.append(f"{name} is not a setting" + (f"; is {near[0]} meant?" if near else ""))
-    return told
+            warnings.append(f"{name} is not a setting" + (f"; is {near[0]} meant?" if near else ""))
+    return warnings
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -424,7 +418,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {known[name]: value for name, value in environment.items() if name in known and value}
 
 
-def _told(
+def _message(
     problem: dict[str, Any],
     document: Document,
     in_environment: Mapping[str, str],
@@ -490,5 +484,5 @@ def _expected(problem: Mapping[str, Any]) -> str:
     secret = {"store", "api_key_env", "upstream", "url", "vectors"}
     path = [str(part) for part in problem["loc"]]
     hidden = not secret.isdisjoint(path[-1:]) or (path[:1] == ["upstreams"] and len(path) < 3)
-    told = isinstance(problem["input"], str | int | float) and not hidden
-    return f"{message}, got {problem['input']!r}" if told else message
+    shows = isinstance(problem["input"], str | int | float) and not hidden
+    return f"{message}, got {problem['input']!r}" if shows else message

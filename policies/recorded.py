@@ -56,7 +56,7 @@ class Atom:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedFacts:
     """A request as it was written down. ``facts`` has texts only where ``has_text``."""
 
     facts: RequestFacts
@@ -92,7 +92,7 @@ class RecordedPolicy:
     rules: tuple[tuple[tuple[Clause, ...], Decision], ...]
     default: Decision
 
-    def decide(self, recorded: Recorded) -> Decision | None:
+    def decide(self, recorded: RecordedFacts) -> Decision | None:
         """Return the decision, or None where it depends on what the record does not hold."""
         for clauses, decision in self.rules:
             held = _all(_any(recorded.holds(atom) for atom in clause.atoms) for clause in clauses)

@@ -11,6 +11,7 @@ from aiohttp import ClientSession, web
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
+from policies.endpoint import Endpoint
 from running_gateway import RunningGateway, StartGateway, start_app
 from running_redis import VERSIONS, Chosen, redis_folders
 from scripted_upstream import ScriptedUpstream
@@ -66,10 +67,8 @@ async def upstream() -> AsyncIterator[ScriptedUpstream]:
     """A scripted upstream that is up."""
     scripted = ScriptedUpstream()
     app = web.Application(client_max_size=2**26)
-    app.router.add_post("/v1/chat/completions", scripted.handle)
-    app.router.add_post("/v1/completions", scripted.handle)
-    app.router.add_post("/v1/embeddings", scripted.handle)
-    app.router.add_post("/v1/responses", scripted.handle)
+    for endpoint in Endpoint:
+        app.router.add_post(endpoint.value, scripted.handle)
     app.router.add_route("*", "/{tail:.*}", scripted.other)
     runner, scripted.url = await start_app(app)
     yield scripted

@@ -1,11 +1,10 @@
 """Request bodies: strict parsing, and the canonical form that is hashed.
 
 Law: two bodies share a canonical form only if no upstream can tell them apart. Key order, number
-lexemes (1, 1.0, 1e0) and the two ways to write a message that is one text, or one input to embed,
-fold; text never does, arrays keep their order, and a field that is not known to be neutral
-(``protocol.fields``) is part of the form. Null and absent stay apart, and so do a default and its
-absence: servers exist that tell them apart (vLLM by ``tool_choice: null``), and a default is the
-upstream's to change.
+lexemes (1, 1.0, 1e0) and the two forms of a message that is one text, or of one input to embed,
+fold. Text never folds, arrays keep their order, and a field is part of the form unless it is known
+to be neutral (``protocol.fields``). Null and absent stay apart, as some servers tell them apart
+(vLLM by ``tool_choice: null``). A default and its absence too: the upstream may change a default.
 """
 
 import json
@@ -23,7 +22,7 @@ class BodyError(ValueError):
 
 
 class LoneSurrogateError(BodyError):
-    """The body is one, but its text is not Unicode: ``body`` is what it holds."""
+    """A string of the body is not Unicode; ``body`` is the parsed object."""
 
     def __init__(self, body: dict[str, Any]) -> None:
         super().__init__("The JSON body of your request has a lone surrogate in a string.")
@@ -50,9 +49,8 @@ def parse_body(raw: bytes) -> dict[str, Any]:
         printed = orjson.dumps(body)
     except TypeError:  # orjson prints fewer levels than it reads
         raise BodyError("The JSON body of your request is nested too deeply.") from None
-    # Proof that no key was dropped, without a slow parse: the reprint is the same text; or a text
-    # without escaped colons holds one colon for each member and one for each colon inside a string,
-    # and so does its reprint.
+    # Proof that no key was dropped, without a slow parse: the reprint is the same text; or, if no
+    # colon is escaped, both have the same number of colons, of members and inside strings.
     proven_unique = raw == printed or (
         raw.count(b":") == printed.count(b":") and b"\\u003" not in raw
     )
@@ -63,7 +61,7 @@ def parse_body(raw: bytes) -> dict[str, Any]:
 
 
 def _has_integral_float(printed: bytes) -> bool:
-    """Look for the ways in which orjson prints a float of integral value; may err on a string.
+    """Look for the forms in which orjson prints a float of integral value; may err on a string.
 
     Such a number may have been written 1, 1.0 or 1e0, or have been an integer of more than 64
     bits that was rounded to a float on reading.
@@ -75,7 +73,7 @@ def _has_integral_float(printed: bytes) -> bool:
 
 
 def _parse_exactly(text: str | bytes) -> Any:
-    """Parse with every digit. Raises BodyError for a key that stands twice, ValueError."""
+    """Parse with every digit. Raises ValueError, BodyError for a duplicate key."""
     return json.loads(
         text,
         object_pairs_hook=_unique_keys,
@@ -85,7 +83,7 @@ def _parse_exactly(text: str | bytes) -> Any:
 
 
 def _parse_surrogates(raw: bytes) -> dict[str, Any]:
-    """Parse what orjson refuses for a lone surrogate, as strictly but for that."""
+    """Parse a body with a lone surrogate, which orjson refuses, as strictly as any other."""
     try:
         body = _parse_exactly(raw.decode())
     except RecursionError:
@@ -122,9 +120,9 @@ def _fold_number(lexeme: str) -> int | float:
 
 
 def keyed(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
-    """Return what of a parsed body is part of its key: neutral fields left out, texts folded.
+    """Return the keyed fields of a parsed body, texts folded.
 
-    Where there is nothing to leave out and to fold, that is the body itself.
+    That is the body itself where there is nothing to leave out or to fold.
     """
     spec = SPECS[endpoint]
     neutral = spec.neutral
@@ -141,7 +139,7 @@ def keyed(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def canonical_form(endpoint: Endpoint, body: dict[str, Any]) -> bytes:
-    """Return the bytes that stand for a parsed body: its keyed fields, in the order of names."""
+    """Return the canonical bytes of a parsed body: its keyed fields, in the order of names."""
     return exact_json.dumps(keyed(endpoint, body), sort_keys=True)
 
 

@@ -1,8 +1,7 @@
-"""What of a request differs from another one, without keeping either: a digest for each field.
+"""A digest for each field of a request: how two requests differ, without keeping either.
 
-Law: a digest tells nothing but equality, and that only to who has the server's secret and within
-one scope: short, keyed by both. The list is bounded whatever the request is; what is over the
-bound is told as one.
+Law: a digest is short and keyed by the server's secret and the scope, so it tells equality within
+one scope and nothing else. The list is bounded for any request; fields beyond share one digest.
 """
 
 import hmac
@@ -21,7 +20,7 @@ Digests = tuple[tuple[str, bytes], ...]
 
 MAX_FIELDS = 40
 MAX_ITEMS = 23
-"""Messages that have a digest each; in a longer conversation those in the middle share one."""
+"""Messages with a digest each; in a longer conversation those in the middle share one."""
 FIRST_ITEMS = 8
 LONGEST_NAME = 64
 OTHER_FIELDS = "(other fields)"
@@ -51,7 +50,7 @@ def _named(endpoint: Endpoint, kept: dict[str, Any]) -> Iterator[tuple[str, Any]
 
 
 def _items(name: str, items: list[Any]) -> Iterator[tuple[str, Any]]:
-    """Name messages by their place from either end: equal beginnings and ends are seen as such."""
+    """Name messages by their index from either end, so that equal beginnings and ends match."""
     count = len(items)
     last = MAX_ITEMS - FIRST_ITEMS - 1
     if count <= MAX_ITEMS:
@@ -78,7 +77,7 @@ def _digest(key: bytes, name: str, value: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A field that keeps two requests apart."""
+    """A field in which two requests differ."""
 
     field: str
     how: str

@@ -1,8 +1,8 @@
 """Identities: tenant, scope, cache key, compatibility fingerprint and vector partition.
 
-Law: everything that decides whose answer it is, or which answer, is hashed in; fields are length
-prefixed, so no two lists of fields share a byte string. A credential leaves this file only as an
-HMAC under the server's secret.
+Law: all that decides whose answer it is, or which, is hashed. Fields are length prefixed, so no two
+lists of fields share a byte string. A credential leaves this file only as an HMAC under the
+server's secret.
 """
 
 import hashlib
@@ -16,10 +16,10 @@ from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.headers import bearer
 from policies.decision import CompressSettings, DocumentSettings, Scope
 
-_TENANTS_AT_A_TIME = 1024
-"""What is worked out for a tenant is kept for the next request: the same few ask all the time.
+_MAX_TENANTS = 1024
+"""Of each memo, as the same few tenants ask all the time.
 
-Only what comes from a request's head is kept, and the server bounds that.
+Only values of a request's head are kept, and the server bounds their size.
 """
 
 
@@ -43,8 +43,8 @@ def _joined(*fields: bytes) -> bytes:
 def identify(headers: Mapping[str, str], holder: str | None = None) -> Tenant:
     """Read the tenant from request headers (lower-case names).
 
-    ``holder`` names whose gateway key it is, if it is one: then the name makes the tenant and not
-    the key, so that a new key of the same holder finds what the old one stored.
+    ``holder`` names the holder of a gateway key. The name makes the tenant and not the key, so a
+    new key of the same holder finds what the old one stored.
     """
     tenant = _tenant(
         headers.get("authorization") or None,
@@ -57,11 +57,11 @@ def identify(headers: Mapping[str, str], holder: str | None = None) -> Tenant:
 
 
 def _holder(name: str) -> bytes:
-    # Two fields: no list of what the three credential headers hold looks like it.
+    # Two fields, while the credential headers make three: never equal.
     return _joined(b"holder", name.encode())
 
 
-@lru_cache(maxsize=_TENANTS_AT_A_TIME)
+@lru_cache(maxsize=_MAX_TENANTS)
 def _tenant(
     authorization: str | None,
     api_key_header: str | None,
@@ -83,8 +83,8 @@ def _tenant(
 def scope_id(secret: bytes, scope: Scope, tenant: Tenant, user: tuple[str, ...]) -> bytes:
     """Return the 32-byte id of the partition that a request may share answers within.
 
-    ``user`` holds every name the request has for its end user. Only the user scope reads it, and
-    the caller bypasses the cache where it is empty.
+    ``user`` holds each name that the request has for its end user. Only the user scope reads it,
+    and the caller bypasses the cache if it is empty.
     """
     if scope is Scope.USER:
         names = _joined(*(name.encode() for name in user))
@@ -93,7 +93,7 @@ def scope_id(secret: bytes, scope: Scope, tenant: Tenant, user: tuple[str, ...])
 
 
 def cache_salt(secret: bytes, tenant: Tenant) -> str:
-    """Return what keeps the tenant's blocks apart in the upstream's prefix cache."""
+    """Return the salt that keeps the tenant's blocks apart in the upstream's prefix cache."""
     mine = _joined(
         b"cache-salt",
         tenant.credential or b"",
@@ -104,12 +104,12 @@ def cache_salt(secret: bytes, tenant: Tenant) -> str:
 
 
 def document_owner(secret: bytes, tenant: Tenant) -> bytes:
-    """Return what keeps the digests of the tenant's documents apart from those of others."""
+    """Return the key of the digests of the tenant's documents."""
     return bytes.fromhex(cache_salt(secret, tenant))
 
 
 def scope_ids(secret: bytes, tenant: Tenant, user: tuple[str, ...]) -> dict[Scope, bytes]:
-    """Return the scope ids of one who asks, the end user's own only where one is named."""
+    """Return the scope ids of a request, the user scope only if an end user is named."""
     return {
         scope: scope_id(secret, scope, tenant, user)
         for scope in Scope
@@ -118,7 +118,7 @@ def scope_ids(secret: bytes, tenant: Tenant, user: tuple[str, ...]) -> dict[Scop
 
 
 def _owner(scope: Scope, tenant: Tenant) -> bytes:
-    """Return whose the scope is; always four fields, so what follows them is told apart."""
+    """Return the owner of the scope: always four fields, so that more may follow."""
     known = ANONYMOUS if scope is Scope.PUBLIC else tenant
     return _joined(
         scope.value.encode(),
@@ -130,12 +130,12 @@ def _owner(scope: Scope, tenant: Tenant) -> bytes:
 
 @dataclass(frozen=True)
 class Partition:
-    """What an answer is bound to beside the request's body.
+    """All that an answer is bound to beside the request's body.
 
-    ``query`` is the query string as it is forwarded: some servers take a credential or a version
-    there. ``pii_identity`` names the scan that prompts went through: an entry proves that its
-    prompt passed a scan, but only the same scan. ``compress`` names what leaves out context
-    before it is sent, empty for nothing: who did not ask for that gets no answer to less.
+    ``query`` is the query string as forwarded: some servers take a credential or a version there.
+    ``pii_identity`` names the scan of prompts: an entry proves that its prompt passed this scan and
+    no other. ``compress`` names the settings that leave out context, empty for none: an answer to a
+    shorter prompt is for requests with the same settings.
     """
 
     endpoint: Endpoint
@@ -156,7 +156,7 @@ class Partition:
 
     @cached_property
     def _prefix(self) -> bytes:
-        """Return what is hashed before the form; length prefixed, it ends in one place only."""
+        """Return the bytes hashed before the form; length prefixes make their end unambiguous."""
         compress = (self.compress.encode(),) if self.compress else ()
         return _joined(
             str(KEY_VERSION).encode(),
@@ -170,9 +170,9 @@ class Partition:
         )
 
 
-@lru_cache(maxsize=_TENANTS_AT_A_TIME)
+@lru_cache(maxsize=_MAX_TENANTS)
 def compress_identity(settings: CompressSettings, documents: DocumentSettings | None) -> str:
-    """Return what tells these settings from others; empty where no word goes that says something.
+    """Return the identity of these settings; empty if they leave out no content.
 
     ``documents`` are those of ``prefix``.
     """
@@ -184,7 +184,7 @@ def compress_identity(settings: CompressSettings, documents: DocumentSettings | 
     )
 
 
-@lru_cache(maxsize=_TENANTS_AT_A_TIME)
+@lru_cache(maxsize=_MAX_TENANTS)
 def shared_partition(
     endpoint: Endpoint,
     upstream: str,

@@ -1,12 +1,12 @@
-"""``quarantine.jsonl``: keys whose entries are not found by meaning any more, a line each.
+"""``quarantine.jsonl``: keys whose entries are not found by meaning any more, one in a line.
 
-Law: the file is the truth, and every worker that shares it reads it anew when it has changed. A key
-is on the disk before ``add`` returns, or it raises. A key leaves KEEP_SECONDS after it was last
-added, longer than nearly all entries live, and the oldest leave where there are more than ``most``:
-what is left is written beside the file and put in its place, so that whoever reads finds the former
-list or the new one, whole. No two lists begin alike: the number of a file may be given again. Who
-holds the lock may have been stopped, so nobody waits for it without a bound, and at start not at
-all.
+Laws: the file is the truth, and each worker that shares it reads it again after a change. A key is
+on the disk before ``add`` returns, or it raises. A key leaves KEEP_SECONDS after it was last added,
+longer than nearly all entries live. The oldest leave where there are more than ``max_keys``.
+
+The file is replaced as a whole, so a reader finds the old list or the new one. No two lists have
+the same first line, because an inode number may be used again. Each wait for the lock is bounded,
+as its holder may be suspended; at start there is no wait.
 """
 
 import asyncio
@@ -24,45 +24,45 @@ from gateway.cache.append_files import held
 
 KEEP_SECONDS = 365 * 86_400.0
 RENEW_SECONDS = 86_400.0
-"""A key that is added again before has no second line."""
+"""A key that is added again before that has no second line."""
 MAX_KEYS = 20_000
 MAX_BYTES = 4 * 2**20
-"""Twice what the most keys take."""
+"""Twice the size of the most keys."""
 
 _HEAD_BYTES = 128
-"""More than the first line has."""
+"""More than the length of the first line."""
 _GENERATION = b'{"generation":'
 
 _log = logging.getLogger(__name__)
 
 
 class QuarantineFile:
-    """See the port ``Quarantine``."""
+    """The ``Quarantine`` of workers that share a data directory."""
 
     def __init__(
         self,
         path: Path,
         *,
-        most: int = MAX_KEYS,
+        max_keys: int = MAX_KEYS,
         max_bytes: int = MAX_BYTES,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._path = path
-        self._most = most
+        self._max_keys = max_keys
         self._max_bytes = max_bytes
         self._now = now
         self._added: dict[bytes, float | None] = {}
-        """When; None where the line does not tell."""
+        """When; None where the line has no time."""
         self._read_at: tuple[int, int, int] | None = None
         self._head = b""
-        """What the file began with."""
+        """The first bytes of the file."""
         self._end = 0
-        """Of the last whole line that was read."""
+        """Of the last complete line that was read."""
         self._failed: set[bytes] = set()
-        """Keys that may be in the file, but not on the disk."""
+        """Keys that may be in the file and not on the disk."""
 
     def holds(self, key: bytes) -> bool:
-        # In doubt an entry is only found exactly.
+        # If the file cannot be read, each entry has exact hits only.
         return not self._readable() or (key in self._added and self._counts(self._added[key]))
 
     async def add(self, key: bytes) -> None:
@@ -70,7 +70,7 @@ class QuarantineFile:
             await asyncio.to_thread(self._append, key)
 
     def compact(self) -> None:
-        """Write the file anew if there is something in it to leave out; for when it is loaded."""
+        """Write the file again if there are keys to leave out; for the start."""
         try:
             if self._path.exists():
                 with held(self._path, os.O_RDWR, seconds=0.0) as (descriptor, size):
@@ -79,7 +79,7 @@ class QuarantineFile:
                     if kept != _without_generation(data):
                         self._replace(kept)
         except Timeout:
-            return  # another worker is at it, or is stopped: the next start does it
+            return  # another worker does it or is suspended: the next start will do it
         except OSError as error:
             _log.warning("%s cannot be written anew: %s", self._path, error.strerror or error)
 
@@ -98,14 +98,14 @@ class QuarantineFile:
         self._failed.discard(key)
 
     def _kept(self, data: bytes) -> bytes:
-        """Return the lines of the latest keys that count; who has no time yet begins now."""
+        """Return the lines of the latest keys that count; one without a time gets the present."""
         now = self._now()
         latest: dict[bytes, float] = {}
         for key, added in _keys(data):
             latest.pop(key, None)
             if self._counts(added):
                 latest[key] = now if added is None else added
-        return b"".join(_line(*each) for each in list(latest.items())[-self._most :])
+        return b"".join(_line(*each) for each in list(latest.items())[-self._max_keys :])
 
     def _is_young(self, key: bytes) -> bool:
         added = self._added.get(key)
@@ -115,7 +115,7 @@ class QuarantineFile:
         return added is None or added > self._now() - KEEP_SECONDS
 
     def _replace(self, data: bytes) -> None:
-        """Put ``data`` in the file's place; the caller holds its lock."""
+        """Replace the file by ``data``; the caller holds its lock."""
         fresh = self._path.with_name(self._path.name + ".new")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         with os.fdopen(os.open(fresh, flags, 0o600), "wb") as written:
@@ -130,7 +130,7 @@ class QuarantineFile:
             os.close(folder)
 
     def _readable(self) -> bool:
-        """Take what is new in the file; tell whether it could be read."""
+        """Read the new lines of the file; tell whether it could be read."""
         try:
             self._read()
         except FileNotFoundError:
@@ -144,7 +144,7 @@ class QuarantineFile:
         if _state(self._path.stat()) == self._read_at:
             return
         with self._path.open("rb") as file:
-            # The path may have another file by now.
+            # Another file may be at the path by now.
             state = _state(os.fstat(file.fileno()))
             head = file.read(min(state[1], _HEAD_BYTES))
             if not self._is_grown(state, head):
@@ -156,7 +156,7 @@ class QuarantineFile:
         self._read_at, self._head = state, head
 
     def _is_grown(self, state: tuple[int, int, int], head: bytes) -> bool:
-        """Tell whether a file is the one that was read, with more at its end."""
+        """Tell whether it is the file that was read, with more lines."""
         former = self._read_at
         if former is None or former[0] != state[0] or state[1] <= former[1]:
             return False

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CacheWriter:
-    """Decides on an answer and writes it; the entry can be hit once ``store`` has returned."""
+    """Admits and stores answers; an entry can be hit once ``store`` has returned."""
 
     entries: Store
     semantic: SemanticIndex | None
@@ -52,15 +52,15 @@ class CacheWriter:
                 if plan.personal is None:
                     return Reason.PII
                 plan = plan.personal
-        if spec.anonymous is not None and (bare := spec.anonymous(result)) is not None:
-            plain = exact_json.dumps(bare)
+        if spec.anonymous is not None and (kept := spec.anonymous(result)) is not None:
+            plain = exact_json.dumps(kept)
         entry = plan.entry(plain, self.now(), tokens=tokens_used(spec.usage(result)))
         try:
             await self.entries.put(entry)
         except EntryTooLargeError:
             return Reason.TOO_LARGE
         except StoreUnavailableError as error:
-            # Told once, by whoever stopped asking.
+            # Logged once, by the breaker.
             log.debug("store: an answer could not be stored: %s", error)
             return Reason.STORE_FAULT
         except StoreError as error:
@@ -75,5 +75,5 @@ class CacheWriter:
         try:
             await self.semantic.add(plan.fingerprint, plan.key, plan.question, expires_at)
         except SemanticUnavailableError as error:
-            # The entry is stored and can be hit exactly; it is only not found by meaning.
+            # The entry can still be hit exactly.
             log.info("semantic index: an entry was not added: %s", error.reason)

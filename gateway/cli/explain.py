@@ -29,7 +29,12 @@ from gateway.cli.terminal import CommandError, unreadable
 from gateway.semantic.ports import SemanticIndex, Verifier
 from gateway.semantic.verification import Verification
 from gateway.server.admin.explain import Explainer
-from gateway.server.admin.recorded_request import Recorded, RecordedError, as_json, parse_recorded
+from gateway.server.admin.recorded_request import (
+    RecordedError,
+    RecordedRequest,
+    as_json,
+    parse_recorded,
+)
 from gateway.server.auth import Access, KeyRingError
 from gateway.server.open_store import open_store
 from gateway.server.pipeline import Pipeline
@@ -115,7 +120,7 @@ def explain(options: argparse.Namespace) -> int:
     return 0
 
 
-def _explain_there(options: argparse.Namespace, request: Recorded) -> dict[str, Any]:
+def _explain_there(options: argparse.Namespace, request: RecordedRequest) -> dict[str, Any]:
     if any((options.policy, options.data_dir, options.config)):
         raise CommandError("--gateway answers by its own policy, settings and store")
     try:
@@ -131,7 +136,7 @@ def _explain_there(options: argparse.Namespace, request: Recorded) -> dict[str, 
         raise CommandError(wide) from None
 
 
-async def _explain_here(options: argparse.Namespace, request: Recorded) -> dict[str, Any]:
+async def _explain_here(options: argparse.Namespace, request: RecordedRequest) -> dict[str, Any]:
     policies = PolicyFile(options.policy or default_policy())
     if options.data_dir is None and options.config is None:
         pipeline = pipeline_to_explain(policies, MemoryStore(max_bytes=0), b"", "")
@@ -139,8 +144,8 @@ async def _explain_here(options: argparse.Namespace, request: Recorded) -> dict[
     given = {"data_dir": options.data_dir, "upstream": options.upstream and (options.upstream,)}
     flags = {name: value for name, value in given.items() if value is not None}
     settings = load_settings(flags, os.environ, options.config)
-    opened, secret = _as_it_is(settings), _secret(settings)
-    store = open_store(opened, os.environ).store
+    store_settings, secret = _without_memory_tier(settings), _secret(settings)
+    store = open_store(store_settings, os.environ).store
     try:
         upstream = settings.upstream_identity or await _usual_upstream(store)
         salts = settings.upstream_cache_salt
@@ -154,7 +159,7 @@ async def _explain_here(options: argparse.Namespace, request: Recorded) -> dict[
         await store.close()
 
 
-class Nobody:
+class NullParts:
     """Stands for the upstream, verifier and quarantine of a pipeline that only explains."""
 
     def __init__(self, name: str) -> None:
@@ -193,13 +198,13 @@ def pipeline_to_explain(
     now: Callable[[], float] = time.time,
 ) -> Pipeline:
     """Return a pipeline that can only explain: of the upstream it has the name."""
-    nobody, scans = Nobody(upstream), Scans()
+    nothing, scans = NullParts(upstream), Scans()
     return Pipeline(
         store=store,
         semantic=semantic,
-        verifier=verifier or nobody,
+        verifier=verifier or nothing,
         policies=policies,
-        coalescer=Coalescer(nobody, CacheWriter(store, semantic, scans, now, nobody), 0),
+        coalescer=Coalescer(nothing, CacheWriter(store, semantic, scans, now, nothing), 0),
         scans=scans,
         secret=secret,
         outbox=Outbox(secret, salts_caches),
@@ -208,7 +213,7 @@ def pipeline_to_explain(
     )
 
 
-def _read_request(file: str) -> Recorded:
+def _read_request(file: str) -> RecordedRequest:
     raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     source = "standard input" if file == "-" else file
     try:
@@ -217,8 +222,8 @@ def _read_request(file: str) -> Recorded:
         raise CommandError(f"{source}: {error}") from None
 
 
-def _as_it_is(settings: Settings) -> Settings:
-    """Return settings that open the store without a tier of its own, where it is."""
+def _without_memory_tier(settings: Settings) -> Settings:
+    """Return settings that open the store where it is, without a memory tier in front."""
     if settings.store == "memory":
         hint = "ask the running gateway with --gateway URL"
         raise CommandError(f"the entries are in the gateway's memory: {hint}")
@@ -243,16 +248,16 @@ async def _usual_upstream(store: Store) -> str:
     return counts.most_common(1)[0][0] if counts else ""
 
 
-def explanation_text(told: dict[str, Any], *, colour: bool) -> str:
+def explanation_text(explanation: dict[str, Any], *, colour: bool) -> str:
     """Write an explanation as text of several sections.
 
     Names come from requests: what a terminal would obey is left out.
     """
-    told = _printable(told)
-    sections = [list(_head(told))]
+    explanation = _printable(explanation)
+    sections = [list(_head(explanation))]
     for name, title, rows in _SECTIONS:
-        if name in told:
-            sections.append([title.format_map(told), *rows(told)])
+        if name in explanation:
+            sections.append([title.format_map(explanation), *rows(explanation)])
     text = "\n\n".join(map("\n".join, sections)) + "\n"
     for pattern, code in _COLOURS if colour else ():
         text = re.sub(pattern, f"\x1b[{code}m\\g<0>\x1b[0m", text, flags=re.MULTILINE)
@@ -275,22 +280,22 @@ def _row(name: str, text: str) -> str:
     return f"  {name:<{_WIDTH}} {text}"
 
 
-def _head(told: dict[str, Any]) -> Iterator[str]:
-    request, outcome = told["request"], told["outcome"]
+def _head(explanation: dict[str, Any]) -> Iterator[str]:
+    request, outcome = explanation["request"], explanation["outcome"]
     would = "looked up" if outcome["would"] == "lookup" else outcome["would"]
-    yield f"{would.upper()}  {_why(told)}"
+    yield f"{would.upper()}  {_why(explanation)}"
     line = request["endpoint"] + (" (inferred)" if request["inferred"] else "")
     if "model" in request:
         line += f", model {request['model']}, {request['tenant']}"
     yield _row("request", line)
-    if "policy" in told:
-        yield _row("policy", "{source}, generation {generation}".format_map(told["policy"]))
+    if "policy" in explanation:
+        yield _row("policy", "{source}, generation {generation}".format_map(explanation["policy"]))
     if "cache_status" in outcome:
         yield _row("Cache-Status", outcome["cache_status"])
 
 
-def _why(told: dict[str, Any]) -> str:
-    outcome = told["outcome"]
+def _why(explanation: dict[str, Any]) -> str:
+    outcome = explanation["outcome"]
     reason = outcome.get("reason")
     match outcome["would"]:
         case "hit":
@@ -298,9 +303,9 @@ def _why(told: dict[str, Any]) -> str:
             by = "the same request" if reason == "exact" else "a question like it"
             return f"answered from {by}, stored {_span(entry['age'])} ago by rule {entry['rule']}"
         case "miss":
-            return "the upstream is asked: " + (_REASONS.get(reason) or _why_missed(told))
+            return "the upstream is asked: " + (_REASONS.get(reason) or _why_missed(explanation))
         case "lookup":
-            rule = told["decision"]["rule"]
+            rule = explanation["decision"]["rule"]
             return f"by rule {rule}; whether it would hit is for a store to say"
         case "invalid" | "unknown":
             return str(outcome["message"])
@@ -308,10 +313,10 @@ def _why(told: dict[str, Any]) -> str:
             return f"{reason}: {_REASONS.get(reason, 'see the reference')}"
 
 
-def _why_missed(told: dict[str, Any]) -> str:
-    if told["outcome"]["forwarded"] == "stale":
+def _why_missed(explanation: dict[str, Any]) -> str:
+    if explanation["outcome"]["forwarded"] == "stale":
         return "what is stored is too old"
-    near = told.get("nearest") or {}
+    near = explanation.get("nearest") or {}
     if not near.get("entry"):
         return "nothing is stored in its scope"
     fields = [each["field"] for each in near["differences"]]
@@ -320,9 +325,9 @@ def _why_missed(told: dict[str, Any]) -> str:
     return f"the nearest entry differs in {' and '.join(fields)}"
 
 
-def _rules(told: dict[str, Any]) -> Iterator[str]:
-    width = min(_WIDEST, max(len(each["rule"]) for each in told["rules"]))
-    for each in told["rules"]:
+def _rules(explanation: dict[str, Any]) -> Iterator[str]:
+    width = min(_WIDEST, max(len(each["rule"]) for each in explanation["rules"]))
+    for each in explanation["rules"]:
         mark, name = "✗", each["rule"].ljust(width)
         if not each["failed"]:
             yield f"  ✓ {name}  decides"
@@ -345,8 +350,8 @@ def _cut(value: str) -> str:
     return value if len(value) <= _LONGEST else value[: _LONGEST - 1] + "…"
 
 
-def _settings(told: dict[str, Any]) -> Iterator[str]:
-    for name, value in told["decision"]["settings"].items():
+def _settings(explanation: dict[str, Any]) -> Iterator[str]:
+    for name, value in explanation["decision"]["settings"].items():
         yield _row(name, _yaml(value))
 
 
@@ -362,22 +367,22 @@ def _yaml(value: Any) -> str:
             return str(value)
 
 
-def _content(told: dict[str, Any]) -> Iterator[str]:
-    yield _row("prompt", f"about {told['prompt_tokens']} tokens")
-    name, pii = "personal data", told["pii"]
+def _content(explanation: dict[str, Any]) -> Iterator[str]:
+    yield _row("prompt", f"about {explanation['prompt_tokens']} tokens")
+    name, pii = "personal data", explanation["pii"]
     if not pii["findings"]:
         yield _row(name, "none found" if pii["scanned"] else "not scanned (pii: allow)")
     for found in pii["findings"]:
         place = f", characters {found['start']} to {found['end']}" if found["end"] else ""
         yield _row(name, f"{found['kind']} in {found['where']}{place}")
         name = ""
-    semantic = told["semantic"]
+    semantic = explanation["semantic"]
     can = "yes" if semantic["eligible"] else "no, {reason}: {why_not}".format_map(semantic)
     yield _row("by meaning", can)
 
 
-def _changes(name: str, told: dict[str, Any]) -> Iterator[str]:
-    rewrite = told[name]
+def _changes(name: str, explanation: dict[str, Any]) -> Iterator[str]:
+    rewrite = explanation[name]
     changes = ", ".join(rewrite["changes"]) or "none changes anything"
     yield _row("rules" if name == "rewrite" else name, changes)
     for each in rewrite["declined"]:
@@ -399,20 +404,20 @@ def _shortened(text: str) -> str:
     return f"{text[:head]} … {len(text) - head - tail:,} more characters … {text[-tail:]}"
 
 
-def _lookup(told: dict[str, Any]) -> Iterator[str]:
-    for step in told["lookup"]:
+def _lookup(explanation: dict[str, Any]) -> Iterator[str]:
+    for step in explanation["lookup"]:
         yield _row(step["step"], step["result"])
-    if "items" in told:
-        yield _row("items", "{stored} of {asked} are stored".format_map(told["items"]))
-    yield _row("key", told["identity"]["key"])
-    yield _row("scope", told["identity"]["scope"])
-    if entry := told["outcome"].get("entry"):
+    if "items" in explanation:
+        yield _row("items", "{stored} of {asked} are stored".format_map(explanation["items"]))
+    yield _row("key", explanation["identity"]["key"])
+    yield _row("scope", explanation["identity"]["scope"])
+    if entry := explanation["outcome"].get("entry"):
         yield _row("entry", entry["key"])
         yield _row("", _entry(entry))
 
 
-def _nearest(told: dict[str, Any]) -> Iterator[str]:
-    near = told["nearest"]
+def _nearest(explanation: dict[str, Any]) -> Iterator[str]:
+    near = explanation["nearest"]
     count = f"{near['of_this_scope']} of {near['entries']} entries are of this scope and endpoint"
     if near["entry"] is None:
         yield _row("none", count)

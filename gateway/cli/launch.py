@@ -19,7 +19,7 @@ from gateway.cli.logging_setup import PYTHON, WORKER_SETTINGS, configure_logging
 from gateway.cli.supervisor import STOP_SECONDS, Child, Supervisor
 from gateway.cli.terminal import CommandError, unreadable
 from gateway.server.auth import KeyRingError, read_key_ring
-from gateway.server.open_upstreams import secrets_problem, warn_of_shared_credentials
+from gateway.server.secrets import secrets_problem, warn_of_shared_credentials
 from gateway.settings import Settings, tls_files
 from gateway.upstream.http.client import VARIABLE, instance
 from policies.format.load import parse_policy

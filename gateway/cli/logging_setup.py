@@ -1,7 +1,7 @@
-"""What our processes share: log format, and that a child stops when told or left alone.
+"""What our processes share: the format of log lines, and how a child learns that it is to stop.
 
-Law: what an exception says is not logged. It may quote what it tripped over: a prompt, an answer, a
-header with a key. Its type and the lines of code it came through say where to look.
+Law: the message of an exception is not logged. It may quote a prompt, an answer or a header with a
+key. Its type and the lines of code that it came through say where to look.
 """
 
 import asyncio
@@ -49,9 +49,9 @@ class PrivateFormatter(IdFormatter):
         """Return the frames and types of an exception and of those that led to it."""
         parts: list[str] = []
         error = ei[1]
-        told: set[int] = set()
-        while error is not None and id(error) not in told:
-            told.add(id(error))
+        seen: set[int] = set()
+        while error is not None and id(error) not in seen:
+            seen.add(id(error))
             frames = "".join(traceback.format_tb(error.__traceback__))
             parts.append(f"{frames}{type(error).__qualname__}")
             error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

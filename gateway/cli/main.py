@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         commands,
         "serve",
         _serve,
-        told="run the gateway in front of an upstream",
+        summary="run the gateway in front of an upstream",
         description="Run the gateway. No file is needed: --upstream alone gives the defaults.",
         epilog=_SERVE_EXAMPLES,
     )
@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         commands,
         "demo",
         _demo,
-        told="run the gateway with the bundled engine and model",
+        summary="run the gateway with the bundled engine and model",
         description="Run the whole product on this machine: gateway, encoder, bundled engine and\n"
         "its small demo model. Ctrl-C stops everything.",
     )
@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
         commands,
         "warm",
         _warm,
-        told="load or generate answers to known questions",
+        summary="load or generate answers to known questions",
         description="Fill a running gateway's cache from a file of known questions, a JSON object\n"
         'a line: {"question": ..., "answer": ...} or {"request": {...}}. Without an answer the\n'
         "upstream is asked.",
@@ -133,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
         commands,
         "audit",
         _audit,
-        told="scan what is stored with today's detectors of personal data",
+        summary="scan what is stored with today's detectors of personal data",
         description="Scan every stored answer of a running gateway again. Exit code 1 when "
         "personal\ndata is found and stays.",
     )
@@ -231,8 +231,8 @@ def _settings(options: argparse.Namespace) -> "Settings":
     config = options.config
     if config is None and Path("refrain.yaml").is_file():
         config = Path("refrain.yaml")
-    for told in unknown_variables(os.environ):
-        say(f"warning: {told}")
+    for problem in unknown_variables(os.environ):
+        say(f"warning: {problem}")
     try:
         return load_settings(_flags(options), os.environ, config)
     except SettingsError as error:

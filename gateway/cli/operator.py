@@ -326,8 +326,8 @@ def report_text(report: Mapping[str, Any]) -> Iterator[str]:
     for name, figures in rules.items():
         near = figures["near_misses"]
         tried = sum(near.values())
-        told = f"; of {tried:,} near misses {near['equal']:,} were the same" if tried else ""
-        yield f"{name}: {figures['next']}{told}"
+        alike = f"; of {tried:,} near misses {near['equal']:,} were the same" if tried else ""
+        yield f"{name}: {figures['next']}{alike}"
     yield f"aliases: {report['aliases']:,}"
 
 

@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
         commands,
         "check",
         _check,
-        told="tell whether files are valid policies",
+        summary="tell whether files are valid policies",
         description="Tell whether files are valid policies. Exit code 2 when one is not.",
     )
     check.add_argument("files", nargs="+", metavar="FILE", type=Path, help="policies to check")
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
         commands,
         "schema",
         _schema,
-        told="print the JSON schema of policy files, for editors",
+        summary="print the JSON schema of policy files, for editors",
         description="Print the JSON schema of policy files, for editors.",
     )
     _add_explain(commands)
@@ -63,7 +63,7 @@ def _add_explain(commands: Commands) -> None:
         commands,
         "explain",
         _explain,
-        told="tell what would become of a request, and why",
+        summary="tell what would become of a request, and why",
         description=_EXPLAIN,
         epilog=_EXPLAIN_EXAMPLES,
     )
@@ -90,7 +90,7 @@ def _add_replay(commands: Commands) -> None:
         commands,
         "replay",
         _replay,
-        told="tell what an edited policy would change, from a log",
+        summary="tell what an edited policy would change, from a log",
         description=_REPLAY,
     )
     replay.add_argument("--policy", type=Path, required=True, metavar="FILE", help="edited policy")

@@ -1,8 +1,8 @@
 """``refrain prefix report``: what a prefix cache could find of a log, and the settings for it.
 
-Laws: only a log without any request is an error. Of each route so many prompts are kept, the first
-ones, and of all so many bytes; it is told that there were more. Prompts and names are clients'
-words: what a terminal would obey is written as an escape.
+Laws: only a log without any request is an error. The first prompts of each route are kept, within a
+bound on their number and on the bytes of all; the report says where there were more. Prompts and
+names are clients' words: control characters are written as escapes.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from gateway.cli.terminal import (
     run_command,
     unreadable,
 )
-from gateway.server.admin.recorded_request import Recorded, Route, read_request
+from gateway.server.admin.recorded_request import RecordedRequest, Route, read_request
 
 _REPORT = """\
 Tell of recorded requests where their prompts part, which settings of a policy would let a prefix
@@ -44,7 +44,7 @@ exit codes: 0 done, 2 bad usage or no request in the log
 """
 _MOST_ROUTES = 20
 _MOST_BYTES = 256 << 20
-_TOLD_EACH = 5000
+_PROGRESS_EVERY = 5000
 _COLUMNS = 78
 _UNKNOWN_RULES = ("", "default")
 _NO_NAME = re.compile(r"[^a-z0-9_-]+")
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
         commands,
         "report",
         _report,
-        told="tell where recorded prompts part, and what would mend it",
+        summary="tell where recorded prompts part, and what would mend it",
         description=_REPORT,
         epilog=_REPORT_EPILOG,
     )
@@ -92,18 +92,18 @@ def _show_progress(text: str) -> None:
 
 def _report(options: argparse.Namespace) -> int:
     file, log = options.log, Lines(read_request, options.log)
-    kept: dict[Route, list[Recorded]] = {}
+    kept: dict[Route, list[RecordedRequest]] = {}
     counts: Counter[Route] = Counter()
     kept_bytes = 0
     try:
         for number, (_, one) in enumerate(log):
             counts[one.route] += 1
             prompts = kept.setdefault(one.route, [])
-            # One at least, so that each route can be told of.
+            # One at least, so that each route is reported.
             if len(prompts) < options.limit and (not prompts or kept_bytes < _MOST_BYTES):
                 prompts.append(one)
                 kept_bytes += len(one.raw)
-            if number % _TOLD_EACH == 0:
+            if number % _PROGRESS_EVERY == 0:
                 _show_progress(f"{file}: {number:,} requests read")
     except OSError as error:
         raise unreadable(file, error) from None
@@ -119,8 +119,8 @@ def _report(options: argparse.Namespace) -> int:
         print(orjson.dumps(plain).decode())
         return 0
     rules = Counter(rule for rule, _, _ in most)
-    for number, told in enumerate(reports):
-        lines = _route_text(told, counts[told.route], alone=rules[told.route[0]] == 1)
+    for number, found in enumerate(reports):
+        lines = _route_text(found, counts[found.route], alone=rules[found.route[0]] == 1)
         print("\n" * (number > 0) + "\n".join(lines))
     if (more := len(counts) - len(most)) > 0:
         print(f"\n{more:,} routes with fewer requests are not told")
@@ -129,7 +129,7 @@ def _report(options: argparse.Namespace) -> int:
     return 0
 
 
-def _reported(prompts: list[Recorded]) -> RouteReport:
+def _reported(prompts: list[RecordedRequest]) -> RouteReport:
     shown = f"{ascii(prompts[0].model)[:40]}: {len(prompts):,} prompts"
     _show_progress(f"{shown}, looking for settings")
     result = report(prompts, lambda done, of: _show_progress(f"{shown}, pass {done} of {of}"))

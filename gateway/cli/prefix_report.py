@@ -25,12 +25,12 @@ from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.prompts.rewrite.tools import KnownTools
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.table import SPECS
-from gateway.server.admin.recorded_request import Recorded, Route
+from gateway.server.admin.recorded_request import RecordedRequest, Route
 from policies.decision import MARKS, PrefixSettings, SchemaKeys, VolatileKind
 from policies.format.load import parse_policy
 
 CHARACTERS_PER_TOKEN = 4.0
-"""Where no upstream has told."""
+"""Where no upstream has counted."""
 LEAST_SHARE = 0.005
 """Of all characters: what a setting must gain to be recommended."""
 
@@ -132,12 +132,12 @@ class RouteReport:
 
 
 def report(
-    prompts: Sequence[Recorded],
+    prompts: Sequence[RecordedRequest],
     progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> RouteReport:
     """Report on one route's prompts, in the order in which they came.
 
-    ``progress`` is told after each pass over the prompts how many there were, and will be.
+    ``progress`` gets after each pass over the prompts the number of passes done, and of all.
     """
     few = _Trials(prompts[:: -(-len(prompts) // _SAMPLE)])
     tried = candidates(prompts)
@@ -176,11 +176,11 @@ def report(
 class _Trials:
     """The prompts of one route, in the order in which they came; its tools are read once."""
 
-    prompts: Sequence[Recorded]
+    prompts: Sequence[RecordedRequest]
     passed: Callable[[], None] = lambda: None
     tools: KnownTools = field(default_factory=KnownTools)
 
-    def parts(self, one: Recorded, settings: Collection[Setting]) -> list[Part]:
+    def parts(self, one: RecordedRequest, settings: Collection[Setting]) -> list[Part]:
         """Return a prompt as it would go on with these settings."""
         body = one.body
         if settings:
@@ -191,7 +191,7 @@ class _Trials:
             body = result.body
         return list(prompt_parts(one.endpoint, body))
 
-    def text(self, one: Recorded, settings: Collection[Setting]) -> str:
+    def text(self, one: RecordedRequest, settings: Collection[Setting]) -> str:
         return "".join(part.text for part in self.parts(one, settings))
 
     def tried(self, settings: Collection[Setting]) -> Ceiling:
@@ -254,7 +254,7 @@ class _Trials:
         return Gain(one, share, before, was[at : at + _AFTER], becomes[at : at + _AFTER])
 
 
-def candidates(prompts: Sequence[Recorded]) -> list[Setting]:
+def candidates(prompts: Sequence[RecordedRequest]) -> list[Setting]:
     """Return the settings worth a trial."""
     volatile = [f"{_VOLATILE}{kind}" for kind in _KINDS]
     markers = [f"{_DOCUMENTS}{begin}" for begin in _markers(prompts[:_LOOKED_AT])]
@@ -288,7 +288,7 @@ def _of(settings: Collection[Setting], kind: str) -> list[str]:
     return [one.removeprefix(kind) for one in settings if one.startswith(kind)]
 
 
-def _markers(prompts: Iterable[Recorded]) -> list[str]:
+def _markers(prompts: Iterable[RecordedRequest]) -> list[str]:
     """Return the beginnings of tags that enclose several pieces of one text, most frequent first.
 
     ``<document>``, or ``<document id=`` where something stands in them.
@@ -324,14 +324,14 @@ def _common(one: str, other: str) -> int:
     return low
 
 
-def _cached_share(prompts: Iterable[Recorded]) -> float | None:
-    told = [
+def _cached_share(prompts: Iterable[RecordedRequest]) -> float | None:
+    counts = [
         (one.cached_tokens, one.prompt_tokens)
         for one in prompts
         if one.prompt_tokens and one.cached_tokens is not None
     ]
-    counted = sum(tokens for _, tokens in told)
-    return sum(cached for cached, _ in told) / counted if counted else None
+    total = sum(tokens for _, tokens in counts)
+    return sum(cached for cached, _ in counts) / total if total else None
 
 
 def prompt_parts(endpoint: Endpoint, body: dict[str, Any]) -> Iterator[Part]:
@@ -358,8 +358,8 @@ def _turns(field: str, turns: Any) -> Iterator[Part]:
             continue
         role = str(turn.get("role") or turn.get("type") or "user")
         rest = {name: turn[name] for name in _unmarked(turn) if name not in ("role", "content")}
-        told = _printed(rest) if rest else ""
-        yield Part(f"{field}[{index}] ({role})", f"<{role}>{_text(turn.get('content'))}{told}\n")
+        others = _printed(rest) if rest else ""
+        yield Part(f"{field}[{index}] ({role})", f"<{role}>{_text(turn.get('content'))}{others}\n")
 
 
 def _listed(value: Any) -> list[Any]:

@@ -21,7 +21,7 @@ from policies.decision import Decision, PiiAction, Scope
 from policies.format.load import PolicyError, parse_policy
 from policies.format.yaml_document import policy_text
 from policies.policy import RequestFacts
-from policies.recorded import Recorded, RecordedPolicy, recorded_policy
+from policies.recorded import RecordedFacts, RecordedPolicy, recorded_policy
 
 _ADMITTED_BY = {"truncated": "length", "filtered": "content_filter"}
 """Reasons of declined answers that a rule's finish reasons may admit."""
@@ -32,7 +32,7 @@ class Record:
     """A decision on a request and what came of it, see docs/decision-log.md."""
 
     time: float
-    recorded: Recorded
+    recorded: RecordedFacts
     rule: str
     was: Decision
     form: str
@@ -82,7 +82,7 @@ def read_record(line: Any) -> Record:
     )
     return Record(
         time=float(time),
-        recorded=Recorded(facts, line.get("conditions") or {}, has_text="text" in line),
+        recorded=RecordedFacts(facts, line.get("conditions") or {}, has_text="text" in line),
         rule=rule,
         was=_decision(rule, decision),
         form=form,

@@ -53,7 +53,7 @@ def _add_calibrate(commands: Commands) -> None:
         commands,
         "calibrate",
         _calibrate,
-        told="work out thresholds for error budgets from your own traffic",
+        summary="work out thresholds for error budgets from your own traffic",
         description=_CALIBRATE,
         epilog=_CALIBRATE_EPILOG,
     )
@@ -96,7 +96,7 @@ def _add_report(commands: Commands) -> None:
         commands,
         "report",
         _report,
-        told="how often answers by meaning were wrong, by rule",
+        summary="how often answers by meaning were wrong, by rule",
         description=_REPORT,
     )
     where = parser.add_mutually_exclusive_group()

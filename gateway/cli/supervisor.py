@@ -1,4 +1,4 @@
-"""Starts the processes of one installation and keeps them running until told to stop.
+"""Starts the processes of one installation and keeps them running until it is stopped.
 
 Children get a session of their own, so that Ctrl-C reaches the supervisor alone and they stop in
 order: in front first, since they have answers to finish that need those behind. Their stdin is a

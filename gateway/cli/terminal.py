@@ -42,12 +42,12 @@ def say(message: str) -> None:
 
 
 def add_command(
-    commands: Commands, name: str, run: Run, *, told: str, description: str, epilog: str = ""
+    commands: Commands, name: str, run: Run, *, summary: str, description: str, epilog: str = ""
 ) -> argparse.ArgumentParser:
-    """Register a command; ``told`` is its line in the list, other texts keep their line breaks."""
+    """Register a command; ``summary`` is its line in the list. Other texts keep their lines."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
-        help=told,
+        help=summary,
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,4 +1,4 @@
-"""One gateway worker process: serves the socket it is given until it is told to stop.
+"""One gateway worker process: serves the socket it is given until it is stopped.
 
 Started by the supervisor, which binds the socket so that a port in use is found at once and
 several workers share it. Settings come as JSON in the environment: a command line is public.
@@ -25,11 +25,11 @@ from gateway.server.http.handlers import refuse
 from gateway.server.http.http_server import Runner
 from gateway.server.secrets import SecretError, SecretSettingError
 from gateway.settings import Settings
-from gateway.upstream.http.startup_check import UPSTREAMS, greet
+from gateway.upstream.pool.probes import UPSTREAMS, greet
 from policies.format.load import PolicyError
 
 LAST_WORDS_SECONDS = 0.5
-"""For clients to take what they are told, and then for what has not ended by itself."""
+"""For clients to take the last error, and then for what has not ended by itself."""
 
 
 async def serve(
@@ -65,7 +65,7 @@ async def serve(
         # Else the kernel goes on to take connections that nobody accepts.
         sock.close()
         await runner.idle(settings.drain_timeout)
-        # Who waits for an upstream still is told that it ends, in the form that is right by then.
+        # Clients that still wait for an upstream get an error, in the form that is right by then.
         await app[END_CALLS]()
         await runner.idle(LAST_WORDS_SECONDS)
     finally:

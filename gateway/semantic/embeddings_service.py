@@ -26,28 +26,23 @@ class SemanticService:
         return cls(EmbeddingsClient(socket, timeout=timeout))
 
     async def search(self, partition: bytes, text: str, k: int) -> Sequence[Candidate]:
-        """Return the nearest stored questions."""
         with _faults():
             matches = await self._client.search(partition, text, k)
         return [Candidate(match.key, match.similarity) for match in matches]
 
     async def add(self, partition: bytes, key: bytes, text: str, expires_at: float) -> None:
-        """Make an entry findable by its question."""
         with _faults():
             await self._client.add(partition, key, text, expires_at)
 
     async def remove(self, keys: Sequence[bytes]) -> None:
-        """Forget the vectors of these entries."""
         with _faults():
             await self._client.remove(keys)
 
     async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        """Return a unit-length vector for each text."""
         with _faults():
             return await self._client.embed(texts)
 
     async def score(self, asked: str, stored: str) -> float:
-        """Return how surely one answer fits both questions."""
         with _faults():
             (score,) = await self._client.score([(asked, stored)])
         self.verifier = self._client.verifier_digest

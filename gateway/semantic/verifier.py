@@ -85,7 +85,6 @@ class CalibratedVerifier:
         return _threshold(in_force, max_wrong_hits)
 
     async def verify(self, asked: str, stored: str, similarity: float) -> Verification:
-        """Return how surely one answer fits both questions."""
         verifier = self._verifier()
         if verifier is None:
             return Verification(0.0, "verifier-unavailable")

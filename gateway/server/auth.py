@@ -20,6 +20,10 @@ from typing import Any
 from gateway.protocol.errors import UnauthorizedError
 from gateway.protocol.headers import CREDENTIALS, bearer
 
+_log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.25
+"""An edit counts at the second look, and a key that was removed must be refused within a second."""
 MOST_KEYS = 100_000
 
 _NAME = re.compile(r"[^\s#!]{1,64}")
@@ -85,7 +89,7 @@ def read_key_ring(data: bytes, source: str) -> KeyRing:
     return KeyRing(found)
 
 
-def admit(headers: Mapping[str, str], keys: KeyRing | None, denied: KeyRing) -> str | None:
+def authenticate(headers: Mapping[str, str], keys: KeyRing | None, denied: KeyRing) -> str | None:
     """Return the holder of the request's gateway key; None where no gateway keys are in use.
 
     ``headers`` have lower-case names. Raises UnauthorizedError.
@@ -107,12 +111,6 @@ def admit(headers: Mapping[str, str], keys: KeyRing | None, denied: KeyRing) -> 
     return holder
 
 
-POLL_SECONDS = 0.25
-"""An edit counts at the second look, and a key that was removed must be refused within a second."""
-
-_log = logging.getLogger(__name__)
-
-
 class KeyFile:
     """Holds the last good keys of ``path``.
 
@@ -123,23 +121,15 @@ class KeyFile:
         self._path = path
         self._data = path.read_bytes()
         self._seen = self._data
-        self._ring = read_key_ring(self._data, str(path))
-        self._problem: str | None = None
-
-    @property
-    def ring(self) -> KeyRing:
+        self.ring = read_key_ring(self._data, str(path))
         """The keys in force."""
-        return self._ring
-
-    @property
-    def problem(self) -> str | None:
-        """What keeps the file on disk from being in force, or None."""
-        return self._problem
+        self.problem: str | None = None
+        """What keeps the file on disk from being in force."""
 
     def reload(self) -> None:
         """Read the file again; an edit counts once two readings agree on it.
 
-        Whatever is wrong keeps the last good keys in force and is told by ``problem``.
+        Whatever is wrong keeps the last good keys in force and stands in ``problem``.
         """
         try:
             data = self._path.read_bytes()
@@ -151,20 +141,20 @@ class KeyFile:
         if not settled:
             return
         if data == self._data:
-            self._problem = None
+            self.problem = None
             return
         try:
             ring = read_key_ring(data, str(self._path))
         except KeyRingError as error:
             self._complain(str(error))
             return
-        self._ring, self._data, self._problem = ring, data, None
+        self.ring, self._data, self.problem = ring, data, None
         _log.info("keys: %s reloaded", self._path)
 
     def _complain(self, problem: str) -> None:
-        if problem != self._problem:
+        if problem != self.problem:
             _log.error("keys: keeping the last good ones: %s", problem)
-        self._problem = problem
+        self.problem = problem
 
 
 class Access:
@@ -185,7 +175,7 @@ class Access:
     def holder(self, headers: Mapping[str, str]) -> str | None:
         """Return whose gateway key a request bears, None without such. Raises UnauthorizedError."""
         keys = None if self._keys is None else self._keys.ring
-        return admit(headers, keys, NOBODY if self._denied is None else self._denied.ring)
+        return authenticate(headers, keys, NOBODY if self._denied is None else self._denied.ring)
 
     def details(self) -> dict[str, Any]:
         """Say for /readyz what is in force and which edits were not taken."""

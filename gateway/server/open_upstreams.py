@@ -1,44 +1,28 @@
-"""Which key each upstream gets, its own or that of all: part of the composition root.
+"""The upstreams of the settings, and the pool in front of them.
 
-Law: a key is spent only for clients that showed one of the gateway's, and no message holds one.
-
-Which upstreams there are, and what stands before them: part of the composition root.
-
-Law: one upstream that is given by its URL alone is asked without anything in between.
+Law: a single upstream that is given by its URL alone is asked without a pool in between.
 """
 
 import asyncio
 import contextlib
-import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from ipaddress import ip_address
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from gateway.protocol.messages import ALL_ADDITIONS, Addition
 from gateway.server.http.readiness import Check, engine_ready
-from gateway.server.secrets import (
-    SecretError,
-    SecretSettingError,
-    master_keys,
-    secret_setting,
-    shared_secret,
-)
-from gateway.settings import SECRETS, Settings, UpstreamSettings
+from gateway.server.secrets import upstream_keys
+from gateway.settings import Settings, UpstreamSettings
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.exchange import Accepts
 from gateway.upstream.http.client import HttpUpstream
-from gateway.upstream.pool.affinity import Kept, PoolRequests
-from gateway.upstream.pool.metrics import UpstreamCollector, UpstreamMetrics
-from gateway.upstream.pool.models import ModelList
-from gateway.upstream.pool.pool import UpstreamPool, log_change
+from gateway.upstream.pool.affinity import StickyIds
+from gateway.upstream.pool.pass_through import ModelList, PoolRequests
+from gateway.upstream.pool.pool import UpstreamCollector, UpstreamMetrics, UpstreamPool, log_change
 from gateway.upstream.pool.probes import PATHS, Prober
-from gateway.upstream.pool.table import PoolTable, states
-from gateway.upstream.pool.upstream_state import Member
+from gateway.upstream.pool.table import Member, PoolTable, states
 from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.ports import Upstream
 from gateway.upstream.routing.prefix_aware import PrefixAware
@@ -46,109 +30,8 @@ from gateway.upstream.routing.prefix_chain import PromptChains
 from gateway.upstream.routing.routing import LeastLoaded
 from gateway.upstream.routing.warm_up import WarmUp
 
-log = logging.getLogger(__name__)
 
-KEY = "UPSTREAM_API_KEY"
-_INSIDE = (".local", ".internal", ".lan", ".svc")
-
-
-def upstream_keys(
-    upstreams: Sequence[UpstreamSettings], environment: Mapping[str, str], *, own_keys: bool
-) -> dict[str, str | None]:
-    """Return the key of each upstream, by name. Raises SecretSettingError.
-
-    ``own_keys`` says that the gateway has keys of its own.
-    """
-    common = _key(secret_setting(environment, KEY), f"REFRAIN_{KEY}", own_keys=own_keys)
-    keys = {one.called: _own_key(one, environment, own_keys=own_keys) for one in upstreams}
-    return {name: key or common for name, key in keys.items()}
-
-
-def secrets_problem(
-    upstreams: Sequence[UpstreamSettings], environment: Mapping[str, str], *, own_keys: bool
-) -> str | None:
-    """Return what is wrong with any secret of the settings, or None."""
-    try:
-        for name in SECRETS:
-            secret_setting(environment, name.upper())
-        shared_secret(environment)
-        master_keys(environment)
-        upstream_keys(upstreams, environment, own_keys=own_keys)
-    except SecretError as error:
-        return str(error)
-    return None
-
-
-def warn_of_shared_credentials(
-    upstreams: Sequence[UpstreamSettings], environment: Mapping[str, str], *, own_keys: bool
-) -> None:
-    """Log a warning where upstreams of several hosts get the same credentials."""
-    has_common = secret_setting(environment, KEY) is not None
-    sharing = [one for one in upstreams if one.api_key_env is None and one.api_key_file is None]
-    if (has_common or not own_keys) and len({_site(one.url) for one in sharing}) > 1:
-        log.warning(
-            "%s to upstreams of several hosts: %s; declare only such as may see them, or give "
-            "each a key of its own (api_key_env, api_key_file)",
-            f"REFRAIN_{KEY} goes" if has_common else "the clients' credentials go",
-            ", ".join(one.called for one in sharing),
-        )
-
-
-def _site(url: str) -> str:
-    """Return the host, or nothing for all of a private network: these are the operator's own."""
-    host = urlsplit(url).hostname or ""
-    try:
-        return "" if ip_address(host).is_private else host
-    except ValueError:
-        return "" if "." not in host or host.endswith(_INSIDE) else host
-
-
-def _own_key(
-    one: UpstreamSettings, environment: Mapping[str, str], *, own_keys: bool
-) -> str | None:
-    """Return the key of one upstream. Raises SecretSettingError."""
-    if one.api_key_env is not None:
-        where = f"upstream {one.called}: {one.api_key_env}"
-        found = environment.get(one.api_key_env, "").strip()
-        if not found:
-            raise SecretSettingError(
-                f"upstream {one.called}: api_key_env: the environment variable {one.api_key_env} "
-                "is not set; set it to the upstream's key"
-            )
-    elif one.api_key_file is not None:
-        where = f"upstream {one.called}: {one.api_key_file}"
-        found = _read(one.api_key_file, where)
-    else:
-        return None
-    if not found:
-        raise SecretSettingError(f"{where}: holds no key")
-    return _key(found, where, own_keys=own_keys)
-
-
-def _read(file: Path, where: str) -> str:
-    try:
-        with file.open("rb") as opened:
-            return opened.read(64 << 10).decode().strip()
-    except OSError as error:
-        raise SecretSettingError(f"{where}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise SecretSettingError(f"{where}: expected text") from None
-
-
-def _key(api_key: str | None, where: str, *, own_keys: bool) -> str | None:
-    """Return the key once it is known to be one that may be used. Raises SecretSettingError."""
-    if api_key is None:
-        return None
-    if not own_keys:
-        raise SecretSettingError(
-            f"{where} is given, but not gateway_keys: whoever reaches the gateway could spend it"
-        )
-    if not (api_key.isascii() and api_key.isprintable()) or " " in api_key:
-        raise SecretSettingError(f"{where}: expected a key: one word of ASCII")
-    return api_key
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Upstreams:
     """The upstreams as one, each by its name, and the pool where there is one."""
 
@@ -172,10 +55,9 @@ class Upstreams:
                 await upstream.open()
                 stack.push_async_callback(upstream.close)
             if self.pool is not None:
-                stack.callback(self.pool.close)
+                stack.callback(self.pool.queue.close)
             if self.prober is not None:
-                probing = asyncio.create_task(self.prober.run())
-                stack.push_async_callback(ended, probing)
+                await stack.enter_async_context(in_background(self.prober.run()))
             yield
 
     def overloaded(self, model: str) -> bool:
@@ -183,19 +65,19 @@ class Upstreams:
         return self.pool is not None and self.pool.overloaded(model)
 
     def details(self) -> dict[str, Any]:
-        """Return what ``/readyz`` tells of them."""
+        """Return what ``/readyz`` shows of them."""
         if self.pool is None:
             return {}
         now = time.monotonic()
-        told = {}
-        for standing, state, _ in states(self.pool.table, now):
-            why = standing.health.why(now)
-            told[standing.member.name] = {
+        upstreams = {}
+        for upstream, state, _ in states(self.pool.table, now):
+            why = upstream.health.why(now)
+            upstreams[upstream.member.name] = {
                 "state": state.value,
                 "why": None if why is None else why.value,
-                "in_flight": standing.in_flight,
+                "in_flight": upstream.in_flight,
             }
-        return {"upstreams": told}
+        return {"upstreams": upstreams}
 
 
 def open_upstreams(
@@ -212,21 +94,22 @@ def open_upstreams(
     answer before the gateway is ready.
     """
     given = settings.all_upstreams
-    name = settings.upstream_identity or ""
+    identity = settings.upstream_identity or ""
     keys = upstream_keys(given, environment, own_keys=own_keys)
     is_alone = len(given) == 1 and not settings.upstreams
-    named = {name if is_alone else one.called: one for one in given}
+    named = {identity if is_alone else one.called: one for one in given}
     each = {
-        told: _http(one, settings, told, keys[one.called], own_keys=own_keys)
-        for told, one in named.items()
+        name: _http(one, settings, name, keys[one.called], own_keys=own_keys)
+        for name, one in named.items()
     }
     accepts = {
-        told: _first_given(one.accepts, settings.upstream_accepts) for told, one in named.items()
+        name: _first_given(one.accepts, settings.upstream_accepts) for name, one in named.items()
     }
     counts = UpstreamMetrics(metrics.registry)
     checks = [engine_ready(upstream, required=required) for upstream in each.values()]
     if is_alone:
-        return Upstreams(each[name], each[name], each, checks[0], accepts)
+        only = each[identity]
+        return Upstreams(upstream=only, passing=only, each=each, ready=checks[0], accepts=accepts)
     members = [_member(one, settings.workers) for one in given]
     by_prefix = settings.upstream_routing == "prefix"
     sharing = frozenset(one.called for one in given if one.shares_prefill)
@@ -234,17 +117,17 @@ def open_upstreams(
     routing = aware if by_prefix else LeastLoaded()
     table = PoolTable(members, routing, time.monotonic(), log_change)
     bounds = Bounds(settings.queue_size, settings.queue_timeout)
-    kept = Kept()
+    sticky_ids = StickyIds()
     pool = UpstreamPool(
-        name,
+        identity,
         each,
         table,
         bounds,
-        figures=counts,
+        metrics=counts,
         passes_credentials=not own_keys,
-        kept=kept,
+        sticky_ids=sticky_ids,
     )
-    metrics.add(UpstreamCollector(lambda: states(table, time.monotonic()), lambda: pool.waiting))
+    metrics.add(UpstreamCollector(pool))
     paths = {one.called: _probe_paths(one) for one in given}
     chains = PromptChains(shared=own_keys) if by_prefix else None
     warm_up = None
@@ -257,12 +140,26 @@ def open_upstreams(
             chains=chains,
             warmed=counts.warmed,
         )
-    warm = None if warm_up is None else warm_up.warm
-    prober = Prober(each, paths, table, time.monotonic, pool.admit, warm=warm)
-    passing = PoolRequests(each, table, time.monotonic, kept)
-    models = ModelList(passing, {member.name: member for member in members})
+    prober = Prober(
+        each,
+        paths,
+        table,
+        clock=time.monotonic,
+        probed=pool.queue.admit,
+        warm=None if warm_up is None else warm_up.warm,
+    )
+    passing = PoolRequests(each, table, time.monotonic, sticky_ids)
     return Upstreams(
-        pool, passing, each, _any(checks), accepts, pool, prober, models, warm_up, chains
+        upstream=pool,
+        passing=passing,
+        each=each,
+        ready=_any(checks),
+        accepts=accepts,
+        pool=pool,
+        prober=prober,
+        models=ModelList(passing, {member.name: member for member in members}),
+        warm_up=warm_up,
+        chains=chains,
     )
 
 
@@ -288,11 +185,11 @@ def _http(
 def _member(one: UpstreamSettings, workers: int) -> Member:
     return Member(
         one.called,
-        one.models,
-        one.tier,
-        _share(one.max_concurrency, workers),
-        _share(one.requests_per_minute, workers),
-        one.weight,
+        models=one.models,
+        tier=one.tier,
+        max_concurrency=_share(one.max_concurrency, workers),
+        requests_per_minute=_share(one.requests_per_minute, workers),
+        weight=one.weight,
     )
 
 
@@ -326,8 +223,13 @@ def _any(checks: list[Check]) -> Check:
     return check
 
 
-async def ended(task: asyncio.Task[None]) -> None:
-    """Cancel a task and wait for its end."""
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+@asynccontextmanager
+async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run work in a task, which is cancelled at the end."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

@@ -4,9 +4,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from gateway.cache.ports import ActivePolicy
-from gateway.prompts.rewrite.detectors import finder
+from gateway.prompts.rewrite.volatile import finder
 from policies.decision import PiiAction
 from policies.format.load import PolicyError, parse_policy
 from policies.format.yaml_document import policy_text
@@ -36,11 +37,20 @@ class PolicyFile:
         """What keeps the file on disk from being in force, or None."""
         return self._unreadable or self._wrong
 
+    def details(self) -> dict[str, Any]:
+        """Return what ``/readyz`` shows of the policy."""
+        policy = self.active.policy
+        return {
+            "source": policy.source,
+            "generation": policy.generation,
+            "problem": self.problem,
+        }
+
     def reload(self) -> bool:
         """Read the file again; return whether a new policy took effect.
 
         An edit counts once two readings agree: an editor may be found half-way through writing.
-        Whatever is wrong keeps the policy in force and is told by ``problem``.
+        Whatever is wrong keeps the policy in force and stands in ``problem``.
         """
         try:
             data = self._path.read_bytes()

@@ -1,27 +1,34 @@
-"""The secret behind scope ids: made once, kept in the data directory, shared by all workers.
+"""Secrets: the one behind scope ids, those of the operator, and the keys of the upstreams.
 
-Law: whoever comes first makes it, everybody gets the same one, and nobody ever sees half of it. It
-is never replaced: a new secret would orphan every entry, so what looks wrong is an error to be
-looked at.
+The secret behind scope ids is made once, kept in the data directory and shared by all workers. Law:
+the first worker makes it, every worker gets the same one, and none ever sees half of it. It is
+never replaced: a new secret would orphan every entry, so a wrong file is an error to look at.
 
-Secrets of the operator: from the environment, or from a file that the environment names.
-
-Law: a secret never stands on a command line or in refrain.yaml, and what is told of it is the name
-of the variable, never a part of its value.
+The operator's secrets come from the environment, or from a file that the environment names. Law: a
+secret never stands on a command line or in refrain.yaml. Messages hold the name of its variable,
+never a part of its value. A key of an upstream is spent only for clients that showed a key of the
+gateway's own.
 """
 
 import logging
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from gateway.settings import SECRETS, UpstreamSettings
 
 if TYPE_CHECKING:
-    from gateway.cache.stores.sealing import MasterKeys
+    from gateway.cache.stores.encrypted import MasterKeys
 
 SECRET_BYTES = 32
 _OTHERS_MAY_READ = 0o077
+MOST_BYTES = 64 << 10
+UPSTREAM_KEY = "UPSTREAM_API_KEY"
+_PRIVATE_DOMAINS = (".local", ".internal", ".lan", ".svc")
 
 _log = logging.getLogger(__name__)
 
@@ -75,11 +82,8 @@ def _load(path: Path) -> bytes:
     return secret
 
 
-MOST_BYTES = 64 << 10
-
-
 class SecretSettingError(SecretError):
-    """A variable, or the file that it names, is wrong: bad usage, and told by the variable."""
+    """A variable, or the file that it names, is wrong; the message names the variable."""
 
 
 def secret_setting(environment: Mapping[str, str], name: str) -> str | None:
@@ -94,17 +98,24 @@ def secret_setting(environment: Mapping[str, str], name: str) -> str | None:
         raise SecretSettingError(f"{variable} and {variable}_FILE are both given: give one")
     if not file:
         return value or None
+    where = f"{variable}_FILE: {file}"
+    text = _read_text(Path(file), where)
+    if not text:
+        raise SecretSettingError(f"{where}: holds nothing")
+    return text
+
+
+def _read_text(file: Path, where: str) -> str:
     try:
-        with Path(file).open("rb") as opened:
+        with file.open("rb") as opened:
             data = opened.read(MOST_BYTES + 1)
         text = data.decode().strip()
     except OSError as error:
-        raise SecretSettingError(f"{variable}_FILE: {file}: {error.strerror or error}") from None
+        raise SecretSettingError(f"{where}: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise SecretSettingError(f"{variable}_FILE: {file}: expected text") from None
-    if not text or len(data) > MOST_BYTES:
-        size = "nothing" if not text else f"more than {MOST_BYTES} bytes"
-        raise SecretSettingError(f"{variable}_FILE: {file}: holds {size}")
+        raise SecretSettingError(f"{where}: expected text") from None
+    if text and len(data) > MOST_BYTES:
+        raise SecretSettingError(f"{where}: holds more than {MOST_BYTES} bytes")
     return text
 
 
@@ -137,9 +148,97 @@ def master_keys(environment: Mapping[str, str]) -> "MasterKeys | None":
     if given is None:
         return None
     # Costs 70 ms to import.
-    from gateway.cache.stores.sealing import MasterKeyError, parse_master_keys  # noqa: PLC0415
+    from gateway.cache.stores.encrypted import MasterKeyError, parse_master_keys  # noqa: PLC0415
 
     try:
         return parse_master_keys(given)
     except MasterKeyError as error:
         raise SecretSettingError(f"REFRAIN_ENCRYPTION_KEYS: {error}") from None
+
+
+def upstream_keys(
+    upstreams: Sequence[UpstreamSettings], environment: Mapping[str, str], *, own_keys: bool
+) -> dict[str, str | None]:
+    """Return the key of each upstream, by name. Raises SecretSettingError.
+
+    ``own_keys`` says that the gateway has keys of its own.
+    """
+    common = _key(
+        secret_setting(environment, UPSTREAM_KEY), f"REFRAIN_{UPSTREAM_KEY}", own_keys=own_keys
+    )
+    keys = {one.called: _own_key(one, environment, own_keys=own_keys) for one in upstreams}
+    return {name: key or common for name, key in keys.items()}
+
+
+def secrets_problem(
+    upstreams: Sequence[UpstreamSettings], environment: Mapping[str, str], *, own_keys: bool
+) -> str | None:
+    """Return what is wrong with any secret of the settings, or None."""
+    try:
+        for name in SECRETS:
+            secret_setting(environment, name.upper())
+        shared_secret(environment)
+        master_keys(environment)
+        upstream_keys(upstreams, environment, own_keys=own_keys)
+    except SecretError as error:
+        return str(error)
+    return None
+
+
+def warn_of_shared_credentials(
+    upstreams: Sequence[UpstreamSettings], environment: Mapping[str, str], *, own_keys: bool
+) -> None:
+    """Log a warning where upstreams of several hosts get the same credentials."""
+    has_common = secret_setting(environment, UPSTREAM_KEY) is not None
+    sharing = [one for one in upstreams if one.api_key_env is None and one.api_key_file is None]
+    if (has_common or not own_keys) and len({_site(one.url) for one in sharing}) > 1:
+        _log.warning(
+            "%s to upstreams of several hosts: %s; declare only such as may see them, or give "
+            "each a key of its own (api_key_env, api_key_file)",
+            f"REFRAIN_{UPSTREAM_KEY} goes" if has_common else "the clients' credentials go",
+            ", ".join(one.called for one in sharing),
+        )
+
+
+def _site(url: str) -> str:
+    """Return the host, or nothing for all of a private network: these are the operator's own."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return "" if ip_address(host).is_private else host
+    except ValueError:
+        return "" if "." not in host or host.endswith(_PRIVATE_DOMAINS) else host
+
+
+def _own_key(
+    one: UpstreamSettings, environment: Mapping[str, str], *, own_keys: bool
+) -> str | None:
+    """Return the key of one upstream. Raises SecretSettingError."""
+    if one.api_key_env is not None:
+        where = f"upstream {one.called}: {one.api_key_env}"
+        found = environment.get(one.api_key_env, "").strip()
+        if not found:
+            raise SecretSettingError(
+                f"upstream {one.called}: api_key_env: the environment variable {one.api_key_env} "
+                "is not set; set it to the upstream's key"
+            )
+    elif one.api_key_file is not None:
+        where = f"upstream {one.called}: {one.api_key_file}"
+        found = _read_text(one.api_key_file, where)
+    else:
+        return None
+    if not found:
+        raise SecretSettingError(f"{where}: holds no key")
+    return _key(found, where, own_keys=own_keys)
+
+
+def _key(api_key: str | None, where: str, *, own_keys: bool) -> str | None:
+    """Return the key once it is known to be one that may be used. Raises SecretSettingError."""
+    if api_key is None:
+        return None
+    if not own_keys:
+        raise SecretSettingError(
+            f"{where} is given, but not gateway_keys: whoever reaches the gateway could spend it"
+        )
+    if not (api_key.isascii() and api_key.isprintable()) or " " in api_key:
+        raise SecretSettingError(f"{where}: expected a key: one word of ASCII")
+    return api_key

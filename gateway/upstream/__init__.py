@@ -1,1 +1,1 @@
-"""Servers that the gateway calls: one or several, and who shares a call."""
+"""Servers that the gateway calls, one or several, and the calls that requests share."""

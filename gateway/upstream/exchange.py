@@ -1,9 +1,7 @@
-"""Requests and replies as the pipeline sees them, free of any HTTP library.
+"""One request on its way to the upstream, and the body that each upstream gets.
 
-A request in the form that each upstream accepts, and in the form that the client sent.
-
-Law: what the gateway adds fails no request. Where an upstream refuses a request with an addition,
-that request is sent once more, as the client sent it. Nothing is remembered of it.
+Law: what the gateway adds fails no request. If an upstream refuses a request with an addition, that
+request is sent once more, as the client sent it. Nothing is remembered of it.
 """
 
 from collections.abc import Mapping
@@ -38,7 +36,7 @@ class Exchange:
     compression: Compression | None = None
     """What became of its declared context, if any."""
     client: str | None = field(default=None, repr=False)
-    """Who asks: the holder of the gateway's key, else a digest of the credential."""
+    """The holder of the gateway's key that the client showed, else a digest of its credential."""
     unhinted: "Exchange | None" = None
     """The same for upstreams that accept no hints, where it has hints."""
     original: "Exchange | None" = None
@@ -86,7 +84,7 @@ Accepts = Mapping[str, frozenset[Addition]]
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A request as it is sent to some upstreams."""
+    """A request as some upstreams get it."""
 
     exchange: Exchange
     raw: bytes
@@ -99,52 +97,30 @@ class Variant:
         """Tell whether it has a turn of volatile values, which some chat templates refuse."""
         return Rewrite.VOLATILE in self.exchange.rewrites
 
-    @property
-    def may_be_refused(self) -> bool:
-        """Tell whether a refusal may be for what the gateway has done."""
-        return bool(self.additions) or self.moves_values
-
     def remedy(self, accepts: frozenset[Addition]) -> str:
-        """Return the settings with which nothing of this is sent that may be refused."""
-        told = []
+        """Return the settings that keep the gateway from sending what may be refused here."""
+        settings = []
         if self.additions:
             left = ", ".join(sorted(accepts - self.additions))
-            told.append(f"accepts: [{left}] (upstream_accepts where it has no long form)")
+            settings.append(f"accepts: [{left}] (upstream_accepts where it has no long form)")
         if self.moves_values:
-            told.append("prefix: {volatile: off} in the policy")
-        return " and ".join(told)
+            settings.append("prefix: {volatile: off} in the policy")
+        return " and ".join(settings)
 
 
-@dataclass(frozen=True, slots=True)
-class Variants:
-    """What is sent to any upstream, and to some in its place."""
-
-    usual: Variant
-    others: Mapping[str, Variant]
-
-    def to(self, upstream: str) -> Variant:
-        """Return what is sent to an upstream."""
-        return self.others.get(upstream, self.usual)
-
-    @property
-    def instead(self) -> dict[str, bytes]:
-        """Return the bodies that are sent in place of the usual one."""
-        return {name: variant.raw for name, variant in self.others.items()}
-
-
-def variants(exchange: Exchange, accepts: Accepts) -> Variants:
-    """Return what is sent to each upstream."""
+def variants(exchange: Exchange, accepts: Accepts) -> tuple[Variant, dict[str, Variant]]:
+    """Return what any upstream gets, and what some get in its place, by their names."""
     made = {ALL_ADDITIONS: _variant(exchange, ALL_ADDITIONS)}
     for accepted in accepts.values():
         if accepted not in made:
             made[accepted] = _variant(exchange, accepted)
     others = {name: made[one] for name, one in accepts.items() if one != ALL_ADDITIONS}
-    return Variants(made[ALL_ADDITIONS], others)
+    return made[ALL_ADDITIONS], others
 
 
-def as_asked(exchange: Exchange) -> Variants:
-    """Return the request as the client sent it, for any upstream."""
-    return Variants(_variant(exchange.original or exchange, frozenset()), {})
+def as_client_sent(exchange: Exchange) -> Variant:
+    """Return the request without anything that the gateway adds or moves."""
+    return _variant(exchange.original or exchange, frozenset())
 
 
 def _variant(exchange: Exchange, accepted: frozenset[Addition]) -> Variant:

@@ -1,4 +1,4 @@
-"""What the pipeline needs from the outside; adapters provide it, tests may fake it."""
+"""What the gateway needs of an upstream; tests may fake it."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -12,7 +12,7 @@ class UpstreamReply(Protocol):
 
     @property
     def served(self) -> Served:
-        """Which upstream this is, where one name stands for several."""
+        """Which upstream this is, if one name stands for several."""
         ...
 
     @property
@@ -44,7 +44,7 @@ class Upstream(Protocol):
         ...
 
     def send(self, outgoing: Outgoing) -> AbstractAsyncContextManager[UpstreamReply]:
-        """POST ``outgoing.raw_to`` who the reply says it is; leaving the context cancels the rest.
+        """POST the request; leaving the context cancels the rest of the reply.
 
         Raises UpstreamError when it cannot be reached or sends no head in time.
         """

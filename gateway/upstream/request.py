@@ -1,10 +1,8 @@
-"""What a request says to the upstream beyond what the client said: key, salt, priority.
+"""What the gateway adds to a request (key, salt, priority), and which upstream answered it.
 
-Law: where the gateway has keys of its own, no credential of a client travels on. What the gateway
-says in its own name (salt, priority) a client cannot say in its place; but for that, the bytes of
-the body are the client's.
-
-What is sent to an upstream, and which one answered.
+Law: if the gateway has keys of its own, no credential of a client travels on. What the gateway says
+in its own name (salt, priority) a client cannot say in its place. Otherwise the bytes of the body
+are the client's.
 """
 
 import json
@@ -37,7 +35,7 @@ def with_priority(fields: Iterable[tuple[str, str]], priority: Priority) -> Fiel
 
 
 def own_fields(fields: Iterable[tuple[str, str]]) -> Fields:
-    """Return the headers of a call of ours, in JSON, in the name of who sent these."""
+    """Return the headers of a call of our own, in JSON, for the client that sent these."""
     kept = without(request_fields(fields), *_NOT_OURS, *_OF_A_TRACE)
     ours = (("Content-Type", "application/json"), ("Accept-Encoding", "identity"))
     return with_priority((*kept, *ours), Priority.LOW)
@@ -101,11 +99,11 @@ def _after_space(text: str, at: int) -> int:
 UPSTREAM = "X-Refrain-Upstream"
 MODEL = "X-Refrain-Model"
 _OURS = "x-refrain-"
-"""How the headers begin by which the gateway tells of itself: no upstream speaks in its place."""
+"""Prefix of the gateway's own headers, which no upstream may send."""
 
 MOST_MODELS = 1024
 LONGEST_MODEL = 256
-"""Clients choose the names of models: of no more is anything remembered, nor of longer ones."""
+"""Clients choose the names of models, so what is remembered of them is bounded."""
 
 Lane = tuple[str, str]
 
@@ -114,8 +112,8 @@ Lane = tuple[str, str]
 class Outgoing:
     """A request as an upstream gets it; ``target`` is path and query, ``model`` what it names.
 
-    ``prefix`` is the prompt's chain of block digests (``core.prefix_blocks``), of the prompt as it
-    is sent: entry i covers the blocks 0 to i. It is empty where none was made.
+    ``prefix`` is the prompt's chain of block digests, of the prompt as it is sent: entry i covers
+    the blocks 0 to i. It is empty if none was made.
     """
 
     target: str
@@ -125,25 +123,24 @@ class Outgoing:
     prefix: tuple[int, ...] = field(default=(), repr=False)
     streamed: bool = False
     """Whether a stream is asked for."""
+    instead: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """What these upstreams get in place of ``raw``, by name."""
+    client: str | None = field(default=None, repr=False)
+    """The client that takes turns with others, None if it is not known."""
+    named: str = field(default="", repr=False)
+    """The id of what it continues, which one upstream keeps."""
+    at: str = ""
+    """The only upstream that can answer it, if there is one."""
 
     @property
     def rank(self) -> int:
         """Return its priority as a number, the first in line with the least."""
-        told = next((value for name, value in self.fields if name == PRIORITY), "")
-        return _RANKS.get(told, _RANKS[Priority.NORMAL])
-
-    instead: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """What these upstreams get in place of ``raw``, by name."""
-    client: str | None = field(default=None, repr=False)
-    """Who takes turns with others, None where nobody said who."""
-    named: str = field(default="", repr=False)
-    """The id of what it goes on with, which one upstream keeps."""
-    at: str = ""
-    """The only upstream that can answer it, where there is one."""
+        priority = next((value for name, value in self.fields if name == PRIORITY), "")
+        return _RANKS.get(priority, _RANKS[Priority.NORMAL])
 
     @property
     def lane(self) -> Lane:
-        """What others have to ask for to find room where it does."""
+        """Requests of one lane wait for the same upstreams."""
         return self.model, self.at
 
     def raw_to(self, upstream: str) -> bytes:
@@ -154,11 +151,11 @@ class Outgoing:
 _RANKS: dict[str, int] = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
 
 Tried = tuple[tuple[str, Reason], ...]
-"""Who failed, and why."""
+"""Which upstreams failed, and why."""
 
 
-def _ignored(_told: object) -> None:
-    """Where there is nothing to choose, nobody has to know."""
+def _ignored(_feedback: object) -> None:
+    """No-op: a single upstream needs no feedback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,13 +167,9 @@ class Served:
     several: bool = False
     """Whether another one could have answered."""
     note_cached: Callable[[int], None] = field(default=_ignored, repr=False, compare=False)
-    """To be told how much of the prompt it found in its cache, in tokens, where it says so."""
+    """Callback for the tokens of the prompt that it found in its cache, if it says so."""
     note_made: Callable[[str], None] = field(default=_ignored, repr=False, compare=False)
-    """To be told the id of what it has made and keeps."""
-
-    def header(self) -> str | None:
-        """Return what ``X-Refrain-Upstream`` says, None where there is one upstream only."""
-        return told(self.upstream, self.tried) if self.several else None
+    """Callback for the id of what it has made and keeps."""
 
 
 def note_served(served: Served | None, seen: Observation) -> None:
@@ -186,13 +179,14 @@ def note_served(served: Served | None, seen: Observation) -> None:
 
 
 def with_upstream(fields: Fields, served: Served | None) -> Fields:
-    """Return an upstream's headers with who answered, where there are several upstreams."""
-    header = None if served is None else served.header()
+    """Return an upstream's headers; of several upstreams, with which one answered."""
     theirs = tuple(field for field in fields if not field[0].lower().startswith(_OURS))
-    return theirs if header is None else (*theirs, (UPSTREAM, header))
+    if served is None or not served.several:
+        return theirs
+    return (*theirs, (UPSTREAM, format_upstream_header(served.upstream, served.tried)))
 
 
-def told(upstream: str, tried: Tried) -> str:
-    """Return the name of who answered, if anybody, and of those tried before, with the reasons."""
+def format_upstream_header(upstream: str, tried: Tried) -> str:
+    """Return the upstream that answered, if any, and those tried before, with the reasons."""
     failed = ", ".join(f"{name}={reason}" for name, reason in tried)
     return "; ".join(([upstream] if upstream else []) + ([f'tried="{failed}"'] if failed else []))

@@ -20,6 +20,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from pydantic_core.core_schema import no_info_plain_validator_function
 
 from policies.decision import DEFAULT_RULE
+from policies.endpoint import Endpoint
 from policies.pii.phone import is_region
 from policies.pii.scan import AllowList
 from policies.policy import ANONYMOUS
@@ -27,7 +28,6 @@ from policies.policy import ANONYMOUS
 MAX_LIFETIME = 2**31
 """Seconds; HTTP caches know no longer ones (RFC 9111, 1.2.2)."""
 MAX_GENERATION = 2**53 - 1
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 ANY = "any"
 """Lifts a bound that the default sets."""
 
@@ -297,7 +297,7 @@ NAME = matching(
 RULE_NAME = _name_but(DEFAULT_RULE, "the default settings")
 TENANT_NAME = _name_but(ANONYMOUS, "requests without an API key")
 HEADER_NAME = Value(_header_name, {"type": "string", "pattern": f"^{_HEADER_NAME.pattern}$"})
-ENDPOINT = choice({path: path for path in ENDPOINTS})
+ENDPOINT = choice({each.value: each.value for each in Endpoint})
 REGION = Value(_region, {"type": "string", "enum": sorted(phonenumbers.SUPPORTED_REGIONS)})
 FINISH_REASON = Value(
     _finish_reason,

@@ -3,7 +3,15 @@
 import copy
 
 import pytest
-from openai_schema import ABSENT, DESCRIPTION, description, properties, request_schema, resolved
+from openai_schema import (
+    ABSENT,
+    DESCRIPTION,
+    PUBLISHED,
+    description,
+    properties,
+    request_schema,
+    resolved,
+)
 
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.table import SPECS
@@ -22,7 +30,7 @@ def unclassified(published, endpoint: Endpoint) -> set[str]:
     )
 
 
-@pytest.mark.parametrize("endpoint", Endpoint)
+@pytest.mark.parametrize("endpoint", PUBLISHED)
 def test_every_published_field_is_classified(endpoint, published):
     assert len(properties(published, request_schema(published, endpoint))) >= 5
     assert not unclassified(published, endpoint)
@@ -54,7 +62,7 @@ def test_nothing_else_is_classified_but_for_what_is_said_here(endpoint, more, pu
     assert fields - set(properties(published, request_schema(published, endpoint))) == more
 
 
-@pytest.mark.parametrize("endpoint", Endpoint)
+@pytest.mark.parametrize("endpoint", PUBLISHED)
 @pytest.mark.parametrize("way", ["properties", "allOf", "reference"])
 def test_the_check_finds_an_invented_field_wherever_a_schema_may_hold_it(endpoint, way, published):
     changed = copy.deepcopy(published)

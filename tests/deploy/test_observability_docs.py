@@ -18,9 +18,9 @@ from gateway.protocol.reasons import Reason
 from gateway.telemetry.metrics import Metrics as GatewayMetrics
 from gateway.telemetry.observation import Observation
 from gateway.telemetry.tracing import Tracing
-from gateway.upstream.pool.metrics import UpstreamCollector, UpstreamMetrics
-from gateway.upstream.pool.table import PoolTable, states
-from gateway.upstream.pool.upstream_state import Member
+from gateway.upstream.pool.pool import UpstreamCollector, UpstreamMetrics, UpstreamPool
+from gateway.upstream.pool.table import Member, PoolTable
+from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.routing.routing import LeastLoaded, Route
 
 ROOT = Path(__file__).parents[2]
@@ -107,7 +107,7 @@ def gateway_page() -> str:
     counts.warmed("a")
     counts.failed("a", Reason.UPSTREAM_BROKE)
     table = PoolTable([Member("a")], LeastLoaded(), 0.0)
-    metrics.add(UpstreamCollector(lambda: states(table, 1.0), lambda: 0))
+    metrics.add(UpstreamCollector(UpstreamPool("pool", {}, table, Bounds())))
     return metrics.page()[0].decode()
 
 

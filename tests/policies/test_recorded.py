@@ -4,7 +4,7 @@ import pytest
 
 from policies.format.load import parse_policy
 from policies.policy import RequestFacts
-from policies.recorded import Recorded, recorded_policy
+from policies.recorded import RecordedFacts, recorded_policy
 
 HEAD = "version: 1\n"
 DEFAULT = "default: {exact: on, semantic: on, freshness: 1h, scope: tenant, pii: bypass}\n"
@@ -36,7 +36,7 @@ def bare(facts):
 
 
 def decided(then, now, facts, *, has_text=False):
-    recorded = Recorded(facts if has_text else bare(facts), then.truths(facts), has_text)
+    recorded = RecordedFacts(facts if has_text else bare(facts), then.truths(facts), has_text)
     decision = now.decide(recorded)
     return None if decision is None else decision.rule
 

@@ -11,10 +11,8 @@ import pytest
 from ruamel.yaml import YAML
 
 import policies
-from gateway.protocol.endpoint import Endpoint
 from policies.format.load import PolicyError, parse_policy
 from policies.format.schema import json_schema
-from policies.format.values import ENDPOINTS
 
 FOLDER = Path(policies.__file__).parent
 SHIPPED = [FOLDER / "default.yaml", *sorted((FOLDER / "examples").glob("*.yaml"))]
@@ -186,10 +184,6 @@ def test_every_key_is_described_with_an_example_that_is_valid():
             for example in key["examples"]:
                 jsonschema.Draft202012Validator({**key, "$defs": definitions}).validate(example)
     assert keys > 25
-
-
-def test_policies_and_gateway_mean_the_same_endpoints():
-    assert set(ENDPOINTS) == {endpoint.value for endpoint in Endpoint}
 
 
 def test_the_example_of_the_reference_is_valid():

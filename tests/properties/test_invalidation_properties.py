@@ -7,10 +7,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.cache.stores.redis.invalidation import (
-    ASTRAY,
+    OUT_OF_SYNC,
     PROVEN_SECONDS,
-    Following,
-    Hearing,
+    InSync,
+    SyncState,
     beat,
     changed,
     proven,
@@ -32,7 +32,7 @@ class World:
     version: int = 0
     replaced_at: dict[int, float] = field(default_factory=dict)
     way: list[tuple[str, int, int, float]] = field(default_factory=list)
-    hearing: Hearing = ASTRAY
+    state: SyncState = OUT_OF_SYNC
     copy: int | None = None
 
     def change(self):
@@ -55,14 +55,14 @@ class World:
 
     def deliver(self):
         kind, epoch, seq, sent = self.way.pop(0)
-        before = self.hearing
+        before = self.state
         if kind == "beat":
-            self.hearing = beat(before, b"%d" % epoch, seq, sent)
-            if ASTRAY in (before, self.hearing):
+            self.state = beat(before, b"%d" % epoch, seq, sent)
+            if OUT_OF_SYNC in (before, self.state):
                 self.copy = None
-        elif before != ASTRAY:
-            self.hearing = changed(before, b"%d" % epoch, seq)
-            if kind == "change" or self.hearing == ASTRAY:
+        elif before != OUT_OF_SYNC:
+            self.state = changed(before, b"%d" % epoch, seq)
+            if kind == "change" or self.state == OUT_OF_SYNC:
                 self.copy = None
 
     def drop(self):
@@ -78,7 +78,7 @@ class World:
         self.way.clear()
 
     def read(self):
-        if proven(self.hearing, self.now):
+        if proven(self.state, self.now):
             self.copy = self.version
 
 
@@ -96,30 +96,30 @@ def test_a_copy_outlives_a_change_by_no_more_than_the_bound(steps):
             world.now += step
         elif world.way or step not in ("deliver", "drop"):
             getattr(world, step)()
-        if world.copy is not None and proven(world.hearing, world.now):
+        if world.copy is not None and proven(world.state, world.now):
             replaced_at = world.replaced_at.get(world.copy, world.now)
             assert world.now - replaced_at <= PROVEN_SECONDS
 
 
 @pytest.mark.parametrize("seq", [0, 6, 7, 9, 100])
 def test_only_the_next_number_is_followed(seq):
-    hearing = beat(ASTRAY, b"e", 7, 0.0)
-    assert changed(hearing, b"e", seq) == ASTRAY
-    assert changed(hearing, b"e", 8) == Following(b"e", 8, 0.0)
-    assert changed(hearing, b"f", 8) == ASTRAY
+    state = beat(OUT_OF_SYNC, b"e", 7, 0.0)
+    assert changed(state, b"e", seq) == OUT_OF_SYNC
+    assert changed(state, b"e", 8) == InSync(b"e", 8, 0.0)
+    assert changed(state, b"f", 8) == OUT_OF_SYNC
 
 
 @given(st.integers(0, 50), st.floats(0, 1))
 def test_where_nothing_is_lost_nothing_goes_astray(changes, sent):
-    hearing = beat(ASTRAY, b"e", 7, sent)
+    state = beat(OUT_OF_SYNC, b"e", 7, sent)
     for n in range(changes):
-        hearing = changed(hearing, b"e", 8 + n)
-    assert hearing == Following(b"e", 7 + changes, sent)
-    assert beat(hearing, b"e", 7 + changes, sent + 1) == Following(b"e", 7 + changes, sent + 1)
+        state = changed(state, b"e", 8 + n)
+    assert state == InSync(b"e", 7 + changes, sent)
+    assert beat(state, b"e", 7 + changes, sent + 1) == InSync(b"e", 7 + changes, sent + 1)
 
 
 def test_a_beat_proves_from_when_it_set_out():
-    hearing = beat(beat(ASTRAY, b"e", 1, 10.0), b"e", 1, 9.0)
-    assert proven(hearing, 10.0 + PROVEN_SECONDS)
-    assert not proven(hearing, 10.1 + PROVEN_SECONDS)
-    assert not proven(ASTRAY, 0.0)
+    state = beat(beat(OUT_OF_SYNC, b"e", 1, 10.0), b"e", 1, 9.0)
+    assert proven(state, 10.0 + PROVEN_SECONDS)
+    assert not proven(state, 10.1 + PROVEN_SECONDS)
+    assert not proven(OUT_OF_SYNC, 0.0)

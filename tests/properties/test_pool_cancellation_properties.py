@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.reasons import Reason
 from gateway.upstream.pool.pool import UpstreamPool
-from gateway.upstream.pool.table import PoolTable
-from gateway.upstream.pool.upstream_state import Member
+from gateway.upstream.pool.table import Member, PoolTable
 from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.request import Outgoing
 from gateway.upstream.routing.prefix_aware import PrefixAware
@@ -72,7 +71,7 @@ class Rig:
         self.now += seconds
         for name in "ab":
             self.table.probed(name, None, self.now, for_sure=False)
-        self.pool.admit()
+        self.pool.queue.admit()
 
     def waiting_for_a_head(self):
         calls = [call for up in self.ups.values() for call in up.calls]
@@ -102,20 +101,20 @@ class Rig:
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
-        self.pool.close()
+        self.pool.queue.close()
 
 
 async def nothing_is_left_after(steps):
     rig = Rig()
     for name, value in steps:
         await getattr(rig, name)(value)
-        busy = [one.in_flight for one in rig.table.standings.values()]
+        busy = [one.in_flight for one in rig.table.upstreams.values()]
         assert max(busy) <= 2
-        assert rig.pool.waiting <= 4
+        assert len(rig.pool.queue.waiting) <= 4
     await rig.finish()
-    for name, one in rig.table.standings.items():
+    for name, one in rig.table.upstreams.items():
         assert (one.in_flight, one.tried, rig.routing.queued_blocks(name)) == (0, False, 0)
-    assert rig.pool.waiting == 0
+    assert len(rig.pool.queue.waiting) == 0
 
 
 @settings(max_examples=150, deadline=None)

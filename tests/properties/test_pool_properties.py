@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from gateway.protocol.reasons import Reason
 from gateway.upstream.pool.health import LONGEST_PAUSE, Open, State, Trial
 from gateway.upstream.pool.retry import Failure
-from gateway.upstream.pool.table import Call, Change, PoolTable
-from gateway.upstream.pool.upstream_state import Member, NoRoom
+from gateway.upstream.pool.table import Call, Change, Member, NoRoom, PoolTable
 from gateway.upstream.pool.waiting_queue import Ticket, Waiting
 from gateway.upstream.request import Outgoing
 from gateway.upstream.routing.routing import LeastLoaded
@@ -46,15 +45,15 @@ class Books:
         self.now += seconds
 
     def begin(self, model):
-        standings = self.table.standings.items()
-        resting = {name for name, one in standings if one.health.rests_until > self.now}
-        got = self.table.begin(Outgoing("/v1/chat/completions", (), b"", model), self.now)
+        upstreams = self.table.upstreams.items()
+        resting = {name for name, one in upstreams if one.health.rests_until > self.now}
+        got = self.table.acquire(Outgoing("/v1/chat/completions", (), b"", model), self.now)
         if isinstance(got, NoRoom):
             assert got.at is None or got.at >= self.now
             assert self.table.overloaded(model, self.now)
             return
-        assert got.standing.member.serves(model)
-        assert got.name not in resting or isinstance(got.standing.health.at, Open | Trial)
+        assert got.upstream.member.serves(model)
+        assert got.name not in resting or isinstance(got.upstream.health.at, Open | Trial)
         self.calls.append(got)
         self.sent[got.name].append(self.now)
 
@@ -64,7 +63,7 @@ class Books:
 
     def end(self, place):
         if self.calls:
-            self.table.end(self.calls.pop(place % len(self.calls)), self.now)
+            self.table.release(self.calls.pop(place % len(self.calls)))
 
     def fail(self, place, failure):
         if self.calls:
@@ -76,12 +75,12 @@ class Books:
         self.table.probed(name, fault, self.now, for_sure=False)
 
     def check(self, member):
-        standing = self.table.standings[member.name]
+        upstream = self.table.upstreams[member.name]
         own = [call for call in self.calls if call.name == member.name]
-        assert standing.in_flight == len(own) <= (member.max_concurrency or len(own))
-        assert standing.tried == sum(call.trial for call in own)
-        if isinstance(standing.health.at, Open):
-            assert standing.health.at.until <= self.now + LONGEST_PAUSE
+        assert upstream.in_flight == len(own) <= (member.max_concurrency or len(own))
+        assert upstream.tried == sum(call.trial for call in own)
+        if isinstance(upstream.health.at, Open):
+            assert upstream.health.at.until <= self.now + LONGEST_PAUSE
         in_a_minute = [at for at in self.sent[member.name] if at > self.now - 60.0]
         assert len(in_a_minute) <= (member.requests_per_minute or len(in_a_minute))
 
@@ -132,7 +131,7 @@ class Line:
 
     def end(self, _):
         if self.held is not None:
-            self.table.end(self.held, 0.0)
+            self.table.release(self.held)
         begun, _ = self.waiting.admit(self.table, 0.0)
         self.held = None
         assert len(begun) == min(1, len(self.tickets))

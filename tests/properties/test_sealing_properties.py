@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache.stores.sealing import (
+from gateway.cache.stores.encrypted import (
     SealedHead,
     SealError,
     parse_master_keys,

@@ -46,9 +46,8 @@ IO_MODULES = frozenset(
         "gateway.cache.stores.encrypted",
         "gateway.cache.stores.guarded",
         "gateway.cache.stores.memory",
-        "gateway.cache.stores.recency",
+        "gateway.cache.stores.sqlite.table",
         "gateway.cache.stores.redis",
-        "gateway.cache.stores.sealing",
         "gateway.cache.stores.sqlite",
         "gateway.cache.stores.tiered",
         "gateway.telemetry.decision_log",
@@ -59,16 +58,12 @@ IO_MODULES = frozenset(
         "gateway.telemetry.tracing",
         "gateway.upstream.call",
         "gateway.upstream.coalescing.coalescer",
-        "gateway.upstream.coalescing.cross_process",
-        "gateway.upstream.coalescing.follower",
         "gateway.upstream.coalescing.shared_response",
         "gateway.upstream.http",
         "gateway.upstream.http.client",
-        "gateway.upstream.judge_model",
-        "gateway.upstream.pool.models",
+        "gateway.upstream.pool.pass_through",
         "gateway.upstream.pool.pool",
         "gateway.upstream.pool.probes",
-        "gateway.upstream.pool.affinity",
         "gateway.upstream.pool.waiting_queue",
         "gateway.upstream.routing.warm_up",
         "gateway.upstream.shadow_eval",
@@ -78,9 +73,7 @@ IO_MODULES = frozenset(
 """Modules and packages of the gateway that may touch clock, loop, network, file or log. All other
 modules are pure: they import none of that, and none of these."""
 
-PURE_IN_SERVER = frozenset(
-    f"gateway.server.admin.{name}" for name in ("access", "recorded_request", "selection")
-)
+PURE_IN_SERVER = frozenset({"gateway.server.admin.recorded_request"})
 
 HTTP_MODULES = frozenset(
     {
@@ -89,9 +82,8 @@ HTTP_MODULES = frozenset(
         "gateway.server.admin.api",
         "gateway.server.http",
         "gateway.upstream.http",
-        "gateway.upstream.pool.models",
+        "gateway.upstream.pool.pass_through",
         "gateway.upstream.pool.probes",
-        "gateway.upstream.pool.affinity",
     }
 )
 """Modules and packages of the gateway that speak HTTP."""

@@ -10,6 +10,8 @@ from gateway.protocol.endpoint import Endpoint
 
 DATA = Path(os.environ.get("REFRAIN_DATA") or Path(__file__).parents[2] / "../shared/data")
 DESCRIPTION = DATA / "openai-openapi.json"
+PUBLISHED = tuple(each for each in Endpoint if each is not Endpoint.RERANK)
+"""The endpoints that OpenAI has: reranking is Cohere's and Jina's."""
 ABSENT = f"OpenAI's API description is not at {DESCRIPTION}"
 
 

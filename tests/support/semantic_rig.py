@@ -23,8 +23,7 @@ from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
 from gateway.upstream.http.client import HttpUpstream
-from gateway.upstream.judge_model import Judge
-from gateway.upstream.shadow_eval import Checks
+from gateway.upstream.shadow_eval import Checks, Judge
 
 POLICY = """
 version: 1

@@ -1,49 +1,179 @@
-"""A store whose entries are encrypted before they reach it.
+"""Encryption of entries: a store whose entries are sealed before they reach it.
 
-Law: what lies in the store tells the cache key, the size and when it ends; all else, metadata
-included, is sealed under the data key of the entry's scope. What does not open is not found. Plain
-entries from a time without encryption are not found either, and are deleted when met.
+Law: the store behind sees the cache key, the size and the end of an entry. All else, metadata
+included, is sealed under the data key of the entry's scope. A sealed entry opens only under the
+cache key it was sealed for, and unchanged to the last bit; one that does not open is not found. A
+data key leaves memory only wrapped under a master key; without it, nobody can read its scope again.
+Plain entries from a time without encryption are not found either, and are deleted when met.
 
-Wraps any store, rather than being each store's codec: a data key may have to be fetched from
-elsewhere, and that is a wait. Data keys are known for ``KNOWN_SECONDS`` before they are asked for
-again; so long may another process still read a scope that was forgotten here.
+AES-256-GCM throughout. Each entry has its own key, derived from its scope's data key and 16 random
+bytes, and a random 96-bit nonce, so that no pair of key and nonce repeats. The form: version,
+master key's id, scope's tag (together the head), salt, nonce, ciphertext.
+
+This is a wrapper of any store, not each store's codec, since a data key may have to be fetched. A
+data key is asked for again after ``KNOWN_SECONDS``; for so long may another process still read a
+scope that was forgotten here.
 """
 
 import asyncio
+import base64
+import binascii
 import logging
+import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import blake2b
 from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from gateway.cache.entry import Entry
 from gateway.cache.ports import Page, ScopeKeys, Store, StoreError, StoreStats
-from gateway.cache.stores.entry_codec import DamagedEntryError, decode_stored, encode_entry
-from gateway.cache.stores.sealing import (
-    KEY_BYTES,
-    MasterKey,
-    MasterKeys,
-    SealedHead,
-    SealError,
-    read_head,
-    scope_tag,
-    seal,
-    unseal,
-)
+from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry, encode_entry
+
+KEY_BYTES = 32
+TAG_BYTES = 16
+
+_VERSION = b"\x01"
+_ID_BYTES = 8
+_SALT_BYTES = 16
+_NONCE_BYTES = 12
+_HEAD_BYTES = len(_VERSION) + _ID_BYTES + TAG_BYTES
+_BODY_AT = _HEAD_BYTES + _SALT_BYTES + _NONCE_BYTES
+_GCM_TAG_BYTES = 16
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,32}")
+_URL_SAFE = str.maketrans("-_", "+/")
+
+
+class MasterKeyError(Exception):
+    """The master keys cannot be read; the message never holds any part of a key."""
+
+
+class SealError(DamagedEntryError):
+    """The bytes do not open: changed, moved to another key, or sealed with another data key."""
+
+
+@dataclass(frozen=True, slots=True)
+class MasterKey:
+    """Wraps data keys. The operator chose ``name``; ``id`` is a digest of the key."""
+
+    name: str
+    id: bytes
+    secret: bytes = field(repr=False)
+
+    def wrap(self, tag: bytes, data_key: bytes) -> bytes:
+        """Return the wrapped data key of the scope with this tag; any place may keep it."""
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        return nonce + AESGCM(self.secret).encrypt(nonce, data_key, b"refrain scope key" + tag)
+
+    def unwrap(self, tag: bytes, wrapped: bytes) -> bytes:
+        """Return the data key. Raises SealError."""
+        nonce, sealed = wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:]
+        try:
+            return AESGCM(self.secret).decrypt(nonce, sealed, b"refrain scope key" + tag)
+        except (InvalidTag, ValueError):
+            raise SealError("a scope's data key does not open under its master key") from None
+
+
+@dataclass(frozen=True, slots=True)
+class MasterKeys:
+    """All master keys in force: ``first`` wraps, each of them unwraps."""
+
+    first: MasterKey
+    rest: tuple[MasterKey, ...] = ()
+
+    def __iter__(self) -> Iterator[MasterKey]:
+        yield self.first
+        yield from self.rest
+
+    def find(self, identity: bytes) -> MasterKey | None:
+        """Return the key with this id."""
+        return next((key for key in self if key.id == identity), None)
+
+
+def parse_master_keys(text: str) -> MasterKeys:
+    """Read ``NAME:BASE64`` items between commas or white space. Raises MasterKeyError."""
+    keys: list[MasterKey] = []
+    for number, item in enumerate(re.split(r"[,\s]+", text.strip(", \t\r\n")), start=1):
+        name, _, encoded = item.partition(":")
+        if not encoded or not _NAME.fullmatch(name):
+            # The item is not quoted: it may be a key without its name.
+            raise MasterKeyError(f"item {number}: expected NAME:BASE64, such as 2026a:…")
+        try:
+            secret = base64.b64decode(encoded.translate(_URL_SAFE), validate=True)
+        except binascii.Error:
+            secret = b""
+        if len(secret) != KEY_BYTES:
+            raise MasterKeyError(
+                f"item {number} ({name}): expected {KEY_BYTES} bytes in base64, as "
+                "`openssl rand -base64 32` prints them"
+            )
+        identity = blake2b(secret, digest_size=_ID_BYTES, person=b"refrain master").digest()
+        if any(name == key.name or identity == key.id for key in keys):
+            raise MasterKeyError(f"item {number} ({name}): the name or the key is there already")
+        keys.append(MasterKey(name, identity, secret))
+    return MasterKeys(keys[0], tuple(keys[1:]))
+
+
+def scope_tag(scope: bytes) -> bytes:
+    """Return the public name of a scope's data keys; it does not tell the scope's id."""
+    return blake2b(scope, digest_size=TAG_BYTES, person=b"refrain scope").digest()
+
+
+@dataclass(frozen=True, slots=True)
+class SealedHead:
+    """The clear part of a sealed entry: which keys open it."""
+
+    master: bytes
+    tag: bytes
+
+
+def read_head(sealed: bytes) -> SealedHead:
+    """Return the head. Raises SealError."""
+    if len(sealed) < _BODY_AT + _GCM_TAG_BYTES or sealed[:1] != _VERSION:
+        raise SealError("the bytes are not a sealed entry of this version")
+    at = len(_VERSION) + _ID_BYTES
+    return SealedHead(sealed[len(_VERSION) : at], sealed[at:_HEAD_BYTES])
+
+
+def seal(head: SealedHead, data_key: bytes, cache_key: bytes, encoded: bytes) -> bytes:
+    """Return the bytes of an entry, sealed for ``cache_key``."""
+    start = _VERSION + head.master + head.tag
+    random = secrets.token_bytes(_SALT_BYTES + _NONCE_BYTES)
+    cipher = AESGCM(_entry_key(data_key, random[:_SALT_BYTES]))
+    sealed = cipher.encrypt(random[_SALT_BYTES:], encoded, start + cache_key)
+    return b"".join((start, random, sealed))
+
+
+def unseal(data_key: bytes, cache_key: bytes, sealed: bytes) -> bytes:
+    """Return the entry's bytes. Raises SealError."""
+    salt = sealed[_HEAD_BYTES : _HEAD_BYTES + _SALT_BYTES]
+    nonce = sealed[_HEAD_BYTES + _SALT_BYTES : _BODY_AT]
+    cipher = AESGCM(_entry_key(data_key, salt))
+    try:
+        return cipher.decrypt(nonce, sealed[_BODY_AT:], sealed[:_HEAD_BYTES] + cache_key)
+    except (InvalidTag, ValueError):
+        raise SealError("a sealed entry does not open") from None
+
+
+def _entry_key(data_key: bytes, salt: bytes) -> bytes:
+    return blake2b(salt, digest_size=KEY_BYTES, key=data_key, person=b"refrain entry").digest()
+
 
 SEALED = "sealed"
-"""The endpoint of the entries that the store sees."""
+"""The endpoint of the entries that the store behind sees."""
 
 KNOWN_SECONDS = 5.0
 KEPT_BEYOND = 86_400.0
-"""A data key outlives its entries by this much, so that it need not be written at each put."""
+"""A data key outlives its entries by this much, so that not each put has to write it."""
 
 MOST_KEYS = 4096
 INLINE_BYTES = 128 << 10
-"""Sealing more than this leaves the loop: 1 MB takes 0.8 ms."""
+"""A larger entry is sealed outside the loop: 1 MB takes 0.8 ms."""
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +186,7 @@ class _Known:
 
 
 class SealedStore:
-    """See the port ``Store``. Owns the store and the scope keys; used from one event loop."""
+    """The port ``Store``. Closes the store and the scope keys; used from one event loop."""
 
     def __init__(
         self,
@@ -76,16 +206,12 @@ class SealedStore:
         self._told: set[str] = set()
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
-        # What was changed or moved is forgotten and not found.
         sealed = await self._store.get(key, touch=touch)
         return None if sealed is None else await self._opened(sealed)
 
     async def put(self, entry: Entry) -> None:
         head = SealedHead(self._masters.first.id, scope_tag(entry.scope))
-        try:
-            encoded = encode_entry(entry)
-        except ValueError as error:
-            raise StoreError(str(error)) from None
+        encoded = encode_entry(entry)
         data_key = await self._key_to_seal(head, entry.kept_until)
         if len(encoded) <= INLINE_BYTES:
             sealed = seal(head, data_key, entry.key, encoded)
@@ -97,13 +223,12 @@ class SealedStore:
         await self._store.delete(key)
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
-        # What does not open is passed over.
         page = await self._store.walk(after, limit)
         opened = [await self._opened(sealed) for sealed in page.entries]
         return Page([entry for entry in opened if entry is not None], page.after)
 
     async def forget(self, scope: bytes) -> None:
-        """Destroy the scope's data keys: none of its entries opens again. Raises StoreError."""
+        """Destroy the scope's data keys, so that none of its entries opens again."""
         tag = scope_tag(scope)
         await self._keys.forget(tag)
         self._forgotten += 1
@@ -114,7 +239,6 @@ class SealedStore:
         return self._store.stats()
 
     async def close(self) -> None:
-        """Close the store and the scope keys."""
         self._known.clear()
         try:
             await self._store.close()
@@ -156,7 +280,7 @@ class SealedStore:
         try:
             return await self._decoded(data_key, envelope)
         except SealError:
-            # The scope may have been forgotten elsewhere, and this be sealed with its next key.
+            # Perhaps the scope was forgotten elsewhere and this entry has the scope's next key.
             self._known.pop((head.master, head.tag), None)
             newer = await self._key_to_open(head, master)
             if newer is None or newer == data_key:
@@ -194,7 +318,7 @@ class SealedStore:
             return data_key
 
     async def _ask(self, name: tuple[bytes, bytes], master: MasterKey) -> _Known | None:
-        """Return what is known of a data key, asking anew after a while. Raises SealError."""
+        """Return a data key, asked for again after a while. Raises SealError."""
         known = self._known.get(name)
         if known is not None and 0 <= self._clock() - known.asked_at < KNOWN_SECONDS:
             return known
@@ -214,7 +338,7 @@ class SealedStore:
         return self._asking.setdefault(name, asyncio.Lock())
 
     async def _discard(self, key: bytes) -> None:
-        # It may have been replaced a moment ago; to lose that is a miss and no more.
+        # If it was replaced a moment ago, the loss is one miss.
         with suppress(StoreError):
             await self._store.delete(key)
 
@@ -242,4 +366,4 @@ def _envelope(entry: Entry, sealed: bytes) -> Entry:
 
 
 def _decode(data_key: bytes, envelope: Entry) -> Entry:
-    return decode_stored(unseal(data_key, envelope.key, envelope.result), envelope.key)
+    return decode_entry(unseal(data_key, envelope.key, envelope.result), envelope.key)

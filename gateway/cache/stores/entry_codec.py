@@ -1,8 +1,8 @@
-"""Entry <-> bytes: the one form in which entries leave the process.
+"""Entry <-> bytes: the only form in which entries leave the process.
 
-Law: what was damaged on the way is found out. The form ends in a digest of all that stands before
-it, so a flipped bit, a cut tail or bytes of something else never decode to an entry that was not
-stored. A reader that knows another FORMAT takes the bytes for damaged, which is a miss.
+Law: damaged bytes never decode. The form ends with a digest of all bytes before it, so a flipped
+bit, a cut tail or foreign bytes are no entry. Bytes of another FORMAT count as damaged, which is a
+miss.
 
 Layout, little endian: header (format, key version, generation, times, lengths), the fields in the
 order of the header's lengths, digest.
@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from hashlib import blake2b
 
 from gateway.cache.entry import Entry
+from gateway.cache.ports import StoreError
 
 FORMAT = 2
-"""Version of the layout below; raised whenever it changes."""
+"""Version of the layout below; raise it whenever the layout changes."""
 
 _HEADER = struct.Struct("<BHqdddI?10I")
 _DIGEST_BYTES = 8
@@ -25,29 +26,24 @@ _MOST_TOKENS = 2**32 - 1
 
 
 class DamagedEntryError(Exception):
-    """The bytes are not an entry of this format, or no longer the ones that were stored."""
+    """The bytes are not an entry of this format, or have changed since they were stored."""
 
 
-def _text(value: str) -> bytes:
-    # A JSON string may hold a lone surrogate, which strict UTF-8 has no bytes for.
-    return value.encode("utf-8", "surrogatepass")
+def _bytes(text: str) -> bytes:
+    # A JSON string may hold a lone surrogate, which strict UTF-8 cannot encode.
+    return text.encode("utf-8", "surrogatepass")
 
 
-def _text_bytes(value: str) -> int:
-    return len(value) if value.isascii() else len(_text(value))
-
-
-def _tags(tags: tuple[str, ...]) -> bytes:
-    """Return the tags' bytes; a tag is not empty and holds no line feed."""
-    return _text("\n".join(tags))
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
 
 
 def _field_digests(digests: tuple[tuple[str, bytes], ...]) -> bytes:
     parts: list[bytes] = []
     for name, digest in digests:
         if len(digest) != _FIELD_DIGEST_BYTES:
-            raise ValueError(f"a field digest of {len(digest)} bytes")
-        written = _text(name)
+            raise StoreError(f"a field digest of {len(digest)} bytes")
+        written = _bytes(name)
         parts += (len(written).to_bytes(2, "little"), written, digest)
     return b"".join(parts)
 
@@ -58,49 +54,40 @@ def _read_field_digests(data: bytes) -> Iterator[tuple[str, bytes]]:
         start = at + 2
         end = start + int.from_bytes(data[at:start], "little")
         at = end + _FIELD_DIGEST_BYTES
-        yield data[start:end].decode("utf-8", "surrogatepass"), data[end:at]
+        yield _text(data[start:end]), data[end:at]
+
+
+def _fields(entry: Entry) -> tuple[bytes, ...]:
+    return (
+        entry.key,
+        _bytes(entry.endpoint),
+        _bytes(entry.model),
+        _bytes(entry.upstream),
+        entry.scope,
+        entry.fingerprint,
+        _bytes(entry.rule),
+        _bytes(entry.question or ""),
+        # A tag is not empty and holds no line feed.
+        _bytes("\n".join(entry.tags)),
+        _field_digests(entry.digests),
+    )
 
 
 def encoded_size(entry: Entry) -> int:
-    """Return ``len(encode_entry(entry))`` without encoding: the bytes an entry is charged for."""
-    return (
-        _HEADER.size
-        + len(entry.key)
-        + _text_bytes(entry.endpoint)
-        + _text_bytes(entry.model)
-        + _text_bytes(entry.upstream)
-        + len(entry.scope)
-        + len(entry.fingerprint)
-        + _text_bytes(entry.rule)
-        + (0 if entry.question is None else _text_bytes(entry.question))
-        + (len(_tags(entry.tags)) if entry.tags else 0)
-        + sum(2 + _text_bytes(name) + len(digest) for name, digest in entry.digests)
-        + len(entry.result)
-        + _DIGEST_BYTES
-    )
+    """Return ``len(encode_entry(entry))``. Raises StoreError as that does."""
+    return _HEADER.size + sum(map(len, _fields(entry))) + len(entry.result) + _DIGEST_BYTES
 
 
 def encode_entry(entry: Entry) -> bytes:
     """Return the entry's bytes.
 
-    Raises ValueError when a time is not a number or a number or length does not fit its field
-    (generation: 64 bits signed, key version: 16 bits, each field under 4 GiB), or a field digest
-    is not of 8 bytes. More tokens than fit are stored as the most that do.
+    Raises StoreError if a time is not a number, if a number or length does not fit its field
+    (generation: 64 bits signed, key version: 16 bits, each field under 4 GiB), or if a field digest
+    does not have 8 bytes. More tokens than fit are stored as the most that fit.
     """
     if any(map(math.isnan, (entry.stored_at, entry.expires_at, entry.grace))):
-        raise ValueError("an entry's times must be numbers, not NaN")
-    fields = (
-        entry.key,
-        _text(entry.endpoint),
-        _text(entry.model),
-        _text(entry.upstream),
-        entry.scope,
-        entry.fingerprint,
-        _text(entry.rule),
-        b"" if entry.question is None else _text(entry.question),
-        _tags(entry.tags),
-        _field_digests(entry.digests),
-    )
+        raise StoreError("an entry's times must be numbers, not NaN")
+    fields = _fields(entry)
     try:
         header = _HEADER.pack(
             FORMAT,
@@ -114,21 +101,13 @@ def encode_entry(entry: Entry) -> bytes:
             *map(len, fields),
         )
     except struct.error as error:
-        raise ValueError(f"an entry's number does not fit its field: {error}") from None
+        raise StoreError(f"an entry's number does not fit its field: {error}") from None
     body = b"".join((header, *fields, entry.result))
     return body + _digest(body)
 
 
-def decode_stored(data: bytes, key: bytes) -> Entry:
-    """Return the key's entry. Raises DamagedEntryError, for another key's entry as well."""
-    entry = decode_entry(data)
-    if entry.key != key:
-        raise DamagedEntryError("another key's entry lies under this key")
-    return entry
-
-
-def decode_entry(data: bytes) -> Entry:
-    """Return the entry whose bytes these are. Raises DamagedEntryError."""
+def decode_entry(data: bytes, expected_key: bytes | None = None) -> Entry:
+    """Return the entry of these bytes. Raises DamagedEntryError, also for another key's entry."""
     end = len(data) - _DIGEST_BYTES
     if end < _HEADER.size:
         raise DamagedEntryError(f"{len(data)} bytes are too few for an entry")
@@ -155,21 +134,23 @@ def decode_entry(data: bytes) -> Entry:
     if at > end:
         raise DamagedEntryError("the lengths exceed the bytes")
     key, endpoint, model, upstream, scope, fingerprint, rule, question, tags, digests = fields
+    if expected_key not in (None, key):
+        raise DamagedEntryError("another key's entry lies under this key")
     try:
         return Entry(
             key=key,
-            endpoint=endpoint.decode("utf-8", "surrogatepass"),
-            model=model.decode("utf-8", "surrogatepass"),
-            upstream=upstream.decode("utf-8", "surrogatepass"),
+            endpoint=_text(endpoint),
+            model=_text(model),
+            upstream=_text(upstream),
             generation=generation,
             scope=scope,
             fingerprint=fingerprint,
-            rule=rule.decode("utf-8", "surrogatepass"),
+            rule=_text(rule),
             stored_at=stored_at,
             expires_at=expires_at,
             result=data[at:end],
-            question=question.decode("utf-8", "surrogatepass") if has_question else None,
-            tags=tuple(tags.decode("utf-8", "surrogatepass").split("\n")) if tags else (),
+            question=_text(question) if has_question else None,
+            tags=tuple(_text(tags).split("\n")) if tags else (),
             tokens=tokens,
             grace=grace,
             digests=tuple(_read_field_digests(digests)),

@@ -1,11 +1,10 @@
-"""What goes when a store is full: S3-FIFO, by bytes.
+"""Eviction: S3-FIFO, by bytes.
 
-A new entry stands in a small queue on probation. Used there, it moves to the main queue when its
-turn to leave comes; unused, it goes, and its key is remembered as a ghost: should it come back
-soon, it goes to the main queue at once. In the main queue each use is worth one more round. So a
-scan of things asked once passes through the small queue and leaves what is asked again alone, and
-a hit changes nothing but a counter. What saves far more tokens per byte than others starts with one
-round of its own.
+A new entry begins in a small queue. If it is used there, it moves to the main queue when its turn
+to leave comes. If not, it is evicted, and its key is remembered as a ghost: should the key return
+soon, its entry goes to the main queue at once. In the main queue each use is worth one more round.
+So entries of a scan pass through the small queue and leave the used ones alone, and a hit changes
+only a counter. An entry that saves far more tokens per byte than others begins with one round.
 
 Source: Yang, Zhang, Qiu, Yue, Rashmi: "FIFO queues are all you need for cache eviction", SOSP 2023.
 """
@@ -14,32 +13,31 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 SMALL_SHARE = 3
-"""The small queue's share is one in so many bytes.
+"""The small queue has one byte in so many.
 
 The paper's tenth is better on Zipf traces by a point and worse than LRU on conversations, whose
 reuse is soon or never; a third is better than LRU on both (benchmarks/eviction.py).
 """
 
 MOST_USES = 3
-"""More uses than this are not counted: an entry hot long ago must go at last."""
-
+"""More uses do not count: an entry that was hot long ago must leave in the end."""
 
 DEAR = 2.0
-"""What saves so many times the mean of tokens per byte is worth a round."""
+"""An entry that saves so many times the mean of tokens per byte begins with a round."""
 
 _MEAN_OVER = 10_000
-"""Entries over which the mean runs, about."""
+"""The mean is of about so many entries."""
 
 
 class Rounds:
-    """Tells what saves far more tokens per byte than the mean of what came lately."""
+    """Tells which entries save far more tokens per byte than the mean of the latest ones."""
 
     def __init__(self) -> None:
         self._seen = 0
         self._mean = 0.0
 
     def of(self, size: int, tokens: int) -> int:
-        """Return the rounds that an entry starts with: 1 when it is dear, else 0."""
+        """Return the rounds with which an entry begins: 1 or 0."""
         density = tokens / max(1, size)
         dear = density > DEAR * self._mean > 0
         self._seen += 1
@@ -48,7 +46,7 @@ class Rounds:
 
 
 class Slot:
-    """What is known of one entry."""
+    """The size and the uses of one entry."""
 
     __slots__ = ("size", "uses")
 
@@ -58,7 +56,7 @@ class Slot:
 
 
 class S3Fifo:
-    """Keys and sizes of what is stored; owns no entries. ``bytes`` never exceeds ``max_bytes``."""
+    """The keys and sizes of the stored entries. ``bytes`` never exceeds ``max_bytes``."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -75,15 +73,15 @@ class S3Fifo:
         return len(self._small) + len(self._main)
 
     def use(self, key: bytes) -> None:
-        """Note a use of an entry, if it is there."""
+        """Note a use of an entry, if there is one."""
         slot = self._small.get(key) or self._main.get(key)
         if slot is not None and slot.uses < MOST_USES:
             slot.uses += 1
 
     def add(self, key: bytes, size: int, tokens: int = 0) -> Iterator[bytes]:
-        """Take in a key that is not there, of at most ``max_bytes``; yield the keys that must go.
+        """Add a new key, of at most ``max_bytes``; yield the keys that are evicted for it.
 
-        ``tokens`` is what a hit saves. To be exhausted: the key is there once all were yielded.
+        A hit saves ``tokens``. The key is there only when the iterator is exhausted.
         """
         returning = self._forget_ghost(key)
         while self.bytes + size > self.max_bytes:
@@ -99,7 +97,7 @@ class S3Fifo:
             self._small_bytes += size
 
     def remove(self, key: bytes) -> int | None:
-        """Forget a key; return its size, None when it was not there."""
+        """Forget a key; return its size, or None if it was not there."""
         slot = self._small.pop(key, None)
         if slot is not None:
             self._small_bytes -= slot.size
@@ -112,37 +110,23 @@ class S3Fifo:
 
     def _evict(self) -> bytes | None:
         """Take one step: evict a key, or give the one whose turn it is another round."""
-        if self._small_bytes * SMALL_SHARE > self.max_bytes or not self._main:
-            return self._leave_small()
-        return self._leave_main()
-
-    def _leave_small(self) -> bytes | None:
-        key, slot = self._small.popitem(last=False)
-        self._small_bytes -= slot.size
+        small = self._small_bytes * SMALL_SHARE > self.max_bytes or not self._main
+        key, slot = (self._small if small else self._main).popitem(last=False)
+        if small:
+            self._small_bytes -= slot.size
         if slot.uses:
-            slot.uses = 0
+            slot.uses = 0 if small else slot.uses - 1
             self._main[key] = slot
             return None
         self.bytes -= slot.size
-        self._ghosts[key] = slot.size
-        self._ghost_bytes += slot.size
-        while self._ghost_bytes > self.max_bytes:
-            _, size = self._ghosts.popitem(last=False)
-            self._ghost_bytes -= size
-        return key
-
-    def _leave_main(self) -> bytes | None:
-        key, slot = self._main.popitem(last=False)
-        if slot.uses:
-            slot.uses -= 1
-            self._main[key] = slot
-            return None
-        self.bytes -= slot.size
+        if small:
+            self._ghosts[key] = slot.size
+            self._ghost_bytes += slot.size
+            while self._ghost_bytes > self.max_bytes:
+                self._forget_ghost(next(iter(self._ghosts)))
         return key
 
     def _forget_ghost(self, key: bytes) -> bool:
         size = self._ghosts.pop(key, None)
-        if size is None:
-            return False
-        self._ghost_bytes -= size
-        return True
+        self._ghost_bytes -= size or 0
+        return size is not None

@@ -1,17 +1,17 @@
-"""Bounded waits that do not blame the other side for our own loop's being busy.
+"""Bounded waits that do not blame the other side while our own loop is busy.
 
-A loop that runs 300 handlers in one turn looks at its sockets, and at its timers, only after the
-last: a bound by the clock then ends waits whose answer lay there all the time, and would have a
-breaker open whenever many requests come at once. Law: a wait ends with TimeoutError after so many
-ticks of the loop, each of which lasts TICK, or as long as one turn of a busy loop. On a loop that
-is not busy that is at most the bound.
+A loop that runs 300 handlers in one turn looks at its sockets and timers only after the last one.
+A bound by the clock would end waits whose answer is there already, and would open the circuit
+breaker whenever many requests come at once. Law: a wait ends with TimeoutError after so many ticks
+of the loop; a tick lasts TICK, or one turn of a busy loop. On an idle loop that is at most the
+bound.
 
-A store that may hang, made to fail instead: bounded waits and a circuit breaker.
+A circuit breaker around a store that may hang.
 
-Law: no call waits longer than its bound, and once one did, or found the store gone, no other
-waits at all until a probe in the background was answered; the pause before a probe doubles with
-each that failed. A fault that tells of the entry and not of the store (too large, no room) opens
-nothing: it cost no time.
+Law: no call waits longer than its bound. After a call that did, or that found the store gone, no
+other call waits until the store has answered a probe in the background; the pause before a probe
+doubles with each one that fails. An error about the entry and not the store (too large, no room)
+opens nothing, since it cost no time.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ TICK = 0.005
 T = TypeVar("T")
 
 
-class Patience:
-    """Waits that share a timer, which runs while anybody waits. Used from one event loop."""
+class LoopTimeout:
+    """Waits that share a timer, which runs during waits only. Used from one event loop."""
 
     def __init__(self) -> None:
         self._left: dict[asyncio.Timeout, int] = {}
@@ -66,10 +66,10 @@ _log = logging.getLogger(__name__)
 
 
 class GuardedStore:
-    """See the port ``Store``. Owns the store it guards; used from one event loop.
+    """The port ``Store``. Closes the store it guards; used from one event loop.
 
-    ``read_seconds`` bounds get, ``write_seconds`` put and delete; pages of a walk, which nobody's
-    request waits for, are bounded by the store itself.
+    ``read_seconds`` bounds get, ``write_seconds`` put and delete. The store itself bounds a page of
+    a walk, since no request waits for it.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class GuardedStore:
         self._read_seconds = read_seconds
         self._write_seconds = write_seconds
         self._sleep = sleep
-        self._patience = Patience()
+        self._timeout = LoopTimeout()
         self._probing: asyncio.Task[None] | None = None  # while the breaker is open
         self._closed = False
 
@@ -121,7 +121,7 @@ class GuardedStore:
             _discard(call)
             raise StoreUnavailableError("the store is not answering; it is probed meanwhile")
         try:
-            return await self._patience.wait(call, seconds)
+            return await self._timeout.wait(call, seconds)
         except TimeoutError:
             fault = StoreUnavailableError(f"the store did not answer within {seconds:g} s")
             self._open(fault)
@@ -142,7 +142,7 @@ class GuardedStore:
         while True:
             await self._sleep(pause)
             try:
-                await self._patience.wait(self._store.get(PROBE_KEY), self._read_seconds)
+                await self._timeout.wait(self._store.get(PROBE_KEY), self._read_seconds)
             except Exception as error:  # noqa: BLE001 - whatever it is, the probing goes on
                 if not isinstance(error, StoreError | TimeoutError):
                     _log.warning("store: the probe failed: %s", type(error).__name__)

@@ -1,8 +1,7 @@
 """Entries in this process's memory, bounded in bytes: the tier in front of another store.
 
-Law: no method suspends, so a hit costs about a microsecond and calls never interleave. Used from
-one thread. What is counted is what an entry takes of the process's memory, Python's objects among
-it (benchmarks/memory_bound.py shows both).
+Law: no method suspends, so calls never interleave. Used from one thread. The bytes of an entry are
+those of the process's memory, Python's objects included (benchmarks/memory_bound.py shows both).
 """
 
 import heapq
@@ -21,11 +20,11 @@ ENTRY_SHARE = 8
 _ENTRY_BYTES = 740
 """An entry's object, its times, its places in the tables here and of the eviction, and its ghost.
 
-Measured, with what the allocator rounds up.
+A measured figure, which includes the allocator's rounding.
 """
 
 _DIGEST_BYTES = 136
-"""A field's digest and the pair that it is in; the field's name is shared."""
+"""A field's digest and its pair; entries share the field's name."""
 
 _MOST_SHARED = 10_000
 _LONGEST_SHARED = 256
@@ -34,7 +33,10 @@ T = TypeVar("T", bound=Hashable)
 
 
 class MemoryStore:
-    """See the port ``Store``. What must go to make room is chosen by ``core.eviction``."""
+    """The port ``Store``, with methods that are no coroutines for the tier in front.
+
+    ``S3Fifo`` chooses the entries to evict.
+    """
 
     def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -46,13 +48,20 @@ class MemoryStore:
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
         self._check_open()
+        return self.find(key, touch=touch)
+
+    def find(self, key: bytes, *, touch: bool = True) -> Entry | None:
+        """Return the entry, or None; a closed store has none."""
         found = self._entries.get(key)
         if touch and found is not None:
             self._eviction.use(key)
         return found
 
     async def put(self, entry: Entry) -> None:
-        # Raises EntryTooLargeError over an entry's share of the store.
+        self.keep(entry)
+
+    def keep(self, entry: Entry) -> None:
+        """Store or replace. Raises EntryTooLargeError over an entry's share of the store."""
         self._check_open()
         entry = self._with_shared(entry)
         size = resident_size(entry)
@@ -71,7 +80,7 @@ class MemoryStore:
         self.forget(key)
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
-        # ``after`` is the last key of the page before.
+        """Return a page. ``after`` is the last key of the page before."""
         self._check_open()
         rest = (key for key in self._entries if after is None or key > after)
         keys = heapq.nsmallest(limit, rest)
@@ -82,13 +91,12 @@ class MemoryStore:
         return StoreStats(len(self._entries), self._eviction.bytes, self._evictions)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all entries."""
         self._entries.clear()
         self._shared.clear()
         self._eviction = S3Fifo(self._max_bytes)
 
     async def close(self) -> None:
-        """Forget everything."""
         self._closed = True
         self.clear()
 
@@ -98,7 +106,7 @@ class MemoryStore:
             self._eviction.remove(key)
 
     def _with_shared(self, entry: Entry) -> Entry:
-        """Return the entry with what many entries have alike held once for all of them."""
+        """Return the entry with the values that many entries have in common held only once."""
         return replace(
             entry,
             endpoint=self._share(entry.endpoint),
@@ -113,7 +121,7 @@ class MemoryStore:
 
     def _share(self, value: T) -> T:
         if isinstance(value, str) and len(value) > _LONGEST_SHARED:
-            return value  # a client's, and nobody else's
+            return value  # a client sent it, and no other entry has it
         if len(self._shared) >= _MOST_SHARED:
             self._shared.clear()
         return cast("T", self._shared.setdefault(value, value))
@@ -124,7 +132,7 @@ class MemoryStore:
 
 
 def resident_size(entry: Entry) -> int:
-    """Return the bytes that an entry takes of this process's memory, about."""
+    """Return about how many bytes of this process's memory an entry takes."""
     return (
         _ENTRY_BYTES
         + getsizeof(entry.key)

@@ -20,8 +20,9 @@ from gateway.prompts.texts import is_block
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.tokens import tokens_in
+from gateway.semantic.code import holds_code
 from gateway.semantic.eligibility.rules import is_english
-from gateway.semantic.eligibility.tokens import holds_code, sentences_of
+from gateway.semantic.eligibility.tokens import sentences_of
 
 LEAST_BYTES = 2048  # of turns that are worth a summary
 MOST_BYTES = 256 * 2**10  # of turns that a model can sum up

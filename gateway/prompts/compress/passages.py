@@ -13,9 +13,9 @@ from itertools import pairwise
 import orjson
 
 from gateway.prompts.outcome import Step
-from gateway.semantic.compare.fences import code_blocks
+from gateway.semantic.code import code_blocks, holds_code
 from gateway.semantic.eligibility.rules import is_prose
-from gateway.semantic.eligibility.tokens import holds_code, sentences_of
+from gateway.semantic.eligibility.tokens import sentences_of
 
 LONGEST = 300  # characters of a passage of prose
 

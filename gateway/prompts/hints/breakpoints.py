@@ -1,16 +1,17 @@
-"""Where a prompt's stable prefix ends, and which of these places are marked.
+"""Cache breakpoints: which models take them, and where in a prompt they are set.
 
-Law: a place depends on what stands before the last user turn alone. Marks of the client's stay and
-count; what the provider would refuse (a fifth, one on an empty text, lifetimes in the wrong
-order) or not heed (a prefix that is too short) is not set.
+Laws: an unknown model gets none, because servers may refuse an unknown field. A place depends only
+on what is before the last user turn. The client's own breakpoints stay and count. What the provider
+would refuse or ignore is not set: a fifth, one on an empty text, lifetimes in the wrong order, a
+prefix that is too short.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.prompts.hints.models import Marks
 from gateway.prompts.json_splice import Edit, Places, replaced
 from gateway.prompts.outcome import NotRewritten, NotRewrittenError
 from gateway.prompts.texts import INSTRUCTING, Path, is_block
@@ -24,6 +25,51 @@ _MARKED = {
     BreakpointField.PROMPT_CACHE_BREAKPOINT: INSTRUCTING | {"user"},
 }
 
+MIN_TOKENS = 1024
+"""The shortest prefix that most providers cache."""
+_ANTHROPIC, _OPENAI = BreakpointField.CACHE_CONTROL, BreakpointField.PROMPT_CACHE_BREAKPOINT
+MAX_MARKS = {_ANTHROPIC: 4, _OPENAI: 3}
+"""OpenAI writes four prefixes at most, and chooses the place of one itself."""
+_MODELS = tuple(
+    (re.compile(pattern), field, tokens)
+    for pattern, field, tokens in (
+        (r"claude.*(?:opus|fable|mythos)-5", _ANTHROPIC, 512),
+        (r"claude.*(?:opus-4[.-][56]|haiku-4[.-]5)", _ANTHROPIC, 4096),
+        (r"claude.*(?:opus-4[.-]7|haiku)", _ANTHROPIC, 2048),
+        (r"claude", _ANTHROPIC, MIN_TOKENS),
+        (r"gemini", _ANTHROPIC, MIN_TOKENS),
+        (r"gpt-(?:5\.(?:[6-9]|[1-9][0-9])|[6-9]|[1-9][0-9])", _OPENAI, MIN_TOKENS),
+    )
+)
+"""Models, the field that they take, and the shortest cached prefix; the first match counts."""
+
+
+class Marks(NamedTuple):
+    """How prefixes of a model are marked."""
+
+    field: BreakpointField
+    min_tokens: int
+    max_marks: int
+
+
+def marks_of(model: str, settings: HintSettings) -> Marks | None:
+    """Return how prefixes of a model are marked; None where that is neither known nor set."""
+    field, tokens = _known(model)
+    if settings.field is not BreakpointField.AUTO:
+        field = settings.field
+    return Marks(field, settings.min_tokens or tokens, MAX_MARKS[field]) if field else None
+
+
+def keeps_by_options(model: str) -> bool:
+    """Tell whether a model of OpenAI's takes ``prompt_cache_options`` in place of a retention."""
+    return _known(model)[0] is _OPENAI
+
+
+def _known(model: str) -> tuple[BreakpointField | None, int]:
+    name = model[:256].lower()
+    found = (row[1:] for row in _MODELS if row[0].search(name))
+    return next(found, (None, MIN_TOKENS))
+
 
 class Place(NamedTuple):
     """A text at whose end a mark may stand."""
@@ -32,13 +78,13 @@ class Place(NamedTuple):
     value: Any
     """The text, or the part that holds it."""
     tokens: int
-    """Of the prompt up to its end, about."""
+    """Of the prompt up to its end, estimated."""
 
 
-def marked(
+def add_marks(
     endpoint: Endpoint, body: dict[str, Any], raw: bytes, settings: HintSettings, marks: Marks
 ) -> tuple[dict[str, Any], list[Edit]]:
-    """Return the body with marks, and how its bytes come by them. Raises NotRewrittenError."""
+    """Return the body with marks, and the edits to its bytes. Raises NotRewrittenError."""
     theirs = _marks_there(body, marks.field) if marks.field.value.encode() in raw else []
     places = _chosen(endpoint, body, settings, marks)
     wanted = [place for place in places if not _is_marked(place, marks.field)]
@@ -48,7 +94,7 @@ def marked(
         _lifetime(each) != settings.lifetime.value for each in theirs
     ):
         raise NotRewrittenError(NotRewritten.LIFETIMES)
-    room = marks.most - len(theirs)
+    room = marks.max_marks - len(theirs)
     if room <= 0:
         raise NotRewrittenError(NotRewritten.TAKEN)
     where = Places(raw, body)
@@ -71,7 +117,7 @@ def marked(
 def _chosen(
     endpoint: Endpoint, body: dict[str, Any], settings: HintSettings, marks: Marks
 ) -> list[Place]:
-    """Return where marks belong, the most useful first. Raises NotRewrittenError."""
+    """Return the places for marks, the most useful first. Raises NotRewrittenError."""
     turns = body.get(SPECS[endpoint].question_field)
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise NotRewrittenError(NotRewritten.TOO_SHORT)
@@ -84,16 +130,16 @@ def _chosen(
     system = [place for index, place in ends if index < leading][::-1]
     earlier = [place for index, place in ends if index >= leading][-1:]
     ordered = system[:1] + earlier + system[1:]
-    long_enough = [place for place in ordered if place.tokens >= marks.least_tokens]
+    long_enough = [place for place in ordered if place.tokens >= marks.min_tokens]
     if not long_enough:
         raise NotRewrittenError(NotRewritten.TOO_SHORT)
-    return long_enough[: marks.most]
+    return long_enough[: marks.max_marks]
 
 
 def _ends(
     endpoint: Endpoint, body: dict[str, Any], turns: list[Any], field: BreakpointField
 ) -> Iterator[tuple[int, Place]]:
-    """Yield each of the turns whose end may be marked, by its number, and where that is."""
+    """Yield each turn whose end may be marked, by its index, with the place."""
     tools = body.get("tools")
     size = _size_of(tools) if tools else 0
     spec = SPECS[endpoint]
@@ -118,7 +164,7 @@ def _ends(
 
 
 def _last_asked(turns: list[Any]) -> int:
-    """Return where the last user turn stands, 0 where there is none."""
+    """Return the index of the last user turn, 0 where there is none."""
     for index in range(len(turns) - 1, -1, -1):
         if turns[index].get("role") == "user" and not is_block(turns[index]):
             return index
@@ -126,7 +172,7 @@ def _last_asked(turns: list[Any]) -> int:
 
 
 def _last_text(content: list[Any], kind: str) -> list[tuple[int, dict[str, Any]]]:
-    """Return the last part of a content that holds text, if there is one."""
+    """Return the last part that holds text, if there is one."""
     found = [
         (number, part)
         for number, part in enumerate(content)
@@ -145,7 +191,7 @@ def _is_marked(place: Place, field: BreakpointField) -> bool:
 
 
 def _marks_there(body: dict[str, Any], field: BreakpointField) -> list[Any]:
-    """Return the marks that a request has, wherever they may stand."""
+    """Return the marks that the client has set, wherever they may stand."""
     holders: list[Any] = [body]
     for name in ("tools", "messages", "input"):
         for each in _dicts(body.get(name)):

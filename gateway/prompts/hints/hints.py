@@ -1,13 +1,11 @@
-"""The hints: from a request as it would be sent to one that tells the provider of its prefix.
+"""Hints to the provider about the stable prefix: breakpoints, ``prompt_cache_key``, retention.
 
-Law: bytes are only added. What the client says itself stays; the last user turn is never touched
-and moves nothing. What comes out goes in again without a change.
+Laws: bytes are only added. What the client sets itself stays. The last user turn is never changed,
+and decides nothing. A request that has its hints gets no more of them.
 
-The ``prompt_cache_key``, by which OpenAI sends requests that begin alike to one machine.
-
-Law: two requests of a rule and a tenant have the same key where they could share anything: where
-they begin alike for about as long as a prefix must be to be cached at all. The key is a digest
-under the gateway's secret, and tells nothing of the prompt.
+By the ``prompt_cache_key`` OpenAI sends requests with one beginning to one machine. Two requests of
+a rule and a tenant have the same key if they begin alike for about the shortest prefix that is
+cached. The key is a digest under the gateway's secret, and tells nothing of the prompt.
 """
 
 from collections.abc import Iterator
@@ -16,8 +14,7 @@ from typing import Any
 
 import orjson
 
-from gateway.prompts.hints.breakpoints import marked
-from gateway.prompts.hints.models import keeps_by_options, marks_of
+from gateway.prompts.hints.breakpoints import add_marks, keeps_by_options, marks_of
 from gateway.prompts.json_splice import Edit, spliced
 from gateway.prompts.outcome import Changed, Declined, NotRewritten, NotRewrittenError, Rewrite
 from gateway.prompts.texts import is_block
@@ -25,17 +22,19 @@ from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.table import SPECS
 from policies.decision import BreakpointField, Breakpoints, HintSettings, KeyRetention
 
-FIELD = "prompt_cache_key"
+CACHE_KEY = "prompt_cache_key"
+RETENTION = "prompt_cache_retention"
+_OPTIONS = "prompt_cache_options"
 BEGINNING_BYTES = 3072
-"""1,024 tokens of dense text. Too few only bring prompts together that share less."""
+"""1,024 tokens of dense text. With fewer, prompts share a key that share less."""
 DIGEST_BYTES = 16
-"""OpenAI takes keys of 64 characters at most."""
+"""OpenAI takes keys of up to 64 characters."""
 
 
 def cache_key(
     endpoint: Endpoint, body: dict[str, Any], rule: str, owner: bytes, keys: int
 ) -> str | None:
-    """Return the key of a request; None where it cannot be read.
+    """Return the key of a request; None where the request cannot be read.
 
     ``owner`` tells tenants apart. A conversation stays with one of its ``keys``.
     """
@@ -56,7 +55,7 @@ def cache_key(
 
 
 def _pieces(endpoint: Endpoint, body: dict[str, Any]) -> Iterator[bytes]:
-    """Yield the prompt in the order in which it is read, without what was moved to its end."""
+    """Yield the prompt in the order of the chat template, without values moved to its end."""
     *before, _ = SPECS[endpoint].prompt_fields
     for field in before:
         value = body.get(field)
@@ -74,7 +73,7 @@ def _turns(endpoint: Endpoint, body: dict[str, Any]) -> Iterator[Any]:
 
 
 def _of_conversation(endpoint: Endpoint, body: dict[str, Any], keys: int) -> int:
-    """Return which of several keys is that of a conversation, which its first user turn tells."""
+    """Return the index of the conversation's key, which depends on its first user turn."""
     asked: Any = None
     for turn in _turns(endpoint, body):
         if not isinstance(turn, dict) or turn.get("role") == "user":
@@ -84,12 +83,8 @@ def _of_conversation(endpoint: Endpoint, body: dict[str, Any], keys: int) -> int
     return int.from_bytes(digest, "big") % keys
 
 
-RETENTION = "prompt_cache_retention"
-_OPTIONS = "prompt_cache_options"
-
-
 def hints_for(endpoint: Endpoint, settings: HintSettings) -> tuple[Rewrite, ...]:
-    """Return the hints that are on, where requests of this kind have any."""
+    """Return the hints that are on, if requests of this endpoint have any."""
     if not settings.any_on or SPECS[endpoint].turns is None:
         return ()
     switches = (
@@ -111,37 +106,33 @@ def hinted(
 ) -> Changed:
     """Return the request with the hints of ``settings``; ``raw`` is the JSON of ``body``.
 
-    ``rule`` and ``owner``, who tells tenants apart, are part of the key that is sent.
+    ``rule`` and ``owner``, which tells tenants apart, are part of the cache key.
     """
     changes: list[Rewrite] = []
     declined: list[Declined] = []
     edits: list[Edit] = []
-    told = body
+    sent = body
     for hint in hints_for(endpoint, settings):
         try:
             match hint:
                 case Rewrite.BREAKPOINTS:
-                    told, marks = _with_marks(endpoint, body, raw, settings)
-                    edits += marks
-                    done = bool(marks)
+                    sent, added = _with_marks(endpoint, body, raw, settings)
                 case Rewrite.CACHE_KEY:
                     key = _key(endpoint, body, settings, rule, owner)
-                    done = key is not None
-                    told, edits = _with_field(told, raw, edits, FIELD, key)
+                    sent, added = _with_field(sent, raw, CACHE_KEY, key)
                 case _:
-                    kept = _retention(body, settings)
-                    done = kept is not None
-                    told, edits = _with_field(told, raw, edits, RETENTION, kept)
+                    sent, added = _with_field(sent, raw, RETENTION, _retention(body, settings))
         except NotRewrittenError as error:
             declined.append(Declined(hint, error.why))
             continue
-        if done:
+        if added:
+            edits += added
             changes.append(hint)
     if not edits:
         return Changed(body, raw, (), tuple(declined))
     # Edits at one place stay in the order in which they were made.
     edits.sort(key=lambda edit: edit.start)
-    return Changed(told, spliced(raw, edits), tuple(changes), tuple(declined), tuple(edits))
+    return Changed(sent, spliced(raw, edits), tuple(changes), tuple(declined), tuple(edits))
 
 
 def _with_marks(
@@ -151,13 +142,13 @@ def _with_marks(
     refused = not SPECS[endpoint].takes_cache_control
     if marks is None or (refused and marks.field is BreakpointField.CACHE_CONTROL):
         raise NotRewrittenError(NotRewritten.MODEL)
-    return marked(endpoint, body, raw, settings, marks)
+    return add_marks(endpoint, body, raw, settings, marks)
 
 
 def _key(
     endpoint: Endpoint, body: dict[str, Any], settings: HintSettings, rule: str, owner: bytes
 ) -> str | None:
-    if FIELD in body:
+    if CACHE_KEY in body:
         return None
     key = cache_key(endpoint, body, rule, owner, settings.keys)
     if key is None:
@@ -174,13 +165,13 @@ def _retention(body: dict[str, Any], settings: HintSettings) -> str | None:
 
 
 def _with_field(
-    body: dict[str, Any], raw: bytes, edits: list[Edit], field: str, value: str | None
+    body: dict[str, Any], raw: bytes, field: str, value: str | None
 ) -> tuple[dict[str, Any], list[Edit]]:
     if value is None:
-        return body, edits
+        return body, []
     end = raw.rindex(b"}")
-    printed = b'"' + field.encode() + b'":' + orjson.dumps(value)
-    return {**body, field: value}, [*edits, Edit(end, end, b"," + printed)]
+    member = b',"' + field.encode() + b'":' + orjson.dumps(value)
+    return {**body, field: value}, [Edit(end, end, member)]
 
 
 def _model(body: dict[str, Any]) -> str:

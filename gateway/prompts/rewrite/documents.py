@@ -1,13 +1,10 @@
-"""Retrieved documents between declared markers, in an order that does not depend on the retrieval.
+"""Retrieved documents between declared markers, in an order independent of the retrieval.
 
-Law: no document is lost, added or changed, and nothing but documents moves: those that stand one
-behind the other, with only white space between, change places among themselves. Markers that do not
-pair up leave all of it as it is.
+Laws: no document is lost, added or changed, and only documents move: neighbours, with only white
+space between, change places among themselves. If markers do not pair up, nothing moves.
 
-Which documents several requests had, so that those can go first.
-
-Law: memory is bounded, and the order of what is shared never changes while it is remembered: a
-document keeps the rank that it got when it was met for the second time.
+Documents that several requests share go first, in an order that never changes while they are
+remembered: a document keeps the rank of its second use. The memory is bounded.
 """
 
 from collections import OrderedDict
@@ -18,13 +15,13 @@ from typing import NamedTuple
 from gateway.prompts.outcome import NotRewritten, NotRewrittenError
 from policies.decision import DocumentOrder, DocumentSettings
 
-MOST = 1024
+MAX_DOCUMENTS = 1024
 """Documents of one request."""
 _DIGEST_BYTES = 16
 
 
 class Memory(NamedTuple):
-    """What is known of the documents of others: who shares, and the rank of each that is shared."""
+    """The owner of the documents, and the rank of each that its requests share."""
 
     owner: bytes
     ranks: Mapping[bytes, int]
@@ -34,7 +31,7 @@ NOTHING_KNOWN = Memory(b"", {})
 
 
 def pieces(text: str, settings: DocumentSettings) -> list[str]:
-    """Take a text apart: documents with their markers are the second piece, the fourth and so on.
+    """Cut a text at its documents: each second piece is a document with its markers.
 
     Raises NotRewrittenError where the markers do not pair up, or too many do.
     """
@@ -52,7 +49,7 @@ def pieces(text: str, settings: DocumentSettings) -> list[str]:
             raise NotRewrittenError(NotRewritten.UNBALANCED_MARKERS)
         if text.find(begin, inside, stop) >= 0:
             raise NotRewrittenError(NotRewritten.NESTED_MARKERS)
-        if len(found) >= 2 * MOST:
+        if len(found) >= 2 * MAX_DOCUMENTS:
             raise NotRewrittenError(NotRewritten.TOO_MANY)
         behind = stop + len(end)
         found += (text[at:start], text[start:behind])
@@ -68,7 +65,7 @@ def in_order(
 ) -> tuple[list[str], list[bytes]]:
     """Return the pieces with the documents of each run in order, and the digests as they stand.
 
-    Shared ones go by age, the others behind them by content.
+    Shared documents go first, the oldest before the others; the rest go by content.
     """
     ranks = memory.ranks if settings.order is DocumentOrder.SHARED else {}
     ordered = list(found)
@@ -87,7 +84,7 @@ def in_order(
 
 
 def _runs(found: list[str]) -> Iterator[list[int]]:
-    """Yield the places of documents that stand one behind the other."""
+    """Yield the places of neighbouring documents."""
     run: list[int] = []
     for index in range(1, len(found), 2):
         run.append(index)
@@ -104,14 +101,14 @@ def _digest(text: str, owner: bytes) -> bytes:
     return blake2b(written, digest_size=_DIGEST_BYTES, key=owner).digest()
 
 
-SHARED_DOCUMENTS_MOST = 65_536
-"""Documents that are remembered; the one not met for longest is forgotten."""
+MAX_REMEMBERED = 65_536
+"""Documents; the least recently used one is forgotten."""
 
 
 class SharedDocuments:
-    """Digests of the documents that were sent. Not for several threads at a time."""
+    """Digests of the documents that were sent. Not thread-safe."""
 
-    def __init__(self, most: int = SHARED_DOCUMENTS_MOST) -> None:
+    def __init__(self, most: int = MAX_REMEMBERED) -> None:
         self._most = most
         self._met: OrderedDict[bytes, None] = OrderedDict()
         self._ranks: dict[bytes, int] = {}
@@ -119,7 +116,7 @@ class SharedDocuments:
 
     @property
     def ranks(self) -> Mapping[bytes, int]:
-        """Of each document that was met more than once; the lower one is the older."""
+        """Of each document that was sent more than once; lower is older."""
         return self._ranks
 
     def note(self, digests: Iterable[bytes]) -> None:

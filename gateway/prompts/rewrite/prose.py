@@ -1,12 +1,8 @@
 """The rules on texts: documents in order, white space in normal form, volatile values moved.
 
-Law: each text is taken apart once, at the markers of its documents. Documents only change places;
-the two other rules look only at what lies between them.
-
-Line ends and white space at the end of lines and texts, in one form.
-
-Law: white space that has a meaning stays. That is all of a fenced block of code, the spaces that
-end lines of an indented one, and the two by which Markdown breaks a line.
+Laws: each text is cut once, at the markers of its documents. Documents only change places; the two
+other rules apply only to the text between them. White space with a meaning stays: in a fenced block
+of code, at the ends of lines of an indented one, and the two spaces of a line break in Markdown.
 """
 
 from collections import deque
@@ -15,10 +11,9 @@ from typing import NamedTuple
 
 from gateway.prompts.outcome import Declined, NotRewritten, NotRewrittenError, Rewrite
 from gateway.prompts.rewrite import documents, volatile
-from gateway.prompts.rewrite.detectors import finder
 from gateway.prompts.rewrite.documents import Memory
 from gateway.prompts.texts import Conversation, Text
-from gateway.semantic.compare.fences import code_blocks
+from gateway.semantic.code import code_blocks
 from policies.decision import PrefixSettings
 
 _BREAK = "  "
@@ -26,7 +21,7 @@ _ENDS = frozenset(" \t\r")
 
 
 def normal(text: str, *, ends: bool) -> str:
-    """Return the text in normal form; ``ends`` tells that no other text follows in its message."""
+    """Return the text in normal form; ``ends``: no other text follows in its message."""
     if not _may_change(text, ends=ends) or text.isspace():
         return text
     blocks = deque(code_blocks(text))
@@ -60,15 +55,15 @@ def _normal_line(line: str, following: str) -> str:
     return kept + _BREAK if breaks else kept
 
 
-MOST_CHARACTERS = 2**20
-"""Of all texts that are looked at; longer ones are left as they are."""
+MAX_CHARACTERS = 2**20
+"""Of all texts together; longer ones are left as they are."""
 
-_Taken = list[list[str]]
-"""The pieces of each text; its documents are the second, the fourth and so on."""
+_Pieces = list[list[str]]
+"""Of each text; each second one is a document."""
 
 
 class Prose(NamedTuple):
-    """What the rules make of the texts of a request."""
+    """The texts of a request after the rules."""
 
     texts: tuple[Text, ...]
     """Those that changed."""
@@ -76,7 +71,7 @@ class Prose(NamedTuple):
     changes: tuple[Rewrite, ...]
     declined: tuple[Declined, ...]
     digests: tuple[bytes, ...]
-    """Of the documents, as they stand now."""
+    """Of the documents, in their new order."""
 
 
 def rules_on(settings: PrefixSettings) -> tuple[Rewrite, ...]:
@@ -89,71 +84,71 @@ def rules_on(settings: PrefixSettings) -> tuple[Rewrite, ...]:
     return tuple(rule for rule, on in rules if on)
 
 
-def rewritten(given: Conversation, settings: PrefixSettings, memory: Memory) -> Prose:
-    """Apply the rules; one that cannot be sure changes nothing."""
+def rewrite_texts(given: Conversation, settings: PrefixSettings, memory: Memory) -> Prose:
+    """Apply the rules; one that is not sure changes nothing."""
     if not given.texts:
         return Prose((), None, (), (), ())
-    if sum(len(text.text) for text in given.texts) > MOST_CHARACTERS:
+    if sum(len(text.text) for text in given.texts) > MAX_CHARACTERS:
         why = tuple(Declined(rule, NotRewritten.TOO_LARGE) for rule in rules_on(settings))
         return Prose((), None, (), why, ())
-    taken: _Taken = [[text.text] for text in given.texts]
+    texts: _Pieces = [[text.text] for text in given.texts]
     changes: list[Rewrite] = []
     declined: list[Declined] = []
     digests: list[bytes] = []
     block: str | None = None
     for rule in rules_on(settings):
-        before = taken
+        before = texts
         try:
             match rule:
                 case Rewrite.DOCUMENTS:
-                    before = _apart(taken, settings)
-                    taken, digests = _documents(before, settings, memory)
+                    before = _apart(texts, settings)
+                    texts, digests = _documents(before, settings, memory)
                 case Rewrite.WHITESPACE:
-                    taken = _whitespace(given, taken)
+                    texts = _whitespace(given, texts)
                 case _:
-                    taken, block = _volatile(given, taken, settings)
+                    texts, block = _volatile(given, texts, settings)
         except NotRewrittenError as error:
             declined.append(Declined(rule, error.why))
-        if taken != before:
+        if texts != before:
             changes.append(rule)
     if not changes:
         return Prose((), None, (), tuple(declined), tuple(digests))
-    joined = ["".join(pieces) for pieces in taken]
-    texts = [
+    joined = ["".join(pieces) for pieces in texts]
+    changed = [
         Text(text.path, now)
         for text, now in zip(given.texts, joined, strict=True)
         if now != text.text
     ]
-    return Prose(tuple(texts), block, tuple(changes), tuple(declined), tuple(digests))
+    return Prose(tuple(changed), block, tuple(changes), tuple(declined), tuple(digests))
 
 
-def _apart(taken: _Taken, settings: PrefixSettings) -> _Taken:
+def _apart(texts: _Pieces, settings: PrefixSettings) -> _Pieces:
     if settings.documents is None:
-        return taken
-    apart = [documents.pieces(pieces[0], settings.documents) for pieces in taken]
-    if sum(len(pieces) // 2 for pieces in apart) > documents.MOST:
+        return texts
+    apart = [documents.pieces(pieces[0], settings.documents) for pieces in texts]
+    if sum(len(pieces) // 2 for pieces in apart) > documents.MAX_DOCUMENTS:
         raise NotRewrittenError(NotRewritten.TOO_MANY)
     return apart
 
 
 def _documents(
-    taken: _Taken, settings: PrefixSettings, memory: Memory
-) -> tuple[_Taken, list[bytes]]:
+    texts: _Pieces, settings: PrefixSettings, memory: Memory
+) -> tuple[_Pieces, list[bytes]]:
     if settings.documents is None:
-        return taken, []
-    ordered: _Taken = []
+        return texts, []
+    ordered: _Pieces = []
     digests: list[bytes] = []
-    for pieces in taken:
+    for pieces in texts:
         now, met = documents.in_order(pieces, settings.documents, memory)
         ordered.append(now)
         digests += met
     return ordered, digests
 
 
-def _whitespace(given: Conversation, taken: _Taken) -> _Taken:
+def _whitespace(given: Conversation, texts: _Pieces) -> _Pieces:
     turns = [text.path[:2] for text in given.texts]
-    now: _Taken = []
-    for pieces, turn, following in zip(taken, turns, (*turns[1:], None), strict=True):
+    now: _Pieces = []
+    for pieces, turn, following in zip(texts, turns, (*turns[1:], None), strict=True):
         kept = list(pieces)
         last = len(pieces) - 1
         for index in range(0, last + 1, 2):
@@ -164,17 +159,18 @@ def _whitespace(given: Conversation, taken: _Taken) -> _Taken:
 
 
 def _volatile(
-    given: Conversation, taken: _Taken, settings: PrefixSettings
-) -> tuple[_Taken, str | None]:
+    given: Conversation, texts: _Pieces, settings: PrefixSettings
+) -> tuple[_Pieces, str | None]:
     """Return the texts with placeholders for volatile values, and the block with the values."""
-    between = [piece for pieces in taken for piece in pieces[::2]]
-    stable, block = volatile.moved(between, finder(settings.volatile, settings.patterns))
+    between = [piece for pieces in texts for piece in pieces[::2]]
+    finder = volatile.finder(settings.volatile, settings.patterns)
+    stable, block = volatile.move_values(between, finder)
     if block is None:
-        return taken, None
+        return texts, None
     volatile.refuse_placeholders(given.heard)
     left = iter(stable)
-    now: _Taken = []
-    for pieces in taken:
+    now: _Pieces = []
+    for pieces in texts:
         kept = list(pieces)
         kept[::2] = islice(left, (len(pieces) + 1) // 2)
         now.append(kept)

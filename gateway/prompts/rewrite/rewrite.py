@@ -1,8 +1,8 @@
-"""The rewrite plan: from a request as it came to one whose prefix repeats, and what was changed.
+"""Prefix rewrite: a request becomes one whose prefix repeats, by the rules that are on.
 
-Law: nothing changes but what a rule that is on names. A rule that cannot be sure leaves the request
-as it is and says why. Bytes that no rule changes are those that came, so they are spliced and never
-printed anew; the last user turn is never touched. What comes out goes in again without a change.
+Laws: only what a rule names changes. A rule that cannot be sure leaves the request as it is, and
+gives its reason. All other bytes stay as they came, so edits are spliced in and nothing is printed
+again. The last user turn never changes. A rewritten request is not changed again.
 """
 
 from dataclasses import dataclass, replace
@@ -26,12 +26,12 @@ class Rewritten(Changed):
     digests: tuple[bytes, ...] = ()
     """Of the retrieved documents, in the order in which they are sent."""
     tools: tuple[Form, ...] = ()
-    """Those that were not known."""
+    """Those that were not known before."""
 
 
 @dataclass(slots=True)
 class _Draft:
-    """What the rules have done so far; edits are to the bytes that came."""
+    """The changes so far; edits are to the bytes of the request as it came."""
 
     body: dict[str, Any]
     changes: list[Rewrite]
@@ -44,7 +44,7 @@ class _Draft:
 def rules_for(
     endpoint: Endpoint, body: dict[str, Any], settings: PrefixSettings
 ) -> tuple[Rewrite, ...]:
-    """Return the rules that are on and may have something to look at."""
+    """Return the rules that are on and may apply."""
     spec = SPECS[endpoint]
     if spec.turns is None:
         return ()
@@ -63,8 +63,8 @@ def rewrite(
 ) -> Rewritten:
     """Return the request with the rules of ``settings`` applied; ``raw`` is the JSON of ``body``.
 
-    Neither ``body`` nor anything in it is changed. ``memory`` is what is known of documents, and
-    ``known`` of tools with these ``settings.schema_keys``.
+    ``body`` itself is never changed. ``memory`` holds the known documents, and ``known`` the known
+    tools for ``settings.schema_keys``.
     """
     draft = _Draft(body, [], [], [])
     places = Places(raw, body)
@@ -95,7 +95,7 @@ def _arrange_tools(
         draft.declined.append(Declined(Rewrite.TOOLS, NotRewritten.MARKED))
         settings = replace(settings, sorts_tools=False)
     try:
-        result = tools.arranged(places.raw, places.start((field,)), came, settings, known)
+        result = tools.arrange_tools(places.raw, places.start((field,)), came, settings, known)
     except NotRewrittenError as error:
         draft.declined += (Declined(rule, error.why) for rule in _tool_rules(settings))
         return
@@ -107,7 +107,7 @@ def _arrange_tools(
 
 
 def _has_marks(raw: bytes, came: list[dict[str, Any]]) -> bool:
-    """Tell whether the client says up to which tool the provider is to cache."""
+    """Tell whether the client has set a cache breakpoint among the tools."""
     marks = [mark for mark in MARKS if mark.encode() in raw]
     return any(
         mark in holder
@@ -133,7 +133,7 @@ def _rewrite_texts(
         return
     if given.has_block:  # it has been rewritten before
         return
-    result = prose.rewritten(given, settings, memory)
+    result = prose.rewrite_texts(given, settings, memory)
     try:
         draft.edits += [Edit(*places.of(each.path), printed(each.text)) for each in result.texts]
     except TypeError:  # a lone surrogate
@@ -149,12 +149,12 @@ def _rewrite_texts(
 
 
 def _put_block(draft: _Draft, given: Conversation, text: str, places: Places) -> None:
-    """Put a turn with the moved values just before the last user turn.
+    """Put a turn with the moved values before the last user turn.
 
-    It is the user's: servers and templates take two user turns in a row more often than a second
-    system message, and some move that to the front, before all turns. Nor does anything gain
-    authority by moving. Where tools have answered the last user turn, it is the last: between calls
-    and answers nothing may stand, and before them it would change all that follows.
+    It is a user turn: more servers and templates accept two user turns in a row than a second
+    system message, which some move to the front. Nor does a value gain authority by moving. If
+    tools have answered the last user turn, the block goes to the end: nothing may stand between
+    calls and results, and before them it would change all that follows.
     """
     block = {"role": "user", "content": text}
     field, turns, place = given.field, given.turns, given.place

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from gateway.protocol.endpoint import Endpoint
-from gateway.protocol.endpoints import chat, completions, embeddings, responses
+from gateway.protocol.endpoints import chat, completions, embeddings, rerank, responses
 from gateway.protocol.endpoints.spec import EndpointSpec
 
 SPECS: Mapping[Endpoint, EndpointSpec] = {
@@ -11,4 +11,5 @@ SPECS: Mapping[Endpoint, EndpointSpec] = {
     Endpoint.COMPLETIONS: completions.SPEC,
     Endpoint.EMBEDDINGS: embeddings.SPEC,
     Endpoint.RESPONSES: responses.SPEC,
+    Endpoint.RERANK: rerank.SPEC,
 }

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.semantic.compare.markdown import Unmarked, unmarked
+from gateway.semantic.compare.markdown import PlainText, strip_markdown
 from gateway.semantic.compare.text_forms import name_others, named
 from policies.plain_enum import plain_members
 
@@ -170,7 +170,7 @@ def compare(stored: Any, fresh: Any) -> Judgement | NeedsVectors:
     if max(len(ours.text), len(theirs.text)) > MAX_CHARACTERS:
         same = ours.text == theirs.text
         return Judgement(Outcome.EQUAL, "text") if same else Judgement(Outcome.UNSURE, "length")
-    one, other = unmarked(ours.text), unmarked(theirs.text)
+    one, other = strip_markdown(ours.text), strip_markdown(theirs.text)
     first, second = _plain(one.folded), _plain(other.folded)
     if first == second and one.blocks == other.blocks:
         return Judgement(Outcome.EQUAL, "text")
@@ -235,7 +235,7 @@ def _negations(words: Sequence[str]) -> int:
     return sum(word in _NEGATIONS or word.endswith("n't") for word in words)
 
 
-def _to_embed(one: Unmarked, other: Unmarked) -> NeedsVectors:
+def _to_embed(one: PlainText, other: PlainText) -> NeedsVectors:
     """Return the texts to embed, with any objection to equal."""
     stored, cut = _pieces(one.text)
     fresh, cut_too = _pieces(other.text)

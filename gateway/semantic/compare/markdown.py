@@ -1,16 +1,15 @@
 """A text without the marks of markdown, and its code, of which every letter counts.
 
-Law: a mark vanishes only where markdown gives it a meaning: emphasis that is opened and closed
-around words, a heading, a bullet, a number that counts a list's items, a quoted line, a table's
-frame, a rule across the page. Anywhere else, above all inside a word (``2*3``, ``a_b``) and before
-a number (``- 5``), it is a letter like others; and so is what strikes words out. Time is linear in
-the text, whatever is in it.
+Law: a mark vanishes only where markdown gives it a meaning: emphasis that opens and closes around
+words, a heading, a bullet, a number that counts a list's items, a quoted line, a table's frame, a
+rule across the page. Anywhere else it stays, above all inside a word (``2*3``, ``a_b``), before a
+number (``- 5``) and around words that are struck out. Time is linear in the text.
 
-Lists without what begins their items.
+A number vanishes only where it counts: from 1 on, one by one, at least two items (``5. May`` is a
+date, and a lone ``2. Paris`` a choice). ``-`` and ``+`` vanish only if there are several of them,
+``*`` anywhere. None vanishes before a number, as it belongs to it.
 
-Law: a number vanishes only where it counts: from 1 on, one by one, two items at least (``5. May``
-is a date, and a lone ``2. Paris`` a choice). ``-`` and ``+`` vanish only where there are several of
-them, ``*`` anywhere; none before a number, which they belong to.
+A CommonMark parser removes most of these marks.
 """
 
 import re
@@ -18,70 +17,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gateway.semantic.compare.fences import code_blocks
+from gateway.semantic.code import code_blocks
 from gateway.semantic.compare.text_forms import compatible
-
-_ITEM = re.compile(
-    r"(?P<indent>[^\S\n]*+)(?:(?P<bullet>[-+*\u2022])|(?P<number>\d{1,2})[.)])[^\S\n]++"
-)
-_NUMBER = re.compile(r"[^\w\n]*+\d")
-_MONTHS = {
-    *("january", "february", "march", "april", "may", "june", "july", "august", "september"),
-    *("october", "november", "december", "januar", "februar", "m\u00e4rz", "mai", "juni", "juli"),
-    *("oktober", "dezember"),
-}
-_WORD = re.compile(r"[^\W\d_]++")
-
-
-def without_list_marks(text: str) -> str:
-    """Return the text without the marks of its lists' items."""
-    lines = text.split("\n")
-    items = [(at, item) for at, line in enumerate(lines) if (item := _ITEM.match(line))]
-    for at, end in (*_bulleted(items), *_counted(items)):
-        rest = lines[at][end:]
-        if not _belongs(lines[at][:end].strip(), rest):
-            lines[at] = rest
-    return "\n".join(lines)
-
-
-def _bulleted(items: Sequence[tuple[int, re.Match[str]]]) -> Iterator[tuple[int, int]]:
-    """Yield the lines that begin with a bullet, and where what it stands before begins."""
-    often = Counter(item["bullet"] for _, item in items)
-    for at, item in items:
-        if (bullet := item["bullet"]) and (bullet not in "-+" or often[bullet] > 1):
-            yield at, item.end()
-
-
-def _counted(items: Sequence[tuple[int, re.Match[str]]]) -> Iterator[tuple[int, int]]:
-    """Yield the lines that begin with a number of a list, by how far they are indented."""
-    lists: dict[int, list[tuple[int, int]]] = {}
-    for at, item in items:
-        if not item["number"]:
-            continue
-        indent, number = len(item["indent"]), int(item["number"])
-        found = lists.setdefault(indent, [])
-        if number != len(found) + 1:
-            yield from _list(found)
-            found.clear()
-        if number == len(found) + 1:
-            found.append((at, item.end()))
-    for found in lists.values():
-        yield from _list(found)
-
-
-def _list(found: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
-    return tuple(found) if len(found) > 1 else ()
-
-
-def _belongs(mark: str, rest: str) -> bool:
-    """Tell whether a mark is part of what follows: a number's sign, a day of a month."""
-    if mark == "\u2022":
-        return False
-    word = _WORD.match(rest)
-    return _NUMBER.match(rest) is not None or (
-        word is not None and mark[0].isdigit() and word[0].casefold() in _MONTHS
-    )
-
 
 _INLINE = re.compile(r"(?<!`)(`{1,3})(?!`)([^`\n]+)\1(?!`)")
 _CODE = "\x00"
@@ -97,14 +34,25 @@ _HEADING = re.compile(r"(?m)^[^\S\n]*#{1,6}[^\S\n]+")
 
 _RUN = re.compile(r"\*+|_+")
 _EMPHASIS = {"*", "**", "***", "_"}
-"""``__init__`` is a name more often than it is bold; what ``~~`` is around is taken back."""
+"""Not ``__``: ``__init__`` is a name more often than it is bold."""
 
 _QUOTES = str.maketrans("\u2018\u2019\u201c\u201d\u2013\u2014", "''\"\"--")
 
+_ITEM = re.compile(
+    r"(?P<indent>[^\S\n]*+)(?:(?P<bullet>[-+*\u2022])|(?P<number>\d{1,2})[.)])[^\S\n]++"
+)
+_NUMBER = re.compile(r"[^\w\n]*+\d")
+_MONTHS = {
+    *("january", "february", "march", "april", "may", "june", "july", "august", "september"),
+    *("october", "november", "december", "januar", "februar", "m\u00e4rz", "mai", "juni", "juli"),
+    *("oktober", "dezember"),
+}
+_WORD = re.compile(r"[^\W\d_]++")
+
 
 @dataclass(frozen=True, slots=True)
-class Unmarked:
-    """A text as it reads; ``folded`` is without case, but for its code."""
+class PlainText:
+    """A text as it reads; ``folded`` has no case, except in its code."""
 
     text: str
     folded: str
@@ -112,8 +60,8 @@ class Unmarked:
     inline: frozenset[str]
 
 
-def unmarked(text: str) -> Unmarked:
-    """Take the marks out of a text, and tell what of it is code."""
+def strip_markdown(text: str) -> PlainText:
+    """Take the marks out of a text, and find its code."""
     code: list[str] = []
     blocks: list[str] = []
     inline: set[str] = set()
@@ -132,7 +80,7 @@ def unmarked(text: str) -> Unmarked:
         else:
             prose.append(_INLINE.sub(held, part))
     words = _without_marks("\n".join(prose))
-    return Unmarked(
+    return PlainText(
         _with_code(words, code),
         _with_code(words.casefold(), code),
         tuple(blocks),
@@ -152,7 +100,7 @@ def _parts(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _without_marks(prose: str) -> str:
-    """Return prose, its code held back, without what markdown lays around it."""
+    """Return prose, its code held back, without the marks."""
     text = compatible(prose).translate(_QUOTES)
     for mark in (_RULE, _FRAME, _QUOTE, _HEADING):
         text = mark.sub("", text)
@@ -181,3 +129,46 @@ def _without_emphasis(line: str) -> str:
 def _with_code(words: str, code: Sequence[str]) -> str:
     first, *rest = words.split(_CODE)
     return first + "".join(map("".join, zip(code, rest, strict=True)))
+
+
+def without_list_marks(text: str) -> str:
+    """Return the text without the marks of its lists' items."""
+    lines = text.split("\n")
+    items = [(at, item) for at, line in enumerate(lines) if (item := _ITEM.match(line))]
+    for at, end in (*_bulleted(items), *_numbered(items)):
+        rest = lines[at][end:]
+        if not _belongs(lines[at][:end].strip(), rest):
+            lines[at] = rest
+    return "\n".join(lines)
+
+
+def _bulleted(items: Sequence[tuple[int, re.Match[str]]]) -> Iterator[tuple[int, int]]:
+    """Yield the lines that begin with a bullet, and where their text begins."""
+    often = Counter(item["bullet"] for _, item in items)
+    for at, item in items:
+        if (bullet := item["bullet"]) and (bullet not in "-+" or often[bullet] > 1):
+            yield at, item.end()
+
+
+def _numbered(items: Sequence[tuple[int, re.Match[str]]]) -> list[tuple[int, int]]:
+    """Return the lines that begin with a number of a list, and where their text begins."""
+    by_indent: dict[int, list[list[tuple[int, int]]]] = {}
+    for at, item in items:
+        if item["number"]:
+            runs = by_indent.setdefault(len(item["indent"]), [[]])
+            number = int(item["number"])
+            if number != len(runs[-1]) + 1:
+                runs.append([])
+            if number == len(runs[-1]) + 1:
+                runs[-1].append((at, item.end()))
+    return [line for runs in by_indent.values() for run in runs if len(run) > 1 for line in run]
+
+
+def _belongs(mark: str, rest: str) -> bool:
+    """Tell whether a mark is part of what follows: a number's sign, a day of a month."""
+    if mark == "\u2022":
+        return False
+    word = _WORD.match(rest)
+    return _NUMBER.match(rest) is not None or (
+        word is not None and mark[0].isdigit() and word[0].casefold() in _MONTHS
+    )

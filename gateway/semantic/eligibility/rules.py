@@ -1,17 +1,12 @@
-"""Whether a text is in another language than English, by its letters and its function words.
+"""Which questions may be looked up by meaning; all others have exact hits only.
 
-Law: pure and total; a few words without any function word are English unless marked otherwise.
+Laws: each text gets a verdict, in bounded time, as its length is checked first. Lookup and storing
+both ask here, so what may not be looked up is never findable. In doubt a question has exact hits
+only: that costs a hit, and never gives a wrong answer.
 
-Whether a turn is understood only by the turns before it, or says too little by itself.
-
-Law: pure, and of one text. That the earlier turns are equal is the fingerprint's to say. But how
-near two texts are, and whether one answer fits both, cannot be told of words that stand for others.
-
-Which questions may be looked up by meaning, and found by it; the others hit only exactly.
-
-Law: total and pure. A text is bounded before it is read, so time is linear and short whatever a
-client sends. What a lookup may not look for, storing may not make findable: both ask here. In doubt
-a question is exact only, which costs a hit and never an answer.
+A few words without a function word count as English, unless something marks another language. A
+turn depends on earlier ones if its words stand for others. The fingerprint makes sure that the
+earlier turns are equal, but no verifier can compare such words.
 """
 
 import re
@@ -22,26 +17,26 @@ from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.spec import Question
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.reasons import Reason
+from gateway.semantic.code import holds_code
 from gateway.semantic.eligibility import words as lists
 from gateway.semantic.eligibility.time_sensitive import depends_on_time, varies
 from gateway.semantic.eligibility.tokens import (
     TokenizedQuestion,
-    holds_code,
     sentences_of,
     tokenize_question,
 )
 
 MAX_WITHOUT_FUNCTION_WORDS = 9
-"""Twice as many with one of them, and so on."""
+"""Of a text in English; twice as many with one function word, and so on."""
 OTHER_LETTERS = 0.1
-"""Share of letters that are not Latin, from which on a text is written in another script."""
+"""Share of letters that are not Latin, above which a text is in another script."""
 
 _LOWER_ACCENTED = re.compile(r"\b[a-z]*[\u00df-\u00f6\u00f8-\u00ff][a-z]*\b")
 _LATIN_ENDS = "\u024f"
 
 
 def is_foreign(text: TokenizedQuestion) -> bool:
-    """Judge a text in Latin letters by its function words."""
+    """Tell by its function words whether a text in Latin letters is not English."""
     vocabulary = text.vocabulary
     english = len(vocabulary & lists.ENGLISH)
     foreign = len(vocabulary & lists.FOREIGN)
@@ -58,7 +53,7 @@ def is_foreign(text: TokenizedQuestion) -> bool:
 
 
 def is_prose(text: str) -> bool:
-    """Tell whether a text is English sentences: rows of data have no function words."""
+    """Tell whether a text holds English sentences: rows of data have no function words."""
     return is_english(text) and not tokenize_question(text).vocabulary.isdisjoint(lists.ENGLISH)
 
 
@@ -72,22 +67,22 @@ def is_english(text: str) -> bool:
 
 
 _FRAGMENT = 2
-"""Words of an answer or a hint, such as "the second" or "in Canada"."""
+"""Words in "the second" or "in Canada"."""
 _SHORT = 5
 _LONG = 10
-"""Words from which on a sentence says itself what "the other one" is."""
+"""In more words a sentence says itself what "the other one" is."""
 _CLOSE = 3
 _ENOUGH_BEFORE = 4
-"""Words of content before a pronoun, which is then taken to stand for one of them."""
+"""Words of content before a pronoun, which then stands for one of them."""
 
 
 def is_vague(turn: TokenizedQuestion) -> bool:
-    """Tell whether a text says so little that its sense must come from elsewhere."""
+    """Tell whether a text says too little by itself."""
     return len(turn.words) <= _FRAGMENT and turn.vocabulary <= lists.VAGUE
 
 
 def depends_on_earlier_turns(turn: TokenizedQuestion) -> bool:
-    """Tell whether a turn after others may lean on them."""
+    """Tell whether a turn may be understood only by the turns before it."""
     words, vocabulary, pairs = turn.words, turn.vocabulary, turn.pairs
     return (
         len(words) <= _FRAGMENT
@@ -106,7 +101,7 @@ def _is_fragment(turn: TokenizedQuestion) -> bool:
 
 
 def _refers_back(words: Sequence[str], vocabulary: frozenset[str]) -> bool:
-    """Tell whether a pronoun has nothing before it in its own text that it could stand for."""
+    """Tell whether a pronoun stands for nothing in the text before it."""
     if vocabulary.isdisjoint(lists.PRONOUNS):
         return False
     content = 0
@@ -137,26 +132,26 @@ def _stands_for_nothing(word: str, before: str, rest: Sequence[str]) -> bool:
 
 MAX_CHARACTERS = 1000
 MAX_WORDS = 160
-"""A text of this length is about 200 tokens: the encoder and the verifier read it whole."""
+"""About 200 tokens: encoder and verifier read the text whole."""
 LONGEST_WORD = 40
 MAX_GIVEN_WORDS = 12
-"""Of a text to work on: a short one is a phrase that the verifier can compare."""
+"""Of a text to work on: the verifier can compare a shorter one."""
 MAX_LINES = 6
 MIN_STUFFED_WORDS = 12
 MIN_DISTINCT = 0.45
-"""Share of different words; English of this length has 0.6 and more."""
+"""Share of different words; English of this length has at least 0.6."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _LATIN = re.compile("[\u00c0-\u0130\u0132-\u0137\u0139-\u0148\u014a-\u017e]")
-"""Latin letters of names and loan words, without those that only pass for another letter."""
+"""Latin letters of names and loan words, without those that imitate another letter."""
 _SIGNS = frozenset(
     "\u00a0£€¥¢§©®™°±²³¹¼½¾·÷\u00d7\u2018\u2019\u201c\u201d\u201e«»¡¿\u2013\u2014\u2212…•"
 )
 _ITEM = re.compile(r"(?:^|\s)\(?(?:[1-9]|[a-d]|i{1,3})[.)]\s+\w")
 _MAX_ITEMS = 2
 _ASIDE = 2
-"""Spaces in what only stresses a question: "What now??"."""
+"""Spaces in a question that only stresses another: "What now??"."""
 _MAX_ASIDES = 2
 _ROLE = re.compile(
     r"^\s{0,9}(?:(?:system|assistant|user|human|ai)\s?:|#{2,6} \w)|<\||\[/?INST\]",
@@ -165,11 +160,11 @@ _ROLE = re.compile(
 _LINK = re.compile(r"https?://|www\.\w", re.IGNORECASE)
 _GIVEN = re.compile(r"[:\n\"\u201c]")
 _NEAR = 6
-"""Words between "ignore" and what is to be ignored."""
+"""Words between "ignore" and its object."""
 
 
 class SemanticQuery(NamedTuple):
-    """What of a request is looked up by meaning, or why nothing is."""
+    """The question of a request, or why it has exact hits only."""
 
     question: Question | None
     ineligible: Reason | None
@@ -179,7 +174,7 @@ NO_QUERY = SemanticQuery(None, None)
 
 
 def semantic_query(endpoint: Endpoint, body: dict[str, Any]) -> SemanticQuery:
-    """Return the question of a request, or why it may only hit exactly."""
+    """Return the question of a request, or why it has exact hits only."""
     find = SPECS[endpoint].find_question
     found = Reason.ENDPOINT if find is None else find(body)
     if not isinstance(found, Question):
@@ -189,7 +184,7 @@ def semantic_query(endpoint: Endpoint, body: dict[str, Any]) -> SemanticQuery:
 
 
 def ineligible(text: str, *, follows: bool = False) -> Reason | None:
-    """Return why a text may only hit exactly; ``follows`` tells of earlier turns."""
+    """Return why a text has exact hits only; ``follows``: there are earlier turns."""
     if len(text) > MAX_CHARACTERS:
         return Reason.TEXT_TOO_LONG
     if not text or text.isspace():
@@ -208,7 +203,7 @@ def ineligible(text: str, *, follows: bool = False) -> Reason | None:
 
 
 def _unreadable(text: str) -> Reason | None:
-    """Find what an English encoder drops or cannot tell apart, and what people do not see."""
+    """Find what an English encoder drops or mistakes, and what people do not see."""
     if _CONTROL.search(text):
         return Reason.UNREADABLE_TEXT
     if not text.isascii():
@@ -219,7 +214,7 @@ def _unreadable(text: str) -> Reason | None:
 
 
 def _is_stuffed(question: TokenizedQuestion) -> bool:
-    """Tell a text that repeats itself, or holds a word that is none, from a sentence."""
+    """Tell whether a text repeats itself, or holds a word that is too long to be one."""
     count = len(question.words)
     if count >= MIN_STUFFED_WORDS and len(question.vocabulary) < MIN_DISTINCT * count:
         return True
@@ -227,9 +222,9 @@ def _is_stuffed(question: TokenizedQuestion) -> bool:
 
 
 def _instructs(question: TokenizedQuestion) -> bool:
-    """Tell a text that gives orders of its own to the model, or to what reads it before.
+    """Tell whether a text gives orders to the model or to the gateway.
 
-    Beside a harmless question such orders make a stored answer that others would be served.
+    Beside a harmless question an order shapes an answer that other clients would get.
     """
     vocabulary, words = question.vocabulary, question.words
     if not question.pairs.isdisjoint(lists.MACHINERY) or _ROLE.search(question.text):
@@ -245,7 +240,7 @@ def _instructs(question: TokenizedQuestion) -> bool:
 
 
 def _orders_beside(question: TokenizedQuestion) -> bool:
-    """Find "say yes" as a sentence beside a question."""
+    """Find a sentence such as "Say yes." beside a question."""
     sentences = [each.rstrip() for each in sentences_of(question.text, clauses=True)]
     if not any(sentence.endswith("?") for sentence in sentences):
         return False
@@ -258,9 +253,9 @@ def _orders_beside(question: TokenizedQuestion) -> bool:
 
 
 def _holds_payload(question: TokenizedQuestion) -> bool:
-    """Tell whether the text brings another one to work on, or points to one by a link.
+    """Tell whether the question brings a text to work on, or a link to one.
 
-    What is asked of such a text is the same for many, and all that matters is the text.
+    Many such questions have the same words, and only the text differs.
     """
     text, words = question.text, question.words
     if text.count("\n") >= MAX_LINES or _LINK.search(text):
@@ -273,7 +268,7 @@ def _holds_payload(question: TokenizedQuestion) -> bool:
 
 
 def _asks_much(question: TokenizedQuestion) -> bool:
-    """Tell several questions in one: an answer to some of them would pass for one to all."""
+    """Tell whether there are several questions: an answer to one would count for all."""
     text = question.text
     if text.count("?") > 1:
         sentences = (each.strip() for each in sentences_of(text, clauses=True))
@@ -294,4 +289,4 @@ _CHECKS: tuple[tuple[Reason, Callable[[TokenizedQuestion], bool]], ...] = (
     (Reason.VARIETY, varies),
     (Reason.TIME, depends_on_time),
 )
-"""In the order in which a text that fails several is told."""
+"""In order: the first that applies is the reason."""

@@ -1,13 +1,13 @@
-"""Whether a right answer may be wrong when the same is asked later, or another one is wanted.
+"""Whether the answer depends on when a question is asked, or another answer is wanted each time.
 
-Law: pure, and of one text: no clock is read. A day named by its date is no matter of now.
+Law: only the text decides; no clock is read. A day named by its date does not depend on now.
 """
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gateway.semantic.eligibility import words as lists
-from gateway.semantic.eligibility.tokens import TokenizedQuestion, asking_part
+from gateway.semantic.eligibility.tokens import TokenizedQuestion, sentences_of, tokenize_question
 
 _SHORT = 5
 _REQUEST = 10
@@ -19,9 +19,9 @@ _TITLE = 6
 
 
 def varies(asked: TokenizedQuestion) -> bool:
-    """Tell whether another answer than the last one is wanted, or one by chance.
+    """Tell whether the request wants another answer than the last one, or one by chance.
 
-    Only of a request to give something: how to make a random number is a question like any other.
+    It must ask for something: how to make a random number is a question like any other.
     """
     if asked.vocabulary.isdisjoint(lists.ASKS_VARIETY):
         return False
@@ -38,14 +38,14 @@ def varies(asked: TokenizedQuestion) -> bool:
 
 
 def depends_on_time(question: TokenizedQuestion) -> bool:
-    """Tell whether the answer depends on when it is asked.
+    """Tell whether the answer depends on when the question is asked.
 
-    The days of a tale that brings its own figures are its own: Tom has 8 apples left today. So are
-    those of a statement that only leads to the question.
+    Days do not count in a story with its own figures (Tom has 8 apples left today), nor in a
+    statement that only leads to the question.
     """
     if question.vocabulary.isdisjoint(lists.ASKS_TIME) or _tells_story(question):
         return False
-    asked = asking_part(question)
+    asked = _asking_part(question)
     return (
         not asked.vocabulary.isdisjoint(lists.MOMENTS)
         or not asked.pairs.isdisjoint(lists.OF_ITS_TIME)
@@ -54,6 +54,17 @@ def depends_on_time(question: TokenizedQuestion) -> bool:
         or _names_period(asked)
         or _asks_how_things_stand(asked)
     )
+
+
+def _asking_part(question: TokenizedQuestion) -> TokenizedQuestion:
+    """Return the sentences that ask, without those that only lead to the question."""
+    sentences = sentences_of(question.text.strip(), clauses=True)
+    if len(sentences) == 1:
+        return question
+    asking = [sentence for sentence in sentences if sentence.rstrip().endswith("?")]
+    asked = tokenize_question(" ".join(asking))
+    # A lone "?" is a sentence without a word: "What is 1.5! ?"
+    return asked if asked.words else question
 
 
 def _tells_story(question: TokenizedQuestion) -> bool:
@@ -101,12 +112,12 @@ def _is_period(relative: str, rest: Sequence[str]) -> bool:
 
 
 class _Place(NamedTuple):
-    """Where a word stands."""
+    """A word's place in the question."""
 
     before: str
     rest: Sequence[str]
     own: bool
-    """Whether the asker speaks of what is theirs."""
+    """Whether "I" or "my" is in the question."""
     asked: TokenizedQuestion
 
     @property
@@ -125,14 +136,14 @@ def _asks_how_things_stand(asked: TokenizedQuestion) -> bool:
 
 
 def _now(place: _Place) -> bool:
-    """With "I" or "my" beside it "now" is a turn of speech; "right now" never is."""
+    """Beside "I" or "my", "now" is a turn of speech; "right now" never is."""
     if place.before == "right":
         return True
     return not (place.own or place.before in lists.BEFORE_NOW or place.following == "that")
 
 
 def _currently(place: _Place) -> bool:
-    """With "I" or "my" beside it "currently" tells of the asker, and changes no answer."""
+    """Beside "I" or "my", "currently" describes the user, and changes no answer."""
     return not place.own
 
 

@@ -1,15 +1,25 @@
 """The operator's API below /admin: JSON in, JSON out, every action in the audit log.
 
-Law: an action that cannot be written down is not done, and what was done of one that stopped
-half-way is said. The audit log names what was asked and what came of it, never a token, a prompt or
-an answer.
+Laws. With a token, whoever has it may use the API. Without one, only a program on this very machine
+that speaks to the gateway directly. A browser on this machine is not enough: a page from elsewhere
+may send requests to loopback (hence Origin) or under its own name for this address (hence Host),
+and a proxy on this machine speaks for anybody (hence no forwarded requests).
+
+An action that cannot be written to the audit log is not done, and what was done of one that stopped
+half-way is said. The audit log names the fields and the figures of an action, never a token, a
+prompt or an answer.
 """
 
+import hmac
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 from aiohttp import web
@@ -17,63 +27,75 @@ from aiohttp import web
 from gateway.cache.append_files import Journal
 from gateway.cache.entry import Entry
 from gateway.cache.key import identify, scope_ids
-from gateway.cache.ports import PositionError, StoreError, UnfinishedError
+from gateway.cache.ports import ForgetKeys, PositionError, Quarantine, StoreError, UnfinishedError
+from gateway.cache.stores.entry_codec import encoded_size
 from gateway.protocol.errors import error_body
 from gateway.protocol.headers import folded
-from gateway.server.admin.access import admin_refusal
-from gateway.server.admin.operations import Operations
-from gateway.server.admin.selection import (
-    SelectionError,
+from gateway.server.admin.explain import Explainer
+from gateway.server.admin.load import Loader
+from gateway.server.admin.operations import (
+    InvalidFieldError,
+    Operations,
     parse_selection,
     read_hash,
     read_headers,
     read_holder,
+    read_switch,
+    refuse_other_fields,
 )
+from gateway.server.admin.recorded_request import RecordedError, read_request
+from gateway.server.admin.semantic_report import SemanticOperations
 from gateway.server.http.compressed_body import read_body
+from gateway.server.pipeline import Pipeline
+from gateway.server.secrets import secret_setting
+from gateway.upstream.coalescing.coalescer import Coalescer
+from gateway.upstream.ports import Upstream
 
 log = logging.getLogger(__name__)
 
-Action = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
-"""One operation: the request's JSON to the reply's. Raises SelectionError."""
+Fields = dict[str, Any]
+"""A JSON object: the fields of an action, or its reply."""
 
-Page = Callable[[], dict[str, Any]]
-"""Something to look at."""
+Action = Callable[[Fields], Awaitable[Fields]]
+"""One operation. Raises InvalidFieldError."""
+
+Page = Callable[[], Fields]
+"""Figures to look at."""
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 1000
-_LISTED = ("key", "scope", "model", "tag", "rule")
+_LIST_FILTERS = ("key", "scope", "model", "tag", "rule")
+_AUDITED = ("key", "scope", "model", "tag", "rule", "all", "entry", "dry_run", "purge")
+"""Fields that the audit log may hold: names and hashes, no text of a prompt."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Admin:
-    """HTTP handlers of the operator's API."""
+    """HTTP handlers of the operator's API; ``add_routes`` is their table."""
 
-    def __init__(
-        self,
-        operations: Operations,
-        audit_log: Journal,
-        *,
-        secret: bytes,
-        token: str | None,
-        holder_of: Callable[[Mapping[str, str]], str | None],
-    ) -> None:
-        """Serve the operations; ``holder_of`` tells from headers whose gateway key they bear."""
-        self._operations = operations
-        self._holder_of = holder_of
-        self._secret = secret
-        self._audit_log = audit_log
-        self._token = token
+    operations: Operations
+    semantic: SemanticOperations
+    prefix_hits: Page
+    loader: Loader
+    explainer: Explainer
+    audit_log: Journal
+    secret: bytes = field(repr=False)
+    token: str | None = field(repr=False)
+    holder_of: Callable[[Mapping[str, str]], str | None]
+    """Whose gateway key headers bear."""
 
-    def add_routes(
-        self, app: web.Application, more: Mapping[str, Action], pages: Mapping[str, Page]
-    ) -> None:
-        """Register the API; ``more`` actions and ``pages`` are by the last part of their path."""
+    def add_routes(self, app: web.Application) -> None:
+        """Register every page and every action of the API."""
+        pages: dict[str, Page] = {"semantic": self.semantic.report, "prefix-hits": self.prefix_hits}
         actions: dict[str, Action] = {
             "purge": self._purge,
             "wrong": self._wrong,
             "audit": self._audit,
             "forget": self._forget,
             "scope": self._scope,
-            **more,
+            "load": self.loader.load,
+            "explain": self._explain,
+            "semantic/reset": self.semantic.reset,
         }
         for name, page in pages.items():
             app.router.add_get(f"/admin/{name}", self._guarded(_shown(page)))
@@ -88,17 +110,17 @@ class Admin:
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handler(request: web.Request) -> web.Response:
             headers = folded(request.headers.items())
-            refusal = admin_refusal(self._token, headers, _peer(request))
+            refusal = admin_refusal(self.token, headers, _peer(request))
             if refusal is not None:
                 status, message = refusal
                 return _error(status, message, "permission_error", None)
             try:
                 return await handle(request)
-            except SelectionError as error:
+            except InvalidFieldError as error:
                 return _error(400, str(error), "invalid_request_error", error.field)
             except PositionError:
-                told = "after: expected what a list told under after."
-                return _error(400, told, "invalid_request_error", "after")
+                message = "after: expected what a list told under after."
+                return _error(400, message, "invalid_request_error", "after")
             except StoreError as error:
                 return _error(503, f"The store failed: {error}.", "store_error", None)
             except UnfinishedError as error:
@@ -106,8 +128,8 @@ class Admin:
                 return _error(500, str(error), "server_error", None)
             except OSError as error:
                 log.error("admin: a file cannot be written: %s", error)  # noqa: TRY400 - no trace
-                told = "A file in the data directory cannot be written; nothing was done."
-                return _error(500, told, "server_error", None)
+                message = "A file in the data directory cannot be written; nothing was done."
+                return _error(500, message, "server_error", None)
 
         return handler
 
@@ -115,16 +137,17 @@ class Admin:
         self, name: str, action: Action
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handler(request: web.Request) -> web.Response:
-            asked = await _object(request)
-            line = {"action": name, "peer": _peer(request), "asked": _named(asked)}
-            await self._audit_log.append({"time": time.time(), **line})
-            result = await action(asked)
+            fields = await _read_fields(request)
+            audited = {key: value for key, value in fields.items() if key in _AUDITED}
+            line = {"action": name, "peer": _peer(request), "asked": audited}
+            await self.audit_log.append({"time": time.time(), **line})
+            result = await action(fields)
             figures = {"time": time.time(), **line, "result": _figures(result)}
             try:
-                await self._audit_log.append(figures)
+                await self.audit_log.append(figures)
             except OSError as error:
-                told = "The action was done, but its figures are not in the audit log."
-                raise UnfinishedError(told) from error
+                message = "The action was done, but its figures are not in the audit log."
+                raise UnfinishedError(message) from error
             return _reply(200, result)
 
         return handler
@@ -133,13 +156,13 @@ class Admin:
         query = dict(request.query)
         limit = _whole("limit", query.pop("limit", str(DEFAULT_LIMIT)))
         after = query.pop("after", None)
-        for field in query:
-            if field not in _LISTED:
-                allowed = ", ".join((*_LISTED, "limit", "after"))
-                raise SelectionError(field, f"one of the parameters {allowed}")
+        for name in query:
+            if name not in _LIST_FILTERS:
+                allowed = ", ".join((*_LIST_FILTERS, "limit", "after"))
+                raise InvalidFieldError(name, f"one of the parameters {allowed}")
         selection = parse_selection(query or {"all": True})
         cursor = None if after is None else _cursor(after)
-        listed = await self._operations.entries(selection, cursor, limit)
+        listed = await self.operations.entries(selection, cursor, limit)
         return _reply(
             200,
             {
@@ -150,7 +173,7 @@ class Admin:
 
     async def _show(self, request: web.Request) -> web.Response:
         key = read_hash("key", request.match_info["key"])
-        listed = await self._operations.entries(parse_selection({"key": key.hex()}), None, 1)
+        listed = await self.operations.entries(parse_selection({"key": key.hex()}), None, 1)
         if not listed.entries:
             return _error(404, "There is no entry under this key.", "invalid_request_error", "key")
         entry = listed.entries[0]
@@ -158,12 +181,12 @@ class Admin:
         if request.query.get("answer") == "1":
             # Reading what somebody was answered is an action, too.
             line = {"time": time.time(), "action": "show", "asked": {"key": key.hex()}}
-            await self._audit_log.append({**line, "peer": _peer(request)})
+            await self.audit_log.append({**line, "peer": _peer(request)})
             shown |= {"question": entry.question, "answer": orjson.Fragment(entry.result)}
         return _reply(200, shown)
 
-    def _summary(self, entry: Entry) -> dict[str, Any]:
-        now = self._operations.now()
+    def _summary(self, entry: Entry) -> Fields:
+        now = self.operations.now()
         return {
             "key": entry.key.hex(),
             "scope": entry.scope.hex(),
@@ -177,49 +200,56 @@ class Admin:
             "expires_at": entry.expires_at,
             "age": max(0, int(now - entry.stored_at)),
             "ttl": int(entry.expires_at - now),
-            "bytes": self._operations.size(entry),
+            "bytes": self.operations.size(entry),
             "tokens": entry.tokens,
             "semantic": entry.question is not None
-            and not self._operations.quarantine.holds(entry.key),
+            and not self.operations.quarantine.holds(entry.key),
         }
 
-    async def _purge(self, asked: dict[str, Any]) -> dict[str, Any]:
-        dry_run = _switch(asked, "dry_run", default=True)
-        purged = await self._operations.purge(parse_selection(asked), dry_run=dry_run)
+    async def _purge(self, fields: Fields) -> Fields:
+        dry_run = read_switch(fields, "dry_run", default=True)
+        purged = await self.operations.purge(parse_selection(fields), dry_run=dry_run)
         return {"dry_run": dry_run, **asdict(purged)}
 
-    async def _wrong(self, asked: dict[str, Any]) -> dict[str, Any]:
-        question = asked.pop("question", None)
+    async def _wrong(self, fields: Fields) -> Fields:
+        question = fields.pop("question", None)
         if question is not None and not isinstance(question, str):
-            raise SelectionError("question", "the text that was asked")
-        key = read_hash("entry", asked.pop("entry", None))
-        _nothing_else(asked, "entry, question")
-        entry = await self._operations.wrong(key, question)
+            raise InvalidFieldError("question", "the text that was asked")
+        key = read_hash("entry", fields.pop("entry", None))
+        refuse_other_fields(fields, "entry", "question")
+        entry = await self.operations.wrong(key, question)
         return {"entry": key.hex(), "evicted": entry is not None, "semantic": False}
 
-    async def _audit(self, asked: dict[str, Any]) -> dict[str, Any]:
-        purge = _switch(asked, "purge", default=False)
-        _nothing_else(asked, "purge")
-        return asdict(await self._operations.rescan(purge=purge))
+    async def _audit(self, fields: Fields) -> Fields:
+        purge = read_switch(fields, "purge", default=False)
+        refuse_other_fields(fields, "purge")
+        return asdict(await self.operations.rescan(purge=purge))
 
-    async def _forget(self, asked: dict[str, Any]) -> dict[str, Any]:
-        dry_run = _switch(asked, "dry_run", default=True)
-        scope = read_hash("scope", asked.pop("scope", None))
-        _nothing_else(asked, "scope, dry_run")
-        forgotten = await self._operations.forget(scope, dry_run=dry_run)
+    async def _forget(self, fields: Fields) -> Fields:
+        dry_run = read_switch(fields, "dry_run", default=True)
+        scope = read_hash("scope", fields.pop("scope", None))
+        refuse_other_fields(fields, "scope", "dry_run")
+        forgotten = await self.operations.forget(scope, dry_run=dry_run)
         return {"dry_run": dry_run, **asdict(forgotten)}
 
-    async def _scope(self, asked: dict[str, Any]) -> dict[str, Any]:
+    async def _scope(self, fields: Fields) -> Fields:
         """Tell the scope ids of whoever sends these headers and names this user."""
-        headers, user = asked.pop("headers", {}), asked.pop("user", None)
-        given = asked.pop("holder", None)
-        _nothing_else(asked, "headers, holder, user")
+        headers, user = fields.pop("headers", {}), fields.pop("user", None)
+        given = fields.pop("holder", None)
+        refuse_other_fields(fields, "headers", "holder", "user")
         lowered = read_headers(headers)
         if not isinstance(user, str | None):
-            raise SelectionError("user", "text")
-        tenant = identify(lowered, read_holder(given, lowered, self._holder_of))
-        ids = scope_ids(self._secret, tenant, () if user is None else (user,))
+            raise InvalidFieldError("user", "text")
+        tenant = identify(lowered, read_holder(given, lowered, self.holder_of))
+        ids = scope_ids(self.secret, tenant, () if user is None else (user,))
         return {scope.value: digest.hex() for scope, digest in ids.items()}
+
+    async def _explain(self, fields: Fields) -> Fields:
+        try:
+            recorded = read_request(fields, strict=True)
+        except RecordedError as error:
+            raise InvalidFieldError(error.field or "body", error.expected) from None
+        return await self.explainer.explain(recorded)
 
 
 def _shown(page: Page) -> Callable[[web.Request], Awaitable[web.Response]]:
@@ -234,31 +264,19 @@ async def _unknown(request: web.Request) -> web.Response:
     return _error(404, message, "invalid_request_error", None)
 
 
-async def _object(request: web.Request) -> dict[str, Any]:
+async def _read_fields(request: web.Request) -> Fields:
     try:
         body = orjson.loads(await read_body(request))
     except orjson.JSONDecodeError as error:
-        raise SelectionError("body", f"a JSON object ({error})") from None
+        raise InvalidFieldError("body", f"a JSON object ({error})") from None
     if not isinstance(body, dict):
-        raise SelectionError("body", "a JSON object")
+        raise InvalidFieldError("body", "a JSON object")
     return body
-
-
-def _switch(asked: dict[str, Any], field: str, *, default: bool) -> bool:
-    value = asked.pop(field, default)
-    if not isinstance(value, bool):
-        raise SelectionError(field, "true or false")
-    return value
-
-
-def _nothing_else(asked: Mapping[str, Any], fields: str) -> None:
-    for field in asked:
-        raise SelectionError(field, f"one of the fields {fields}")
 
 
 def _whole(field: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < len(text) <= 4 and int(text) > 0):
-        raise SelectionError(field, f"a whole number from 1 to {MAX_LIMIT}")
+        raise InvalidFieldError(field, f"a whole number from 1 to {MAX_LIMIT}")
     return min(int(text), MAX_LIMIT)
 
 
@@ -266,15 +284,7 @@ def _cursor(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError:
-        raise SelectionError("after", "what a list told under after") from None
-
-
-_TELLABLE = ("key", "scope", "model", "tag", "rule", "all", "entry", "dry_run", "purge")
-
-
-def _named(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep what an audit log may hold of a request: names and hashes, no text of a prompt."""
-    return {name: value for name, value in asked.items() if name in _TELLABLE}
+        raise InvalidFieldError("after", "what a list told under after") from None
 
 
 def _figures(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -295,3 +305,96 @@ def _reply(status: int, value: Any) -> web.Response:
 
 def _error(status: int, message: str, kind: str, field: str | None) -> web.Response:
     return _reply(status, error_body(message, kind, field, None))
+
+
+_FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def admin_refusal(
+    token: str | None, headers: Mapping[str, str], peer: str | None
+) -> tuple[int, str] | None:
+    """Return None when the request may pass, else the status and what to tell.
+
+    ``headers`` are by lower-case name; ``peer`` is the address that the connection came from.
+    """
+    if token is not None:
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        known = hmac.compare_digest(given.strip().encode(errors="replace"), token.encode())
+        if scheme.lower() == "bearer" and known:
+            return None
+        return 401, "This needs the operator's token: Authorization: Bearer REFRAIN_ADMIN_TOKEN."
+    if peer is None or not _is_loopback(peer):
+        return 403, "Without REFRAIN_ADMIN_TOKEN set, only this machine may ask."
+    for name in _FORWARDED:
+        if name in headers:
+            return 403, f"A forwarded request ({name}) needs REFRAIN_ADMIN_TOKEN."
+    if _host(f"//{headers.get('host', '')}") not in _LOCAL_NAMES:
+        return 403, "Without REFRAIN_ADMIN_TOKEN set, Host must be 127.0.0.1, ::1 or localhost."
+    origin = headers.get("origin")
+    if origin is not None and _origin_host(origin) != headers.get("host", "").lower():
+        return 403, "A page from elsewhere may not ask."
+    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        return 403, "A page from elsewhere may not ask."
+    return None
+
+
+def _origin_host(url: str) -> str | None:
+    """Return host and port of a URL in lower case, or None where it has none."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return None
+    return parts.netloc.lower() if parts.scheme in ("http", "https") else None
+
+
+def _host(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
+def _is_loopback(peer: str) -> bool:
+    try:
+        address = ip_address(peer)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+def open_admin(
+    data_dir: Path,
+    pipeline: Pipeline,
+    *,
+    semantic: SemanticOperations,
+    prefix_hits: Page,
+    quarantine: Quarantine,
+    forget_keys: ForgetKeys | None,
+    make_coalescer: Callable[[Upstream], Coalescer],
+    holder_of: Callable[[Mapping[str, str]], str | None],
+) -> Admin:
+    """Return the operator's API of a pipeline. Raises SecretSettingError."""
+    operations = Operations(
+        store=pipeline.store,
+        semantic=pipeline.semantic,
+        quarantine=quarantine,
+        cases=Journal(data_dir / "wrong-hits.jsonl"),
+        policies=pipeline.policies,
+        scans=pipeline.scans,
+        forget_keys=forget_keys,
+        size=encoded_size,
+        now=pipeline.now,
+    )
+    return Admin(
+        operations=operations,
+        semantic=semantic,
+        prefix_hits=prefix_hits,
+        loader=Loader(pipeline, make_coalescer, time.perf_counter, holder_of),
+        explainer=Explainer(pipeline, holder_of),
+        audit_log=Journal(data_dir / "admin-audit.jsonl"),
+        secret=pipeline.secret,
+        token=secret_setting(os.environ, "ADMIN_TOKEN"),
+        holder_of=holder_of,
+    )

@@ -6,10 +6,12 @@ another scope's anything; of a prompt only what would be rewritten of the reques
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
-from typing import Any
+from difflib import SequenceMatcher
+from itertools import islice, takewhile
+from typing import Any, NamedTuple
 
 from gateway.cache.entry import KEY_VERSION, Entry
 from gateway.cache.field_digests import differences, field_digests, nearest
@@ -30,18 +32,20 @@ from gateway.cache.lookup import (
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Store, StoreError
 from gateway.prompts.hints.hints import hinted, hints_for
+from gateway.prompts.json_splice import Edit
 from gateway.prompts.outcome import Changed
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.protocol.cache_status import Forwarded
+from gateway.protocol.conversation import is_readable, names_text, prompt_text
+from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import PromptTooLongError, RequestError
 from gateway.protocol.messages import Inbound
 from gateway.protocol.reasons import Reason
+from gateway.protocol.text_extraction import as_names, query_readings
 from gateway.protocol.tokens import prompt_tokens
 from gateway.semantic.eligibility.rules import semantic_query
-from gateway.server.admin.byte_diff import hunks
-from gateway.server.admin.findings import findings
-from gateway.server.admin.recorded_request import Recorded, RecordedError, read_request
-from gateway.server.admin.selection import SelectionError
+from gateway.server.admin.recorded_request import RecordedRequest
 from gateway.server.pipeline import Pipeline
 from gateway.server.request import Asked, Step, Trace, Verdict, facts_of
 from policies.decision import PiiAction
@@ -53,6 +57,14 @@ PAGE = 256
 MOST_COMPARED = 50_000
 MOST_HUNKS = 100
 SCAN_SECONDS = 10.0
+MOST_FINDINGS = 100
+_COMBINED = "texts put together or unescaped"
+_NAME_FIELDS = frozenset({"model"}).union(*(spec.neutral for spec in SPECS.values()))
+CONTEXT = 24
+"""Bytes that are shown before and behind a difference."""
+_MOST_WORDS = 2000
+"""Of an edit; of longer ones only what both sides begin and end with is left out."""
+_WORD = re.compile(rb"\w+(?:[.:+-]\w+)*|[\x80-\xff]+|\s+|.", re.DOTALL)
 
 WHY_NOT = {
     Reason.ENDPOINT: "only chat completions and responses are looked up by meaning",
@@ -81,68 +93,71 @@ class Explainer:
     """Explains what a pipeline does; ``policy_only`` where there is no store to look into."""
 
     pipeline: Pipeline
-    holder: Callable[[Mapping[str, str]], str | None] = lambda _: None
+    holder_of: Callable[[Mapping[str, str]], str | None] = lambda _: None
     """Whose gateway key a request bears; raises RequestError where it may not ask at all."""
     without_index: str = "this gateway runs without an index of questions"
     policy_only: bool = False
 
-    async def explain(self, inquiry: Recorded) -> dict[str, Any]:
+    async def explain(self, recorded: RecordedRequest) -> dict[str, Any]:
         """Return the explanation, a JSON object."""
         trace, end = Trace(), None
-        request = {"endpoint": inquiry.endpoint, "inferred": inquiry.inferred}
-        told: dict[str, Any] = {"request": request}
+        request = {"endpoint": recorded.endpoint, "inferred": recorded.inferred}
+        report: dict[str, Any] = {"request": request}
         try:
-            holder = self.holder(inquiry.headers)
-            query = inquiry.target.partition("?")[2]
-            inbound = Inbound(inquiry.target, inquiry.headers, (), inquiry.raw, holder, query)
-            end = await self.pipeline.explain(inquiry.endpoint, inbound, trace)
+            holder = self.holder_of(recorded.headers)
+            query = recorded.target.partition("?")[2]
+            inbound = Inbound(recorded.target, recorded.headers, (), recorded.raw, holder, query)
+            end = await self.pipeline.explain(recorded.endpoint, inbound, trace)
         except PromptTooLongError as error:
-            told["outcome"] = {"would": "refused", "reason": error.reason}
+            report["outcome"] = {"would": "refused", "reason": error.reason}
         except RequestError as error:
-            return told | {"outcome": {"would": "invalid", "message": str(error)}}
+            return report | {"outcome": {"would": "invalid", "message": str(error)}}
         if trace.odd is not None:
             message = f"{trace.odd} The request is forwarded as it came."
             bypass = {"would": "bypass", "reason": Reason.UNKNOWN_SHAPE, "message": message}
-            return {"outcome": bypass} | told
+            return {"outcome": bypass} | report
         asked = trace.asked
-        told["request"] |= {"model": inquiry.body["model"], "tenant": _whose(asked.tenant, holder)}
-        told |= _decision(asked)
+        report["request"] |= {
+            "model": recorded.body["model"],
+            "tenant": _whose(asked.tenant, holder),
+        }
+        report |= _decision(asked)
         if end is None:
-            return told
-        told |= await asyncio.to_thread(_rewrites, asked, self.pipeline.secret)
-        told["pii"] = await _personal_data(asked)
-        told["semantic"] = _eligibility(asked)
-        told["outcome"] = _outcome(end, self.pipeline.now())
+            return report
+        report |= await asyncio.to_thread(_rewrites, asked, self.pipeline.secret)
+        report["pii"] = await _personal_data(asked)
+        report["semantic"] = _eligibility(asked)
+        report["outcome"] = _outcome(end, self.pipeline.now())
         # The first item of a batch that is no hit speaks for all.
         missed = (steps for steps in trace.lookups if not isinstance(steps[-1].state, Hit))
         steps = next(missed, trace.lookups[0])
         if len(steps) == 1:  # it was not looked up
-            return told
+            return report
         if not self.policy_only:
-            told |= await self._lookup(steps, trace, end)
-        elif told["outcome"]["would"] != "bypass":
-            told["outcome"] = {"would": "lookup"}
-        return told
+            report |= await self._lookup(steps, trace, end)
+        elif report["outcome"]["would"] != "bypass":
+            report["outcome"] = {"would": "lookup"}
+        return report
 
     async def _lookup(self, steps: Sequence[Step], trace: Trace, end: End) -> dict[str, Any]:
         plan: Plan = steps[0].state.plan
-        told: dict[str, Any] = {
+        report: dict[str, Any] = {
             "lookup": [self._words(step) for step in steps[:-1]],
             "identity": {"key": plan.key.hex(), "scope": plan.partition.scope.hex()},
         }
         if len(trace.lookups) > 1:
             stored = sum(isinstance(each[-1].state, Hit) for each in trace.lookups)
-            told["items"] = {"asked": len(trace.lookups), "stored": stored}
+            report["items"] = {"asked": len(trace.lookups), "stored": stored}
         fault = next((step.came for step in steps if isinstance(step.came, StoreError)), None)
         try:
             if fault is not None:
                 raise fault
             forward = end.status.forwarded if isinstance(end, Forward) else None
             if isinstance(end, Refused) or forward is Forwarded.MISS:
-                told["nearest"] = await _nearest(plan, self.pipeline.store, self.pipeline.now())
+                report["nearest"] = await _nearest(plan, self.pipeline.store, self.pipeline.now())
         except StoreError as error:
-            told["outcome"] = {"would": "unknown", "message": f"The store failed: {error}"}
-        return told
+            report["outcome"] = {"would": "unknown", "message": f"The store failed: {error}"}
+        return report
 
     def _words(self, step: Step) -> dict[str, str]:
         state, came = step
@@ -154,22 +169,6 @@ class Explainer:
         else:
             result = words(state, came, self.pipeline.now())
         return {"step": name.format(state), "result": result}
-
-
-def explain_action(
-    pipeline: Pipeline, holder: Callable[[Mapping[str, str]], str | None]
-) -> Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]:
-    """Return the operator's action that explains what a pipeline does: JSON in, JSON out."""
-    explainer = Explainer(pipeline, holder)
-
-    async def action(asked: dict[str, Any]) -> dict[str, Any]:
-        try:
-            inquiry = read_request(asked, strict=True)
-        except RecordedError as error:
-            raise SelectionError(error.field or "body", error.expected) from None
-        return await explainer.explain(inquiry)
-
-    return action
 
 
 def _entry_words(_state: State, entry: Entry | None, now: float) -> str:
@@ -224,15 +223,15 @@ def _decision(asked: Asked) -> dict[str, Any]:
 
 def _failed(condition: Condition, facts: RequestFacts) -> dict[str, Any]:
     """Say what a condition wanted and, where that is no content, what it met."""
-    told: dict[str, Any] = {"key": condition.key, "wanted": list(condition.wanted)}
+    report: dict[str, Any] = {"key": condition.key, "wanted": list(condition.wanted)}
     match condition.key.split(".", 1):
         case ["endpoint"]:
-            told["got"] = facts.endpoint
+            report["got"] = facts.endpoint
         case ["model"]:
-            told["got"] = facts.model
+            report["got"] = facts.model
         case ["header", name]:
-            told["got"] = facts.headers.get(name)
-    return told
+            report["got"] = facts.headers.get(name)
+    return report
 
 
 def _whose(tenant: Tenant, holder: str | None) -> str:
@@ -248,13 +247,13 @@ def _rewrites(asked: Asked, secret: bytes) -> dict[str, Any]:
     """Return what the rewrite plan and the hints do; what others shared is not known here."""
     endpoint, raw, decision = asked.endpoint, asked.inbound.raw, asked.decision
     result = rewrite(endpoint, asked.body, raw, decision.prefix)
-    told = {"rewrite": _diff(raw, result)}
+    report = {"rewrite": _diff(raw, result)}
     if hints_for(endpoint, decision.hints):
         settings, owner = decision.hints, document_owner(secret, asked.tenant)
         sent = result.raw
         hints = hinted(endpoint, result.body, sent, settings, rule=decision.rule, owner=owner)
-        told["hints"] = _diff(sent, hints)
-    return told
+        report["hints"] = _diff(sent, hints)
+    return report
 
 
 def _diff(raw: bytes, result: Changed) -> dict[str, Any]:
@@ -280,7 +279,7 @@ async def _personal_data(asked: Asked) -> dict[str, Any]:
     async with asyncio.timeout(SCAN_SECONDS):
         scanner = await asyncio.to_thread(PiiScanner, policy.regions, policy.allowed)
         found = await asyncio.to_thread(
-            findings, scanner, asked.endpoint, asked.body, asked.inbound.query
+            find_personal_data, scanner, asked.endpoint, asked.body, asked.inbound.query
         )
     return {"scanned": True, "findings": [asdict(each) for each in found]}
 
@@ -299,8 +298,13 @@ def _outcome(end: End, now: float) -> dict[str, Any]:
     match end:
         case Hit():
             status, entry = end.status, _summary(end.entry, now)
-            told = {"would": "hit", "cache_status": status.header(), "age": end.age, "entry": entry}
-            return told | status._asdict()
+            report = {
+                "would": "hit",
+                "cache_status": status.header(),
+                "age": end.age,
+                "entry": entry,
+            }
+            return report | status._asdict()
         case Forward():
             return {
                 "would": "bypass" if end.status.forwarded is Forwarded.BYPASS else "miss",
@@ -334,13 +338,13 @@ async def _nearest(plan: Plan, store: Store, now: float) -> dict[str, Any]:
         kept = [] if best is None else [kept[best]]
         if (after := page.after) is None:
             break
-    told: dict[str, Any] = {"entries": walked, "of_this_scope": compared, "entry": None}
+    report: dict[str, Any] = {"entries": walked, "of_this_scope": compared, "entry": None}
     for entry in kept:
-        told["entry"] = _summary(entry, now)
-        told["differences"] = [
+        report["entry"] = _summary(entry, now)
+        report["differences"] = [
             asdict(each) for each in differences(ours, entry.digests)
         ] or _outside(plan, entry)
-    return told
+    return report
 
 
 def _summary(entry: Entry, now: float) -> dict[str, Any]:
@@ -364,3 +368,111 @@ def _outside(plan: Plan, entry: Entry) -> list[dict[str, Any]]:
     )
     named = [name for name, differs in pairs if differs] or ["PII scan or query string"]
     return [{"field": name, "how": "differs"} for name in named]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found and where, never the text itself. Places count characters."""
+
+    kind: str
+    where: str
+    start: int = 0
+    end: int = 0
+
+
+def find_personal_data(
+    scanner: PiiScanner, endpoint: Endpoint, body: dict[str, Any], query: str
+) -> list[Finding]:
+    """Scan a request as a lookup does, and find the places of what that finds."""
+    beside = {field: body[field] for field in body if field in SPECS[endpoint].neutral}
+    keyed = {field: body[field] for field in body if field not in beside}
+    found: list[Finding] = []
+    if not is_readable(endpoint, body):
+        found.append(Finding("unreadable", "prompt, as token numbers"))
+    elif kind := scanner.scan(prompt_text(endpoint, body, query)):
+        found += _locate(scanner, keyed, query) or [Finding(kind, _COMBINED)]
+    if kind := scanner.scan(names_text(endpoint, body)):
+        found += _locate(scanner, beside) or [Finding(kind, _COMBINED)]
+    return found
+
+
+def _locate(scanner: PiiScanner, fields: dict[str, Any], query: str = "") -> list[Finding]:
+    found: list[Finding] = []
+    for field, value in fields.items():
+        for where, text in _located_texts(scanner, field, value):
+            if field in _NAME_FIELDS and as_names(text) != text:
+                spans = scanner.spans(as_names(text))[:1]
+                found += [Finding(span.kind, where, 0, len(text)) for span in spans]
+            else:
+                spans = scanner.spans(text)
+                found += [Finding(span.kind, where, span.start, span.end) for span in spans]
+            if len(found) >= MOST_FINDINGS:
+                return found[:MOST_FINDINGS]
+    kinds = (kind for text in query_readings(query) if (kind := scanner.scan(text)))
+    return found + [Finding(kind, "query string") for kind in islice(kinds, 1)]
+
+
+def _located_texts(scanner: PiiScanner, field: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield the texts of a field and where they stand; a place quotes no name with a finding."""
+
+    def named(name: str) -> str:
+        return name if scanner.scan(name) is None else "(a name)"
+
+    yield named(field), field
+    stack = [(named(field), value)]
+    while stack:
+        at, each = stack.pop()
+        match each:
+            case str():
+                yield at, each
+            case dict():
+                for name, member in reversed(each.items()):
+                    where = f"{at}.{named(name)}"
+                    stack += [(where, member), (where, name)]
+            case list():
+                stack += reversed([(f"{at}[{index}]", item) for index, item in enumerate(each)])
+
+
+class Hunk(NamedTuple):
+    """One change: the bytes removed from ``at`` on, and those put in their place."""
+
+    at: int
+    went: bytes
+    came: bytes
+    before: bytes
+    behind: bytes
+
+
+def hunks(raw: bytes, edits: Sequence[Edit]) -> Iterator[Hunk]:
+    """Yield what the edits change in the bytes that came, in order."""
+    for edit in edits:
+        for start, end, came in _byte_differences(raw[edit.start : edit.end], edit.text):
+            at, to = edit.start + start, edit.start + end
+            before = raw[max(0, at - CONTEXT) : at]
+            yield Hunk(at, raw[at:to], came, before, raw[to : to + CONTEXT])
+
+
+def _byte_differences(went: bytes, came: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Yield places in ``went`` and what stands there in ``came``."""
+    old, new = _WORD.findall(went), _WORD.findall(came)
+    first = _common_words(old, new)
+    last = _common_words(old[:first:-1], new[:first:-1])
+    at = sum(map(len, old[:first]))
+    old, new = old[first : len(old) - last], new[first : len(new) - last]
+    if max(len(old), len(new)) > _MOST_WORDS:
+        yield at, at + sum(map(len, old)), b"".join(new)
+        return
+    places = [at]
+    for word in old:
+        places.append(places[-1] + len(word))
+    for tag, start, end, new_start, new_end in SequenceMatcher(
+        None, old, new, autojunk=False
+    ).get_opcodes():
+        if tag != "equal":
+            yield places[start], places[end], b"".join(new[new_start:new_end])
+
+
+def _common_words(one: list[bytes], other: list[bytes]) -> int:
+    """Return how many words both begin with."""
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -1,7 +1,7 @@
-"""Store an answer that is known already, by the way that every answer takes.
+"""The operator's action that stores an answer which is known already.
 
 Law: there is no second path into the cache. The request goes through the pipeline, policy, scan
-and admission included, and only the upstream is a stand-in that answers what is known.
+and admission included. Only the upstream is a stand-in, which returns the known answer.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -14,7 +14,12 @@ import orjson
 from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.errors import RequestError
 from gateway.protocol.messages import Inbound
-from gateway.server.admin.selection import SelectionError, read_headers, read_holder
+from gateway.server.admin.operations import (
+    InvalidFieldError,
+    read_headers,
+    read_holder,
+    refuse_other_fields,
+)
 from gateway.server.pipeline import Pipeline
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
@@ -53,35 +58,35 @@ class KnownAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """Stores known answers. ``coalescer`` makes one for an upstream that stands in."""
+    """Stores known answers; ``make_coalescer`` gives one for the stand-in of the upstream."""
 
     pipeline: Pipeline
-    coalescer: Callable[[Upstream], Coalescer]
+    make_coalescer: Callable[[Upstream], Coalescer]
     clock: Callable[[], float]
     holder_of: Callable[[Mapping[str, str]], str | None]
 
-    async def load(self, asked: dict[str, Any]) -> dict[str, Any]:
+    async def load(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Store ``answer`` for ``request`` in place of any other, as the tenant of ``headers``.
 
         Where the gateway has keys of its own, ``holder`` may name the tenant instead.
 
-        Return ``stored`` and, where it was not, the ``reason``. Raises SelectionError.
+        Return ``stored`` and, where it was not, the ``reason``. Raises InvalidFieldError.
         """
-        endpoint, headers, request, answer = _read(asked)
+        endpoint, headers, request, answer = _read(fields)
         upstream = KnownAnswer(self.pipeline.coalescer.upstream.name, orjson.dumps(answer))
-        coalescer = self.coalescer(upstream)
+        coalescer = self.make_coalescer(upstream)
         pipeline = replace(self.pipeline, coalescer=coalescer)
         seen = Observation(endpoint.value, self.clock(), self.clock, ())
-        asking = {**headers, "cache-control": "no-cache"}
-        holder = read_holder(asked.get("holder"), headers, self.holder_of)
-        fields = tuple(asking.items())
-        inbound = Inbound(endpoint.value, asking, fields, orjson.dumps(request), holder)
+        headers["cache-control"] = "no-cache"
+        holder = read_holder(fields.get("holder"), headers, self.holder_of)
+        raw = orjson.dumps(request)
+        inbound = Inbound(endpoint.value, headers, tuple(headers.items()), raw, holder)
         try:
             reply = await pipeline.answer(endpoint, inbound, seen)
             if reply.resources is not None:
                 await reply.resources.aclose()
         except RequestError as error:
-            raise SelectionError("request", f"a request that can be made ({error})") from None
+            raise InvalidFieldError("request", f"a request that can be made ({error})") from None
         finally:
             await coalescer.close()
         if seen.stored:
@@ -91,19 +96,16 @@ class Loader:
 
 
 def _read(
-    asked: Mapping[str, Any],
+    fields: Mapping[str, Any],
 ) -> tuple[Endpoint, dict[str, str], dict[str, Any], dict[str, Any]]:
-    fields = ("endpoint", "headers", "holder", "request", "answer")
-    for field in asked:
-        if field not in fields:
-            raise SelectionError(field, f"one of the fields {', '.join(fields)}")
+    refuse_other_fields(fields, "endpoint", "headers", "holder", "request", "answer")
     try:
-        endpoint = Endpoint(asked.get("endpoint", Endpoint.CHAT.value))
+        endpoint = Endpoint(fields.get("endpoint", Endpoint.CHAT.value))
     except ValueError:
         known = ", ".join(endpoint.value for endpoint in Endpoint)
-        raise SelectionError("endpoint", f"one of {known}") from None
-    headers = read_headers(asked.get("headers", {}))
-    for field in ("request", "answer"):
-        if not isinstance(asked.get(field), dict):
-            raise SelectionError(field, "an object")
-    return endpoint, headers, {**asked["request"], "stream": False}, asked["answer"]
+        raise InvalidFieldError("endpoint", f"one of {known}") from None
+    headers = read_headers(fields.get("headers", {}))
+    for name in ("request", "answer"):
+        if not isinstance(fields.get(name), dict):
+            raise InvalidFieldError(name, "an object")
+    return endpoint, headers, {**fields["request"], "stream": False}, fields["answer"]

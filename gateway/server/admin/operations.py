@@ -1,19 +1,22 @@
-"""Forget one scope: its entries, their vectors, and the keys that could still open a copy of them.
+"""The operator's actions on the cache: list, purge, forget a scope, report a wrong hit, scan again.
 
-Law: what was stored for the scope when forgetting began is found by nobody once it has ended, in
-memory, on disk or by meaning; with encryption not even in a copy of the files. Requests of the
-scope that come meanwhile are stored anew: whoever is to be gone is to be shut out first.
+Laws. Nothing is selected by accident: an empty selection, an unknown field or a wrong type is
+refused with the field's name, and several fields must all hold. A dry run gives the same figures
+as the purge, and what is purged is gone from store and index alike.
 
-What the operator does to the cache: look, purge, call a hit wrong, scan what is stored again.
+A wrong hit is evicted, and its entry answers no question of the same meaning while its key is in
+quarantine.
 
-Law: purging finds out before it acts (a dry run tells the same figures), and what is purged is
-gone from store and index alike. A hit called wrong is evicted, and its entry does not answer again
-for a question of the same meaning, as long as its key is in quarantine.
+What was stored for a scope before it is forgotten is found by nobody afterwards, in memory, on disk
+or by meaning; with encryption not even in a copy of the files. Requests of the scope that come
+meanwhile are stored anew, so shut the client out first.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
 
 import orjson
 
@@ -23,16 +26,120 @@ from gateway.cache.pii_scan import ScanFailedError, Scans
 from gateway.cache.ports import ForgetKeys, PolicySource, Quarantine, Store, UnfinishedError
 from gateway.protocol.conversation import answer_text
 from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.errors import UnauthorizedError
 from gateway.protocol.text_extraction import as_names
 from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError
-from gateway.server.admin.selection import Selection
 from policies.decision import PiiAction
 
 PAGE = 256
 """Entries read at a time: the loop is free in between."""
-
 PASSES = 3
 """What is stored while the store is walked is met by the next walk."""
+SAMPLE = 10
+HASH_BYTES = 32
+_HASHES = ("key", "scope")
+_TEXTS = ("model", "tag", "rule")
+SELECTION_FIELDS = (*_HASHES, *_TEXTS, "all")
+
+
+class InvalidFieldError(ValueError):
+    """The value of a field is not what is expected; ``field`` is its name."""
+
+    def __init__(self, field: str, expected: str) -> None:
+        super().__init__(f"{field}: expected {expected}")
+        self.field = field
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Entries for which every field given holds; ``model`` is a glob."""
+
+    key: bytes | None = None
+    scope: bytes | None = None
+    model: str | None = None
+    tag: str | None = None
+    rule: str | None = None
+
+    def holds(self, entry: Entry) -> bool:
+        """Tell whether the entry is among those selected."""
+        return (
+            (self.key is None or entry.key == self.key)
+            and (self.scope is None or entry.scope == self.scope)
+            and (self.model is None or fnmatchcase(entry.model, self.model))
+            and (self.tag is None or self.tag in entry.tags)
+            and (self.rule is None or entry.rule == self.rule)
+        )
+
+
+def parse_selection(fields: Mapping[str, Any]) -> Selection:
+    """Read a selection: at least one of ``SELECTION_FIELDS``. Raises InvalidFieldError."""
+    refuse_other_fields(fields, *SELECTION_FIELDS)
+    everything = fields.get("all", False)
+    if not isinstance(everything, bool):
+        raise InvalidFieldError("all", "true")
+    if everything == any(name != "all" for name in fields):
+        either = "either all: true or at least one of the fields"
+        raise InvalidFieldError("all", f"{either} {', '.join(SELECTION_FIELDS[:-1])}")
+    hashes = {name: read_hash(name, fields[name]) for name in _HASHES if name in fields}
+    texts = {name: _text(name, fields[name]) for name in _TEXTS if name in fields}
+    return Selection(**hashes, **texts)  # type: ignore[arg-type]
+
+
+def read_hash(field: str, value: Any) -> bytes:
+    """Read a key or scope id as replies and lists show it. Raises InvalidFieldError."""
+    if isinstance(value, str) and len(value) == 2 * HASH_BYTES:
+        try:
+            return bytes.fromhex(value)
+        except ValueError:
+            pass
+    raise InvalidFieldError(field, f"{2 * HASH_BYTES} hex digits")
+
+
+def _text(field: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidFieldError(field, "text that is not empty")
+    return value
+
+
+def read_headers(value: object) -> dict[str, str]:
+    """Read headers, whose names come back in lower case. Raises InvalidFieldError."""
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise InvalidFieldError("headers", "an object of texts")
+    return {name.lower(): text for name, text in value.items()}
+
+
+def read_holder(
+    given: object, headers: Mapping[str, str], holder_of: Callable[[Mapping[str, str]], str | None]
+) -> str | None:
+    """Return whose gateway key is meant: as it is ``given``, else as the headers' key says.
+
+    Raises InvalidFieldError where keys are in use and the headers have none that is accepted.
+    """
+    if given is not None:
+        if not isinstance(given, str) or not given:
+            raise InvalidFieldError("holder", "the name of a holder of gateway keys")
+        return given
+    try:
+        return holder_of(headers)
+    except UnauthorizedError:
+        raise InvalidFieldError(
+            "headers", "a key that is accepted here, or the field holder in its place"
+        ) from None
+
+
+def read_switch(fields: dict[str, Any], name: str, *, default: bool) -> bool:
+    """Take a switch out of the fields. Raises InvalidFieldError."""
+    value = fields.pop(name, default)
+    if not isinstance(value, bool):
+        raise InvalidFieldError(name, "true or false")
+    return value
+
+
+def refuse_other_fields(fields: Iterable[str], *known: str) -> None:
+    """Refuse a field that is not known. Raises InvalidFieldError."""
+    for name in fields:
+        if name not in known:
+            raise InvalidFieldError(name, f"one of the fields {', '.join(known)}")
 
 
 async def forget_scope(
@@ -45,9 +152,12 @@ async def forget_scope(
     """
     forgotten = 0
     for _ in range(PASSES):
-        found = await _remove_all(scope, store, semantic)
-        forgotten += found
-        if not found:
+        before = forgotten
+        async for page in walk(store):
+            keys = [entry.key for entry in page if entry.scope == scope]
+            await remove(keys, store=store, semantic=semantic)
+            forgotten += len(keys)
+        if forgotten == before:
             break
     if forget_keys is not None:
         # Last: without the keys, nobody could tell any more which entries are the scope's.
@@ -55,17 +165,14 @@ async def forget_scope(
     return forgotten
 
 
-async def _remove_all(scope: bytes, store: Store, semantic: SemanticIndex | None) -> int:
-    removed = 0
+async def walk(store: Store) -> AsyncIterator[Sequence[Entry]]:
+    """Yield all entries, a page at a time; an entry may be met twice. Raises StoreError."""
     after: bytes | None = None
     while True:
         page = await store.walk(after, PAGE)
-        keys = [entry.key for entry in page.entries if entry.scope == scope]
-        await remove(keys, store=store, semantic=semantic)
-        removed += len(keys)
-        after = page.after
-        if after is None:
-            return removed
+        yield page.entries
+        if (after := page.after) is None:
+            return
 
 
 async def remove(keys: Sequence[bytes], *, store: Store, semantic: SemanticIndex | None) -> None:
@@ -76,9 +183,6 @@ async def remove(keys: Sequence[bytes], *, store: Store, semantic: SemanticIndex
         # An index that is down keeps a vector whose entry is gone: never a hit.
         with suppress(SemanticUnavailableError):
             await semantic.remove(keys)
-
-
-SAMPLE = 10
 
 
 @dataclass(slots=True)
@@ -182,7 +286,7 @@ class Operations:
         return purged
 
     async def rescan(self, *, purge: bool) -> Rescan:
-        """Scan every stored answer with today's detectors; purge what they find if told to.
+        """Scan every stored answer with today's detectors; ``purge`` removes what they find.
 
         Entries of rules that allow personal data are passed over, and so are those of rules that
         keep it within the end user's scope.
@@ -217,18 +321,12 @@ class Operations:
             if entry is not None and selection.holds(entry):
                 yield entry
             return
-        after: bytes | None = None
         seen: set[bytes] = set()
-        while True:
-            page = await self.store.walk(after, PAGE)
-            for entry in page.entries:
-                # A walk may meet an entry twice.
+        async for page in walk(self.store):
+            for entry in page:
                 if entry.key not in seen and selection.holds(entry):
                     seen.add(entry.key)
                     yield entry
-            after = page.after
-            if after is None:
-                return
 
     async def _keep_case(self, entry: Entry, asked: str | None) -> None:
         case = {
@@ -243,8 +341,8 @@ class Operations:
             await self.cases.append(case)
         except OSError as error:
             # The entry stays: calling it wrong again can still keep the case.
-            told = "The key is barred from semantic reuse, but the case cannot be written down: "
-            raise UnfinishedError(told + "the entry was not evicted.") from error
+            message = "The key is barred from semantic reuse, but the case cannot be written down: "
+            raise UnfinishedError(message + "the entry was not evicted.") from error
 
     async def _remove(self, keys: Sequence[bytes]) -> None:
         await remove(keys, store=self.store, semantic=self.semantic)

@@ -33,7 +33,7 @@ class RecordedError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedRequest:
     """A request as it came in, and what the upstream said of it."""
 
     endpoint: Endpoint
@@ -65,7 +65,7 @@ class Recorded:
         return (self.rule, self.endpoint.value, self.model)
 
 
-def parse_recorded(raw: bytes) -> Recorded:
+def parse_recorded(raw: bytes) -> RecordedRequest:
     """Read a request that somebody wrote to ask about it. Raises RecordedError."""
     try:
         given = parse_body(raw)
@@ -74,7 +74,7 @@ def parse_recorded(raw: bytes) -> Recorded:
     return read_request(given, strict=True)
 
 
-def read_request(given: Any, *, strict: bool = False) -> Recorded:
+def read_request(given: Any, *, strict: bool = False) -> RecordedRequest:
     """Read a request from parsed JSON. Raises RecordedError.
 
     ``strict`` lets nothing stand beside a body that would be passed over.
@@ -96,7 +96,7 @@ def read_request(given: Any, *, strict: bool = False) -> Recorded:
     return _request(given, body, endpoint, query, _headers(given.get("headers", {})))
 
 
-def as_json(one: Recorded) -> dict[str, Any]:
+def as_json(one: RecordedRequest) -> dict[str, Any]:
     """Return what ``read_request`` reads, for a gateway elsewhere."""
     return {"endpoint": one.target, "headers": dict(one.headers), "body": parse_body(one.raw)}
 
@@ -107,13 +107,13 @@ def _request(
     endpoint: Endpoint | None,
     query: str,
     headers: Mapping[str, str],
-) -> Recorded:
+) -> RecordedRequest:
     try:
         raw = dumps(body)
     except TypeError:
         raise RecordedError("", "a request that is nested less deep") from None
     beside = {} if given is body else given
-    return Recorded(
+    return RecordedRequest(
         endpoint=endpoint or _inferred(body),
         model=str(body.get("model") or ""),
         rule=str(beside.get("rule") or ""),

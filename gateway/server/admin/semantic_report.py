@@ -1,10 +1,8 @@
-"""Which rules of the policy have an error budget that a threshold keeps, and which have none.
+"""Error budgets and comparisons of answers by meaning, rule by rule, for the operator.
 
-Law: whoever sets a budget that nothing keeps is told, in the log, by ``/readyz`` and beside the
-rule's figures, and never has to find out by missing hits. Nothing is said before it is known which
+Law: a budget that no threshold keeps stands in the log, in ``/readyz`` and beside the rule's
+figures, so that nobody has to find out by missing hits. Nothing is said before it is known which
 verifier is in use.
-
-What comparisons have shown, rule by rule, for the operator: as JSON, and for a terminal.
 """
 
 import logging
@@ -15,7 +13,7 @@ from typing import Any
 from gateway.cache.ports import PolicySource, UnfinishedError
 from gateway.cache.shadow_eval.journal import ComparisonJournal
 from gateway.cache.shadow_eval.ledger import RuleComparisons
-from gateway.server.admin.selection import SelectionError
+from gateway.server.admin.operations import InvalidFieldError, refuse_other_fields
 from policies.decision import Decision
 from policies.format.values import percent_text
 
@@ -51,8 +49,8 @@ class Budgets:
             if kept.get(each.rule) is False
         }
 
-    def tell(self) -> None:
-        """Write one line about all that are not kept; for the start, and for a new policy."""
+    def warn(self) -> None:
+        """Log one line about all that are not kept, at the start and for each new policy."""
         if not_kept := self.not_kept():
             named = ", ".join(f"{rule} {percent_text(each)}" for rule, each in not_kept.items())
             log.warning(
@@ -93,23 +91,22 @@ class SemanticOperations:
                 figures["next"] = NEXT
         return {**report, "rules": rows}
 
-    async def reset(self, asked: dict[str, Any]) -> dict[str, Any]:
+    async def reset(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Give a rule, or ``all``, its semantic hits back and count anew.
 
-        Raises SelectionError and UnfinishedError.
+        Raises InvalidFieldError and UnfinishedError.
         """
-        rule, everything = asked.pop("rule", None), asked.pop("all", False)
-        for field in asked:
-            raise SelectionError(field, "one of the fields rule, all")
+        rule, everything = fields.pop("rule", None), fields.pop("all", False)
+        refuse_other_fields(fields, "rule", "all")
         known = self.journal.report()["rules"]
         if not isinstance(everything, bool) or (everything and rule is not None):
-            raise SelectionError("all", "true, and no rule beside it")
+            raise InvalidFieldError("all", "true, and no rule beside it")
         if not everything and (not isinstance(rule, str) or rule not in known):
-            raise SelectionError("rule", "a rule that has been compared, or all: true")
+            raise InvalidFieldError("rule", "a rule that has been compared, or all: true")
         were_off = [name for name in known if known[name]["off"] and rule in (None, name)]
         try:
             await self.journal.append({"time": self.now(), "kind": "reset", "rule": rule})
         except OSError as error:
-            told = "The journal cannot be written: only the worker that answers has done it, and "
-            raise UnfinishedError(told + "only until it restarts.") from error
+            message = "The journal cannot be written: only the worker that answers has done it, "
+            raise UnfinishedError(message + "and only until it restarts.") from error
         return {"reset": [rule] if rule is not None else list(known), "were_off": were_off}

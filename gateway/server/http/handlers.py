@@ -34,7 +34,7 @@ from gateway.server.http.readiness import Readiness
 from gateway.server.pipeline import Pipeline
 from gateway.telemetry import request_id
 from gateway.telemetry.observation import Observation, Sink
-from gateway.upstream.request import UPSTREAM, told
+from gateway.upstream.request import UPSTREAM, format_upstream_header
 
 log = logging.getLogger(__name__)
 
@@ -257,7 +257,7 @@ def _refused(error: RequestError, seen: Observation, names: Mapping[str, str]) -
         seen.tried = error.tried
         if error.tried:
             tried = tuple((names.get(name, name), reason) for name, reason in error.tried)
-            response.headers[UPSTREAM] = told("", tried)
+            response.headers[UPSTREAM] = format_upstream_header("", tried)
         return response
     reason = error.reason if isinstance(error, ClientError) else Reason.INVALID_REQUEST
     seen.outcome, seen.reason = "invalid", reason

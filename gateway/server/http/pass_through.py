@@ -15,8 +15,7 @@ from gateway.server.http.compressed_body import next_piece
 from gateway.server.http.front import complete_head
 from gateway.telemetry.observation import Observation
 from gateway.upstream.http.client import HttpUpstream
-from gateway.upstream.pool.affinity import PoolRequests
-from gateway.upstream.pool.models import ModelList
+from gateway.upstream.pool.pass_through import ModelList, PoolRequests
 from gateway.upstream.request import note_served, with_priority, with_upstream
 from policies.decision import Priority
 

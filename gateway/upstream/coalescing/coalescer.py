@@ -1,7 +1,12 @@
 """Runs upstream calls, each in a task of its own, and finds the call that answers a request.
 
-Law: identical concurrent misses make one call. It belongs to no client: it ends with its last
-reader, and at once; where none ever was (a refresh) it ends by itself or with the gateway.
+Laws:
+- Identical concurrent misses make one call. It belongs to no client: it ends with its last
+  follower, and at once. A call that never had one (a refresh) ends by itself or with the gateway.
+- Across processes, sharing is never worse than a call of one's own. A plain request waits for the
+  process that makes the call, and takes the entry which that process stored. A streamed request
+  does not wait: its first token would come only with the end of the other call. If claims fail, or
+  nothing was stored in time, the call is made here, and nobody waits a second time.
 """
 
 import asyncio
@@ -10,18 +15,25 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from gateway.cache.entry import Entry
+from gateway.cache.lookup import Hit, judged
 from gateway.cache.plan import Plan
-from gateway.cache.ports import Claims
+from gateway.cache.ports import Claims, StoreError
 from gateway.cache.writer import CacheWriter
 from gateway.protocol.cache_status import Forwarded
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import Reply
 from gateway.protocol.reasons import Reason
-from gateway.upstream.call import Answered, Caller
-from gateway.upstream.coalescing.cross_process import SharedCaller
+from gateway.upstream.call import Answered, UpstreamCall
 from gateway.upstream.coalescing.flight import FlightTable
-from gateway.upstream.coalescing.follower import Reader, Way
-from gateway.upstream.coalescing.shared_response import LiveAnswer
+from gateway.upstream.coalescing.shared_response import (
+    JSON_TYPE,
+    Follower,
+    Head,
+    SharedResponse,
+    Sharing,
+)
 from gateway.upstream.exchange import Accepts, Exchange
 from gateway.upstream.ports import Upstream
 from gateway.upstream.request import note_served
@@ -31,8 +43,10 @@ from gateway.upstream.shadow_eval import Checks
 LINGER_SECONDS = 2.0
 
 LINGER_BYTES = 16 * 2**20
-MOST_IN_BACKGROUND = {"refresh": 256, "sample": 16}
-"""Calls at a time for which no client waits: a flood of hits is none of the upstream's."""
+MAX_BACKGROUND_CALLS = {"refresh": 256, "sample": 16}
+"""Calls at a time for which no client waits: a flood of hits must not reach the upstream."""
+
+POLL_SECONDS = 0.1
 
 
 class Coalescer:
@@ -53,19 +67,19 @@ class Coalescer:
     ) -> None:
         """``claims`` are those of the processes that share the store, if any.
 
-        ``checks`` takes the answers that are to be compared; ``chains`` makes what several
-        upstreams are chosen by; ``answered`` is told of what was; ``accepts`` says which additions
-        each upstream accepts.
+        ``checks`` takes the answers that are to be compared. ``chains`` makes the prefix chains by
+        which one of several upstreams is chosen. ``answered`` is called for each storable request
+        that was answered. ``accepts`` says which additions each upstream accepts.
         """
         self.upstream = upstream
         self.writer = writer
-        caller = Caller(upstream, writer, max_answer_bytes, checks, chains, answered, accepts or {})
-        self._call = caller.call
-        if claims is not None:
-            self._call = SharedCaller(caller, claims, writer.entries, writer.now).call
+        self._upstream_call = UpstreamCall(
+            upstream, writer, max_answer_bytes, checks, chains, answered, accepts or {}
+        )
+        self._claims = claims
         self._max_answer_bytes = max_answer_bytes
         self._clock = clock
-        self._table: FlightTable[LiveAnswer] = FlightTable(
+        self._table: FlightTable[SharedResponse] = FlightTable(
             linger=LINGER_SECONDS, linger_bytes=LINGER_BYTES
         )
         self.calls: set[asyncio.Task[None]] = set()
@@ -76,38 +90,42 @@ class Coalescer:
     async def forward(self, exchange: Exchange) -> Reply:
         """Return the reply of a call that another request made, or of the request's own.
 
-        It is streamed where the upstream streams it. Raises UpstreamError where there is none.
+        It is streamed if the upstream streams it. Raises UpstreamError if there is none.
         """
-        way = _first_way(exchange)
+        plan = exchange.plan
+        alone = plan is None or plan.decision.max_followers <= 0
+        sharing = Sharing.ALONE if alone else Sharing.ANY_WIRE
         while True:
-            reply = await self._reader(exchange, way).reply()
+            reply = await self._follow(exchange, sharing).reply()
             if isinstance(reply, Reply):
                 return reply
-            way = reply
+            sharing = reply
 
     def refresh(self, exchange: Exchange) -> bool:
         """Begin a call to which no client listens: its answer is only stored.
 
-        Return False where one for the same key is under way, nothing may be stored, or there are
-        too many. The exchange's observation is finished here, when the call has ended.
+        Return False if one for the same key is under way, nothing may be stored, or there are too
+        many. The exchange's observation is finished here, when the call has ended.
         """
         plan = exchange.plan
         outcome = "refresh" if exchange.state.check is None else "sample"
         if (
             plan is None
-            or self._background[outcome] >= MOST_IN_BACKGROUND[outcome]
+            or self._background[outcome] >= MAX_BACKGROUND_CALLS[outcome]
             or self._table.under_way(plan.coalescing_key)
         ):
             return False
         exchange.seen.outcome = outcome
         exchange.note_rewrites()
-        answer = self._answer(plan.coalescing_key, exchange, attended=False)
+        shared = SharedResponse(
+            self._table, plan.coalescing_key, exchange, self._max_answer_bytes, attended=False
+        )
         self._background[outcome] += 1
-        self._run(self._refresh(exchange, answer, outcome), answer)
+        self._run(self._refresh(exchange, shared, outcome), shared)
         return True
 
     def has_missed(self, plan: Plan) -> bool:
-        """Tell whether a call under way may be followed whose maker looked and found no entry."""
+        """Tell whether a call under way can be joined whose leader looked and found no entry."""
         call = self._table.under_way(plan.coalescing_key)
         return (
             call is not None
@@ -126,64 +144,100 @@ class Coalescer:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
 
-    def _reader(self, exchange: Exchange, way: Way) -> Reader:
+    def _follow(self, exchange: Exchange, sharing: Sharing) -> Follower:
         """Join the call under the request's slot, or make one."""
         plan = exchange.plan
         slot = None
-        if plan is not None and way is not Way.ALONE:
+        if plan is not None and sharing is not Sharing.ALONE:
             key = plan.coalescing_key
-            slot = key if way is Way.ANY_WIRE else (key, exchange.streamed)
-            # Who wants no stored answer wants none that was asked for before, either.
+            slot = key if sharing is Sharing.ANY_WIRE else (key, exchange.streamed)
+            # `no-cache` also rules out answers to calls that began earlier.
             if not plan.directives.no_cache:
                 most, since = plan.decision.max_followers, exchange.seen.started
-                answer = self._table.follow(slot, most=most, since=since)
-                if answer is not None:
-                    return Reader(answer, exchange, way)
-        answer = self._answer(slot, exchange, attended=True)
-        reader = Reader(answer, exchange, way)
-        answer.task = self._run(self._call(exchange, answer), answer)
-        return reader
+                shared = self._table.follow(slot, most=most, since=since)
+                if shared is not None:
+                    return Follower(shared, exchange, sharing)
+        shared = SharedResponse(self._table, slot, exchange, self._max_answer_bytes)
+        follower = Follower(shared, exchange, sharing)
+        shared.task = self._run(self._call(exchange, shared), shared)
+        return follower
 
-    def _answer(self, slot: object, exchange: Exchange, *, attended: bool) -> LiveAnswer:
-        bound = self._max_answer_bytes
-        answer = LiveAnswer(self._table, slot, exchange, bound, attended=attended)
-        self._table.lead(answer)
-        return answer
+    async def _call(self, exchange: Exchange, shared: SharedResponse) -> None:
+        """Make the call, or take the entry that another process stores meanwhile."""
+        plan, slot, claims = exchange.plan, shared.slot, self._claims
+        if (
+            claims is None
+            or plan is None
+            or not isinstance(slot, bytes)
+            or SPECS[exchange.endpoint].render is not None
+            or plan.directives.no_cache
+        ):
+            await self._upstream_call.call(exchange, shared)
+            return
+        claimed, entry = False, None
+        try:
+            claimed = await claims.take(slot)
+            if not claimed and shared.attended and not exchange.streamed:
+                entry = await self._stored_elsewhere(claims, plan, slot)
+        except (StoreError, TimeoutError):
+            pass
+        if entry is not None:
+            shared.elsewhere = shared.complete = True
+            shared.open(Head(200, (JSON_TYPE,), entry.result))
+            shared.close()
+            return
+        try:
+            await self._upstream_call.call(exchange, shared)
+        finally:
+            if claimed:
+                claims.release(slot)
 
-    def _run(self, call: Coroutine[Any, Any, None], answer: LiveAnswer) -> asyncio.Task[None]:
+    async def _stored_elsewhere(self, claims: Claims, plan: Plan, slot: bytes) -> Entry | None:
+        """Wait until no other process claims the slot, and return the entry it stored, if any.
+
+        Raises StoreError and TimeoutError.
+        """
+        async with asyncio.timeout(plan.decision.follow_seconds):
+            while not await claims.take(slot):  # noqa: ASYNC110 - another process ends it
+                await asyncio.sleep(POLL_SECONDS)
+        try:
+            found = judged(plan, await self.writer.entries.get(plan.key), self.writer.now())
+        finally:
+            # Others wait for the claim too, and the next answer may be no better.
+            claims.release(slot)
+        return found.entry if isinstance(found, Hit) and not found.status.stale else None
+
+    def _run(self, call: Coroutine[Any, Any, None], shared: SharedResponse) -> asyncio.Task[None]:
         task = asyncio.create_task(call)
         self.calls.add(task)
 
         def ended(_: asyncio.Task[None]) -> None:
             self.calls.discard(task)
-            # Where it was cancelled, perhaps before it began: nobody may wait for it any more.
+            # If it was cancelled, perhaps before it began, its followers must not wait.
             message = "The gateway was stopped before the answer was complete."
-            answer.close(UpstreamError(502, message, Reason.UPSTREAM_BROKE))
+            shared.close(UpstreamError(502, message, Reason.UPSTREAM_BROKE))
             self._forget()
 
         task.add_done_callback(ended)
         return task
 
-    async def _refresh(self, exchange: Exchange, answer: LiveAnswer, outcome: str) -> None:
+    async def _refresh(self, exchange: Exchange, shared: SharedResponse, outcome: str) -> None:
         seen = exchange.seen
         try:
-            await self._call(exchange, answer)
+            await self._call(exchange, shared)
         finally:
             self._background[outcome] -= 1
-            seen.upstream_started, seen.upstream_head = (
-                answer.upstream_started,
-                answer.upstream_head,
-            )
-            note_served(answer.served, seen)
-            seen.status = answer.head.status if answer.head is not None else 0
-            if answer.fault is not None:
-                fault = answer.fault
+            seen.upstream_started = shared.upstream_started
+            seen.upstream_head = shared.upstream_head
+            note_served(shared.served, seen)
+            seen.status = shared.head.status if shared.head is not None else 0
+            if (fault := shared.fault) is not None:
                 seen.outcome = "error"
                 seen.reason = fault.reason if isinstance(fault, UpstreamError) else Reason.INTERNAL
             seen.finish()
 
     def _forget(self) -> None:
-        """Let go of what landed some time ago, now and when the next of it has."""
+        """Drop what landed some time ago, now and again when the next of it is due."""
         if self._forgetting is not None:
             self._forgetting.cancel()
             self._forgetting = None
@@ -191,8 +245,3 @@ class Coalescer:
         if (again := self._table.forget(now)) is not None:
             loop = asyncio.get_running_loop()
             self._forgetting = loop.call_later(again - now, self._forget)
-
-
-def _first_way(exchange: Exchange) -> Way:
-    plan = exchange.plan
-    return Way.ALONE if plan is None or plan.decision.max_followers <= 0 else Way.ANY_WIRE

@@ -1,8 +1,8 @@
 """The coalescing table: which of many identical misses calls the upstream, and when that call ends.
 
 Law: under one slot at most one flight can be joined, so identical misses that may follow make one
-call. A flight nobody reads is cancelled at once, but for one whose answer is complete: throwing
-that away would save nothing. The table knows no answers and does no I/O; ``now`` is an argument.
+call. A flight without readers is cancelled at once, unless its answer is complete: throwing that
+away would save nothing. The table knows no answers and does no I/O; ``now`` is an argument.
 """
 
 from collections import OrderedDict
@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 
 class Flight:
-    """One upstream call, from its beginning until nobody can join it any more.
+    """One upstream call, from its beginning until it can no longer be joined.
 
     ``slot`` is what its followers share with it, None where it has none. An ``attended`` one is
     there for its readers and ends with the last of them.
@@ -48,7 +48,7 @@ class FlightTable(Generic[F]):
         self._landed_bytes = 0
 
     def lead(self, flight: F) -> None:
-        """Begin a flight. It takes its slot over: who comes next follows the newest call."""
+        """Begin a flight. It takes its slot over: the next request follows the newest call."""
         if flight.slot is None:
             return
         if (before := self._joinable.get(flight.slot)) is not None:
@@ -82,7 +82,7 @@ class FlightTable(Generic[F]):
         return True
 
     def close(self, flight: F) -> None:
-        """Let nobody join any more; who reads goes on. Doing it again does nothing."""
+        """Let no more readers join; those there go on. Doing it again does nothing."""
         if flight.slot is not None and self._joinable.get(flight.slot) is flight:
             del self._joinable[flight.slot]
         if flight in self._landed:

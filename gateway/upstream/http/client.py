@@ -1,6 +1,6 @@
-"""The name of this installation, the same in all its processes, by which it knows itself again.
+"""Any OpenAI-compatible server over HTTP, with every wait bounded and every fault named.
 
-Any OpenAI-compatible server over HTTP, with every wait bounded and every fault named.
+Requests carry the name of this installation in ``Via``, so that a loop is recognised.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import secrets
 import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
 
@@ -20,7 +21,7 @@ from gateway.protocol.reasons import Reason
 from gateway.telemetry import request_id
 from gateway.upstream.http.connections import OneReplyConnector
 from gateway.upstream.http.faults import FailureLog, fault_of
-from gateway.upstream.pool.first_token import Beginning, Begun
+from gateway.upstream.pool.first_token import FirstToken, FirstTokenDetector
 from gateway.upstream.request import Outgoing, Served, with_key
 
 VARIABLE = "REFRAIN_INSTANCE"
@@ -39,34 +40,34 @@ def via() -> str:
     return f"1.1 refrain-{instance()}"
 
 
-def has_passed_here(told: str) -> bool:
-    """Tell whether a ``Via`` names this installation: the request has been sent by it already."""
-    return via() in told
+def has_passed_here(via_header: str) -> bool:
+    """Tell whether a ``Via`` names this installation: the request is in a loop."""
+    return via() in via_header
 
 
 _LARGEST_HEADER = 64 * 1024
 _MOST_HEADERS = 512
-"""Bounds of a reply's head: above what servers send, and bounded, as anybody may be one."""
+"""Bounds of a reply's head, above what servers send."""
 
 _BODY_HEADERS = frozenset({"content-length", "content-encoding"})
 
 PIECE = 65_536
-"""Inflated at a time of a body that was compressed though it was asked not to be."""
+"""Bytes inflated at a time, if an upstream compresses although it was asked not to."""
 
 _GZIP = zlib.MAX_WBITS | 16
 _WINDOWS = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": zlib.MAX_WBITS}
 _COMPRESSED = 8
-"""What the lower half of a zlib stream's first byte says; some servers leave out its head."""
+"""The lower half of a zlib stream's first byte; some servers leave out the head."""
 
 
 class HttpUpstream:
     """Sends requests to ``base_url``, which ends in ``/v1``.
 
-    ``connect_seconds`` bounds connecting; ``read_seconds`` bounds sending and the wait for the
-    whole head, and that between two reads of the body, but for streams where they are given
-    ``first_token_seconds`` the wait for the body's first word and ``between_tokens_seconds`` each
-    one after. Clients' credentials are passed on unless ``own_credential`` is set: then ``api_key``
-    takes their place, or nothing.
+    ``connect_seconds`` bounds connecting. ``read_seconds`` bounds sending and the wait for the
+    whole head, and each read of the body. If they are given, a stream has its own bounds:
+    ``first_token_seconds`` until its first token, and ``between_tokens_seconds`` for each read
+    after that. Clients' credentials are passed on unless ``own_credential`` is set: then
+    ``api_key`` takes their place, or nothing.
     """
 
     def __init__(
@@ -81,13 +82,15 @@ class HttpUpstream:
         own_credential: bool = False,
         api_key: str | None = None,
     ) -> None:
-        self._name = name or base_url
-        self._served = Served(self._name)
+        self.name = name or base_url
+        """What keys say of it: a name given, else the URL (which holds no credentials)."""
         self._origin = base_url.removesuffix("/v1")
         self._url = URL(base_url)
-        self.failures = FailureLog(self._name)
-        self._own_credential = own_credential
+        self.failures = FailureLog(self.name)
+        self._drops_credentials = own_credential
         self._api_key = api_key
+        self.own_credential = own_credential and api_key is not None
+        """Whether the upstream gets a key of the gateway's, and none of the clients'."""
         self._first_token = first_token_seconds or read_seconds
         self._between_tokens = between_tokens_seconds or read_seconds
         self._times_streams = bool(first_token_seconds or between_tokens_seconds)
@@ -95,16 +98,6 @@ class HttpUpstream:
         longest = max(read_seconds, self._first_token, self._between_tokens)
         self._timeout = ClientTimeout(total=None, connect=connect_seconds, sock_read=longest)
         self._session: ClientSession | None = None
-
-    @property
-    def name(self) -> str:
-        """What keys say of it: a name given, else the URL (which holds no credentials)."""
-        return self._name
-
-    @property
-    def own_credential(self) -> bool:
-        """Whether the upstream gets a key of the gateway's, and none of the clients'."""
-        return self._own_credential and self._api_key is not None
 
     async def open(self) -> None:
         """Make the connection pool; belongs to the running loop."""
@@ -116,7 +109,7 @@ class HttpUpstream:
             max_line_size=_LARGEST_HEADER,
             max_field_size=_LARGEST_HEADER,
             max_headers=_MOST_HEADERS,
-            # A cookie is the client's whom the upstream gave it, and comes back from there or not.
+            # Cookies belong to clients, and are kept there.
             cookie_jar=DummyCookieJar(),
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         )
@@ -134,7 +127,7 @@ class HttpUpstream:
     async def send(self, outgoing: Outgoing) -> AsyncIterator["HttpReply"]:
         """POST; see the port. A failure leaves a line in the log."""
         target, fields = outgoing.target, outgoing.fields
-        raw = outgoing.raw_to(self._name)
+        raw = outgoing.raw_to(self.name)
         by = None
         if outgoing.streamed and self._times_streams:
             by = asyncio.get_running_loop().time() + self._first_token
@@ -142,14 +135,25 @@ class HttpUpstream:
         try:
             async with sending as response:
                 body = self.body(response)
-                if encoding := response.headers.get("Content-Encoding"):
-                    body = self._decoded(body, encoding)
+                encoding = response.headers.get("Content-Encoding")
+                if encoding and (coding := coding_of(encoding)):
+                    body = inflated(body, coding)
                 if by is not None:
                     body = self._timed(body, by)
                 self.failures.answered(
                     response.status, response.content_type, own_credential=self.own_credential
                 )
-                yield HttpReply(response, body, self._served)
+                yield HttpReply(
+                    Served(self.name),
+                    response.status,
+                    [
+                        (name, value)
+                        for name, value in response.headers.items()
+                        if name.lower() not in _BODY_HEADERS
+                    ],
+                    response.content_type.lower(),
+                    body,
+                )
         except UpstreamError as error:
             self.failures.failed(error)
             raise
@@ -173,7 +177,7 @@ class HttpUpstream:
         """
         if self._session is None:
             raise RuntimeError("the upstream is not open")
-        if self._own_credential:
+        if self._drops_credentials:
             headers = with_key(headers, self._api_key)
         headers = (*headers, ("Via", via()))
         upload: _Upload | None = None
@@ -200,31 +204,19 @@ class HttpUpstream:
             raise fault from error
         request_id.adopt(response.headers)
         try:
-            self._check(response)
+            _check(response)
             yield response
         finally:
             # A body that was read to its end has given its connection back. Any other is closed,
-            # so that the upstream sees that nobody listens any more.
+            # so that the upstream sees that the client has left.
             response.close()
-
-    def _check(self, response: ClientResponse) -> None:
-        """Raise UpstreamError for a head that is none of an answer to what is asked here."""
-        if response.status < HTTPStatus.OK:
-            raise self._odd(f"the status {response.status} in place of an answer")
-        for coding in response.headers.getall("Transfer-Encoding", ()):
-            if coding.strip().lower() not in ("chunked", "identity"):
-                raise self._odd(f"the unasked Transfer-Encoding {coding[:40]}")
-
-    def _odd(self, what: str) -> UpstreamError:
-        message = f"The upstream sent {what}.".encode("ascii", "replace").decode()
-        return UpstreamError(502, message, Reason.UPSTREAM_BROKE, answered=True)
 
     def note_failure(self, response: ClientResponse, error: UpstreamError) -> None:  # noqa: ARG002
         """Log that a reply broke off."""
         self.failures.failed(error)
 
     def served(self, response: ClientResponse) -> Served | None:  # noqa: ARG002 - always this one
-        """Return who sent a reply, where that is to be told."""
+        """Return which of several upstreams sent a reply: None, for this is one alone."""
         return None
 
     async def body(self, response: ClientResponse) -> AsyncIterator[bytes]:
@@ -235,32 +227,17 @@ class HttpUpstream:
         except (ClientError, TimeoutError, OSError) as error:
             raise fault_of(error, self._url) from error
 
-    def _decoded(self, chunks: AsyncIterator[bytes], encoding: str) -> AsyncIterator[bytes]:
-        """Return a body without its coding. Raises UpstreamError."""
-        try:
-            coding = coding_of(encoding)
-        except CodingError as error:
-            raise self._odd(str(error)) from None
-        return self._inflated(chunks, coding) if coding else chunks
-
-    async def _inflated(self, chunks: AsyncIterator[bytes], coding: str) -> AsyncIterator[bytes]:
-        try:
-            async for piece in inflated(chunks, coding):
-                yield piece
-        except CodingError as error:
-            raise self._odd(str(error)) from error
-
     async def _timed(self, chunks: AsyncIterator[bytes], by: float) -> AsyncIterator[bytes]:
-        """Yield a stream's body, whose first word comes ``by`` then. Raises UpstreamError."""
+        """Yield a stream's body, whose first token must come ``by`` then. Raises UpstreamError."""
         clock = asyncio.get_running_loop().time
-        beginning, begun = Beginning(events=True), False
+        detector, begun = FirstTokenDetector(events=True), False
         try:
             while True:
                 async with asyncio.timeout_at(by):
                     chunk = await anext(chunks, b"")
                 if not chunk:
                     return
-                begun = begun or beginning.add(chunk, 0.0) is not Begun.NOT_YET
+                begun = begun or detector.add(chunk, 0.0) is not FirstToken.PENDING
                 yield chunk
                 if begun:
                     by = clock() + self._between_tokens
@@ -268,38 +245,33 @@ class HttpUpstream:
             raise fault_of(error, self._url) from error
 
 
+@dataclass(frozen=True, slots=True)
 class HttpReply:
-    """An upstream's reply; see the port."""
+    """An upstream's reply; see the port. The headers are without those of the encoded body."""
 
-    def __init__(
-        self, response: ClientResponse, body: AsyncIterator[bytes], served: Served
-    ) -> None:
-        self._response = response
-        self._body = body
-        self.served = served
-
-    @property
-    def status(self) -> int:
-        """HTTP status code."""
-        return self._response.status
-
-    @property
-    def headers(self) -> list[tuple[str, str]]:
-        """Headers without those that speak of the encoded body."""
-        return [
-            (name, value)
-            for name, value in self._response.headers.items()
-            if name.lower() not in _BODY_HEADERS
-        ]
-
-    @property
-    def content_type(self) -> str:
-        """Media type without parameters, lower case."""
-        return self._response.content_type.lower()
+    served: Served
+    status: int
+    headers: list[tuple[str, str]]
+    content_type: str
+    body: AsyncIterator[bytes]
 
     def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body as it arrives."""
-        return self._body
+        return self.body
+
+
+def _check(response: ClientResponse) -> None:
+    """Raise UpstreamError for a head that cannot be an answer to such a request."""
+    if response.status < HTTPStatus.OK:
+        raise _odd(f"the status {response.status} in place of an answer")
+    for coding in response.headers.getall("Transfer-Encoding", ()):
+        if coding.strip().lower() not in ("chunked", "identity"):
+            raise _odd(f"the unasked Transfer-Encoding {coding[:40]}")
+
+
+def _odd(what: str) -> UpstreamError:
+    message = f"The upstream sent {what}.".encode("ascii", "replace").decode()
+    return UpstreamError(502, message, Reason.UPSTREAM_BROKE, answered=True)
 
 
 class _Upload:
@@ -329,21 +301,17 @@ class _Upload:
             limit.reschedule(None if seconds is None else now + seconds)
 
 
-class CodingError(ValueError):
-    """A body is not what its Content-Encoding says, or cannot be decoded here."""
-
-
 def coding_of(written: str) -> str:
-    """Return the coding that a Content-Encoding names, empty for none. Raises CodingError."""
+    """Return the coding that a Content-Encoding names, empty for none. Raises UpstreamError."""
     named = [token.strip().lower() for token in written.split(",")]
     codings = [coding for coding in named if coding not in ("", "identity")]
     if len(codings) > 1 or any(coding not in _WINDOWS for coding in codings):
-        raise CodingError(f"the unasked Content-Encoding {', '.join(codings)[:40]}")
+        raise _odd(f"the unasked Content-Encoding {', '.join(codings)[:40]}")
     return codings[0] if codings else ""
 
 
 async def inflated(chunks: AsyncIterator[bytes], coding: str) -> AsyncIterator[bytes]:
-    """Yield a body decoded; one without its end is no shorter answer. Raises CodingError."""
+    """Yield a body decoded; an incomplete one is an error. Raises UpstreamError."""
     inflater = None
     async for chunk in chunks:
         rest, more = chunk, bool(chunk)
@@ -353,7 +321,7 @@ async def inflated(chunks: AsyncIterator[bytes], coding: str) -> AsyncIterator[b
             try:
                 piece = inflater.decompress(rest, PIECE)
             except zlib.error:
-                raise CodingError("a body that could not be decoded") from None
+                raise _odd("a body that could not be decoded") from None
             rest = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
             more = bool(rest) or (len(piece) == PIECE and not inflater.eof)
             if piece:
@@ -361,7 +329,7 @@ async def inflated(chunks: AsyncIterator[bytes], coding: str) -> AsyncIterator[b
             if more:
                 await asyncio.sleep(0)  # others come between two pieces
     if inflater is not None and not inflater.eof:
-        raise CodingError("a body that was cut short")
+        raise _odd("a body that was cut short")
 
 
 def _inflater(coding: str, data: bytes) -> "zlib._Decompress":

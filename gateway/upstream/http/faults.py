@@ -31,7 +31,7 @@ EVERY_SECONDS = 10.0
 """Between two lines of one kind about one upstream."""
 
 _TLS_RECORDS = ("\\x15\\x03", "\\x16\\x03")
-"""How a TLS server's word begins, as a parser's message quotes it."""
+"""How a TLS record begins, as a parser's message quotes it."""
 
 
 def fault_of(error: BaseException, url: URL) -> UpstreamError:
@@ -91,15 +91,15 @@ def _unreachable(error: BaseException, url: URL) -> str:
             return f"{_place(url)} speaks no TLS that is understood here; is http:// meant?"
         case ClientConnectorError(os_error=OSError(errno=errno.ECONNREFUSED)):
             return f"nothing listens on {_place(url)}; is the server started?"
-        case ClientConnectorError(os_error=OSError(strerror=str(told))):
-            return f"no connection to {_place(url)}: {told}"
+        case ClientConnectorError(os_error=OSError(strerror=str(text))):
+            return f"no connection to {_place(url)}: {text}"
         case _:
             return f"no connection to {_place(url)}"
 
 
 def _unreadable(error: BaseException, url: URL) -> str:
-    told = error.message if isinstance(error, ClientResponseError) else ""
-    if url.scheme == "http" and any(record in told for record in _TLS_RECORDS):
+    text = error.message if isinstance(error, ClientResponseError) else ""
+    if url.scheme == "http" and any(record in text for record in _TLS_RECORDS):
         return f"{_place(url)} speaks TLS; is https:// meant?"
     return f"{_place(url)} sent a reply that is not valid HTTP ({type(error).__name__})"
 
@@ -118,15 +118,15 @@ class FailureLog:
         self._say(error.reason, error.detail or error.message)
 
     def answered(self, status: int, content_type: str, *, own_credential: bool) -> None:
-        """Log a reply to a question that is no answer, and no fault of who asked."""
+        """Log a reply that shows a fault of the upstream or of its settings."""
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self._say(Reason.UPSTREAM_STATUS, f"it answered with status {status}")
         elif own_credential and status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-            told = f"it refuses the key that the gateway has for it (status {status})"
-            self._say(Reason.UPSTREAM_STATUS, told)
+            text = f"it refuses the key that the gateway has for it (status {status})"
+            self._say(Reason.UPSTREAM_STATUS, text)
         elif status == HTTPStatus.OK and content_type == "text/html":
-            told = "it answered with a web page; is its URL that of an API?"
-            self._say(Reason.UPSTREAM_STATUS, told)
+            text = "it answered with a web page; is its URL that of an API?"
+            self._say(Reason.UPSTREAM_STATUS, text)
 
     def _say(self, reason: Reason, what: str) -> None:
         now = self._clock()

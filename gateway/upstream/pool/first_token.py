@@ -1,8 +1,8 @@
-"""Whether a reply has begun to answer: until then another upstream may take its place.
+"""Detects the first content token of a reply; before it, failover is still allowed.
 
-Law: comments, blank lines, the role of who is about to speak and usage alone say nothing that a
-client could show. They are held back, within a bound in bytes and in time, so that nothing was sent
-while nothing was said. What is not understood is an answer.
+Law: comments, blank lines, the role alone and usage alone say nothing that a
+client could show. They are held back, within a bound in bytes and in time, so that nothing is sent
+before the first token. What is not understood counts as content.
 """
 
 from dataclasses import dataclass, field
@@ -21,20 +21,20 @@ HELD_SECONDS = 15.0
 (WHATWG HTML, 9.2.7); proxies wait for 60 s and more."""
 
 
-class Begun(Enum):
-    """What a reply has come to so far."""
+class FirstToken(Enum):
+    """What is known of a reply so far."""
 
-    NOT_YET = auto()
-    ANSWER = auto()
+    PENDING = auto()
+    SEEN = auto()
     REFUSED = auto()
     """The server says that the request is at fault: an answer, and no failure of the server."""
-    NOTHING = auto()
-    """It has ended, or said that it ends, without a word."""
+    NONE = auto()
+    """It has ended, or says that it ends, without a token."""
 
 
 @dataclass(slots=True)
-class Beginning:
-    """The first pieces of a body, each judged as it comes; ``events`` says that it is a stream."""
+class FirstTokenDetector:
+    """Looks at the first pieces of a body as they come; ``events`` says that it is a stream."""
 
     events: bool
     held: list[bytes] = field(default_factory=list)
@@ -42,48 +42,48 @@ class Beginning:
     _since: float | None = None
     _decoder: sse.Decoder = field(default_factory=sse.Decoder)
 
-    def add(self, piece: bytes, now: float) -> Begun | Failure:
+    def add(self, piece: bytes, now: float) -> FirstToken | Failure:
         """Take the next piece, and return what is known then."""
         self.held.append(piece)
         self._size += len(piece)
         if self._since is None:
             self._since = now
         if not self.events:
-            found: Begun | Failure = Begun.NOT_YET if piece.isspace() else Begun.ANSWER
+            found: FirstToken | Failure = FirstToken.PENDING if piece.isspace() else FirstToken.SEEN
         else:
             found = self._judged(piece)
         waited = self._size > HELD_BYTES or now - self._since >= HELD_SECONDS
-        return Begun.ANSWER if found is Begun.NOT_YET and waited else found
+        return FirstToken.SEEN if found is FirstToken.PENDING and waited else found
 
-    def end(self) -> Begun | Failure:
-        """Return what it was that has ended now."""
+    def end(self) -> FirstToken | Failure:
+        """Return what is known of a reply that has ended now."""
         last = self._decoder.end()
-        found = Begun.NOT_YET if last is None else _judgement(last.data, whole=False)
-        return Begun.NOTHING if found is Begun.NOT_YET else found
+        found = FirstToken.PENDING if last is None else _judgement(last.data, whole=False)
+        return FirstToken.NONE if found is FirstToken.PENDING else found
 
-    def _judged(self, piece: bytes) -> Begun | Failure:
+    def _judged(self, piece: bytes) -> FirstToken | Failure:
         for event in self._decoder.feed(piece):
-            if (found := _judgement(event.data)) is not Begun.NOT_YET:
+            if (found := _judgement(event.data)) is not FirstToken.PENDING:
                 return found
-        return Begun.NOT_YET
+        return FirstToken.PENDING
 
 
-def _judgement(data: bytes | None, *, whole: bool = True) -> Begun | Failure:
+def _judgement(data: bytes | None, *, whole: bool = True) -> FirstToken | Failure:
     if data is None:
-        return Begun.NOT_YET
+        return FirstToken.PENDING
     if data == sse.DONE:
-        return Begun.NOTHING
+        return FirstToken.NONE
     try:
         said = orjson.loads(data)
     except orjson.JSONDecodeError:
-        return Begun.ANSWER if whole else Begun.NOTHING
+        return FirstToken.SEEN if whole else FirstToken.NONE
     if isinstance(said, dict):
         if said.get("type") == "error" or said.get("error"):
             return _error(said)
         choices = said.get("choices")
         if isinstance(choices, list) and not any(map(says_something, choices)):
-            return Begun.NOT_YET
-    return Begun.ANSWER
+            return FirstToken.PENDING
+    return FirstToken.SEEN
 
 
 def says_something(choice: Any) -> bool:
@@ -99,21 +99,21 @@ def says_something(choice: Any) -> bool:
             return True
 
 
-def _error(said: dict[str, Any]) -> Begun | Failure:
+def _error(said: dict[str, Any]) -> FirstToken | Failure:
     """Return what an error means: some servers answer 200 before they know whether they can.
 
     What they say of the request (a 4xx, an invalid request) is an answer.
     """
-    told = said.get("error") or said
-    match told:
+    error = said.get("error") or said
+    match error:
         case {"code": 429 | "rate_limit_exceeded" | "insufficient_quota"}:
-            # Of whose account is not told: it rests nobody.
+            # It may be the client's own account: the upstream is not left alone for it.
             return Failure(Reason.UPSTREAM_LIMITED, risky=False, refused=429, personal=True)
         case {"code": int(code)} if 400 <= code < 500:
-            return Begun.REFUSED
+            return FirstToken.REFUSED
         case {"type": str(kind)} if "invalid_request" in kind or "BadRequest" in kind:
-            return Begun.REFUSED
+            return FirstToken.REFUSED
         case dict() | str():
             return Failure(Reason.UPSTREAM_STATUS, risky=True)
         case _:
-            return Begun.ANSWER
+            return FirstToken.SEEN

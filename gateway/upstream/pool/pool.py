@@ -1,52 +1,125 @@
-"""Requests that wait until another has computed what they begin with.
+"""Several upstreams as one: acts on the decisions of the pool's table.
 
-Law: every wait is bounded; who waits is woken by the first byte or the end of whom it waits for.
-
-Several upstreams as one: the only driver of the pool's decisions.
-
-Law: what is to be done is decided by ``core.pool``; here it is awaited, and what came of it handed
-back. A reply is passed on once its first word is here, and from then on nothing is sent again.
-Every call that was begun is ended, also where its client leaves.
+Laws:
+- A reply is passed on once its first token is here, and from then on nothing is sent again.
+- Every call that was acquired is released once, also if its client leaves.
+- Every wait is bounded. A wait for another prompt's prefill ends with its first byte or its end.
 """
 
 import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
+from math import ceil
 from types import TracebackType
-from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.headers import bears_credential
+from gateway.protocol.headers import bears_credential, without
 from gateway.protocol.reasons import Reason
-from gateway.upstream.pool.affinity import NOT_KEPT, Kept, may_be_elsewhere
-from gateway.upstream.pool.health import State
-from gateway.upstream.pool.reply import Opened
-from gateway.upstream.pool.retry import Budget, Failure, Tries, failure_of, refusal_of
-from gateway.upstream.pool.table import Call, Change, PoolTable
+from gateway.upstream.pool.affinity import NOT_KEPT, StickyIds, may_be_elsewhere
+from gateway.upstream.pool.first_token import FirstToken, FirstTokenDetector
+from gateway.upstream.pool.health import Open, State
+from gateway.upstream.pool.retry import Budget, Failure, RetryState, failure_of, refusal_of
+from gateway.upstream.pool.table import Call, Change, PoolTable, states
 from gateway.upstream.pool.waiting_queue import Bounds, PoolQueue
-from gateway.upstream.ports import Upstream
-from gateway.upstream.request import Outgoing
+from gateway.upstream.ports import Upstream, UpstreamReply
+from gateway.upstream.request import Outgoing, Served
 from gateway.upstream.routing.routing import Route, Sent, Wait
 
+log = logging.getLogger(__name__)
 
-class Turns:
-    """Who waits for whom; decided is that by ``held_back`` of the routing."""
+
+class UpstreamMetrics:
+    """Prometheus counters of what goes to a pool's upstreams."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = Counter(
+            "refrain_upstream_requests_total",
+            "Requests sent to an upstream of a pool, tries that failed among them.",
+            ("upstream", "route"),
+            registry=registry,
+        )
+        self._failures = Counter(
+            "refrain_upstream_failures_total",
+            "Requests that an upstream of a pool failed, by reason.",
+            ("upstream", "reason"),
+            registry=registry,
+        )
+        self._warmed = Counter(
+            "refrain_upstream_warmed_total",
+            "Beginnings of prompts that a fresh upstream has computed before clients came.",
+            ("upstream",),
+            registry=registry,
+        )
+
+    def warmed(self, name: str) -> None:
+        """Count a prompt prefix that a fresh upstream has computed."""
+        self._warmed.labels(name).inc()
+
+    def asked(self, name: str, route: Route) -> None:
+        """Count a request, by why it goes there."""
+        self._requests.labels(name, route.value).inc()
+
+    def failed(self, name: str, reason: Reason) -> None:
+        """Count a failure."""
+        self._failures.labels(name, reason.value).inc()
+
+
+class UpstreamCollector(Collector):
+    """Reads the state of a pool's upstreams when the metrics are asked for."""
+
+    def __init__(self, pool: "UpstreamPool") -> None:
+        self._pool = pool
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield calls under way, state, time left alone, and how many wait for room."""
+        in_flight = GaugeMetricFamily(
+            "refrain_upstream_in_flight", "Requests under way.", labels=["upstream"]
+        )
+        state_of = GaugeMetricFamily(
+            "refrain_upstream_state",
+            "1 for the state an upstream is in.",
+            labels=["upstream", "state"],
+        )
+        rests = GaugeMetricFamily(
+            "refrain_upstream_rest_seconds",
+            "For how long an upstream is still left alone.",
+            labels=["upstream"],
+        )
+        for upstream, state, seconds in states(self._pool.table, self._pool.clock()):
+            name = upstream.member.name
+            in_flight.add_metric([name], upstream.in_flight)
+            rests.add_metric([name], seconds)
+            for one in State:
+                state_of.add_metric([name, one.value], float(one is state))
+        waiting = GaugeMetricFamily(
+            "refrain_upstream_waiting", "Requests that wait for room at an upstream."
+        )
+        waiting.add_metric([], len(self._pool.queue.waiting))
+        yield from (in_flight, state_of, rests, waiting)
+
+
+class PrefillTurns:
+    """Waiters per leader; ``prefill_wait`` of the routing decides who waits."""
 
     def __init__(self) -> None:
         self._behind: dict[Sent, list[asyncio.Future[None]]] = {}
 
-    async def come(
-        self, held_back: Callable[[float], Wait | None], clock: Callable[[], float]
+    async def wait(
+        self, prefill_wait: Callable[[float], Wait | None], clock: Callable[[], float]
     ) -> None:
         """Return when it is the request's turn."""
         now = clock()
-        while (wait := held_back(now)) is not None:
+        while (wait := prefill_wait(now)) is not None:
             woken = asyncio.get_running_loop().create_future()
             self._behind.setdefault(wait.leader, []).append(woken)
             try:
@@ -57,33 +130,103 @@ class Turns:
                 now = wait.until
 
     def wake(self, leader: Sent) -> None:
-        """Let those go who wait for this one."""
+        """Wake the requests that wait for this one."""
         for woken in self._behind.pop(leader, ()):
             if not woken.done():
                 woken.set_result(None)
 
 
-log = logging.getLogger(__name__)
-
-
-class Figures(Protocol):
-    """Counts what goes to the upstreams."""
-
-    def asked(self, name: str, route: Route) -> None:
-        """Count a request, by why it goes there."""
-        ...
-
-    def failed(self, name: str, reason: Reason) -> None:
-        """Count a failure."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """No reply, or one that broke before its first word."""
+    """No reply, or one that broke before its first token."""
 
     error: UpstreamError
     failure: Failure
+
+
+class PoolReply:
+    """A reply whose first token is here; see the port ``UpstreamReply``."""
+
+    def __init__(
+        self,
+        pool: "UpstreamPool",
+        call: Call,
+        context: AbstractAsyncContextManager[UpstreamReply],
+        reply: UpstreamReply,
+    ) -> None:
+        self.status = reply.status
+        self.headers = reply.headers
+        self.content_type = reply.content_type
+        self.served = Served(
+            call.name,
+            several=True,
+            note_cached=lambda tokens: pool.table.routing.answered(call.sent, tokens),
+            note_made=lambda made: pool.sticky_ids.note(made, call.name),
+        )
+        self.failure: Failure | None = None
+        """Why this is no answer, though it is passed on if no upstream gives one."""
+        self.refused = reply.status >= HTTPStatus.BAD_REQUEST
+        """Whether the answer is that the request is at fault."""
+        self._pool = pool
+        self._call = call
+        self._context = context
+        self._body = reply.chunks()
+        self._held: list[bytes] = []
+
+    def set_retry_after(self, seconds: float | None) -> None:
+        """Set the header to the time until the first of all upstreams comes back, if any rests."""
+        if seconds is None:
+            return
+        kept = without(self.headers, "retry-after", "retry-after-ms")
+        self.headers = (*kept, ("Retry-After", str(ceil(seconds))))
+
+    async def read_first(self, clock: Callable[[], float]) -> None:
+        """Wait for the first token. Raises UpstreamError, also for an empty answer.
+
+        A stream that begins with an error of the server's own is a failure, too.
+        """
+        detector = FirstTokenDetector(self.content_type == "text/event-stream", self._held)
+        found: FirstToken | Failure = FirstToken.PENDING
+        while found is FirstToken.PENDING:
+            piece = await anext(self._body, b"")
+            found = detector.add(piece, clock()) if piece else detector.end()
+        self.refused = self.refused or found is FirstToken.REFUSED
+        if isinstance(found, Failure):
+            self.failure = found if self.status == HTTPStatus.OK else None
+        elif found is FirstToken.NONE and self.status == HTTPStatus.OK:
+            message = "The upstream ended its answer before it began."
+            raise UpstreamError(502, message, Reason.UPSTREAM_BROKE)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body. Raises UpstreamError."""
+        if self._held:
+            yield b"".join(self._held)
+            self._held.clear()
+        try:
+            async for chunk in self._body:
+                yield chunk
+        except UpstreamError as error:
+            error.tried = (*self.served.tried, (self._call.name, error.reason))
+            raise
+
+    async def close(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        """Leave the reply and end the call.
+
+        A broken or incomplete body counts against the upstream, unless its first token was judged
+        already.
+        """
+        counted = self.failure is not None or self.refused
+        if isinstance(error, UpstreamError) and not counted:
+            self._pool.note_failure(self._call, failure_of(error, head=True))
+        try:
+            await self._context.__aexit__(kind, error, traceback)
+        finally:
+            self._pool.release(self._call)
 
 
 class UpstreamPool:
@@ -99,182 +242,167 @@ class UpstreamPool:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         drawn: Callable[[], float] = random.random,
-        figures: Figures | None = None,
+        metrics: UpstreamMetrics | None = None,
         passes_credentials: bool = False,
-        kept: Kept | None = None,
+        sticky_ids: StickyIds | None = None,
     ) -> None:
-        """``drawn`` gives random numbers from 0 to 1; ``figures`` counts.
+        """``drawn`` gives random numbers from 0 to 1.
 
         ``passes_credentials`` says that upstreams get those of the clients.
         """
         self.name = name
         self.table = table
+        self.queue = PoolQueue(table, bounds, clock, self.release)
+        self.sticky_ids = sticky_ids or StickyIds()
         self._upstreams = upstreams
-        self._clock = clock
+        self.clock = clock
         self._wall = wall
         self._drawn = drawn
-        self._figures = figures
+        self._metrics = metrics
         self._passes_credentials = passes_credentials
-        self._queue = PoolQueue(table, bounds, clock, self.ended)
-        self._kept = kept or Kept()
         self._budget = Budget()
-        self._turns = Turns()
-
-    @property
-    def waiting(self) -> int:
-        """How many requests wait for room."""
-        return len(self._queue)
+        self._turns = PrefillTurns()
 
     def overloaded(self, model: str) -> bool:
         """Tell whether a request for the model could not be sent at once."""
-        return self._queue.has((model, "")) or self.table.overloaded(model, self._clock())
+        waited_for = (model, "") in self.queue.waiting.lanes
+        return waited_for or self.table.overloaded(model, self.clock())
 
-    def send(self, outgoing: Outgoing) -> "Sending":
-        """POST to whoever is best; see the port."""
-        return Sending(self, outgoing)
+    @asynccontextmanager
+    async def send(self, outgoing: Outgoing) -> AsyncIterator[PoolReply]:
+        """POST to the best upstream; see the port."""
+        async with AsyncExitStack() as stack:
+            reply = await self._reply(outgoing)
+            stack.push_async_exit(reply.close)
+            yield reply
 
-    async def opened(self, outgoing: Outgoing) -> Opened:
-        """Return a reply whose first word is here. Raises UpstreamError where nobody gives one."""
-        tries = Tries()
+    def note_failure(self, call: Call, failure: Failure) -> None:
+        """Count a failure."""
+        if self._metrics is not None:
+            self._metrics.failed(call.name, failure.reason)
+        self.table.failed(call, failure, self.clock())
+
+    def release(self, call: Call) -> None:
+        """Note the end of a call, and let in the next that waits."""
+        self.table.release(call)
+        self._turns.wake(call.sent)
+        self.queue.admit()
+
+    async def _reply(self, outgoing: Outgoing) -> PoolReply:
+        """Return a reply whose first token is here. Raises UpstreamError if there is none."""
+        retry = RetryState()
         self._budget.earn()
         if outgoing.named:
-            outgoing = replace(outgoing, at=self._kept.at(outgoing.named))
-        call: Call | None = await self._queue.call(outgoing)
+            outgoing = replace(outgoing, at=self.sticky_ids.at(outgoing.named))
+        call: Call | None = await self.queue.acquire(outgoing)
         while call is not None:
             got = await self._attempt(call, outgoing)
             failure = got.failure
             if failure is None:
                 break
-            tries = tries.after(call.name, failure)
+            retry = retry.after(call.name, failure)
             call = None
-            if failure.risky and tries.may_go_on and not self._budget.spend():
+            if failure.risky and retry.may_go_on and not self._budget.spend():
                 break
-            call = self._other(outgoing, tries)
-            if isinstance(got, Opened):
+            call = self._other(outgoing, retry)
+            if isinstance(got, PoolReply):
                 if call is None:
                     break
                 await self._replaced(got, call)
-            elif call is None and tries.may_ask_again(failure):
-                await asyncio.sleep(tries.pause(self._drawn()))
-                call = self.table.again(tries.last, outgoing, self._clock())
-                tries = tries.asking_again()
-        if isinstance(got, Opened):
-            if got.failure is NOT_KEPT and (why := self._out_of_reach(outgoing, tries)):
+            elif call is None and retry.may_retry_same(failure):
+                await asyncio.sleep(retry.pause(self._drawn()))
+                call = self.table.retry_same(retry.last, outgoing, self.clock())
+                retry = retry.retrying_same()
+        if isinstance(got, PoolReply):
+            if got.failure is NOT_KEPT and (why := self._out_of_reach(outgoing, retry)):
                 await got.close()
-                raise self._perhaps_kept(outgoing, tries, why)
-            got.tried = tries.failed[:-1] if got.failure else tries.failed
-            got.come_back = self._back_in(outgoing) if got.failure else None
+                raise self._perhaps_kept(outgoing, retry, why)
+            tried = retry.failed[:-1] if got.failure else retry.failed
+            got.served = replace(got.served, tried=tried)
+            got.set_retry_after(self._retry_after(outgoing) if got.failure else None)
             return got
         error = got.error.again()
-        error.tried, error.retry_after = tries.failed, self._back_in(outgoing)
+        error.tried, error.retry_after = retry.failed, self._retry_after(outgoing)
         raise error
 
-    def note_failure(self, call: Call, failure: Failure) -> None:
-        """Count a failure."""
-        if self._figures is not None:
-            self._figures.failed(call.name, failure.reason)
-        self.table.failed(call, failure, self._clock())
-
-    def note_cached(self, call: Call, tokens: int) -> None:
-        """Note how much of the prompt the upstream says that it had."""
-        self.table.note_cached(call, tokens, self._clock())
-
-    def note_made(self, call: Call, made: str) -> None:
-        """Note what the upstream has made and keeps."""
-        self._kept.note(made, call.name)
-
-    def ended(self, call: Call) -> None:
-        """Note the end of a call, and let in who waits."""
-        self.table.end(call, self._clock())
-        self._turns.wake(call.sent)
-        self.admit()
-
-    def admit(self) -> None:
-        """Begin the calls of those who wait and for whom there is room."""
-        self._queue.admit()
-
-    def close(self) -> None:
-        """Stop the timer; whoever waits is cancelled by who made the call."""
-        self._queue.close()
-
-    async def _attempt(self, call: Call, outgoing: Outgoing) -> Opened | Failed:
-        """Send to one upstream and wait for the first word."""
+    async def _attempt(self, call: Call, outgoing: Outgoing) -> PoolReply | Failed:
+        """Send to one upstream and wait for the first token."""
         context = self._upstreams[call.name].send(outgoing)
-        opened: Opened | None = None
+        opened: PoolReply | None = None
         try:
-            await self._turns.come(partial(self.table.held_back, call), self._clock)
-            if (why := self.table.left_alone_since(call)) is not None:
-                self.ended(call)
-                return _not_asked(why)
-            if self._figures is not None:
-                self._figures.asked(call.name, call.route)
+            await self._turns.wait(partial(self.table.routing.prefill_wait, call.sent), self.clock)
+            if isinstance(left := call.upstream.health.at, Open) and not call.trial:
+                self.release(call)
+                return _not_asked(left.why)
+            if self._metrics is not None:
+                self._metrics.asked(call.name, call.route)
             reply = await context.__aenter__()
-            opened = Opened(self, call, context, reply)
+            opened = PoolReply(self, call, context, reply)
             personal = self._passes_credentials and bears_credential(outgoing.fields)
             opened.failure = refusal_of(
                 reply.status, reply.headers, self._wall(), personal=personal
             )
             if opened.failure is None:
-                await opened.read_first(self._clock)
-                self._find_kept(outgoing, opened)
+                await opened.read_first(self.clock)
+                self._find_sticky(outgoing, opened)
         except UpstreamError as error:
             failure = failure_of(error, head=opened is not None)
             self.note_failure(call, failure)
-            await self._left(opened, call)
+            await self._leave(opened, call)
             return Failed(error, failure)
         except BaseException:
-            await self._left(opened, call)
+            await self._leave(opened, call)
             raise
         if opened.failure is None:
-            self.table.first_byte(call, self._clock(), refused=opened.refused)
+            self.table.first_byte(call, self.clock(), refused=opened.refused)
             self._turns.wake(call.sent)
         else:
             self.note_failure(call, opened.failure)
         return opened
 
-    def _find_kept(self, outgoing: Outgoing, opened: Opened) -> None:
-        """Note who keeps what the request names, or that another is to be asked for it."""
+    def _find_sticky(self, outgoing: Outgoing, opened: PoolReply) -> None:
+        """Note which upstream keeps what the request names, or that another must be asked."""
         if opened.failure is not None or not outgoing.named:
             return
         if opened.status < HTTPStatus.BAD_REQUEST:
-            self._kept.note(outgoing.named, opened.served.upstream)
+            self.sticky_ids.note(outgoing.named, opened.served.upstream)
         elif not outgoing.at and may_be_elsewhere(opened.status):
             opened.failure = NOT_KEPT
 
-    def _out_of_reach(self, outgoing: Outgoing, tries: Tries) -> Reason | None:
-        """Return why somebody who may keep it could not be asked for it, if so."""
-        failed = next((why for _, why in tries.failed if why is not Reason.NOT_KEPT), None)
-        busy = self.table.unasked(outgoing, tries.names)
+    def _out_of_reach(self, outgoing: Outgoing, retry: RetryState) -> Reason | None:
+        """Return why an upstream that may keep it could not be asked for it, if so."""
+        failed = next((why for _, why in retry.failed if why is not Reason.NOT_KEPT), None)
+        busy = self.table.unasked(outgoing, retry.names)
         return failed or (Reason.UPSTREAM_BUSY if busy else None)
 
-    def _perhaps_kept(self, outgoing: Outgoing, tries: Tries, why: Reason) -> UpstreamError:
+    def _perhaps_kept(self, outgoing: Outgoing, retry: RetryState, why: Reason) -> UpstreamError:
         message = "Who may keep what this request names cannot be asked at the moment."
-        wait = self._back_in(outgoing) or 1.0
-        return UpstreamError(503, message, why, tried=tries.failed, retry_after=wait)
+        wait = self._retry_after(outgoing) or 1.0
+        return UpstreamError(503, message, why, tried=retry.failed, retry_after=wait)
 
-    async def _left(self, opened: Opened | None, call: Call) -> None:
+    async def _leave(self, opened: PoolReply | None, call: Call) -> None:
         if opened is None:
-            self.ended(call)
+            self.release(call)
         else:
             await opened.close()
 
-    async def _replaced(self, got: Opened, call: Call) -> None:
+    async def _replaced(self, got: PoolReply, call: Call) -> None:
         """Leave a refusal for the call that takes its place."""
         try:
             await got.close()
         except BaseException:
-            self.ended(call)
+            self.release(call)
             raise
 
-    def _other(self, outgoing: Outgoing, tries: Tries) -> Call | None:
-        """Begin the next try elsewhere, if there is to be one."""
-        if not tries.may_go_on:
+    def _other(self, outgoing: Outgoing, retry: RetryState) -> Call | None:
+        """Acquire the next try at another upstream, if there is to be one."""
+        if not retry.may_go_on:
             return None
-        other = self.table.begin(outgoing, self._clock(), tries.names)
+        other = self.table.acquire(outgoing, self.clock(), retry.names)
         return other if isinstance(other, Call) else None
 
-    def _back_in(self, outgoing: Outgoing) -> float | None:
-        now = self._clock()
+    def _retry_after(self, outgoing: Outgoing) -> float | None:
+        now = self.clock()
         at = self.table.resting_until(outgoing, now)
         return None if at is None else max(1.0, at - now)
 
@@ -285,32 +413,8 @@ def _not_asked(why: Reason) -> Failed:
     return Failed(error, failure_of(error))
 
 
-class Sending(AbstractAsyncContextManager[Opened]):
-    """One request to the pool; see the port."""
-
-    def __init__(self, pool: UpstreamPool, outgoing: Outgoing) -> None:
-        self._pool = pool
-        self._outgoing = outgoing
-        self._opened: Opened | None = None
-
-    async def __aenter__(self) -> Opened:
-        """Wait for a reply."""
-        self._opened = await self._pool.opened(self._outgoing)
-        return self._opened
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Leave it."""
-        if self._opened is not None:
-            await self._opened.close(kind, error, traceback)
-
-
 def log_change(change: Change) -> None:
-    """Write a line about an upstream that came into another state."""
+    """Log that an upstream came into another state."""
     why = "" if change.why is None else f" ({change.why})"
     match change.after:
         case State.UP:

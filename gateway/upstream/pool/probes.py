@@ -1,19 +1,32 @@
-"""Probes of a pool's upstreams, which nobody waits for.
+"""Asks upstreams how they are: all at startup, those of a pool again and again.
 
-Law: a probe is cheap and bounded: the upstream's own word on its readiness where it has one, else
-its list of models. Any answer but a fault of the server is one: that it wants a key is no illness.
+Laws:
+- Nobody waits for an answer, and hits need none: an upstream may be started later.
+- A probe is cheap and bounded: the readiness path if the upstream has one, else its list of models.
+  Any answer but a server error is a good one, also that a key is missing.
+- At startup a wrong address is found at once, and the log says what to do.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
 
-from aiohttp import ClientError
+import orjson
+from aiohttp import ClientError, web
 
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.reasons import Reason
 from gateway.upstream.http.client import HttpUpstream
+from gateway.upstream.pool.health import Open
 from gateway.upstream.pool.table import PoolTable
+
+log = logging.getLogger(__name__)
+
+UPSTREAMS: web.AppKey[tuple[HttpUpstream, ...]] = web.AppKey("upstreams")
+
+STARTUP_SECONDS = 10.0
+_MAX_BYTES = 4 * 2**20
 
 PROBE_SECONDS = 2.0
 EVERY_SECONDS = 10.0
@@ -26,7 +39,7 @@ _NO_SUCH_PATH = frozenset({404, 405, 501})
 
 
 class Prober:
-    """Probes who is due. ``paths`` are those of each upstream: asked in turn, none for no probe."""
+    """Probes the upstreams that are due. ``paths`` of each are asked in turn; none, no probe."""
 
     def __init__(
         self,
@@ -81,7 +94,8 @@ class Prober:
     async def probe(self, name: str) -> None:
         """Ask one upstream how it is, and tell the table."""
         fault, for_sure = await self._asked(name) if self._paths[name] else (None, False)
-        if fault is None and self._warm is not None and self._table.is_left_alone(name):
+        left_alone = isinstance(self._table.upstreams[name].health.at, Open)
+        if fault is None and self._warm is not None and left_alone:
             await self._warm(name)
         self._table.probed(name, fault, self._clock(), for_sure=for_sure)
         self._probed()
@@ -97,8 +111,8 @@ class Prober:
                         self._paths[name] = (path,)
                         if reply.status < HTTPStatus.INTERNAL_SERVER_ERROR:
                             return None, False
-                        told = b'"reasons"' in await reply.content.read(4096)
-                        return Reason.UPSTREAM_STATUS, told
+                        own_word = b'"reasons"' in await reply.content.read(4096)
+                        return Reason.UPSTREAM_STATUS, own_word
         except UpstreamError as error:
             return error.reason, False
         except TimeoutError:
@@ -106,3 +120,59 @@ class Prober:
         except ClientError:
             return Reason.UPSTREAM_BROKE, False
         return None, False
+
+
+async def greet(upstreams: Iterable[HttpUpstream]) -> None:
+    """Ask all at once and log a line for each."""
+    await asyncio.gather(*map(_greet_one, upstreams))
+
+
+async def _greet_one(upstream: HttpUpstream) -> None:
+    text, well = await _models_answer(upstream)
+    log.log(logging.INFO if well else logging.WARNING, "upstream %s %s", upstream.url("/v1"), text)
+
+
+async def _models_answer(upstream: HttpUpstream) -> tuple[str, bool]:
+    """Return what is to be said of an upstream, and whether it is well."""
+    try:
+        async with (
+            asyncio.timeout(STARTUP_SECONDS),
+            upstream.request("GET", "/v1/models", (), None) as reply,
+        ):
+            body = bytearray()
+            async for piece in upstream.body(reply):
+                body += piece
+                if len(body) > _MAX_BYTES:
+                    break
+            return _models_verdict(
+                reply.status,
+                reply.content_type,
+                bytes(body),
+                own_credential=upstream.own_credential,
+            )
+    except UpstreamError as error:
+        return f"does not answer: {error.detail or error.message}", False
+    except TimeoutError:
+        return f"has not answered within {STARTUP_SECONDS:.0f} s", False
+
+
+def _models_verdict(
+    status: int, content_type: str, body: bytes, *, own_credential: bool
+) -> tuple[str, bool]:
+    if status == HTTPStatus.LOOP_DETECTED:
+        return "is this gateway itself; give it the URL of a model server", False
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        if own_credential:
+            return f"refuses the key that the gateway has for it (status {status})", False
+        return "answers, and wants a key, which clients must send", True
+    if status != HTTPStatus.OK:
+        hint = "; is its path right?" if status == HTTPStatus.NOT_FOUND else ""
+        return f"answers its list of models with status {status}{hint}", False
+    try:
+        match orjson.loads(body):
+            case {"data": list(models)}:
+                count = "1 model" if len(models) == 1 else f"{len(models)} models"
+                return f"answers, {count}", True
+    except orjson.JSONDecodeError:
+        pass
+    return f"answers with {content_type}, which is no list of models; is its path right?", False

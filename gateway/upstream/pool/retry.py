@@ -1,18 +1,14 @@
-"""What a failure before the first word means: whether it may be tried again, and where.
+"""What a failure before the first token means: whether the request may be sent again, and where.
 
 Laws:
 - What surely was not processed (no connection; 429, 503, 529: refused) may go to every other
   upstream.
-- What may have been processed costs money twice, and may be what breaks upstreams: it is risked
-  once more, and only elsewhere, but for a connection that broke before the head, which is most
-  often an idle one that was just closed: that may be risked at the same upstream.
-- After the first word (``beginning``) there is no second try. All else that an upstream says (400,
-  401, 404 …) is its answer.
-
-How often what may have been processed is sent a second time, over all requests.
-
-Law: while most calls fail, second tries double the load and the cost without helping anybody: they
-are a share of the requests, and a few more after a calm time. As gRPC's retry throttling.
+- What may have been processed costs money twice, and may be what breaks upstreams. It is risked
+  once more, and only elsewhere. A connection that broke before the head is the exception: most
+  often it was idle and just closed, so the same upstream may be risked.
+- After the first token there is no second try. Every other status (400, 401, 404 ...) is an answer.
+- While most calls fail, second tries double load and cost without helping anybody. So risky ones
+  are a share of the requests, and a few more after a calm time, as in gRPC's retry throttling.
 """
 
 from collections.abc import Iterable
@@ -32,7 +28,7 @@ FIRST_RETRY_PAUSE = 0.1
 
 _REFUSED = frozenset({429, 503, 529})
 _FAILED = frozenset({500, 502, 504, *range(520, 525)})
-"""520 to 524 are what a content network says of a server behind it."""
+"""520 to 524 come from a content network that cannot reach its server."""
 _WORDS = {429: 429, 503: 503, 529: 503}
 
 
@@ -49,7 +45,7 @@ class Failure:
     rest: float | None = None
     """For how many seconds, if it said."""
     personal: bool = False
-    """Whether it may speak of the client's own account, and so of nobody else's requests."""
+    """True if the limit may be the client's own quota: it must not eject the upstream."""
 
 
 def failure_of(error: UpstreamError, *, head: bool = False) -> Failure:
@@ -99,26 +95,26 @@ def retry_after(fields: Iterable[tuple[str, str]], wall: float) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Tries:
+class RetryState:
     """What has been tried for one request."""
 
     failed: tuple[tuple[str, Reason], ...] = ()
     risked: int = 0
     at_the_same: int = 0
 
-    def after(self, name: str, failure: Failure) -> "Tries":
-        """Return the tries with one more that failed."""
+    def after(self, name: str, failure: Failure) -> "RetryState":
+        """Return the state after one more try that failed."""
         failed = (*self.failed, (name, failure.reason))
         return replace(self, failed=failed, risked=self.risked + failure.risky)
 
     @property
     def names(self) -> frozenset[str]:
-        """Who has failed already."""
+        """The upstreams that have failed already."""
         return frozenset(name for name, _ in self.failed)
 
     @property
     def last(self) -> str:
-        """Who failed last."""
+        """The upstream that failed last."""
         return self.failed[-1][0]
 
     @property
@@ -127,7 +123,7 @@ class Tries:
         counted = sum(reason is not Reason.NOT_KEPT for _, reason in self.failed)
         return self.risked <= MOST_RISKED and counted < MOST_TRIES
 
-    def may_ask_again(self, failure: Failure) -> bool:
+    def may_retry_same(self, failure: Failure) -> bool:
         """Tell whether the upstream that failed last may be asked again."""
         return self.may_go_on and failure.anew and self.at_the_same < MOST_AT_THE_SAME
 
@@ -135,8 +131,8 @@ class Tries:
         """Return how long to wait before that; ``drawn`` is a random number from 0 to 1."""
         return drawn * FIRST_RETRY_PAUSE * float(2**self.at_the_same)
 
-    def asking_again(self) -> "Tries":
-        """Return the tries once the same upstream is asked again."""
+    def retrying_same(self) -> "RetryState":
+        """Return the state once the same upstream is asked again."""
         return replace(self, at_the_same=self.at_the_same + 1)
 
 

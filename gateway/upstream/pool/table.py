@@ -3,42 +3,147 @@
 Laws:
 - It goes to one that serves the model, in the lowest tier in which one has room; among those the
   routing decides.
-- What was begun is ended once, and counts as under way until then.
-- Where all are left alone because they fail, one call at a time tries the next of them all the
-  same: the last upstream is never shut out.
-- Who waits for room goes in the order of coming, model by model.
+- What was acquired is released once, and counts as under way until then.
+- If all are left alone because they fail, one call at a time tries the next of them all the same:
+  the last upstream is never shut out.
 
 The table does no I/O; ``now`` is a reading of one clock that never goes back.
 """
 
+import re
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from fnmatch import translate
+from functools import cached_property
 
 from gateway.protocol.reasons import Reason
 from gateway.upstream.pool import health as healths
-from gateway.upstream.pool.health import Open, State, Trial, Up
+from gateway.upstream.pool.health import Health, Open, State, Trial, Up
 from gateway.upstream.pool.retry import Failure
-from gateway.upstream.pool.upstream_state import (
-    SOON,
-    Member,
-    NoRoom,
-    Standing,
-    new,
-    no_room,
-    serving,
-)
 from gateway.upstream.request import LONGEST_MODEL, MOST_MODELS, Outgoing
-from gateway.upstream.routing.routing import Choice, Load, Route, Routing, Sent, Wait
+from gateway.upstream.routing.routing import Load, Route, Routing, Sent
 
-NOBODY: frozenset[str] = frozenset()
+MINUTE = 60.0
+SOON = 1.0
+"""Seconds after which to come back if nothing tells when there is room."""
+
+_WORSE = (State.UP, State.RESTING, State.TRIAL, State.OPEN)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One upstream of a pool, as the operator declared it.
+
+    ``models`` are globs; a lower ``tier`` is asked first; limits are this process's share.
+    """
+
+    name: str
+    models: tuple[str, ...] = ("*",)
+    tier: int = 1
+    max_concurrency: int | None = None
+    requests_per_minute: int | None = None
+    weight: float = field(default=1.0)
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile("|".join(translate(glob) for glob in self.models))
+
+    def serves(self, model: str) -> bool:
+        """Tell whether the model is among those declared for it."""
+        return self._pattern.match(model) is not None
+
+
+class Rate:
+    """At most ``most`` sends in any minute, exact; ``now`` never goes back."""
+
+    def __init__(self, most: int) -> None:
+        self._sent: deque[float] = deque(maxlen=most)
+        self._most = most
+
+    def free_at(self, now: float) -> float:
+        """Return when the next may be sent, ``now`` if at once."""
+        if len(self._sent) < self._most:
+            return now
+        return max(now, self._sent[0] + MINUTE)
+
+    def take(self, now: float) -> None:
+        """Note one that is sent."""
+        self._sent.append(now)
+
+
+@dataclass(eq=False, slots=True)
+class UpstreamState:
+    """What is known of one upstream now."""
+
+    member: Member
+    health: Health
+    rate: Rate | None = None
+    in_flight: int = 0
+    tried: bool = False
+    """Whether a call is under way that shows if it is back."""
+    heard_at: float = 0.0
+    """When it last answered anything."""
+    probed_at: float = 0.0
+
+    def has_room(self, now: float) -> bool:
+        """Tell whether its own limits let one more request go there."""
+        most = self.member.max_concurrency
+        return (most is None or self.in_flight < most) and self.room_at(now) <= now
+
+    def room_at(self, now: float) -> float:
+        """Return when its rate lets the next one go there."""
+        return now if self.rate is None else self.rate.free_at(now)
+
+    def can_accept(self, now: float) -> bool:
+        """Tell whether it may be asked now."""
+        if now < self.health.rests_until or not self.has_room(now):
+            return False
+        match self.health.at:
+            case Up():
+                return True
+            case Trial():
+                return not self.tried
+            case Open():
+                return False
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """No upstream can be asked now.
+
+    ``at`` is when one may be, if the clock tells that. ``status`` and ``why`` are for a client that
+    does not wait.
+    """
+
+    status: int
+    why: Reason
+    at: float | None
+    waits: bool
+    """Whether it is worth waiting: an upstream is well, and only busy or resting."""
+
+
+def no_room(left: Sequence[UpstreamState], now: float) -> NoRoom:
+    """Tell when the first of these upstreams may be asked, and why it cannot be now."""
+    well = [one for one in left if isinstance(one.health.at, Up)]
+    if not well:
+        at = min((one.health.back_at(now) for one in left), default=now + SOON)
+        why = next((why for one in left if (why := one.health.why(now))), Reason.UPSTREAM_BUSY)
+        return NoRoom(503, why, max(at, now + SOON), waits=False)
+    times = [
+        max(one.health.rests_until, one.room_at(now))
+        for one in well
+        if one.member.max_concurrency is None or one.in_flight < one.member.max_concurrency
+    ]
+    return NoRoom(429, Reason.UPSTREAM_BUSY, min(times, default=None), waits=True)
 
 
 @dataclass(eq=False, slots=True)
 class Call:
     """One request under way to one upstream."""
 
-    standing: Standing
+    upstream: UpstreamState
     sent: Sent = field(repr=False)
     trial: bool
     route: Route = Route.RETRY
@@ -47,7 +152,7 @@ class Call:
     @property
     def name(self) -> str:
         """The upstream's name."""
-        return self.standing.member.name
+        return self.upstream.member.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,44 +177,48 @@ class PoolTable:
         now: float,
         changed: Callable[[Change], None] = lambda _change: None,
     ) -> None:
-        self._routing = routing
+        self.routing = routing
         self._changed = changed
         self._members = tuple(members)
-        self.standings = {member.name: new(member, now) for member in members}
-        self._serving: dict[str, tuple[tuple[Standing, ...], ...]] = {}
+        self.upstreams = {member.name: _unknown(member, now) for member in members}
+        self._serving: dict[str, tuple[tuple[UpstreamState, ...], ...]] = {}
 
-    def begin(
-        self, outgoing: Outgoing, now: float, tried: AbstractSet[str] = NOBODY
+    def acquire(
+        self, outgoing: Outgoing, now: float, tried: AbstractSet[str] = frozenset()
     ) -> Call | NoRoom:
-        """Begin a call to the best of those that were not tried, or tell why there is none."""
+        """Begin a call to the best upstream that was not tried, or tell why there is none."""
         tiers = self._tiers_for(outgoing)
         for tier in tiers:
-            able = [one for one in tier if one.member.name not in tried and one.is_able(now)]
-            if able:
-                best = self._best(able, outgoing, now)
-                return self._begun(self.standings[best.name], outgoing, now, best.why)
+            loads = [
+                Load(one.member.name, one.in_flight, weight=one.member.weight)
+                for one in tier
+                if one.member.name not in tried and one.can_accept(now)
+            ]
+            if loads:
+                best = self.routing.order(outgoing.prefix, loads)[0]
+                return self._begin(self.upstreams[best.name], outgoing, now, best.why)
         left = [one for tier in tiers for one in tier if one.member.name not in tried]
         shut = [one for one in left if isinstance(one.health.at, Open | Trial)]
         if shut and len(shut) == len(left):
             free = [one for one in shut if not one.tried and one.has_room(now)]
             if free:
                 last = min(free, key=lambda one: one.health.back_at(now))
-                return self._begun(last, outgoing, now)
+                return self._begin(last, outgoing, now)
         return no_room(left, now)
 
-    def again(self, name: str, outgoing: Outgoing, now: float) -> Call | None:
+    def retry_same(self, name: str, outgoing: Outgoing, now: float) -> Call | None:
         """Begin a call to the same upstream once more, if it is there and has room."""
-        standing = self.standings[name]
-        if not (standing.is_able(now) or (not standing.tried and standing.has_room(now))):
-            return None
-        return self._begun(standing, outgoing, now)
+        upstream = self.upstreams[name]
+        if upstream.can_accept(now) or (not upstream.tried and upstream.has_room(now)):
+            return self._begin(upstream, outgoing, now)
+        return None
 
     def overloaded(self, model: str, now: float) -> bool:
-        """Tell whether nobody who serves the model can be asked at once."""
-        return not any(one.is_able(now) for tier in self._tiers(model) for one in tier)
+        """Tell whether no upstream that serves the model can be asked at once."""
+        return not any(one.can_accept(now) for tier in self._tiers(model) for one in tier)
 
     def resting_until(self, outgoing: Outgoing, now: float) -> float | None:
-        """Return when the first that rests may be asked again; None where none does."""
+        """Return when the first that rests may be asked again; None if none does."""
         times = [
             one.health.rests_until
             for tier in self._tiers_for(outgoing)
@@ -123,78 +232,56 @@ class PoolTable:
         tiers = self._tiers_for(outgoing)
         return any(one.member.name not in asked for tier in tiers for one in tier)
 
-    def held_back(self, call: Call, now: float) -> Wait | None:
-        """Tell whether the request is to wait for another that computes what it begins with."""
-        return self._routing.held_back(call.sent, now)
-
-    def note_cached(self, call: Call, tokens: int, now: float) -> None:
-        """Note how much of the prompt the upstream says that it had."""
-        self._routing.answered(call.sent, tokens, now)
-
     def first_byte(self, call: Call, now: float, *, refused: bool = False) -> None:
         """Note that the upstream has answered; a prompt that it ``refused`` it has not computed."""
-        call.standing.heard_at = now
+        call.upstream.heard_at = now
         if refused:
-            self._routing.ended(call.sent, now)
+            self.routing.ended(call.sent)
         else:
-            self._routing.first_token(call.sent, now)
-        health = healths.answered(call.standing.health, now)
-        if health is not call.standing.health:  # seldom
-            with self._watched(call.standing, now):
-                call.standing.health = health
+            self.routing.first_token(call.sent, now)
+        self._set_health(call.upstream, healths.answered(call.upstream.health, now), now)
         self._end_trial(call)
 
     def failed(self, call: Call, failure: Failure, now: float) -> None:
-        """Note that it has not, or broke off."""
-        standing = call.standing
-        with self._watched(standing, now):
-            if failure.personal:
-                standing.heard_at = now
-            elif failure.refused is not None:
-                standing.health = healths.asked_for_rest(
-                    standing.health, failure.rest, failure.reason, now
-                )
-            else:
-                standing.health = healths.call_failed(standing.health, failure.reason, now)
+        """Note that it has not, or that its answer broke off."""
+        upstream, health = call.upstream, call.upstream.health
+        if failure.personal:
+            upstream.heard_at = now
+        elif failure.refused is not None:
+            health = healths.asked_for_rest(health, failure.rest, failure.reason, now)
+        else:
+            health = healths.call_failed(health, failure.reason, now)
+        self._set_health(upstream, health, now)
         self._end_trial(call)
 
-    def end(self, call: Call, now: float) -> None:
+    def release(self, call: Call) -> None:
         """Note that a call is over, however it ended. A second time changes nothing."""
         if call.ended:
             return
         call.ended = True
-        call.standing.in_flight -= 1
+        call.upstream.in_flight -= 1
         self._end_trial(call)
-        self._routing.ended(call.sent, now)
+        self.routing.ended(call.sent)
 
     def probed(self, name: str, fault: Reason | None, now: float, *, for_sure: bool) -> None:
-        """Note what a probe told."""
-        standing = self.standings[name]
-        standing.probed_at = now
+        """Note the outcome of a probe."""
+        upstream = self.upstreams[name]
+        upstream.probed_at = now
         if fault is None:
-            standing.heard_at = now
-        with self._watched(standing, now):
-            standing.health = healths.probed(standing.health, fault, now, for_sure=for_sure)
+            upstream.heard_at = now
+        health = healths.probed(upstream.health, fault, now, for_sure=for_sure)
+        self._set_health(upstream, health, now)
 
     def probe_at(self, name: str, every: float) -> float:
-        """Return when to probe it: when its pause is over, or if it is not heard of for long."""
-        standing = self.standings[name]
-        match standing.health.at:
+        """Return when to probe it: when its pause is over, or if it is silent for long."""
+        upstream = self.upstreams[name]
+        match upstream.health.at:
             case Open(until=until):
                 return until
             case Up(probes_failed=failed) if failed:
-                return standing.probed_at + SOON
+                return upstream.probed_at + SOON
             case _:
-                return max(standing.heard_at, standing.probed_at) + every
-
-    def is_left_alone(self, name: str) -> bool:
-        """Tell whether it fails, and nobody is to ask it."""
-        return isinstance(self.standings[name].health.at, Open)
-
-    def left_alone_since(self, call: Call) -> Reason | None:
-        """Return why, if its upstream has come to be left alone since the call was begun."""
-        health = call.standing.health
-        return health.at.why if isinstance(health.at, Open) and not call.trial else None
+                return max(upstream.heard_at, upstream.probed_at) + every
 
     def can_be_spared(self, name: str, model: str, now: float) -> bool:
         """Tell whether it serves the model, has room, and another could be asked in its place."""
@@ -202,18 +289,18 @@ class PoolTable:
         spared = serve.pop(name, None)
         if spared is None or not spared.has_room(now):
             return False
-        return any(one.is_able(now) for one in serve.values())
+        return any(one.can_accept(now) for one in serve.values())
 
     def count(self, name: str, now: float) -> None:
         """Count a request of the gateway's own against an upstream's rate."""
-        if (rate := self.standings[name].rate) is not None:
+        if (rate := self.upstreams[name].rate) is not None:
             rate.take(now)
 
     def computed(self, name: str, prefix: Sequence[int], now: float) -> None:
         """Note that an upstream has computed a prompt that no client sent."""
-        sent = self._routing.sent(name, prefix, now)
-        self._routing.first_token(sent, now)
-        self._routing.ended(sent, now)
+        sent = self.routing.sent(name, prefix, now)
+        self.routing.first_token(sent, now)
+        self.routing.ended(sent)
 
     def first_available(self, model: str | None, now: float) -> list[str]:
         """Return all names in the order in which requests of no known kind go there.
@@ -222,20 +309,25 @@ class PoolTable:
         (files, batches) is found again where it was put.
         """
         serves = [one for tier in self._tiers(model) for one in tier] if model else None
-        ordered = serves or list(self.standings.values())
-        return [one.member.name for one in sorted(ordered, key=lambda one: one.unwell(now))]
+        ordered = serves or list(self.upstreams.values())
+        ordered = sorted(ordered, key=lambda one: _WORSE.index(one.health.state(now)))
+        return [one.member.name for one in ordered]
 
-    def _tiers_for(self, outgoing: Outgoing) -> tuple[tuple[Standing, ...], ...]:
+    def _tiers_for(self, outgoing: Outgoing) -> tuple[tuple[UpstreamState, ...], ...]:
         if outgoing.at:
-            return ((self.standings[outgoing.at],),)
+            return ((self.upstreams[outgoing.at],),)
         return self._tiers(outgoing.model)
 
-    def _tiers(self, model: str) -> tuple[tuple[Standing, ...], ...]:
+    def _tiers(self, model: str) -> tuple[tuple[UpstreamState, ...], ...]:
+        """Return those that serve the model, by tier, or all if none does.
+
+        So it is an upstream that refuses an unknown model, as without a gateway.
+        """
         tiers = self._serving.get(model)
         if tiers is None:
-            members = serving(self._members, model)
+            members = [member for member in self._members if member.serves(model)] or self._members
             tiers = tuple(
-                tuple(self.standings[member.name] for member in members if member.tier == tier)
+                tuple(self.upstreams[member.name] for member in members if member.tier == tier)
                 for tier in sorted({member.tier for member in members})
             )
             if len(model) <= LONGEST_MODEL:
@@ -244,59 +336,46 @@ class PoolTable:
                 self._serving[model] = tiers
         return tiers
 
-    def _best(self, able: list[Standing], outgoing: Outgoing, now: float) -> Choice:
-        loads = [Load(one.member.name, one.in_flight, weight=one.member.weight) for one in able]
-        return self._routing.order(outgoing.prefix, loads, now)[0]
-
-    def _begun(
-        self, standing: Standing, outgoing: Outgoing, now: float, route: Route = Route.RETRY
+    def _begin(
+        self, upstream: UpstreamState, outgoing: Outgoing, now: float, route: Route = Route.RETRY
     ) -> Call:
-        standing.in_flight += 1
-        if standing.rate is not None:
-            standing.rate.take(now)
-        trial = not isinstance(standing.health.at, Up)
-        standing.tried = standing.tried or trial
-        sent = self._routing.sent(standing.member.name, outgoing.prefix, now)
+        upstream.in_flight += 1
+        if upstream.rate is not None:
+            upstream.rate.take(now)
+        trial = not isinstance(upstream.health.at, Up)
+        upstream.tried = upstream.tried or trial
+        sent = self.routing.sent(upstream.member.name, outgoing.prefix, now)
         sent.rank, sent.streamed = outgoing.rank, outgoing.streamed
-        return Call(standing, sent, trial, route)
+        return Call(upstream, sent, trial, route)
 
     def _end_trial(self, call: Call) -> None:
         if call.trial:
-            call.trial = call.standing.tried = False
+            call.trial = call.upstream.tried = False
 
-    def _watched(self, standing: Standing, now: float) -> "_Watched":
-        return _Watched(self, standing, now)
-
-    def tell(self, standing: Standing, before: State, now: float) -> None:
-        """Tell of a change of state, and let the routing forget whose cache may be gone."""
-        health, name = standing.health, standing.member.name
-        after = health.state(now)
+    def _set_health(self, upstream: UpstreamState, health: Health, now: float) -> None:
+        """Set the health, tell of a change of state, and forget a cache that may be gone."""
+        if health is upstream.health:  # most often
+            return
+        before, after = upstream.health.state(now), health.state(now)
+        upstream.health = health
         if after is before:
             return
+        name = upstream.member.name
         if after is State.OPEN and before is not State.TRIAL:
-            self._routing.forget(name)
+            self.routing.forget(name)
         seconds = max(0.0, health.back_at(now) - now)
         self._changed(Change(name, before, after, health.why(now), seconds))
 
 
-class _Watched:
-    """Tells of a change of state that happened inside."""
-
-    __slots__ = ("_before", "_now", "_standing", "_table")
-
-    def __init__(self, table: PoolTable, standing: Standing, now: float) -> None:
-        self._table, self._standing, self._now = table, standing, now
-        self._before = standing.health.state(now)
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        self._table.tell(self._standing, self._before, self._now)
+def _unknown(member: Member, now: float) -> UpstreamState:
+    """Return the state of an upstream of which nothing is known yet."""
+    most = member.requests_per_minute
+    rate = None if most is None else Rate(most)
+    return UpstreamState(member, healths.new(now), rate, heard_at=now)
 
 
-def states(table: PoolTable, now: float) -> Iterator[tuple[Standing, State, float]]:
+def states(table: PoolTable, now: float) -> Iterator[tuple[UpstreamState, State, float]]:
     """Yield each upstream, its state, and for how many seconds it is left alone."""
-    for standing in table.standings.values():
-        health = standing.health
-        yield standing, health.state(now), max(0.0, health.back_at(now) - now)
+    for upstream in table.upstreams.values():
+        health = upstream.health
+        yield upstream, health.state(now), max(0.0, health.back_at(now) - now)

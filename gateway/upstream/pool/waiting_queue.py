@@ -1,18 +1,15 @@
-"""Requests that wait for room at an upstream: bounded in number, client by client.
+"""Requests that wait for room at an upstream: bounded in number and time, client by client.
 
 Laws:
 - Clients take turns; those of one are let in, model by model, in the order of coming.
-- Nobody who asks later passes by who waits for the same, and nobody waits for one model because
-  the upstreams of another have no room.
-- Where the queue is full, a newcomer of a client that holds fewer places takes the last one of that
-  which holds most, so that nobody fills the queue for all.
+- A later request never passes an earlier one for the same model, and none waits for one model
+  because the upstreams of another have no room.
+- If the queue is full, a newcomer of a client with fewer places takes the last place of the client
+  with the most, so that no client fills the queue for all.
+- Every wait ends with a call, a refusal or its client's leaving. A call that was acquired for a
+  client that has left is released at once.
 
-A turn each as in round robin; whose place goes as in P. McKenney, "Stochastic Fairness Queueing".
-
-Who waits for room at an upstream: the driver of ``core.pool.waiting``.
-
-Law: every wait is bounded, and ends with a call, a refusal or its client's leaving. A call that was
-begun for somebody who has left is ended at once.
+Turns as in round robin; places as in P. McKenney, "Stochastic Fairness Queueing".
 """
 
 import asyncio
@@ -23,8 +20,7 @@ from typing import Generic, TypeVar
 
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.reasons import Reason
-from gateway.upstream.pool.table import Call, PoolTable
-from gateway.upstream.pool.upstream_state import NoRoom
+from gateway.upstream.pool.table import Call, NoRoom, PoolTable
 from gateway.upstream.request import Lane, Outgoing
 
 T = TypeVar("T")
@@ -32,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Ticket(Generic[T]):
-    """One who waits; ``holder`` is whoever is to be woken."""
+    """One place in the queue; ``holder`` is what is to be woken."""
 
     number: int
     outgoing: Outgoing
@@ -40,73 +36,66 @@ class Ticket(Generic[T]):
 
 
 class Waiting(Generic[T]):
-    """The queue. ``most`` bounds it."""
+    """The order of the queue, without any waiting. ``most`` bounds it."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._given = 0
         self._clients: dict[str | None, dict[int, Ticket[T]]] = {}
-        """Whose turn is next comes first; the tickets of each in the order of coming."""
-        self._lanes: Counter[Lane] = Counter()
+        """The client whose turn is next comes first; tickets of each in the order of coming."""
+        self.lanes: Counter[Lane] = Counter()
+        """How many wait for each."""
 
     def __len__(self) -> int:
         """Return how many wait."""
-        return self._lanes.total()
-
-    def __bool__(self) -> bool:
-        """Tell whether anybody waits."""
-        return bool(self._clients)
+        return self.lanes.total()
 
     @property
     def full(self) -> bool:
-        """Tell whether nobody more may wait."""
+        """Tell whether no more may wait."""
         return len(self) >= self._most
-
-    def has(self, lane: Lane) -> bool:
-        """Tell whether somebody waits for the same."""
-        return lane in self._lanes
 
     def add(self, outgoing: Outgoing, holder: T) -> Ticket[T]:
         """Add one: the last of the client's."""
         self._given += 1
         ticket = Ticket(self._given, outgoing, holder)
         self._clients.setdefault(outgoing.client, {})[ticket.number] = ticket
-        self._lanes[outgoing.lane] += 1
+        self.lanes[outgoing.lane] += 1
         return ticket
 
     def remove(self, ticket: Ticket[T]) -> None:
-        """Take one out that is let in or gave up; no error where it is not there any more."""
+        """Take one out that is let in or gave up; no error if it is not there any more."""
         client, lane = ticket.outgoing.client, ticket.outgoing.lane
         tickets = self._clients.get(client, {})
         if tickets.pop(ticket.number, None) is None:
             return
         if not tickets:
             del self._clients[client]
-        self._lanes[lane] -= 1
-        if not self._lanes[lane]:
-            del self._lanes[lane]
+        self.lanes[lane] -= 1
+        if not self.lanes[lane]:
+            del self.lanes[lane]
 
     def yielding(self, newcomer: Outgoing) -> Ticket[T] | None:
-        """Return who is to give a place to the newcomer; None where nobody holds more."""
+        """Return the ticket that gives its place to the newcomer; None if no client has more."""
         own = len(self._clients.get(newcomer.client, {}))
         most = max(self._clients.values(), key=len, default={})
         return most[next(reversed(most))] if len(most) > own + 1 else None
 
     def admit(self, table: PoolTable, now: float) -> tuple[list[tuple[T, Call]], float | None]:
-        """Begin the calls of those for whom there is room.
+        """Acquire calls for those that have room now.
 
-        Return them, and when there may be room for another, where that is known by the clock. Each
-        is looked at once: while calls begin and none ends, no lane comes to have room.
+        Return them, and when there may be room for another, if the clock tells that. Each is looked
+        at once: while calls begin and none ends, no lane comes to have room.
         """
         begun: list[tuple[T, Call]] = []
         none: dict[Lane, NoRoom] = {}
         turns = deque((who, iter([*own.values()])) for who, own in self._clients.items())
-        while turns and len(none) < len(self._lanes):
+        while turns and len(none) < len(self.lanes):
             client, rest = turns.popleft()
             for ticket in rest:
                 if ticket.outgoing.lane in none:
                     continue
-                got = table.begin(ticket.outgoing, now)
+                got = table.acquire(ticket.outgoing, now)
                 if isinstance(got, NoRoom):
                     none[ticket.outgoing.lane] = got
                     continue
@@ -132,63 +121,55 @@ class Bounds:
 
 
 class PoolQueue:
-    """``unused`` ends a call that nobody wants any more."""
+    """Waits for room; ``release`` ends a call whose client has left."""
 
     def __init__(
         self,
         table: PoolTable,
         bounds: Bounds,
         clock: Callable[[], float],
-        unused: Callable[[Call], None],
+        release: Callable[[Call], None],
     ) -> None:
+        self.waiting: Waiting[asyncio.Future[Call]] = Waiting(bounds.waiting)
         self._table = table
         self._bounds = bounds
         self._clock = clock
-        self._unused = unused
-        self._waiting: Waiting[asyncio.Future[Call]] = Waiting(bounds.waiting)
+        self._release = release
         self._timer: asyncio.TimerHandle | None = None
 
-    def __len__(self) -> int:
-        """Return how many wait."""
-        return len(self._waiting)
-
-    def has(self, lane: Lane) -> bool:
-        """Tell whether somebody waits for the same."""
-        return self._waiting.has(lane)
-
-    async def call(self, outgoing: Outgoing) -> Call:
-        """Begin a call, as soon as there is room. Raises UpstreamError where there is none."""
+    async def acquire(self, outgoing: Outgoing) -> Call:
+        """Begin a call, as soon as there is room. Raises UpstreamError if there is none in time."""
         now = self._clock()
         got: Call | NoRoom = BEHIND_OTHERS
-        if not self._waiting.has(outgoing.lane):
-            got = self._table.begin(outgoing, now)
+        if outgoing.lane not in self.waiting.lanes:
+            got = self._table.acquire(outgoing, now)
         if isinstance(got, Call):
             return got
         late = got.at is not None and got.at > now + self._bounds.seconds
         if not got.waits or late or not self._makes_place(outgoing):
             raise self._refusal(got)
         waiter: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
-        ticket = self._waiting.add(outgoing, waiter)
+        ticket = self.waiting.add(outgoing, waiter)
         self.admit()
         try:
             async with asyncio.timeout(self._bounds.seconds):
                 return await waiter
         except BaseException as error:
-            self._waiting.remove(ticket)
+            self.waiting.remove(ticket)
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._unused(waiter.result())  # let in and gone in the same turn
+                self._release(waiter.result())  # let in and gone in the same turn
             if isinstance(error, TimeoutError):
                 raise self._refusal(got) from None
             raise
 
     def admit(self) -> None:
-        """Begin the calls of those who wait and for whom there is room."""
-        if not self._waiting:
+        """Begin the calls of those that wait and have room now."""
+        if not self.waiting:
             return
-        begun, again = self._waiting.admit(self._table, self._clock())
+        begun, again = self.waiting.admit(self._table, self._clock())
         for waiter, call in begun:
             if waiter.done():  # gave up in this very turn
-                self._unused(call)
+                self._release(call)
             else:
                 waiter.set_result(call)
         self.close()
@@ -197,19 +178,19 @@ class PoolQueue:
             self._timer = asyncio.get_running_loop().call_later(wait, self.admit)
 
     def close(self) -> None:
-        """Stop the timer; whoever waits is cancelled by who made the call."""
+        """Stop the timer; a request that waits is cancelled with its own task."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _makes_place(self, newcomer: Outgoing) -> bool:
-        """Tell whether the newcomer may wait, where need be in the place of another."""
-        if not self._waiting.full:
+        """Tell whether the newcomer may wait, if need be in the place of another."""
+        if not self.waiting.full:
             return True
-        last = self._waiting.yielding(newcomer)
+        last = self.waiting.yielding(newcomer)
         if last is None:
             return False
-        self._waiting.remove(last)
+        self.waiting.remove(last)
         if not last.holder.done():
             last.holder.set_exception(self._refusal(BEHIND_OTHERS))
         return True

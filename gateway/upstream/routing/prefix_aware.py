@@ -1,50 +1,127 @@
-"""How fast each replica computes prompts, by its streams: when a plain reply's should be computed.
-
-Law: a stream's first byte tells that its prompt is computed. A plain reply's comes when all of the
-answer is, so who waits behind one goes by the clock.
-
-Prompts that are being computed: who comes with the same beginning waits for the first of them.
-
-Law: a block is computed by one request of a replica at a time, as far as waiting can see to it.
-Nobody waits behind who waits, nor behind a lower priority, nor for a few blocks, nor for long.
-
-The replica that holds the longest prefix, unless that costs more than it saves.
+"""Sends a prompt to the replica with its longest prefix, unless that costs more than it saves.
 
 Laws:
 - Load is bounded: while another has room, no replica is chosen that has twice its share of the
   requests under way, however much of the prompt it holds.
-- Within the bound the cheapest is chosen: blocks to compute count most, for they cost all
-  replicas together, whichever computes them; what waits there already costs this request alone, and
-  less at a stronger replica.
-- Gateways that know nothing of one another agree where load does not speak against it: what no
-  replica holds has a home, by rendezvous of the first block of it. So the next turn of a
-  conversation is expected where another gateway sent the turn before. A gateway that finds nothing
-  of another's for long is alone, and goes by load where it has nothing to go by.
+- Within the bound the cheapest is chosen. Blocks to compute count most, for they cost all replicas
+  together. What waits there already costs this request alone, and less at a stronger replica.
+- Gateways that know nothing of one another agree, unless load speaks against it: what no replica
+  holds has a home, by rendezvous of the first block of it. So the next turn of a conversation is
+  expected where another gateway sent the turn before. A gateway that finds nothing of another's for
+  long is alone, and goes by load if it has nothing else to go by.
 - Only what was computed is remembered: what is refused, fails or is given up pushes nothing out.
 - What a replica is believed to hold is corrected by what it says. Believing too much costs
-  nothing that was measured (benchmarks/prefix_routing.py), believing too little does.
+  nothing that was measured (benchmarks/prefix_routing.py), believing too little does. A block that
+  is gone at the replica costs a prefill, never a wrong answer.
+- A block is computed by one request of a replica at a time, as far as waiting can achieve that.
+  No request waits behind one that waits, nor behind a lower priority, nor for a few blocks, nor for
+  long. A stream's first byte tells that its prompt is computed. A plain reply's comes when all of
+  the answer is there, so a wait behind one ends by the clock.
 
 Sources: Mirrokni, Thorup, Zadimoghaddam: "Consistent hashing with bounded loads", SODA 2018;
 Thaler, Ravishankar: "Using name-based mappings to increase hit rates", 1998.
 """
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import islice, takewhile
 from math import ceil, log
 
-from gateway.upstream.routing.prefix_index import PrefixIndex
-from gateway.upstream.routing.routing import Choice, Load, Route, Sent, Wait
+from gateway.upstream.routing.routing import Choice, Load, Route, Routing, Sent, Wait
 
-LEAST_BLOCKS = 8
-"""Of fewer the time says little."""
-SLOWER = 2.0
-"""So many times the time that was seen before is waited for."""
+DEFAULT_CAPACITY = 65_536
+"""Blocks of a replica of which nothing is known: of 128 tokens each, more than most GPUs hold."""
+
+MOST_BLOCKS = 1 << 20
+
+_AT_ONCE = 64
+"""1/64 is dropped at once: to find the oldest key of a dict takes a scan."""
+
+
+class PrefixIndex:
+    """Blocks by replica, bounded; not thread-safe.
+
+    They are in the order of their last use, and the least recently used go first. Of one prompt the
+    last block counts as used before the first, so tails go before heads.
+    """
+
+    def __init__(self, *, capacity: int = DEFAULT_CAPACITY, most: int = MOST_BLOCKS) -> None:
+        """``capacity`` bounds each replica's blocks, ``most`` those of all."""
+        self._capacity = capacity
+        self._most = most
+        # Blocks in the order of their last use, with its number; those of one use share it. A
+        # plain dict takes half of an OrderedDict's bytes.
+        self._blocks: dict[str, dict[int, int]] = {}
+        self._uses = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._blocks.values()))
+
+    def size(self, name: str) -> int:
+        """Return how many blocks the replica is believed to hold."""
+        return len(self._blocks.get(name, ()))
+
+    @property
+    def capacity(self) -> int:
+        """How many blocks are remembered of each replica at most."""
+        share = self._most // max(1, len(self._blocks))
+        return max(1, min(self._capacity, share))
+
+    def held(self, name: str, prefix: Sequence[int]) -> int:
+        """Return how many blocks of ``prefix``, from its start on, the replica should hold."""
+        blocks = self._blocks.get(name)
+        if blocks is None:
+            return 0
+        for number, digest in enumerate(prefix):
+            if digest not in blocks:
+                return number
+        return len(prefix)
+
+    def add(self, name: str, prefix: Sequence[int]) -> None:
+        """Note that the replica has computed, or found, all of ``prefix``."""
+        if name not in self._blocks:
+            self._blocks[name] = {}
+            for other in self._blocks:  # whose shares are smaller now
+                self._bound(other)
+        self._uses = use = self._uses + 1
+        blocks = self._blocks[name]
+        pop = blocks.pop
+        for digest in reversed(prefix):
+            pop(digest, None)
+            blocks[digest] = use
+        self._bound(name)
+
+    def last_use(self, name: str, digest: int) -> int:
+        """Return the number of the block's last use; 0 where it is not known."""
+        return self._blocks.get(name, {}).get(digest, 0)
+
+    def drop_idle(self, name: str, use: int) -> None:
+        """Forget what the replica has last used with this number or before."""
+        blocks = self._blocks.get(name, {})
+        for digest in list(takewhile(lambda digest: blocks[digest] <= use, blocks)):
+            del blocks[digest]
+
+    def forget(self, name: str) -> None:
+        """Forget all that the replica was believed to hold."""
+        self._blocks.pop(name, None)
+
+    def _bound(self, name: str) -> None:
+        capacity = self.capacity
+        blocks = self._blocks.get(name, {})
+        if (excess := len(blocks) - capacity) > 0:
+            for digest in list(islice(blocks, excess + capacity // _AT_ONCE)):
+                del blocks[digest]
+
+
+MIN_TIMED_BLOCKS = 8
+"""The time of fewer says little."""
+SLACK = 2.0
+"""A plain reply's prompt gets this many times the usual seconds."""
 _NEWEST = 0.3
-"""What the newest counts for."""
+"""Weight of the newest measurement."""
 
 
-class Pace:
+class PrefillRate:
     """Seconds a block at each replica, its queue included."""
 
     def __init__(self) -> None:
@@ -53,33 +130,29 @@ class Pace:
     def go(self, sent: Sent, now: float) -> None:
         """Note that it is really sent, and when its prompt should be computed."""
         sent.went = now
-        pace = self._seconds.get(sent.name)
-        if pace is not None and not sent.streamed:
-            sent.computed_by = now + SLOWER * pace * sent.blocks
+        rate = self._seconds.get(sent.name)
+        if rate is not None and not sent.streamed:
+            sent.computed_by = now + SLACK * rate * sent.blocks
 
     def first_token(self, sent: Sent, now: float) -> None:
         """Note its first byte."""
-        if not sent.streamed or sent.blocks < LEAST_BLOCKS:
+        if not sent.streamed or sent.blocks < MIN_TIMED_BLOCKS:
             return
         seen = (now - sent.went) / sent.blocks
         before = self._seconds.get(sent.name, seen)
         self._seconds[sent.name] = before + _NEWEST * (seen - before)
 
 
-COLD_PREFIX_LEAST_BLOCKS = 8
-"""Computing so many blocks twice costs less than waiting does."""
+MIN_SHARED_BLOCKS = 8
+"""Computing fewer blocks twice costs less than waiting does."""
 
-MOST_SECONDS = 2.0
+MAX_WAIT_SECONDS = 2.0
 
 
 class ColdPrefixes:
-    """The blocks that are being computed, each with who does it; not thread-safe."""
+    """The blocks that are being computed, each with its leader; not thread-safe."""
 
-    def __init__(
-        self, *, least_blocks: int = COLD_PREFIX_LEAST_BLOCKS, most_seconds: float = MOST_SECONDS
-    ) -> None:
-        self._least_blocks = least_blocks
-        self._most_seconds = most_seconds
+    def __init__(self) -> None:
         self._computing: dict[str, dict[int, Sent]] = {}
 
     def held(self, name: str, prefix: Sequence[int], computed: int) -> int:
@@ -91,28 +164,28 @@ class ColdPrefixes:
         return computed
 
     def wait(self, sent: Sent, now: float) -> Wait | None:
-        """Return whom to wait for before ``sent`` goes, if there is somebody worth it."""
-        until = sent.at + self._most_seconds
+        """Return the leader to wait for before ``sent`` goes, if one is worth it."""
+        until = sent.at + MAX_WAIT_SECONDS
         computing = self._computing.get(sent.name, {})
         leaders = [
             leader
             for digest in sent.prefix
             if (leader := computing.get(digest)) is not None and leader.rank <= sent.rank
         ]
-        if len(leaders) < self._least_blocks or leaders[-1] is sent:
+        if len(leaders) < MIN_SHARED_BLOCKS or leaders[-1] is sent:
             return None
         until = min(until, leaders[-1].computed_by)
         return Wait(leaders[-1], until) if now < until else None
 
     def begin(self, sent: Sent, computed: int) -> None:
-        """Note that it computes what nobody is computing, beyond the blocks that are computed."""
+        """Make it the leader of blocks without one, after the first ``computed``."""
         computing = self._computing.setdefault(sent.name, {})
         for digest in sent.prefix[computed:]:
             if computing.setdefault(digest, sent).rank > sent.rank:
                 computing[digest] = sent
 
     def end(self, sent: Sent) -> None:
-        """Note that it computes no more."""
+        """Note that it no longer leads any block."""
         computing = self._computing.get(sent.name, {})
         for digest in sent.prefix:
             if computing.get(digest) is sent:
@@ -122,60 +195,54 @@ class ColdPrefixes:
 TOKENS_A_BLOCK = 128
 
 _SURELY_FOUND = 1024
-"""Tokens that an upstream would find if it had them: some report no fewer."""
+"""Some upstreams report no fewer tokens than this as found."""
 
 LOST_AFTER = 3
-"""So many prompts in a row that are not found where they were computed show that a cache is lost.
-One may be rendered in another way than before, or be one for which its server does not look."""
+"""A cache is lost after this many prompts in a row that are not found where they were computed.
+One alone may be rendered in another way than before, or not be looked up by its server."""
 
 ALONE_AFTER = 256
-"""So many prompts in a row that another's work might have left somewhere, and had not."""
+"""After this many prompts without foreign cache hits, this is taken for the only gateway."""
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """How costs are weighed; the defaults are the best found on the Mooncake traces."""
-
-    share_over: float = 1.0
-    """A replica may have so much more than its share of the requests under way."""
-    always_room: int = 4
-    """So few requests at a time are no load that anybody is kept from."""
-    block_ahead: float = 0.05
-    """What a block that others wait for costs, in blocks to compute."""
-    request: float = 128.0
-    """What a request under way costs the next one beside it, in tokens to compute."""
-    home: float = 0.35
-    """The part of what no replica holds that is not counted at its home."""
+# How costs are weighed: the best values found on the Mooncake traces.
+SHARE_OVER = 1.0
+"""By how much a replica may exceed its share of the requests under way."""
+ALWAYS_ROOM = 4
+"""Up to this many requests at a time are never too many."""
+_COST_AHEAD = 0.05
+"""Cost of a block that is computed before, in blocks to compute."""
+_COST_BESIDE = 128.0
+"""Cost of a request under way for the next one beside it, in tokens to compute."""
+_HOME_SPARES = 0.35
+"""The part of what no replica holds that is not counted at its home."""
 
 
-class PrefixAware:
-    """See ``Routing``. Replicas in ``sharing`` compute what several prompts begin with once."""
+class PrefixAware(Routing):
+    """See above. Replicas in ``sharing`` compute what several prompts begin with once."""
 
     def __init__(
         self,
         index: PrefixIndex | None = None,
         *,
-        weights: Weights | None = None,
         sharing: Container[str] = (),
         block_tokens: int = TOKENS_A_BLOCK,
         has_siblings: bool = False,
     ) -> None:
         """``has_siblings`` tells that other gateways send prompts to these replicas, too."""
         self.index = PrefixIndex() if index is None else index
-        self._weights = weights or Weights()
         self._block_tokens = block_tokens
         self._lost: dict[str, list[int]] = {}
         """The last uses of what was not found at each replica, since something was."""
         self._has_siblings = has_siblings
         self._nothing_found = 0
-        """For how many prompts in a row nobody else has shown."""
+        """Prompts in a row without a foreign cache hit."""
         self._sharing = sharing
         self._cold = ColdPrefixes()
-        self._pace = Pace()
+        self._rate = PrefillRate()
         self._pending: dict[str, int] = {}
 
-    def order(self, prefix: Sequence[int], loads: Sequence[Load], now: float) -> list[Choice]:
-        del now
+    def order(self, prefix: Sequence[int], loads: Sequence[Load]) -> list[Choice]:
         if not loads:
             return []
         held = {load.name: self._held(load.name, prefix) for load in loads}
@@ -183,7 +250,7 @@ class PrefixAware:
         # What two of them hold is what prompts have in common, and known alike to all gateways.
         common = sorted(held.values())[-2:][0]
         home = home_of(loads, prefix[min(common, len(prefix) - 1)]) if prefix else ""
-        spared = 0.0 if self.is_alone else self._weights.home * (len(prefix) - most)
+        spared = 0.0 if self.is_alone else _HOME_SPARES * (len(prefix) - most)
         even = (sum(load.in_flight for load in loads) + 1) / sum(load.weight for load in loads)
 
         def rank(load: Load) -> tuple[bool, float, bool, str]:
@@ -203,21 +270,20 @@ class PrefixAware:
         self._pending[name] = self._pending.get(name, 0) + sent.blocks
         return sent
 
-    def held_back(self, sent: Sent, now: float) -> Wait | None:
+    def prefill_wait(self, sent: Sent, now: float) -> Wait | None:
         wait = None if sent.name in self._sharing else self._cold.wait(sent, now)
         if wait is None:
             self._take_over(sent)
-            self._pace.go(sent, now)
+            self._rate.go(sent, now)
             self._cold.begin(sent, self.index.held(sent.name, sent.prefix))
         return wait
 
     def first_token(self, sent: Sent, now: float) -> None:
-        self._pace.first_token(sent, now)
+        self._rate.first_token(sent, now)
         self._settle(sent)
         self.index.add(sent.name, sent.prefix)
 
-    def answered(self, sent: Sent, cached_tokens: int, now: float) -> None:
-        del now
+    def answered(self, sent: Sent, cached_tokens: int) -> None:
         self._look_for_others(sent, cached_tokens)
         if cached_tokens > 0:
             self._lost.pop(sent.name, None)
@@ -229,8 +295,7 @@ class PrefixAware:
                 self.index.drop_idle(sent.name, min(since))
                 since.clear()
 
-    def ended(self, sent: Sent, now: float) -> None:
-        del now
+    def ended(self, sent: Sent) -> None:
         self._settle(sent)
 
     def forget(self, name: str) -> None:
@@ -258,7 +323,7 @@ class PrefixAware:
         return self._cold.held(name, prefix, self.index.held(name, prefix))
 
     def _take_over(self, sent: Sent) -> None:
-        """Let it compute what others were at when it was sent, and did not come to the end of."""
+        """Let it compute the blocks whose leaders gave up since it was sent."""
         lost = sent.held - self._held(sent.name, sent.prefix[: sent.held])
         if lost:
             sent.held -= lost
@@ -272,13 +337,13 @@ class PrefixAware:
         self._cold.end(sent)
 
     def _room(self, load: Load, even: float) -> int:
-        share = ceil((1 + self._weights.share_over) * even * load.weight)
-        return max(self._weights.always_room, share)
+        share = ceil((1 + SHARE_OVER) * even * load.weight)
+        return max(ALWAYS_ROOM, share)
 
     def _cost(self, load: Load, blocks: float) -> float:
-        ahead = self.queued_blocks(load.name) + load.queued_tokens / self._block_tokens
-        beside = load.in_flight * self._weights.request / self._block_tokens
-        return blocks + (ahead * self._weights.block_ahead + beside) / load.weight
+        ahead = self.queued_blocks(load.name) * _COST_AHEAD
+        beside = load.in_flight * _COST_BESIDE / self._block_tokens
+        return blocks + (ahead + beside) / load.weight
 
 
 def _why(held: int, most: int) -> Route:
@@ -288,7 +353,7 @@ def _why(held: int, most: int) -> Route:
 
 
 def home_of(loads: Sequence[Load], key: int) -> str:
-    """Return who is first for ``key``, by rendezvous and weight."""
+    """Return the first replica for ``key``, by rendezvous and weight."""
     return min(loads, key=lambda load: (_rendezvous(load, key), load.name)).name
 
 

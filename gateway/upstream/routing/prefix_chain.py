@@ -1,8 +1,4 @@
-"""The beginning of a very long prompt: what is printed of an image of megabytes holds up the loop.
-
-Law: the JSON of what is left begins with the same bytes as the JSON of the whole, up to the bound.
-
-A prompt as a chain of block digests, by which prompts that begin alike are known.
+"""A prompt as a chain of block digests, which tells how far two prompts begin alike.
 
 Laws:
 - The order of bytes is that of the rendered prompt: tools, instructions, then the turns. So two
@@ -10,9 +6,10 @@ Laws:
 - The root holds the model, the salt and the credentials that are passed on: what an upstream's
   cache may keep apart never looks alike.
 - Digests only; no text is kept.
+- Only the start of a very long prompt is read: printing megabytes would hold up the loop.
 
-An upstream cuts its blocks by tokens and renders the prompt by a template of its own, so what is
-said here of the length of a common prefix is true to within a block or two of each.
+An upstream cuts its blocks by tokens and renders the prompt by its own template. So a common prefix
+is only as long as stated here to within a block or two of each.
 """
 
 import json
@@ -30,9 +27,10 @@ from gateway.upstream.request import SALT
 
 
 def cut(body: dict[str, Any], fields: Sequence[str], most: int = 2**19) -> dict[str, Any]:
-    """Return the body with no more of ``fields``, in this order, than ``most`` bytes come from.
+    """Return the body with the first ``most`` bytes of ``fields``, in this order.
 
-    What is nested too deeply for it is left as it is.
+    The JSON of the rest begins with the same bytes as the JSON of the whole. What is nested too
+    deeply is left as it is.
     """
     cutter = _Cutter(most)
     try:

@@ -1,14 +1,13 @@
-"""What a pool asks of whoever chooses among replicas, and the choice that knows only load.
+"""What a pool asks of the routing, which orders replicas; and the routing that knows only load.
 
-Law: only what is offered is chosen, and the same is offered, known and asked: the same answer. No
-clock, no chance.
+Law: only what is offered is chosen, and the same inputs give the same answer. No clock, no chance.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
-from typing import Protocol
 
 from policies.plain_enum import plain_members
 
@@ -33,7 +32,6 @@ class Load:
 
     name: str
     in_flight: int
-    queued_tokens: int = 0
     weight: float = 1.0
 
 
@@ -50,7 +48,7 @@ class Choice:
 class Sent:
     """A request on its way to a replica, from ``sent`` to ``ended``.
 
-    Of its prompt's blocks the replica has ``held`` computed before or is at it, by what is known.
+    As far as is known, the replica has computed ``held`` blocks of its prompt or is at them.
     """
 
     name: str
@@ -60,79 +58,57 @@ class Sent:
     blocks: int = 0
     """Those still to be computed before its first token."""
     last_use: int = 0
-    """Of the last block that was surely computed before; 0 where there is none."""
+    """Of the last block that was surely computed before; 0 if there is none."""
     rank: int = 0
-    """Its priority: who has a lower number comes first."""
+    """Its priority: a lower number comes first."""
     streamed: bool = False
     """Whether its first byte comes when its prompt is computed."""
     went: float = 0.0
     """When it was really sent."""
     computed_by: float = inf
-    """When its prompt should be computed, where nothing else will tell."""
+    """When its prompt should be computed, if nothing else will tell."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Not now: ``leader`` computes what this prompt begins with. At ``until`` go all the same."""
+    """``leader`` computes what this prompt begins with: wait for it, at most until ``until``."""
 
     leader: Sent
     until: float
 
 
-class Routing(Protocol):
-    """Orders replicas for a prompt, and learns from what became of it."""
+class Routing(ABC):
+    """Orders replicas for a prompt, and may learn from what became of it."""
 
-    def order(self, prefix: Sequence[int], loads: Sequence[Load], now: float) -> Sequence[Choice]:
+    @abstractmethod
+    def order(self, prefix: Sequence[int], loads: Sequence[Load]) -> Sequence[Choice]:
         """Return all that is offered, the best first."""
-        ...
 
     def sent(self, name: str, prefix: Sequence[int], now: float) -> Sent:
         """Note that the request goes to this replica; ``ended`` must follow."""
-        ...
-
-    def held_back(self, sent: Sent, now: float) -> Wait | None:
-        """Tell whether to wait before it is really sent; to be asked again after the wait."""
-        ...
-
-    def first_token(self, sent: Sent, now: float) -> None:
-        """Note that its prompt is computed."""
-        ...
-
-    def answered(self, sent: Sent, cached_tokens: int, now: float) -> None:
-        """Note how much of the prompt the replica says that it had."""
-        ...
-
-    def ended(self, sent: Sent, now: float) -> None:
-        """Note that it is over, however it ended. Doing it again does nothing."""
-        ...
-
-    def forget(self, name: str) -> None:
-        """Note that the replica's cache is empty: it has started anew, or is gone."""
-        ...
-
-
-class LeastLoaded:
-    """The replica with the fewest requests under way, whatever the prompt; ties by name."""
-
-    def order(self, prefix: Sequence[int], loads: Sequence[Load], now: float) -> list[Choice]:
-        del prefix, now
-        by_load = sorted(loads, key=lambda load: (load.in_flight / load.weight, load.name))
-        return [Choice(load.name, 0, Route.BALANCE) for load in by_load]
-
-    def sent(self, name: str, prefix: Sequence[int], now: float) -> Sent:
         return Sent(name, prefix, now)
 
-    def held_back(self, sent: Sent, now: float) -> None:
-        """See ``Routing``."""
+    def prefill_wait(self, sent: Sent, now: float) -> Wait | None:  # noqa: ARG002
+        """Tell whether to wait before it is really sent; ask again after the wait."""
+        return None
 
-    def first_token(self, sent: Sent, now: float) -> None:
-        """See ``Routing``."""
+    def first_token(self, sent: Sent, now: float) -> None:  # noqa: B027
+        """Note that its prompt is computed."""
 
-    def answered(self, sent: Sent, cached_tokens: int, now: float) -> None:
-        """See ``Routing``."""
+    def answered(self, sent: Sent, cached_tokens: int) -> None:  # noqa: B027
+        """Note how much of the prompt the replica says that it had."""
 
-    def ended(self, sent: Sent, now: float) -> None:
-        """See ``Routing``."""
+    def ended(self, sent: Sent) -> None:  # noqa: B027
+        """Note that it is over, however it ended. Doing it again does nothing."""
 
-    def forget(self, name: str) -> None:
-        """See ``Routing``."""
+    def forget(self, name: str) -> None:  # noqa: B027
+        """Note that the replica's cache is empty: it has started anew, or is gone."""
+
+
+class LeastLoaded(Routing):
+    """The replica with the fewest requests under way, whatever the prompt; ties by name."""
+
+    def order(self, prefix: Sequence[int], loads: Sequence[Load]) -> list[Choice]:  # noqa: ARG002
+        """Return the replicas by load."""
+        by_load = sorted(loads, key=lambda load: (load.in_flight / load.weight, load.name))
+        return [Choice(load.name, 0, Route.BALANCE) for load in by_load]

@@ -1,14 +1,12 @@
-"""Which beginnings of prompts a fresh replica should have in its cache, by recorded use.
+"""A fresh replica computes the most used prompt prefixes before clients come to it.
 
-Law: bounded in number and in bytes. A text is kept only once its beginning has come twice, and a
-beginning ends before the first turn of a user's. What was used long ago counts less.
-
-A fresh replica computes the beginnings of prompts that are used most, before clients come to it.
-
-Law: a warm-up is bounded in time and number, and takes nothing from clients: it has the lowest
-priority, counts against the replica's limits, and is left where no other replica could answer
-meanwhile. A fault ends it and keeps nobody out; what a replica could not take is not sent again. No
-client's credential is used, and what may not be stored is not recorded.
+Laws:
+- The record is bounded in number and bytes. A text is kept only once its prefix has come twice, and
+  a prefix ends before the first user turn. Old uses count less.
+- A warm-up is bounded in time and number, and takes nothing from clients: it has the lowest
+  priority, counts against the replica's limits, and stops if no other replica could answer. A fault
+  ends it and excludes no replica; what a replica could not take is not sent again.
+- No client's credential is used, and what may not be stored is not recorded.
 """
 
 import asyncio
@@ -31,6 +29,8 @@ from gateway.upstream.pool.table import PoolTable
 from gateway.upstream.request import OF_AN_ACCOUNT, PRIORITY, SALT, Outgoing
 from gateway.upstream.routing.prefix_chain import PromptChains
 from policies.decision import Priority
+
+log = logging.getLogger(__name__)
 
 LEAST_BYTES = 1024
 LONGEST_BYTES = 2**18
@@ -150,8 +150,6 @@ def _beginning(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any] | Non
     return {**kept, "messages": [*leading, _ASKED], "max_tokens": 1, "temperature": 0}
 
 
-log = logging.getLogger(__name__)
-
 SECONDS = 10.0
 """Of one warm-up."""
 MOST = 32
@@ -167,7 +165,7 @@ _FIELDS = (
 
 
 class WarmUp:
-    """Records what is used, and sends it to who is fresh."""
+    """Records the prompts that are used, and sends them to fresh replicas."""
 
     def __init__(
         self,
@@ -177,10 +175,10 @@ class WarmUp:
         *,
         own_credentials: bool = False,
         chains: PromptChains | None = None,
-        warmed: Callable[[str], None] | None = None,
+        warmed: Callable[[str], None] = lambda _name: None,
         seconds: float = SECONDS,
     ) -> None:
-        """``own_credentials`` tells that no client's is passed on; ``warmed`` counts."""
+        """``own_credentials`` says that no client's is passed on; ``warmed`` counts prefixes."""
         self.prefixes = WarmPrefixes()
         self._upstreams = upstreams
         self._table = table
@@ -237,8 +235,7 @@ class WarmUp:
         if reply.status != HTTPStatus.OK:
             self.prefixes.drop(prefix.digest)
             return f"status {reply.status}"
-        if self._warmed is not None:
-            self._warmed(name)
+        self._warmed(name)
         if self._chains is not None:
             chain = self._chains.of(Endpoint.CHAT, prefix.body, {}, len(prefix.raw))
             self._table.computed(name, chain, self._clock())

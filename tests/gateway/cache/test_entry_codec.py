@@ -7,6 +7,7 @@ from hashlib import blake2b
 import pytest
 
 from gateway.cache.entry import Entry
+from gateway.cache.ports import StoreError
 from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry, encode_entry
 
 ENTRY = Entry(
@@ -57,5 +58,5 @@ def test_text_that_is_not_utf8_is_damaged_even_when_the_digest_holds():
     ],
 )
 def test_what_does_not_fit_is_refused(entry):
-    with pytest.raises(ValueError, match="an entry's"):
+    with pytest.raises(StoreError, match="an entry's"):
         encode_entry(entry)

@@ -108,8 +108,8 @@ async def test_lines_without_a_time_begin_theirs_when_they_are_first_loaded(path
 async def test_the_file_has_a_bound_and_the_oldest_leave_it(path):
     clock = Clock()
     bound = 20 * LINE
-    quarantine = QuarantineFile(path, most=10, max_bytes=bound, now=clock)
-    beside = QuarantineFile(path, most=10, max_bytes=bound, now=clock)
+    quarantine = QuarantineFile(path, max_keys=10, max_bytes=bound, now=clock)
+    beside = QuarantineFile(path, max_keys=10, max_bytes=bound, now=clock)
     for number in range(100):
         clock.now += 1
         await quarantine.add(key_of(number))
@@ -124,7 +124,7 @@ async def test_the_file_has_a_bound_and_the_oldest_leave_it(path):
 
 
 async def test_workers_that_write_at_the_same_time_lose_no_key(path):
-    files = [QuarantineFile(path, most=200, max_bytes=210 * LINE) for _ in range(4)]
+    files = [QuarantineFile(path, max_keys=200, max_bytes=210 * LINE) for _ in range(4)]
     path.write_bytes(b"no key\n" * 2_900)
     await asyncio.gather(*(files[n % 4].add(key_of(n)) for n in range(150)))
     assert {line["key"] for line in lines(path)} == {key_of(n).hex() for n in range(150)}
@@ -141,7 +141,7 @@ async def test_a_crash_while_it_is_written_anew_leaves_the_former_list(
     path, monkeypatch, dies_at, grown
 ):
     clock = Clock()
-    quarantine = QuarantineFile(path, most=3, max_bytes=5 * LINE, now=clock)
+    quarantine = QuarantineFile(path, max_keys=3, max_bytes=5 * LINE, now=clock)
     for number in range(5):
         await quarantine.add(key_of(number))
     former = path.read_bytes()
@@ -160,7 +160,7 @@ async def test_a_crash_while_it_is_written_anew_leaves_the_former_list(
                 quarantine.compact()
     assert path.read_bytes() == former
     clock.now = 1_000.0
-    again = QuarantineFile(path, most=3, max_bytes=5 * LINE, now=clock)
+    again = QuarantineFile(path, max_keys=3, max_bytes=5 * LINE, now=clock)
     assert all(again.holds(key_of(number)) for number in range(5))
     await again.add(KEY)
     assert [line["key"] for line in lines(path)] == [*(key_of(n).hex() for n in (3, 4)), KEY.hex()]
@@ -168,7 +168,7 @@ async def test_a_crash_while_it_is_written_anew_leaves_the_former_list(
 
 async def test_the_half_of_a_new_list_is_no_list(path):
     """What a crash may leave beside the file is overwritten, and never read."""
-    quarantine = QuarantineFile(path, most=1, max_bytes=2 * LINE)
+    quarantine = QuarantineFile(path, max_keys=1, max_bytes=2 * LINE)
     path.with_name("quarantine.jsonl.new").write_bytes(b'{"key":"%s"}\n{"k' % OTHER.hex().encode())
     for number in range(3):
         await quarantine.add(key_of(number))

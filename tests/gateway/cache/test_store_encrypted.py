@@ -10,10 +10,16 @@ import pytest
 
 from gateway.cache.ports import StoreError
 from gateway.cache.stores.conformance import check_store, example_entry
-from gateway.cache.stores.encrypted import KNOWN_SECONDS, SealedStore
+from gateway.cache.stores.encrypted import (
+    KNOWN_SECONDS,
+    MasterKeyError,
+    SealedStore,
+    SealError,
+    parse_master_keys,
+    scope_tag,
+)
 from gateway.cache.stores.entry_codec import encoded_size
 from gateway.cache.stores.memory import MemoryStore
-from gateway.cache.stores.sealing import MasterKeyError, SealError, parse_master_keys, scope_tag
 from gateway.cache.stores.sqlite.scope_keys import SqliteScopeKeys
 from gateway.cache.stores.sqlite.store import SqliteStore
 from gateway.cache.stores.tiered import TieredStore

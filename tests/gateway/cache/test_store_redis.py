@@ -178,7 +178,7 @@ async def test_noted_uses_are_bounded(open_store, monkeypatch):
     store = open_store()
     for key in (b"a", b"b", b"c", b"d", b"a"):
         store.touch(key)
-    assert list(store._upkeep._uses) == [b"b", b"c", b"a"]
+    assert list(store._uses) == [b"b", b"c", b"a"]
 
 
 async def test_a_use_does_not_bring_back_what_was_deleted(open_store, redis):

@@ -94,7 +94,7 @@ async def test_a_slot_that_moves_is_followed(store, cluster):
     ask(source, "cluster", "setslot", slot, "migrating", ids[there])
     keys = ask(source, "cluster", "getkeysinslot", slot, "1000").splitlines()
     assert keys
-    moving = [entry for entry in ENTRIES if store._shard(entry.key) is shard]
+    moving = [entry for entry in ENTRIES if store._shards.of(entry.key) is shard]
     # Half way: some keys are there already, and are asked for there.
     ask(source, *("migrate", "127.0.0.1", str(target.port), "", "0", "5000", "keys"), *keys)
     for entry in moving:

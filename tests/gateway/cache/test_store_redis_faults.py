@@ -189,7 +189,7 @@ async def test_the_documented_permissions_are_enough(server, redis):
     assert "~refrain:*" in rules
     await redis.execute_command("ACL", "SETUSER", "me", "on", ">hush", "resetchannels", *rules)
     store = RedisStore(server.url.replace("//", "//me:hush@"), max_bytes=1 << 20)
-    store.news.listen(lambda key: None, lambda: None)
+    store.invalidations.listen(lambda key: None, lambda: None)
     try:
         await store.put(ENTRY)
         assert await store.get(ENTRY.key) == ENTRY
@@ -198,7 +198,7 @@ async def test_the_documented_permissions_are_enough(server, redis):
         await store.tend()
         assert [entry.key for entry in (await store.walk(None, 9)).entries] == [ENTRY.key]
         await store.delete(ENTRY.key)
-        await asyncio.wait_for(store.news.proven.wait(), 60)
+        await asyncio.wait_for(store.invalidations.proven.wait(), 60)
     finally:
         await store.close()
 

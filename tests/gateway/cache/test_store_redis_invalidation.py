@@ -18,12 +18,12 @@ NEW = replace(OLD, result=b"new")
 SECONDS = 60
 
 
-class ToldNews:
-    """A store's news, which also tells the test what the store in front was told."""
+class ToldInvalidations:
+    """A store's invalidations, which also tell the test what the tier in memory was told."""
 
-    def __init__(self, news):
-        self.news = news
-        self.current = news.current
+    def __init__(self, invalidations):
+        self.invalidations = invalidations
+        self.current = invalidations.current
         self.told = asyncio.Queue()
 
     def listen(self, changed, lost):
@@ -35,7 +35,7 @@ class ToldNews:
             lost()
             self.told.put_nowait(None)
 
-        self.news.listen(changed_and_told, lost_and_told)
+        self.invalidations.listen(changed_and_told, lost_and_told)
 
 
 class Gateway:
@@ -44,12 +44,12 @@ class Gateway:
     def __init__(self, url, *, patience=10.0, **options):
         self.cold = RedisStore(url, max_bytes=1 << 20, seconds=patience, **options)
         self.hot = MemoryStore(max_bytes=1 << 20)
-        news = ToldNews(self.cold.news)
-        self.told = news.told
-        self.store = TieredStore(self.hot, self.cold, self.cold.touch, news)
+        invalidations = ToldInvalidations(self.cold.invalidations)
+        self.told = invalidations.told
+        self.store = TieredStore(self.hot, self.cold, self.cold.touch, invalidations)
 
     async def proven(self):
-        await asyncio.wait_for(self.cold.news.proven.wait(), SECONDS)
+        await asyncio.wait_for(self.cold.invalidations.proven.wait(), SECONDS)
 
     async def until(self, what):
         """Wait until the store has been told of a changed key, or to forget everything (None)."""
@@ -90,9 +90,9 @@ async def test_the_tiers_over_redis_keep_the_contract(server, redis):
 
     async def make(max_bytes):
         cold = RedisStore(f"{server.url}/{next(databases)}", max_bytes=max_bytes, seconds=10)
-        store = TieredStore(MemoryStore(max_bytes=1 << 22), cold, cold.touch, cold.news)
+        store = TieredStore(MemoryStore(max_bytes=1 << 22), cold, cold.touch, cold.invalidations)
         await store.get(b"begin")
-        await asyncio.wait_for(cold.news.proven.wait(), SECONDS)
+        await asyncio.wait_for(cold.invalidations.proven.wait(), SECONDS)
         return store
 
     await check_store(make)

@@ -7,11 +7,10 @@ import pytest
 
 from gateway.cache.ports import StoreUnavailableError
 from gateway.cache.stores.conformance import example_entry
-from gateway.cache.stores.encrypted import SealedStore
-from gateway.cache.stores.redis.link import OneServer, RedisLink, client_options
-from gateway.cache.stores.redis.scope_keys import RedisScopeKeys
-from gateway.cache.stores.redis.store import RedisStore
-from gateway.cache.stores.sealing import parse_master_keys
+from gateway.cache.stores.encrypted import SealedStore, parse_master_keys
+from gateway.cache.stores.redis.link import RedisLink
+from gateway.cache.stores.redis.servers import OneServer, client_options
+from gateway.cache.stores.redis.store import RedisScopeKeys, RedisStore
 from gateway.server.admin.operations import forget_scope
 from running_redis import RunningRedis
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from gateway.cache.ports import StoreError
-from gateway.cache.stores import recency as store_recency
 from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.entry_codec import encoded_size
 from gateway.cache.stores.eviction import MOST_USES
+from gateway.cache.stores.sqlite import table
 from gateway.cache.stores.sqlite.file import PAGE_BYTES, WAL_BYTES, EntryFile, Session
 from gateway.cache.stores.sqlite.store import FILE_FACTOR, SqliteStore
 from gateway.cache.stores.sqlite.table import read_totals
@@ -74,11 +74,10 @@ async def test_only_the_owner_may_read_the_files(path):
 
 
 def test_uses_are_counted_and_bounded(monkeypatch):
-    monkeypatch.setattr(store_recency, "MAX_KEYS", 2)
-    recency = store_recency.Recency()
+    monkeypatch.setattr(table, "MOST_TOUCHED", 2)
+    recency = table.Recency()
     for key in (b"a", b"b", b"c", *[b"a"] * 10):
         recency.touch(key)
-    assert len(recency) == 2
     assert recency.take() == {b"a": MOST_USES, b"b": 1}
     assert recency.take() == {}
     recency.touch(b"a")

@@ -399,7 +399,7 @@ def test_an_empty_folder_stays_empty(explain, tmp_path):
     [
         (b"{", "request.json: expected a request body as JSON"),
         (b'{"a": 1, "a": 2}', "more than once"),
-        ({"a": 1}, "request.json: expected a body with messages, prompt or input"),
+        ({"a": 1}, "request.json: expected a body with messages, prompt, input or query"),
         ({"body": 1}, "request.json: body: expected an object"),
         ({"body": {}, "x": 1}, "x: expected one of the members endpoint, headers, body"),
         ({"endpoint": "/v1/x", "body": {}}, "endpoint: expected one of /v1/chat/completions"),

@@ -85,7 +85,7 @@ def test_lines_that_hold_no_request_are_told_and_passed_over(log, capsys):
         file.write(b'{"time": 1}\n\nno JSON\n')
     code, out, err = run(capsys, log)
     assert code == 0
-    assert f"refrain: {log}:7: expected a body with messages, prompt or input" in err
+    assert f"refrain: {log}:7: expected a body with messages, prompt, input or query" in err
     assert f"refrain: {log}:9: expected JSON" in err
     assert "2 lines held no request" in out
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gateway.cli.prefix_report import prompt_parts, report
 from gateway.protocol.endpoint import Endpoint
-from gateway.server.admin.recorded_request import Recorded
+from gateway.server.admin.recorded_request import RecordedRequest
 
 
 def recorded(tools, time, question, **told):
@@ -20,11 +20,13 @@ def recorded(tools, time, question, **told):
             {"role": "user", "content": question},
         ],
     }
-    return Recorded(Endpoint.CHAT, "m", "support", orjson.dumps(body), **told)
+    return RecordedRequest(Endpoint.CHAT, "m", "support", orjson.dumps(body), **told)
 
 
 def completion(text):
-    return Recorded(Endpoint.COMPLETIONS, "m", "", orjson.dumps({"model": "m", "prompt": text}))
+    return RecordedRequest(
+        Endpoint.COMPLETIONS, "m", "", orjson.dumps({"model": "m", "prompt": text})
+    )
 
 
 @pytest.fixture
@@ -103,7 +105,7 @@ def test_a_setting_that_needs_another_one_is_tried_with_it():
             ("user", f"Parcel {second}"),
         ]
         body = {"model": "m", "messages": [{"role": who, "content": said} for who, said in turns]}
-        return Recorded(Endpoint.CHAT, "m", "", orjson.dumps(body))
+        return RecordedRequest(Endpoint.CHAT, "m", "", orjson.dumps(body))
 
     found = report([conversation(second) for second in range(6)])
     assert {gain.setting for gain in found.settings} == {"turns: earlier", "volatile: timestamps"}
@@ -112,7 +114,7 @@ def test_a_setting_that_needs_another_one_is_tried_with_it():
 def test_bytes_that_no_setting_knows_are_shown():
     words = [f"Step {word}.\n{'Be kind. ' * 50}" for word in ("one", "two", "six")]
     bodies = [{"model": "m", "messages": [{"role": "system", "content": each}]} for each in words]
-    found = report([Recorded(Endpoint.CHAT, "m", "", orjson.dumps(body)) for body in bodies])
+    found = report([RecordedRequest(Endpoint.CHAT, "m", "", orjson.dumps(body)) for body in bodies])
     assert found.settings == ()
     assert found.as_sent.worst.place == "messages[0] (system)"
     assert found.as_sent.worst.before.endswith("Step ")

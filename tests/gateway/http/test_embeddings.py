@@ -298,3 +298,10 @@ async def test_personal_data_beside_the_inputs_keeps_a_batch_out(gateway, upstre
         reply = await ask(gateway, ["a", "b"], task="for ada@example.com")
         assert reply.cache == "refrain; fwd=bypass; detail=pii"
     assert upstream.calls == 2
+
+
+async def test_a_hit_of_a_request_that_would_be_streamed_is_plain(gateway, upstream):
+    first, second = await ask(gateway, "a", stream=True), await ask(gateway, "a", stream=True)
+    assert "hit" in second.cache
+    assert second.json == first.json
+    assert upstream.bodies == [{"model": "m", "input": "a", "stream": True}]

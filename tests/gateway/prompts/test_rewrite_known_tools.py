@@ -9,7 +9,7 @@ import pytest
 from gateway.cache.canonical import parse_body
 from gateway.prompts import json_splice as places
 from gateway.prompts.rewrite.rewrite import rewrite
-from gateway.prompts.rewrite.tools import LONGEST, Form, KnownTools
+from gateway.prompts.rewrite.tools import MAX_FORM_BYTES, Form, KnownTools
 from gateway.protocol.endpoint import Endpoint
 from policies.decision import PrefixSettings, SchemaKeys, VolatileKind
 
@@ -75,18 +75,18 @@ def test_what_is_known_with_one_order_of_keys_is_not_with_another():
 
 
 def test_what_is_remembered_of_tools_is_bounded():
-    known = KnownTools(most_bytes=4000)
+    known = KnownTools(max_bytes=4000)
     for number in range(100):
         name = str(number % 3)
         known.note(SchemaKeys.ON, [Form(name, bytes([number]) * 100, b"x" * 100, {})], b"")
         kept = [form for forms in known.forms(SchemaKeys.ON, b"").values() for form in forms]
         assert sum(len(form.came) + len(form.sent) for form in kept) <= 1000
         assert kept
-    others = KnownTools(most_bytes=12_000)
+    others = KnownTools(max_bytes=12_000)
     for name in ["other"] + ["one"] * 100:
         others.note(SchemaKeys.ON, [Form(name, b"x" * 50, b"x" * 40, {})], b"")
     assert "other" in others.forms(SchemaKeys.ON, b"")
-    known.note(SchemaKeys.ON, [Form("long", b"x" * (LONGEST + 1), b"", {})], b"")
+    known.note(SchemaKeys.ON, [Form("long", b"x" * (MAX_FORM_BYTES + 1), b"", {})], b"")
     assert "long" not in known.forms(SchemaKeys.ON, b"")
 
 

@@ -8,10 +8,10 @@ import pytest
 from gateway.cache.canonical import parse_body
 from gateway.prompts.outcome import Declined, NotRewritten, Rewrite
 from gateway.prompts.rewrite import prose
-from gateway.prompts.rewrite.detectors import finder
 from gateway.prompts.rewrite.documents import Memory, SharedDocuments
 from gateway.prompts.rewrite.prose import normal
 from gateway.prompts.rewrite.rewrite import rewrite
+from gateway.prompts.rewrite.volatile import finder
 from gateway.prompts.texts import BLOCK
 from gateway.protocol.endpoint import Endpoint
 from policies.decision import DocumentOrder, DocumentSettings, PrefixSettings, VolatileKind
@@ -254,7 +254,7 @@ def test_without_a_user_turn_nothing_is_stable(rule):
 
 
 def test_texts_of_over_a_mebibyte_are_left_as_they_came(monkeypatch):
-    monkeypatch.setattr(prose, "MOST_CHARACTERS", 1000)
+    monkeypatch.setattr(prose, "MAX_CHARACTERS", 1000)
     assert declined(asked("x \n" * 400), WHITESPACE) is NotRewritten.TOO_LARGE
 
 

@@ -109,6 +109,10 @@ def test_a_response_is_kept_upstream_unless_the_request_says_no():
     assert SPECS[RESPONSES].bypass_reason({"model": "m", "input": "x"}) is Reason.STORE_TRUE
 
 
+def test_each_endpoint_has_a_record():
+    assert set(SPECS) == set(Endpoint)
+
+
 def test_what_decides_the_answer_is_neutral_nowhere():
     for spec in SPECS.values():
         assert spec.fields["model"].keyed

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.semantic.compare.markdown import unmarked
+from gateway.semantic.compare.markdown import strip_markdown
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ from gateway.semantic.compare.markdown import unmarked
     ],
 )
 def test_marks_of_markdown_vanish(written, read):
-    assert unmarked(written).text == read
+    assert strip_markdown(written).text == read
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,12 @@ def test_marks_of_markdown_vanish(written, read):
     ],
 )
 def test_any_other_mark_is_a_letter(written):
-    assert unmarked(written).text == written
+    assert strip_markdown(written).text == written
 
 
 def test_code_stays_as_it_was_written():
     text = "So:\n```Sh\n# Not a title\n- LS *x*  \n\n  **kept**\n```\nand `A_*b*` too"
-    found = unmarked(text)
+    found = strip_markdown(text)
     block = "# Not a title\n- LS *x*\n\n  **kept**"
     assert found.blocks == (block,)
     assert found.inline == {"A_*b*"}
@@ -73,7 +73,7 @@ def test_code_stays_as_it_was_written():
     ],
 )
 def test_blocks_of_code_are_found_where_they_begin_and_end(text, blocks):
-    assert unmarked(text).blocks == blocks
+    assert strip_markdown(text).blocks == blocks
 
 
 @pytest.mark.parametrize(
@@ -88,14 +88,14 @@ def test_blocks_of_code_are_found_where_they_begin_and_end(text, blocks):
     ids=range(22),
 )
 def test_hostile_marks_are_read_through(text):
-    assert unmarked(text).text.count("a") <= text.count("a")
+    assert strip_markdown(text).text.count("a") <= text.count("a")
 
 
 def test_marks_above_and_below_one_letter_are_read_through():
-    assert len(unmarked("a" + "\u0300\u0327" * 200_000).text) >= 400_000
+    assert len(strip_markdown("a" + "\u0300\u0327" * 200_000).text) >= 400_000
 
 
 @pytest.mark.parametrize("text", ["~" * 10**6 + "`", " " * 10**6 + "~", "a```" + "b" * 10**6 + "`"])
 def test_a_line_that_is_nearly_a_fence_is_read_once(text):
     """Time in the square of its length would not come to an end."""
-    assert unmarked(text).blocks == ()
+    assert strip_markdown(text).blocks == ()

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.protocol.errors import UnauthorizedError
 from gateway.protocol.headers import bearer
-from gateway.server.auth import NOBODY, KeyRingError, admit, read_key_ring
+from gateway.server.auth import NOBODY, KeyRingError, authenticate, read_key_ring
 
 
 def line(name, key):
@@ -31,7 +31,7 @@ KEYS = ring(line("shop", "k1"), line("shop", "k2"), line("desk", "k3"))
     ],
 )
 def test_a_key_on_the_ring_is_its_holders(headers, holder):
-    assert admit(headers, KEYS, NOBODY) == holder
+    assert authenticate(headers, KEYS, NOBODY) == holder
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_key_on_the_ring_is_its_holders(headers, holder):
 )
 def test_nothing_else_gets_in(headers):
     with pytest.raises(UnauthorizedError) as raised:
-        admit(headers, KEYS, NOBODY)
+        authenticate(headers, KEYS, NOBODY)
     assert raised.value.status == 401
     assert raised.value.body()["error"]["code"] == "invalid_api_key"
     assert not any(key in str(raised.value) for key in ("k1", "k9"))
@@ -62,13 +62,13 @@ def test_nothing_else_gets_in(headers):
 
 def test_without_gateway_keys_only_denied_keys_are_looked_for():
     denied = ring(line("left-in-may", "k3"))
-    assert admit({}, None, denied) is None
-    assert admit({"authorization": "Bearer k1"}, None, denied) is None
+    assert authenticate({}, None, denied) is None
+    assert authenticate({"authorization": "Bearer k1"}, None, denied) is None
     for name in ("authorization", "api-key", "x-api-key"):
         with pytest.raises(UnauthorizedError):
-            admit({name: "k3"}, None, denied)
+            authenticate({name: "k3"}, None, denied)
     with pytest.raises(UnauthorizedError):
-        admit({"authorization": "Bearer k3"}, KEYS, denied)
+        authenticate({"authorization": "Bearer k3"}, KEYS, denied)
 
 
 def test_keys_whose_digests_begin_alike_are_told_apart():

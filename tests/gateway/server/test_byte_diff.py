@@ -8,7 +8,7 @@ from gateway.cache.canonical import parse_body
 from gateway.prompts.json_splice import Edit, spliced
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.protocol.endpoint import Endpoint
-from gateway.server.admin.byte_diff import CONTEXT, hunks
+from gateway.server.admin.explain import CONTEXT, hunks
 from policies.decision import PrefixSettings
 
 TEXTS = st.lists(st.sampled_from([b"a", b"bc", b" ", b"\xc3\xa9", b'"', b"{", b"1.5"])).map(

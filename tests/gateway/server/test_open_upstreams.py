@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from gateway.cache.ports import StoreStats
-from gateway.server.open_upstreams import Upstreams, open_upstreams, warn_of_shared_credentials
-from gateway.server.secrets import SecretSettingError
+from gateway.server.open_upstreams import Upstreams, open_upstreams
+from gateway.server.secrets import SecretSettingError, warn_of_shared_credentials
 from gateway.settings import Settings, SettingsError, load_settings
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.http.client import HttpUpstream
@@ -119,8 +119,8 @@ def test_replicas_of_one_host_are_called_by_their_urls():
 
 def test_a_workers_share_of_the_limits():
     one = {"url": URL, "max_concurrency": 9, "requests_per_minute": 1}
-    [standing] = opened({}, upstreams=(one,), workers=4).pool.table.standings.values()
-    assert (standing.member.max_concurrency, standing.member.requests_per_minute) == (2, 1)
+    [upstream] = opened({}, upstreams=(one,), workers=4).pool.table.upstreams.values()
+    assert (upstream.member.max_concurrency, upstream.member.requests_per_minute) == (2, 1)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_requests_are_read_as_logs_have_them(line, rule):
     [
         ([], "expected a JSON object"),
         ({"request": 1}, "request: expected an object"),
-        ({"time": 1, "rule": "default"}, "expected a body with messages, prompt or input"),
+        ({"time": 1, "rule": "default"}, "expected a body with messages, prompt, input or query"),
         ({"url": "/v1/moderations", "body": {"input": "x"}}, "endpoint: expected one of"),
         ({"body": {"input": [[[[]]] * 2]}, "headers": []}, "headers: expected an object of texts"),
     ],

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.cache.stores.conformance import example_entry
-from gateway.server.admin.selection import Selection, SelectionError, parse_selection, read_hash
+from gateway.server.admin.operations import InvalidFieldError, Selection, parse_selection, read_hash
 
 KEY, SCOPE = b"k" * 32, b"s" * 32
 ENTRY = replace(example_entry(KEY), scope=SCOPE, model="gpt-4o", tags=("faq", "eu"), rule="prices")
@@ -61,7 +61,7 @@ def test_an_entry_is_not_selected(given):
     ],
 )
 def test_what_is_not_a_selection_names_its_field(given, field):
-    with pytest.raises(SelectionError) as told:
+    with pytest.raises(InvalidFieldError) as told:
         parse_selection(given)
     assert told.value.field == field
 

@@ -30,7 +30,7 @@ def test_rules_with_a_budget_that_nothing_keeps_are_named_in_one_line(policies, 
     budgets = Budgets(policies, lambda: True, threshold)
     assert budgets.kept() == {"strict": False, "shadow": False, "default": True}
     assert budgets.not_kept() == {"strict": 0.001, "shadow": 0.005}
-    budgets.tell()
+    budgets.warn()
     (line,) = caplog.records
     assert line.levelname == "WARNING"
     assert "strict 0.1%, shadow 0.5%:" in line.getMessage()
@@ -39,12 +39,12 @@ def test_rules_with_a_budget_that_nothing_keeps_are_named_in_one_line(policies, 
 def test_where_all_are_kept_nothing_is_told(policies, caplog):
     budgets = Budgets(policies, lambda: True, lambda _: 0.9)
     assert budgets.not_kept() == {}
-    budgets.tell()
+    budgets.warn()
     assert not caplog.records
 
 
 def test_before_the_verifier_is_known_nothing_is_told(policies, caplog):
     budgets = Budgets(policies, lambda: False, lambda _: None)
     assert budgets.kept() == budgets.not_kept() == {}
-    budgets.tell()
+    budgets.warn()
     assert not caplog.records

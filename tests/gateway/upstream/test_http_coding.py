@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from gateway.upstream.http.client import PIECE, CodingError, coding_of, inflated
+from gateway.upstream.http.client import PIECE, UpstreamError, coding_of, inflated
 
 TEXT = b"".join(b"event %d\n" % number for number in range(60))
 
@@ -48,7 +48,7 @@ async def test_a_body_of_whole_pieces_ends_with_the_last(pack: Callable[[bytes],
 async def test_wherever_it_ends_too_early_that_is_found():
     packed = gzip.compress(TEXT)
     for end in range(1, len(packed)):
-        with pytest.raises(CodingError):
+        with pytest.raises(UpstreamError):
             await read(packed[:end], "gzip", 50)
     assert await read(b"", "gzip", 50) == b""
 
@@ -81,5 +81,5 @@ def test_a_coding_by_its_name(written: str, coding: str):
 
 @pytest.mark.parametrize("written", ["br", "zstd", "gzip, gzip", "gzip, br", "nonsense"])
 def test_a_coding_that_was_not_asked_for_and_is_not_known(written: str):
-    with pytest.raises(CodingError, match=written.partition(",")[0]):
+    with pytest.raises(UpstreamError, match=written.partition(",")[0]):
         coding_of(written)

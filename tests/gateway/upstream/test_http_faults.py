@@ -16,7 +16,7 @@ from gateway.protocol.reasons import Reason
 from gateway.upstream.http import client as instance
 from gateway.upstream.http.client import HttpUpstream
 from gateway.upstream.http.faults import EVERY_SECONDS, FailureLog
-from gateway.upstream.http.startup_check import greet
+from gateway.upstream.pool.probes import greet
 from running_gateway import RunningGateway, StartGateway
 from scripted_upstream import ScriptedUpstream, chunk
 

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from faulty_upstreams import CLOSED, EVENTS, pool
 
-from gateway.upstream.pool.affinity import LONGEST_ID, Kept, named_by
+from gateway.upstream.pool.affinity import LONGEST_ID, StickyIds, named_by
 from running_gateway import Asked, RunningGateway, StartGateway, start_app
 
 
@@ -230,7 +230,7 @@ def test_what_a_path_names(path: str, named: str):
 
 
 def test_what_was_named_least_recently_is_forgotten_first():
-    kept = Kept(2)
+    kept = StickyIds(2)
     kept.note("one", "a")
     kept.note("two", "b")
     assert kept.at("one") == "a"

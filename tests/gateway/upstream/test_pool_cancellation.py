@@ -7,9 +7,9 @@ from gated_upstream import GatedUpstream
 
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.reasons import Reason
+from gateway.upstream.pool.health import State
 from gateway.upstream.pool.pool import UpstreamPool
-from gateway.upstream.pool.table import PoolTable
-from gateway.upstream.pool.upstream_state import Member
+from gateway.upstream.pool.table import Member, PoolTable
 from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.request import Outgoing
 from gateway.upstream.routing.routing import LeastLoaded
@@ -36,7 +36,7 @@ class Rig:
             return b"".join([chunk async for chunk in reply.chunks()])
 
     def in_flight(self) -> list[int]:
-        return [one.in_flight for one in self.table.standings.values()]
+        return [one.in_flight for one in self.table.upstreams.values()]
 
 
 async def begun(rig: Rig) -> "asyncio.Task[bytes]":
@@ -47,15 +47,15 @@ async def begun(rig: Rig) -> "asyncio.Task[bytes]":
 
 async def test_who_is_let_in_and_cancelled_in_the_same_turn_gives_the_place_on():
     rig = Rig("a")
-    held = rig.table.begin(OUTGOING, 0.0)
+    held = rig.table.acquire(OUTGOING, 0.0)
     second, third = await begun(rig), await begun(rig)
-    assert rig.pool.waiting == 2
-    rig.pool.ended(held)
+    assert len(rig.pool.queue.waiting) == 2
+    rig.pool.release(held)
     second.cancel()
     await asyncio.gather(second, return_exceptions=True)
     (await rig.ups["a"].next_call()).plain({"n": 3})
     assert await third == b'{"n":3}'
-    assert (rig.in_flight(), rig.pool.waiting) == ([0], 0)
+    assert (rig.in_flight(), len(rig.pool.queue.waiting)) == ([0], 0)
 
 
 @pytest.mark.parametrize("after_head", [False, True])
@@ -69,7 +69,7 @@ async def test_a_cancelled_request_leaves_its_upstream(after_head: bool):
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert (call.ended.is_set(), rig.in_flight()) == (True, [0])
-    assert rig.table.standings["a"].is_well
+    assert rig.table.upstreams["a"].health.state(0.0) is State.UP
 
 
 async def test_a_request_cancelled_between_two_tries_leaves_both():

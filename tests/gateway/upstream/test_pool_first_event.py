@@ -9,16 +9,16 @@ import pytest
 from aiohttp import web
 from faulty_upstreams import EVENTS, Answers, StartServer, pool, resets, says, servers, stalls
 from gated_upstream import GatedUpstream
+from prometheus_client import CollectorRegistry
 
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.reasons import Reason
 from gateway.upstream.pool.first_token import HELD_BYTES, HELD_SECONDS
-from gateway.upstream.pool.pool import UpstreamPool
-from gateway.upstream.pool.table import PoolTable
-from gateway.upstream.pool.upstream_state import Member
+from gateway.upstream.pool.pool import UpstreamMetrics, UpstreamPool
+from gateway.upstream.pool.table import Member, PoolTable
 from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.request import Outgoing
-from gateway.upstream.routing.routing import LeastLoaded, Route
+from gateway.upstream.routing.routing import LeastLoaded
 from running_gateway import StartGateway
 from scripted_upstream import DONE, chunk, usage_event
 
@@ -152,20 +152,6 @@ async def test_who_fails_behind_comments_is_replaced_and_they_are_not_sent():
     assert await rig.asked == chunk(delta={"content": "Hi"})
 
 
-class Counted:
-    """Failures as they are counted."""
-
-    def __init__(self) -> None:
-        self.failures: list[Reason] = []
-
-    def asked(self, _name: str, _route: Route) -> None:
-        """Nothing is counted of it here."""
-
-    def failed(self, _name: str, reason: Reason) -> None:
-        """Count it."""
-        self.failures.append(reason)
-
-
 @pytest.mark.parametrize(
     ("told", "counted"),
     [
@@ -178,9 +164,9 @@ class Counted:
 async def test_a_stream_that_is_an_error_counts_once_or_not_at_all(
     told: bytes, counted: list[Reason]
 ):
-    up, figures = GatedUpstream(), Counted()
+    up, registry = GatedUpstream(), CollectorRegistry()
     table = PoolTable([Member("a")], LeastLoaded(), 0.0)
-    upstreams = UpstreamPool("pool", {"a": up}, table, Bounds(), figures=figures)
+    upstreams = UpstreamPool("pool", {"a": up}, table, Bounds(), metrics=UpstreamMetrics(registry))
 
     async def ask() -> None:
         async with upstreams.send(Outgoing("/v1/chat/completions", (), b"{}", "m")) as reply:
@@ -194,4 +180,10 @@ async def test_a_stream_that_is_an_error_counts_once_or_not_at_all(
     call.end()
     with pytest.raises(UpstreamError):
         await asked
-    assert figures.failures == counted
+    failures = {
+        sample.labels["reason"]: sample.value
+        for metric in registry.collect()
+        for sample in metric.samples
+        if sample.name == "refrain_upstream_failures_total"
+    }
+    assert failures == {reason.value: 1.0 for reason in counted}

@@ -3,7 +3,11 @@
 import pytest
 
 from gateway.protocol.reasons import Reason
-from gateway.upstream.pool.first_token import HELD_SECONDS, Beginning, Begun
+from gateway.upstream.pool.first_token import (
+    HELD_SECONDS,
+    FirstToken,
+    FirstTokenDetector,
+)
 from gateway.upstream.pool.retry import Failure
 
 FAILS = Failure(Reason.UPSTREAM_STATUS, risky=True)
@@ -19,33 +23,33 @@ STREAMS = {
     b'data: {"error": {"code": 429, "message": "slow down"}}\n\n': LIMITED,
     b'data: {"error": {"code": "insufficient_quota"}}\n\n': LIMITED,
     b'event: error\ndata: {"type": "error", "code": "rate_limit_exceeded"}\n\n': LIMITED,
-    b'data: {"error": {"code": 400, "message": "too long"}}\n\n': Begun.REFUSED,
-    b'data: {"error": {"type": "invalid_request_error", "code": null}}\n\n': Begun.REFUSED,
-    b'data: {"error": {"type": "BadRequestError"}}\n\n': Begun.REFUSED,
-    b'data: {"error": 5}\n\n': Begun.ANSWER,
-    b'data: {"error": null, "choices": []}\n\n': Begun.NOT_YET,
-    b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n': Begun.NOT_YET,
-    b'data: {"choices": [{"delta": {"content": "\\"error\\""}}]}\n\n': Begun.ANSWER,
-    b'data: {"choices": [{"delta": {"tool_calls": [{"index": 0}]}}]}\n\n': Begun.ANSWER,
-    b'data: {"choices": [{"delta": {"reasoning_content": "Hm"}}]}\n\n': Begun.ANSWER,
-    b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n': Begun.ANSWER,
-    b'data: {"choices": [{"text": "", "finish_reason": null}]}\n\n': Begun.NOT_YET,
-    b'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n': Begun.ANSWER,
-    b'event: response.created\ndata: {"type": "response.created"}\n\n': Begun.ANSWER,
-    b"data: [DONE]\n\n": Begun.NOTHING,
-    b"data: 5\n\n": Begun.ANSWER,
-    b"data: \xff\x00\n\n": Begun.ANSWER,
-    b"\n\n: OPENROUTER PROCESSING\n\nevent: ping\n\nretry: 5\n\n": Begun.NOT_YET,
+    b'data: {"error": {"code": 400, "message": "too long"}}\n\n': FirstToken.REFUSED,
+    b'data: {"error": {"type": "invalid_request_error", "code": null}}\n\n': FirstToken.REFUSED,
+    b'data: {"error": {"type": "BadRequestError"}}\n\n': FirstToken.REFUSED,
+    b'data: {"error": 5}\n\n': FirstToken.SEEN,
+    b'data: {"error": null, "choices": []}\n\n': FirstToken.PENDING,
+    b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n': FirstToken.PENDING,
+    b'data: {"choices": [{"delta": {"content": "\\"error\\""}}]}\n\n': FirstToken.SEEN,
+    b'data: {"choices": [{"delta": {"tool_calls": [{"index": 0}]}}]}\n\n': FirstToken.SEEN,
+    b'data: {"choices": [{"delta": {"reasoning_content": "Hm"}}]}\n\n': FirstToken.SEEN,
+    b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n': FirstToken.SEEN,
+    b'data: {"choices": [{"text": "", "finish_reason": null}]}\n\n': FirstToken.PENDING,
+    b'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n': FirstToken.SEEN,
+    b'event: response.created\ndata: {"type": "response.created"}\n\n': FirstToken.SEEN,
+    b"data: [DONE]\n\n": FirstToken.NONE,
+    b"data: 5\n\n": FirstToken.SEEN,
+    b"data: \xff\x00\n\n": FirstToken.SEEN,
+    b"\n\n: OPENROUTER PROCESSING\n\nevent: ping\n\nretry: 5\n\n": FirstToken.PENDING,
 }
 
 
 @pytest.mark.parametrize(("stream", "begun"), STREAMS.items(), ids=map(str, range(len(STREAMS))))
 @pytest.mark.parametrize("size", [1, 7, 10_000])
-def test_what_a_stream_has_come_to(stream: bytes, begun: Begun | Failure, size: int):
-    beginning = Beginning(events=True)
-    found: Begun | Failure = Begun.NOT_YET
+def test_what_a_stream_has_come_to(stream: bytes, begun: FirstToken | Failure, size: int):
+    beginning = FirstTokenDetector(events=True)
+    found: FirstToken | Failure = FirstToken.PENDING
     for start in range(0, len(stream), size):
-        if found is Begun.NOT_YET:
+        if found is FirstToken.PENDING:
             found = beginning.add(stream[start : start + size], 0.0)
     assert found == begun
     assert stream.startswith(b"".join(beginning.held))
@@ -54,29 +58,29 @@ def test_what_a_stream_has_come_to(stream: bytes, begun: Begun | Failure, size: 
 @pytest.mark.parametrize(
     ("stream", "begun"),
     [
-        (b"", Begun.NOTHING),
-        (PING, Begun.NOTHING),
-        (b": pi", Begun.NOTHING),
-        (b'data: {"choices": [', Begun.NOTHING),
-        (b'data: {"choices": [{"text": "a"}]}', Begun.ANSWER),
+        (b"", FirstToken.NONE),
+        (PING, FirstToken.NONE),
+        (b": pi", FirstToken.NONE),
+        (b'data: {"choices": [', FirstToken.NONE),
+        (b'data: {"choices": [{"text": "a"}]}', FirstToken.SEEN),
         (b'data: {"error": "boom"}\n', FAILS),
     ],
 )
-def test_what_a_stream_was_that_has_ended(stream: bytes, begun: Begun | Failure):
-    beginning = Beginning(events=True)
+def test_what_a_stream_was_that_has_ended(stream: bytes, begun: FirstToken | Failure):
+    beginning = FirstTokenDetector(events=True)
     if stream:
-        assert beginning.add(stream, 0.0) is Begun.NOT_YET
+        assert beginning.add(stream, 0.0) is FirstToken.PENDING
     assert beginning.end() == begun
 
 
 def test_a_plain_answer_begins_with_what_is_no_white_space():
-    beginning = Beginning(events=False)
-    assert beginning.add(b" \n", 0.0) is Begun.NOT_YET
-    assert beginning.add(b" {", 0.0) is Begun.ANSWER
-    assert Beginning(events=False).end() is Begun.NOTHING
+    beginning = FirstTokenDetector(events=False)
+    assert beginning.add(b" \n", 0.0) is FirstToken.PENDING
+    assert beginning.add(b" {", 0.0) is FirstToken.SEEN
+    assert FirstTokenDetector(events=False).end() is FirstToken.NONE
 
 
 def test_an_end_behind_comments_is_no_answer_however_late():
-    beginning = Beginning(events=True)
-    assert beginning.add(PING, 0.0) is Begun.NOT_YET
-    assert beginning.add(b"data: [DONE]\n\n", 2 * HELD_SECONDS) is Begun.NOTHING
+    beginning = FirstTokenDetector(events=True)
+    assert beginning.add(PING, 0.0) is FirstToken.PENDING
+    assert beginning.add(b"data: [DONE]\n\n", 2 * HELD_SECONDS) is FirstToken.NONE

@@ -12,8 +12,7 @@ from gateway.protocol.reasons import Reason
 from gateway.upstream.http.client import HttpUpstream
 from gateway.upstream.pool.health import State
 from gateway.upstream.pool.probes import PATHS, Prober
-from gateway.upstream.pool.table import PoolTable
-from gateway.upstream.pool.upstream_state import Member
+from gateway.upstream.pool.table import Member, PoolTable
 from gateway.upstream.routing.routing import LeastLoaded
 from running_gateway import StartGateway, start_app
 from scripted_upstream import ScriptedUpstream
@@ -66,7 +65,7 @@ class Clinic:
 
     @property
     def state(self) -> State:
-        return self.table.standings["a"].health.state(self.now)
+        return self.table.upstreams["a"].health.state(self.now)
 
     def close_breaker(self) -> None:
         self.table.probed("a", Reason.UPSTREAM_STATUS, self.now, for_sure=True)

@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 from faulty_upstreams import CLOSED, pool
 
-from gateway.upstream.pool.models import merged
-from gateway.upstream.pool.upstream_state import Member
+from gateway.upstream.pool.pass_through import merged
+from gateway.upstream.pool.table import Member
 from running_gateway import StartGateway, start_app
 
 StartListing = Callable[..., Awaitable[dict[str, Any]]]

@@ -23,13 +23,12 @@ from gateway.upstream.pool.retry import (
     MOST_TRIES,
     Budget,
     Failure,
-    Tries,
+    RetryState,
     failure_of,
     refusal_of,
     retry_after,
 )
-from gateway.upstream.pool.table import Call, PoolTable
-from gateway.upstream.pool.upstream_state import Member, NoRoom, Rate
+from gateway.upstream.pool.table import Call, Member, NoRoom, PoolTable, Rate
 from gateway.upstream.pool.waiting_queue import Waiting
 from gateway.upstream.request import LONGEST_MODEL, Outgoing
 from gateway.upstream.routing.routing import LeastLoaded
@@ -174,15 +173,15 @@ def test_what_a_fault_means(reason, sent, head, risky, anew):
 
 
 def test_what_may_have_been_processed_is_risked_once_more_and_no_oftener():
-    once = Tries().after("a", TIMEOUT)
+    once = RetryState().after("a", TIMEOUT)
     assert once.may_go_on
-    assert not once.may_ask_again(TIMEOUT)
+    assert not once.may_retry_same(TIMEOUT)
     assert not once.after("b", TIMEOUT).may_go_on
-    assert not once.after("b", BROKE).may_ask_again(BROKE)
+    assert not once.after("b", BROKE).may_retry_same(BROKE)
 
 
 def test_what_was_not_processed_goes_round_within_a_bound():
-    tries = Tries()
+    tries = RetryState()
     for number in range(MOST_TRIES):
         assert tries.may_go_on
         tries = tries.after(str(number), REFUSED)
@@ -201,11 +200,11 @@ def test_second_tries_are_a_share_of_the_requests_and_some_more_after_a_calm_tim
 
 
 def test_the_same_is_asked_again_after_pauses_that_grow():
-    tries, pauses = Tries().after("a", SENT_NOWHERE), []
-    while tries.may_ask_again(SENT_NOWHERE):
+    tries, pauses = RetryState().after("a", SENT_NOWHERE), []
+    while tries.may_retry_same(SENT_NOWHERE):
         pauses.append(tries.pause(1.0))
         assert tries.pause(0.0) == 0.0
-        tries = tries.asking_again().after("a", SENT_NOWHERE)
+        tries = tries.retrying_same().after("a", SENT_NOWHERE)
     assert pauses == [0.1, 0.2]
     assert len(pauses) == MOST_AT_THE_SAME
 
@@ -217,15 +216,15 @@ def test_the_least_loaded_of_the_lowest_tier_that_serves_the_model():
         Member("c", ("qwen*",)),
         Member("d", ("qwen-small", "qwen-big")),
     )
-    names = [pool.begin(asked("qwen-big"), 1.0).name for _ in range(4)]
+    names = [pool.acquire(asked("qwen-big"), 1.0).name for _ in range(4)]
     assert sorted(names) == ["c", "c", "d", "d"]
-    assert pool.begin(asked("gpt-9"), 1.0).name == "a"
-    assert pool.begin(asked("qwen-big"), 1.0, {"c", "d"}).name == "b"
+    assert pool.acquire(asked("gpt-9"), 1.0).name == "a"
+    assert pool.acquire(asked("qwen-big"), 1.0, {"c", "d"}).name == "b"
 
 
 def test_a_model_that_nobody_declares_goes_to_somebody_who_says_so():
     pool = table(Member("a", ("gpt*",)), Member("b", ("qwen*",)))
-    assert isinstance(pool.begin(asked("unknown"), 1.0), Call)
+    assert isinstance(pool.acquire(asked("unknown"), 1.0), Call)
 
 
 @pytest.mark.parametrize(
@@ -245,14 +244,14 @@ def test_globs_of_models(globs, model, serves):
 
 def test_a_limit_is_kept_and_a_slot_comes_back_once():
     pool = table(Member("a", max_concurrency=2))
-    first, second = pool.begin(asked(), 1.0), pool.begin(asked(), 1.0)
-    none = pool.begin(asked(), 1.0)
+    first, second = pool.acquire(asked(), 1.0), pool.acquire(asked(), 1.0)
+    none = pool.acquire(asked(), 1.0)
     assert none == NoRoom(429, Reason.UPSTREAM_BUSY, None, waits=True)
-    pool.end(first, 2.0)
-    pool.end(first, 2.0)
-    assert isinstance(pool.begin(asked(), 2.0), Call)
-    assert isinstance(pool.begin(asked(), 2.0), NoRoom)
-    assert second.standing.in_flight == 2
+    pool.release(first)
+    pool.release(first)
+    assert isinstance(pool.acquire(asked(), 2.0), Call)
+    assert isinstance(pool.acquire(asked(), 2.0), NoRoom)
+    assert second.upstream.in_flight == 2
 
 
 def test_a_rate_is_exact_in_any_minute():
@@ -268,8 +267,8 @@ def test_a_rate_is_exact_in_any_minute():
 
 def test_at_its_rate_it_is_told_when_there_is_room():
     pool = table(Member("a", requests_per_minute=1))
-    assert isinstance(pool.begin(asked(), 5.0), Call)
-    none = pool.begin(asked(), 6.0)
+    assert isinstance(pool.acquire(asked(), 5.0), Call)
+    none = pool.acquire(asked(), 6.0)
     assert (none.at, none.waits) == (65.0, True)
 
 
@@ -277,61 +276,61 @@ def test_the_last_upstream_is_never_shut_out_but_one_call_at_a_time_tries_it():
     changes = []
     pool = table(Member("a"), changes=changes)
     for _ in range(3):
-        call = pool.begin(asked(), 1.0)
+        call = pool.acquire(asked(), 1.0)
         pool.failed(call, BROKE, 1.0)
-        pool.end(call, 1.0)
+        pool.release(call)
     assert [(change.after, change.why) for change in changes] == [
         (State.OPEN, Reason.UPSTREAM_BROKE)
     ]
-    trial = pool.begin(asked(), 1.1)
-    none = pool.begin(asked(), 1.1)
+    trial = pool.acquire(asked(), 1.1)
+    none = pool.acquire(asked(), 1.1)
     assert (none.status, none.why, none.waits) == (503, Reason.UPSTREAM_BROKE, False)
     pool.first_byte(trial, 1.2)
     assert changes[-1].after is State.UP
-    assert isinstance(pool.begin(asked(), 1.2), Call)
+    assert isinstance(pool.acquire(asked(), 1.2), Call)
 
 
 def test_a_trial_whose_client_left_lets_the_next_try():
     pool = table(Member("a"), Member("b"))
-    standing = pool.standings["a"]
-    standing.health = replace(standing.health, at=Trial(1.0, Reason.UPSTREAM_BROKE))
-    trial = pool.begin(asked(), 1.0)
-    assert (trial.name, pool.begin(asked(), 1.0).name) == ("a", "b")
-    pool.end(trial, 1.0)
-    assert pool.begin(asked(), 1.0).name == "a"
+    upstream = pool.upstreams["a"]
+    upstream.health = replace(upstream.health, at=Trial(1.0, Reason.UPSTREAM_BROKE))
+    trial = pool.acquire(asked(), 1.0)
+    assert (trial.name, pool.acquire(asked(), 1.0).name) == ("a", "b")
+    pool.release(trial)
+    assert pool.acquire(asked(), 1.0).name == "a"
 
 
 def test_what_is_kept_at_an_upstream_is_asked_for_there_while_it_is_well():
     pool = table(Member("a"), Member("b"), Member("c"))
-    pool.begin(asked(), 1.0)
+    pool.acquire(asked(), 1.0)
     assert pool.first_available(None, 1.0) == ["a", "b", "c"]
-    standing = pool.standings["a"]
-    standing.health = failing(standing.health, 3, 1.0)
+    upstream = pool.upstreams["a"]
+    upstream.health = failing(upstream.health, 3, 1.0)
     assert pool.first_available(None, 1.0) == ["b", "c", "a"]
 
 
 def test_who_waits_is_let_in_by_model_in_the_order_of_coming():
     pool = table(Member("a", ("x",), max_concurrency=1), Member("b", ("y",), max_concurrency=1))
     waiting = Waiting(8)
-    held = pool.begin(asked("x"), 1.0)
-    pool.begin(asked("y"), 1.0)
+    held = pool.acquire(asked("x"), 1.0)
+    pool.acquire(asked("y"), 1.0)
     for number, model in enumerate(["x", "y", "x"]):
         waiting.add(asked(model), number)
-    pool.end(held, 2.0)
+    pool.release(held)
     begun, again = waiting.admit(pool, 2.0)
     assert [(holder, call.name) for holder, call in begun] == [(0, "a")]
     assert (len(waiting), again) == (2, None)
-    assert waiting.has(("y", ""))
+    assert ("y", "") in waiting.lanes
 
 
 def test_who_came_first_is_let_in_first_also_where_models_share_an_upstream():
     pool, waiting = table(Member("a", max_concurrency=1)), Waiting(8)
-    held = pool.begin(asked("x"), 1.0)
+    held = pool.acquire(asked("x"), 1.0)
     tickets = [waiting.add(asked(model), model + str(n)) for n, model in enumerate("yxyx")]
     waiting.remove(tickets[1])
     waiting.remove(tickets[1])
     assert let_in_one_by_one(waiting, pool, held) == ["y0", "y2", "x3"]
-    assert not waiting.has(("x", ""))
+    assert ("x", "") not in waiting.lanes
 
 
 def by(client, model="m"):
@@ -341,7 +340,7 @@ def by(client, model="m"):
 def let_in_one_by_one(waiting, pool, held):
     let_in = []
     while waiting:
-        pool.end(held, 2.0)
+        pool.release(held)
         [(holder, held)], _ = waiting.admit(pool, 2.0)
         let_in.append(holder)
     return let_in
@@ -349,7 +348,7 @@ def let_in_one_by_one(waiting, pool, held):
 
 def test_clients_take_turns_also_where_one_spreads_over_models():
     pool, waiting = table(Member("a", max_concurrency=1)), Waiting(16)
-    held = pool.begin(asked(), 1.0)
+    held = pool.acquire(asked(), 1.0)
     for number, model in enumerate("xyzx"):
         waiting.add(by("many", model), f"many{number}")
     for client in ("few", "one", "few"):
@@ -393,7 +392,7 @@ class Looked(Outgoing):
 
 def looks_of(waiting_for):
     pool, waiting = table(Member("a", max_concurrency=1)), Waiting(waiting_for)
-    pool.begin(asked(), 1.0)
+    pool.acquire(asked(), 1.0)
     for number in range(waiting_for):
         waiting.add(Looked("", (), b"", f"m{number}", client="one"), number)
     Looked.looks.clear()
@@ -420,25 +419,25 @@ def test_the_upstreams_of_a_model_are_remembered_but_not_by_a_long_name():
     pool = table(Declared("a"))
     for _ in range(2):
         for length in (LONGEST_MODEL, LONGEST_MODEL + 1):
-            pool.begin(asked("m" * length), 1.0)
+            pool.acquire(asked("m" * length), 1.0)
     assert Declared.lengths == [LONGEST_MODEL, LONGEST_MODEL + 1, LONGEST_MODEL + 1]
 
 
 def test_who_left_holds_no_place_and_no_turn():
     pool, waiting = table(Member("a", max_concurrency=1)), Waiting(8)
-    held = pool.begin(asked(), 1.0)
+    held = pool.acquire(asked(), 1.0)
     tickets = [waiting.add(by(client), client) for client in ("first", "other", "first")]
     for ticket in (tickets[0], tickets[2], tickets[2]):
         waiting.remove(ticket)
     waiting.add(by("first"), "back")
     assert (len(waiting), let_in_one_by_one(waiting, pool, held)) == (2, ["other", "back"])
-    assert not waiting.has(("m", ""))
+    assert ("m", "") not in waiting.lanes
 
 
 def test_a_probe_is_due_when_the_pause_is_over_or_nothing_was_heard():
     pool = table(Member("a"))
     assert pool.probe_at("a", 10.0) == 10.0
-    call = pool.begin(asked(), 4.0)
+    call = pool.acquire(asked(), 4.0)
     pool.first_byte(call, 5.0)
     assert pool.probe_at("a", 10.0) == 15.0
     pool.probed("a", Reason.UPSTREAM_TIMEOUT, 15.0, for_sure=False)

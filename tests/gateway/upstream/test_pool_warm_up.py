@@ -13,8 +13,7 @@ from gateway.protocol.reasons import Reason
 from gateway.upstream.http.client import HttpUpstream
 from gateway.upstream.pool.health import State
 from gateway.upstream.pool.probes import Prober
-from gateway.upstream.pool.table import Call, PoolTable
-from gateway.upstream.pool.upstream_state import Member
+from gateway.upstream.pool.table import Call, Member, PoolTable
 from gateway.upstream.request import Outgoing
 from gateway.upstream.routing.prefix_aware import PrefixAware
 from gateway.upstream.routing.prefix_chain import PromptChains
@@ -68,11 +67,11 @@ class Ward:
 
     @property
     def state(self) -> State:
-        return self.table.standings["fresh"].health.state(self.now)
+        return self.table.upstreams["fresh"].health.state(self.now)
 
     def fill_the_other(self) -> None:
         """Have as many requests under way at the other upstream as it takes."""
-        call = self.table.begin(Outgoing("/v1/chat/completions", (), b"", "n"), self.now)
+        call = self.table.acquire(Outgoing("/v1/chat/completions", (), b"", "n"), self.now)
         assert isinstance(call, Call)
 
     def used(self, *bodies: dict[str, Any], **headers: str) -> None:
@@ -128,7 +127,7 @@ async def test_the_router_knows_what_it_has(ward: Ward):
     await ward.prober.probe("fresh")
     asked = PromptChains(shared=True).of(Endpoint.CHAT, chat(), {}, 10)
     loads = [Load("fresh", 0), Load("old", 0)]
-    best = ward.routing.order(asked, loads, ward.now)[0]
+    best = ward.routing.order(asked, loads)[0]
     assert (best.name, best.blocks_hit) == ("fresh", len(asked))
 
 
@@ -178,7 +177,7 @@ async def test_what_is_sent_counts_as_clients_requests_do(fresh: ScriptedUpstrea
         await upstream.open()
     await ward.prober.probe("fresh")
     assert (len(fresh.bodies), ward.state) == (2, State.TRIAL)
-    assert not ward.table.standings["fresh"].is_able(ward.now)
+    assert not ward.table.upstreams["fresh"].can_accept(ward.now)
     for upstream in ward.upstreams.values():
         await upstream.close()
 

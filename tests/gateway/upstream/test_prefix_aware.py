@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from gateway.upstream.routing.prefix_aware import ALONE_AFTER, LOST_AFTER, PrefixAware
-from gateway.upstream.routing.prefix_index import PrefixIndex
+from gateway.upstream.routing.prefix_aware import ALONE_AFTER, LOST_AFTER, PrefixAware, PrefixIndex
 from gateway.upstream.routing.routing import LeastLoaded, Load, Route
 
 PROMPT = tuple(range(100, 120))
@@ -22,25 +21,25 @@ def router(**held: Sequence[int]) -> PrefixAware:
 
 
 def first(routing: PrefixAware, prompt: Sequence[int], offered: list[Load]) -> str:
-    return routing.order(prompt, offered, 0.0)[0].name
+    return routing.order(prompt, offered)[0].name
 
 
 def complete(routing: PrefixAware, name: str, prompt: Sequence[int], cached: int = 1) -> None:
     sent = routing.sent(name, prompt, 0.0)
-    routing.held_back(sent, 0.0)
+    routing.prefill_wait(sent, 0.0)
     routing.first_token(sent, 1.0)
-    routing.answered(sent, cached, 2.0)
-    routing.ended(sent, 2.0)
+    routing.answered(sent, cached)
+    routing.ended(sent)
 
 
 def test_the_replica_that_holds_the_longest_prefix_is_first() -> None:
-    order = router(a=PROMPT[:3], c=PROMPT[:15]).order(PROMPT, loads(a=0, b=0, c=0), 0.0)
+    order = router(a=PROMPT[:3], c=PROMPT[:15]).order(PROMPT, loads(a=0, b=0, c=0))
     assert [(choice.name, choice.blocks_hit) for choice in order] == [("c", 15), ("a", 3), ("b", 0)]
     assert [choice.why for choice in order] == [Route.PREFIX, Route.BALANCE, Route.BALANCE]
 
 
 def test_a_replica_with_too_much_to_do_is_passed_over() -> None:
-    order = router(a=PROMPT).order(PROMPT, loads(a=20, b=3, c=3), 0.0)
+    order = router(a=PROMPT).order(PROMPT, loads(a=20, b=3, c=3))
     assert order[0].why is Route.BALANCE
     assert order[-1].name == "a"
 
@@ -60,21 +59,16 @@ def test_what_is_to_be_computed_before_counts_until_its_first_token() -> None:
     waiting = made.sent("a", tuple(range(1000, 2000)), 0.0)
     assert first(made, PROMPT, loads(a=1, b=0)) == "b"
     made.first_token(waiting, 1.0)
-    made.ended(waiting, 2.0)
-    made.ended(waiting, 2.0)
+    made.ended(waiting)
+    made.ended(waiting)
     assert first(made, PROMPT, loads(a=0, b=0)) == "a"
-
-
-def test_tokens_that_the_replica_says_are_queued_count_too() -> None:
-    offered = [Load("a", 0, queued_tokens=1_000_000), Load("b", 0)]
-    assert first(router(a=PROMPT), PROMPT, offered) == "b"
 
 
 def test_what_nobody_holds_goes_where_another_gateway_sends_it() -> None:
     offered = loads(a=0, b=0, c=0)
-    chosen = router().order(PROMPT, offered, 0.0)[0]
+    chosen = router().order(PROMPT, offered)[0]
     assert chosen.why is Route.COLD
-    assert router().order(PROMPT, offered[::-1], 0.0)[0] == chosen
+    assert router().order(PROMPT, offered[::-1])[0] == chosen
 
 
 def test_cold_prompts_spread_over_all_replicas() -> None:
@@ -145,12 +139,12 @@ def test_short_prompts_prove_no_loneliness() -> None:
 def test_a_replica_that_started_anew_holds_nothing() -> None:
     made = router(a=PROMPT)
     made.forget("a")
-    assert made.order(PROMPT, loads(a=0, b=0), 0.0)[0].why is Route.COLD
+    assert made.order(PROMPT, loads(a=0, b=0))[0].why is Route.COLD
 
 
 def test_what_was_not_computed_after_all_is_not_believed() -> None:
     made = router(a=PROMPT[:4])
-    made.ended(made.sent("a", PROMPT, 0.0), 1.0)
+    made.ended(made.sent("a", PROMPT, 0.0))
     assert made.index.held("a", PROMPT) == 4
 
 
@@ -159,22 +153,22 @@ def test_what_is_refused_or_given_up_pushes_nothing_out() -> None:
     complete(made, "a", PROMPT)
     for number in range(9):
         sent = made.sent("a", tuple(range(1000 * number + 1000, 1000 * number + 1500)), 0.0)
-        made.held_back(sent, 0.0)
-        made.ended(sent, 1.0)
+        made.prefill_wait(sent, 0.0)
+        made.ended(sent)
     assert made.index.held("a", PROMPT) == len(PROMPT)
 
 
 def test_what_is_being_computed_counts_as_held() -> None:
     made = router()
-    made.held_back(made.sent("a", PROMPT[:12], 0.0), 0.0)
-    order = made.order(PROMPT, loads(a=1, b=0), 0.0)
+    made.prefill_wait(made.sent("a", PROMPT[:12], 0.0), 0.0)
+    order = made.order(PROMPT, loads(a=1, b=0))
     assert (order[0].name, order[0].blocks_hit) == ("a", 12)
 
 
 def test_a_failure_does_not_take_from_another_what_it_computed() -> None:
     made = router()
     failing, other = made.sent("a", PROMPT, 0.0), made.sent("a", PROMPT, 0.0)
-    made.ended(failing, 1.0)
+    made.ended(failing)
     made.first_token(other, 2.0)
     assert made.index.held("a", PROMPT) == len(PROMPT)
 
@@ -204,9 +198,9 @@ def test_a_prompt_that_is_not_found_may_be_rendered_in_another_way_and_proves_no
 def test_what_is_still_being_computed_proves_no_loss() -> None:
     made = router()
     complete(made, "a", OTHER)
-    made.held_back(made.sent("a", PROMPT, 0.0), 0.0)
+    made.prefill_wait(made.sent("a", PROMPT, 0.0), 0.0)
     second = made.sent("a", PROMPT, 0.0)
-    made.answered(second, 0, 1.0)
+    made.answered(second, 0)
     assert made.index.held("a", OTHER) == len(OTHER)
 
 
@@ -215,10 +209,10 @@ def test_a_prompt_without_blocks_goes_to_the_least_loaded() -> None:
 
 
 def test_no_replica_offered_is_no_choice() -> None:
-    assert router().order(PROMPT, [], 0.0) == []
-    assert LeastLoaded().order(PROMPT, [], 0.0) == []
+    assert router().order(PROMPT, []) == []
+    assert LeastLoaded().order(PROMPT, []) == []
 
 
 def test_least_loaded_looks_at_load_alone() -> None:
     offered = [Load("a", 4, weight=4.0), Load("b", 2), Load("c", 1)]
-    assert [choice.name for choice in LeastLoaded().order(PROMPT, offered, 0.0)] == ["a", "c", "b"]
+    assert [choice.name for choice in LeastLoaded().order(PROMPT, offered)] == ["a", "c", "b"]

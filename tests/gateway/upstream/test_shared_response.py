@@ -1,39 +1,6 @@
-"""The answer while it arrives: its log is bounded, and each reader waits by itself."""
+"""The log of an answer while it arrives is bounded, whoever reads it."""
 
-import asyncio
-
-import pytest
-
-from gateway.upstream.coalescing.shared_response import AnswerLog, Bell
-
-
-async def waiting(bell: Bell) -> "asyncio.Task[None]":
-    task = asyncio.create_task(bell.rung())
-    await asyncio.sleep(0)
-    return task
-
-
-async def test_who_leaves_disturbs_nobody_and_leaves_nothing_behind():
-    bell = Bell()
-    stays = await waiting(bell)
-    for _ in range(100):
-        task = await waiting(bell)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-    assert len(bell._waiting) == 1  # or clients that come and go would fill memory
-    bell.ring()
-    await stays
-
-
-async def test_who_is_cancelled_in_the_moment_of_the_ring_is_cancelled():
-    bell = Bell()
-    first, second = await waiting(bell), await waiting(bell)
-    first.cancel()
-    bell.ring()
-    await second
-    with pytest.raises(asyncio.CancelledError):
-        await first
+from gateway.upstream.coalescing.shared_response import AnswerLog
 
 
 def log_of(*pieces, max_bytes=10_000):
@@ -45,15 +12,15 @@ def log_of(*pieces, max_bytes=10_000):
 
 def test_a_single_piece_is_not_copied():
     piece = b"x" * 100
-    assert log_of(b"a", piece).since(1, bare=True) is piece
+    assert log_of(b"a", piece).since(1, without_usage=True) is piece
 
 
 def test_those_who_wait_together_share_one_copy():
     log = log_of(b"a" * 100, b"b" * 100)
-    first = log.since(0, bare=False)
-    assert log.since(0, bare=False) is first
+    first = log.since(0, without_usage=False)
+    assert log.since(0, without_usage=False) is first
     log.append(b"c", b"c")
-    assert log.since(0, bare=False) == first + b"c"
+    assert log.since(0, without_usage=False) == first + b"c"
 
 
 def test_memory_stays_bounded():

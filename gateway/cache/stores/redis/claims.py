@@ -1,50 +1,47 @@
-"""Which gateway process makes the upstream call for a miss that several have: claims in Redis.
+"""Claims in Redis: which gateway process makes the upstream call for a miss that several have.
 
-Law: a claim is one process's; it lapses LEASE_SECONDS after its holder was last heard of. No call
-waits longer than CALL_SECONDS, and none is made while the store is not used. A claim that could not
-be given back is given back as soon as Redis answers again.
+Law: one process holds a claim, and the claim lapses LEASE_SECONDS after its holder last renewed it.
+No call waits longer than CALL_SECONDS, and none is made while the store is not used. If Redis does
+not answer a release, the release is tried again.
 """
 
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from gateway.cache.ports import StoreError, StoreUnavailableError
-from gateway.cache.stores.guarded import Patience
+from gateway.cache.stores.guarded import LoopTimeout
 from gateway.cache.stores.redis.link import Batches, Call, RedisLink
-from gateway.cache.stores.redis.scripts import CLAIM, RELEASE, RENEW, Script, Shard
+from gateway.cache.stores.redis.scripts import CLAIM, RELEASE, RENEW, Script, Shards
 
 LEASE_SECONDS = 6.0
 CALL_SECONDS = 0.04
 RELEASE_PAUSE = 0.1
-"""Before a claim that Redis did not hear of is given back again."""
+"""Before a failed release is tried again."""
 
 _log = logging.getLogger(__name__)
 
 
 class RedisClaims:
-    """See the port ``Claims``. Used from one event loop."""
+    """The port ``Claims``. Used from one event loop."""
 
     def __init__(
-        self,
-        link: RedisLink,
-        shards: Sequence[Shard],
-        shard_of: Callable[[bytes], Shard],
-        usable: Callable[[], bool] = lambda: True,
+        self, link: RedisLink, shards: Shards, usable: Callable[[], bool] = lambda: True
     ) -> None:
         self.usable = usable
         """Tells whether the store is used at present."""
+        self._shards = shards
+        # Of their own, so that no claim waits behind an entry.
         self._calls: list[Batches[Call, Any]] = [
             Batches(partial(link.run_all, shard)) for shard in shards
         ]
-        self._shard_of = shard_of
         self._token = secrets.token_hex(8).encode()
-        """Whose our claims are."""
-        self._patience = Patience()
+        """Names the holder of our claims."""
+        self._timeout = LoopTimeout()
         self._held: set[bytes] = set()
         self._taking: set[bytes] = set()
         self._closing = asyncio.Event()
@@ -58,9 +55,9 @@ class RedisClaims:
             return False
         self._taking.add(slot)
         try:
-            taken = await self._patience.wait(self._run(CLAIM, slot), CALL_SECONDS)
+            taken = await self._timeout.wait(self._run(CLAIM, slot), CALL_SECONDS)
         except BaseException as error:
-            # It may have been taken all the same.
+            # Redis may have made the claim all the same.
             self.release(slot)
             if isinstance(error, TimeoutError):
                 raise StoreUnavailableError("Redis did not answer in time") from None
@@ -80,7 +77,7 @@ class RedisClaims:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Give all claims back, each with one more try."""
+        """Release all claims, with one more try for each."""
         self._closing.set()
         if self._renewing is not None:
             self._renewing.cancel()
@@ -111,12 +108,12 @@ class RedisClaims:
             else:
                 return
             if self._closing.is_set() or asyncio.get_running_loop().time() > until:
-                return  # it lapses
+                return  # the claim lapses
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), RELEASE_PAUSE)
 
     async def _run(self, script: Script, slot: bytes) -> Any:
-        shard = self._shard_of(slot)
+        shard = self._shards.of(slot)
         lease = int(LEASE_SECONDS * 1000)
         call = Call(script, (shard.prefix, slot, self._token, lease))
         return await self._calls[shard.number].call(call)

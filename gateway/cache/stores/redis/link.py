@@ -1,13 +1,11 @@
-"""The way to Redis: sends commands and scripts, and tells what went wrong.
+"""Commands and scripts to Redis: bounded waits, one kind of error, shared round trips.
 
-Law: every wait is bounded, and every failure is a StoreError that says what to do about it, never
-the password. A connection on which a call was given up is closed, so that nobody reads another's
-answer from it; the next call opens a new one.
+Law: every wait is bounded. Every failure is a StoreError that says what to do about it and never
+holds the password. A cancelled call closes its connection, so that no other call reads its answer.
 
-Calls that wait at the same time share one round trip.
-
-Law: whoever calls owns no connection. Giving up a call takes nothing from the others and leaves no
-unread answer behind; every call ends, with its result or a StoreError.
+Calls that wait at the same time share one round trip (``Batches``). Law: a caller owns no
+connection. A cancelled call takes nothing from the others; every call ends with its result or a
+StoreError.
 """
 
 import asyncio
@@ -17,12 +15,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.connection import parse_url
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import (
     AskError,
     AuthenticationError,
@@ -39,16 +33,11 @@ from redis.exceptions import (
     ResponseError,
     TryAgainError,
 )
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
-from redis.maint_notifications import MaintNotificationsConfig
 
 from gateway.cache.ports import StoreError, StoreUnavailableError
 from gateway.cache.stores.redis.scripts import Script, Shard
-
-CONNECTIONS = 64
-"""To one server at most; more than calls that share round trips ever need at a time."""
-
+from gateway.cache.stores.redis.servers import Command, Servers
 
 _REMEDIES = {
     "OOM": "Redis is full: raise its maxmemory, or let it evict (maxmemory-policy allkeys-lru)",
@@ -69,13 +58,11 @@ _REMEDIES = {
 }
 _UNAVAILABLE = ("WRONGPASS", "DENIED", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "BUSY")
 _PHRASES = {
-    # Redis 6 has no word for what a script may not do.
+    # Redis 6 has no code for a command that a script may not run.
     "user executing the script": "NOPERM",
     "cluster support disabled": "NOCLUSTER",
 }
 _CODE = re.compile(r"\b(" + "|".join(_REMEDIES) + r")\b")
-
-
 _CODES: dict[type[Exception], str] = {
     OutOfMemoryError: "OOM",
     ReadOnlyError: "READONLY",
@@ -90,7 +77,7 @@ _CODES: dict[type[Exception], str] = {
 
 
 class RedisFullError(StoreError):
-    """Redis has no memory left for what it was to take."""
+    """Redis has no memory left for the entry."""
 
 
 _KINDS: dict[str, type[StoreError]] = {
@@ -98,65 +85,23 @@ _KINDS: dict[str, type[StoreError]] = {
     **dict.fromkeys(_UNAVAILABLE, StoreUnavailableError),
 }
 
-
-Command = tuple[Any, ...]
-Listen = Callable[[float], Awaitable[tuple[bytes, bytes] | None]]
+NextMessage = Callable[[float], Awaitable[tuple[bytes, bytes] | None]]
 """Returns the next message, channel and data, or None when none comes in so many seconds."""
-
-
-class Servers(Protocol):
-    """Where commands go, by the slot of their keys."""
-
-    async def ask(self, slot: int, *arguments: Any) -> Any:
-        """Send a command, return its answer. Raises what redis-py raises."""
-        ...
-
-    async def ask_all(self, slot: int, commands: Sequence[Command]) -> list[Any]:
-        """Send commands in one round trip, return each one's answer or exception."""
-        ...
-
-    def listener(self) -> Any:
-        """Return a client of its own to listen with; in a cluster another node's each time."""
-        ...
-
-    async def close(self) -> None:
-        """Close the connections."""
-        ...
-
-
-class OneServer:
-    """See ``Servers``: one has all slots."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        self._options = options
-        self._client = client(options)
-
-    async def ask(self, slot: int, *arguments: Any) -> Any:  # noqa: ARG002 - the port's
-        return await self._client.execute_command(*arguments)
-
-    async def ask_all(self, slot: int, commands: Sequence[Command]) -> list[Any]:  # noqa: ARG002
-        return await in_one(self._client, commands)
-
-    def listener(self) -> Any:
-        return client(self._options)
-
-    async def close(self) -> None:
-        await self._client.aclose()
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A script to run; ``named`` are the cache keys it is about."""
+    """A script to run; ``keys`` are the cache keys of the entries that it changes."""
 
     script: Script
     arguments: tuple[Any, ...]
-    named: Sequence[bytes] = ()
+    keys: Sequence[bytes] = ()
 
     def command(self, shard: Shard, *, whole: bool = False) -> Command:
-        """Return the command; ``whole`` has the script's text for a server that lacks it."""
-        keys = (*shard.index, *(shard.name(key) for key in self.named))
+        """Return the command; ``whole`` sends the script's text to a server that lacks it."""
+        names = (*shard.index, *(shard.name(key) for key in self.keys))
         script = ("EVAL", self.script.source) if whole else ("EVALSHA", self.script.digest)
-        return (*script, len(keys), *keys, *self.arguments)
+        return (*script, len(names), *names, *self.arguments)
 
 
 class RedisLink:
@@ -174,7 +119,7 @@ class RedisLink:
         return found
 
     async def scan(self, shard: Shard, cursor: int) -> tuple[int, list[bytes]]:
-        """Return some of the shard's cache keys, and where to go on (0 at the end).
+        """Return some of the shard's cache keys and the next cursor, 0 at the end.
 
         Raises StoreError.
         """
@@ -182,11 +127,9 @@ class RedisLink:
         after, names = await self._bounded(self._servers.ask(shard.slot, "SCAN", *arguments))
         return int(after), [name.removeprefix(shard.prefix) for name in names]
 
-    async def run(
-        self, script: Script, shard: Shard, *arguments: Any, named: Sequence[bytes] = ()
-    ) -> Any:
-        """Return the script's answer; ``named`` are the entries it is about. Raises StoreError."""
-        return await self._bounded(self._run(Call(script, arguments, named), shard))
+    async def run(self, script: Script, shard: Shard, *arguments: Any) -> Any:
+        """Return the script's answer. Raises StoreError."""
+        return await self._bounded(self._run(Call(script, arguments), shard))
 
     async def run_all(self, shard: Shard, calls: Sequence[Call]) -> list[Any]:
         """Return each script's answer, or a StoreError in its place. Raises StoreError."""
@@ -202,12 +145,12 @@ class RedisLink:
                 except StoreError as error:
                     answers[place] = error
             elif isinstance(answer, Exception):
-                answers[place] = told(answer)
+                answers[place] = store_error(answer)
         return answers
 
     @asynccontextmanager
-    async def subscribed(self, *channels: bytes) -> AsyncIterator[Listen]:
-        """Listen on a connection of its own. Raises StoreError, while listening too."""
+    async def subscribed(self, *channels: bytes) -> AsyncIterator[NextMessage]:
+        """Subscribe on a connection of its own. Raises StoreError, in the context too."""
         listener = self._servers.listener()
         pubsub = listener.pubsub(ignore_subscribe_messages=True)
 
@@ -224,7 +167,7 @@ class RedisLink:
             yield next_message
         except (RedisError, OSError) as error:
             _raise_if_cancelled()
-            raise told(error) from None
+            raise store_error(error) from None
         finally:
             await pubsub.aclose()
             await listener.aclose()
@@ -237,64 +180,29 @@ class RedisLink:
         try:
             return await self._servers.ask(shard.slot, *call.command(shard))
         except NoScriptError:
-            # A server that was restarted or took over, or SCRIPT FLUSH.
+            # The server was restarted or took over, or somebody ran SCRIPT FLUSH.
             return await self._servers.ask(shard.slot, *call.command(shard, whole=True))
 
-    async def _bounded(self, asking: Awaitable[Any]) -> Any:
+    async def _bounded(self, call: Awaitable[Any]) -> Any:
         try:
             async with asyncio.timeout(self._seconds):
-                answer = await asking
+                answer = await call
         except Exception as error:  # noqa: BLE001 - redis-py raises AttributeError and the like
             _raise_if_cancelled()
-            raise told(error) from None
+            raise store_error(error) from None
         _raise_if_cancelled()
         return answer
 
 
 def _raise_if_cancelled() -> None:
-    """Say it again where redis-py has swallowed a cancellation."""
+    """Repeat a cancellation that redis-py has swallowed."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
 
 
-async def in_one(client: Any, commands: Sequence[Command]) -> list[Any]:
-    """Send commands to one server in one round trip, return each one's answer or exception."""
-    async with client.pipeline(transaction=False) as pipeline:
-        for command in commands:
-            pipeline.execute_command(*command)
-        answers: list[Any] = await pipeline.execute(raise_on_error=False)
-        return answers
-
-
-def client(options: dict[str, Any]) -> Any:
-    """Return redis-py's client of one server, which connects when it is used.
-
-    Not named by its type, since redis-py's annotations are too few to check our calls by.
-    """
-    return Redis.from_pool(BlockingConnectionPool(**options))
-
-
-def client_options(url: str, seconds: float) -> dict[str, Any]:
-    """Return what a client needs. Raises ValueError for a wrong URL."""
-    return {
-        **parse_url(url),
-        "protocol": 3,
-        "max_connections": CONNECTIONS,
-        "timeout": seconds,
-        "socket_timeout": seconds,
-        "socket_connect_timeout": seconds,
-        "client_name": "refrain",
-        # Else redis-py reads its own version from the disk for every connection.
-        "driver_info": None,
-        # A connection that Redis had closed is noticed at its next use, hence once more.
-        "retry": Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
-        "maint_notifications_config": MaintNotificationsConfig(enabled=False),
-    }
-
-
-def told(error: Exception) -> StoreError:
-    """Return what to say of a failure; never the server's whole text, which may quote a command."""
+def store_error(error: Exception) -> StoreError:
+    """Return what a failure means; never the server's whole text, which may quote a command."""
     code = _code(error)
     if code is not None:
         return _KINDS.get(code, StoreError)(_REMEDIES[code])
@@ -308,7 +216,7 @@ def told(error: Exception) -> StoreError:
 
 
 def _code(error: Exception) -> str | None:
-    """Return Redis's word for the failure; redis-py takes it out of the text where it knows it."""
+    """Return Redis's code of the failure; redis-py removes the codes it knows from the text."""
     for kind, code in _CODES.items():
         if isinstance(error, kind):
             return code
@@ -321,43 +229,43 @@ def _code(error: Exception) -> str | None:
 
 
 LANES = 4
-"""Round trips under way at a time: a large answer in one must not hold up the others."""
+"""Round trips at a time: a large answer on one must not hold up the others."""
 
 MOST_AT_ONCE = 64
 MOST_BYTES = 4 << 20
 MAX_WAITING = 10_000
 
-Asked = TypeVar("Asked")
-Told = TypeVar("Told")
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
 
 
-class Batches(Generic[Asked, Told]):
-    """Gathers what is asked during one turn of the loop, or while all lanes are busy."""
+class Batches(Generic[Request, Answer]):
+    """Gathers the requests of one turn of the loop, or of the time while all lanes are busy."""
 
     def __init__(
         self,
-        send: Callable[[Sequence[Asked]], Awaitable[Sequence[Told | StoreError]]],
-        size: Callable[[Asked], int] = lambda _: 0,
+        send: Callable[[Sequence[Request]], Awaitable[Sequence[Answer | StoreError]]],
+        size: Callable[[Request], int] = lambda _: 0,
     ) -> None:
-        """``send`` returns what is told of each, in order, or raises StoreError for all.
+        """``send`` returns the answers in order, or raises StoreError for all.
 
-        ``size`` is that of what is sent; a batch has some MOST_BYTES.
+        ``size`` returns the bytes of a request; a batch has about MOST_BYTES.
         """
         self._send = send
         self._size = size
-        self._waiting: deque[tuple[Asked, asyncio.Future[Told]]] = deque()
+        self._waiting: deque[tuple[Request, asyncio.Future[Answer]]] = deque()
         self._lanes: set[asyncio.Task[None]] = set()
-        # Lanes that will look for more: one that has found nothing is not counted, while its task
-        # may still have to end.
+        # Lanes that will look for more requests: fewer than there are tasks, since a lane that
+        # found none has still to end.
         self._running = 0
 
-    async def call(self, asked: Asked) -> Told:
-        """Return what is told. Raises StoreError."""
+    async def call(self, request: Request) -> Answer:
+        """Return the answer. Raises StoreError."""
         if len(self._waiting) >= MAX_WAITING:
             raise StoreError(f"{MAX_WAITING} calls are waiting already")
-        future: asyncio.Future[Told] = asyncio.get_running_loop().create_future()
-        self._waiting.append((asked, future))
-        # Of those who ask in one turn of the loop only the first starts a lane.
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, future))
+        # In one turn of the loop only the first request of a batch starts a lane.
         first = self._running == 0 or len(self._waiting) % MOST_AT_ONCE == 1
         if first and self._running < LANES:
             self._running += 1
@@ -367,7 +275,7 @@ class Batches(Generic[Asked, Told]):
         return await future
 
     async def close(self) -> None:
-        """End what is under way; who waits gets a StoreError."""
+        """End the lanes; callers that wait get a StoreError."""
         for lane in self._lanes:
             lane.cancel()
         if self._lanes:
@@ -375,40 +283,40 @@ class Batches(Generic[Asked, Told]):
         while batch := self._take():
             _end(batch, StoreError("the store is closed"))
 
-    def _take(self) -> list[tuple[Asked, asyncio.Future[Told]]]:
-        batch: list[tuple[Asked, asyncio.Future[Told]]] = []
+    def _take(self) -> list[tuple[Request, asyncio.Future[Answer]]]:
+        batch: list[tuple[Request, asyncio.Future[Answer]]] = []
         size = 0
         while self._waiting and len(batch) < MOST_AT_ONCE and size < MOST_BYTES:
-            asked, future = self._waiting.popleft()
+            request, future = self._waiting.popleft()
             if not future.done():
-                batch.append((asked, future))
-                size += self._size(asked)
+                batch.append((request, future))
+                size += self._size(request)
         return batch
 
     async def _run(self) -> None:
         try:
-            await self._serve()
+            while batch := self._take():
+                await self._serve(batch)
         finally:
             self._running -= 1
 
-    async def _serve(self) -> None:
-        while batch := self._take():
-            try:
-                told = await self._send([asked for asked, _ in batch])
-                for (_, future), each in zip(batch, told, strict=True):
-                    if future.done():
-                        continue
-                    if isinstance(each, StoreError):
-                        future.set_exception(each)
-                    else:
-                        future.set_result(each)
-            except StoreError as error:
-                _end(batch, error)
-            finally:
-                _end(batch, StoreError("the call was broken off"))
+    async def _serve(self, batch: list[tuple[Request, asyncio.Future[Answer]]]) -> None:
+        try:
+            answers = await self._send([request for request, _ in batch])
+            for (_, future), answer in zip(batch, answers, strict=True):
+                if future.done():
+                    continue
+                if isinstance(answer, StoreError):
+                    future.set_exception(answer)
+                else:
+                    future.set_result(answer)
+        except StoreError as error:
+            _end(batch, error)
+        finally:
+            _end(batch, StoreError("the call was broken off"))
 
 
-def _end(batch: Sequence[tuple[Asked, asyncio.Future[Told]]], error: StoreError) -> None:
+def _end(batch: Sequence[tuple[Any, asyncio.Future[Any]]], error: StoreError) -> None:
     for _, future in batch:
         if not future.done():
             # One each: an exception raised in several tasks would gather all their tracebacks.

@@ -1,29 +1,27 @@
-"""What Redis does with entries in one step: its keys, and the Lua that changes them.
+"""The names of the keys in Redis, and the Lua scripts that change them.
 
-Law: a change is one script, so it happens whole or not at all, whatever happens to the one who
-asked for it; and what a script counts is what it did. All that a script touches bears one hash
-tag, so in a cluster it lies in one slot; there the store is made of several such shards. Times are
-those of Redis, so that gateways need not agree on theirs.
+Law: a change is one script, so it happens whole or not at all, whatever happens to its caller. A
+script counts only what it did. All keys of a script bear one hash tag, so in a cluster they lie in
+one slot; a cluster's store has several such shards. Times are those of Redis, so the clocks of
+gateways need not agree.
 
 A shard's keys: ``e:<cache key>`` an entry's bytes; ``used`` the cache keys by last use; ``ends`` by
-the time when Redis may forget them; ``size`` the bytes each is charged; ``total`` the bytes of all,
-and, for those who are told of changes, their number (``seq``) and a word (``epoch``) that is
-another one after everything was lost. ``repair`` is there while the index is made anew.
+the time when Redis may forget them; ``size`` the bytes of each; ``total`` the bytes of all, the
+number of the latest change (``seq``), and the name of this count (``epoch``), which is another one
+after Redis lost everything. ``repair`` is there while the index is rebuilt.
 
-Redis does not take back what a script did before it failed. So the first write of ``put`` is one
-that a full Redis refuses, and after its first write a script is refused no more.
+Redis does not undo the writes of a script that fails. So the first write of ``put`` is one that a
+full Redis refuses; Redis refuses no later write of the same script.
 """
 
 from dataclasses import dataclass, field
 from hashlib import sha1
+from zlib import crc32
 
 from redis.crc import key_slot
 
 FORMAT = 1
-"""Part of every name; raised when the meaning of the keys below changes."""
-
-KEPT_AT_MOST = 10 * 365 * 86_400.0
-"""Seconds after which Redis may forget whatever it holds."""
+"""Part of every name; raise it when the meaning of the keys below changes."""
 
 SLOTS = 16384
 CHANNEL = b"refrain:%d:changes" % FORMAT
@@ -31,13 +29,13 @@ CHANNEL = b"refrain:%d:changes" % FORMAT
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Lua, and the digest by which Redis knows it."""
+    """Lua, and the digest that is its name in Redis."""
 
     source: str
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
-        # What Redis uses to name scripts, nothing secret.
+        # Redis names scripts so; nothing about it is secret.
         digest = sha1(self.source.encode(), usedforsecurity=False).hexdigest()
         object.__setattr__(self, "digest", digest)
 
@@ -52,13 +50,23 @@ class Shard:
     index: tuple[bytes, ...]
 
     def name(self, key: bytes) -> bytes:
-        """Return the name under which the entry's bytes lie."""
+        """Return the name of the entry's bytes in Redis."""
         return self.prefix + key
 
 
-def make_shards(count: int) -> tuple[Shard, ...]:
+class Shards(tuple[Shard, ...]):
+    """All shards of a store."""
+
+    __slots__ = ()
+
+    def of(self, key: bytes) -> Shard:
+        """Return the shard of a cache key."""
+        return self[crc32(key) % len(self)]
+
+
+def make_shards(count: int) -> Shards:
     """Return so many shards, their slots spread evenly over a cluster."""
-    return tuple(_shard(number, count) for number in range(count))
+    return Shards(_shard(number, count) for number in range(count))
 
 
 def _shard(number: int, count: int) -> Shard:
@@ -154,8 +162,11 @@ redis.call('HINCRBY', total, 'bytes', #value - before)
 reap(16)
 return told(evict(room, key))
 """)
-"""Store or replace; evict what must go for it. Arguments: channel, shard, origin, cache key, bytes,
-milliseconds until Redis may forget it ('' is never), bytes that all may take."""
+"""Store or replace an entry; evict others to make room.
+
+Arguments: channel, shard, origin, cache key, bytes, milliseconds until Redis may forget the entry
+('' is never), bytes that all entries may take.
+"""
 
 DELETE = _script("""
 local origin, key = ARGV[4], ARGV[5]
@@ -173,13 +184,13 @@ if type(found) == 'string' and redis.sha1hex(found) == ARGV[6] then
 end
 return told(0)
 """)
-"""Delete what is damaged, unless it was replaced meanwhile."""
+"""Delete a damaged entry, unless it was replaced meanwhile."""
 
 MAKE_ROOM = _script("""
 local room = bytes() - tonumber(ARGV[4])
 return told(evict(room, nil))
 """)
-"""Evict so many bytes: what a full Redis needs to take a new entry."""
+"""Evict so many bytes, so that a full Redis can take a new entry."""
 
 TEND = _script("""
 local score = micros
@@ -204,8 +215,8 @@ reply[5] = whole and 1 or 0
 reply[6] = redis.call('HGET', total, 'epoch') or ''
 return reply
 """)
-"""Write down uses, oldest first; come within the bound; look whether entries from that place on in
-``used`` are still there. Also returns the next place, whether the index is whole, and the epoch."""
+"""Write down uses, oldest first; evict down to the bound; check that the entries from that place in
+``used`` on are still there. Also returns the next place, whether the index is whole, the epoch."""
 
 REPAIR = _script("""
 if not redis.call('SET', KEYS[5], '', 'NX', 'PX', 60000) then return 0 end
@@ -213,7 +224,7 @@ redis.call('HSET', total, 'repairing', 1, 'bytes', 0)
 redis.call('DEL', used, ends, size)
 return 1
 """)
-"""Begin to make the index anew, unless somebody does already."""
+"""Begin to rebuild the index, unless another gateway does already."""
 
 ADOPT = _script("""
 redis.call('PEXPIRE', KEYS[5], 60000)
@@ -230,7 +241,7 @@ for n = 4, #ARGV do
 end
 return 1
 """)
-"""Count entries that are there. Arguments from the fourth on: cache keys."""
+"""Add entries that are there to the index. Arguments from the fourth on: cache keys."""
 
 REPAIRED = _script("""
 redis.call('HDEL', total, 'repairing')
@@ -245,7 +256,10 @@ local epoch, seq = unpack(redis.call('HMGET', KEYS[4], 'epoch', 'seq'))
 local beat = table.concat({ARGV[3], epoch or '-', seq or 0, ARGV[4]}, ' ')
 return redis.call('PUBLISH', ARGV[2], beat)
 """)
-"""Say what was announced last. Arguments: prefix, channel, shard, when it set out, a new epoch."""
+"""Publish the number of the latest change.
+
+Arguments: prefix, channel, shard, when the beat was sent, a new epoch.
+"""
 
 WALK = Script("""
 local ends, prefix = KEYS[2], ARGV[1]
@@ -271,8 +285,8 @@ end
 local more = #read < #page or #page == 2 * limit
 return {read, values, more and 1 or 0}
 """)
-"""Read a page of entries in the order of ``ends``, after one of that score and key; also returns
-whether there may be more. Arguments: prefix, score, key, entries and bytes after which it ends."""
+"""Read a page of entries in the order of ``ends``, from one score and key on; also returns whether
+there may be more. Arguments: prefix, score, key, entries and bytes after which the page ends."""
 
 _CLAIM_PRELUDE = """
 local claim = string.sub(ARGV[1], 1, -3) .. 'c:' .. ARGV[2]
@@ -287,8 +301,8 @@ if redis.call('GET', claim) == ARGV[3] then return redis.call('PEXPIRE', claim, 
 return 0
 """
 )
-"""Take a claim that nobody else has. Arguments of all three: prefix, slot, whose it is,
-milliseconds it holds."""
+"""Take a claim that no other process has. Arguments of all three: prefix, slot, holder,
+milliseconds until the claim lapses."""
 
 RENEW = Script(
     _CLAIM_PRELUDE
@@ -305,3 +319,26 @@ if redis.call('GET', claim) ~= ARGV[3] then return 0 end
 return redis.call('DEL', claim)
 """
 )
+
+FIND_KEY = Script("return redis.call('HGET', KEYS[1], ARGV[1])")
+
+ENSURE_KEY = Script("""
+local fresh = redis.call('EXISTS', KEYS[1]) == 0
+redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2])
+local left = redis.call('PTTL', KEYS[1])
+if ARGV[3] == '' then
+  redis.call('PERSIST', KEYS[1])
+elseif fresh or (left >= 0 and left < tonumber(ARGV[3])) then
+  redis.call('PEXPIRE', KEYS[1], ARGV[3])
+end
+return redis.call('HGET', KEYS[1], ARGV[1])
+""")
+"""Arguments: master key, proposed data key, milliseconds to keep it ('' is without end)."""
+
+FORGET_KEYS = Script("return redis.call('DEL', KEYS[1])")
+
+
+def scope_shard(tag: bytes) -> Shard:
+    """Return a shard of which the only key holds the data keys of a scope."""
+    name = b"refrain:%d:scope:%s" % (FORMAT, tag.hex().encode())
+    return Shard(0, key_slot(name), b"", (name,))

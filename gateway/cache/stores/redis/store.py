@@ -1,18 +1,13 @@
-"""What is done to entries in Redis in the background: uses written down, the count put right.
+"""Entries and scope keys in Redis, or a Redis Cluster, that several gateways share.
 
-Law: nobody waits for it, and what it notes is bounded. Where the index of a shard is broken (Redis
-evicts what it likes, also ours) it is made anew from the entries that are there, by one gateway.
+Law: the store returns the whole entry that was put under that very key, or nothing; a damaged or
+foreign value is deleted. A get is one round trip. ``max_bytes`` bounds the entries of all gateways
+together; the least recently used ones are evicted. Uses are noted in memory and written down in the
+background, for which nobody waits.
 
-Entries in Redis, or a Redis Cluster, shared by every gateway that is given the same one.
-
-Law: what the store returns is the entry that was put under that very key, whole, or nothing; what
-is damaged or foreign is deleted. A get is one round trip. Gateways count together: entries take at
-most ``max_bytes`` of all of them, and what must go to make room is what was used longest ago.
-Uses are noted in memory and written down in the background.
-
-Redis keeps each entry until it can be of no use any more (and a minute at least), so what nobody
-deletes leaves by itself. What Redis evicts on its own account is taken out of the count when its
-key is met again, or by the upkeep.
+Redis forgets each entry when nobody can use it any more (after a minute at least). When it evicts
+an entry by itself, the next use of its key or the upkeep corrects the totals. If Redis evicts the
+index of a shard, one gateway rebuilds it from the entries.
 """
 
 import asyncio
@@ -20,34 +15,27 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import sha1
 from typing import Any
-from zlib import crc32
 
 from gateway.cache.entry import Entry
 from gateway.cache.ports import EntryTooLargeError, Page, PositionError, StoreError, StoreStats
-from gateway.cache.stores.entry_codec import DamagedEntryError, decode_stored, encode_entry
+from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry, encode_entry
 from gateway.cache.stores.memory import ENTRY_SHARE
 from gateway.cache.stores.redis.claims import RedisClaims
-from gateway.cache.stores.redis.cluster import ClusterServers
-from gateway.cache.stores.redis.invalidation import OwnChanges, RedisNews
-from gateway.cache.stores.redis.link import (
-    Batches,
-    Call,
-    OneServer,
-    RedisFullError,
-    RedisLink,
-    client_options,
-)
+from gateway.cache.stores.redis.invalidation import OwnChanges, RedisInvalidations
+from gateway.cache.stores.redis.link import Batches, Call, RedisFullError, RedisLink
 from gateway.cache.stores.redis.scripts import (
     ADOPT,
     CHANNEL,
     DELETE,
     DISCARD,
-    KEPT_AT_MOST,
+    ENSURE_KEY,
+    FIND_KEY,
+    FORGET_KEYS,
     MAKE_ROOM,
     PUT,
     REPAIR,
@@ -57,121 +45,29 @@ from gateway.cache.stores.redis.scripts import (
     Script,
     Shard,
     make_shards,
+    scope_shard,
 )
+from gateway.cache.stores.redis.servers import ClusterServers, OneServer, client_options
 
 MAX_USES = 16_384
 USES_AT_ONCE = 1024
+MAX_ENTRY_BYTES = 64 << 20
+CLUSTER_SHARDS = 16
+KEPT_AT_LEAST = 60.0
+KEPT_AT_MOST = 10 * 365 * 86_400.0
+WALK_BYTES = 1 << 20
+"""A page of a walk ends with the entry that reaches it: Redis does nothing else meanwhile."""
+ROOM_ROUNDS = 8
+MAX_ROOM = 64 << 20
+"""Most bytes evicted at once to make room: Redis does nothing else meanwhile."""
+INLINE_BYTES = 128 << 10
+"""A larger value is decoded outside the loop."""
 
 _log = logging.getLogger(__name__)
 
 
-Run = Callable[..., Awaitable[list[Any]]]
-"""Runs a script with its shard and arguments, and notes the totals that it tells; returns what
-else it tells. Raises StoreError."""
-
-
-class Upkeep:
-    """Used from one event loop."""
-
-    def __init__(
-        self,
-        link: RedisLink,
-        shards: Sequence[Shard],
-        shard_of: Callable[[bytes], Shard],
-        run: Run,
-        *,
-        room: int,
-        seconds: float,
-    ) -> None:
-        """``room`` is the bytes that a shard's entries may take."""
-        self._link = link
-        self._shards = shards
-        self._shard_of = shard_of
-        self._run = run
-        self._room = room
-        self._seconds = seconds
-        # Oldest use first.
-        self._uses: dict[bytes, None] = {}
-        self._places = [0] * len(shards)
-        self._epochs: list[bytes | None] = [None] * len(shards)
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begin, on the running loop."""
-        if self._task is None:
-            self._task = asyncio.create_task(self._keep_up())
-
-    async def close(self) -> None:
-        """End it."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
-    def touch(self, key: bytes) -> None:
-        """Note a use. With MAX_USES of them unwritten, uses of other keys are not noted."""
-        uses = self._uses
-        if uses.pop(key, self) is None or len(uses) < MAX_USES:
-            uses[key] = None
-
-    async def tend(self) -> None:
-        """Do it now. Raises StoreError."""
-        uses, self._uses = self._uses, {}
-        of_shard: list[list[bytes]] = [[] for _ in self._shards]
-        for key in uses:
-            of_shard[self._shard_of(key).number].append(key)
-        for shard, keys in zip(self._shards, of_shard, strict=True):
-            for start in range(0, max(len(keys), 1), USES_AT_ONCE):
-                await self._tend(shard, keys[start : start + USES_AT_ONCE])
-
-    async def _tend(self, shard: Shard, keys: Sequence[bytes]) -> None:
-        number = shard.number
-        place, whole, epoch = await self._run(TEND, shard, self._room, self._places[number], *keys)
-        self._places[number] = place
-        # Where the word for this count is gone, all that counts may be gone with it.
-        known, self._epochs[number] = self._epochs[number], epoch
-        if not whole or known not in (None, b"", epoch):
-            await self._repair(shard)
-
-    async def _repair(self, shard: Shard) -> None:
-        head = (shard.prefix, CHANNEL, shard.number)
-        if not await self._link.run(REPAIR, shard, *head):
-            return
-        _log.info("store: Redis has lost the index of entries; it is made anew")
-        cursor = 0
-        while True:
-            cursor, keys = await self._link.scan(shard, cursor)
-            await self._link.run(ADOPT, shard, *head, *keys)
-            if cursor == 0:
-                break
-        await self._run(REPAIRED, shard)
-
-    async def _keep_up(self) -> None:
-        told = False
-        while True:
-            await asyncio.sleep(self._seconds)
-            try:
-                await self.tend()
-                told = False
-            except StoreError as error:
-                if not told:
-                    _log.info("store: upkeep in Redis waits: %s", error)
-                told = True
-
-
-MAX_ENTRY_BYTES = 64 << 20
-CLUSTER_SHARDS = 16
-KEPT_AT_LEAST = 60.0
-WALK_BYTES = 1 << 20
-"""A page of a walk ends with the entry that reaches it: meanwhile Redis does nothing else."""
-ROOM_ROUNDS = 8
-MAX_ROOM = 64 << 20
-"""Evicted at once to make room for an entry: meanwhile Redis does nothing else."""
-INLINE_BYTES = 128 << 10
-"""A larger value is checked and decoded off the loop."""
-
-
 class RedisStore:
-    """See the port ``Store``. Made on any thread, used from one event loop."""
+    """The port ``Store``. Made on any thread, used from one event loop."""
 
     def __init__(
         self,
@@ -184,46 +80,43 @@ class RedisStore:
         upkeep_seconds: float = 1.0,
         shards: int | None = None,
     ) -> None:
-        """Connect at the first call. Raises ValueError for a URL that is none of Redis.
+        """Connect at the first call. Raises ValueError if the URL is none of Redis.
 
-        ``password`` is for a URL without one. ``seconds`` bounds every wait. All gateways must
-        agree on the number of ``shards``.
+        ``password`` is for a URL without one. ``seconds`` bounds every wait. All gateways must use
+        the same number of ``shards``.
         """
         scheme, _, rest = url.partition("+cluster://")
         options = client_options(f"{scheme}://{rest}" if rest else url, seconds)
         if password is not None:
             options.setdefault("password", password)
         servers = ClusterServers(options) if rest else OneServer(options)
-        self._link = RedisLink(servers, seconds=seconds)
+        self.link = RedisLink(servers, seconds=seconds)
+        """The connections, which this store closes."""
         self._shards = make_shards(shards or (CLUSTER_SHARDS if rest else 1))
         self._room = max_bytes // len(self._shards)
         self._max_entry_bytes = min(max_bytes // ENTRY_SHARE, self._room, MAX_ENTRY_BYTES)
         self._clock = clock
         self._lookups: list[Batches[bytes, bytes | None]] = [
-            Batches(partial(self._link.values, shard)) for shard in self._shards
+            Batches(partial(self.link.values, shard)) for shard in self._shards
         ]
         self._changes: list[Batches[Call, Any]] = [
-            Batches(partial(self._link.run_all, shard), _size) for shard in self._shards
+            Batches(partial(self.link.run_all, shard), _size) for shard in self._shards
         ]
         self._totals = [(0, 0) for _ in self._shards]
         self._evictions = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
-        # Names this store in what is announced of its changes.
+        # The oldest use comes first.
+        self._uses: dict[bytes, None] = {}
+        self._places = [0] * len(self._shards)
+        self._epochs: list[bytes | None] = [None] * len(self._shards)
+        self._upkeep_seconds = upkeep_seconds
+        self._upkeep: asyncio.Task[None] | None = None
+        # Names this store in its announcements of changes.
         self._origin = secrets.token_hex(8).encode()
         self._own = OwnChanges()
-        self._upkeep = Upkeep(
-            self._link,
-            self._shards,
-            self._shard,
-            self._run,
-            room=self._room,
-            seconds=upkeep_seconds,
-        )
-        self.touch = self._upkeep.touch
-        """Notes a use; it is written down soon, in the background."""
-        self.claims = RedisClaims(self._link, self._shards, self._shard)
-        self.news = RedisNews(self._link, self._shards, self._shard, self._origin, self._own)
+        self.claims = RedisClaims(self.link, self._shards)
+        self.invalidations = RedisInvalidations(self.link, self._shards, self._origin, self._own)
 
     async def begin(self) -> None:
         """Connect, if Redis is there."""
@@ -231,17 +124,16 @@ class RedisStore:
             await self.get(b"")
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
-        # A damaged entry is forgotten and not found.
         self._check_open()
-        shard = self._shard(key)
+        shard = self._shards.of(key)
         value = await self._lookups[shard.number].call(shard.name(key))
         if value is None:
             return None
         try:
             if len(value) <= INLINE_BYTES:
-                entry = decode_stored(value, key)
+                entry = decode_entry(value, key)
             else:
-                entry = await asyncio.to_thread(decode_stored, value, key)
+                entry = await asyncio.to_thread(decode_entry, value, key)
         except DamagedEntryError as error:
             _log.warning("store: a damaged entry in Redis is deleted: %s", error)
             digest = sha1(value, usedforsecurity=False).hexdigest()
@@ -252,14 +144,13 @@ class RedisStore:
         return entry
 
     async def put(self, entry: Entry) -> None:
-        # Raises EntryTooLargeError over an entry's share of the store.
-        # Goes on when the caller is cancelled: after that, as after a StoreError for a late answer,
-        # the entry may or may not have been stored.
+        """Store or replace. Raises EntryTooLargeError over an entry's share of the store.
+
+        A cancelled caller does not end it. After that, and after a StoreError for a late answer,
+        the entry may or may not have been stored.
+        """
         self._check_open()
-        try:
-            value = encode_entry(entry)
-        except ValueError as error:
-            raise StoreError(str(error)) from None
+        value = encode_entry(entry)
         if len(value) > self._max_entry_bytes:
             raise EntryTooLargeError(
                 f"an entry of {len(value)} bytes, at most {self._max_entry_bytes} are stored"
@@ -268,53 +159,53 @@ class RedisStore:
         await self._finish(number, self._put(entry, value, number))
 
     async def delete(self, key: bytes) -> None:
-        # Goes on when the caller is cancelled.
+        """Forget the entry; a cancelled caller does not end it."""
         self._check_open()
         number = self._own.begin()
-        await self._finish(number, self._change(DELETE, self._shard(key), number, key))
+        await self._finish(number, self._change(DELETE, self._shards.of(key), number, key))
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
-        # ``after`` is shard, score and key of the last entry of the page before.
+        """Return a page. ``after`` is shard, score and key of the last entry of the page before."""
         self._check_open()
         number, score, last = _position(after)
         if number >= len(self._shards):
             raise PositionError("expected one of the shards")
         shard = self._shards[number]
-        asked = (shard.prefix, score, last, limit, WALK_BYTES)
-        page, values, unfinished = await self._link.run(WALK, shard, *asked)
+        arguments = (shard.prefix, score, last, limit, WALK_BYTES)
+        page, values, unfinished = await self.link.run(WALK, shard, *arguments)
         entries = []
         for key, value in zip(page[::2], values, strict=True):
-            try:
+            with suppress(DamagedEntryError):
                 if value is not None:
-                    entries.append(decode_stored(value, key))
-            except DamagedEntryError:
-                continue
+                    entries.append(decode_entry(value, key))
         if unfinished:
             last, score = page[-2:]
             return Page(entries, b"%d %s %s" % (number, score, last))
         more = number + 1 < len(self._shards)
         return Page(entries, b"%d  " % (number + 1) if more else None)
 
+    def touch(self, key: bytes) -> None:
+        """Note a use. With MAX_USES of them unwritten, uses of other keys are not noted."""
+        uses = self._uses
+        if uses.pop(key, self) is None or len(uses) < MAX_USES:
+            uses[key] = None
+
     def stats(self) -> StoreStats:
-        """Return figures of the latest change here, or of the latest upkeep.
+        """Return the figures of the latest change here, or of the latest upkeep.
 
         Entries and bytes are those of all gateways together; evictions are ours.
         """
         entries, size = (sum(column) for column in zip(*self._totals, strict=True))
         return StoreStats(entries, size, self._evictions)
 
-    @property
-    def link(self) -> RedisLink:
-        """The way to this Redis, for what belongs to its entries; closed with the store."""
-        return self._link
-
     async def close(self) -> None:
-        """Finish what is under way and close the connections."""
         if self._closed:
             return
         self._closed = True
-        await self._upkeep.close()
-        await self.news.close()
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+            await asyncio.wait([self._upkeep])
+        await self.invalidations.close()
         await self.claims.close()
         if self._tasks:
             await asyncio.wait(self._tasks)
@@ -322,23 +213,24 @@ class RedisStore:
             await lookups.close()
         for changes in self._changes:
             await changes.close()
-        await self._link.close()
+        await self.link.close()
 
-    async def tend(self) -> None:
-        """Write down uses and bring the figures up to date. Raises StoreError."""
-        await self._upkeep.tend()
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError("the store is closed")
+        if self._upkeep is None:
+            self._upkeep = asyncio.create_task(self._keep_up())
+        self.invalidations.start()
 
-    def _shard(self, key: bytes) -> Shard:
-        shards = self._shards
-        return shards[crc32(key) % len(shards)] if len(shards) > 1 else shards[0]
+    # Changes: each is announced under a number of this store.
 
     async def _put(self, entry: Entry, value: bytes, number: int) -> None:
-        shard = self._shard(entry.key)
+        shard = self._shards.of(entry.key)
         arguments = (entry.key, value, self._milliseconds(entry.kept_until), self._room)
         try:
             await self._change(PUT, shard, number, *arguments)
         except RedisFullError as error:
-            # Full of what may not be ours; a cache gives way, as much as it wants to take.
+            # The memory may hold data of others; a cache makes room, as far as it has entries.
             await self._put_with_room(shard, number, len(value), arguments, error)
 
     async def _put_with_room(
@@ -351,15 +243,15 @@ class RedisStore:
     ) -> None:
         """Evict until Redis takes the entry: at most ROOM_ROUNDS times, each time more.
 
-        What Redis counts as used does not fall by what was deleted: buffers of clients, latency
-        histograms and values that are freed in the background count too.
+        The memory that Redis counts does not fall by the bytes that were deleted: buffers of
+        clients, latency histograms and values that are freed in the background count too.
         """
         head = (shard.prefix, CHANNEL, shard.number)
         room = 2 * size
         for _ in range(ROOM_ROUNDS):
-            told = await self._changes[shard.number].call(Call(MAKE_ROOM, (*head, room)))
-            self._note(shard, told)
-            if not told[2]:
+            totals = await self._changes[shard.number].call(Call(MAKE_ROOM, (*head, room)))
+            self._note(shard, totals)
+            if not totals[2]:
                 break
             try:
                 await self._change(PUT, shard, number, *arguments)
@@ -384,12 +276,9 @@ class RedisStore:
         call = Call(script, (*head, *arguments), (key,))
         self._note(shard, await self._changes[shard.number].call(call))
 
-    async def _run(self, script: Script, shard: Shard, *arguments: Any) -> list[Any]:
-        head = (shard.prefix, CHANNEL, shard.number)
-        return self._note(shard, await self._link.run(script, shard, *head, *arguments))
-
-    def _note(self, shard: Shard, told: list[Any]) -> list[Any]:
-        entries, size, evicted, *rest = told
+    def _note(self, shard: Shard, answer: list[Any]) -> list[Any]:
+        """Note the totals that each script returns first; return the rest of its answer."""
+        entries, size, evicted, *rest = answer
         self._totals[shard.number] = (entries, size)
         self._evictions += evicted
         return rest
@@ -398,9 +287,8 @@ class RedisStore:
         try:
             await asyncio.shield(self._spawn(work))
         except BaseException:
-            self._own.abandoned(number)
+            self._own.abandon(number)
             raise
-        self._own.ended(number)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -411,14 +299,55 @@ class RedisStore:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            # Told to whoever waits; where nobody does any more, asyncio is not to complain.
+            # The caller gets the exception; without a caller, asyncio must not complain of it.
             task.exception()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StoreError("the store is closed")
-        self._upkeep.start()
-        self.news.start()
+    # Upkeep: uses are written down, and the totals corrected.
+
+    async def tend(self) -> None:
+        """Do the upkeep now. Raises StoreError."""
+        uses, self._uses = self._uses, {}
+        of_shard: list[list[bytes]] = [[] for _ in self._shards]
+        for key in uses:
+            of_shard[self._shards.of(key).number].append(key)
+        for shard, keys in zip(self._shards, of_shard, strict=True):
+            for start in range(0, max(len(keys), 1), USES_AT_ONCE):
+                await self._tend(shard, keys[start : start + USES_AT_ONCE])
+
+    async def _tend(self, shard: Shard, keys: Sequence[bytes]) -> None:
+        head = (shard.prefix, CHANNEL, shard.number)
+        place = self._places[shard.number]
+        answer = await self.link.run(TEND, shard, *head, self._room, place, *keys)
+        self._places[shard.number], whole, epoch = self._note(shard, answer)
+        # With the epoch, Redis may have lost all else that belongs to the index.
+        known, self._epochs[shard.number] = self._epochs[shard.number], epoch
+        if not whole or known not in (None, b"", epoch):
+            await self._repair(shard)
+
+    async def _repair(self, shard: Shard) -> None:
+        head = (shard.prefix, CHANNEL, shard.number)
+        if not await self.link.run(REPAIR, shard, *head):
+            return
+        _log.info("store: Redis has lost the index of entries; it is made anew")
+        cursor = 0
+        while True:
+            cursor, keys = await self.link.scan(shard, cursor)
+            await self.link.run(ADOPT, shard, *head, *keys)
+            if cursor == 0:
+                break
+        self._note(shard, await self.link.run(REPAIRED, shard, *head))
+
+    async def _keep_up(self) -> None:
+        warned = False
+        while True:
+            await asyncio.sleep(self._upkeep_seconds)
+            try:
+                await self.tend()
+                warned = False
+            except StoreError as error:
+                if not warned:
+                    _log.info("store: upkeep in Redis waits: %s", error)
+                warned = True
 
 
 def _size(call: Call) -> int:
@@ -432,3 +361,34 @@ def _position(after: bytes | None) -> tuple[int, bytes, bytes]:
         case [number, score, last] if number.isdigit():
             return int(number), score, last
     raise PositionError("expected shard, score and key")
+
+
+class RedisScopeKeys:
+    """The port ``ScopeKeys``: wrapped data keys in Redis, beside the entries they encrypt.
+
+    Law: callers at the same moment get the same key, and a forgotten key is gone for all. Redis
+    keeps a scope's keys as long as an entry may need them. If Redis evicts them, the scope loses
+    its entries and nothing else.
+    """
+
+    def __init__(self, link: RedisLink, *, clock: Callable[[], float]) -> None:
+        # The store closes the link.
+        self._link = link
+        self._clock = clock
+
+    async def find(self, tag: bytes, master: bytes) -> bytes | None:
+        found: bytes | None = await self._link.run(FIND_KEY, scope_shard(tag), master)
+        return found
+
+    async def ensure(self, tag: bytes, master: bytes, proposed: bytes, until: float) -> bytes:
+        kept = min(max(until - self._clock(), 1.0), KEPT_AT_MOST)
+        milliseconds: int | bytes = b"" if until == math.inf else int(kept * 1000)
+        arguments = (master, proposed, milliseconds)
+        there: bytes = await self._link.run(ENSURE_KEY, scope_shard(tag), *arguments)
+        return there
+
+    async def forget(self, tag: bytes) -> None:
+        await self._link.run(FORGET_KEYS, scope_shard(tag))
+
+    async def close(self) -> None:
+        """Do nothing: the store closes the connections."""

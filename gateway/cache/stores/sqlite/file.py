@@ -1,13 +1,12 @@
-"""The entries' database file: opening it, noticing that it was replaced, setting it aside.
+"""The database file of the entries: it is opened, renamed if corrupt, and opened anew if replaced.
 
-Law: a file that cannot be trusted never stops the gateway and is never deleted unseen. It is
-renamed with its write-ahead log, one line says so, and an empty one takes its place. Any process
-that shares the file may do this at any moment; the others notice by the inode at the path and move
-over.
+Law: a corrupt file never stops the gateway and is never deleted at once. It is renamed with its
+write-ahead log, one log line says so, and an empty file takes its place. Any process that shares
+the file may do this at any moment; the others see another inode at the path and open that file.
 
 Opening, renaming and closing happen under an flock on a file beside the database. SQLite's own
-locks live in the database file and are lost when the process closes *any* descriptor of it, so
-nothing here ever opens that file itself, but to create it.
+locks are in the database file, and a process loses them when it closes *any* descriptor of it. So
+this module opens that file itself only to create it.
 """
 
 import asyncio
@@ -27,10 +26,10 @@ from gateway.cache.ports import StoreError, StoreUnavailableError
 
 APPLICATION_ID = 0x52465241
 FORMAT = 2
-"""Version of the schema; a file of another version is set aside."""
+"""Version of the schema; a file of another version is renamed."""
 
 PAGE_BYTES = 8192
-"""Two 2 KB answers share a 4 KB page badly; measured in benchmarks/LOG.md."""
+"""A 4 KB page holds two 2 KB answers badly; measured in benchmarks/LOG.md."""
 
 WAL_BYTES = 8 << 20
 """The write-ahead log is cut back to this size after a checkpoint."""
@@ -80,7 +79,7 @@ T = TypeVar("T")
 
 
 class CorruptFileError(sqlite3.DatabaseError):
-    """Sound to SQLite, but not ours, of another version or contradicting itself."""
+    """SQLite can read the file, but it is not ours, of another version, or contradicts itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,7 @@ class EntryFile:
         self._clock = clock
 
     def open(self) -> _Opened:
-        """Connect, creating the file or replacing a corrupt one. Raises sqlite3.Error, OSError."""
+        """Connect; create a missing file, replace a corrupt one. Raises sqlite3.Error, OSError."""
         with self._locked():
             try:
                 connection = self._connect()
@@ -123,7 +122,7 @@ class EntryFile:
         return self._inode() == opened.inode
 
     def set_aside(self, opened: _Opened, reason: str) -> None:
-        """Rename the corrupt file, unless somebody else was quicker. Raises OSError."""
+        """Rename the corrupt file, unless another process has done so. Raises OSError."""
         with self._locked():
             if self.is_current(opened):
                 self._rename(reason)
@@ -164,7 +163,7 @@ class EntryFile:
 
     def _connect(self) -> sqlite3.Connection:
         if not self.path.exists():
-            # Prompts and answers are nobody else's; the log takes over the file's mode.
+            # Only the owner may read prompts and answers; the log gets the file's mode.
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(
             self.path,
@@ -187,16 +186,16 @@ class EntryFile:
 
         new = pragma("application_id") == 0 and not pragma("schema_version")
         if new:
-            # Only of effect while the file is empty; on a full one they would wait for the writer.
+            # These work only on an empty file; on a full one they would wait for the writer.
             pragma(f"page_size = {PAGE_BYTES}")
             pragma("auto_vacuum = INCREMENTAL")
         if pragma("journal_mode = WAL") != "wal":
             raise sqlite3.OperationalError("this file system cannot share a write-ahead log")
         pragma("synchronous = NORMAL")
         pragma(f"journal_size_limit = {WAL_BYTES}")
-        # The writer checkpoints by itself, after the waiting puts were answered.
+        # The writer checkpoints by itself, after it has answered the waiting puts.
         pragma("wal_autocheckpoint = 0")
-        # A mapped file that is cut short kills the process with SIGBUS; a read only fails.
+        # If a mapped file is cut short, SIGBUS kills the process; without a map the read fails.
         pragma("mmap_size = 0")
         pragma("cell_size_check = ON")
         pragma("secure_delete = FAST")
@@ -220,10 +219,10 @@ class EntryFile:
     def _rename(self, reason: str) -> None:
         stamp = datetime.fromtimestamp(self._clock(), UTC).strftime("%Y%m%dT%H%M%S.%fZ")
         aside = self._beside(f".corrupt-{stamp}")
-        # One is kept to be looked at; more would let a failing disk fill itself up.
+        # The operator may look at one; more of them could fill a failing disk.
         for older in self.path.parent.glob(f"{self.path.name}.corrupt-*"):
             older.unlink(missing_ok=True)
-        # The log goes first: left behind, it would be replayed into the new, empty file.
+        # The log goes first: otherwise SQLite would replay it into the new, empty file.
         for suffix in ("-wal", "-shm", ""):
             source = self._beside(suffix)
             if source.exists():
@@ -244,10 +243,10 @@ class Session:
         self._opened: _Opened | None = None
 
     def run(self, action: Callable[[sqlite3.Connection], T]) -> T:
-        """Return ``action(connection)``, whose effect is in the file now at the path.
+        """Return ``action(connection)``, of which the effect is in the file now at the path.
 
-        The action is repeated when the file was corrupt or replaced meanwhile, so it must be
-        all or nothing and repeatable. Raises StoreError.
+        The action runs again if the file was corrupt or replaced meanwhile, so it must be all or
+        nothing, and repeatable. Raises StoreError.
         """
         try:
             for _ in range(_OPEN_ATTEMPTS):
@@ -290,9 +289,9 @@ class Session:
 
 
 class Reply(Generic[T]):
-    """Where the loop waits for a thread's answer. Made on the loop.
+    """A thread's answer, for which the loop waits. Made on the loop.
 
-    Every wait ends, with a value or a StoreError, whatever happens to the thread.
+    Every wait ends with a value or a StoreError, whatever happens to the thread.
     """
 
     def __init__(self) -> None:
@@ -301,12 +300,12 @@ class Reply(Generic[T]):
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody still waits."""
+        """Whether the caller still waits."""
         return not self._future.done()
 
     def settle(self, outcome: T | StoreError) -> None:
-        """Hand over the answer; called from any thread."""
-        # A closed loop has nobody waiting on it.
+        """Give the answer, from any thread."""
+        # On a closed loop nobody waits.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._set, outcome)
 
@@ -329,7 +328,7 @@ class Reply(Generic[T]):
 
 
 def is_corrupt(error: Exception) -> bool:
-    """Tell whether the file itself is at fault, rather than disk, permissions or a lock."""
+    """Tell whether the file is at fault, not the disk, the permissions or a lock."""
     return isinstance(error, CorruptFileError) or _primary_code(error) in _CORRUPT
 
 

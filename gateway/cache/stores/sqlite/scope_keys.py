@@ -1,9 +1,9 @@
-"""Wrapped data keys in a file of the data directory, shared by the workers of an installation.
+"""Wrapped data keys in a file of the data directory, which the workers share.
 
-Law: a key is on the disk before anything is sealed with it, and what is forgotten is overwritten
-in the file before ``forget`` returns. Who reads the file without the master key reads noise.
+Law: a key is on the disk before anything is sealed with it, and a forgotten key is overwritten in
+the file before ``forget`` returns. Without the master key the file is noise.
 
-No write-ahead log: an old frame in it could hold a key that was forgotten.
+There is no write-ahead log, since an old frame in it could hold a forgotten key.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class SqliteScopeKeys:
-    """See the port ``ScopeKeys``. The file is opened at the first call, with mode 0600."""
+    """The port ``ScopeKeys``. The first call opens the file, with mode 0600."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float]) -> None:
         self._path = path
@@ -53,7 +53,7 @@ class SqliteScopeKeys:
 
         def action(connection: sqlite3.Connection) -> bytes:
             there = _find(connection, tag, master, until)
-            if there is not None:  # most often: then nothing is written, and nobody waits
+            if there is not None:  # the usual case, without a write
                 return there
             connection.execute("BEGIN IMMEDIATE")
             connection.execute(
@@ -73,7 +73,6 @@ class SqliteScopeKeys:
         return await self._run(action)
 
     async def forget(self, tag: bytes) -> None:
-
         def action(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM scope_key WHERE tag = ?", (tag,))
 
@@ -81,7 +80,12 @@ class SqliteScopeKeys:
 
     async def close(self) -> None:
         self._closed = True
-        await asyncio.to_thread(self._disconnect)
+
+        def disconnect() -> None:
+            with self._lock:
+                self._drop()
+
+        await asyncio.to_thread(disconnect)
 
     async def _run(self, action: Callable[[sqlite3.Connection], T]) -> T:
         return await asyncio.to_thread(self._attempt, action)
@@ -91,17 +95,14 @@ class SqliteScopeKeys:
             if self._closed:
                 raise StoreError("the scope keys are closed")
             try:
-                return self._tried(action)
-            except sqlite3.Error as error:
-                self._drop()
-                if not is_corrupt(error):
-                    raise StoreError(f"scope keys: {type(error).__name__}: {error}") from error
-                corrupt = error
-            except OSError as error:
-                raise StoreError(f"scope keys: {error.strerror or error}") from error
-            try:
-                self._set_aside(corrupt)
-                return self._tried(action)
+                try:
+                    return self._tried(action)
+                except sqlite3.Error as error:
+                    if not is_corrupt(error):
+                        raise
+                    self._drop()
+                    self._set_aside(error)
+                    return self._tried(action)
             except (sqlite3.Error, OSError) as error:
                 self._drop()
                 raise StoreError(f"scope keys: {type(error).__name__}: {error}") from error
@@ -121,7 +122,7 @@ class SqliteScopeKeys:
                 self._path,
                 timeout=_BUSY_SECONDS,
                 isolation_level=None,
-                # Used under the lock, by one thread at a time.
+                # The lock admits one thread at a time.
                 check_same_thread=False,
             )
             try:
@@ -150,15 +151,11 @@ class SqliteScopeKeys:
             self._connection.close()
             self._connection = None
 
-    def _disconnect(self) -> None:
-        with self._lock:
-            self._drop()
-
 
 def _find(
     connection: sqlite3.Connection, tag: bytes, master: bytes, until: float = 0.0
 ) -> bytes | None:
-    """Return the key if it is kept until then at least."""
+    """Return the wrapped key if it is kept until then at least."""
     rows = connection.execute(
         "SELECT wrapped FROM scope_key WHERE tag = ? AND master = ? AND until >= ?",
         (tag, master, until),

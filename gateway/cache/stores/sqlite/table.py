@@ -1,64 +1,95 @@
-"""What is done to the entries' tables: point reads and write transactions.
+"""The tables of the entries: point reads, write transactions, eviction.
 
 Law: the totals change in the same transaction as the entries, and an entry is written only after
-room was made for it; so every committed state is within the bounds and exactly accounted.
+there is room for it. So every committed state is within the bounds, and its totals are exact.
 
-An entry's small, often changed facts live in ``entry``, its bytes in ``answer``: noting a use or
-choosing what to evict never reads an answer's pages.
+The small columns that change often are in ``entry``, the bytes in ``answer``: to note a use or to
+evict reads no page of an answer.
 """
 
 import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self, assert_never
+from typing import Any
 
-from gateway.cache.stores.entry_codec import DamagedEntryError, decode_stored
+from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry
 from gateway.cache.stores.eviction import MOST_USES, SMALL_SHARE
-from gateway.cache.stores.recency import Recency
 from gateway.cache.stores.sqlite.file import CorruptFileError
 
-_VICTIMS_AT_A_TIME = 16
+MOST_TOUCHED = 65_536
 _VACUUM_PAGES = 256
 _ROUNDS = 4096
 
-# The place is the end of the queue, whichever process it was that put somebody there last.
+# ``place`` is the end of the queue, whichever process added an entry last.
 _ENTER = """INSERT INTO entry (main, place, uses, expires, bytes, key)
 VALUES (?, (SELECT coalesce(max(place), 0) + 1 FROM entry WHERE main = ?), ?, ?, ?, ?)"""
 _ENTER_MAIN = """UPDATE entry SET main = 1, uses = ?,
 place = (SELECT coalesce(max(place), 0) + 1 FROM entry WHERE main = 1) WHERE id = ?"""
+_HEAD = "SELECT id, bytes, main, key, uses FROM entry WHERE main = ? ORDER BY place LIMIT 1"
+_EXPIRED = "SELECT id, bytes, main FROM entry WHERE expires <= ? ORDER BY expires LIMIT 1"
+
+
+class Recency:
+    """Uses that are not written down yet: a hit counts in memory and never writes.
+
+    The loop calls ``touch``, the writer's thread the other methods.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._uses: dict[bytes, int] = {}
+
+    def touch(self, key: bytes) -> None:
+        """Note a use. With MOST_TOUCHED of them unwritten, uses of other keys are not noted."""
+        # Each hot hit comes here: a key that has all its uses needs no lock.
+        if self._uses.get(key, 0) >= MOST_USES:
+            return
+        with self._lock:
+            uses = self._uses
+            if key in uses:
+                uses[key] += 1
+            elif len(uses) < MOST_TOUCHED:
+                uses[key] = 1
+
+    def pop(self, key: bytes) -> int:
+        """Return the uses of a key, and forget them."""
+        with self._lock:
+            return self._uses.pop(key, 0)
+
+    def take(self) -> dict[bytes, int]:
+        """Return the uses of all keys, and forget them."""
+        with self._lock:
+            uses, self._uses = self._uses, {}
+            return uses
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Store these encoded bytes, or replace what the key has."""
+    """Store these encoded bytes, or replace those of the key."""
 
     key: bytes
     value: bytes
     expires_at: float
     rounds: int = 0
-    """Rounds that the entry starts with, see ``core.eviction``."""
+    """The uses that the entry starts with, see ``eviction.Rounds``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Forget the key."""
+    """Forget the key; with ``damaged``, only if its bytes are damaged and not replaced by now."""
 
     key: bytes
+    damaged: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Discard:
-    """Forget the key if its bytes are still damaged: it may have been replaced meanwhile."""
-
-    key: bytes
-
-
-Change = Put | Delete | Discard
+Change = Put | Delete
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bytes the entries, and the pages they lie in, may take."""
+    """The most bytes of the entries, and of the pages that hold them."""
 
     max_bytes: int
     max_file_bytes: int
@@ -75,17 +106,15 @@ class Totals:
 
 def read_value(connection: sqlite3.Connection, key: bytes) -> bytes | None:
     """Return the encoded entry of the key. Raises sqlite3.Error, DamagedEntryError."""
-    # fetchall also ends the read transaction; one left open would keep the log from being reset.
+    # fetchall also ends the read transaction; an open one would keep the log from its reset.
     rows = connection.execute(
         "SELECT value FROM answer WHERE id = (SELECT id FROM entry WHERE key = ?)", (key,)
     ).fetchall()
-    if not rows:
-        return None
-    return whole_value(rows[0][0])
+    return checked_value(rows[0][0]) if rows else None
 
 
-def whole_value(value: object) -> bytes:
-    """Return the value as it was written. Raises DamagedEntryError."""
+def checked_value(value: object) -> bytes:
+    """Return the value, which must be bytes. Raises DamagedEntryError."""
     if not isinstance(value, bytes):
         raise DamagedEntryError("the stored value is not bytes")
     return value
@@ -94,9 +123,9 @@ def whole_value(value: object) -> bytes:
 def read_values(
     connection: sqlite3.Connection, after: int, limit: int
 ) -> list[tuple[int, bytes, object]]:
-    """Return (id, key, encoded entry) of the entries behind the id ``after``, in order of id.
+    """Return (id, key, encoded entry) of the entries after this id, in order of id.
 
-    An entry that is replaced gets a new id at the end: a walk meets it again, never not at all.
+    A replaced entry gets a new id at the end: a walk may meet it twice, but never misses it.
     Raises sqlite3.Error.
     """
     return connection.execute(
@@ -113,23 +142,42 @@ def read_totals(connection: sqlite3.Connection) -> Totals:
 
 
 def shrink_file(connection: sqlite3.Connection, bounds: Bounds) -> bool:
-    """Give a bounded number of free pages back to the disk; tell whether there is more to do.
+    """Return some free pages to the disk; tell whether there is more to do.
 
     Raises sqlite3.Error.
     """
-    excess = _pages(connection) * _page_bytes(connection) > bounds.max_file_bytes
-    if not excess or not _free_pages(connection):
+    file_bytes = _pragma(connection, "page_count") * _pragma(connection, "page_size")
+    if file_bytes <= bounds.max_file_bytes or not _pragma(connection, "freelist_count"):
         return False
-    # execute() would stop after the first page: this pragma yields a row without columns for each.
+    # execute() would stop after the first page: the pragma yields a row without columns for each.
     connection.executescript(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")
     return True
 
 
-class WriteTransaction:
-    """A context in which entries change; all of it is committed at its end, or none.
+def _pragma(connection: sqlite3.Connection, name: str) -> int:
+    [(number,)] = connection.execute(f"PRAGMA {name}").fetchall()
+    return int(number)
 
-    Entering and leaving raise sqlite3.Error, and so does every method.
-    """
+
+@contextmanager
+def write_transaction(
+    connection: sqlite3.Connection, bounds: Bounds, recency: Recency, now: float
+) -> Iterator["WriteTransaction"]:
+    """Commit all changes of the context at its end, or none. Raises sqlite3.Error."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        transaction = WriteTransaction(connection, bounds, recency, now)
+        yield transaction
+        transaction.write_totals()
+        connection.execute("COMMIT")
+    finally:
+        # SQLite has already rolled back after some errors, such as a full disk.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+class WriteTransaction:
+    """A transaction in which entries change. Its methods raise sqlite3.Error."""
 
     def __init__(
         self, connection: sqlite3.Connection, bounds: Bounds, recency: Recency, now: float
@@ -138,82 +186,51 @@ class WriteTransaction:
         self._bounds = bounds
         self._recency = recency
         self._now = now
-        self._entries = 0
-        self._bytes = 0
-        self._small_bytes = 0
-        self._ghosts = _Ghosts(connection, bounds.max_bytes)
+        [(self._entries, self._bytes, self._small_bytes, self._ghost_bytes)] = self._rows(
+            "SELECT entries, bytes, small_bytes, ghost_bytes FROM total"
+        )
         self._evicted = 0
-        # Each is a write: what is hot beyond these many goes all the same.
+        # Each round is a write: after so many, used entries are evicted too.
         self._rounds_left = _ROUNDS
-
-    def __enter__(self) -> Self:
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            [(self._entries, self._bytes, self._small_bytes, self._ghosts.bytes)] = (
-                self._connection.execute(
-                    "SELECT entries, bytes, small_bytes, ghost_bytes FROM total"
-                ).fetchall()
-            )
-        except BaseException:
-            self._connection.execute("ROLLBACK")
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            if error is None:
-                self._connection.execute(
-                    "UPDATE total SET entries = ?, bytes = ?, small_bytes = ?, ghost_bytes = ?",
-                    (self._entries, self._bytes, self._small_bytes, self._ghosts.bytes),
-                )
-                self._connection.execute("COMMIT")
-        finally:
-            # SQLite has already rolled back on some errors, a full disk among them.
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
 
     @property
     def totals(self) -> Totals:
-        """What the file will hold once this is committed."""
+        """The totals of the file after the commit."""
         return Totals(self._entries, self._bytes, self._evicted)
 
+    def write_totals(self) -> None:
+        """Write down the totals."""
+        self._connection.execute(
+            "UPDATE total SET entries = ?, bytes = ?, small_bytes = ?, ghost_bytes = ?",
+            (self._entries, self._bytes, self._small_bytes, self._ghost_bytes),
+        )
+
     def apply(self, change: Change) -> None:
-        """Make the change, evicting what must go for it."""
-        match change:
-            case Put():
-                self._remove(change.key)
-                main = self._ghosts.recall(change.key)
-                self._make_room(len(change.value))
-                self._insert(change, main=main)
-            case Delete():
-                self._remove(change.key)
-            case Discard():
-                if self._is_damaged(change.key):
-                    self._remove(change.key)
-            case _:
-                assert_never(change)
+        """Make the change; evict entries if it needs room."""
+        if isinstance(change, Put):
+            self._remove(change.key)
+            main = self._forget_ghost(change.key)
+            while self._entries and self._bytes + len(change.value) > self._bounds.max_bytes:
+                self._evict()
+            self._insert(change, main=main)
+        elif not change.damaged or self._is_damaged(change.key):
+            self._remove(change.key)
 
     def trim(self, max_evictions: int) -> bool:
-        """Evict until within both bounds, or as often as allowed; tell whether they are met."""
-        page_bytes = _page_bytes(self._connection)
+        """Evict down to both bounds, but so many at most; tell whether the bounds are met."""
+        page_bytes = _pragma(self._connection, "page_size")
         limit = self._evicted + max_evictions
         while self._entries and self._evicted < limit:
-            if self._bytes > self._bounds.max_bytes:
-                self._evict_some(self._bounds.max_bytes)
-                continue
-            used = _pages(self._connection) - _free_pages(self._connection)
-            if used * page_bytes <= self._bounds.max_file_bytes:
-                return True
-            self._evict_some(0)
+            if self._bytes <= self._bounds.max_bytes:
+                pages = _pragma(self._connection, "page_count")
+                used = pages - _pragma(self._connection, "freelist_count")
+                if used * page_bytes <= self._bounds.max_file_bytes:
+                    return True
+            self._evict()
         return not self._entries
 
     def write_uses(self, uses: dict[bytes, int]) -> None:
-        """Write down how often entries were used; keys that are gone are ignored."""
+        """Write down how often entries were used; unknown keys are ignored."""
         self._connection.executemany(
             "UPDATE entry SET uses = min(uses + ?, ?) WHERE key = ?",
             [(count, MOST_USES, key) for key, count in uses.items()],
@@ -222,8 +239,7 @@ class WriteTransaction:
     def _insert(self, change: Put, *, main: bool) -> None:
         size = len(change.value)
         row = self._connection.execute(
-            _ENTER,
-            (main, main, change.rounds, change.expires_at, size, change.key),
+            _ENTER, (main, main, change.rounds, change.expires_at, size, change.key)
         )
         self._connection.execute(
             "INSERT INTO answer (id, value) VALUES (?, ?)", (row.lastrowid, change.value)
@@ -234,10 +250,8 @@ class WriteTransaction:
 
     def _remove(self, key: bytes) -> None:
         self._recency.pop(key)
-        for identity, size, main in self._connection.execute(
-            "SELECT id, bytes, main FROM entry WHERE key = ?", (key,)
-        ).fetchall():
-            self._drop(identity, size, main)
+        for row in self._rows("SELECT id, bytes, main FROM entry WHERE key = ?", key):
+            self._drop(*row)
 
     def _drop(self, identity: int, size: int, main: bool) -> None:
         self._connection.execute("DELETE FROM answer WHERE id = ?", (identity,))
@@ -250,120 +264,54 @@ class WriteTransaction:
         try:
             value = read_value(self._connection, key)
             if value is not None:
-                decode_stored(value, key)
+                decode_entry(value, key)
         except DamagedEntryError:
             return True
         return False
 
-    def _make_room(self, size: int) -> None:
-        while self._entries and self._bytes + size > self._bounds.max_bytes:
-            self._evict_some(self._bounds.max_bytes - size)
+    # Eviction: expired entries first, then S3-FIFO on tables (see ``eviction.S3Fifo``).
 
-    def _evict_some(self, until_bytes: int) -> None:
-        """Take up to a handful of steps: expired entries first, then whose turn it is."""
-        expired = self._connection.execute(
-            "SELECT id, bytes, main FROM entry WHERE expires <= ? ORDER BY expires LIMIT ?",
-            (self._now, _VICTIMS_AT_A_TIME),
-        ).fetchall()
-        for identity, size, main in expired:
-            if self._bytes <= until_bytes:
-                return
-            self._drop(identity, size, main)
+    def _evict(self) -> None:
+        """Take one step: evict an entry, or give the one whose turn it is another round."""
+        expired = self._rows(_EXPIRED, self._now)
+        if expired:
+            self._drop(*expired[0])
             self._evicted += 1
-        if not expired:
-            self._take_turns(until_bytes)
-
-    def _take_turns(self, until_bytes: int) -> None:
-        """Do what ``core.eviction`` does, on tables."""
-        main_rows = self._head(main=True)
-        small = self._small_is_due or not main_rows
-        rows = self._head(main=False) if small else main_rows
-        if not rows:
+            return
+        small_is_due = self._small_bytes * SMALL_SHARE > self._bounds.max_bytes
+        head = (not small_is_due and self._rows(_HEAD, True)) or self._rows(_HEAD, False)
+        if not head:
             raise CorruptFileError("the totals count entries that the table does not have")
-        has_main = bool(main_rows)
-        for identity, size, key, uses in rows:
-            if self._bytes <= until_bytes or small != (self._small_is_due or not has_main):
-                return
-            counted = min(uses + self._recency.pop(key), MOST_USES)
-            if counted and self._rounds_left > 0:
-                self._rounds_left -= 1
-                self._go_round(identity, size, 0 if small else counted - 1, small=small)
-                has_main = True
-                continue
-            self._drop(identity, size, not small)
-            self._evicted += 1
-            if small:
-                self._ghosts.remember(key, size)
+        [(identity, size, main, key, uses)] = head
+        uses = min(uses + self._recency.pop(key), MOST_USES)
+        if uses and self._rounds_left > 0:
+            self._rounds_left -= 1
+            self._connection.execute(_ENTER_MAIN, (uses - 1 if main else 0, identity))
+            self._small_bytes -= 0 if main else size
+            return
+        self._drop(identity, size, main)
+        self._evicted += 1
+        if not main:
+            self._remember_ghost(key, size)
 
-    @property
-    def _small_is_due(self) -> bool:
-        return self._small_bytes * SMALL_SHARE > self._bounds.max_bytes
-
-    def _head(self, *, main: bool) -> list[tuple[int, int, bytes, int]]:
-        return self._connection.execute(
-            "SELECT id, bytes, key, uses FROM entry WHERE main = ? ORDER BY place LIMIT ?",
-            (main, _VICTIMS_AT_A_TIME),
-        ).fetchall()
-
-    def _go_round(self, identity: int, size: int, uses: int, *, small: bool) -> None:
-        self._connection.execute(
-            _ENTER_MAIN,
-            (uses, identity),
-        )
-        if small:
-            self._small_bytes -= size
-
-
-class _Ghosts:
-    """Keys of entries that went unused, so that one which returns soon is taken for what it is.
-
-    Their sizes add up to no more than the store's bound; the oldest go (see ``core.eviction``).
-    ``bytes`` is read and written with the totals. Methods raise sqlite3.Error.
-    """
-
-    def __init__(self, connection: sqlite3.Connection, max_bytes: int) -> None:
-        self._connection = connection
-        self._max_bytes = max_bytes
-        self.bytes = 0
-
-    def remember(self, key: bytes, size: int) -> None:
-        """Keep the key of an entry that goes."""
+    def _remember_ghost(self, key: bytes, size: int) -> None:
         self._connection.execute(
             "INSERT INTO ghost (key, place, bytes)"
             " VALUES (?, (SELECT coalesce(max(place), 0) + 1 FROM ghost), ?)",
             (key, size),
         )
-        self.bytes += size
-        while self.bytes > self._max_bytes:
-            [(oldest, freed)] = self._connection.execute(
-                "SELECT key, bytes FROM ghost ORDER BY place LIMIT 1"
-            ).fetchall()
-            self._forget(oldest, freed)
+        self._ghost_bytes += size
+        while self._ghost_bytes > self._bounds.max_bytes:
+            [(oldest,)] = self._rows("SELECT key FROM ghost ORDER BY place LIMIT 1")
+            self._forget_ghost(oldest)
 
-    def recall(self, key: bytes) -> bool:
-        """Tell whether the key went not long ago, and forget that it did."""
-        rows = self._connection.execute("SELECT bytes FROM ghost WHERE key = ?", (key,)).fetchall()
-        for (size,) in rows:
-            self._forget(key, size)
-        return bool(rows)
+    def _forget_ghost(self, key: bytes) -> bool:
+        """Forget that the key was evicted; tell whether it was, not long ago."""
+        ghosts = self._rows("SELECT bytes FROM ghost WHERE key = ?", key)
+        for (size,) in ghosts:
+            self._connection.execute("DELETE FROM ghost WHERE key = ?", (key,))
+            self._ghost_bytes -= size
+        return bool(ghosts)
 
-    def _forget(self, key: bytes, size: int) -> None:
-        self._connection.execute("DELETE FROM ghost WHERE key = ?", (key,))
-        self.bytes -= size
-
-
-def _pages(connection: sqlite3.Connection) -> int:
-    return _figure(connection, "page_count")
-
-
-def _free_pages(connection: sqlite3.Connection) -> int:
-    return _figure(connection, "freelist_count")
-
-
-def _page_bytes(connection: sqlite3.Connection) -> int:
-    return _figure(connection, "page_size")
-
-
-def _figure(connection: sqlite3.Connection, pragma: str) -> int:
-    [(figure,)] = connection.execute(f"PRAGMA {pragma}").fetchall()
-    return int(figure)
+    def _rows(self, query: str, *parameters: object) -> list[Any]:
+        return self._connection.execute(query, parameters).fetchall()

@@ -1,7 +1,7 @@
-"""The one thread that changes the entries' file: what queued up meanwhile shares a commit.
+"""The only thread that changes the entries' file: changes that wait together share a commit.
 
-Law: whoever asked is answered as soon as the group is committed. Writing down uses comes after;
-syncing the log to the disk is another thread's, and waited for only when the log grows too long.
+Law: callers get their answers as soon as the group is committed. Uses are written down after that;
+another thread syncs the log to the disk, and the writer waits for it only if the log is too long.
 """
 
 import logging
@@ -10,24 +10,24 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 
 from gateway.cache.entry import Entry
 from gateway.cache.ports import StoreError, StoreStats
 from gateway.cache.stores.entry_codec import encode_entry
 from gateway.cache.stores.eviction import Rounds
-from gateway.cache.stores.recency import Recency
 from gateway.cache.stores.sqlite.file import PAGE_BYTES, WAL_BYTES, EntryFile, Reply, Session
 from gateway.cache.stores.sqlite.table import (
     Bounds,
     Change,
     Delete,
-    Discard,
     Put,
+    Recency,
     Totals,
-    WriteTransaction,
     read_totals,
     shrink_file,
+    write_transaction,
 )
 
 MAX_WAITING = 1024
@@ -37,7 +37,7 @@ GROUP_BYTES = 16 << 20
 TRIM_ENTRIES = 2048
 MAX_LOG_BYTES = 32 << 20
 PAGES_A_PUT = 6
-"""Upper estimate of the pages a small put dirties: two tables, three indexes, the totals."""
+"""The most pages that a small put changes, about: two tables, three indexes, the totals."""
 
 _PASSES = 3
 _CUT = "PRAGMA wal_checkpoint(TRUNCATE)"
@@ -47,18 +47,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    work: Entry | Delete | Discard
+    work: Entry | Delete
     bytes: int
     reply: Reply[None] | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Stop:
-    """The last thing the thread is told."""
-
-
 class Writer:
-    """The one thread that changes the file: what queued up meanwhile shares a commit."""
+    """The thread that changes the file, and the one that syncs its log."""
 
     def __init__(
         self,
@@ -74,9 +69,11 @@ class Writer:
         self._syncer = LogSyncer(file)
         self._bounds = bounds
         self._recency = recency
+        self._transaction = partial(write_transaction, bounds=bounds, recency=recency)
         self._clock = clock
         self._upkeep_seconds = upkeep_seconds
-        self._writes: SimpleQueue[_Write | _Stop] = SimpleQueue()
+        # None ends the thread.
+        self._writes: SimpleQueue[_Write | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._waiting_bytes = 0
         self._evictions = 0
@@ -84,11 +81,12 @@ class Writer:
         self._unsynced = 0
         self.stats = StoreStats(entries=0, bytes=0, evictions=0)
         """As of the latest commit or upkeep; read from any thread."""
-        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self.threads = (thread, self._syncer.thread)
+        thread.start()
 
     def submit(self, work: Entry | Delete, size: int) -> Reply[None]:
-        """Queue a change of about ``size`` bytes. Raises StoreError when too much waits already."""
+        """Queue a change of about ``size`` bytes. Raises StoreError if too much waits already."""
         with self._lock:
             waiting = self._writes.qsize()
             if waiting >= MAX_WAITING or self._waiting_bytes + size > MAX_WAITING_BYTES:
@@ -99,19 +97,14 @@ class Writer:
         return reply
 
     def discard(self, key: bytes) -> None:
-        """Forget a damaged entry, some time; called by the readers."""
+        """Forget a damaged entry soon; the readers call this."""
         if self._writes.qsize() < MAX_WAITING:
-            self._writes.put(_Write(Discard(key), 0, None))
+            self._writes.put(_Write(Delete(key, damaged=True), 0, None))
 
     def stop(self) -> None:
-        """Let the thread end after what is queued."""
+        """Let the threads end after the queued changes."""
         self._syncer.stop()
-        self._writes.put(_Stop())
-
-    def join(self, deadline: float) -> bool:
-        """Wait until ``deadline`` (monotonic); tell whether the threads have ended."""
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-        return self._syncer.join(deadline) and not self._thread.is_alive()
+        self._writes.put(None)
 
     def _run(self) -> None:
         self._guarded(self._trim)
@@ -128,12 +121,12 @@ class Writer:
         self._session.close_quietly()
 
     def _collect(self, seconds: float) -> tuple[list[_Write], bool]:
-        """Wait for a change, then take what else is there; also tell whether to stop after it."""
+        """Wait for a change and take those behind it; also tell whether to stop after them."""
         writes: list[_Write] = []
         size = 0
         try:
             item = self._writes.get(timeout=max(0.0, seconds))
-            while not isinstance(item, _Stop):
+            while item is not None:
                 with self._lock:
                     self._waiting_bytes -= item.bytes
                 if item.reply is None or item.reply.wanted:
@@ -152,14 +145,14 @@ class Writer:
         for at, write in enumerate(writes):
             try:
                 changes.append(_encoded(write.work, self._rounds))
-            except ValueError as error:
-                outcomes[at] = StoreError(str(error))
+            except StoreError as error:
+                outcomes[at] = error
         try:
             self._transact(changes)
         except StoreError as error:
             # One each: an exception raised in several tasks would gather all their tracebacks.
             outcomes = [outcome or StoreError(str(error)) for outcome in outcomes]
-        except Exception as error:  # noqa: BLE001 - nobody may wait in vain
+        except Exception as error:  # noqa: BLE001 - each caller needs an outcome
             _log.exception("the store's writer failed")
             outcomes = [StoreError(f"writer failed: {type(error).__name__}") for _ in writes]
         for write, outcome in zip(writes, outcomes, strict=True):
@@ -168,7 +161,7 @@ class Writer:
 
     def _transact(self, changes: list[Change]) -> None:
         def action(connection: sqlite3.Connection) -> Totals:
-            with self._transaction(connection) as transaction:
+            with self._transaction(connection, now=self._clock()) as transaction:
                 for change in changes:
                     transaction.apply(change)
                 transaction.trim(TRIM_ENTRIES)
@@ -181,10 +174,10 @@ class Writer:
         )
 
     def _trim(self) -> None:
-        """Come within the bounds, which may be tighter than when the file was last used."""
+        """Evict down to the bounds, which may be tighter than at the last use of the file."""
 
         def action(connection: sqlite3.Connection) -> tuple[Totals, bool]:
-            with self._transaction(connection) as transaction:
+            with self._transaction(connection, now=self._clock()) as transaction:
                 within = transaction.trim(TRIM_ENTRIES)
             shrinking = shrink_file(connection, self._bounds)
             return transaction.totals, within and not shrinking
@@ -197,14 +190,14 @@ class Writer:
             self._sync_when_due()
 
     def _upkeep(self) -> None:
-        """Write down recent uses, and catch up with what other processes did."""
+        """Write down recent uses, and read the totals that other processes have changed."""
         uses = self._recency.take()
 
         def action(connection: sqlite3.Connection) -> Totals:
             if not uses:
                 shrink_file(connection, self._bounds)
                 return read_totals(connection)
-            with self._transaction(connection) as transaction:
+            with self._transaction(connection, now=self._clock()) as transaction:
                 transaction.write_uses(uses)
             return transaction.totals
 
@@ -218,18 +211,15 @@ class Writer:
         self._unsynced = 0
         self._syncer.request()
         if self._file.log_bytes() > MAX_LOG_BYTES:
-            # Changes or reads without a gap kept the log from starting over: make them wait.
+            # Changes or reads without a gap keep the log from its restart: make them wait.
             self._syncer.cut(self._session)
-
-    def _transaction(self, connection: sqlite3.Connection) -> WriteTransaction:
-        return WriteTransaction(connection, self._bounds, self._recency, self._clock())
 
     def _note(self, totals: Totals) -> None:
         self._evictions += totals.evicted
         self.stats = StoreStats(totals.entries, totals.bytes, self._evictions)
 
     def _guarded(self, step: Callable[[], None]) -> None:
-        """Run a step nobody waits for; the next request meets the fault, if it stays."""
+        """Run a step for which nobody waits; if its fault stays, the next request meets it."""
         try:
             step()
         except StoreError as error:
@@ -239,20 +229,19 @@ class Writer:
 
 
 class LogSyncer:
-    """The thread that carries the write-ahead log over into the database file, when asked.
+    """The thread that copies the write-ahead log into the database file, on request.
 
-    Here the disk is synced, which takes as long as it takes: puts go on meanwhile. Several
-    requests meanwhile are one.
+    It syncs the disk, which may take long: puts go on meanwhile. Requests meanwhile count as one.
     """
 
     def __init__(self, file: EntryFile) -> None:
         self._file = file
         self._wake = threading.Event()
         self._stopping = False
-        # SQLite lets only one connection checkpoint, and turns the second away at once.
+        # SQLite lets only one connection checkpoint, and refuses the second at once.
         self._checkpointing = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="store-syncer", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, name="store-syncer", daemon=True)
+        self.thread.start()
 
     def request(self) -> None:
         """Ask for a checkpoint; returns at once."""
@@ -267,11 +256,6 @@ class LogSyncer:
         """Let the thread end."""
         self._stopping = True
         self._wake.set()
-
-    def join(self, deadline: float) -> bool:
-        """Wait until ``deadline`` (monotonic); tell whether the thread has ended."""
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-        return not self._thread.is_alive()
 
     def _run(self) -> None:
         session = Session(self._file)
@@ -290,7 +274,7 @@ class LogSyncer:
         session.close_quietly()
 
 
-def _encoded(work: Entry | Delete | Discard, rounds: Rounds) -> Change:
+def _encoded(work: Entry | Delete, rounds: Rounds) -> Change:
     if isinstance(work, Entry):
         value = encode_entry(work)
         return Put(work.key, value, work.kept_until, rounds.of(len(value), work.tokens))
@@ -298,7 +282,7 @@ def _encoded(work: Entry | Delete | Discard, rounds: Rounds) -> Change:
 
 
 def _checkpoint(connection: sqlite3.Connection) -> None:
-    # A log starts over only once all of it was carried over; a later pass has little left to do.
+    # The log restarts only when all of it was copied; a later pass has little to do.
     for _ in range(_PASSES):
         [(busy, in_log, done)] = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         if busy or in_log == done:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.semantic.compare.fences import code_blocks
+from gateway.semantic.code import code_blocks
 
 
 def written(text: str, *, loose: bool = False) -> list[tuple[str, str, bool]]:

@@ -5,14 +5,14 @@ import time
 
 import pytest
 
-from gateway.cache.stores.guarded import TICK, Patience
+from gateway.cache.stores.guarded import TICK, LoopTimeout
 
 
 async def test_a_result_is_returned():
     async def answer():
         return 7
 
-    assert await Patience().wait(answer(), 1) == 7
+    assert await LoopTimeout().wait(answer(), 1) == 7
 
 
 async def test_what_is_raised_is_raised():
@@ -20,7 +20,7 @@ async def test_what_is_raised_is_raised():
         raise KeyError
 
     with pytest.raises(KeyError):
-        await Patience().wait(fail(), 1)
+        await LoopTimeout().wait(fail(), 1)
 
 
 async def test_a_wait_ends_at_its_bound_and_is_cancelled():
@@ -33,30 +33,30 @@ async def test_a_wait_ends_at_its_bound_and_is_cancelled():
             ended.set()
 
     with pytest.raises(TimeoutError):
-        await Patience().wait(hang(), 2 * TICK)
+        await LoopTimeout().wait(hang(), 2 * TICK)
     assert ended.is_set()
 
 
 async def test_each_wait_has_a_bound_of_its_own():
-    patience = Patience()
+    timeout = LoopTimeout()
     never = asyncio.Event()
-    long = asyncio.create_task(patience.wait(never.wait(), 3600))
+    long = asyncio.create_task(timeout.wait(never.wait(), 3600))
     with pytest.raises(TimeoutError):
-        await patience.wait(never.wait(), TICK)
+        await timeout.wait(never.wait(), TICK)
     assert not long.done()
     never.set()
     assert await long
 
 
 async def test_the_timer_runs_only_while_somebody_waits():
-    patience = Patience()
+    timeout = LoopTimeout()
     with pytest.raises(TimeoutError):
-        await patience.wait(asyncio.Event().wait(), TICK)
+        await timeout.wait(asyncio.Event().wait(), TICK)
     async with asyncio.timeout(60):
         await asyncio.sleep(2 * TICK)  # a tick is what is waited for
-    assert patience._timer is None
+    assert timeout._timer is None
     with pytest.raises(TimeoutError):
-        await patience.wait(asyncio.Event().wait(), TICK)
+        await timeout.wait(asyncio.Event().wait(), TICK)
 
 
 async def test_an_answer_that_lay_there_while_the_loop_was_busy_is_taken():
@@ -67,20 +67,20 @@ async def test_an_answer_that_lay_there_while_the_loop_was_busy_is_taken():
         time.sleep(10 * 4 * TICK)  # noqa: ASYNC251 - a loop kept busy is what is tested
 
     busy = [asyncio.create_task(burst()) for _ in range(2)]
-    assert await Patience().wait(reader.readexactly(6), 4 * TICK) == b"answer"
+    assert await LoopTimeout().wait(reader.readexactly(6), 4 * TICK) == b"answer"
     await asyncio.gather(*busy)
     writer.close()
     await writer.wait_closed()
 
 
 async def test_a_cancelled_wait_is_cancelled_and_forgotten():
-    patience = Patience()
-    waiting = asyncio.create_task(patience.wait(asyncio.Event().wait(), 3600))
+    timeout = LoopTimeout()
+    waiting = asyncio.create_task(timeout.wait(asyncio.Event().wait(), 3600))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert patience._left == {}
+    assert timeout._left == {}
 
 
 def _answering():

@@ -1,0 +1,113 @@
+"""Lookup by meaning: the embeddings service, the verifier, and what is learnt of wrong hits."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gateway.cache.ports import PolicySource
+from gateway.cache.quarantine import QuarantineFile
+from gateway.cache.shadow_eval.journal import CHECKS_FILE, ComparisonJournal
+from gateway.semantic.calibrations import Calibrations
+from gateway.semantic.embeddings_service import SemanticService
+from gateway.semantic.verifier import CalibratedVerifier
+from gateway.server.admin.semantic_report import Budgets
+from gateway.server.http.readiness import Check
+from gateway.server.open_upstreams import in_background
+from gateway.settings import Settings
+from gateway.telemetry.metrics import Metrics
+from gateway.upstream.ports import Upstream
+from gateway.upstream.shadow_eval import Checks, Judge
+
+ENCODER_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Semantic:
+    """The parts of lookup by meaning; without ``service`` there is no such lookup."""
+
+    service: SemanticService | None
+    verifier: CalibratedVerifier
+    quarantine: QuarantineFile
+    journal: ComparisonJournal
+    comparisons: Checks
+    budgets: Budgets
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Read the files, and ask the service in the background until its encoder is known."""
+        async with AsyncExitStack() as stack:
+            if self.service is not None:
+                stack.push_async_callback(self.service.close)
+                await stack.enter_async_context(in_background(self._learn(self.service)))
+            for read in (self.quarantine.compact, self.journal.read):
+                await asyncio.to_thread(read)
+            stack.push_async_callback(self.comparisons.close)
+            yield
+
+    async def _learn(self, service: SemanticService) -> None:
+        await service.learn(ENCODER_POLL_SECONDS)
+        self.budgets.warn()
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """What must hold before the gateway is ready."""
+        return () if self.service is None else (self.service.not_ready,)
+
+    def details(self) -> dict[str, Any]:
+        """Return what ``/readyz`` shows of them."""
+        service = self.service
+        return {
+            "semantic": "off" if service is None else "on",
+            "vectors": {} if service is None else service.details(),
+            "verifier": {} if service is None else self.verifier.details(),
+            "rules_off": sorted(rule for rule, off in self.journal.rules_off().items() if off),
+            "budgets_not_kept": self.budgets.not_kept(),
+        }
+
+
+def open_semantic(
+    settings: Settings,
+    socket: Path | None,
+    *,
+    policies: PolicySource,
+    upstream: Upstream,
+    metrics: Metrics,
+) -> Semantic:
+    """Return the parts; ``socket`` is the embeddings service's, None where it is not installed."""
+    service = None
+    if socket is not None:
+        service = SemanticService.at(socket, timeout=settings.semantic_timeout)
+    calibrations = Calibrations(settings.data_dir)
+    verifier = CalibratedVerifier(service, calibrations, seconds=settings.verifier_timeout)
+    quarantine = QuarantineFile(settings.data_dir / "quarantine.jsonl")
+    journal = ComparisonJournal(settings.data_dir / CHECKS_FILE, quarantine)
+    metrics.tell_rules_off(journal.rules_off)
+    judge_model = settings.semantic_judge_model
+    comparisons = Checks(
+        journal,
+        quarantine,
+        index=service,
+        encoder=service,
+        now=time.time,
+        threshold=verifier.threshold,
+        count=metrics.compared,
+        with_text=settings.decision_log_text,
+        judge=None if judge_model is None else Judge(upstream, judge_model),
+    )
+    budgets = Budgets(
+        policies,
+        is_known=lambda: service is not None and service.verifier is not None,
+        threshold=verifier.threshold,
+    )
+    return Semantic(
+        service=service,
+        verifier=verifier,
+        quarantine=quarantine,
+        journal=journal,
+        comparisons=comparisons,
+        budgets=budgets,
+    )

@@ -1,0 +1,216 @@
+"""Requests that pass through to a pool, of which only the path is known, and its list of models.
+
+Laws:
+- They go to the first upstream of the declaration that is well, so that what it keeps for its
+  clients is found there again; to another only while nothing was sent. What a path names is looked
+  for at each of them, since it may have been made while the first was not well.
+- ``GET /v1/models`` names what a request may name. Each upstream's list counts as far as its
+  declared models go. One that does not answer in time is left out, and an error passes only if
+  no other answers.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from http import HTTPStatus
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import orjson
+from aiohttp import ClientError, ClientResponse, web
+
+from gateway.protocol.cache_status import Forwarded, ForwardStatus
+from gateway.protocol.errors import UpstreamError
+from gateway.protocol.headers import Fields, without
+from gateway.protocol.messages import read_whole
+from gateway.protocol.reasons import Reason
+from gateway.upstream.http.client import HttpUpstream
+from gateway.upstream.pool.affinity import StickyIds, named_by
+from gateway.upstream.pool.health import Up
+from gateway.upstream.pool.table import Member, PoolTable
+from gateway.upstream.request import Served
+
+SECONDS = 5.0
+_MOST_BYTES = 4 * 2**20
+_JSON = "application/json"
+
+_NO_CHAT = re.compile(
+    r"embed|rerank|moderation|whisper|transcribe|tts|dall-e|image|minilm|(^|[/_-])(bge|e5|gte)-",
+    re.IGNORECASE,
+)
+"""Names of models that no conversation is held with: clients take the first of the list."""
+
+Reply = tuple[int, bytes]
+
+
+class PoolRequests:
+    """Sends what passes through; ``request`` and ``body`` are those of ``HttpUpstream``."""
+
+    def __init__(
+        self,
+        upstreams: Mapping[str, HttpUpstream],
+        table: PoolTable,
+        clock: Callable[[], float],
+        sticky_ids: StickyIds,
+    ) -> None:
+        self._upstreams = upstreams
+        self._table = table
+        self._clock = clock
+        self._sticky_ids = sticky_ids
+        self._served: WeakKeyDictionary[ClientResponse, Served] = WeakKeyDictionary()
+
+    def order(self, model: str | None = None) -> list[HttpUpstream]:
+        """Return the upstreams, the first to be asked first."""
+        names = self._table.first_available(model, self._clock())
+        return [self._upstreams[name] for name in names]
+
+    def well(self) -> list[HttpUpstream]:
+        """Return those that are not left alone for their failures, all where all are."""
+        names = self._table.first_available(None, self._clock())
+        up = [name for name in names if isinstance(self._table.upstreams[name].health.at, Up)]
+        return [self._upstreams[name] for name in up or names]
+
+    @asynccontextmanager
+    async def request(
+        self,
+        method: str,
+        path_qs: str,
+        headers: Sequence[tuple[str, str]],
+        body: AsyncIterator[bytes] | None,
+        *,
+        decode: bool = True,
+        logged: Callable[[], bool] = lambda: False,
+    ) -> AsyncIterator[ClientResponse]:
+        """Send a request to the first that can be reached. Raises UpstreamError."""
+        tried, fault, named = list[tuple[str, Reason]](), None, named_by(path_qs)
+        asked = self._asked(path_qs, named)
+        async with AsyncExitStack() as stack:
+            for upstream in asked:
+                sending = upstream.request(
+                    method, path_qs, headers, body, decode=decode, logged=logged
+                )
+                try:
+                    response = await stack.enter_async_context(sending)
+                except UpstreamError as error:
+                    fault = error
+                    tried.append((upstream.name, error.reason))
+                    if error.sent:
+                        break
+                    # As a probe that failed: of what is behind a path nothing is known.
+                    self._table.probed(upstream.name, error.reason, self._clock(), for_sure=False)
+                else:
+                    missing = bool(named) and response.status == HTTPStatus.NOT_FOUND
+                    if missing and body is None and (upstream is not asked[-1] or fault):
+                        tried.append((upstream.name, Reason.NOT_KEPT))
+                        await stack.aclose()
+                        continue
+                    if named and body is None and response.status < HTTPStatus.BAD_REQUEST:
+                        self._sticky_ids.note(named, upstream.name)
+                    self._served[response] = Served(upstream.name, tuple(tried), several=True)
+                    yield response
+                    return
+        fault = fault or UpstreamError(502, "There is no upstream.", Reason.UPSTREAM_UNREACHABLE)
+        fault.tried = tuple(tried)
+        raise fault
+
+    def _asked(self, path_qs: str, named: str) -> list[HttpUpstream]:
+        """Return the upstreams to ask in turn: the one that keeps what the path names, or all."""
+        at = self._sticky_ids.at(named)
+        return [self._upstreams[at]] if at else self.order(_model_of(path_qs))
+
+    def note_failure(self, response: ClientResponse, error: UpstreamError) -> None:
+        """Log that a reply broke off."""
+        self._upstreams[self._served[response].upstream].failures.failed(error)
+
+    def served(self, response: ClientResponse) -> Served | None:
+        """Return which upstream sent a reply."""
+        return self._served.get(response)
+
+    def body(self, response: ClientResponse) -> AsyncIterator[bytes]:
+        """Yield a reply's body as it arrives. Raises UpstreamError."""
+        return next(iter(self._upstreams.values())).body(response)
+
+
+def _model_of(path_qs: str) -> str | None:
+    """Return the model that a path is about."""
+    path = path_qs.partition("?")[0]
+    return path.removeprefix("/v1/models/") if path.startswith("/v1/models/") else None
+
+
+class ModelList:
+    """Asks all upstreams that are well."""
+
+    def __init__(self, upstreams: PoolRequests, members: Mapping[str, Member]) -> None:
+        self._upstreams = upstreams
+        self._members = members
+
+    async def answer(self, path_qs: str, fields: Fields) -> web.Response:
+        """Return the list as ``fields`` may see it. Raises UpstreamError."""
+        fields = (*without(fields, "accept-encoding"), ("Accept-Encoding", "identity"))
+        asked = self._upstreams.well()
+        got = await asyncio.gather(*(_list_of(one, path_qs, fields) for one in asked))
+        lists = [
+            (self._members[one.name], data)
+            for one, reply in zip(asked, got, strict=True)
+            if not isinstance(reply, UpstreamError) and (data := _models(*reply)) is not None
+        ]
+        if lists:
+            body = orjson.dumps({"object": "list", "data": merged(lists)})
+            return _response(HTTPStatus.OK, body)
+        for reply in got:
+            if not isinstance(reply, UpstreamError):
+                return _response(*reply)
+        raise next(iter(got))  # type: ignore[misc]
+
+
+def merged(lists: Sequence[tuple[Member, Sequence[dict[str, Any]]]]) -> list[dict[str, Any]]:
+    """Return each model once, in the order of the upstreams, those for conversations first."""
+    found: dict[str, dict[str, Any]] = {}
+    for member, models in lists:
+        for model in models:
+            if member.serves(model["id"]):
+                found.setdefault(model["id"], model)
+    return sorted(found.values(), key=lambda model: bool(_NO_CHAT.search(model["id"])))
+
+
+def _models(status: int, body: bytes) -> list[dict[str, Any]] | None:
+    if status != HTTPStatus.OK:
+        return None
+    try:
+        match orjson.loads(body):
+            case {"data": list(data)}:
+                return [one for one in data if isinstance(one, dict) and _named(one)]
+    except orjson.JSONDecodeError:
+        pass  # of some other form: it passes where it is the only one
+    return None
+
+
+def _named(model: dict[str, Any]) -> bool:
+    return isinstance(model.get("id"), str)
+
+
+async def _list_of(upstream: HttpUpstream, path_qs: str, fields: Fields) -> Reply | UpstreamError:
+    try:
+        async with (
+            asyncio.timeout(SECONDS),
+            upstream.request("GET", path_qs, fields, None) as reply,
+        ):
+            body = await read_whole(upstream.body(reply), _MOST_BYTES)
+    except UpstreamError as error:
+        fault = error
+    except (TimeoutError, ClientError):
+        message = "The upstream did not answer in time."
+        return UpstreamError(504, message, Reason.UPSTREAM_TIMEOUT)
+    else:
+        if body is not None:
+            return reply.status, body
+        message = "The upstream's list of models is too long."
+        fault = UpstreamError(502, message, Reason.UPSTREAM_BROKE)
+    upstream.failures.failed(fault)
+    return fault
+
+
+def _response(status: int, body: bytes) -> web.Response:
+    headers = {"Cache-Status": ForwardStatus(Forwarded.BYPASS).header()}
+    return web.Response(body=body, status=status, content_type=_JSON, headers=headers)
