@@ -86,7 +86,7 @@ BOUNDS = (
 """Whatever takes longer becomes a miss, which on a busy machine anything may."""
 POLLS = (
     "gateway.app.POLICY_POLL_SECONDS",
-    "gateway.app.ENCODER_POLL_SECONDS",
+    "gateway.server.open_semantic.ENCODER_POLL_SECONDS",
     "gateway.server.auth.POLL_SECONDS",
 )
 """What is looked at again and again, which no test has to wait for."""
