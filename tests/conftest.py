@@ -84,6 +84,12 @@ BOUNDS = (
     "gateway.semantic.verifier.GUARD_SECONDS",
 )
 """Whatever takes longer becomes a miss, which on a busy machine anything may."""
+POLLS = (
+    "gateway.app.POLICY_POLL_SECONDS",
+    "gateway.server.open_semantic.ENCODER_POLL_SECONDS",
+    "gateway.server.auth.POLL_SECONDS",
+)
+"""What is looked at again and again, which no test has to wait for."""
 
 
 @pytest.fixture
@@ -91,6 +97,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a gateway in this process wait; who tests a bound sets it again."""
     for bound in BOUNDS:
         monkeypatch.setattr(bound, 30.0)
+    for poll in POLLS:
+        monkeypatch.setattr(poll, 0.05)
 
 
 @pytest.fixture

@@ -30,7 +30,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 CHAT, COMPLETIONS = Endpoint.CHAT, Endpoint.COMPLETIONS
-USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
 TOKEN = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import openai
-import orjson
 import pytest
 from processes import Process, child_running
 
@@ -159,25 +158,3 @@ def test_several_workers_share_entries_and_metrics(upstream: str, tmp_path: Path
     assert sum(float(line.rpartition(" ")[2]) for line in hits) == 12
     assert "\nrefrain_entries " in page
     assert code == 0
-
-
-def test_a_corrupt_store_is_set_aside(upstream: str, tmp_path: Path):
-    (tmp_path / "entries.sqlite3").write_bytes(b"not a database" * 1000)
-    process, url = serve(upstream, tmp_path)
-    client = openai.OpenAI(base_url=url, api_key="k", max_retries=0)
-    assert "stored" in ask(client, "Is it all gone?")[0]
-    assert "exact" in ask(client, "Is it all gone?")[0]
-    end(process, signal.SIGINT)
-    assert list(tmp_path.glob("entries.sqlite3.corrupt-*"))
-    assert [line for line in process.lines if "set aside" in line]
-
-
-def test_json_of_the_real_client_is_what_the_upstream_said(client: openai.OpenAI):
-    first = client.chat.completions.create(
-        model="m", messages=[{"role": "user", "content": "Same?"}]
-    )
-    second = client.chat.completions.create(
-        model="m", messages=[{"role": "user", "content": "Same?"}]
-    )
-    assert first == second
-    assert orjson.loads(first.model_dump_json())["usage"]["total_tokens"] == 10

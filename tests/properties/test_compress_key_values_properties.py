@@ -102,12 +102,6 @@ def test_of_keys_and_values_none_is_lost_whatever_is_near(given_, random):
     assert [(k, v) for k, v in pairs if k not in text or v not in text] == []
 
 
-def test_two_thousand_pairs_stay():
-    pairs = [(f"key_{i:04d}", str(i * 7919)) for i in range(2000)]
-    rows = "\n".join(ROWS["colon"](*pair) for pair in pairs)
-    assert rows in sent([*PROSE, rows], "What is the value of key_1234?", Random(6))
-
-
 def test_a_row_of_words_in_sentences_of_many_kinds_stays_when_it_is_asked_for():
     words = [
         "amber",

@@ -73,7 +73,7 @@ def explained(raw, store=None):
     return asyncio.run(explainer.explain(parse_recorded(raw)))
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     valid | bodies | st.fixed_dictionaries({"body": bodies | values, "headers": values}),
     st.booleans(),

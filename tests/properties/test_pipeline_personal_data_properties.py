@@ -125,7 +125,7 @@ PROMPTS = st.sampled_from(["How?", "How much?", f"{SECRET_WORD} how?"])
 ASKED = st.tuples(USERS, PROMPTS, st.booleans(), st.sampled_from([0, 30, 60]), st.booleans())
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(st.lists(ASKED, min_size=2, max_size=12))
 def test_personal_data_never_reaches_another_user(asked):
     asyncio.run(_ask_all(asked))

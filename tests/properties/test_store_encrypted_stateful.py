@@ -9,6 +9,7 @@ import asyncio
 import base64
 from dataclasses import replace
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -119,3 +120,4 @@ class SealedStores(RuleBasedStateMachine):
 
 
 TestSealedStores = SealedStores.TestCase
+TestSealedStores.settings = settings(max_examples=50)

@@ -48,12 +48,6 @@ def test_text_that_is_not_utf8_is_damaged_even_when_the_digest_holds():
         decode_entry(resealed(body[:-2] + b"\xff\xff"))
 
 
-def test_no_question_differs_from_an_empty_one():
-    none, empty = replace(ENTRY, question=None), replace(ENTRY, question="")
-    assert decode_entry(encode_entry(none)).question is None
-    assert decode_entry(encode_entry(empty)).question == ""
-
-
 @pytest.mark.parametrize(
     "entry",
     [

@@ -54,18 +54,6 @@ def test_empty_headers_are_as_none():
     assert identify(empty) == ANONYMOUS
 
 
-def test_the_public_scope_is_one_for_everybody():
-    assert len({scope(headers, Scope.PUBLIC) for headers in TENANTS}) == 1
-    assert scope({}, Scope.PUBLIC) != scope({})
-
-
-def test_the_user_scope_is_the_tenants_and_the_users():
-    users = [("u",), ("v",), ("u", "v"), ("v", "u"), ("uv",)]
-    scopes = {scope(headers, Scope.USER, user) for headers in TENANTS for user in users}
-    assert len(scopes) == len(TENANTS) * len(users)
-    assert not scopes & {scope(headers) for headers in TENANTS}
-
-
 @pytest.mark.parametrize(
     ("headers", "api_key"),
     [
@@ -111,31 +99,6 @@ PARTITION = Partition(
     scope=b"s" * 32,
     pii_identity="bypass/1",
 )
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"endpoint": Endpoint.COMPLETIONS},
-        {"upstream": "http://up/v1/"},
-        {"query": "api-version=2"},
-        {"generation": 2},
-        {"generation": -1},
-        {"scope": b"t" * 32},
-        {"pii_identity": "allow/1"},
-        {"pii_identity": "bypass/2"},
-        {"upstream": "http://up/v1s", "scope": b"s" * 31},
-    ],
-)
-def test_each_field_of_a_partition_changes_key_and_fingerprint(change):
-    other = replace(PARTITION, **change)
-    assert other.cache_key(b"{}") != PARTITION.cache_key(b"{}")
-    assert other.fingerprint(b"{}") != PARTITION.fingerprint(b"{}")
-
-
-def test_key_and_fingerprint_of_one_form_differ_and_are_32_bytes():
-    assert len({PARTITION.cache_key(b"{}"), PARTITION.fingerprint(b"{}")}) == 2
-    assert len(PARTITION.cache_key(b"{}")) == len(PARTITION.fingerprint(b"{}")) == 32
 
 
 def test_a_new_key_version_finds_nothing_old(monkeypatch):

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from example_requests import LIFETIME, STORED_AT, chat, entry_of, plan_of
+from example_requests import chat, entry_of, plan_of
 from lookup_driver import (
     EXACT,
     FETCH,
@@ -38,12 +38,7 @@ ON_ERROR = 'refrain; hit; ttl=-12; detail="exact; stale-if-error"'
     [
         ("", [EXACT, HIT], REVALIDATED, None),
         ("only-if-cached", [EXACT, HIT], REVALIDATED, None),
-        ("max-stale", [EXACT, HIT], REVALIDATED, None),
-        ("max-stale=12", [EXACT, HIT], REVALIDATED, None),
-        ("max-stale=12, max-age=900", [EXACT, HIT], REVALIDATED, None),
-        ("max-stale=11", [EXACT, SEARCH, FORWARD], "refrain; fwd=stale", None),
         ("max-age=900", [EXACT, SEARCH, FORWARD], "refrain; fwd=stale", None),
-        ("min-fresh=0", [EXACT, SEARCH, FORWARD], "refrain; fwd=stale", None),
         ("no-cache", [EXACT, FORWARD], "refrain; fwd=stale", None),
         ("no-cache, stale-if-error=99", [EXACT, FORWARD], "refrain; fwd=stale", None),
         ("max-age=9, stale-if-error=700", [EXACT, SEARCH, FORWARD], "refrain; fwd=stale", ON_ERROR),
@@ -62,29 +57,6 @@ def test_a_stale_entry_within_both_graces(directives, path, header, fallback):
     elif isinstance(last, Forward):
         assert (last.fallback and last.fallback.status.header()) == fallback
         assert last.store is plan
-
-
-@pytest.mark.parametrize(
-    ("late", "graces", "path", "fallback"),
-    [
-        (59, (60, 600), [EXACT, HIT], None),
-        (60, (60, 600), [EXACT, SEARCH, FORWARD], True),
-        (599, (60, 600), [EXACT, SEARCH, FORWARD], True),
-        (600, (60, 600), [EXACT, SEARCH, FORWARD], False),
-        (0, (0, 0), [EXACT, SEARCH, FORWARD], False),
-        (0, (0, 1), [EXACT, SEARCH, FORWARD], True),
-        (0, (1, 0), [EXACT, HIT], None),
-        (30, (60, 0), [EXACT, HIT], None),
-        (60, (60, 0), [EXACT, SEARCH, FORWARD], False),
-    ],
-)
-def test_a_grace_ends_when_it_is_over(late, graces, path, fallback):
-    revalidate, error = map(float, graces)
-    plan = plan_of(grace_revalidate=revalidate, grace_error=error)
-    seen, last = run(plan, entries=own(plan), now=STORED_AT + LIFETIME + late)
-    assert seen == path
-    if isinstance(last, Forward):
-        assert (last.fallback is not None) is fallback
 
 
 def test_a_grace_that_the_policy_took_back_holds_for_what_is_stored():

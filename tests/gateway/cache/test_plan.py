@@ -122,23 +122,6 @@ def test_an_entry_holds_what_the_request_was():
     assert (entry.question, entry.result) == ("Q?", b"answer")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"scope": b"other"},
-        {"endpoint": "/v1/completions"},
-        {"model": "n"},
-        {"upstream": "http://other/v1"},
-        {"generation": 2},
-        {"key_version": KEY_VERSION + 1},
-    ],
-)
-def test_an_entry_of_anything_else_does_not_belong(change):
-    plan = plan_of()
-    assert plan.freshness_of(entry_of(plan), STORED_AT) is not None
-    assert plan.freshness_of(entry_of(plan, **change), STORED_AT) is None
-
-
 def test_a_lifetime_that_the_policy_shortened_holds_for_what_is_stored():
     entry = entry_of(plan_of())
     shorter = plan_of(lifetime=60.0)
@@ -155,12 +138,6 @@ def test_a_lifetime_that_the_policy_lengthened_does_not_revive_what_is_stored():
 @pytest.mark.parametrize(("action", "scans"), [(PiiAction.BYPASS, True), (PiiAction.ALLOW, False)])
 def test_prompts_are_scanned_unless_the_policy_allows_personal_data(action, scans):
     assert plan_of(pii=action).scans is scans
-
-
-@pytest.mark.parametrize("temperature", [None, 0, 0.3])
-def test_a_temperature_within_the_rules_bound_is_cached(temperature):
-    assert plan_of(chat(temperature=temperature), max_temperature=0.3)
-    assert plan_of(chat(), max_temperature=0.0)
 
 
 def test_an_entry_holds_what_the_rule_gives_it():

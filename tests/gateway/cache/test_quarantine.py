@@ -8,10 +8,7 @@ from pathlib import Path
 
 import orjson
 import pytest
-from filelock import Timeout
-from lock_holder import lock_held
 
-from gateway.cache import append_files as file_lock
 from gateway.cache.quarantine import KEEP_SECONDS, RENEW_SECONDS, QuarantineFile
 
 KEY, OTHER = b"k" * 32, b"o" * 32
@@ -156,7 +153,7 @@ async def test_a_crash_while_it_is_written_anew_leaves_the_former_list(
         patch.setattr(*{"fsync": ("os.fsync", crash), "replace": (Path, "replace", crash)}[dies_at])
         if grown:
             with pytest.raises(CrashError):
-                quarantine._append(KEY)
+                await quarantine.add(KEY)
         else:
             clock.now += KEEP_SECONDS
             with pytest.raises(CrashError):
@@ -178,17 +175,6 @@ async def test_the_half_of_a_new_list_is_no_list(path):
     assert quarantine.holds(key_of(2))
     assert not QuarantineFile(path).holds(OTHER)
     assert [line["key"] for line in lines(path)] == [key_of(2).hex()]
-
-
-async def test_what_cannot_be_written_down_is_said_and_not_taken_for_done(path):
-    path.mkdir()
-    quarantine = QuarantineFile(path)
-    for _ in range(2):
-        with pytest.raises(IsADirectoryError):
-            await quarantine.add(KEY)
-    path.rmdir()
-    await quarantine.add(KEY)
-    assert [line["key"] for line in lines(path)] == [KEY.hex()]
 
 
 async def test_a_full_disk_is_said(path):
@@ -272,20 +258,3 @@ async def test_a_list_written_anew_never_begins_as_the_one_before(path):
     former = path.stat()
     quarantine.compact()
     assert path.stat() == former
-
-
-async def test_who_stopped_with_the_lock_keeps_nobody_from_starting(path):
-    path.write_bytes(b"no key\n")
-    with lock_held(path):
-        QuarantineFile(path).compact()
-    assert path.read_bytes() == b"no key\n"
-
-
-async def test_who_stopped_with_the_lock_keeps_nobody_waiting_without_end(path, monkeypatch):
-    monkeypatch.setattr(file_lock, "LOCK_SECONDS", 0.0)
-    quarantine = QuarantineFile(path)
-    with lock_held(path), pytest.raises(Timeout, match=path.name):
-        await quarantine.add(KEY)
-    assert not quarantine.holds(KEY)
-    await quarantine.add(KEY)
-    assert quarantine.holds(KEY)

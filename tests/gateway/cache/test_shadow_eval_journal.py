@@ -5,10 +5,7 @@ from dataclasses import replace
 
 import orjson
 import pytest
-from filelock import Timeout
-from lock_holder import lock_held
 
-from gateway.cache import append_files as file_lock
 from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.shadow_eval.journal import ComparisonJournal
 from policies.decision import Decision, PiiAction, Scope
@@ -90,15 +87,3 @@ async def test_a_line_that_could_not_be_written_is_learnt_from(open_journal):
         await one.append(OFF)
     assert one.ledger.rules_off() == {"a": True}
     one.path.rmdir()
-
-
-async def test_who_stopped_with_the_lock_keeps_nobody_from_learning(open_journal, monkeypatch):
-    monkeypatch.setattr(file_lock, "LOCK_SECONDS", 0.0)
-    one, other = open_journal(), open_journal()
-    with lock_held(one.path):
-        with pytest.raises(Timeout, match=one.path.name):
-            await one.append(OFF)
-        assert one.off(DECISION, 0.5)
-        assert not other.off(DECISION, 0.5)
-    await one.append(OFF)
-    assert other.off(DECISION, 0.5)

@@ -149,17 +149,6 @@ def test_an_alias_holds_until_its_entry_ends():
     assert ledger.aliases == 0
 
 
-def test_an_alias_ends_when_another_answer_takes_the_entrys_place():
-    ledger = ledger_of(line(kind="near-miss", promoted=True))
-    assert not is_alias(ledger, until=200.0)
-    assert ledger.aliases == 0
-
-
-def test_an_alias_ends_when_its_fresh_answer_is_called_wrong():
-    ledger = ledger_of(line(kind="near-miss", promoted=True))
-    assert not is_alias(ledger, barred={bytes.fromhex(KEY)})
-
-
 def test_an_alias_that_is_found_different_ends():
     ledger = ledger_of(line(kind="near-miss", promoted=True), line("different"))
     assert ledger.aliases == 0

@@ -25,26 +25,6 @@ async def asked(together: Together[str], about: str, question: Question) -> "asy
     return task
 
 
-async def test_one_run_answers_all_who_ask_meanwhile():
-    together, question = Together[str](), Question()
-    tasks = [await asked(together, "a", question) for _ in range(5)]
-    other = await asked(together, "b", question)
-    question.answer.set_result("yes")
-    assert await asyncio.gather(*tasks, other) == ["yes"] * 6
-    assert question.runs == 2
-    assert await together.ask("a", question.run) == "yes"
-    assert question.runs == 3
-
-
-async def test_who_leaves_ends_it_for_nobody():
-    together, question = Together[str](), Question()
-    first, second = [await asked(together, "a", question) for _ in range(2)]
-    first.cancel()
-    await asyncio.wait([first])
-    question.answer.set_result("yes")
-    assert await second == "yes"
-
-
 async def test_a_failure_reaches_all_and_ends_with_them():
     together, question = Together[str](), Question()
     tasks = [await asked(together, "a", question) for _ in range(3)]

@@ -14,7 +14,7 @@ async def test_no_kill_leaves_a_broken_file_or_entry_or_loses_a_put(tmp_path):
     rng = random.Random(3)
     start = 0
     for _ in range(5):
-        lines = rng.randrange(8, 400)
+        lines = rng.randrange(8, 150)
         acknowledged = await asyncio.to_thread(killed_writer, "sqlite", path, start, lines)
         store = SqliteStore(path, max_bytes=MAX_BYTES, read_seconds=30, write_seconds=30)
         try:

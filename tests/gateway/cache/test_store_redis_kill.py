@@ -25,7 +25,7 @@ async def test_a_writer_killed_at_any_moment_leaves_whole_entries_and_an_exact_c
     rng = random.Random(5)
     start = 0
     for _ in range(5):
-        lines = rng.randrange(8, 300)
+        lines = rng.randrange(8, 120)
         acknowledged = await asyncio.to_thread(killed_writer, "redis", server.url, start, lines)
         store = RedisStore(server.url, max_bytes=MAX_BYTES, seconds=10)
         try:
@@ -58,7 +58,7 @@ async def test_a_redis_killed_at_any_moment_costs_entries_and_breaks_none(server
     try:
         for _ in range(4):
             reached, stopped = asyncio.Event(), asyncio.Event()
-            puts, until = [], rng.randrange(1, 300)
+            puts, until = [], rng.randrange(1, 120)
             writing = [
                 asyncio.create_task(write(lane, puts, until, reached, stopped))
                 for lane in range(LANES)

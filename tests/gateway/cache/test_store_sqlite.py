@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cache.ports import EntryTooLargeError, StoreError
+from gateway.cache.ports import StoreError
 from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.entry_codec import encoded_size
 from gateway.cache.stores.eviction import MOST_USES
@@ -63,19 +63,6 @@ def write_lock(path):
         yield
     finally:
         connection.close()
-
-
-async def test_entries_survive_a_restart(path):
-    async with opened(path) as store:
-        await store.put(numbered(1))
-        await store.put(numbered(2))
-        await store.delete(b"2")
-        stats = store.stats()
-    async with opened(path) as store:
-        assert await store.get(b"1") == numbered(1)
-        assert await store.get(b"2") is None
-        await store.delete(b"2")
-        assert store.stats() == replace(stats, evictions=0)
 
 
 async def test_only_the_owner_may_read_the_files(path):
@@ -156,14 +143,6 @@ def commits_in_log(path):
     return sum(struct.unpack_from(">I", log, at + 4)[0] != 0 for at in frames)
 
 
-async def test_an_entry_over_its_share_is_refused_and_nothing_changes(path):
-    async with opened(path, 80_000) as store:
-        await store.put(numbered(1))
-        with pytest.raises(EntryTooLargeError, match="at most 10000 are stored"):
-            await store.put(numbered(1, 10_000))
-        assert await store.get(b"1") == numbered(1)
-
-
 async def test_expired_entries_go_before_all_others(path):
     async with opened(path, bound_for(10), clock=lambda: 1000.0) as store:
         for n in range(10, 20):
@@ -186,17 +165,6 @@ async def test_a_read_or_touched_entry_is_kept(path):
         for n in range(20, 24):
             await store.put(numbered(n))
         assert await present(store, range(10, 20)) == [10, 12, 16, 17, 18, 19]
-
-
-async def test_uses_outlive_the_process(path):
-    bound = bound_for(10)
-    async with opened(path, bound) as store:
-        for n in range(10, 20):
-            await store.put(numbered(n))
-        assert await store.get(b"10") is not None
-    async with opened(path, bound) as store:
-        await store.put(numbered(20))
-        assert await present(store, (10, 11)) == [10]
 
 
 async def test_uses_are_written_down_while_running(path):

@@ -3,6 +3,8 @@
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,15 +14,41 @@ from gateway.cli.main import main
 URL = "http://127.0.0.1:9/v1"
 
 
-def refrain(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gateway.cli", *argv],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+@dataclass
+class Done:
+    """What a command has come to."""
+
+    code: object
+    out: str
+    told: str
+    """Lines on standard error, and lines of the log."""
+
+
+Refrain = Callable[..., Done]
+
+
+@pytest.fixture
+def refrain(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> Refrain:
+    """Run the command in this process, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("gateway.cli.launch.configure_logging", lambda _level: None)
+    caplog.set_level("INFO")
+
+    def run(*argv: str) -> Done:
+        try:
+            code: object = main(argv)
+        except SystemExit as ended:
+            code = ended.code
+        out, told = capsys.readouterr()
+        logged = "".join(f"{record.getMessage()}\n" for record in caplog.records)
+        return Done(code, out, told + logged)
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -33,86 +61,84 @@ def refrain(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         ["policy", "--help"],
     ],
 )
-def test_every_command_helps_itself(tmp_path: Path, argv: list[str]):
-    done = refrain(*argv, cwd=tmp_path)
-    assert done.returncode == 0
-    assert "usage: refrain" in done.stdout
-    assert done.stderr == ""
+def test_every_command_helps_itself(refrain: Refrain, argv: list[str]):
+    done = refrain(*argv)
+    assert (done.code, done.told) == (0, "")
+    assert "usage: refrain" in done.out
 
 
-def test_version(tmp_path: Path):
-    done = refrain("--version", cwd=tmp_path)
-    assert done.returncode == 0
-    assert done.stdout.startswith("refrain 0.")
+def test_version(refrain: Refrain):
+    done = refrain("--version")
+    assert (done.code, done.told) == (0, "")
+    assert done.out.startswith("refrain 0.")
 
 
-def fails(done: subprocess.CompletedProcess[str], code: int, *told: str) -> None:
-    assert done.returncode == code
-    assert "Traceback" not in done.stderr
+def test_a_process_ends_with_one_line_and_the_exit_code(tmp_path: Path):
+    command = [sys.executable, "-m", "gateway.cli", "serve", "--upstream", URL, "--port", "0"]
+    command += ["--policy", "none.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "refrain: none.yaml: cannot be read: No such file or directory\n"
+
+
+def fails(done: Done, code: int, *told: str) -> None:
+    assert done.code == code
     for text in told:
-        assert text in done.stderr
+        assert text in done.told
 
 
-def test_no_command_is_bad_usage(tmp_path: Path):
-    fails(refrain(cwd=tmp_path), 2, "usage: refrain")
+def test_no_command_is_bad_usage(refrain: Refrain):
+    fails(refrain(), 2, "usage: refrain")
 
 
-def test_unknown_flag_is_bad_usage(tmp_path: Path):
-    fails(refrain("serve", "--nothing", cwd=tmp_path), 2, "unrecognized arguments: --nothing")
+def test_unknown_flag_is_bad_usage(refrain: Refrain):
+    fails(refrain("serve", "--nothing"), 2, "unrecognized arguments: --nothing")
 
 
-def test_no_upstream_is_bad_usage(tmp_path: Path):
-    fails(refrain("serve", cwd=tmp_path), 2, "refrain: no upstream: give --upstream URL")
+def test_no_upstream_is_bad_usage(refrain: Refrain):
+    fails(refrain("serve"), 2, "refrain: no upstream: give --upstream URL")
 
 
-def test_an_unknown_key_in_the_settings_file(tmp_path: Path):
+def test_an_unknown_key_in_the_settings_file(refrain: Refrain, tmp_path: Path):
     (tmp_path / "refrain.yaml").write_text("upstraem: http://a/v1\n")
-    fails(refrain("serve", cwd=tmp_path), 2, "refrain.yaml:1: upstraem: expected")
+    fails(refrain("serve"), 2, "refrain.yaml:1: upstraem: expected")
 
 
-def test_a_port_in_use_is_one_line(tmp_path: Path):
+def test_a_port_in_use_is_one_line(refrain: Refrain):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        done = refrain("serve", "--upstream", URL, "--port", port, cwd=tmp_path)
+        done = refrain("serve", "--upstream", URL, "--port", port)
     fails(done, 1, f"refrain: cannot listen on 127.0.0.1:{port}: Address already in use")
-    assert len(done.stderr.splitlines()) == 1
+    assert len(done.told.splitlines()) == 1
 
 
-def test_an_unreadable_policy_is_one_line(tmp_path: Path):
-    done = refrain("serve", "--upstream", URL, "--port", "0", "--policy", "none.yaml", cwd=tmp_path)
-    fails(done, 2, "refrain: none.yaml: cannot be read: No such file or directory")
-    assert len(done.stderr.splitlines()) == 1
-
-
-def test_a_wrong_policy_is_exit_2_with_file_line_and_key(tmp_path: Path):
+def test_a_wrong_policy_is_exit_2_with_file_line_and_key(refrain: Refrain, tmp_path: Path):
     (tmp_path / "policy.yaml").write_text("version: 1\ndefault:\n  freshness: soon\n")
-    done = refrain(
-        "serve", "--upstream", URL, "--port", "0", "--policy", "policy.yaml", cwd=tmp_path
-    )
+    done = refrain("serve", "--upstream", URL, "--port", "0", "--policy", "policy.yaml")
     fails(done, 2, "refrain: policy.yaml:3: default.freshness: expected")
-    assert all(line.startswith("refrain: policy.yaml:") for line in done.stderr.splitlines())
-    fails(refrain("policy", "check", "policy.yaml", cwd=tmp_path), 2, "policy.yaml:3")
+    assert all(line.startswith("refrain: policy.yaml:") for line in done.told.splitlines())
+    fails(refrain("policy", "check", "policy.yaml"), 2, "policy.yaml:3")
 
 
 def test_a_wrong_file_of_keys_is_exit_2_with_file_and_line_and_without_the_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    refrain: Refrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "keys").write_text("# who\nshop sk-in-clear\n")
     monkeypatch.setenv("REFRAIN_GATEWAY_KEYS", "keys")
-    done = refrain("serve", "--upstream", URL, "--port", "0", cwd=tmp_path)
+    done = refrain("serve", "--upstream", URL, "--port", "0")
     fails(done, 2, "refrain: keys:2: expected NAME and the SHA-256 of a key")
-    assert "sk-in-clear" not in done.stderr
+    assert "sk-in-clear" not in done.told
 
 
 def test_a_wrong_secret_is_exit_2_with_its_variable_and_without_its_value(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    refrain: Refrain, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("REFRAIN_ENCRYPTION_KEYS", "sk-in-clear")
-    done = refrain("serve", "--upstream", URL, "--port", "0", cwd=tmp_path)
+    done = refrain("serve", "--upstream", URL, "--port", "0")
     fails(done, 2, "refrain: REFRAIN_ENCRYPTION_KEYS: item 1: expected NAME:BASE64")
-    assert "sk-in-clear" not in done.stderr
+    assert "sk-in-clear" not in done.told
 
 
 @pytest.mark.parametrize(
@@ -129,31 +155,29 @@ def test_a_gateway_that_is_no_url_is_bad_usage(argv: list[str], capsys: pytest.C
     assert "expected a URL such as http://127.0.0.1:8080, got" in capsys.readouterr().err
 
 
-def test_a_data_dir_that_cannot_be_made_is_one_line(tmp_path: Path):
+def test_a_data_dir_that_cannot_be_made_is_one_line(refrain: Refrain, tmp_path: Path):
     (tmp_path / "file").write_text("")
-    done = refrain(
-        "serve", "--upstream", URL, "--port", "0", "--data-dir", "file/data", cwd=tmp_path
-    )
+    done = refrain("serve", "--upstream", URL, "--port", "0", "--data-dir", "file/data")
     fails(done, 1, "the data directory file/data cannot be made: Not a directory")
-    assert len(done.stderr.splitlines()) == 1
+    assert len(done.told.splitlines()) == 1
 
 
 def test_an_unknown_variable_is_told_with_the_nearest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    refrain: Refrain, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("REFRAIN_POLCY", "x.yaml")
-    done = refrain("serve", cwd=tmp_path)
+    done = refrain("serve")
     fails(done, 2, "warning: REFRAIN_POLCY is not a setting; is REFRAIN_POLICY meant?")
 
 
-def test_the_demo_reads_the_settings_file_too(tmp_path: Path):
+def test_the_demo_reads_the_settings_file_too(refrain: Refrain, tmp_path: Path):
     (tmp_path / "refrain.yaml").write_text("port: many\n")
-    fails(refrain("demo", cwd=tmp_path), 2, "refrain: refrain.yaml:1: port:")
+    fails(refrain("demo"), 2, "refrain: refrain.yaml:1: port:")
 
 
-def test_a_data_dir_that_is_a_file_is_told(tmp_path: Path):
+def test_a_data_dir_that_is_a_file_is_told(refrain: Refrain, tmp_path: Path):
     (tmp_path / "file").write_text("")
-    done = refrain("serve", "--upstream", URL, "--port", "0", "--data-dir", "file", cwd=tmp_path)
+    done = refrain("serve", "--upstream", URL, "--port", "0", "--data-dir", "file")
     fails(done, 2, "the data directory file is a file; give a folder with --data-dir")
 
 
@@ -166,19 +190,19 @@ def test_a_data_dir_that_is_a_file_is_told(tmp_path: Path):
     ],
 )
 def test_a_file_that_cannot_be_used_is_told_before_anything_listens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, told: str
+    refrain: Refrain, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, told: str
 ):
     monkeypatch.setenv(f"REFRAIN_{variable}", value)
-    done = refrain("serve", "--upstream", URL, "--port", "0", cwd=tmp_path)
+    done = refrain("serve", "--upstream", URL, "--port", "0")
     fails(done, 2, f"refrain: {told}")
-    assert len(done.stderr.splitlines()) == 1
+    assert len(done.told.splitlines()) == 1
 
 
-def test_a_key_that_is_not_set_is_told_before_anything_listens(tmp_path: Path):
+def test_a_key_that_is_not_set_is_told_before_anything_listens(refrain: Refrain, tmp_path: Path):
     (tmp_path / "keys").write_text(f"team {'ab' * 32}\n")
     (tmp_path / "refrain.yaml").write_text(
         f"gateway_keys: keys\nupstreams: [{{url: {URL}, name: a, api_key_env: NOT_SET_KEY}}]\n"
     )
-    done = refrain("serve", "--port", "0", cwd=tmp_path)
+    done = refrain("serve", "--port", "0")
     fails(done, 2, "upstream a: api_key_env: the environment variable NOT_SET_KEY is not set")
-    assert "listening" not in done.stderr
+    assert "listening" not in done.told

@@ -93,19 +93,3 @@ async def test_however_the_many_come_there_is_one_call(
         raw = await asyncio.gather(*(ask() for _ in range(CLIENTS)))
     assert upstream.calls == 1
     assert all(one.endswith(DONE if streamed else b"}") for one in raw)
-
-
-async def test_the_call_ends_when_the_last_client_has_gone(
-    gateway: RunningGateway, upstream: ScriptedUpstream, session: ClientSession
-):
-    Held(upstream)
-    async with asyncio.timeout(60):
-        async with AsyncExitStack() as all_but_one:
-            async with AsyncExitStack() as stack:
-                last = await begun(all_but_one, session, gateway)
-                for _ in range(5):
-                    await begun(stack, session, gateway)
-            assert not upstream.cancelled.is_set()
-            last.close()
-        await upstream.cancelled.wait()
-    assert upstream.calls == 1

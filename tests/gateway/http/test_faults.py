@@ -33,23 +33,12 @@ BAD = {
     ),
     "model a number": (body(model=1), "model", "invalid_type"),
     "missing messages": (body(messages=...), "messages", "missing_required_parameter"),
-    "empty messages": (body(messages=[]), "messages", "empty_array"),
-    "messages a string": (body(messages="hi"), "messages", "invalid_type"),
-    "a message a string": (body(messages=["hi"]), "messages[0]", "invalid_type"),
     "no role": (
         body(messages=[{"content": "a"}]),
         "messages[0].role",
         "missing_required_parameter",
     ),
-    "content a number": (
-        body(messages=[*MESSAGES, {"role": "user", "content": 1}]),
-        "messages[1].content",
-        "invalid_type",
-    ),
     "temperature a string": (body(temperature="hot"), "temperature", "invalid_type"),
-    "stream a string": (body(stream="yes"), "stream", "invalid_type"),
-    "n true": (body(n=True), "n", "invalid_type"),
-    "stop a number": (body(stop=3), "stop", "invalid_type"),
 }
 
 

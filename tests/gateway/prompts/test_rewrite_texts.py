@@ -253,13 +253,6 @@ def test_without_a_user_turn_nothing_is_stable(rule):
     assert declined([turn("system", f"{NOW}  \n")], rule) is NotRewritten.NO_USER_TURN
 
 
-@pytest.mark.parametrize("rule", [VOLATILE, WHITESPACE, DOCUMENTS])
-def test_the_last_user_turn_and_what_follows_are_never_touched(rule):
-    text = f"<doc>b</doc><doc>a</doc> \r\n{NOW}\n"
-    messages = [turn("user", text), turn("assistant", text), turn("system", text)]
-    assert rewritten(messages, rule).body["messages"] == messages
-
-
 def test_texts_of_over_a_mebibyte_are_left_as_they_came(monkeypatch):
     monkeypatch.setattr(prose, "MAX_CHARACTERS", 1000)
     assert declined(asked("x \n" * 400), WHITESPACE) is NotRewritten.TOO_LARGE
@@ -343,25 +336,6 @@ def test_what_documents_say_is_neither_moved_nor_normalised():
     assert result.body["messages"][0]["content"] == (
         f"{STABLE}\n<doc>It was {NOW} \r\n</doc> [timestamp-1]"
     )
-
-
-def test_documents_that_others_had_go_first_and_keep_their_rank():
-    shared = SharedDocuments(most=4)
-    settings = PrefixSettings(documents=DocumentSettings("<doc>", "</doc>", DocumentOrder.SHARED))
-
-    def sent(names):
-        text = "".join(f"<doc>{name}</doc>" for name in names)
-        result = rewritten(asked(text), settings, memory=Memory(b"owner", dict(shared.ranks)))
-        shared.note(result.digests)
-        content = result.body["messages"][0]["content"]
-        return content.replace("<doc>", "").replace("</doc>", "")
-
-    sent("x")
-    sent("x")
-    sent("y")
-    sent("y")
-    assert [sent(names)[:2] for names in ("yxab", "abyx", "ybax")] == ["xy"] * 3
-    assert len(shared.ranks) <= 4
 
 
 def test_what_is_remembered_of_documents_is_bounded_and_of_one_owner():

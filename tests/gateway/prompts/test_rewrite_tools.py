@@ -61,13 +61,6 @@ def test_the_keys_of_a_schema_go_by_name_at_every_depth_and_arrays_keep_their_or
     assert result.changes == (Rewrite.SCHEMA_KEYS,)
 
 
-def test_a_schema_in_order_is_left_as_it_came():
-    raw = json.dumps(chat(function(schema=IN_ORDER)), indent=3).encode()
-    result = rewritten(raw, SORTED)
-    assert result.raw is raw
-    assert result.changes == ()
-
-
 @pytest.mark.parametrize("indent", [None, 1], ids=["one line", "indented"])
 def test_only_what_moves_is_printed_anew(indent):
     given = chat(function("é"), function("left", IN_ORDER), user="\x7f")
@@ -122,12 +115,6 @@ def test_tools_go_by_name_and_nothing_else_moves():
     assert result.raw.decode() == raw.replace(
         json.dumps(given), json.dumps([given[place] for place in places])
     )
-
-
-@pytest.mark.parametrize("settings", [OFF, KEYS, KEYWORDS])
-def test_tools_stay_where_they_are_unless_the_policy_sorts_them(settings):
-    result = rewritten(chat(function("b"), function("a")), settings)
-    assert [tool["function"]["name"] for tool in result.body["tools"]] == ["b", "a"]
 
 
 def test_all_orders_of_the_same_tools_are_sent_as_the_same_bytes():

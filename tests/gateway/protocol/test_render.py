@@ -94,23 +94,6 @@ def test_a_result_without_usage_has_no_usage_chunk():
     assert all(chunk["choices"] for chunk in chunks)
 
 
-def test_tool_calls_get_their_place():
-    calls = [
-        {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}},
-        {"id": "b", "type": "function", "function": {"name": "g", "arguments": '{"x":1}'}},
-    ]
-    opening, delta, _ = (
-        chunk["choices"][0]["delta"] for chunk in chunks_of(result_of(said(None, tool_calls=calls)))
-    )
-    assert opening == {"role": "assistant", "content": None, "refusal": None}
-    assert delta == {"tool_calls": [{"index": place, **call} for place, call in enumerate(calls)]}
-
-
-def test_choices_come_one_after_the_other():
-    chunks = chunks_of(result_of(said("a"), said("b", 1)))
-    assert [chunk["choices"][0]["index"] for chunk in chunks] == [0, 0, 0, 1, 1, 1]
-
-
 def test_what_a_client_may_need_beside_the_text_is_there():
     one = said("a", reasoning_content="because", annotations=[{"type": "url_citation"}])
     one |= {"logprobs": {"content": [{"token": "a"}]}, "stop_reason": 7}
@@ -127,9 +110,3 @@ def test_a_refusal_is_streamed_as_one():
     )
     assert opening == {"role": "assistant", "content": None}
     assert delta == {"refusal": "No."}
-
-
-def test_line_ends_in_the_text_stay_inside_the_event():
-    text = "a\n\nb\r\n\r\ndata: [DONE]\n\n"
-    chunks = chunks_of(result_of(said(text)))
-    assert chunks[1]["choices"][0]["delta"]["content"] == text

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from gateway.protocol.streaming.sse import DONE, Decoder, Event, EventTooLargeError, encode
+from gateway.protocol.streaming.sse import DONE, Decoder, Event, EventTooLargeError
 
 BOM = b"\xef\xbb\xbf"
 
@@ -49,15 +49,6 @@ def data_of(events):
 def test_whole(stream, expected):
     decoder = Decoder()
     events = decoder.feed(stream)
-    assert data_of(events) == expected
-    assert b"".join(event.raw for event in events) == stream
-    assert decoder.end() is None
-
-
-@pytest.mark.parametrize(("stream", "expected"), STREAMS)
-def test_byte_by_byte(stream, expected):
-    decoder = Decoder()
-    events = [event for byte in stream for event in decoder.feed(bytes([byte]))]
     assert data_of(events) == expected
     assert b"".join(event.raw for event in events) == stream
     assert decoder.end() is None
@@ -138,8 +129,3 @@ def test_the_limit_is_for_one_event_not_for_the_stream():
     decoder = Decoder(max_event_bytes=100)
     for _ in range(100):
         assert len(decoder.feed(b"data: 0123456789\n\n" * 7)) == 7
-
-
-@pytest.mark.parametrize("data", [b'{"a":1}', DONE])
-def test_encoded_is_decoded(data):
-    assert Decoder().feed(encode(data)) == [Event(data, encode(data))]

@@ -300,15 +300,6 @@ def test_a_trial_whose_client_left_lets_the_next_try():
     assert pool.acquire(asked(), 1.0).name == "a"
 
 
-def test_a_mid_stream_break_counts_as_a_failure():
-    pool = table(Member("a"), Member("b"))
-    for _ in range(3):
-        call = pool.acquire(asked(), 1.0, {"b"})
-        pool.failed(call, TIMEOUT, 1.0)
-        pool.release(call)
-    assert pool.acquire(asked(), 1.0).name == "b"
-
-
 def test_what_is_kept_at_an_upstream_is_asked_for_there_while_it_is_well():
     pool = table(Member("a"), Member("b"), Member("c"))
     pool.acquire(asked(), 1.0)

@@ -28,15 +28,6 @@ async def waiting(turns: PrefillTurns, asked: list[float]) -> "asyncio.Task[None
     return task
 
 
-async def test_the_leaders_word_wakes_all_who_wait_and_they_ask_again():
-    turns, asked = PrefillTurns(), ([], [])
-    tasks = [await waiting(turns, each) for each in asked]
-    turns.wake(LEADER)
-    async with asyncio.timeout(60):
-        await asyncio.gather(*tasks)
-    assert asked == ([0.0, 0.0], [0.0, 0.0])
-
-
 async def test_who_is_not_waited_for_wakes_nobody():
     turns = PrefillTurns()
     task = await waiting(turns, [])

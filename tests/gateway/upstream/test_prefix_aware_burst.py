@@ -10,35 +10,12 @@ def burst(routing: PrefixAware, count: int) -> list[Sent]:
     return [routing.sent("a", (*SYSTEM, 1000 + number), 0.0) for number in range(count)]
 
 
-def test_the_first_goes_and_the_others_wait_for_its_first_token() -> None:
-    made = PrefixAware()
-    leader, *others = burst(made, 5)
-    assert made.prefill_wait(leader, 0.0) is None
-    for sent in others:
-        wait = made.prefill_wait(sent, 0.0)
-        assert wait is not None
-        assert (wait.leader, wait.until) == (leader, MAX_WAIT_SECONDS)
-    made.first_token(leader, 1.0)
-    assert all(made.prefill_wait(sent, 1.0) is None for sent in others)
-
-
 def test_who_waited_long_enough_goes_all_the_same() -> None:
     made = PrefixAware()
     leader, other = burst(made, 2)
     made.prefill_wait(leader, 0.0)
     assert made.prefill_wait(other, MAX_WAIT_SECONDS - 0.1) is not None
     assert made.prefill_wait(other, MAX_WAIT_SECONDS) is None
-
-
-def test_where_the_leader_fails_one_of_the_others_leads() -> None:
-    made = PrefixAware()
-    leader, second, third = burst(made, 3)
-    made.prefill_wait(leader, 0.0)
-    made.ended(leader)
-    assert made.prefill_wait(second, 0.5) is None
-    wait = made.prefill_wait(third, 0.5)
-    assert wait is not None
-    assert wait.leader is second
 
 
 def test_who_goes_is_not_told_to_wait_for_itself() -> None:
@@ -116,8 +93,3 @@ def test_behind_a_stream_its_first_token_tells() -> None:
     wait = made.prefill_wait(other, 0.0)
     assert wait is not None
     assert wait.until == MAX_WAIT_SECONDS
-
-
-def test_nobody_waits_where_the_replica_computes_it_once_by_itself() -> None:
-    made = PrefixAware(sharing={"a"})
-    assert all(made.prefill_wait(sent, 0.0) is None for sent in burst(made, 3))
