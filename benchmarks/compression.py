@@ -31,9 +31,9 @@ from gateway.prompts.compress.compress import begin
 from gateway.prompts.compress.context import readable
 from gateway.prompts.compress.passages import passages_of
 from gateway.prompts.outcome import NotRewrittenError
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.tokens import BYTES_A_TOKEN
 from policies.decision import CompressSettings, DocumentSettings
+from policies.endpoint import Endpoint
 
 DATA = Path(os.environ.get("REFRAIN_DATA", Path(__file__).parents[1].parent / "shared" / "data"))
 AIM = 0.98

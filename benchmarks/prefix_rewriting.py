@@ -37,8 +37,8 @@ from engine_sides import bundled_or_random
 from servers import await_url, free_port
 
 from gateway.cli.terminal import Lines
-from gateway.protocol.endpoint import Endpoint
 from gateway.server.admin.recorded_request import read_request
+from policies.endpoint import Endpoint
 
 CONTEXT = 16_384
 TEMPLATE = (

@@ -19,11 +19,11 @@ from typing import Any
 
 import orjson
 
-from gateway.cache.canonical import parse_body
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.prompts.rewrite.tools import KnownTools
-from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.exact_json import parse_body
 from policies.decision import DocumentSettings, PrefixSettings, SchemaKeys, VolatileKind
+from policies.endpoint import Endpoint
 
 TOOLS = 40
 BODY_BYTES = 20_000

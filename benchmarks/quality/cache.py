@@ -20,13 +20,13 @@ from gateway.cache.plan import Plan, plan_request
 from gateway.cache.ports import ActivePolicy
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cli.explain import pipeline_to_explain
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.messages import Inbound
 from gateway.protocol.reasons import Reason
 from gateway.semantic.ports import Candidate, SemanticUnavailableError, Verifier
 from gateway.server.policy_file import PolicyFile
 from gateway.server.request import Trace, Verdict
 from policies.decision import Decision, PiiAction
+from policies.endpoint import Endpoint
 from policies.freshness import parse_directives
 from quality.outcomes import Outcome, Try
 from quality.trial import Request, Trial

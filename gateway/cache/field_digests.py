@@ -12,9 +12,9 @@ from typing import Any
 
 import orjson
 
-from gateway.cache.canonical import keyed
-from gateway.protocol.endpoint import Endpoint
+from gateway.cache.key import keyed
 from gateway.protocol.endpoints.table import SPECS
+from policies.endpoint import Endpoint
 
 Digests = tuple[tuple[str, bytes], ...]
 

@@ -1,8 +1,15 @@
-"""Identities: tenant, scope, cache key, compatibility fingerprint and vector partition.
+"""Identities: tenant, scope, canonical form, cache key, fingerprint and vector partition.
 
 Law: all that decides whose answer it is, or which, is hashed. Fields are length prefixed, so no two
 lists of fields share a byte string. A credential leaves this file only as an HMAC under the
 server's secret.
+
+Two bodies share a canonical form only if no upstream can tell them apart. Key order, number lexemes
+(1, 1.0, 1e0) and the two forms of a message that is one text, or of one input to embed, fold. Text
+never folds, and arrays keep their order. A field is part of the form unless it is known to be
+neutral (``protocol.fields``). Null and absent stay apart, because some servers treat them
+differently (vLLM: ``tool_choice: null``). So do a default and its absence: the upstream may change
+a default.
 """
 
 import hashlib
@@ -10,11 +17,64 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 from gateway.cache.entry import KEY_VERSION
-from gateway.protocol.endpoint import Endpoint
+from gateway.protocol import exact_json
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.headers import bearer
 from policies.decision import CompressSettings, DocumentSettings, Scope
+from policies.endpoint import Endpoint
+
+
+def keyed(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the keyed fields of a parsed body, texts folded.
+
+    That is the body itself where there is nothing to leave out or to fold.
+    """
+    spec = SPECS[endpoint]
+    neutral = spec.neutral
+    kept = body
+    if not neutral.isdisjoint(body):
+        kept = {field: value for field, value in body.items() if field not in neutral}
+    if spec.turns is not None:
+        return _fold_texts(kept, spec.turns, spec.text_type)
+    if spec.is_batch:
+        match kept.get(spec.question_field):
+            case [str() | list() as only]:  # a batch of one is that one
+                return {**kept, spec.question_field: only}
+    return kept
+
+
+def canonical_form(endpoint: Endpoint, body: dict[str, Any]) -> bytes:
+    """Return the canonical bytes of a parsed body: its keyed fields, in the order of names."""
+    return exact_json.dumps(keyed(endpoint, body), sort_keys=True)
+
+
+def _fold_texts(kept: dict[str, Any], field: str, kind: str | None) -> dict[str, Any]:
+    """Write content that is one text part as that text, in a copy."""
+    messages = kept.get(field)
+    if type(messages) is not list:
+        return kept
+    for message in messages:
+        if type(message) is dict and type(message.get("content")) is list:
+            return {**kept, field: [_fold_message(each, kind) for each in messages]}
+    return kept
+
+
+def _fold_message(message: Any, kind: str | None) -> Any:
+    if type(message) is not dict or type(message.get("content")) is not list:
+        return message
+    return {**message, "content": _folded(message["content"], kind)}
+
+
+def _folded(content: list[Any], kind: str | None) -> Any:
+    match content:
+        case [{"type": str(given), "text": str(text), **rest}] if given == kind and not rest:
+            return text
+        case _:
+            return content
+
 
 _MAX_TENANTS = 1024
 """Of each memo, as the same few tenants ask all the time.
@@ -145,6 +205,14 @@ class Partition:
     scope: bytes
     pii_identity: str
     compress: str = ""
+
+    def key_of(self, body: dict[str, Any]) -> bytes:
+        """Return the exact identity of a request, 32 bytes."""
+        return self.cache_key(canonical_form(self.endpoint, body))
+
+    def fingerprint_of(self, rest: dict[str, Any]) -> bytes:
+        """Return the identity of a request without its question, 32 bytes."""
+        return self.fingerprint(canonical_form(self.endpoint, rest))
 
     def cache_key(self, form: bytes) -> bytes:
         """Return the exact identity; ``form`` is the canonical form of the whole request."""

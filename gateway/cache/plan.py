@@ -4,15 +4,20 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from gateway.cache.canonical import canonical_form
 from gateway.cache.entry import KEY_VERSION, Entry
 from gateway.cache.field_digests import field_digests
-from gateway.cache.key import Partition, Tenant, compress_identity, scope_id, shared_partition
-from gateway.protocol.endpoint import Endpoint
+from gateway.cache.key import (
+    Partition,
+    Tenant,
+    compress_identity,
+    scope_id,
+    shared_partition,
+)
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.reasons import Reason
 from gateway.semantic.eligibility.rules import NO_QUERY, SemanticQuery, semantic_query
 from policies.decision import Decision, PiiAction, Scope
+from policies.endpoint import Endpoint
 from policies.freshness import NO_GRACE, Directives, Freshness, Grace, freshness, jittered
 
 
@@ -37,8 +42,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         # No cached_property: on Python 3.11 that takes a lock, and each hit needs the key.
-        form = canonical_form(self.partition.endpoint, self.body)
-        object.__setattr__(self, "key", self.partition.cache_key(form))
+        object.__setattr__(self, "key", self.partition.key_of(self.body))
 
     @cached_property
     def personal(self) -> "Plan | None":
@@ -78,7 +82,7 @@ class Plan:
         found = self.semantic_query.question
         if found is None:
             return bytes(32)
-        return self.partition.fingerprint(canonical_form(self.partition.endpoint, found.rest))
+        return self.partition.fingerprint_of(found.rest)
 
     @property
     def scans(self) -> bool:

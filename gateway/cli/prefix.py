@@ -17,13 +17,7 @@ from pathlib import Path
 import orjson
 
 from gateway.cli.prefix_report import LEAST_SHARE, Ceiling, RouteReport, report
-from gateway.cli.terminal import (
-    CommandError,
-    Lines,
-    add_command,
-    run_command,
-    unreadable,
-)
+from gateway.cli.terminal import CommandError, Lines, add_command, run_command, unreadable
 from gateway.server.admin.recorded_request import RecordedRequest, Route, read_request
 
 _REPORT = """\

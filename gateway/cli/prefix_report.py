@@ -23,10 +23,10 @@ import orjson
 
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.prompts.rewrite.tools import KnownTools
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.table import SPECS
 from gateway.server.admin.recorded_request import RecordedRequest, Route
 from policies.decision import MARKS, PrefixSettings, SchemaKeys, VolatileKind
+from policies.endpoint import Endpoint
 from policies.format.load import parse_policy
 
 CHARACTERS_PER_TOKEN = 4.0

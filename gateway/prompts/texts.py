@@ -7,8 +7,8 @@ returned, where every byte may matter.
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.table import SPECS
+from policies.endpoint import Endpoint
 
 Path = tuple[str | int, ...]
 

@@ -1,10 +1,154 @@
-"""What a request body says: the parts that policy, PII scan and semantic lookup look at."""
+"""The texts of a request body: what policy, PII scan and semantic lookup read.
 
+Law: what the model or a client can read as text, the PII scan reads too: member names, text cut
+into parts or messages, and text escaped once more, as in a tool call's arguments
+(``ada\u0040example.com``). The scan itself handles single characters that stand for others.
+"""
+
+import re
+from collections.abc import Iterator
 from typing import Any
 
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.table import SPECS
-from gateway.protocol.text_extraction import names, query_readings, readings
+from policies.endpoint import Endpoint
+
+_ESCAPES = (
+    *(("\\\\", "\0"), ("\\n", "\n"), ("\\r", "\n"), ("\\t", " "), ('\\"', '"'), ("\\/", "/")),
+    ("\0", "\\"),
+)
+_MOST_ESCAPED = 3
+"""JSON in JSON in JSON is read; what is deeper is nobody's habit."""
+_REACH = 40
+"""Characters at the borders of texts that may belong together."""
+_SAID = ("content", "reasoning_content", "reasoning", "refusal")
+"""Members of a message that are shown one after the other."""
+_LONGEST_NAME = 24
+"""Letters of a member's name from which it may hold something encoded."""
+_FEWEST_DIGITS = 7
+"""In texts that follow one another, from which they may be the groups of a number."""
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{20,}")
+_PARTED = re.compile(r"(?:[ +()./\[\]][0-9_-]|[%\\][A-Za-z0-9])[A-Za-z0-9_-]{19,}")
+"""A long token that may go on with a number or an escape."""
+_CREDENTIALS = frozenset(
+    {"key", "api_key", "api-key", "apikey", "token", "access_token", "subscription-key"}
+)
+"""Parameters by which some upstreams know their clients: these hold a key in every request."""
+
+
+def readings(value: Any) -> Iterator[str]:
+    """Yield the strings in a JSON value, depth first, with their other readings.
+
+    Sealed reasoning is left out: only who made it can read it, and it is nobody's secret.
+    """
+    stack = [value]
+    while stack:
+        match stack.pop():
+            case str() as text:
+                yield text
+                yield from _unescaped(text)
+            case dict() as members:
+                sealed = members.get("type") == "reasoning"
+                for name in members:
+                    if len(name) > _LONGEST_NAME or not name.replace("_", "").isalpha():
+                        yield name
+                        yield from _unescaped(name)
+                content = members.get("content")
+                if isinstance(content, str):
+                    yield from _said(members)
+                elif isinstance(content, list) and any(isinstance(part, str) for part in content):
+                    yield _text(members)
+                stack.extend(
+                    member
+                    for name, member in reversed(members.items())
+                    if not (sealed and name == "encrypted_content" and isinstance(member, str))
+                )
+            case list() as items:
+                yield from _joined(items)
+                stack.extend(reversed(items))
+
+
+def names(value: Any) -> Iterator[str]:
+    """Yield the strings in what holds names and ids: long ones are random and yet no secret."""
+    for text in readings(value):
+        yield as_names(text)
+
+
+def as_names(text: str) -> str:
+    """Return the text with every long token marked as an id, so that it does not look random.
+
+    Where the mark parts a number or an escape from what stands before it
+    (``+14155552671_customer``), a second line has the tokens in lower case instead.
+    """
+    marked = _TOKEN.sub(lambda token: f"id-{token.group()}", text)
+    if _PARTED.search(text) is None:
+        return marked
+    return f"{marked}\n{_TOKEN.sub(lambda token: token.group().lower(), text)}"
+
+
+def query_readings(query: str) -> Iterator[str]:
+    """Yield what a query string says; a plus stands for a space or for itself."""
+    for parameter in query.split("&") if query else ():
+        name, _, value = parameter.partition("=")
+        text = as_names(value if name.lower() in _CREDENTIALS else parameter)
+        yield text
+        if "+" in text:
+            yield text.replace("+", " ")
+
+
+def _joined(items: list[Any]) -> Iterator[str]:
+    """Yield the borders of texts that follow one another, of all and of each role by itself.
+
+    Not of those that hold nothing a scan looks for but words: most have no other reading.
+    """
+    texts: list[str] = []
+    by_role: dict[str, list[str]] = {}
+    for item in items:
+        if isinstance(item, dict) and (text := _text(item)):
+            texts.append(text if len(text) <= 2 * _REACH else f"{text[:_REACH]}\n{text[-_REACH:]}")
+            role = item.get("role")
+            by_role.setdefault(role if isinstance(role, str) else "", []).append(texts[-1])
+    for each in (texts, *(by_role.values() if len(by_role) > 1 else ())):
+        if len(each) > 1:
+            together = "".join(each)
+            digits = sum(map(together.count, "0123456789"))
+            if digits or not together.isascii() or "@" in together:
+                yield together
+            if digits >= _FEWEST_DIGITS:
+                yield " ".join(each)
+
+
+def _said(message: dict[str, Any]) -> Iterator[str]:
+    """Yield the borders of a message's texts, in whichever order they are shown."""
+    texts = [each for name in _SAID if isinstance(each := message.get(name), str) and each]
+    for order in (texts, texts[::-1]) if len(texts) > 1 else ():
+        yield from _joined([{"text": each} for each in order])
+
+
+def _text(item: dict[str, Any]) -> str:
+    """Return the text of a part, or that of a message."""
+    content = item.get("text")
+    if not isinstance(content, str):
+        content = item.get("content")
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return ""
+    parts = (part.get("text") if isinstance(part, dict) else part for part in content)
+    return "".join(part for part in parts if isinstance(part, str))
+
+
+def _unescaped(text: str) -> Iterator[str]:
+    """Yield what the text says once backslash escapes are read, if there are any."""
+    for _ in range(_MOST_ESCAPED):
+        if "\\" not in text:
+            return
+        # Only whole steps in C: this is done on the loop.
+        text = text.encode("raw_unicode_escape").decode("raw_unicode_escape", "replace")
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        for written, meant in _ESCAPES:
+            text = text.replace(written, meant)
+        yield text
+
 
 _NAMES = frozenset(
     {"id", "object", "model", "system_fingerprint", "service_tier"}

@@ -1,7 +1,8 @@
-"""JSON that keeps the digits of integers of more than 64 bits, which orjson alone does not.
+"""JSON read strictly, and printed with every digit.
 
-orjson reads such an integer as a float and refuses to print it. Where there is none, this costs one
-search for a long run of digits.
+A request body has unique keys, and integers of more than 64 bits keep their digits. orjson alone
+reads such an integer as a float and refuses to print it. Where there is none, this costs one search
+for a long run of digits.
 """
 
 import json
@@ -34,3 +35,105 @@ def dumps(value: Any, *, sort_keys: bool = False) -> bytes:
             raise
     plain = json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=sort_keys)
     return plain.encode()
+
+
+class BodyError(ValueError):
+    """The body is not one JSON object with unique keys."""
+
+
+class LoneSurrogateError(BodyError):
+    """A string of the body is not Unicode; ``body`` is the parsed object."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        super().__init__("The JSON body of your request has a lone surrogate in a string.")
+        self.body = body
+
+
+def parse_body(raw: bytes) -> dict[str, Any]:
+    """Parse a request body; floats of integral value come back as ints, of any size.
+
+    Raises LoneSurrogateError for half of a surrogate pair, which JavaScript leaves of a cut emoji,
+    and BodyError for invalid JSON, anything but an object, a nesting of over 250 levels, and
+    duplicate keys at any depth (what is keyed must be what the upstream reads, and parsers differ
+    on which duplicate wins).
+    """
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        if "surrogate" in str(error):
+            raise LoneSurrogateError(_parse_surrogates(raw)) from None
+        raise BodyError(f"We could not parse the JSON body of your request: {error}.") from None
+    if not isinstance(body, dict):
+        raise BodyError("The JSON body of a request must be an object.")
+    try:
+        printed = orjson.dumps(body)
+    except TypeError:  # orjson prints fewer levels than it reads
+        raise BodyError("The JSON body of your request is nested too deeply.") from None
+    # Proof that no key was dropped, without a slow parse: the reprint is the same text; or, if no
+    # colon is escaped, both have the same number of colons, of members and inside strings.
+    proven_unique = raw == printed or (
+        raw.count(b":") == printed.count(b":") and b"\\u003" not in raw
+    )
+    if proven_unique and not _has_integral_float(printed):
+        return body
+    exact: dict[str, Any] = _parse_exactly(raw)
+    return exact
+
+
+def _has_integral_float(printed: bytes) -> bool:
+    """Look for the forms in which orjson prints a float of integral value; may err on a string.
+
+    Such a number may have been written 1, 1.0 or 1e0, or have been an integer of more than 64
+    bits that was rounded to a float on reading.
+    """
+    # Few texts have a plus sign, and one byte is found much faster than two.
+    return (b"+" in printed and b"e+" in printed) or (
+        b".0" in printed and (b".0," in printed or b".0}" in printed or b".0]" in printed)
+    )
+
+
+def _parse_exactly(text: str | bytes) -> Any:
+    """Parse with every digit. Raises ValueError, BodyError for a duplicate key."""
+    return json.loads(
+        text,
+        object_pairs_hook=_unique_keys,
+        parse_float=_fold_number,
+        parse_constant=_refuse_constant,
+    )
+
+
+def _parse_surrogates(raw: bytes) -> dict[str, Any]:
+    """Parse a body with a lone surrogate, which orjson refuses, as strictly as any other."""
+    try:
+        body = _parse_exactly(raw.decode())
+    except RecursionError:
+        raise BodyError("The JSON body of your request is nested too deeply.") from None
+    except BodyError:
+        raise
+    except ValueError as error:
+        raise BodyError(f"We could not parse the JSON body of your request: {error}.") from None
+    if not isinstance(body, dict):
+        raise BodyError("The JSON body of a request must be an object.")
+    return body
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise BodyError(
+                    f"The JSON body of your request has the key {key[:80]!r} more than once."
+                )
+            seen.add(key)
+    return members
+
+
+def _fold_number(lexeme: str) -> int | float:
+    number = float(lexeme)
+    return int(number) if number.is_integer() else number

@@ -1,8 +1,13 @@
-"""What each field of a request may hold, and what it means to the cache.
+"""The type of each field of a request, its role in the key, and the checks of a body against them.
 
-Law: a field is neutral only if it cannot change what is answered, and a field that is not listed
-is part of the key. Every field that OpenAI publishes is listed, so that a new one is looked at
-before it is cached. What a bypass field's value does not refuse is key or neutral like any other.
+Law: a field is neutral only if it cannot change the answer, and a field that is not listed is part
+of the key. Every field that OpenAI publishes is listed, so a new one is examined before it is
+cached. If the value of a bypass field is not refused, the field is key or neutral like any other.
+
+Only types, and the few values that the gateway itself reads, are checked. The upstream judges
+ranges, models and context lengths, and unknown fields pass. A shape that OpenAI refuses and other
+servers take is returned as an error, not raised: such a request is forwarded unchanged, and not
+looked up.
 """
 
 import re
@@ -11,6 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from gateway.protocol.errors import ClientError
 from gateway.protocol.reasons import Reason
 
 
@@ -162,3 +168,75 @@ SAMPLING: Fields = {
     "seed": keyed(INTEGER),
     "stop": keyed(STRINGS),
 }
+
+_JSON_NAMES = {
+    dict: "an object",
+    list: "an array",
+    str: "a string",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a decimal",
+}
+
+
+def check_fields(
+    body: dict[str, Any], fields: Fields, *, names_model: bool = True
+) -> list[ClientError]:
+    """Return why a request is forwarded only. Raises ClientError for what no server takes.
+
+    A request without a model is one of these: servers of one model take it.
+    """
+    odd = []
+    for name, value in body.items():
+        known = fields.get(name)
+        if known is None or value is None or (kind := known.type) is None:
+            continue
+        if type(value) not in kind.types:  # not isinstance: True is no number
+            if not kind.taken(value):
+                raise wrong_type(name, value, kind)
+            odd.append(wrong_type(name, value, kind))
+    if names_model and body.get("model") is None:
+        odd.append(missing("model"))
+    return odd
+
+
+def check_type(where: str, value: Any, kind: Type) -> None:
+    """Raise ClientError for a value of another type."""
+    if type(value) not in kind.types:
+        raise wrong_type(where, value, kind)
+
+
+def require(holder: dict[str, Any], name: str, where: str = "") -> None:
+    """Raise ClientError where a field is absent or null."""
+    if holder.get(name) is None:
+        raise missing(f"{where}.{name}" if where else name)
+
+
+def wrong_type(where: str, value: Any, kind: Type) -> ClientError:
+    """Return the error of a value of another type."""
+    got = "null" if value is None else _JSON_NAMES[type(value)]
+    message = f"Invalid type for '{where}': expected {kind.expected}, but got {got} instead."
+    return ClientError(400, message, param=where, code="invalid_type")
+
+
+def missing(param: str) -> ClientError:
+    """Return the error of a field that is absent."""
+    message = f"Missing required parameter: '{param}'."
+    return ClientError(400, message, param=param, code="missing_required_parameter")
+
+
+def empty_array(where: str) -> ClientError:
+    """Return the error of an array that holds nothing."""
+    got = "minimum length 1, but got an empty array"
+    return _wrong_length(where, "empty_array", "empty array", got)
+
+
+def long_array(where: str, most: int, length: int) -> ClientError:
+    """Return the error of an array that holds too much."""
+    got = f"maximum length {most}, but got an array with length {length}"
+    return _wrong_length(where, "array_above_max_length", "array too long", got)
+
+
+def _wrong_length(where: str, code: str, what: str, got: str) -> ClientError:
+    message = f"Invalid '{where}': {what}. Expected an array with {got} instead."
+    return ClientError(400, message, param=where, code=code)

@@ -14,9 +14,9 @@ Law: only whole numbers from 0 count; what an upstream does not say is None and 
 from typing import Any, NamedTuple
 
 from gateway.protocol import exact_json
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import PromptTooLongError
+from policies.endpoint import Endpoint
 
 BYTES_A_TOKEN = 4
 ATTACHMENT_TOKENS = 765

@@ -1,6 +1,7 @@
-"""What is written down of requests: metrics, request log, decision log, traces."""
+"""What is recorded of requests: metrics, request log, decision log, traces."""
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -9,14 +10,35 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gateway.cache.ports import StoreStats
+from gateway.prompts.outcome import rewrites_told
 from gateway.settings import Settings
 from gateway.telemetry.decision_log import DecisionLog, Recorder
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.observation import Observation, Sink
-from gateway.telemetry.request_log import log_request
 
 if TYPE_CHECKING:
     from gateway.telemetry.tracing import Tracing
+
+log = logging.getLogger(__name__)
+
+
+def log_request(seen: Observation) -> None:
+    """Write one line a request; figures and reasons, never text."""
+    if seen.ended is not None:
+        log.debug(
+            "%s model=%r rule=%s outcome=%s reason=%s declined=%s rewrites=%s compress=%s "
+            "status=%d ms=%.1f",
+            seen.endpoint,
+            seen.model[:128],
+            seen.rule,
+            seen.outcome,
+            seen.reason,
+            seen.declined,
+            rewrites_told(seen.rewrites, seen.not_rewritten),
+            seen.compression,
+            seen.status,
+            (seen.ended - seen.started) * 1000,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +54,12 @@ class Telemetry:
     @property
     def sinks(self) -> tuple[Sink, ...]:
         """Take each observation once its request has ended."""
-        log = () if self.decision_log is None else (self.decision_log.observe,)
-        return (self.metrics.observe, log_request, *log)
+        sinks: list[Sink] = [self.metrics.observe]
+        if log.isEnabledFor(logging.DEBUG):
+            sinks.append(log_request)
+        if self.decision_log is not None:
+            sinks.append(self.decision_log.observe)
+        return tuple(sinks)
 
     @property
     def trace(self) -> Callable[[Observation, Mapping[str, str]], None] | None:

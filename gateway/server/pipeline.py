@@ -1,8 +1,8 @@
 """One request's way: parse, plan, drive the lookup machine, then render a hit or forward.
 
-Law: this is the only driver, also of an explanation. What a state asks for is done here and handed
-back to it; no answer comes from a store by any other path. Faults of store, index and scanner end
-as a miss or a bypass, never as an error to the client.
+Law: this is the only driver, also of an explanation. The pipeline does what a state needs and hands
+the result back; no answer comes from a store by another path. A fault of a store, an index or a
+scanner ends as a miss or a bypass, never as an error to the client.
 """
 
 import contextlib
@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, assert_never
+
+import orjson
 
 from gateway.cache.entry import Entry
 from gateway.cache.key import identify
@@ -42,17 +44,16 @@ from gateway.cache.ports import PolicySource, Store, StoreError, StoreUnavailabl
 from gateway.cache.shadow_eval.comparison import Sampling
 from gateway.cache.shadow_eval.journal import ComparisonJournal
 from gateway.cache.single_flight import Together
-from gateway.protocol.cache_status import Forwarded, ForwardStatus
-from gateway.protocol.endpoint import Endpoint
+from gateway.protocol import exact_json
+from gateway.protocol.cache_status import Forwarded, ForwardStatus, RefusedStatus
 from gateway.protocol.endpoints.embeddings import item_body, items_of
 from gateway.protocol.endpoints.table import SPECS
-from gateway.protocol.errors import UpstreamError
+from gateway.protocol.errors import RequestError, UpstreamError
 from gateway.protocol.messages import Inbound, Reply
 from gateway.protocol.reasons import Reason
 from gateway.protocol.tokens import refuse_long_prompt
 from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError, Verifier
 from gateway.server.batch import MissingItems, end_of, for_each, to_be_had
-from gateway.server.hit_reply import refuse, render_hit
 from gateway.server.model_fallback import (
     Overloaded,
     fallback_for,
@@ -67,15 +68,62 @@ from gateway.server.request import (
     Verdict,
     facts_of,
     parse_request,
+    plan_to_scan,
+    scan_prompt,
+    without_names,
 )
-from gateway.server.request_scan import plan_to_scan, scan_prompt, without_names
 from gateway.telemetry.decision_log import Recorder
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.request import without_salt
 from policies.decision import Decision, Priority
+from policies.endpoint import Endpoint
 from policies.freshness import NOTHING_ASKED, parse_directives
+
+JSON_TYPE = ("Content-Type", "application/json")
+SSE_TYPE = ("Content-Type", "text/event-stream; charset=utf-8")
+
+
+def render_hit(endpoint: Endpoint, body: dict[str, Any], hit: Hit, seen: Observation) -> Reply:
+    """Return the stored answer in the form that the request asks for."""
+    status = hit.status
+    seen.outcome = "hit"
+    seen.reason = status.reason if status.stale is None else status.stale
+    seen.entry, seen.key, seen.similarity = hit.entry, hit.entry.key, status.similarity
+    seen.score, seen.threshold = status.score, status.threshold
+    seen.status = 200
+    headers = (
+        ("Cache-Status", status.header()),
+        ("Age", str(hit.age)),
+        ("Refrain-Entry", hit.entry.key.hex()),
+    )
+    spec, plain = SPECS[endpoint], hit.entry.result
+    if spec.render is not None:
+        plain = spec.render(body, hit.entry.key, plain)
+    if spec.streaming is None or not seen.streamed:
+        return Reply(200, (JSON_TYPE, *headers), plain)
+    options = body.get("stream_options") or {}
+    stream = spec.streaming.render(
+        exact_json.loads(plain), include_usage=options.get("include_usage") is True
+    )
+    return Reply(200, (SSE_TYPE, *headers), stream)
+
+
+def refuse(seen: Observation) -> Reply:
+    """Return the 504 of a request that wants a stored answer only, where there is none."""
+    seen.outcome = "refused"
+    seen.reason = Reason.ONLY_IF_CACHED
+    seen.status = 504
+    error = RequestError(
+        504,
+        "No stored answer fits, and the request asked for a stored answer only.",
+        kind="cache_error",
+        code=Reason.ONLY_IF_CACHED.value,
+    )
+    header = RefusedStatus(Reason.ONLY_IF_CACHED).header()
+    return Reply(504, (JSON_TYPE, ("Cache-Status", header)), orjson.dumps(error.body()))
+
 
 log = logging.getLogger(__name__)
 

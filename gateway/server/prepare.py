@@ -20,25 +20,24 @@ from gateway.cache.lookup import Forward
 from gateway.cache.plan import end_user
 from gateway.prompts.compress.compress import Compressed
 from gateway.prompts.compress.compressor import Compressor, Summariser
-from gateway.prompts.hints.hints import hinted, hints_for
+from gateway.prompts.hints import hinted, hints_for
 from gateway.prompts.outcome import Changed, Compression, Declined, NotRewritten, Rewrite
 from gateway.prompts.rewrite.documents import NOTHING_KNOWN, Memory, SharedDocuments
 from gateway.prompts.rewrite.rewrite import Rewritten, rewrite, rules_for
 from gateway.prompts.rewrite.tools import KnownTools
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.headers import Fields
 from gateway.protocol.messages import read_whole
-from gateway.server.request import Asked
+from gateway.server.request import INLINE_BYTES, Asked
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.ports import Upstream
 from gateway.upstream.request import Outgoing, own_fields, with_priority, with_salt
 from policies.decision import DocumentOrder
+from policies.endpoint import Endpoint
 from policies.freshness import parse_directives
 
 log = logging.getLogger(__name__)
 
-INLINE_BYTES = 32_768
 INLINE_PIECES = 1024
 """Objects, and lines of texts. Bodies with more of either, or longer, are rewritten in a thread;
 what is within takes a fraction of a millisecond, some where it is made to take long."""

@@ -1,24 +1,43 @@
-"""One request, parsed and decided on: what holds for all of it, and who answers a miss."""
+"""One request: its parsed body, the policy's decision, its trace, and the PII scan of its text.
 
+Law: the fields beside the prompt (``user``, ``metadata``) are each request's own. Requests of one
+key may share a lookup and an upstream call, but not these fields.
+"""
+
+import asyncio
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
-from gateway.cache.canonical import BodyError, LoneSurrogateError, parse_body
 from gateway.cache.key import Tenant
-from gateway.cache.lookup import State
-from gateway.cache.ports import ActivePolicy
-from gateway.protocol.conversation import last_user_text, system_text
-from gateway.protocol.endpoint import Endpoint
+from gateway.cache.lookup import End, State, kept_plan, set_apart
+from gateway.cache.pii_scan import ScanFailedError, Scans
+from gateway.cache.plan import Plan
+from gateway.cache.ports import ActivePolicy, Scanner
+from gateway.protocol.conversation import (
+    is_readable,
+    last_user_text,
+    names_text,
+    prompt_text,
+    system_text,
+)
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import ClientError
+from gateway.protocol.exact_json import BodyError, LoneSurrogateError, parse_body
 from gateway.protocol.messages import Inbound
+from gateway.protocol.reasons import Reason
 from gateway.semantic.ports import LocalEncoder
 from gateway.semantic.verification import Verification
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
 from policies.decision import Decision
+from policies.endpoint import Endpoint
 from policies.policy import RequestFacts
+
+INLINE_BYTES = 32_768
+"""Longer bodies are scanned and rewritten in a thread."""
 
 MOST_PARTS = 500_000
 """Objects, arrays and members of a request: a hundred thousand messages have fewer."""
@@ -184,3 +203,55 @@ def _is_text(value: str) -> bool:
     return value.isascii() or value.encode("utf-8", "replace") == value.encode(
         "utf-8", "surrogatepass"
     )
+
+
+async def scan_prompt(asked: Asked, plan: Plan, scans: Scans) -> str | None:
+    """Return the kind of the first finding in what makes the key. Raises ScanFailedError.
+
+    Of an item of a batch that is the item; the other fields are scanned once for all items.
+    """
+    if not is_readable(plan.partition.endpoint, plan.body):
+        return "unreadable"
+
+    async def found(body: dict[str, Any], query: str, size: int) -> str | None:
+        read = partial(prompt_text, plan.partition.endpoint, body, query)
+        text = await asyncio.to_thread(read) if size > INLINE_BYTES else read()
+        return await scans.scan(asked.active.scanner, text, plan.partition.scope)
+
+    body, query, size = plan.body, plan.partition.query, len(asked.inbound.raw)
+    if asked.beside is None:
+        return await found(body, query, size)
+    if not asked.beside:
+        rest = {name: value for name, value in body.items() if name != "input"}
+        asked.beside.append(await found(rest, query, size))
+    if asked.beside[0] is not None:
+        return asked.beside[0]
+    return await found({"input": body["input"]}, "", len(body["input"]))
+
+
+def plan_to_scan(ends: Sequence[End], endpoint: Endpoint, body: dict[str, Any]) -> Plan | None:
+    """Return a plan for which these fields must be scanned, None where nothing would be stored.
+
+    No coroutine: most requests are hits or have none of these fields.
+    """
+    if SPECS[endpoint].neutral.isdisjoint(body):
+        return None
+    plan = next((plan for end in ends if (plan := kept_plan(end)) is not None), None)
+    return plan if plan is not None and plan.scans else None
+
+
+async def without_names(
+    ends: Sequence[End], body: dict[str, Any], plan: Plan, scans: Scans, scanner: Scanner
+) -> list[End]:
+    """Return the ends of a request's lookups, set apart where these fields hold personal data.
+
+    The fields are scanned once, for however many items.
+    """
+    try:
+        text = names_text(plan.partition.endpoint, body)
+        found = await scans.scan(scanner, text, plan.partition.scope)
+    except ScanFailedError:
+        return [set_apart(end, Reason.SCAN_FAULT, personal=False) for end in ends]
+    if found is None:
+        return list(ends)
+    return [set_apart(end, Reason.PII, personal=True) for end in ends]

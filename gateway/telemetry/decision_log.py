@@ -22,12 +22,11 @@ from typing import Any
 import orjson
 
 from gateway.cache.append_files import turned
-from gateway.cache.canonical import canonical_form
-from gateway.cache.key import Tenant, scope_ids
+from gateway.cache.key import Tenant, canonical_form, scope_ids
 from gateway.cache.plan import end_user
-from gateway.protocol.endpoint import Endpoint
 from gateway.telemetry.observation import Observation
 from policies.decision import Decision, Scope
+from policies.endpoint import Endpoint
 from policies.policy import RequestFacts
 
 MAX_WAITING = 10_000

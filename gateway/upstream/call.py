@@ -15,7 +15,6 @@ import orjson
 
 from gateway.cache.writer import CacheWriter
 from gateway.protocol import exact_json
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.spec import Followed, Streaming
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
@@ -31,6 +30,7 @@ from gateway.upstream.ports import Upstream, UpstreamReply
 from gateway.upstream.request import Outgoing, Served, with_upstream
 from gateway.upstream.routing.prefix_chain import PromptChains
 from gateway.upstream.shadow_eval import Checks
+from policies.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
 

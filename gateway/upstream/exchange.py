@@ -13,11 +13,11 @@ from gateway.cache.lookup import Forward
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Scanner
 from gateway.prompts.outcome import Compression, Declined, Rewrite
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.messages import ALL_ADDITIONS, Addition, Inbound
 from gateway.protocol.tokens import ask_for_usage
 from gateway.telemetry.observation import Observation
+from policies.endpoint import Endpoint
 
 
 @dataclass(frozen=True, slots=True, eq=False)

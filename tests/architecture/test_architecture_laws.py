@@ -155,5 +155,11 @@ def test_a_file_without_a_purpose_breaks_the_law(tmp_path):
     assert architecture.files_say_what_they_are_for(tmp_path) == ["gateway.server.pipeline"]
 
 
+def test_each_exception_names_a_module_that_exists():
+    names = {module.name for module in modules(ROOT)}
+    exceptions = architecture.IO_MODULES | architecture.HTTP_MODULES | set(architecture.CROSSINGS)
+    assert exceptions - names == set()
+
+
 def test_every_law_is_shown_to_fail():
     assert {law.__name__ for law in LAWS} == set(BAD)

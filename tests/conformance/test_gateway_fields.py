@@ -13,8 +13,8 @@ from openai_schema import (
     resolved,
 )
 
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.table import SPECS
+from policies.endpoint import Endpoint
 
 pytestmark = pytest.mark.skipif(not DESCRIPTION.is_file(), reason=ABSENT)
 

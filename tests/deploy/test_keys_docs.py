@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.fields import Role
+from policies.endpoint import Endpoint
 
 PAGE = (Path(__file__).parents[2] / "docs/keys.md").read_text()
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from gateway.prompts.compress.compress import begin
 from gateway.prompts.outcome import NotRewrittenError
-from gateway.protocol.endpoint import Endpoint
 from policies.decision import CompressSettings, DocumentSettings
+from policies.endpoint import Endpoint
 
 HALF = CompressSettings(enabled=True, documents=DocumentSettings("<d>", "</d>"), keep=0.5)
 Pairs = Sequence[tuple[str, str]]

@@ -11,10 +11,10 @@ from gateway.app import default_policy
 from gateway.cache.field_digests import differences, field_digests, nearest
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cli.explain import explanation_text, pipeline_to_explain
-from gateway.protocol.endpoint import Endpoint
 from gateway.server.admin.explain import Explainer
 from gateway.server.admin.recorded_request import RecordedError, parse_recorded
 from gateway.server.policy_file import PolicyFile
+from policies.endpoint import Endpoint
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 values = st.recursive(

@@ -5,11 +5,10 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.cache.canonical import parse_body
-from gateway.prompts.hints.hints import hinted
+from gateway.prompts.hints import hinted
 from gateway.prompts.outcome import Rewrite
 from gateway.prompts.texts import BLOCK
-from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.exact_json import parse_body
 from policies.decision import (
     BreakpointField,
     BreakpointLifetime,
@@ -17,6 +16,7 @@ from policies.decision import (
     HintSettings,
     KeyRetention,
 )
+from policies.endpoint import Endpoint
 
 FIELDS = [BreakpointField.CACHE_CONTROL.value, BreakpointField.PROMPT_CACHE_BREAKPOINT.value]
 MARKS = st.sampled_from(

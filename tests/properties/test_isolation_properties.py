@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from openai_schema import ABSENT, DESCRIPTION, PUBLISHED, description, properties, request_schema
 from schema_values import values
 
-from gateway.cache.canonical import parse_body
 from gateway.cache.plan import Plan
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.table import SPECS
+from gateway.protocol.exact_json import parse_body
 from gateway.protocol.fields import Role
+from policies.endpoint import Endpoint
 
 MANY = settings(database=None, suppress_health_check=list(HealthCheck))
 EXAMPLES = max(12, settings().max_examples // 50)

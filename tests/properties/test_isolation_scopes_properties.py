@@ -21,7 +21,6 @@ from gateway.cache.pii_scan import Scans
 from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.messages import Inbound
 from gateway.semantic.ports import Candidate
 from gateway.server.pipeline import Pipeline
@@ -29,6 +28,7 @@ from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
+from policies.endpoint import Endpoint
 
 MANY = settings(database=None, suppress_health_check=list(HealthCheck))
 POLICY = """version: 1

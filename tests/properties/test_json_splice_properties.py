@@ -6,8 +6,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache.canonical import parse_body
 from gateway.prompts.json_splice import Places
+from gateway.protocol.exact_json import parse_body
 
 PIECES = [
     '"',

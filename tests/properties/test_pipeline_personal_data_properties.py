@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from gateway.cache.pii_scan import Scans
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.messages import Inbound
 from gateway.semantic.ports import Candidate
 from gateway.server.pipeline import Pipeline
@@ -25,6 +24,7 @@ from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
 from gateway.upstream.request import Outgoing, Served
+from policies.endpoint import Endpoint
 from scripted_upstream import completion
 
 POLICY = """

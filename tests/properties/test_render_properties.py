@@ -6,9 +6,9 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.streaming.sse import Decoder
+from policies.endpoint import Endpoint
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(
     ["\n\ndata: [DONE]\n\n", "é", "😀", "\u2028", '"', "\\", "a\rb"]

@@ -8,13 +8,12 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.cache.canonical import parse_body
 from gateway.prompts.outcome import Rewrite
 from gateway.prompts.rewrite.documents import Memory
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.prompts.rewrite.tools import KnownTools
 from gateway.prompts.texts import BLOCK
-from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.exact_json import parse_body
 from policies.decision import (
     DocumentOrder,
     DocumentSettings,
@@ -22,6 +21,7 @@ from policies.decision import (
     SchemaKeys,
     VolatileKind,
 )
+from policies.endpoint import Endpoint
 
 BEGIN, END = "<doc", "</doc>"
 WORDS = [

@@ -54,7 +54,7 @@ IO_MODULES = frozenset(
         "gateway.telemetry.metrics",
         "gateway.telemetry.prefix_metrics",
         "gateway.telemetry.request_id",
-        "gateway.telemetry.request_log",
+        "gateway.server.open_telemetry",
         "gateway.telemetry.tracing",
         "gateway.upstream.call",
         "gateway.upstream.coalescing.coalescer",

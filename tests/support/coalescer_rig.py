@@ -20,13 +20,13 @@ from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
 from gateway.protocol.cache_status import Forwarded, ForwardStatus
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.messages import Inbound
 from gateway.protocol.reasons import Reason
 from gateway.server.policy_file import PolicyFile
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
 from gateway.upstream.exchange import Exchange
+from policies.endpoint import Endpoint
 from policies.freshness import parse_directives
 
 

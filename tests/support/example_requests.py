@@ -6,9 +6,9 @@ from typing import Any
 from gateway.cache.entry import Entry
 from gateway.cache.key import ANONYMOUS, Tenant
 from gateway.cache.plan import Plan, plan_request
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.reasons import Reason
 from policies.decision import Decision, PiiAction, Scope
+from policies.endpoint import Endpoint
 from policies.freshness import Directives
 
 SECRET = b"s" * 32

@@ -14,7 +14,6 @@ from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.shadow_eval.journal import ComparisonJournal
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.messages import Inbound
 from gateway.semantic.ports import Candidate, SemanticUnavailableError
 from gateway.server.pipeline import Pipeline
@@ -24,6 +23,7 @@ from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
 from gateway.upstream.http.client import HttpUpstream
 from gateway.upstream.shadow_eval import Checks, Judge
+from policies.endpoint import Endpoint
 
 POLICY = """
 version: 1

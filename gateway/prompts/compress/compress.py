@@ -16,9 +16,9 @@ from gateway.prompts.compress.relevance import Vector, drop_unrelated
 from gateway.prompts.json_splice import Edit, Places, all_replaced, printed, spliced
 from gateway.prompts.outcome import Compression, NotRewritten, NotRewrittenError, Step
 from gateway.prompts.texts import Text
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.tokens import tokens_in
 from policies.decision import CompressSettings
+from policies.endpoint import Endpoint
 
 MOST_CHARACTERS = 2**19  # of all declared context
 MOST_BLOCKS = 1024

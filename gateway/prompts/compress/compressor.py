@@ -16,11 +16,11 @@ from gateway.prompts.compress.compress import Compressed, begin
 from gateway.prompts.compress.history import Cut, Known, Summaries
 from gateway.prompts.compress.relevance import Vector
 from gateway.prompts.outcome import Compression, NotRewritten, NotRewrittenError, both
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.semantic.ports import LocalEncoder, SemanticUnavailableError
 from policies.decision import Decision
+from policies.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
 

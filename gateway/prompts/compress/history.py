@@ -17,12 +17,12 @@ from gateway.prompts.compress.facts import denied, facts_of, names_in, words_of
 from gateway.prompts.json_splice import Edit, Places, printed, spliced
 from gateway.prompts.outcome import Compression, NotRewritten, Step
 from gateway.prompts.texts import is_block
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.tokens import tokens_in
 from gateway.semantic.code import holds_code
 from gateway.semantic.eligibility.rules import is_english
 from gateway.semantic.eligibility.tokens import sentences_of
+from policies.endpoint import Endpoint
 
 LEAST_BYTES = 2048  # of turns that are worth a summary
 MOST_BYTES = 256 * 2**10  # of turns that a model can sum up

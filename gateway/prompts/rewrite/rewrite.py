@@ -14,9 +14,9 @@ from gateway.prompts.rewrite import prose, tools
 from gateway.prompts.rewrite.documents import NOTHING_KNOWN, Memory
 from gateway.prompts.rewrite.tools import Form, Forms
 from gateway.prompts.texts import Conversation, conversation
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.table import SPECS
 from policies.decision import MARKS, PrefixSettings, SchemaKeys
+from policies.endpoint import Endpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,22 +17,19 @@ from gateway.protocol.fields import (
     TOOLS,
     Fields,
     Type,
+    check_fields,
+    check_type,
+    empty_array,
     keyed,
+    missing,
+    require,
     when_given,
+    wrong_type,
 )
 from gateway.protocol.reasons import Reason
 from gateway.protocol.streaming.assemble import ChoiceForm
 from gateway.protocol.streaming.render import ending, piece, render_choices
 from gateway.protocol.streaming.stream import StreamedAnswer
-from gateway.protocol.validation import (
-    check_fields,
-    check_model,
-    check_type,
-    empty_array,
-    missing,
-    require,
-    wrong_type,
-)
 
 _FIELDS: Fields = {
     **SAMPLING,
@@ -61,11 +58,13 @@ _CONTENT = Type("one of a string or array of objects", (str, list))
 
 
 def _validate(body: Body) -> ClientError | None:
-    odd = [*check_fields(body, _FIELDS), *check_model(body)]
-    if body.get("messages") is None and any(name in body for name in _TOKENS_INSTEAD):
-        return missing("messages")
-    require(body, "messages")
-    messages = body["messages"]
+    odd = check_fields(body, _FIELDS)
+    messages = body.get("messages")
+    if messages is None:
+        error = missing("messages")
+        if any(name in body for name in _TOKENS_INSTEAD):
+            return error
+        raise error
     if not messages:
         raise empty_array("messages")
     for position, message in enumerate(messages):

@@ -7,12 +7,22 @@ from typing import Any
 from gateway.protocol.endpoints.admission import declined_choices
 from gateway.protocol.endpoints.spec import Body, EndpointSpec, Result, Streaming
 from gateway.protocol.errors import ClientError
-from gateway.protocol.fields import BOOLEAN, COUNT, INTEGER, SAMPLING, STRING, Fields, Type, keyed
+from gateway.protocol.fields import (
+    BOOLEAN,
+    COUNT,
+    INTEGER,
+    SAMPLING,
+    STRING,
+    Fields,
+    Type,
+    check_fields,
+    keyed,
+    missing,
+)
 from gateway.protocol.reasons import Reason
 from gateway.protocol.streaming.assemble import ChoiceForm
 from gateway.protocol.streaming.render import ending, piece, render_choices
 from gateway.protocol.streaming.stream import StreamedAnswer
-from gateway.protocol.validation import check_fields, check_model, missing
 
 _FIELDS: Fields = {
     **SAMPLING,
@@ -25,7 +35,7 @@ _FIELDS: Fields = {
 
 
 def _validate(body: Body) -> ClientError | None:
-    odd = [*check_fields(body, _FIELDS), *check_model(body)]
+    odd = check_fields(body, _FIELDS)
     if body.get("prompt") is None:  # OpenAI has a default, vLLM takes ``prompt_embeds``
         odd.append(missing("prompt"))
     return odd[0] if odd else None

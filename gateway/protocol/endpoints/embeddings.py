@@ -14,18 +14,23 @@ import orjson
 from gateway.protocol import exact_json
 from gateway.protocol.endpoints.spec import Body, EndpointSpec, Result
 from gateway.protocol.errors import ClientError
-from gateway.protocol.fields import INTEGER, STRING, USER, Fields, Type, keyed, neutral
-from gateway.protocol.reasons import Reason
-from gateway.protocol.validation import (
+from gateway.protocol.fields import (
+    INTEGER,
+    STRING,
+    USER,
+    Fields,
+    Type,
     check_fields,
-    check_model,
     check_type,
     empty_array,
+    keyed,
     long_array,
     missing,
+    neutral,
     require,
     wrong_type,
 )
+from gateway.protocol.reasons import Reason
 
 _FIELDS: Fields = {
     "model": keyed(STRING),
@@ -40,7 +45,7 @@ _MOST_INPUTS = 2048
 
 
 def _validate(body: Body) -> ClientError | None:
-    odd = [*check_fields(body, _FIELDS), *check_model(body)]
+    odd = check_fields(body, _FIELDS)
     if body.get("input") is None and isinstance(body.get("messages"), list):
         return missing("input")  # a chat to embed, as vLLM takes it
     require(body, "input")

@@ -10,15 +10,21 @@ from typing import Any
 
 from gateway.protocol.endpoints.spec import Body, EndpointSpec, Result
 from gateway.protocol.errors import ClientError
-from gateway.protocol.fields import BOOLEAN, INTEGER, STRING, USER, Fields, Type, keyed, neutral
-from gateway.protocol.reasons import Reason
-from gateway.protocol.validation import (
+from gateway.protocol.fields import (
+    BOOLEAN,
+    INTEGER,
+    STRING,
+    USER,
+    Fields,
+    Type,
     check_fields,
-    check_model,
     check_type,
     empty_array,
+    keyed,
+    neutral,
     require,
 )
+from gateway.protocol.reasons import Reason
 
 
 def _is_object(value: Any) -> bool:
@@ -40,7 +46,7 @@ _FIELDS: Fields = {
 
 
 def _validate(body: Body) -> ClientError | None:
-    odd = [*check_fields(body, _FIELDS), *check_model(body)]
+    odd = check_fields(body, _FIELDS)
     for name in ("query", "documents"):
         require(body, name)
     if isinstance(body["documents"], list):

@@ -22,6 +22,8 @@ from gateway.protocol.fields import (
     TOOLS,
     Fields,
     Type,
+    check_fields,
+    check_type,
     hosted_tools,
     keyed,
     neutral,
@@ -30,7 +32,6 @@ from gateway.protocol.fields import (
 )
 from gateway.protocol.reasons import Reason
 from gateway.protocol.streaming.responses_stream import FollowedResponse, render_response
-from gateway.protocol.validation import check_fields, check_model, check_type
 
 
 def _kept_upstream(items: Any) -> Reason | None:
@@ -76,9 +77,8 @@ _FIELDS: Fields = {
 
 
 def _validate(body: Body) -> ClientError | None:
-    odd = [*check_fields(body, _FIELDS)]
-    if body.get("prompt") is None:  # a template may name the model
-        odd += check_model(body)
+    # A template may name the model.
+    odd = check_fields(body, _FIELDS, names_model=body.get("prompt") is None)
     given = body.get("input")
     for place, item in enumerate(given if isinstance(given, list) else ()):
         check_type(f"input[{place}]", item, OBJECT)

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints import chat, completions, embeddings, rerank, responses
 from gateway.protocol.endpoints.spec import EndpointSpec
+from policies.endpoint import Endpoint
 
 SPECS: Mapping[Endpoint, EndpointSpec] = {
     Endpoint.CHAT: chat.SPEC,

@@ -13,18 +13,14 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.spec import Question
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.reasons import Reason
 from gateway.semantic.code import holds_code
 from gateway.semantic.eligibility import words as lists
 from gateway.semantic.eligibility.time_sensitive import depends_on_time, varies
-from gateway.semantic.eligibility.tokens import (
-    TokenizedQuestion,
-    sentences_of,
-    tokenize_question,
-)
+from gateway.semantic.eligibility.tokens import TokenizedQuestion, sentences_of, tokenize_question
+from policies.endpoint import Endpoint
 
 MAX_WITHOUT_FUNCTION_WORDS = 9
 """Of a text in English; twice as many with one function word, and so on."""

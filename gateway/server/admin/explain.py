@@ -31,24 +31,29 @@ from gateway.cache.lookup import (
 )
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Store, StoreError
-from gateway.prompts.hints.hints import hinted, hints_for
+from gateway.prompts.hints import hinted, hints_for
 from gateway.prompts.json_splice import Edit
 from gateway.prompts.outcome import Changed
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.protocol.cache_status import Forwarded
-from gateway.protocol.conversation import is_readable, names_text, prompt_text
-from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.conversation import (
+    as_names,
+    is_readable,
+    names_text,
+    prompt_text,
+    query_readings,
+)
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import PromptTooLongError, RequestError
 from gateway.protocol.messages import Inbound
 from gateway.protocol.reasons import Reason
-from gateway.protocol.text_extraction import as_names, query_readings
 from gateway.protocol.tokens import prompt_tokens
 from gateway.semantic.eligibility.rules import semantic_query
 from gateway.server.admin.recorded_request import RecordedRequest
 from gateway.server.pipeline import Pipeline
 from gateway.server.request import Asked, Step, Trace, Verdict, facts_of
 from policies.decision import PiiAction
+from policies.endpoint import Endpoint
 from policies.format.settings.rule import settings_of
 from policies.pii.scan import PiiScanner
 from policies.policy import Condition, RequestFacts

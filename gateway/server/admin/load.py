@@ -11,7 +11,6 @@ from typing import Any
 
 import orjson
 
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.errors import RequestError
 from gateway.protocol.messages import Inbound
 from gateway.server.admin.operations import (
@@ -25,6 +24,7 @@ from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
 from gateway.upstream.ports import Upstream
 from gateway.upstream.request import Outgoing, Served
+from policies.endpoint import Endpoint
 
 
 @dataclass(frozen=True, slots=True)

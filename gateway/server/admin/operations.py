@@ -24,12 +24,11 @@ from gateway.cache.append_files import Journal
 from gateway.cache.entry import Entry
 from gateway.cache.pii_scan import ScanFailedError, Scans
 from gateway.cache.ports import ForgetKeys, PolicySource, Quarantine, Store, UnfinishedError
-from gateway.protocol.conversation import answer_text
-from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.conversation import answer_text, as_names
 from gateway.protocol.errors import UnauthorizedError
-from gateway.protocol.text_extraction import as_names
 from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError
 from policies.decision import PiiAction
+from policies.endpoint import Endpoint
 
 PAGE = 256
 """Entries read at a time: the loop is free in between."""

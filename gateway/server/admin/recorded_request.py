@@ -11,11 +11,10 @@ from typing import Any
 
 import orjson
 
-from gateway.cache.canonical import BodyError, parse_body
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.table import SPECS
-from gateway.protocol.exact_json import dumps
+from gateway.protocol.exact_json import BodyError, dumps, parse_body
 from gateway.protocol.headers import CONTROL
+from policies.endpoint import Endpoint
 
 _MEMBERS = ("endpoint", "headers", "body")
 

@@ -14,7 +14,6 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from gateway.protocol.cache_status import Forwarded, ForwardStatus, RefusedStatus
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.errors import (
     ClientError,
     RequestError,
@@ -27,14 +26,14 @@ from gateway.protocol.messages import Inbound, Reply
 from gateway.protocol.reasons import Reason
 from gateway.server.auth import Access
 from gateway.server.http.compressed_body import read_body
-from gateway.server.http.front import STOPPING, complete_head
+from gateway.server.http.front import METHOD, STOPPING, as_query, complete_head
 from gateway.server.http.pass_through import PassThrough
-from gateway.server.http.query_method import METHOD, as_query
 from gateway.server.http.readiness import Readiness
 from gateway.server.pipeline import Pipeline
 from gateway.telemetry import request_id
 from gateway.telemetry.observation import Observation, Sink
 from gateway.upstream.request import UPSTREAM, format_upstream_header
+from policies.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from cachetools import LRUCache
 
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.reasons import Reason
 from gateway.upstream.pool.retry import Failure
+from policies.endpoint import Endpoint
 
 MOST_KNOWN = 65_536
 LONGEST_ID = 256

@@ -20,10 +20,10 @@ from typing import Any
 
 import orjson
 
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.headers import CREDENTIALS
 from gateway.upstream.request import SALT
+from policies.endpoint import Endpoint
 
 
 def cut(body: dict[str, Any], fields: Sequence[str], most: int = 2**19) -> dict[str, Any]:

@@ -21,7 +21,6 @@ import orjson
 from cachetools import FIFOCache
 
 from gateway.prompts.texts import INSTRUCTING
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import CREDENTIALS
 from gateway.upstream.http.client import HttpUpstream
@@ -29,6 +28,7 @@ from gateway.upstream.pool.table import PoolTable
 from gateway.upstream.request import OF_AN_ACCOUNT, PRIORITY, SALT, Outgoing
 from gateway.upstream.routing.prefix_chain import PromptChains
 from policies.decision import Priority
+from policies.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
 

@@ -3,8 +3,9 @@ import time
 
 import pytest
 
-from gateway.cache.canonical import BodyError, LoneSurrogateError, canonical_form, parse_body
-from gateway.protocol.endpoint import Endpoint
+from gateway.cache.key import canonical_form
+from gateway.protocol.exact_json import BodyError, LoneSurrogateError, parse_body
+from policies.endpoint import Endpoint
 
 CHAT, COMPLETIONS, RESPONSES = Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES
 

@@ -4,9 +4,9 @@ from example_requests import LIFETIME, STORED_AT, chat, entry_of, plan_of, plann
 from gateway.cache.entry import KEY_VERSION
 from gateway.cache.key import identify
 from gateway.cache.plan import end_user
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.reasons import Reason
 from policies.decision import PiiAction, Scope
+from policies.endpoint import Endpoint
 from policies.freshness import Directives, Verdict
 
 

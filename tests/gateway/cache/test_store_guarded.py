@@ -7,12 +7,7 @@ from controlled_sleep import Pauses
 
 from gateway.cache.ports import EntryTooLargeError, StoreError, StoreUnavailableError
 from gateway.cache.stores.conformance import check_store, example_entry
-from gateway.cache.stores.guarded import (
-    FIRST_PAUSE,
-    LONGEST_PAUSE,
-    PROBE_KEY,
-    GuardedStore,
-)
+from gateway.cache.stores.guarded import FIRST_PAUSE, LONGEST_PAUSE, PROBE_KEY, GuardedStore
 from gateway.cache.stores.memory import MemoryStore, resident_size
 
 ENTRY = example_entry()

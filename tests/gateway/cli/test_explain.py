@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 
 from gateway.cli.main import main
-from gateway.protocol.endpoint import Endpoint
 from gateway.server.admin.recorded_request import RecordedError, as_json, parse_recorded
+from policies.endpoint import Endpoint
 
 POLICY = """
 version: 1

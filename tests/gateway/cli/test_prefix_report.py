@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cli.prefix_report import prompt_parts, report
-from gateway.protocol.endpoint import Endpoint
 from gateway.server.admin.recorded_request import RecordedRequest
+from policies.endpoint import Endpoint
 
 
 def recorded(tools, time, question, **told):

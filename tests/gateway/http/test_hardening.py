@@ -290,7 +290,7 @@ async def test_a_large_prompt_is_read_for_the_scan_off_the_event_loop(
         threads.append(threading.current_thread())
         return prompt_text(*given)
 
-    monkeypatch.setattr("gateway.server.request_scan.prompt_text", read)
+    monkeypatch.setattr("gateway.server.request.prompt_text", read)
     assert (await gateway.ask("short")).status == 200
     assert (await gateway.ask("long " * 20_000)).status == 200
     assert [each is threading.main_thread() for each in threads] == [True, False]

@@ -6,10 +6,9 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.prompts.hints.hints import hinted
+from gateway.prompts.hints import hinted
 from gateway.prompts.outcome import Declined, NotRewritten, Rewrite
 from gateway.prompts.rewrite.rewrite import rewrite
-from gateway.protocol.endpoint import Endpoint
 from policies.decision import (
     BreakpointField,
     BreakpointLifetime,
@@ -19,6 +18,7 @@ from policies.decision import (
     PrefixSettings,
     VolatileKind,
 )
+from policies.endpoint import Endpoint
 
 SYSTEM = HintSettings(Breakpoints.SYSTEM)
 EARLIER = HintSettings(Breakpoints.EARLIER)

@@ -6,12 +6,12 @@ import random
 import orjson
 import pytest
 
-from gateway.cache.canonical import parse_body
 from gateway.prompts import json_splice as places
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.prompts.rewrite.tools import MAX_FORM_BYTES, Form, KnownTools
-from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.exact_json import parse_body
 from policies.decision import PrefixSettings, SchemaKeys, VolatileKind
+from policies.endpoint import Endpoint
 
 SORTED = PrefixSettings(sorts_tools=True)
 STYLES = [

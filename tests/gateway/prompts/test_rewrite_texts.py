@@ -5,7 +5,6 @@ import json
 import orjson
 import pytest
 
-from gateway.cache.canonical import parse_body
 from gateway.prompts.outcome import Declined, NotRewritten, Rewrite
 from gateway.prompts.rewrite import prose
 from gateway.prompts.rewrite.documents import Memory, SharedDocuments
@@ -13,8 +12,9 @@ from gateway.prompts.rewrite.prose import normal
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.prompts.rewrite.volatile import finder
 from gateway.prompts.texts import BLOCK
-from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.exact_json import parse_body
 from policies.decision import DocumentOrder, DocumentSettings, PrefixSettings, VolatileKind
+from policies.endpoint import Endpoint
 
 STABLE = "You are the assistant of a shop. Answer in one sentence, and only from the catalogue."
 NOW = "2026-11-22T01:03:42.123Z"

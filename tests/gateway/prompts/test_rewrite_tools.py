@@ -5,11 +5,11 @@ import json
 import orjson
 import pytest
 
-from gateway.cache.canonical import parse_body
 from gateway.prompts.outcome import Declined, NotRewritten, Rewrite, rewrites_told
 from gateway.prompts.rewrite.rewrite import rewrite
-from gateway.protocol.endpoint import Endpoint
+from gateway.protocol.exact_json import parse_body
 from policies.decision import PrefixSettings, SchemaKeys
+from policies.endpoint import Endpoint
 
 KEYS = PrefixSettings()
 KEYWORDS = PrefixSettings(SchemaKeys.KEYWORDS)

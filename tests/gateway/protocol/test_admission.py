@@ -1,10 +1,10 @@
 import orjson
 import pytest
 
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.reasons import Reason
 from policies.decision import CLEAN_FINISH_REASONS
+from policies.endpoint import Endpoint
 
 CHAT, COMPLETIONS = Endpoint.CHAT, Endpoint.COMPLETIONS
 

@@ -9,9 +9,9 @@ from gateway.protocol.conversation import (
     prompt_text,
     system_text,
 )
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.spec import Question
 from gateway.protocol.endpoints.table import SPECS
+from policies.endpoint import Endpoint
 from policies.pii.scan import PiiScanner
 
 SCANNER = PiiScanner(["US", "GB"])

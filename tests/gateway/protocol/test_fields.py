@@ -2,10 +2,10 @@
 
 import pytest
 
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.fields import Role
 from gateway.protocol.reasons import Reason
+from policies.endpoint import Endpoint
 
 CHAT, COMPLETIONS = Endpoint.CHAT, Endpoint.COMPLETIONS
 EMBEDDINGS, RESPONSES = Endpoint.EMBEDDINGS, Endpoint.RESPONSES

@@ -1,9 +1,9 @@
 import orjson
 import pytest
 
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.streaming.sse import DONE, Decoder
+from policies.endpoint import Endpoint
 
 CHAT, COMPLETIONS = Endpoint.CHAT, Endpoint.COMPLETIONS
 USAGE = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}

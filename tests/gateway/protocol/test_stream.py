@@ -1,10 +1,10 @@
 import orjson
 import pytest
 
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.reasons import Reason
 from gateway.protocol.streaming.sse import DONE, Decoder, Event, encode
+from policies.endpoint import Endpoint
 
 USAGE = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
 

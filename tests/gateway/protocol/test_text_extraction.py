@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.protocol.text_extraction import as_names, query_readings, readings
+from gateway.protocol.conversation import as_names, query_readings, readings
 from policies.pii.scan import PiiScanner
 
 SCANNER = PiiScanner(["US", "GB"])

@@ -1,8 +1,8 @@
 import pytest
 from example_requests import chat, user
 
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.tokens import ATTACHMENT_TOKENS, prompt_tokens
+from policies.endpoint import Endpoint
 
 
 def image(url):

@@ -1,7 +1,7 @@
 import orjson
 import pytest
 
-from gateway.cache.canonical import parse_body
+from gateway.protocol.exact_json import parse_body
 from gateway.protocol.tokens import ask_for_usage, tokens_used
 
 ASK = b',"stream_options":{"include_usage":true}'

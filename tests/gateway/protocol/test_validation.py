@@ -1,9 +1,9 @@
 import pytest
 from example_requests import chat, user
 
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import ClientError
+from policies.endpoint import Endpoint
 
 validate_chat, validate_completion, validate_embeddings, validate_response = (
     SPECS[endpoint].validate

@@ -2,10 +2,10 @@
 
 import pytest
 
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.reasons import Reason
 from gateway.semantic.eligibility.rules import MAX_CHARACTERS, ineligible, semantic_query
 from gateway.server.admin.explain import WHY_NOT
+from policies.endpoint import Endpoint
 
 ELIGIBLE = (
     "How do I reset my password?",

@@ -10,11 +10,11 @@ from gateway.cache.plan import plan_request
 from gateway.cache.ports import StoreError
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cli.explain import explanation_text, pipeline_to_explain
-from gateway.protocol.endpoint import Endpoint
 from gateway.semantic.ports import Candidate, SemanticUnavailableError
 from gateway.server.admin.explain import Explainer
 from gateway.server.admin.recorded_request import parse_recorded
 from gateway.server.policy_file import PolicyFile
+from policies.endpoint import Endpoint
 from policies.freshness import Directives
 
 SECRET = b"s" * 32

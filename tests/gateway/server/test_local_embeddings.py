@@ -16,7 +16,6 @@ from gateway.cache.pii_scan import Scans
 from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.errors import ClientError, UpstreamError
 from gateway.protocol.messages import Inbound
 from gateway.protocol.reasons import Reason
@@ -27,6 +26,7 @@ from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
+from policies.endpoint import Endpoint
 
 
 class Encoder:

@@ -15,7 +15,6 @@ from gateway.cache.ports import ActivePolicy, StoreError
 from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import Inbound, Reply
 from gateway.protocol.reasons import Reason
@@ -27,6 +26,7 @@ from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
 from gateway.upstream.request import Served
 from policies.decision import PiiAction
+from policies.endpoint import Endpoint
 from scripted_upstream import completion
 
 

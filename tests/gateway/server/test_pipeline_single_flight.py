@@ -13,13 +13,13 @@ from fake_verifier import SaidVerifier
 from gateway.app import default_policy
 from gateway.cache.lookup import Forward, Hit
 from gateway.cache.pii_scan import Scans
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.messages import Inbound
 from gateway.semantic.ports import Candidate, SemanticUnavailableError
 from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Outbox
 from gateway.server.request import Trace
+from policies.endpoint import Endpoint
 from scripted_upstream import completion
 
 

@@ -6,10 +6,10 @@ from example_requests import chat, entry_of, plan_of, user
 from gateway.cache.lookup import Forward, Hit, Refused
 from gateway.cache.pii_scan import Scans
 from gateway.protocol.cache_status import Forwarded, ForwardStatus, HitStatus
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.reasons import Reason
-from gateway.server.request_scan import plan_to_scan, without_names
+from gateway.server.request import plan_to_scan, without_names
 from policies.decision import PiiAction
+from policies.endpoint import Endpoint
 
 CHAT = Endpoint.CHAT
 MISS = ForwardStatus(Forwarded.MISS)

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from gateway.upstream.http.client import PIECE, UpstreamError, coding_of, inflated
+from gateway.protocol.errors import UpstreamError
+from gateway.upstream.http.client import PIECE, coding_of, inflated
 
 TEXT = b"".join(b"event %d\n" % number for number in range(60))
 

@@ -8,7 +8,6 @@ import pytest
 from aiohttp import web
 from faulty_upstreams import CLOSED, says, stalls, status
 
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.reasons import Reason
 from gateway.upstream.http.client import HttpUpstream
 from gateway.upstream.pool.health import State
@@ -19,6 +18,7 @@ from gateway.upstream.routing.prefix_aware import PrefixAware
 from gateway.upstream.routing.prefix_chain import PromptChains
 from gateway.upstream.routing.routing import Load
 from gateway.upstream.routing.warm_up import MOST, WarmUp
+from policies.endpoint import Endpoint
 from running_gateway import RunningGateway, StartGateway, start_app
 from scripted_upstream import ScriptedUpstream
 

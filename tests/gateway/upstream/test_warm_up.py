@@ -5,8 +5,8 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.protocol.endpoint import Endpoint
 from gateway.upstream.routing.warm_up import HALF_LIFE, LONGEST_BYTES, MOST_MET, WarmPrefixes
+from policies.endpoint import Endpoint
 
 LONG = "You are careful. " * 100
 TOOLS = [{"type": "function", "function": {"name": "find", "description": LONG}}]

@@ -15,10 +15,10 @@ import orjson
 from gateway.prompts.json_splice import Edit, Places, replaced
 from gateway.prompts.outcome import NotRewritten, NotRewrittenError
 from gateway.prompts.texts import INSTRUCTING, Path, is_block
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.tokens import BYTES_A_TOKEN
 from policies.decision import BreakpointField, BreakpointLifetime, Breakpoints, HintSettings
+from policies.endpoint import Endpoint
 
 _MARKED = {
     BreakpointField.CACHE_CONTROL: INSTRUCTING | {"user", "assistant"},

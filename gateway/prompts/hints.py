@@ -14,13 +14,13 @@ from typing import Any
 
 import orjson
 
-from gateway.prompts.hints.breakpoints import add_marks, keeps_by_options, marks_of
+from gateway.prompts.breakpoints import add_marks, keeps_by_options, marks_of
 from gateway.prompts.json_splice import Edit, spliced
 from gateway.prompts.outcome import Changed, Declined, NotRewritten, NotRewrittenError, Rewrite
 from gateway.prompts.texts import is_block
-from gateway.protocol.endpoint import Endpoint
 from gateway.protocol.endpoints.table import SPECS
 from policies.decision import BreakpointField, Breakpoints, HintSettings, KeyRetention
+from policies.endpoint import Endpoint
 
 CACHE_KEY = "prompt_cache_key"
 RETENTION = "prompt_cache_retention"

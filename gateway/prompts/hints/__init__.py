@@ -1,1 +1,0 @@
-"""What the upstream is told of a prompt's stable prefix."""

@@ -1,0 +1,69 @@
+"""The way of a request stays short: how many functions and files of ours it goes through."""
+
+import logging
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hops import traced_way
+
+QUESTION = "How do I reset my password?"
+OTHER = "Where can I download my latest invoice?"
+
+MOST = {"exact hit": (28, 23), "streamed miss": (200, 80)}
+"""Functions and files, at most. A lower number may replace one of these, a higher one never."""
+
+
+@pytest.fixture(scope="module")
+def embeddings_socket():
+    """The socket of a real embeddings service with the bundled encoder."""
+    with tempfile.TemporaryDirectory(prefix="refrain-") as folder:
+        socket = Path(folder) / "e.sock"
+        argv = ["-m", "embeddings", "--socket", socket, "--data-dir", folder]
+        process = subprocess.Popen([sys.executable, *argv])
+        while not socket.exists():
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.05)
+        yield socket
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(autouse=True)
+def nothing_beside_the_request(caplog, patient, monkeypatch):
+    """Log as by default, and let no watcher of a file run while a request is traced."""
+    caplog.set_level(logging.INFO)
+    for watcher in ("gateway.app.POLICY_POLL_SECONDS", "gateway.server.auth.POLL_SECONDS"):
+        monkeypatch.setattr(watcher, 3600.0)
+
+
+async def way_of(start_gateway, socket, kind):
+    """Return the way of one request of this kind, after others that warmed the gateway."""
+    with traced_way() as way:
+        gateway = await start_gateway(semantic_socket=socket)
+        while (await gateway.get("/readyz")).status != 200:
+            pass
+        await gateway.ask(QUESTION)
+        assert "; hit" in (await gateway.ask(QUESTION)).cache
+        way.open = True
+        if kind == "exact hit":
+            assert "; hit" in (await gateway.ask(QUESTION)).cache
+        else:
+            reply = await gateway.ask(OTHER, stream=True)
+            assert "fwd=miss" in reply.cache
+            assert reply.text
+        way.open = False
+        if kind != "exact hit":
+            assert "; hit" in (await gateway.ask(OTHER)).cache
+    return way
+
+
+@pytest.mark.parametrize("kind", MOST)
+async def test_the_way_is_short(kind, start_gateway, embeddings_socket, upstream):
+    way = await way_of(start_gateway, embeddings_socket, kind)
+    hops, files = MOST[kind]
+    told = "\n".join(way.hops)
+    assert len(way.hops) <= hops, f"{len(way.hops)} functions:\n{told}"
+    assert len(way.files) <= files, f"{len(way.files)} files"
