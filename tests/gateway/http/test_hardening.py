@@ -87,7 +87,7 @@ async def test_a_defect_of_ours_is_500_in_openai_form(
     def broken(*_of: Any) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("gateway.cache.plan.canonical_form", broken)
+    monkeypatch.setattr("gateway.cache.key.canonical_form", broken)
     reply = await gateway.ask("secret words")
 
     assert reply.status == 500
