@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 
 from gateway.prompts.rewrite.rewrite import rewrite
-from gateway.prompts.rewrite.tools import KnownTools
+from gateway.prompts.rewrite.tool_rules import KnownTools
 from gateway.protocol.exact_json import parse_body
 from policies.decision import DocumentSettings, PrefixSettings, SchemaKeys, VolatileKind
 from policies.endpoint import Endpoint

@@ -31,7 +31,7 @@ from embeddings.allocation import give_large_blocks_back
 from embeddings.encoder import EncoderSettings, load_encoder
 from embeddings.index_local import LocalIndex, open_local_index
 from embeddings.model_files import DEFAULT_MODEL
-from embeddings.vector_store import FILE_NAME, Put, VectorStore
+from embeddings.vectors_sqlite import FILE_NAME, Put, VectorStore
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 FILES = ("clinc150.jsonl", "banking77.jsonl")

@@ -54,7 +54,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from embeddings.service import SocketError, serve
     from embeddings.settings import qdrant_settings
     from embeddings.text_index import TextIndexSettings
-    from embeddings.vector_store import StoreError
+    from embeddings.vectors_sqlite import StoreError
 
     try:
         qdrant = qdrant_settings(os.environ)

@@ -24,7 +24,7 @@ from embeddings.messages import Match, Reason
 from embeddings.partition import Sizes
 from embeddings.restoring import restore
 from embeddings.vector_index import VectorIndexError
-from embeddings.vector_store import (
+from embeddings.vectors_sqlite import (
     CorruptStoreError,
     Delete,
     Expire,

@@ -15,7 +15,7 @@ from embeddings.graph import Graph
 from embeddings.graph_files import SavedGraph, row_digest
 from embeddings.index_faiss import FaissIndex
 from embeddings.partition import Seat
-from embeddings.vector_store import Put
+from embeddings.vectors_sqlite import Put
 
 _BATCH: Final = 1024
 _PROGRESS: Final = 100 * _BATCH

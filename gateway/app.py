@@ -17,7 +17,7 @@ from gateway.prompts.compress.compressor import Compressor
 from gateway.server.admin.api import open_admin
 from gateway.server.admin.semantic_report import SemanticOperations
 from gateway.server.auth import Access
-from gateway.server.http import front
+from gateway.server.http import middleware as front
 from gateway.server.http.handlers import Handlers, refuse
 from gateway.server.http.pass_through import PassThrough
 from gateway.server.http.readiness import Readiness

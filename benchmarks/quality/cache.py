@@ -20,8 +20,8 @@ from gateway.cache.plan import Plan, plan_request
 from gateway.cache.ports import ActivePolicy
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cli.explain import pipeline_to_explain
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.messages import Inbound
-from gateway.protocol.reasons import Reason
 from gateway.semantic.ports import Candidate, SemanticUnavailableError, Verifier
 from gateway.server.policy_file import PolicyFile
 from gateway.server.request import Trace, Verdict

@@ -13,7 +13,7 @@ from gateway.semantic.ports import Verifier
 from gateway.semantic.verification import Verification
 from gateway.semantic.verifier import CalibratedVerifier
 from policies.decision import Decision
-from policies.format.settings.rule import DEFAULT_MAX_WRONG_HITS
+from policies.format.keys.rule import DEFAULT_MAX_WRONG_HITS
 from quality.kept import Kept
 from quality.remembered import Remembered
 from quality.scores import Scores

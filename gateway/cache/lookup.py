@@ -22,8 +22,7 @@ from math import isfinite
 from gateway.cache.entry import Entry
 from gateway.cache.plan import Plan
 from gateway.cache.shadow_eval.comparison import Check, Kind
-from gateway.protocol.cache_status import Forwarded, ForwardStatus, HitStatus
-from gateway.protocol.reasons import Reason
+from gateway.protocol.cache_status import Forwarded, ForwardStatus, HitStatus, Reason
 from gateway.semantic.verification import Verification
 from policies.freshness import Directives, Verdict
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from gateway.cache.ports import Scanner
-from gateway.cache.single_flight import Together
+from gateway.cache.single_flight import SingleFlight
 from policies.pii.readings import may_be_disguised, normalise
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Scans:
 
     def __init__(self, threads: int = 4) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="scan")
-        self._together: Together[str | None] = Together()
+        self._together: SingleFlight[str | None] = SingleFlight()
 
     async def scan(self, scanner: Scanner, text: str, owner: bytes) -> str | None:
         """Return the kind of the first finding, or None. Raises ScanFailedError.

@@ -6,15 +6,9 @@ from typing import Any
 
 from gateway.cache.entry import KEY_VERSION, Entry
 from gateway.cache.field_digests import field_digests
-from gateway.cache.key import (
-    Partition,
-    Tenant,
-    compress_identity,
-    scope_id,
-    shared_partition,
-)
+from gateway.cache.key import Partition, Tenant, compress_identity, scope_id, shared_partition
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.table import SPECS
-from gateway.protocol.reasons import Reason
 from gateway.semantic.eligibility.rules import NO_QUERY, SemanticQuery, semantic_query
 from policies.decision import Decision, PiiAction, Scope
 from policies.endpoint import Endpoint

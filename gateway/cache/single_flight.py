@@ -18,7 +18,7 @@ class _Run(Generic[T]):
     waiting: int = 0
 
 
-class Together(Generic[T]):
+class SingleFlight(Generic[T]):
     """The runs under way, by what they are about."""
 
     def __init__(self) -> None:

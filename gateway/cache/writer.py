@@ -16,9 +16,9 @@ from gateway.cache.ports import (
     StoreUnavailableError,
 )
 from gateway.protocol import exact_json
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.conversation import answer_text
 from gateway.protocol.endpoints.table import SPECS
-from gateway.protocol.reasons import Reason
 from gateway.protocol.tokens import tokens_used
 from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError
 

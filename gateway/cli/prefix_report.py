@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.prompts.rewrite.rewrite import rewrite
-from gateway.prompts.rewrite.tools import KnownTools
+from gateway.prompts.rewrite.tool_rules import KnownTools
 from gateway.protocol.endpoints.table import SPECS
 from gateway.server.admin.recorded_request import RecordedRequest, Route
 from policies.decision import MARKS, PrefixSettings, SchemaKeys, VolatileKind

@@ -20,9 +20,9 @@ from gateway.app import END_CALLS, create_app
 from gateway.cli.logging_setup import WORKER_SETTINGS, configure_logging, log_stray, stop_event
 from gateway.cli.terminal import say
 from gateway.server.auth import KeyRingError
-from gateway.server.http.front import STOPPING
 from gateway.server.http.handlers import refuse
 from gateway.server.http.http_server import Runner
+from gateway.server.http.middleware import STOPPING
 from gateway.server.secrets import SecretError, SecretSettingError
 from gateway.settings import Settings
 from gateway.upstream.pool.probes import UPSTREAMS, greet

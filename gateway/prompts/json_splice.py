@@ -1,11 +1,9 @@
-"""Where the values of a parsed JSON text stand in its bytes.
+"""Edits of a JSON text in its bytes: where a value stands, and how it is replaced.
 
 Law: a place is proved, not guessed. However a text is written, it has as many quotes, brackets and
-braces as its print has, but for those written as escapes: so what stands before a place is jumped
-over by counting the bytes that close it. Where such an escape shows, and for integers that do not
-print, the text is walked through, in order.
-
-Edits of a JSON text in bytes: all that is not edited stays as it came.
+braces as its print has, except those written as escapes. So the text before a place is skipped by
+counting the bytes that close it. If such an escape occurs, or an integer that does not print, the
+text is walked through in order. Every byte outside an edit stays as it came.
 """
 
 import json

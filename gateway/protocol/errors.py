@@ -1,11 +1,11 @@
 """Faults, by who is to blame: the client (4xx), the upstream (502, 504) or the store (never shown).
 
-Outcomes such as a miss or a bypass are values (``core.lookup``), not exceptions.
+Outcomes such as a miss or a bypass are values (``cache.lookup``), not exceptions.
 """
 
 from typing import Any
 
-from gateway.protocol.reasons import Reason
+from gateway.protocol.cache_status import Reason
 
 
 class RequestError(Exception):

@@ -1,11 +1,4 @@
-"""Which headers travel: end-to-end ones, in both directions (RFC 9110, 7.6.1).
-
-Who may ask: rings of keys, known by their digests, and the credentials of a request.
-
-Law: what is compared is SHA-256 digests, in constant time; no key is kept. With a ring of gateway
-keys every credential of a request must be one of them, and all of one holder: nothing else gets
-past, hits included. A credential on the ring of denied keys never gets past.
-"""
+"""Which headers travel in both directions: end-to-end ones (RFC 9110, 7.6.1); credentials."""
 
 import re
 from collections.abc import Iterable

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import orjson
 
 from gateway.cache.lookup import Forward, Hit, Refused
-from gateway.protocol.cache_status import Forwarded, ForwardStatus, HitStatus
+from gateway.protocol.cache_status import Forwarded, ForwardStatus, HitStatus, Reason
 from gateway.protocol.endpoints.embeddings import (
     batch_body,
     items_of,
@@ -24,7 +24,6 @@ from gateway.protocol.endpoints.embeddings import (
     vectors_of,
 )
 from gateway.protocol.messages import Headers, Reply
-from gateway.protocol.reasons import Reason
 from gateway.upstream.coalescing.coalescer import Coalescer
 from gateway.upstream.exchange import Exchange
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import orjson
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.embeddings import items_of
 from gateway.protocol.errors import ClientError, UpstreamError
-from gateway.protocol.reasons import Reason
 from gateway.semantic.ports import LocalEncoder, SemanticUnavailableError
 from gateway.server.request import LocalModel
 from gateway.upstream.coalescing.coalescer import Coalescer
@@ -36,7 +36,7 @@ def local_model(
 
 
 class LocalUpstream:
-    """See the port ``Upstream``."""
+    """The encoder as an ``Upstream``."""
 
     def __init__(self, encoder: LocalEncoder) -> None:
         self._encoder = encoder
@@ -81,7 +81,7 @@ class LocalUpstream:
 
 
 class LocalReply:
-    """See the port ``UpstreamReply``."""
+    """The encoder's answer as an ``UpstreamReply``."""
 
     content_type = "application/json"
     headers = (("Content-Type", "application/json"),)

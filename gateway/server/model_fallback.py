@@ -7,10 +7,10 @@ and stored under that name, never under the other's key; and the reply says so.
 from collections.abc import Callable
 from dataclasses import replace
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import Reply
-from gateway.protocol.reasons import Reason
 from gateway.server.request import Asked
 from gateway.upstream.request import MODEL, with_model
 

@@ -19,8 +19,8 @@ from gateway.server.http.readiness import Check
 from gateway.server.open_upstreams import in_background
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
+from gateway.upstream.comparisons import Checks, Judge
 from gateway.upstream.ports import Upstream
-from gateway.upstream.shadow_eval import Checks, Judge
 
 ENCODER_POLL_SECONDS = 0.5
 

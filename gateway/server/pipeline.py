@@ -43,14 +43,13 @@ from gateway.cache.plan import plan_request
 from gateway.cache.ports import PolicySource, Store, StoreError, StoreUnavailableError
 from gateway.cache.shadow_eval.comparison import Sampling
 from gateway.cache.shadow_eval.journal import ComparisonJournal
-from gateway.cache.single_flight import Together
+from gateway.cache.single_flight import SingleFlight
 from gateway.protocol import exact_json
-from gateway.protocol.cache_status import Forwarded, ForwardStatus, RefusedStatus
+from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason, RefusedStatus
 from gateway.protocol.endpoints.embeddings import item_body, items_of
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import RequestError, UpstreamError
 from gateway.protocol.messages import Inbound, Reply
-from gateway.protocol.reasons import Reason
 from gateway.protocol.tokens import refuse_long_prompt
 from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError, Verifier
 from gateway.server.batch import MissingItems, end_of, for_each, to_be_had
@@ -152,7 +151,7 @@ class Pipeline:
     overloaded: Overloaded = never_overloaded
     learned: ComparisonJournal | None = None
     sampling: Sampling = field(default_factory=Sampling)
-    misses: Together[Hit | Forward | Refused] = field(default_factory=Together)
+    misses: SingleFlight[Hit | Forward | Refused] = field(default_factory=SingleFlight)
 
     async def answer(self, endpoint: Endpoint, inbound: Inbound, seen: Observation) -> Reply:
         """Return the reply to one request. Raises RequestError for faults the client is told."""

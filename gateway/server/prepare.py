@@ -24,7 +24,7 @@ from gateway.prompts.hints import hinted, hints_for
 from gateway.prompts.outcome import Changed, Compression, Declined, NotRewritten, Rewrite
 from gateway.prompts.rewrite.documents import NOTHING_KNOWN, Memory, SharedDocuments
 from gateway.prompts.rewrite.rewrite import Rewritten, rewrite, rules_for
-from gateway.prompts.rewrite.tools import KnownTools
+from gateway.prompts.rewrite.tool_rules import KnownTools
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.headers import Fields
 from gateway.protocol.messages import read_whole

@@ -16,6 +16,7 @@ from gateway.cache.lookup import End, State, kept_plan, set_apart
 from gateway.cache.pii_scan import ScanFailedError, Scans
 from gateway.cache.plan import Plan
 from gateway.cache.ports import ActivePolicy, Scanner
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.conversation import (
     is_readable,
     last_user_text,
@@ -27,7 +28,6 @@ from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import ClientError
 from gateway.protocol.exact_json import BodyError, LoneSurrogateError, parse_body
 from gateway.protocol.messages import Inbound
-from gateway.protocol.reasons import Reason
 from gateway.semantic.ports import LocalEncoder
 from gateway.semantic.verification import Verification
 from gateway.telemetry.observation import Observation

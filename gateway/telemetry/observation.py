@@ -6,8 +6,7 @@ from typing import Any
 
 from gateway.cache.entry import Entry
 from gateway.prompts.outcome import Compression, Declined, Rewrite
-from gateway.protocol.cache_status import ForwardStatus
-from gateway.protocol.reasons import Reason
+from gateway.protocol.cache_status import ForwardStatus, Reason
 from gateway.protocol.tokens import PromptUsage
 
 

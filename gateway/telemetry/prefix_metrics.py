@@ -1,11 +1,7 @@
-"""How much of the prompts of each route the upstream found in its prefix cache, by its own figures.
+"""Metrics of the upstreams' prefix caches by route, and the warning where hints never help.
 
-Law: a route is a rule and a model. Only calls count whose upstream says what it found; the number
-of routes is bounded, and what is beyond it counts together.
-
-Prometheus metrics of the upstreams' prefix caches, and the warning where hints never help.
-
-A sink of observations: what each call says of its prompt is counted to rule and model.
+Law: a route is a rule and a model. Only calls count whose upstream reports cached tokens. The
+number of routes is bounded, and all routes beyond the bound count together.
 """
 
 import logging

@@ -15,21 +15,21 @@ import orjson
 
 from gateway.cache.writer import CacheWriter
 from gateway.protocol import exact_json
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.spec import Followed, Streaming
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import end_to_end, request_fields, without
 from gateway.protocol.messages import ALL_ADDITIONS
-from gateway.protocol.reasons import Reason
 from gateway.protocol.streaming import sse
 from gateway.protocol.tokens import prompt_usage
 from gateway.upstream.coalescing.shared_response import Head, SharedResponse
+from gateway.upstream.comparisons import Checks
 from gateway.upstream.exchange import REFUSALS, Accepts, Exchange, Variant, as_client_sent, variants
 from gateway.upstream.pool.affinity import previous_response_id_of
 from gateway.upstream.ports import Upstream, UpstreamReply
 from gateway.upstream.request import Outgoing, Served, with_upstream
 from gateway.upstream.routing.prefix_chain import PromptChains
-from gateway.upstream.shadow_eval import Checks
 from policies.endpoint import Endpoint
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.headers import CREDENTIALS, Fields, request_fields, without
-from gateway.protocol.reasons import Reason
 from gateway.telemetry.observation import Observation
 from policies.decision import Priority
 

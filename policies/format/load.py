@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from policies.format.keys import Table
+from policies.format.keys.rule import SETTINGS, default_decision, rule_decision
 from policies.format.schema import ContentSpec, MatchSpec, PiiSpec, PolicySpec, TenantSpec
-from policies.format.settings import Table
-from policies.format.settings.rule import SETTINGS, default_decision, rule_decision
 from policies.format.yaml_document import Document, Path, PolicyError, Problem, read_document
 from policies.policy import ANONYMOUS, Policy, Rule, Tenant, condition
 

@@ -1,7 +1,7 @@
 """The YAML of a policy, version 1: what each key beside the settings holds, means and looks like.
 
 One definition serves reading (pydantic) and editors (``json_schema``). Every mapping refuses keys
-that it does not know. What rules set stands in the tables of ``policies.format.settings``.
+that it does not know. What rules set stands in the tables of ``policies.format.keys``.
 """
 
 from functools import partial
@@ -11,7 +11,7 @@ from pydantic import Field
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from policies.format.settings.rule import SETTINGS
+from policies.format.keys.rule import SETTINGS
 from policies.format.shorthand import FilledSpec, Listed, MappingSpec
 from policies.format.values import (
     CONTACT,

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from gateway.protocol.endpoints.table import SPECS
-from gateway.protocol.fields import Role
+from gateway.protocol.key_fields import Role
 from policies.endpoint import Endpoint
 
 PAGE = (Path(__file__).parents[2] / "docs/keys.md").read_text()

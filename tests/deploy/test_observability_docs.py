@@ -14,7 +14,7 @@ from backend.core.types import EngineStats, MemoryUse
 from backend.server.metrics import Metrics as EngineMetrics
 from gateway.cache.ports import StoreStats
 from gateway.prompts.outcome import Compression, Declined, NotRewritten, Rewrite, Step
-from gateway.protocol.reasons import Reason
+from gateway.protocol.cache_status import Reason
 from gateway.telemetry.metrics import Metrics as GatewayMetrics
 from gateway.telemetry.observation import Observation
 from gateway.telemetry.tracing import Tracing

@@ -16,7 +16,7 @@ from embeddings.index_faiss import FaissIndex
 from embeddings.index_local import open_local_index
 from embeddings.partition import Sizes
 from embeddings.restoring import restore
-from embeddings.vector_store import Put
+from embeddings.vectors_sqlite import Put
 
 DIMENSIONS, LATER, NOW = 16, 2_000_000_000.0, 1_700_000_000.0
 SIZES = Sizes(block=8, graph=64, unbuilt=8)

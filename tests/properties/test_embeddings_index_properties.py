@@ -12,7 +12,7 @@ from embeddings.graph_files import GraphFiles
 from embeddings.index_faiss import FaissIndex
 from embeddings.partition import Sizes
 from embeddings.restoring import restore
-from embeddings.vector_store import Put
+from embeddings.vectors_sqlite import Put
 
 DIMENSIONS = 3
 MAX_VECTORS = 24

@@ -18,7 +18,7 @@ from schema_values import values
 from gateway.cache.plan import Plan
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.exact_json import parse_body
-from gateway.protocol.fields import Role
+from gateway.protocol.key_fields import Role
 from policies.endpoint import Endpoint
 
 MANY = settings(database=None, suppress_health_check=list(HealthCheck))

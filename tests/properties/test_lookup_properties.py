@@ -24,7 +24,7 @@ from gateway.cache.lookup import (
     start,
 )
 from gateway.cache.plan import Plan
-from gateway.protocol.reasons import Reason
+from gateway.protocol.cache_status import Reason
 from gateway.semantic.verification import Verification
 from policies.decision import PiiAction, Scope
 from policies.freshness import Directives, Grace, Verdict, freshness, jittered

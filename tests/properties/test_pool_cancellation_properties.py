@@ -6,8 +6,8 @@ from gated_upstream import GatedUpstream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.reasons import Reason
 from gateway.upstream.pool.pool import UpstreamPool
 from gateway.upstream.pool.table import Member, PoolTable
 from gateway.upstream.pool.waiting_queue import Bounds

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.protocol.reasons import Reason
+from gateway.protocol.cache_status import Reason
 from gateway.upstream.pool.health import LONGEST_PAUSE, Open, State, Trial
 from gateway.upstream.pool.retry import Failure
 from gateway.upstream.pool.table import Call, Change, Member, NoRoom, PoolTable

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.prompts.outcome import Rewrite
 from gateway.prompts.rewrite.documents import Memory
 from gateway.prompts.rewrite.rewrite import rewrite
-from gateway.prompts.rewrite.tools import KnownTools
+from gateway.prompts.rewrite.tool_rules import KnownTools
 from gateway.prompts.texts import BLOCK
 from gateway.protocol.exact_json import parse_body
 from policies.decision import (

@@ -66,7 +66,7 @@ IO_MODULES = frozenset(
         "gateway.upstream.pool.probes",
         "gateway.upstream.pool.waiting_queue",
         "gateway.upstream.routing.warm_up",
-        "gateway.upstream.shadow_eval",
+        "gateway.upstream.comparisons",
         "gateway.server",
     }
 )

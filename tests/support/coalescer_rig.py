@@ -19,9 +19,8 @@ from gateway.cache.plan import Plan, plan_request
 from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
-from gateway.protocol.cache_status import Forwarded, ForwardStatus
+from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason
 from gateway.protocol.messages import Inbound
-from gateway.protocol.reasons import Reason
 from gateway.server.policy_file import PolicyFile
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer

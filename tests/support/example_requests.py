@@ -6,7 +6,7 @@ from typing import Any
 from gateway.cache.entry import Entry
 from gateway.cache.key import ANONYMOUS, Tenant
 from gateway.cache.plan import Plan, plan_request
-from gateway.protocol.reasons import Reason
+from gateway.protocol.cache_status import Reason
 from policies.decision import Decision, PiiAction, Scope
 from policies.endpoint import Endpoint
 from policies.freshness import Directives

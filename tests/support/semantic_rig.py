@@ -21,8 +21,8 @@ from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
+from gateway.upstream.comparisons import Checks, Judge
 from gateway.upstream.http.client import HttpUpstream
-from gateway.upstream.shadow_eval import Checks, Judge
 from policies.endpoint import Endpoint
 
 POLICY = """

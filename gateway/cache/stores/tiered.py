@@ -19,7 +19,7 @@ from typing import Protocol
 
 from gateway.cache.entry import Entry
 from gateway.cache.ports import EntryTooLargeError, Page, Store, StoreStats
-from gateway.cache.single_flight import Together
+from gateway.cache.single_flight import SingleFlight
 from gateway.cache.stores.memory import MemoryStore
 
 
@@ -59,7 +59,7 @@ class TieredStore:
         self._touch = touch
         self._invalidations = invalidations
         self._under_way: dict[bytes, set[_Operation]] = {}
-        self._reads: Together[Entry | None] = Together()
+        self._reads: SingleFlight[Entry | None] = SingleFlight()
         if invalidations is not None:
             invalidations.listen(self._changed, self._lost)
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from gateway.prompts.json_splice import Edit, Places, all_replaced, printed, spliced
 from gateway.prompts.outcome import Changed, Declined, NotRewritten, NotRewrittenError, Rewrite
-from gateway.prompts.rewrite import prose, tools
+from gateway.prompts.rewrite import text_rules as prose
+from gateway.prompts.rewrite import tool_rules as tools
 from gateway.prompts.rewrite.documents import NOTHING_KNOWN, Memory
-from gateway.prompts.rewrite.tools import Form, Forms
+from gateway.prompts.rewrite.tool_rules import Form, Forms
 from gateway.prompts.texts import Conversation, conversation
 from gateway.protocol.endpoints.table import SPECS
 from policies.decision import MARKS, PrefixSettings, SchemaKeys

@@ -4,10 +4,11 @@ from collections.abc import Container, Iterator
 from functools import partial
 from typing import Any
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.admission import declined_choices, is_json
 from gateway.protocol.endpoints.spec import Body, EndpointSpec, Question, Result, Streaming
 from gateway.protocol.errors import ClientError
-from gateway.protocol.fields import (
+from gateway.protocol.key_fields import (
     BOOLEAN,
     INTEGER,
     OBJECT,
@@ -26,7 +27,6 @@ from gateway.protocol.fields import (
     when_given,
     wrong_type,
 )
-from gateway.protocol.reasons import Reason
 from gateway.protocol.streaming.assemble import ChoiceForm
 from gateway.protocol.streaming.render import ending, piece, render_choices
 from gateway.protocol.streaming.stream import StreamedAnswer

@@ -12,9 +12,10 @@ from typing import Any
 import orjson
 
 from gateway.protocol import exact_json
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.spec import Body, EndpointSpec, Result
 from gateway.protocol.errors import ClientError
-from gateway.protocol.fields import (
+from gateway.protocol.key_fields import (
     INTEGER,
     STRING,
     USER,
@@ -30,7 +31,6 @@ from gateway.protocol.fields import (
     require,
     wrong_type,
 )
-from gateway.protocol.reasons import Reason
 
 _FIELDS: Fields = {
     "model": keyed(STRING),

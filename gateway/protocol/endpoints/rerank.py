@@ -8,9 +8,10 @@ import math
 from collections.abc import Container, Iterator
 from typing import Any
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.spec import Body, EndpointSpec, Result
 from gateway.protocol.errors import ClientError
-from gateway.protocol.fields import (
+from gateway.protocol.key_fields import (
     BOOLEAN,
     INTEGER,
     STRING,
@@ -24,7 +25,6 @@ from gateway.protocol.fields import (
     neutral,
     require,
 )
-from gateway.protocol.reasons import Reason
 
 
 def _is_object(value: Any) -> bool:

@@ -9,10 +9,11 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from gateway.protocol import exact_json
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.admission import CUT_OFF, is_json, unprintable
 from gateway.protocol.endpoints.spec import Body, EndpointSpec, Question, Result, Streaming
 from gateway.protocol.errors import ClientError
-from gateway.protocol.fields import (
+from gateway.protocol.key_fields import (
     ARRAY,
     BOOLEAN,
     GENERATION,
@@ -30,7 +31,6 @@ from gateway.protocol.fields import (
     when_given,
     when_true,
 )
-from gateway.protocol.reasons import Reason
 from gateway.protocol.streaming.responses_stream import FollowedResponse, render_response
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError
-from gateway.protocol.fields import Fields, Refusal
-from gateway.protocol.reasons import Reason
+from gateway.protocol.key_fields import Fields, Refusal
 from gateway.protocol.streaming import sse
 
 Body = dict[str, Any]

@@ -1,13 +1,11 @@
-"""Follows a streamed response event by event: what the client gets, and what it amounts to.
+"""The events of a streamed response (Responses API): read from an upstream, made from a result.
 
-The last event carries the whole response. Law: it is stored only if it says what was streamed:
+The last event carries the whole response. Law: it is stored only if it agrees with the stream:
 every item that was done, and every text and argument that came in pieces.
 
-From a stored response to the events by which the Responses API streams one.
-
-As OpenAI sends them: the response begun, each item added empty, its parts one by one as a delta
-and whole, the item done, and last the whole response. Law: the events hold all that the response
-does, and none comes before what it speaks of.
+The events of a stored response come in OpenAI's order: the response begun, each item added empty,
+its parts one by one as a delta and whole, the item done, and last the whole response. Law: the
+events hold all of the response, and none comes before the event that it refers to.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +14,7 @@ from typing import Any
 import orjson
 
 from gateway.protocol import exact_json
-from gateway.protocol.reasons import Reason
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.streaming import sse
 
 _LAST = frozenset({"response.completed", "response.incomplete", "response.failed"})

@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 
 from gateway.protocol import exact_json
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import RequestError, error_body
-from gateway.protocol.reasons import Reason
 from gateway.protocol.streaming import sse
 from gateway.protocol.streaming.assemble import Assembler, ChoiceForm, UnknownShapeError
 

@@ -13,9 +13,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.spec import Question
 from gateway.protocol.endpoints.table import SPECS
-from gateway.protocol.reasons import Reason
 from gateway.semantic.code import holds_code
 from gateway.semantic.eligibility import words as lists
 from gateway.semantic.eligibility.time_sensitive import depends_on_time, varies

@@ -35,7 +35,7 @@ from gateway.prompts.hints import hinted, hints_for
 from gateway.prompts.json_splice import Edit
 from gateway.prompts.outcome import Changed
 from gateway.prompts.rewrite.rewrite import rewrite
-from gateway.protocol.cache_status import Forwarded
+from gateway.protocol.cache_status import Forwarded, Reason
 from gateway.protocol.conversation import (
     as_names,
     is_readable,
@@ -46,7 +46,6 @@ from gateway.protocol.conversation import (
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import PromptTooLongError, RequestError
 from gateway.protocol.messages import Inbound
-from gateway.protocol.reasons import Reason
 from gateway.protocol.tokens import prompt_tokens
 from gateway.semantic.eligibility.rules import semantic_query
 from gateway.server.admin.recorded_request import RecordedRequest
@@ -54,7 +53,7 @@ from gateway.server.pipeline import Pipeline
 from gateway.server.request import Asked, Step, Trace, Verdict, facts_of
 from policies.decision import PiiAction
 from policies.endpoint import Endpoint
-from policies.format.settings.rule import settings_of
+from policies.format.keys.rule import settings_of
 from policies.pii.scan import PiiScanner
 from policies.policy import Condition, RequestFacts
 

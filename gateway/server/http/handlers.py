@@ -13,7 +13,7 @@ import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
-from gateway.protocol.cache_status import Forwarded, ForwardStatus, RefusedStatus
+from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason, RefusedStatus
 from gateway.protocol.errors import (
     ClientError,
     RequestError,
@@ -23,10 +23,9 @@ from gateway.protocol.errors import (
 )
 from gateway.protocol.headers import folded
 from gateway.protocol.messages import Inbound, Reply
-from gateway.protocol.reasons import Reason
 from gateway.server.auth import Access
 from gateway.server.http.compressed_body import read_body
-from gateway.server.http.front import METHOD, STOPPING, as_query, complete_head
+from gateway.server.http.middleware import METHOD, STOPPING, as_query, complete_head
 from gateway.server.http.pass_through import PassThrough
 from gateway.server.http.readiness import Readiness
 from gateway.server.pipeline import Pipeline

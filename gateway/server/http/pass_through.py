@@ -7,12 +7,11 @@ from urllib.parse import unquote
 
 from aiohttp import ClientResponse, web
 
-from gateway.protocol.cache_status import Forwarded, ForwardStatus, joined
+from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason, joined
 from gateway.protocol.errors import ClientError, UpstreamError
 from gateway.protocol.headers import Fields, end_to_end, request_fields, without
-from gateway.protocol.reasons import Reason
 from gateway.server.http.compressed_body import next_piece
-from gateway.server.http.front import complete_head
+from gateway.server.http.middleware import complete_head
 from gateway.telemetry.observation import Observation
 from gateway.upstream.http.client import HttpUpstream
 from gateway.upstream.pool.pass_through import ModelList, PoolRequests

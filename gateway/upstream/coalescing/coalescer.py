@@ -20,11 +20,10 @@ from gateway.cache.lookup import Hit, judged
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Claims, StoreError
 from gateway.cache.writer import CacheWriter
-from gateway.protocol.cache_status import Forwarded
+from gateway.protocol.cache_status import Forwarded, Reason
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import Reply
-from gateway.protocol.reasons import Reason
 from gateway.upstream.call import Answered, UpstreamCall
 from gateway.upstream.coalescing.flight import FlightTable
 from gateway.upstream.coalescing.shared_response import (
@@ -34,11 +33,11 @@ from gateway.upstream.coalescing.shared_response import (
     SharedResponse,
     Sharing,
 )
+from gateway.upstream.comparisons import Checks
 from gateway.upstream.exchange import Accepts, Exchange
 from gateway.upstream.ports import Upstream
 from gateway.upstream.request import note_served
 from gateway.upstream.routing.prefix_chain import PromptChains
-from gateway.upstream.shadow_eval import Checks
 
 LINGER_SECONDS = 2.0
 

@@ -20,12 +20,11 @@ from http import HTTPStatus
 from gateway.cache.key import identify
 from gateway.prompts.outcome import COMPRESS, REWRITE, rewrites_told
 from gateway.protocol import exact_json
-from gateway.protocol.cache_status import joined
+from gateway.protocol.cache_status import Reason, joined
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, shared_fields, without
 from gateway.protocol.messages import Reply
-from gateway.protocol.reasons import Reason
 from gateway.protocol.streaming.stream import failure_event
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.flight import Flight, FlightTable

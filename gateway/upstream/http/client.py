@@ -16,8 +16,8 @@ from http import HTTPStatus
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, DummyCookieJar
 from yarl import URL
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.reasons import Reason
 from gateway.telemetry import request_id
 from gateway.upstream.http.connections import OneReplyConnector
 from gateway.upstream.http.faults import FailureLog, fault_of

@@ -22,8 +22,8 @@ from aiohttp import (
 )
 from yarl import URL
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.reasons import Reason
 
 log = logging.getLogger(__name__)
 

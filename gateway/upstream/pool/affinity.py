@@ -12,8 +12,8 @@ from typing import Any
 
 from cachetools import LRUCache
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.table import SPECS
-from gateway.protocol.reasons import Reason
 from gateway.upstream.pool.retry import Failure
 from policies.endpoint import Endpoint
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from gateway.protocol.reasons import Reason
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.streaming import sse
 from gateway.upstream.pool.retry import Failure
 

@@ -13,7 +13,7 @@ detection.
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from gateway.protocol.reasons import Reason
+from gateway.protocol.cache_status import Reason
 from policies.plain_enum import plain_members
 
 FAILURES_IN_A_ROW = 3

@@ -20,11 +20,10 @@ from weakref import WeakKeyDictionary
 import orjson
 from aiohttp import ClientError, ClientResponse, web
 
-from gateway.protocol.cache_status import Forwarded, ForwardStatus
+from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, without
 from gateway.protocol.messages import read_whole
-from gateway.protocol.reasons import Reason
 from gateway.upstream.http.client import HttpUpstream
 from gateway.upstream.pool.affinity import StickyIds, named_by
 from gateway.upstream.pool.health import Up

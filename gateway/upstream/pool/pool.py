@@ -22,9 +22,9 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import bears_credential, without
-from gateway.protocol.reasons import Reason
 from gateway.upstream.pool.affinity import NOT_KEPT, StickyIds, may_be_elsewhere
 from gateway.upstream.pool.first_token import FirstToken, FirstTokenDetector
 from gateway.upstream.pool.health import Open, State
@@ -230,7 +230,7 @@ class PoolReply:
 
 
 class UpstreamPool:
-    """See the port ``Upstream``; ``name`` is what keys say of all of them together."""
+    """Several upstreams as one ``Upstream``; ``name`` stands for all of them in keys."""
 
     def __init__(
         self,

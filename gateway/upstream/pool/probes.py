@@ -15,8 +15,8 @@ from http import HTTPStatus
 import orjson
 from aiohttp import ClientError, web
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.reasons import Reason
 from gateway.upstream.http.client import HttpUpstream
 from gateway.upstream.pool.health import Open
 from gateway.upstream.pool.table import PoolTable

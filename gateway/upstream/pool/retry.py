@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.reasons import Reason
 from gateway.upstream.pool.health import LONGEST_REST
 
 MOST_TRIES = 5

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import cached_property
 
-from gateway.protocol.reasons import Reason
+from gateway.protocol.cache_status import Reason
 from gateway.upstream.pool import health as healths
 from gateway.upstream.pool.health import Health, Open, State, Trial, Up
 from gateway.upstream.pool.retry import Failure

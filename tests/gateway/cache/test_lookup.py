@@ -26,7 +26,7 @@ from lookup_driver import (
 
 from gateway.cache.entry import KEY_VERSION
 from gateway.cache.lookup import Forward, Refused, bypass
-from gateway.protocol.reasons import Reason
+from gateway.protocol.cache_status import Reason
 from policies.decision import PiiAction
 from policies.endpoint import Endpoint
 from policies.freshness import Directives

@@ -16,7 +16,7 @@ from gateway.cache.lookup import (
     start,
 )
 from gateway.cache.shadow_eval.comparison import Kind
-from gateway.protocol.reasons import Reason
+from gateway.protocol.cache_status import Reason
 from gateway.semantic.verification import Verification
 
 SURE, UNSURE = Verification(0.9, verifier="v"), Verification(0.4, verifier="v")

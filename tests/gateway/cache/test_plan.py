@@ -4,7 +4,7 @@ from example_requests import LIFETIME, STORED_AT, chat, entry_of, plan_of, plann
 from gateway.cache.entry import KEY_VERSION
 from gateway.cache.key import identify
 from gateway.cache.plan import end_user
-from gateway.protocol.reasons import Reason
+from gateway.protocol.cache_status import Reason
 from policies.decision import PiiAction, Scope
 from policies.endpoint import Endpoint
 from policies.freshness import Directives, Verdict

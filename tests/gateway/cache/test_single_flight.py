@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.cache.single_flight import Together
+from gateway.cache.single_flight import SingleFlight
 
 
 class Question:
@@ -19,14 +19,14 @@ class Question:
         return await asyncio.shield(self.answer)
 
 
-async def asked(together: Together[str], about: str, question: Question) -> "asyncio.Task[str]":
+async def asked(together: SingleFlight[str], about: str, question: Question) -> "asyncio.Task[str]":
     task = asyncio.create_task(together.ask(about, question.run))
     await asyncio.sleep(0)
     return task
 
 
 async def test_a_failure_reaches_all_and_ends_with_them():
-    together, question = Together[str](), Question()
+    together, question = SingleFlight[str](), Question()
     tasks = [await asked(together, "a", question) for _ in range(3)]
     question.answer.set_exception(ValueError("no"))
     for task in tasks:
@@ -38,7 +38,7 @@ async def test_a_failure_reaches_all_and_ends_with_them():
 
 
 async def test_a_failure_that_nobody_waits_for_is_not_reported():
-    together, question = Together[str](), Question()
+    together, question = SingleFlight[str](), Question()
     task = await asked(together, "a", question)
     task.cancel()
     await asyncio.wait([task])

@@ -78,7 +78,7 @@ async def test_the_policy_sorts_tools_and_switches_all_of_it_off(
 async def test_what_is_left_with_a_reason_is_told_and_counted(
     start_gateway: StartGateway, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("gateway.prompts.rewrite.tools.MAX_TOOL_BYTES", 1000)
+    monkeypatch.setattr("gateway.prompts.rewrite.tool_rules.MAX_TOOL_BYTES", 1000)
     gateway = await start_gateway()
     huge = tools("a", schema={"type": "object", "description": "x" * 1000})
     reply = await gateway.ask(tools=huge)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.prompts.rewrite.tools import KnownTools
+from gateway.prompts.rewrite.tool_rules import KnownTools
 from running_gateway import StartGateway
 
 POLICY = """

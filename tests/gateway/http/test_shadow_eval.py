@@ -6,7 +6,7 @@ from aiohttp import web
 from semantic_rig import learning
 
 from gateway.semantic.verification import Verification
-from gateway.upstream import shadow_eval as checking
+from gateway.upstream import comparisons as checking
 from scripted_upstream import completion
 
 

@@ -6,10 +6,10 @@ import orjson
 import pytest
 
 from gateway.prompts.outcome import Declined, NotRewritten, Rewrite
-from gateway.prompts.rewrite import prose
+from gateway.prompts.rewrite import text_rules as prose
 from gateway.prompts.rewrite.documents import Memory, SharedDocuments
-from gateway.prompts.rewrite.prose import normal
 from gateway.prompts.rewrite.rewrite import rewrite
+from gateway.prompts.rewrite.text_rules import normal
 from gateway.prompts.rewrite.volatile import finder
 from gateway.prompts.texts import BLOCK
 from gateway.protocol.exact_json import parse_body

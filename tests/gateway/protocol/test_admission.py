@@ -1,8 +1,8 @@
 import orjson
 import pytest
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.table import SPECS
-from gateway.protocol.reasons import Reason
 from policies.decision import CLEAN_FINISH_REASONS
 from policies.endpoint import Endpoint
 

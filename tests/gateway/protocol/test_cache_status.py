@@ -3,8 +3,14 @@ import math
 import http_sf
 import pytest
 
-from gateway.protocol.cache_status import Forwarded, ForwardStatus, HitStatus, RefusedStatus, joined
-from gateway.protocol.reasons import Reason
+from gateway.protocol.cache_status import (
+    Forwarded,
+    ForwardStatus,
+    HitStatus,
+    Reason,
+    RefusedStatus,
+    joined,
+)
 
 MISS, STALE, REQUEST, BYPASS = Forwarded.MISS, Forwarded.STALE, Forwarded.REQUEST, Forwarded.BYPASS
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.table import SPECS
-from gateway.protocol.fields import Role
-from gateway.protocol.reasons import Reason
+from gateway.protocol.key_fields import Role
 from policies.endpoint import Endpoint
 
 CHAT, COMPLETIONS = Endpoint.CHAT, Endpoint.COMPLETIONS

@@ -1,8 +1,8 @@
 import orjson
 import pytest
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.table import SPECS
-from gateway.protocol.reasons import Reason
 from gateway.protocol.streaming.sse import DONE, Decoder, Event, encode
 from policies.endpoint import Endpoint
 

@@ -20,7 +20,7 @@ from gateway.semantic.calibrations import OWN_FILE, Calibrations, known_calibrat
 from gateway.semantic.ports import SemanticUnavailableError
 from gateway.semantic.verification import Verification
 from gateway.semantic.verifier import MAX_CHARACTERS, CalibratedVerifier
-from policies.format.settings.rule import DEFAULT_MAX_WRONG_HITS
+from policies.format.keys.rule import DEFAULT_MAX_WRONG_HITS
 
 ASKED, STORED = "I want to reset my password, how?", "How can I reset my password?"
 PLAIN = "How do I reset my password?"

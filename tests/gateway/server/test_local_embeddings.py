@@ -16,9 +16,9 @@ from gateway.cache.pii_scan import Scans
 from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError, UpstreamError
 from gateway.protocol.messages import Inbound
-from gateway.protocol.reasons import Reason
 from gateway.semantic.ports import SemanticUnavailableError
 from gateway.server.local_encoder import local_model
 from gateway.server.pipeline import Pipeline

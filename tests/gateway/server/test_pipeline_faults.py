@@ -15,9 +15,9 @@ from gateway.cache.ports import ActivePolicy, StoreError
 from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import Inbound, Reply
-from gateway.protocol.reasons import Reason
 from gateway.semantic.ports import Candidate, SemanticUnavailableError
 from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile

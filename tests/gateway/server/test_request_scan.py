@@ -5,8 +5,7 @@ from example_requests import chat, entry_of, plan_of, user
 
 from gateway.cache.lookup import Forward, Hit, Refused
 from gateway.cache.pii_scan import Scans
-from gateway.protocol.cache_status import Forwarded, ForwardStatus, HitStatus
-from gateway.protocol.reasons import Reason
+from gateway.protocol.cache_status import Forwarded, ForwardStatus, HitStatus, Reason
 from gateway.server.request import plan_to_scan, without_names
 from policies.decision import PiiAction
 from policies.endpoint import Endpoint

@@ -8,8 +8,8 @@ import orjson
 import pytest
 from coalescer_rig import Got, Rig
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.reasons import Reason
 from policies.decision import Scope
 from scripted_upstream import DONE, chunk, completion, stream_of, usage_event
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from coalescer_rig import Rig
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import Reply
-from gateway.protocol.reasons import Reason
 from scripted_upstream import DONE, chunk, completion
 
 PIECE = chunk(delta={"content": "x" * 100})

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from coalescer_rig import Rig
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.reasons import Reason
 from scripted_upstream import completion, stream_of
 
 

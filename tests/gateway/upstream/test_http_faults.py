@@ -11,8 +11,8 @@ from aiohttp import web
 from ports import closed_port
 from raw_upstream import EVENTS, StartRaw, raw_servers, sends, whole
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.reasons import Reason
 from gateway.upstream.http import client as instance
 from gateway.upstream.http.client import HttpUpstream
 from gateway.upstream.http.faults import EVERY_SECONDS, FailureLog

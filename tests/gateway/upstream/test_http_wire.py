@@ -10,8 +10,8 @@ import orjson
 import pytest
 from raw_upstream import EVENTS, RawUpstream, Says, StartRaw, answer, raw_servers, sends, whole
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.reasons import Reason
 from gateway.upstream.http.client import HttpReply, HttpUpstream
 from gateway.upstream.request import Outgoing
 from running_gateway import RunningGateway, StartGateway

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from gated_upstream import GatedUpstream
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.reasons import Reason
 from gateway.upstream.pool.health import State
 from gateway.upstream.pool.pool import UpstreamPool
 from gateway.upstream.pool.table import Member, PoolTable

@@ -11,8 +11,8 @@ from faulty_upstreams import EVENTS, Answers, StartServer, pool, resets, says, s
 from gated_upstream import GatedUpstream
 from prometheus_client import CollectorRegistry
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.reasons import Reason
 from gateway.upstream.pool.first_token import HELD_BYTES, HELD_SECONDS
 from gateway.upstream.pool.pool import UpstreamMetrics, UpstreamPool
 from gateway.upstream.pool.table import Member, PoolTable

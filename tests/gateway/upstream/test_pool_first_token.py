@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.protocol.reasons import Reason
+from gateway.protocol.cache_status import Reason
 from gateway.upstream.pool.first_token import HELD_SECONDS, FirstToken, FirstTokenDetector
 from gateway.upstream.pool.retry import Failure
 

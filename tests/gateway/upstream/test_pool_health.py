@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from faulty_upstreams import CLOSED, pool, says
 
-from gateway.protocol.reasons import Reason
+from gateway.protocol.cache_status import Reason
 from gateway.upstream.http.client import HttpUpstream
 from gateway.upstream.pool.health import State
 from gateway.upstream.pool.probes import PATHS, Prober

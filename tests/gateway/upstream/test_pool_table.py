@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import pytest
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.reasons import Reason
 from gateway.upstream.pool import health as healths
 from gateway.upstream.pool.health import (
     CALM_SECONDS,

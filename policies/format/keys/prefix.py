@@ -15,7 +15,7 @@ from policies.decision import (
     SchemaKeys,
     VolatileKind,
 )
-from policies.format.settings import Key, Table
+from policies.format.keys import Key, Table
 from policies.format.shorthand import OFF, Listed, Short, on_or_off, only_off, unique
 from policies.format.values import ON_OFF, REGEX, Value, choice, expected, is_off, members
 

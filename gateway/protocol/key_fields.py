@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError
-from gateway.protocol.reasons import Reason
 
 
 class Role(StrEnum):

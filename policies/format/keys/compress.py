@@ -6,8 +6,8 @@ Law: what is left out is as in ``default``; unset there, nothing is compressed.
 from typing import Any
 
 from policies.decision import CompressSettings, DocumentSettings, Protected
-from policies.format.settings import Key, Table
-from policies.format.settings.prefix import MARKER, two_markers
+from policies.format.keys import Key, Table
+from policies.format.keys.prefix import MARKER, two_markers
 from policies.format.shorthand import Listed, on_or_off
 from policies.format.values import ON_OFF, PERCENT, members, or_word, whole
 

@@ -10,7 +10,7 @@ from policies.decision import (
     Breakpoints,
     KeyRetention,
 )
-from policies.format.settings import Key, Table
+from policies.format.keys import Key, Table
 from policies.format.shorthand import only_off
 from policies.format.values import ON_OFF, members, or_word, whole
 

@@ -10,10 +10,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from policies.decision import DEFAULT_RULE, Decision, PiiAction, Priority, Scope
-from policies.format.settings import Key, Table
-from policies.format.settings.compress import COMPRESS
-from policies.format.settings.hints import HINTS
-from policies.format.settings.prefix import PREFIX
+from policies.format.keys import Key, Table
+from policies.format.keys.compress import COMPRESS
+from policies.format.keys.hints import HINTS
+from policies.format.keys.prefix import PREFIX
 from policies.format.shorthand import OFF, Listed, Short, on_or_off, unique
 from policies.format.values import (
     ANY,
