@@ -11,7 +11,7 @@ from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import Reply
-from gateway.server.request import Asked
+from gateway.server.request import RequestContext
 from gateway.upstream.request import MODEL, with_model
 
 _REFUSED = frozenset({429, 503})
@@ -27,8 +27,8 @@ def never_overloaded(_model: str) -> bool:
 
 
 def fallback_for(
-    asked: Asked, overloaded: Overloaded, came: Reply | UpstreamError | None
-) -> Asked | None:
+    asked: RequestContext, overloaded: Overloaded, came: Reply | UpstreamError | None
+) -> RequestContext | None:
     """Return the request for the fallback model, None where the model asked is to answer.
 
     ``came`` is what its call came to, None before it is made.
@@ -51,6 +51,6 @@ def fallback_for(
     )
 
 
-def with_model_header(reply: Reply, asked: Asked) -> Reply:
+def with_model_header(reply: Reply, asked: RequestContext) -> Reply:
     """Return the reply with the name of the model that answered in the other's place."""
     return replace(reply, headers=(*reply.headers, (MODEL, asked.body["model"])))

@@ -61,8 +61,8 @@ from gateway.server.model_fallback import (
 )
 from gateway.server.prepare import Outbox
 from gateway.server.request import (
-    Asked,
     LocalModel,
+    RequestContext,
     Trace,
     Verdict,
     facts_of,
@@ -180,7 +180,7 @@ class Pipeline:
         end, _ = await self._end(self._asked(endpoint, inbound, seen, trace))
         return end
 
-    async def _end(self, asked: Asked) -> tuple[End, Sequence[Hit | Forward]]:
+    async def _end(self, asked: RequestContext) -> tuple[End, Sequence[Hit | Forward]]:
         """Look the request up; of a batch return the end of all items and that of each."""
         batch = SPECS[asked.endpoint].is_batch and asked.odd_body is None
         items = items_of(asked.body) if batch else ()
@@ -201,7 +201,9 @@ class Pipeline:
         states = to_be_had(ends)
         return (end_of(states) if len(states) == len(items) else Refused()), states
 
-    async def _reply_to(self, asked: Asked, end: End, items: Sequence[Hit | Forward]) -> Reply:
+    async def _reply_to(
+        self, asked: RequestContext, end: End, items: Sequence[Hit | Forward]
+    ) -> Reply:
         if isinstance(end, Refused):
             return refuse(asked.seen)
         if isinstance(end, Hit) and end.check is not None:
@@ -219,7 +221,7 @@ class Pipeline:
 
     def _asked(
         self, endpoint: Endpoint, inbound: Inbound, seen: Observation, trace: Trace | None = None
-    ) -> Asked:
+    ) -> RequestContext:
         parsed = parse_request(endpoint, inbound.raw)
         body = parsed.body
         seen.model = body.get("model") or ""
@@ -238,7 +240,9 @@ class Pipeline:
         if self.local is not None and endpoint is Endpoint.EMBEDDINGS:
             local = self.local.serves(seen.model)
             coalescer = self.local.coalescer if local else coalescer
-        asked = Asked(endpoint, inbound, body, active, tenant, decision, coalescer, local, seen)
+        asked = RequestContext(
+            endpoint, inbound, body, active, tenant, decision, coalescer, local, seen
+        )
         if trace is not None:
             trace.odd = parsed.odd
             asked = trace.asked = asked._replace(trace=trace)
@@ -251,7 +255,7 @@ class Pipeline:
         return asked if parsed.odd is None else asked._replace(odd_body=parsed.whole)
 
     async def _replied(
-        self, asked: Asked, end: Hit | Forward, items: Sequence[Hit | Forward]
+        self, asked: RequestContext, end: Hit | Forward, items: Sequence[Hit | Forward]
     ) -> Reply:
         """Forward a miss, or a hit to be revalidated; ``items`` are those of a batch."""
         if isinstance(end, Hit):
@@ -266,7 +270,7 @@ class Pipeline:
             send = asked.coalescer.forward(exchange)
         return await self._forwarded(exchange, send)
 
-    async def _sample(self, asked: Asked, hit: Hit) -> None:
+    async def _sample(self, asked: RequestContext, hit: Hit) -> None:
         """Ask the upstream as well, for one of some hits, so that the answers can be compared."""
         if not self.sampling.draws(hit.entry.key, asked.decision.sample):
             return
@@ -300,7 +304,7 @@ class Pipeline:
         seen.declined = None
         return render_hit(exchange.endpoint, exchange.body, instead, seen)
 
-    async def _looked_up(self, asked: Asked, body: dict[str, Any]) -> End:
+    async def _looked_up(self, asked: RequestContext, body: dict[str, Any]) -> End:
         """Drive the machine to its end, for a request or for one item of it.
 
         From where it is the same, the way is that of identical misses that are under way.
@@ -320,20 +324,20 @@ class Pipeline:
                 case _:
                     state = await self._next(state, asked)
 
-    def _is_asked(self, state: LookUpExact, asked: Asked) -> bool:
+    def _is_asked(self, state: LookUpExact, asked: RequestContext) -> bool:
         """Tell whether a call under way says all that this lookup could: its maker found nothing.
 
         With a scope of its own, an end user may still have an entry that others do not see.
         """
         return state.plan.personal is None and asked.coalescer.has_missed(state.plan)
 
-    async def _driven(self, state: State, asked: Asked) -> End:
+    async def _driven(self, state: State, asked: RequestContext) -> End:
         while not isinstance(state, Hit | Forward | Refused):
             state = await self._next(state, asked)
         asked.note(state)
         return state
 
-    async def _next(self, state: Unended, asked: Asked) -> State:
+    async def _next(self, state: Unended, asked: RequestContext) -> State:
         """Do what a state asks for, and hand it back."""
         match state:
             case LookUpExact():
@@ -362,7 +366,7 @@ class Pipeline:
             case _:
                 assert_never(state)
 
-    async def _by_meaning(self, state: SearchSemantic, asked: Asked) -> State:
+    async def _by_meaning(self, state: SearchSemantic, asked: RequestContext) -> State:
         """Drive the lookup by meaning to its end, in bounded time altogether.
 
         Each wait has its own bound, and slow parts would add them up, candidate by candidate.
@@ -377,7 +381,7 @@ class Pipeline:
             after = await self._next(after, asked)
         return after
 
-    def _recorded(self, asked: Asked) -> dict[str, Any] | None:
+    def _recorded(self, asked: RequestContext) -> dict[str, Any] | None:
         if self.recorder is None:
             return None
         facts = facts_of(asked.endpoint, asked.body, asked.inbound, asked.tenant)
@@ -391,7 +395,7 @@ class Pipeline:
             query=asked.inbound.query,
         )
 
-    def _plan(self, asked: Asked, body: dict[str, Any]) -> State:
+    def _plan(self, asked: RequestContext, body: dict[str, Any]) -> State:
         cache_control = asked.inbound.headers.get("cache-control")
         directives = NOTHING_ASKED if cache_control is None else parse_directives(cache_control)
         if asked.odd_body is not None:
@@ -411,12 +415,12 @@ class Pipeline:
             return bypass(plan, directives)
         return LookUpExact(plan) if asked.decision.exact else start(plan)
 
-    async def _exchange(self, asked: Asked, state: Forward) -> Exchange:
+    async def _exchange(self, asked: RequestContext, state: Forward) -> Exchange:
         if asked.local and state.status == ForwardStatus(Forwarded.MISS):
             state = replace(state, status=ForwardStatus(Forwarded.MISS, Reason.LOCAL))
         return await self.outbox.exchange(asked, state)
 
-    async def _get(self, state: Unended, key: bytes, asked: Asked) -> Entry | None:
+    async def _get(self, state: Unended, key: bytes, asked: RequestContext) -> Entry | None:
         """Return the entry; where the index named it, an absent one leaves the index, too."""
         explained = asked.trace is not None
         try:
@@ -436,7 +440,7 @@ class Pipeline:
                     await self.semantic.remove([key])
         return entry
 
-    async def _scan(self, state: ScanPrompt, asked: Asked) -> State:
+    async def _scan(self, state: ScanPrompt, asked: RequestContext) -> State:
         try:
             found = await scan_prompt(asked, state.plan, self.scans)
         except ScanFailedError as error:
@@ -451,7 +455,9 @@ class Pipeline:
             return False
         return self.learned.off(decision, self.verifier.threshold(decision.max_wrong_hits))
 
-    async def _search(self, state: SearchSemantic, asked: Asked) -> list[tuple[bytes, float]]:
+    async def _search(
+        self, state: SearchSemantic, asked: RequestContext
+    ) -> list[tuple[bytes, float]]:
         plan = state.plan
         if self.semantic is None or plan.question is None:
             asked.note(state, None)

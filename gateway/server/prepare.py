@@ -28,7 +28,7 @@ from gateway.prompts.rewrite.tool_rules import KnownTools
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.headers import Fields
 from gateway.protocol.messages import read_whole
-from gateway.server.request import INLINE_BYTES, Asked
+from gateway.server.request import INLINE_BYTES, RequestContext
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.ports import Upstream
 from gateway.upstream.request import Outgoing, own_fields, with_priority, with_salt
@@ -59,12 +59,12 @@ class Outbox:
     compressor: Compressor = field(default_factory=Compressor)
     summariser: Summariser = field(default_factory=Summariser)
 
-    def salts(self, asked: Asked) -> bool:
+    def salts(self, asked: RequestContext) -> bool:
         """Tell whether the request gets a salt."""
         # Elsewhere there is no prefix cache, and servers that know the field may refuse it.
         return self.salts_caches and SPECS[asked.endpoint].generates
 
-    async def exchange(self, asked: Asked, state: Forward) -> Exchange:
+    async def exchange(self, asked: RequestContext, state: Forward) -> Exchange:
         """Return the request as it is sent."""
         original = self._untouched(asked, state)
         if asked.odd_body is not None:
@@ -89,7 +89,7 @@ class Outbox:
         )
         return _sent(original, plain, hints)
 
-    def _untouched(self, asked: Asked, state: Forward) -> Exchange:
+    def _untouched(self, asked: RequestContext, state: Forward) -> Exchange:
         """Return the request as it came, but for the tenant's salt and the priority."""
         body, raw = asked.body, asked.inbound.raw
         if self.salts(asked):
@@ -109,7 +109,7 @@ class Outbox:
             client=asked.inbound.holder or asked.tenant.credential_sha256,
         )
 
-    async def _rewritten(self, asked: Asked) -> Rewritten:
+    async def _rewritten(self, asked: RequestContext) -> Rewritten:
         body, raw, settings = asked.body, asked.inbound.raw, asked.decision.prefix
         rules = rules_for(asked.endpoint, body, settings)
         if not rules:
@@ -126,7 +126,7 @@ class Outbox:
             self.shared.note(rewritten.digests)
         return rewritten
 
-    def _summarised(self, asked: Asked, came: Compressed) -> Compressed:
+    def _summarised(self, asked: RequestContext, came: Compressed) -> Compressed:
         settings = asked.decision.compress
         if not settings.enabled or not settings.history:
             return came
@@ -136,7 +136,7 @@ class Outbox:
         owner = document_owner(self.secret, asked.tenant)
         return self.summariser.applied(asked.endpoint, came, settings.history, owner, ask)
 
-    async def _hinted(self, asked: Asked, body: dict[str, Any], raw: bytes) -> Changed:
+    async def _hinted(self, asked: RequestContext, body: dict[str, Any], raw: bytes) -> Changed:
         settings, rule = asked.decision.hints, asked.decision.rule
         hints = hints_for(asked.endpoint, settings)
         if not hints:
@@ -148,7 +148,7 @@ class Outbox:
             return Changed(body, raw, declined=_declined(hints, told))
         return told
 
-    def _memory(self, asked: Asked) -> Memory:
+    def _memory(self, asked: RequestContext) -> Memory:
         """Return what is known of the tenant's documents, where their order is by that."""
         documents = asked.decision.prefix.documents
         if documents is None or documents.order is not DocumentOrder.SHARED:

@@ -73,7 +73,7 @@ class Parsed(NamedTuple):
     odd: ClientError | None = None
 
 
-class Asked(NamedTuple):
+class RequestContext(NamedTuple):
     """One request on its way. ``local`` is whether the installation's own encoder answers it.
 
     ``odd_body`` is the whole body of a request that is forwarded only, see ``Parsed``. ``beside``
@@ -128,7 +128,7 @@ class Trace:
     ``lookups`` are the steps of its lookup, or of each item of a batch; the last is how it ends.
     """
 
-    asked: Asked = field(init=False)
+    asked: RequestContext = field(init=False)
     odd: ClientError | None = None
     lookups: list[list[Step]] = field(default_factory=list)
 
@@ -205,7 +205,7 @@ def _is_text(value: str) -> bool:
     )
 
 
-async def scan_prompt(asked: Asked, plan: Plan, scans: Scans) -> str | None:
+async def scan_prompt(asked: RequestContext, plan: Plan, scans: Scans) -> str | None:
     """Return the kind of the first finding in what makes the key. Raises ScanFailedError.
 
     Of an item of a batch that is the item; the other fields are scanned once for all items.

@@ -50,7 +50,7 @@ from gateway.protocol.tokens import prompt_tokens
 from gateway.semantic.eligibility.rules import semantic_query
 from gateway.server.admin.recorded_request import RecordedRequest
 from gateway.server.pipeline import Pipeline
-from gateway.server.request import Asked, Step, Trace, Verdict, facts_of
+from gateway.server.request import RequestContext, Step, Trace, Verdict, facts_of
 from policies.decision import PiiAction
 from policies.endpoint import Endpoint
 from policies.format.keys.rule import settings_of
@@ -211,7 +211,7 @@ _STEPS: dict[type, tuple[str, Callable[[Any, Any, float], str], str]] = {
 """Each state of a lookup: its name, the words for what its work came to, and for a fault."""
 
 
-def _decision(asked: Asked) -> dict[str, Any]:
+def _decision(asked: RequestContext) -> dict[str, Any]:
     facts = facts_of(asked.endpoint, asked.body, asked.inbound, asked.tenant)
     policy, decision = asked.active.policy, asked.decision
     return {
@@ -247,7 +247,7 @@ def _whose(tenant: Tenant, holder: str | None) -> str:
     return f"no API key, {named}" if named else "anonymous"
 
 
-def _rewrites(asked: Asked, secret: bytes) -> dict[str, Any]:
+def _rewrites(asked: RequestContext, secret: bytes) -> dict[str, Any]:
     """Return what the rewrite plan and the hints do; what others shared is not known here."""
     endpoint, raw, decision = asked.endpoint, asked.inbound.raw, asked.decision
     result = rewrite(endpoint, asked.body, raw, decision.prefix)
@@ -276,7 +276,7 @@ def _diff(raw: bytes, result: Changed) -> dict[str, Any]:
     }
 
 
-async def _personal_data(asked: Asked) -> dict[str, Any]:
+async def _personal_data(asked: RequestContext) -> dict[str, Any]:
     if asked.decision.pii is PiiAction.ALLOW:
         return {"scanned": False, "findings": []}
     policy = asked.active.policy
@@ -288,7 +288,7 @@ async def _personal_data(asked: Asked) -> dict[str, Any]:
     return {"scanned": True, "findings": [asdict(each) for each in found]}
 
 
-def _eligibility(asked: Asked) -> dict[str, Any]:
+def _eligibility(asked: RequestContext) -> dict[str, Any]:
     if not asked.decision.semantic:
         why_not = "the policy switches semantic off"
         return {"eligible": False, "reason": "policy", "why_not": why_not}
