@@ -204,7 +204,7 @@ def plan_request(
 
 def _too_hot(body: dict[str, Any], most: float) -> bool:
     temperature = body.get("temperature")
-    return temperature is not None and temperature > most
+    return isinstance(temperature, int | float) and temperature > most
 
 
 def end_user(body: dict[str, Any]) -> tuple[str, ...]:

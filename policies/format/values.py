@@ -156,7 +156,9 @@ def decimal(least: int, most: int) -> Value:
     """Return the kind of value that is a number from ``least`` to ``most``."""
 
     def read(value: object) -> float:
-        if isinstance(value, int | float) and least <= value <= most and value is not True:
+        if isinstance(value, bool):  # which Python counts as 0 or 1
+            raise expected(f"a number from {least} to {most}")
+        if isinstance(value, int | float) and least <= value <= most:
             return float(value)
         raise expected(f"a number from {least} to {most}")
 

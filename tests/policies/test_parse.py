@@ -117,6 +117,7 @@ def test_durations(written, seconds):
         ),
         ("semantic: {}", "semantic: expected at least one of the keys enabled, max_wrong_hits"),
         ("semantic: {min_similarity: 2}", "min_similarity: expected a number from 0 to 1, got 2"),
+        ("semantic: {min_similarity: no}", "min_similarity: expected a number from 0 to 1"),
         ("semantic: {min_similarity: yes}", "min_similarity: expected a number from 0 to 1"),
         ("semantic: {max: 2}", "semantic.max: expected one of the keys enabled, max_wrong_hits"),
         ("scope: team", "scope: expected tenant, user or public, got 'team'"),

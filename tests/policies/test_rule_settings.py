@@ -322,6 +322,7 @@ def test_every_field_of_a_decision_can_be_set():
         ("finish_reasons: 1", "finish_reasons: expected the name of a finish reason, such as st"),
         ("max_temperature: 3", "max_temperature: expected a number from 0 to 2, or any, got 3"),
         ("max_temperature: -0.1", "max_temperature: expected a number from 0 to 2, or any"),
+        ("max_temperature: no", "max_temperature: expected a number from 0 to 2, or any"),
         ("max_temperature: yes", "max_temperature: expected a number from 0 to 2, or any"),
         ("max_temperature: true", "max_temperature: expected a number from 0 to 2, or any"),
         ("variants: 3", "got the unknown key 'variants'"),

@@ -16,6 +16,7 @@ IMPURE = frozenset({"asyncio", "aiohttp", "redis", "torch", "os", "time", "rando
 IMPURE_TOO = frozenset(
     {"socket", "threading", "subprocess", "multiprocessing", "concurrent", "pathlib", "tempfile"}
     | {"shutil", "sqlite3", "lmdb", "secrets", "uuid", "importlib", "httpx", "requests", "uvloop"}
+    | {"fcntl", "filelock", "signal"}
 )
 IMPURE_CALLS = frozenset({"open", "print", "input", "__import__", "exec", "eval"})
 

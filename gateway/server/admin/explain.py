@@ -122,7 +122,7 @@ class Explainer:
             return {"outcome": bypass} | report
         asked = trace.asked
         report["request"] |= {
-            "model": recorded.body["model"],
+            "model": recorded.model,
             "tenant": _whose(asked.tenant, holder),
         }
         report |= _decision(asked)

@@ -36,6 +36,12 @@ def test_what_is_not_looked_up_says_why(options, reason):
     assert planned(**options) is reason
 
 
+def test_a_temperature_that_is_no_number_is_the_upstreams_to_judge():
+    body = {"model": "m", "input": "x", "temperature": "hot"}
+    plan = planned(max_temperature=0.3, endpoint=Endpoint.EMBEDDINGS, body=body)
+    assert plan.key
+
+
 @pytest.mark.parametrize("store", [False, None])
 def test_store_false_is_cached_and_does_not_change_the_key(store):
     assert plan_of(chat(store=store)).key == plan_of(chat()).key

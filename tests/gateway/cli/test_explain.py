@@ -104,6 +104,13 @@ def test_a_rule_that_matches_ends_the_list(explain):
     assert "foo" not in json.dumps(told)
 
 
+def test_a_stored_prompt_needs_no_model(explain):
+    body = {"prompt": {"id": "pmpt_1"}, "store": False}
+    told = explain({"endpoint": "/v1/responses", "body": body})
+    assert told["request"]["model"] == ""
+    assert told["outcome"]["reason"] == "stored-prompt"
+
+
 @pytest.mark.parametrize(
     ("request_", "would", "reason"),
     [
