@@ -47,23 +47,28 @@ async def way_of(start_gateway, socket, kind):
             pass
         await gateway.ask(QUESTION)
         assert "; hit" in (await gateway.ask(QUESTION)).cache
-        way.open = True
-        if kind == "exact hit":
-            assert "; hit" in (await gateway.ask(QUESTION)).cache
-        else:
-            reply = await gateway.ask(OTHER, stream=True)
-            assert "fwd=miss" in reply.cache
-            assert reply.text
-        way.open = False
-        if kind != "exact hit":
-            assert "; hit" in (await gateway.ask(OTHER)).cache
-    return way
+        ways = []
+        for number in range(5):
+            other = f"{OTHER} It is number {number}."
+            way.restart()
+            if kind == "exact hit":
+                assert "; hit" in (await gateway.ask(QUESTION)).cache
+            else:
+                reply = await gateway.ask(other, stream=True)
+                assert "fwd=miss" in reply.cache
+                assert reply.text
+            way.open = False
+            ways.append((way.hops, way.files))
+            if kind != "exact hit":
+                assert "; hit" in (await gateway.ask(other)).cache
+    # What runs in the background meanwhile can only add to a way.
+    return min(ways, key=lambda each: len(each[0]))
 
 
 @pytest.mark.parametrize("kind", MOST)
 async def test_the_way_is_short(kind, start_gateway, embeddings_socket, upstream):
-    way = await way_of(start_gateway, embeddings_socket, kind)
-    hops, files = MOST[kind]
-    told = "\n".join(way.hops)
-    assert len(way.hops) <= hops, f"{len(way.hops)} functions:\n{told}"
-    assert len(way.files) <= files, f"{len(way.files)} files"
+    hops, files = await way_of(start_gateway, embeddings_socket, kind)
+    most_hops, most_files = MOST[kind]
+    told = "\n".join(hops)
+    assert len(hops) <= most_hops, f"{len(hops)} functions:\n{told}"
+    assert len(files) <= most_files, f"{len(files)} files"

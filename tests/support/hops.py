@@ -34,6 +34,10 @@ class Way:
         if caller is None or caller.f_code.co_filename != code.co_filename:
             self._entered[code] = None
 
+    def restart(self) -> None:
+        """Forget what was entered, and count from here."""
+        self._entered, self.open = {}, True
+
     @property
     def hops(self) -> list[str]:
         """The functions in the order in which they were entered first."""
