@@ -1,4 +1,4 @@
-"""What the pipeline needs from the outside; adapters provide it, tests may fake it."""
+"""The interfaces of stores and of what surrounds them; tests may fake them."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass

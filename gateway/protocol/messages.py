@@ -10,14 +10,22 @@ from policies.plain_enum import plain_members
 Headers = tuple[tuple[str, str], ...]
 
 
+async def read_up_to(chunks: AsyncIterator[bytes], limit: int) -> bytes:
+    """Read to the end, or until more than ``limit`` bytes have come."""
+    parts = []
+    size = 0
+    async for chunk in chunks:
+        parts.append(chunk)
+        size += len(chunk)
+        if size > limit:
+            break
+    return b"".join(parts)
+
+
 async def read_whole(chunks: AsyncIterator[bytes], most: int) -> bytes | None:
     """Return a whole body, None where it has more than ``most`` bytes."""
-    body = b""
-    async for chunk in chunks:
-        body += chunk
-        if len(body) > most:
-            return None
-    return body
+    body = await read_up_to(chunks, most)
+    return body if len(body) <= most else None
 
 
 @dataclass(frozen=True, slots=True)

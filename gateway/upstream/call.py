@@ -6,7 +6,7 @@ which waits until the entry can be hit.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
@@ -20,7 +20,7 @@ from gateway.protocol.endpoints.spec import Followed, Streaming
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import end_to_end, request_fields, without
-from gateway.protocol.messages import ALL_ADDITIONS
+from gateway.protocol.messages import ALL_ADDITIONS, read_up_to
 from gateway.protocol.streaming import sse
 from gateway.protocol.tokens import prompt_usage
 from gateway.upstream.coalescing.shared_response import Head, SharedResponse
@@ -122,7 +122,7 @@ class UpstreamCall:
                 await self._relay(upstream, exchange, shared, streaming)
                 return None
             chunks = upstream.chunks()
-            body = await _read(chunks, self.max_answer_bytes)
+            body = await read_up_to(chunks, self.max_answer_bytes)
             added = variant.additions or variant.moves_values
             if before is None and added and upstream.status in REFUSALS:
                 return Refused(served, upstream.status, variant)
@@ -289,18 +289,6 @@ class UpstreamCall:
             self.checks.begin(check, exchange.plan, plain, exchange.inbound.fields)
         if (payer := shared.payer) is not None:
             payer.stored = True
-
-
-async def _read(chunks: AsyncIterator[bytes], limit: int) -> bytes:
-    """Read to the end, or until more than ``limit`` bytes have come."""
-    parts = []
-    size = 0
-    async for chunk in chunks:
-        parts.append(chunk)
-        size += len(chunk)
-        if size > limit:
-            break
-    return b"".join(parts)
 
 
 def _joined(pieces: list[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
