@@ -89,6 +89,7 @@ def create_app(
         chains=upstreams.chains,
         answered=None if upstreams.warm_up is None else upstreams.warm_up.note,
         accepts=upstreams.accepts,
+        retry_budget=upstreams.retry_budget,
     )
     pipeline = Pipeline(
         store=entries.store,

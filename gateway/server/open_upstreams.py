@@ -22,6 +22,7 @@ from gateway.upstream.pool.affinity import StickyIds
 from gateway.upstream.pool.pass_through import ModelList, PoolRequests
 from gateway.upstream.pool.pool import UpstreamCollector, UpstreamMetrics, UpstreamPool, log_change
 from gateway.upstream.pool.probes import PATHS, Prober
+from gateway.upstream.pool.retry import Budget
 from gateway.upstream.pool.table import Member, PoolTable, states
 from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.ports import Upstream
@@ -40,6 +41,7 @@ class Upstreams:
     each: Mapping[str, HttpUpstream]
     ready: Check
     accepts: Accepts
+    retry_budget: Budget
     pool: UpstreamPool | None = None
     prober: Prober | None = None
     models: ModelList | None = None
@@ -107,9 +109,17 @@ def open_upstreams(
     }
     counts = UpstreamMetrics(metrics.registry)
     checks = [engine_ready(upstream, required=required) for upstream in each.values()]
+    retry_budget = Budget()
     if is_alone:
         only = each[identity]
-        return Upstreams(upstream=only, passing=only, each=each, ready=checks[0], accepts=accepts)
+        return Upstreams(
+            upstream=only,
+            passing=only,
+            each=each,
+            ready=checks[0],
+            accepts=accepts,
+            retry_budget=retry_budget,
+        )
     members = [_member(one, settings.workers) for one in given]
     by_prefix = settings.upstream_routing == "prefix"
     sharing = frozenset(one.called for one in given if one.shares_prefill)
@@ -126,6 +136,7 @@ def open_upstreams(
         metrics=counts,
         passes_credentials=not own_keys,
         sticky_ids=sticky_ids,
+        retry_budget=retry_budget,
     )
     metrics.add(UpstreamCollector(pool))
     paths = {one.called: _probe_paths(one) for one in given}
@@ -155,6 +166,7 @@ def open_upstreams(
         each=each,
         ready=_any(checks),
         accepts=accepts,
+        retry_budget=retry_budget,
         pool=pool,
         prober=prober,
         models=ModelList(passing, {member.name: member for member in members}),

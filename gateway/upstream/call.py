@@ -25,8 +25,9 @@ from gateway.protocol.streaming import sse
 from gateway.protocol.tokens import prompt_usage
 from gateway.upstream.coalescing.shared_response import Head, SharedResponse
 from gateway.upstream.comparisons import Checks
-from gateway.upstream.exchange import REFUSALS, Accepts, Exchange, Variant, as_client_sent, variants
-from gateway.upstream.pool.affinity import previous_response_id_of
+from gateway.upstream.exchange import Accepts, Exchange, Variant, as_client_sent, variants
+from gateway.upstream.pool.affinity import NOT_KEPT, previous_response_id_of
+from gateway.upstream.pool.retry import Budget
 from gateway.upstream.ports import Upstream, UpstreamReply
 from gateway.upstream.request import Outgoing, Served, with_upstream
 from gateway.upstream.routing.prefix_chain import PromptChains
@@ -49,12 +50,15 @@ Answered = Callable[[Endpoint, dict[str, Any], Mapping[str, str]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """A request that an upstream has refused, perhaps for what the gateway added."""
+class Refusal:
+    """The whole reply of an upstream that refuses a request, perhaps for what the gateway added."""
 
-    served: Served
-    status: int
+    reply: UpstreamReply
+    body: bytes
     variant: Variant
+    started: float | None
+    """When the request was sent."""
+    head_at: float | None
 
 
 @dataclass(slots=True)
@@ -64,6 +68,7 @@ class UpstreamCall:
     upstream: Upstream
     writer: CacheWriter
     max_answer_bytes: int
+    retry_budget: Budget
     checks: Checks | None = None
     chains: PromptChains | None = None
     answered: Answered | None = None
@@ -74,13 +79,15 @@ class UpstreamCall:
     async def call(self, exchange: Exchange, shared: SharedResponse) -> None:
         """Make the call and write all that comes of it into ``shared``, and always its end.
 
-        Only after a cancellation, whoever cancels closes the response. If the gateway's additions
-        may be refused, the call is made once more as the client sent it.
+        Only after a cancellation, whoever cancels closes the response.
         """
+        self.retry_budget.earn()
+        may_retry = self.retry_budget.can_spend
         try:
-            refused = await self._attempt(*variants(exchange, self.accepts), shared)
-            if refused is not None:
-                await self._attempt(as_client_sent(exchange), {}, shared, refused)
+            usual, others = variants(exchange, self.accepts, may_retry=may_retry)
+            refusal = await self._attempt(usual, others, shared)
+            if refusal is not None and not await self._retry(exchange, shared, refusal):
+                await self._pass_refusal(refusal, shared)
         except UpstreamError as error:
             shared.close(error)
         except Exception as error:
@@ -89,16 +96,42 @@ class UpstreamCall:
         else:
             shared.close()
 
+    async def _retry(self, exchange: Exchange, shared: SharedResponse, refusal: Refusal) -> bool:
+        """Make the call once more as the client sent it; tell whether that gave an answer.
+
+        A refusal with 400 or 422 costs no generation. So it is retried even if others have emptied
+        the retry budget since the request was sent: no addition fails a request.
+        """
+        paid = self.retry_budget.spend()
+        if not paid and refusal.reply.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            return False
+        try:
+            await self._attempt(as_client_sent(exchange), {}, shared, refusal)
+        except UpstreamError as error:
+            if shared.head is not None:
+                raise
+            log.info("a refused request was sent again, and failed: %s", error.reason)
+            return False
+        return True
+
+    async def _pass_refusal(self, refusal: Refusal, shared: SharedResponse) -> None:
+        """Let the client have the first answer, as it came."""
+        reply, exchange = refusal.reply, refusal.variant.exchange
+        shared.upstream_started, shared.upstream_head = refusal.started, refusal.head_at
+        shared.served = reply.served
+        self._settle(exchange, reply.status, shared, None)
+        await self._end_plain(reply, refusal.body, exchange, shared)
+
     async def _attempt(
         self,
         usual: Variant,
         others: Mapping[str, Variant],
         shared: SharedResponse,
-        before: Refused | None = None,
-    ) -> Refused | None:
+        before: Refusal | None = None,
+    ) -> Refusal | None:
         """Make one call; ``before`` is the refusal after which it is made once more.
 
-        Return what an upstream has refused, if that may be for what the gateway has added.
+        Return the refusal of an upstream, if that may be for what the gateway has added.
         """
         exchange = usual.exchange
         seen = exchange.seen
@@ -107,7 +140,7 @@ class UpstreamCall:
             shared.upstream_head = seen.clock()
             served = upstream.served
             if before is not None:
-                served = replace(served, tried=before.served.tried + served.tried)
+                served = replace(served, tried=before.reply.served.tried + served.tried)
             shared.served, variant = served, others.get(served.upstream, usual)
             exchange = variant.exchange
             # What may not be stored (no-store, personal data) must not be recorded elsewhere.
@@ -123,11 +156,12 @@ class UpstreamCall:
                 return None
             chunks = upstream.chunks()
             body = await read_up_to(chunks, self.max_answer_bytes)
-            added = variant.additions or variant.moves_values
-            if before is None and added and upstream.status in REFUSALS:
-                return Refused(served, upstream.status, variant)
+            is_whole = len(body) <= self.max_answer_bytes
+            if before is None and is_whole and variant.may_explain(upstream.status):
+                times = shared.upstream_started, shared.upstream_head
+                return Refusal(upstream, body, variant, *times)
             self._settle(exchange, upstream.status, shared, before)
-            if len(body) > self.max_answer_bytes:
+            if not is_whole:
                 if exchange.plan is not None:
                     shared.decline(Reason.TOO_LARGE)
                 shared.open(Head(upstream.status, fields))
@@ -135,14 +169,11 @@ class UpstreamCall:
                 async for chunk in chunks:
                     await shared.add(chunk, chunk)
                 return None
-        shared.complete = True
-        await self._store_plain(upstream, body, exchange, shared)
-        shared.open(Head(upstream.status, fields, body))
-        shared.land(seen.clock())
+        await self._end_plain(upstream, body, exchange, shared)
         return None
 
     def _outgoing(
-        self, usual: Variant, others: Mapping[str, Variant], before: Refused | None
+        self, usual: Variant, others: Mapping[str, Variant], before: Refusal | None
     ) -> Outgoing:
         exchange, raw = usual.exchange, usual.raw
         inbound, trace = exchange.inbound, exchange.seen.trace_headers
@@ -161,11 +192,11 @@ class UpstreamCall:
             instead={name: variant.raw for name, variant in others.items()},
             client=exchange.client,
             named=previous_response_id_of(exchange.endpoint, exchange.body),
-            at="" if before is None else before.served.upstream,
+            at="" if before is None else _pin(before.reply.served),
         )
 
     def _settle(
-        self, exchange: Exchange, status: int, shared: SharedResponse, before: Refused | None
+        self, exchange: Exchange, status: int, shared: SharedResponse, before: Refusal | None
     ) -> None:
         """Note which form of the request is answered; warn if that took a second call."""
         if shared.leader is not exchange:
@@ -174,7 +205,7 @@ class UpstreamCall:
         # If the request is refused as the client sent it, too, the additions are not the reason.
         if before is None or status >= HTTPStatus.BAD_REQUEST:
             return
-        name, now = before.served.upstream, exchange.seen.clock()
+        name, now = before.reply.served.upstream, exchange.seen.clock()
         if now < self._quiet_until.get(name, now):
             return
         self._quiet_until[name] = now + WARN_SECONDS
@@ -183,7 +214,7 @@ class UpstreamCall:
             "upstream %s refuses what the gateway adds (status %d): such requests are sent twice;"
             " set %s",
             name,
-            before.status,
+            before.reply.status,
             remedy,
         )
 
@@ -241,6 +272,16 @@ class UpstreamCall:
         if answered.done and not answered.failed:
             shared.land(exchange.seen.clock())
 
+    async def _end_plain(
+        self, upstream: UpstreamReply, body: bytes, exchange: Exchange, shared: SharedResponse
+    ) -> None:
+        """Store a plain reply that is whole, and pass it on."""
+        shared.complete = True
+        await self._store_plain(upstream, body, exchange, shared)
+        fields = with_upstream(end_to_end(upstream.headers), shared.served)
+        shared.open(Head(upstream.status, fields, body))
+        shared.land(exchange.seen.clock())
+
     async def _store_plain(
         self, upstream: UpstreamReply, body: bytes, exchange: Exchange, shared: SharedResponse
     ) -> None:
@@ -289,6 +330,15 @@ class UpstreamCall:
             self.checks.begin(check, exchange.plan, plain, exchange.inbound.fields)
         if (payer := shared.payer) is not None:
             payer.stored = True
+
+
+def _pin(served: Served) -> str:
+    """Return the upstream that gets a refused request once more.
+
+    If several were asked for a sticky id, none is pinned: another one may keep what it names.
+    """
+    searched = any(reason is NOT_KEPT.reason for _, reason in served.tried)
+    return "" if searched else served.upstream
 
 
 def _joined(pieces: list[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:

@@ -1,7 +1,8 @@
 """One request on its way to the upstream, and the body that each upstream gets.
 
 Law: what the gateway adds fails no request. If an upstream refuses a request with an addition, that
-request is sent once more, as the client sent it. Nothing is remembered of it.
+request is sent once more, as the client sent it. The second call is charged to the retry budget.
+While that budget is empty, nothing is added that could be refused.
 """
 
 from collections.abc import Mapping
@@ -69,13 +70,7 @@ class Exchange:
         self.seen.compression = self.compression
 
 
-REFUSALS = frozenset(
-    {
-        HTTPStatus.BAD_REQUEST,
-        HTTPStatus.UNPROCESSABLE_ENTITY,
-        HTTPStatus.INTERNAL_SERVER_ERROR,  # llama.cpp's, where a chat template fails
-    }
-)
+REFUSALS = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})
 """The statuses of servers that do not know a field, or refuse an order of turns."""
 
 Accepts = Mapping[str, frozenset[Addition]]
@@ -97,6 +92,17 @@ class Variant:
         """Tell whether it has a turn of volatile values, which some chat templates refuse."""
         return Rewrite.VOLATILE in self.exchange.rewrites
 
+    @property
+    def may_be_refused(self) -> bool:
+        """Tell whether it has anything of the gateway that an upstream may refuse."""
+        return bool(self.additions) or self.moves_values
+
+    def may_explain(self, status: int) -> bool:
+        """Tell whether an upstream may have answered so because of what the gateway changed."""
+        if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            return self.moves_values  # llama.cpp answers so if a chat template fails
+        return status in REFUSALS and self.may_be_refused
+
     def remedy(self, accepts: frozenset[Addition]) -> str:
         """Return the settings that keep the gateway from sending what may be refused here."""
         settings = []
@@ -108,8 +114,16 @@ class Variant:
         return " and ".join(settings)
 
 
-def variants(exchange: Exchange, accepts: Accepts) -> tuple[Variant, dict[str, Variant]]:
-    """Return what any upstream gets, and what some get in its place, by their names."""
+def variants(
+    exchange: Exchange, accepts: Accepts, *, may_retry: bool
+) -> tuple[Variant, dict[str, Variant]]:
+    """Return what any upstream gets, and what some get in its place, by their names.
+
+    Unless ``may_retry``, they have nothing that an upstream may refuse.
+    """
+    if not may_retry:
+        plain = _variant(exchange, frozenset())
+        return (as_client_sent(exchange) if plain.may_be_refused else plain), {}
     made = {ALL_ADDITIONS: _variant(exchange, ALL_ADDITIONS)}
     for accepted in accepts.values():
         if accepted not in made:

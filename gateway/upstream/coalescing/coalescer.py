@@ -35,6 +35,7 @@ from gateway.upstream.coalescing.shared_response import (
 )
 from gateway.upstream.comparisons import Checks
 from gateway.upstream.exchange import Accepts, Exchange
+from gateway.upstream.pool.retry import Budget
 from gateway.upstream.ports import Upstream
 from gateway.upstream.request import note_served
 from gateway.upstream.routing.prefix_chain import PromptChains
@@ -63,17 +64,26 @@ class Coalescer:
         chains: PromptChains | None = None,
         answered: Answered | None = None,
         accepts: Accepts | None = None,
+        retry_budget: Budget | None = None,
     ) -> None:
         """``claims`` are those of the processes that share the store, if any.
 
         ``checks`` takes the answers that are to be compared. ``chains`` makes the prefix chains by
         which one of several upstreams is chosen. ``answered`` is called for each storable request
-        that was answered. ``accepts`` says which additions each upstream accepts.
+        that was answered. ``accepts`` says which additions each upstream accepts. A pool shares its
+        ``retry_budget``.
         """
         self.upstream = upstream
         self.writer = writer
         self._upstream_call = UpstreamCall(
-            upstream, writer, max_answer_bytes, checks, chains, answered, accepts or {}
+            upstream,
+            writer,
+            max_answer_bytes,
+            retry_budget or Budget(),
+            checks=checks,
+            chains=chains,
+            answered=answered,
+            accepts=accepts or {},
         )
         self._claims = claims
         self._max_answer_bytes = max_answer_bytes

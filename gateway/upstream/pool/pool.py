@@ -245,10 +245,12 @@ class UpstreamPool:
         metrics: UpstreamMetrics | None = None,
         passes_credentials: bool = False,
         sticky_ids: StickyIds | None = None,
+        retry_budget: Budget | None = None,
     ) -> None:
         """``drawn`` gives random numbers from 0 to 1.
 
-        ``passes_credentials`` says that upstreams get those of the clients.
+        ``passes_credentials`` says that upstreams get those of the clients. ``retry_budget`` grows
+        with the requests of clients, which are counted by the caller.
         """
         self.name = name
         self.table = table
@@ -260,7 +262,7 @@ class UpstreamPool:
         self._drawn = drawn
         self._metrics = metrics
         self._passes_credentials = passes_credentials
-        self._budget = Budget()
+        self._budget = retry_budget or Budget()
         self._turns = PrefillTurns()
 
     def overloaded(self, model: str) -> bool:
@@ -291,8 +293,7 @@ class UpstreamPool:
     async def _reply(self, outgoing: Outgoing) -> PoolReply:
         """Return a reply whose first token is here. Raises UpstreamError if there is none."""
         retry = RetryState()
-        self._budget.earn()
-        if outgoing.named:
+        if outgoing.named and not outgoing.at:
             outgoing = replace(outgoing, at=self.sticky_ids.at(outgoing.named))
         call: Call | None = await self.queue.acquire(outgoing)
         while call is not None:

@@ -141,7 +141,7 @@ MOST = 10.0
 
 
 class Budget:
-    """Grows with each request, up to a bound; a second try takes 1."""
+    """The retry budget: it grows with each request, up to a bound, and a retry takes 1."""
 
     def __init__(self) -> None:
         self._left = MOST
@@ -150,9 +150,14 @@ class Budget:
         """Note a request."""
         self._left = min(MOST, self._left + A_REQUEST)
 
+    @property
+    def can_spend(self) -> bool:
+        """Tell whether it has one retry."""
+        return self._left >= 1.0
+
     def spend(self) -> bool:
-        """Take one second try, if there is one."""
-        if self._left < 1.0:
+        """Take one retry, if there is one."""
+        if not self.can_spend:
             return False
         self._left -= 1.0
         return True

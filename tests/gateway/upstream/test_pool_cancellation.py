@@ -1,6 +1,7 @@
 """The pool's driver where tasks are cancelled: what was begun is ended, and who waits goes on."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from gated_upstream import GatedUpstream
@@ -70,6 +71,20 @@ async def test_a_cancelled_request_leaves_its_upstream(after_head: bool):
     await asyncio.gather(task, return_exceptions=True)
     assert (call.ended.is_set(), rig.in_flight()) == (True, [0])
     assert rig.table.upstreams["a"].health.state(0.0) is State.UP
+
+
+async def test_a_retry_goes_to_its_upstream_whatever_it_names():
+    rig = Rig("a", "b")
+    rig.pool.sticky_ids.note("resp_1", "a")
+
+    async def retried() -> bytes:
+        async with rig.pool.send(replace(OUTGOING, named="resp_1", at="b")) as reply:
+            return b"".join([chunk async for chunk in reply.chunks()])
+
+    task = asyncio.create_task(retried())
+    (await rig.ups["b"].next_call()).plain({"n": 1})
+    assert await task == b'{"n":1}'
+    assert rig.ups["a"].calls == []
 
 
 async def test_a_request_cancelled_between_two_tries_leaves_both():

@@ -1,5 +1,6 @@
 """What the gateway adds to requests: who accepts it gets it, and a refusal costs one retry."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,10 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
-from faulty_upstreams import Answers, StartServer, pool, says, servers, status
+from faulty_upstreams import Answers, StartServer, pool, resets, says, servers, status
 
 from backend.runtime.chat_template import ChatTemplate, ChatTemplateError
+from gateway.upstream.pool.retry import A_REQUEST, MOST
 from running_gateway import StartGateway
 from scripted_upstream import ScriptedUpstream
 
@@ -209,6 +211,93 @@ async def test_a_template_that_refuses_moved_values_gets_them_where_they_came(
     lines = [line for line in warned(caplog) if "adds" in line]
     assert len(lines) == 1
     assert lines[0].endswith("set prefix: {volatile: off} in the policy")
+
+
+async def test_a_server_error_is_no_reason_to_send_again_what_has_no_moved_values(
+    start_gateway: StartGateway, server: StartServer
+):
+    only = await server(status(500))
+    gateway = await start_gateway(upstream=(f"{only.url}/v1",))
+    assert (await gateway.ask("one", stream=True)).status == 500
+    assert sent(only, "stream_options") == [True]
+
+
+async def test_requests_that_are_sent_twice_are_bounded_and_none_fails(
+    start_gateway: StartGateway, server: StartServer
+):
+    only = await server(refuses("stream_options", says("Fine.")))
+    gateway = await start_gateway(upstream=(f"{only.url}/v1",))
+    for number in range(40):
+        assert (await gateway.ask(f"{number}", stream=True)).text == "Fine."
+    assert 50 < only.calls <= 40 + MOST + 40 * A_REQUEST
+
+
+async def test_values_stay_where_they_came_while_the_retry_budget_is_empty(
+    start_gateway: StartGateway, server: StartServer, tmp_path: Path
+):
+    only = await server(renders(ALTERNATING, says("Fine."), 500))
+    policy = policy_with(tmp_path, "prefix: {volatile: [dates]}")
+    gateway = await start_gateway(upstream=(f"{only.url}/v1",), policy=policy)
+    for number in range(20):
+        reply = await gateway.ask(messages=[SYSTEM, {"role": "user", "content": f"{number}"}])
+        assert reply.headers["X-Refrain-Rewrite"] == 'none; declined="volatile=refused"'
+    assert only.calls <= 20 + MOST + 20 * A_REQUEST
+
+
+async def test_a_server_error_is_not_sent_again_once_others_have_emptied_the_retry_budget(
+    start_gateway: StartGateway, server: StartServer, tmp_path: Path
+):
+    let_go, arrived = asyncio.Event(), asyncio.Event()
+    template = renders(ALTERNATING, says("Fine."), 500)
+
+    async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if body["messages"][-1]["content"] == "wait":
+            arrived.set()
+            await let_go.wait()
+        return await template(request, body)
+
+    only = await server(answer)
+    policy = policy_with(tmp_path, "prefix: {volatile: [dates]}")
+    gateway = await start_gateway(upstream=(f"{only.url}/v1",), policy=policy)
+    waits = [SYSTEM, {"role": "user", "content": "wait"}]
+    waiting = asyncio.create_task(gateway.ask(messages=waits))
+    async with asyncio.timeout(10):
+        await arrived.wait()
+    for number in range(60):
+        calls = only.calls
+        await gateway.ask(messages=[SYSTEM, {"role": "user", "content": f"{number}"}])
+        if only.calls - calls == 1:
+            break
+    calls = only.calls
+    let_go.set()
+    assert ((await waiting).status, only.calls) == (500, calls)
+
+
+async def test_failover_and_refusals_share_one_retry_budget(
+    start_gateway: StartGateway, server: StartServer
+):
+    first = await server(refuses("stream_options", says("From a.")))
+    second = await server(says("From b."))
+    gateway = await pool(start_gateway, first, second_choice(second))
+    just_spent = [False, False, True, False]
+    for number in range(60):
+        assert (await gateway.ask(f"{number}", stream=True)).text == "From a."
+        if sent(first, "stream_options")[-4:] == just_spent:
+            break
+    first.answer = status(500)
+    assert (await gateway.ask("once more")).status == 500
+    assert second.calls == 0
+
+
+async def test_if_the_second_call_fails_the_client_gets_the_first_answer(
+    start_gateway: StartGateway, server: StartServer
+):
+    only = await server(refuses("stream_options", resets))
+    gateway = await start_gateway(upstream=(f"{only.url}/v1",))
+    reply = await gateway.ask("one", stream=True)
+    error = {"message": "Unrecognized request argument: stream_options"}
+    assert (reply.status, reply.json) == (400, {"error": error})
+    assert sent(only, "stream_options") == [True, False]
 
 
 async def test_the_request_as_the_client_sent_it_keeps_the_tenants_salt(
