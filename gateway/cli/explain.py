@@ -48,8 +48,7 @@ from gateway.server.secrets import (
 )
 from gateway.settings import Settings, SettingsError, load_settings
 from gateway.upstream.coalescing.coalescer import Coalescer
-from gateway.upstream.ports import UpstreamReply
-from gateway.upstream.request import Outgoing
+from gateway.upstream.request import Outgoing, UpstreamReply
 from policies.format.yaml_document import PolicyError
 
 _REPLY_SECONDS = 60.0

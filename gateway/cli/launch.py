@@ -21,7 +21,7 @@ from gateway.cli.terminal import CommandError, unreadable
 from gateway.server.auth import KeyRingError, read_key_ring
 from gateway.server.secrets import secrets_problem, warn_of_shared_credentials
 from gateway.settings import Settings, tls_files
-from gateway.upstream.http.client import VARIABLE, instance
+from gateway.upstream.http_client import VARIABLE, instance
 from policies.format.load import parse_policy
 from policies.format.yaml_document import PolicyError, policy_text
 

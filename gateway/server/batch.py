@@ -25,7 +25,7 @@ from gateway.protocol.endpoints.embeddings import (
 )
 from gateway.protocol.messages import Headers, Reply
 from gateway.upstream.coalescing.coalescer import Coalescer
-from gateway.upstream.exchange import Exchange
+from gateway.upstream.request import Exchange
 
 AT_ONCE = 64
 """Items that wait for the store together: the rest of the gateway goes on between."""

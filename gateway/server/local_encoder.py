@@ -19,8 +19,7 @@ from gateway.protocol.errors import ClientError, UpstreamError
 from gateway.semantic.ports import LocalEncoder, SemanticUnavailableError
 from gateway.server.request import LocalModel
 from gateway.upstream.coalescing.coalescer import Coalescer
-from gateway.upstream.ports import Upstream
-from gateway.upstream.request import Outgoing, Served
+from gateway.upstream.request import Outgoing, Served, Upstream
 
 _REFUSALS = {
     "text-too-long": "An input is longer than this model reads.",

@@ -20,7 +20,7 @@ from gateway.server.open_upstreams import in_background
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.comparisons import Checks, Judge
-from gateway.upstream.ports import Upstream
+from gateway.upstream.request import Upstream
 
 ENCODER_POLL_SECONDS = 0.5
 

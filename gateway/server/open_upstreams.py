@@ -16,16 +16,14 @@ from gateway.server.http.readiness import Check, engine_ready
 from gateway.server.secrets import upstream_keys
 from gateway.settings import Settings, UpstreamSettings
 from gateway.telemetry.metrics import Metrics
-from gateway.upstream.exchange import Accepts
-from gateway.upstream.http.client import HttpUpstream
-from gateway.upstream.pool.affinity import StickyIds
+from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.pass_through import ModelList, PoolRequests
 from gateway.upstream.pool.pool import UpstreamCollector, UpstreamMetrics, UpstreamPool, log_change
 from gateway.upstream.pool.probes import PATHS, Prober
 from gateway.upstream.pool.retry import Budget
-from gateway.upstream.pool.table import Member, PoolTable, states
+from gateway.upstream.pool.table import Member, PoolTable, StickyIds, states
 from gateway.upstream.pool.waiting_queue import Bounds
-from gateway.upstream.ports import Upstream
+from gateway.upstream.request import Accepts, Upstream
 from gateway.upstream.routing.prefix_aware import PrefixAware
 from gateway.upstream.routing.prefix_chain import PromptChains
 from gateway.upstream.routing.routing import LeastLoaded

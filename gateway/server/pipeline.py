@@ -74,8 +74,7 @@ from gateway.server.request import (
 from gateway.telemetry.decision_log import Recorder
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
-from gateway.upstream.exchange import Exchange
-from gateway.upstream.request import without_salt
+from gateway.upstream.request import Exchange, without_salt
 from policies.decision import Decision, Priority
 from policies.endpoint import Endpoint
 from policies.freshness import NOTHING_ASKED, parse_directives

@@ -29,9 +29,14 @@ from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.headers import Fields
 from gateway.protocol.messages import read_whole
 from gateway.server.request import INLINE_BYTES, RequestContext
-from gateway.upstream.exchange import Exchange
-from gateway.upstream.ports import Upstream
-from gateway.upstream.request import Outgoing, own_fields, with_priority, with_salt
+from gateway.upstream.request import (
+    Exchange,
+    Outgoing,
+    Upstream,
+    own_fields,
+    with_priority,
+    with_salt,
+)
 from policies.decision import DocumentOrder
 from policies.endpoint import Endpoint
 from policies.freshness import parse_directives

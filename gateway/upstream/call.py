@@ -25,11 +25,19 @@ from gateway.protocol.streaming import sse
 from gateway.protocol.tokens import prompt_usage
 from gateway.upstream.coalescing.shared_response import Head, SharedResponse
 from gateway.upstream.comparisons import Checks
-from gateway.upstream.exchange import Accepts, Exchange, Variant, as_client_sent, variants
-from gateway.upstream.pool.affinity import NOT_KEPT, previous_response_id_of
-from gateway.upstream.pool.retry import Budget
-from gateway.upstream.ports import Upstream, UpstreamReply
-from gateway.upstream.request import Outgoing, Served, with_upstream
+from gateway.upstream.pool.retry import NOT_KEPT, Budget
+from gateway.upstream.request import (
+    Accepts,
+    Exchange,
+    Outgoing,
+    Served,
+    Upstream,
+    UpstreamReply,
+    Variant,
+    as_client_sent,
+    variants,
+    with_upstream,
+)
 from gateway.upstream.routing.prefix_chain import PromptChains
 from policies.endpoint import Endpoint
 
@@ -81,8 +89,7 @@ class UpstreamCall:
 
         Only after a cancellation, whoever cancels closes the response.
         """
-        self.retry_budget.earn()
-        may_retry = self.retry_budget.can_spend
+        may_retry = self.retry_budget.earn()
         try:
             usual, others = variants(exchange, self.accepts, may_retry=may_retry)
             refusal = await self._attempt(usual, others, shared)
@@ -119,7 +126,7 @@ class UpstreamCall:
         reply, exchange = refusal.reply, refusal.variant.exchange
         shared.upstream_started, shared.upstream_head = refusal.started, refusal.head_at
         shared.served = reply.served
-        self._settle(exchange, reply.status, shared, None)
+        shared.set_leader(exchange)
         await self._end_plain(reply, refusal.body, exchange, shared)
 
     async def _attempt(
@@ -150,7 +157,7 @@ class UpstreamCall:
             fields = with_upstream(end_to_end(upstream.headers), served)
             streaming = SPECS[exchange.endpoint].streaming
             if streaming is not None and upstream.content_type == "text/event-stream":
-                self._settle(exchange, upstream.status, shared, before)
+                self._note_answered(exchange, upstream.status, shared, before)
                 shared.open(Head(upstream.status, fields, events=True, usage=variant.usage))
                 await self._relay(upstream, exchange, shared, streaming)
                 return None
@@ -160,7 +167,7 @@ class UpstreamCall:
             if before is None and is_whole and variant.may_explain(upstream.status):
                 times = shared.upstream_started, shared.upstream_head
                 return Refusal(upstream, body, variant, *times)
-            self._settle(exchange, upstream.status, shared, before)
+            self._note_answered(exchange, upstream.status, shared, before)
             if not is_whole:
                 if exchange.plan is not None:
                     shared.decline(Reason.TOO_LARGE)
@@ -191,17 +198,16 @@ class UpstreamCall:
             streamed=exchange.streamed,
             instead={name: variant.raw for name, variant in others.items()},
             client=exchange.client,
-            named=previous_response_id_of(exchange.endpoint, exchange.body),
+            named=_sticky_id(exchange.endpoint, exchange.body),
             at="" if before is None else _pin(before.reply.served),
         )
 
-    def _settle(
+    def _note_answered(
         self, exchange: Exchange, status: int, shared: SharedResponse, before: Refusal | None
     ) -> None:
         """Note which form of the request is answered; warn if that took a second call."""
         if shared.leader is not exchange:
-            shared.leader = exchange
-            exchange.note_rewrites()
+            shared.set_leader(exchange)
         # If the request is refused as the client sent it, too, the additions are not the reason.
         if before is None or status >= HTTPStatus.BAD_REQUEST:
             return
@@ -330,6 +336,17 @@ class UpstreamCall:
             self.checks.begin(check, exchange.plan, plain, exchange.inbound.fields)
         if (payer := shared.payer) is not None:
             payer.stored = True
+
+
+def _sticky_id(endpoint: Endpoint, body: Mapping[str, Any]) -> str:
+    """Return the id of the response or conversation that a request continues, if any."""
+    if not SPECS[endpoint].keeps_by_id:
+        return ""
+    for value in (body.get("previous_response_id"), body.get("conversation")):
+        match value:
+            case str(sticky_id) | {"id": str(sticky_id)} if sticky_id:
+                return sticky_id
+    return ""
 
 
 def _pin(served: Served) -> str:

@@ -35,8 +35,7 @@ from gateway.semantic.compare.answers import (
     read_answer,
 )
 from gateway.semantic.ports import LocalEncoder, SemanticIndex, SemanticUnavailableError
-from gateway.upstream.ports import Upstream
-from gateway.upstream.request import Outgoing, own_fields
+from gateway.upstream.request import Outgoing, Upstream, own_fields
 
 log = logging.getLogger(__name__)
 

@@ -1,20 +1,33 @@
-"""What the gateway adds to a request (key, salt, priority), and which upstream answered it.
+"""One request on its way to an upstream: what the gateway adds to it, and which upstream answered.
 
-Law: if the gateway has keys of its own, no credential of a client travels on. What the gateway says
-in its own name (salt, priority) a client cannot say in its place. Otherwise the bytes of the body
-are the client's.
+Laws:
+- If the gateway has keys of its own, no credential of a client travels on. A client cannot say what
+  the gateway says in its own name (salt, priority). All other bytes of the body are the client's.
+- What the gateway adds fails no request. If an upstream refuses a request with an addition, that
+  request is sent once more, as the client sent it. The second call is charged to the retry budget.
+  While that budget is empty, nothing is added that could be refused.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from http import HTTPStatus
+from typing import Any, Protocol
 
+from gateway.cache.lookup import Forward
+from gateway.cache.plan import Plan
+from gateway.cache.ports import Scanner
+from gateway.prompts.outcome import Compression, Declined, Rewrite
 from gateway.protocol.cache_status import Reason
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.headers import CREDENTIALS, Fields, request_fields, without
+from gateway.protocol.messages import ALL_ADDITIONS, Addition, Inbound
+from gateway.protocol.tokens import ask_for_usage
 from gateway.telemetry.observation import Observation
 from policies.decision import Priority
+from policies.endpoint import Endpoint
 
 PRIORITY = "X-Refrain-Priority"
 SALT = "cache_salt"
@@ -143,10 +156,6 @@ class Outgoing:
         """Requests of one lane wait for the same upstreams."""
         return self.model, self.at
 
-    def raw_to(self, upstream: str) -> bytes:
-        """Return the body for an upstream."""
-        return self.instead.get(upstream, self.raw)
-
 
 _RANKS: dict[str, int] = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
 
@@ -190,3 +199,175 @@ def format_upstream_header(upstream: str, tried: Tried) -> str:
     """Return the upstream that answered, if any, and those tried before, with the reasons."""
     failed = ", ".join(f"{name}={reason}" for name, reason in tried)
     return "; ".join(([upstream] if upstream else []) + ([f'tried="{failed}"'] if failed else []))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exchange:
+    """One request on its way to the upstream."""
+
+    endpoint: Endpoint
+    inbound: Inbound
+    body: dict[str, Any]
+    state: Forward
+    scanner: Scanner
+    seen: Observation
+    rewrites: tuple[Rewrite, ...] = ()
+    """What of the prompt was rewritten, and what was left with its reason."""
+    not_rewritten: tuple[Declined, ...] = ()
+    compression: Compression | None = None
+    """What became of its declared context, if any."""
+    client: str | None = field(default=None, repr=False)
+    """The holder of the gateway's key that the client showed, else a digest of its credential."""
+    unhinted: "Exchange | None" = None
+    """The same for upstreams that accept no hints, where it has hints."""
+    original: "Exchange | None" = None
+    """The request as the client sent it, where this one is another."""
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan under which the answer may be admitted, if it may."""
+        return self.state.store
+
+    @property
+    def streamed(self) -> bool:
+        """Tell whether the client asked for a stream."""
+        return SPECS[self.endpoint].streaming is not None and self.body.get("stream") is True
+
+    @property
+    def wants_usage(self) -> bool:
+        """Tell whether the client asked for usage on its stream."""
+        streaming = SPECS[self.endpoint].streaming
+        if streaming is None:
+            return False
+        if not streaming.usage_option:
+            return True  # it is part of the last event
+        options = self.body.get("stream_options")
+        return isinstance(options, dict) and options.get("include_usage") is True
+
+
+REFUSALS = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})
+"""The statuses of servers that do not know a field, or refuse an order of turns."""
+
+Accepts = Mapping[str, frozenset[Addition]]
+"""Which additions each upstream accepts, by its name; one that is not there accepts all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A request as some upstreams get it."""
+
+    exchange: Exchange
+    raw: bytes
+    additions: frozenset[Addition]
+    usage: bool
+    """Whether usage is asked for, by the client or the gateway."""
+
+    @property
+    def moves_values(self) -> bool:
+        """Tell whether it has a turn of volatile values, which some chat templates refuse."""
+        return Rewrite.VOLATILE in self.exchange.rewrites
+
+    @property
+    def may_be_refused(self) -> bool:
+        """Tell whether it has anything of the gateway that an upstream may refuse."""
+        return bool(self.additions) or self.moves_values
+
+    def may_explain(self, status: int) -> bool:
+        """Tell whether an upstream may have answered so because of what the gateway changed."""
+        if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            return self.moves_values  # llama.cpp answers so if a chat template fails
+        return status in REFUSALS and self.may_be_refused
+
+    def remedy(self, accepts: frozenset[Addition]) -> str:
+        """Return the settings that keep the gateway from sending what may be refused here."""
+        settings = []
+        if self.additions:
+            left = ", ".join(sorted(accepts - self.additions))
+            settings.append(f"accepts: [{left}] (upstream_accepts where it has no long form)")
+        if self.moves_values:
+            settings.append("prefix: {volatile: off} in the policy")
+        return " and ".join(settings)
+
+
+def variants(
+    exchange: Exchange, accepts: Accepts, *, may_retry: bool
+) -> tuple[Variant, dict[str, Variant]]:
+    """Return what any upstream gets, and what some get in its place, by their names.
+
+    Unless ``may_retry``, they have nothing that an upstream may refuse.
+    """
+    if not may_retry:
+        plain = _variant(exchange, frozenset())
+        return (as_client_sent(exchange) if plain.may_be_refused else plain), {}
+    made = {ALL_ADDITIONS: _variant(exchange, ALL_ADDITIONS)}
+    for accepted in accepts.values():
+        if accepted not in made:
+            made[accepted] = _variant(exchange, accepted)
+    others = {name: made[one] for name, one in accepts.items() if one != ALL_ADDITIONS}
+    return made[ALL_ADDITIONS], others
+
+
+def as_client_sent(exchange: Exchange) -> Variant:
+    """Return the request without anything that the gateway adds or moves."""
+    return _variant(exchange.original or exchange, frozenset())
+
+
+def _variant(exchange: Exchange, accepted: frozenset[Addition]) -> Variant:
+    added = set[Addition]()
+    if exchange.unhinted is not None:
+        if Addition.HINTS in accepted:
+            added.add(Addition.HINTS)
+        else:
+            exchange = exchange.unhinted
+    raw, usage = exchange.inbound.raw, exchange.wants_usage
+    streaming = SPECS[exchange.endpoint].streaming
+    if Addition.STREAM_USAGE in accepted and streaming is not None and streaming.usage_option:
+        raw, asks = ask_for_usage(exchange.body, raw)
+        if asks:
+            added.add(Addition.STREAM_USAGE)
+            usage = True
+    return Variant(exchange, raw, frozenset(added), usage)
+
+
+class UpstreamReply(Protocol):
+    """The head of an upstream's reply, and its body as it arrives."""
+
+    @property
+    def served(self) -> Served:
+        """Which upstream this is, if one name stands for several."""
+        ...
+
+    @property
+    def status(self) -> int:
+        """HTTP status code."""
+        ...
+
+    @property
+    def headers(self) -> Sequence[tuple[str, str]]:
+        """End-to-end headers; the body is already decoded, so no Content-Encoding or -Length."""
+        ...
+
+    @property
+    def content_type(self) -> str:
+        """Media type without parameters, lower case."""
+        ...
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body. Raises UpstreamError when it breaks off or stalls."""
+        ...
+
+
+class Upstream(Protocol):
+    """An OpenAI-compatible server."""
+
+    @property
+    def name(self) -> str:
+        """Base URL without credentials; part of every key."""
+        ...
+
+    def send(self, outgoing: Outgoing) -> AbstractAsyncContextManager[UpstreamReply]:
+        """POST the request; leaving the context cancels the rest of the reply.
+
+        Raises UpstreamError when it cannot be reached or sends no head in time.
+        """
+        ...

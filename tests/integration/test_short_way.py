@@ -12,7 +12,7 @@ from hops import traced_way
 QUESTION = "How do I reset my password?"
 OTHER = "Where can I download my latest invoice?"
 
-MOST = {"exact hit": (28, 23), "streamed miss": (200, 80)}
+MOST = {"exact hit": (28, 23), "streamed miss": (190, 74)}
 """Functions and files, at most. A lower number may replace one of these, a higher one never."""
 
 

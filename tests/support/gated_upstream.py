@@ -115,7 +115,7 @@ class GatedUpstream:
         self._new: asyncio.Queue[Call] = asyncio.Queue()
 
     def send(self, outgoing: Outgoing) -> Call:
-        call = Call(outgoing.fields, outgoing.raw_to(Call.served.upstream))
+        call = Call(outgoing.fields, outgoing.instead.get(Call.served.upstream, outgoing.raw))
         self.calls.append(call)
         self._new.put_nowait(call)
         return call

@@ -22,7 +22,7 @@ from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
 from gateway.upstream.comparisons import Checks, Judge
-from gateway.upstream.http.client import HttpUpstream
+from gateway.upstream.http_client import HttpUpstream
 from policies.endpoint import Endpoint
 
 POLICY = """

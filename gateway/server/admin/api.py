@@ -49,7 +49,7 @@ from gateway.server.http.compressed_body import read_body
 from gateway.server.pipeline import Pipeline
 from gateway.server.secrets import secret_setting
 from gateway.upstream.coalescing.coalescer import Coalescer
-from gateway.upstream.ports import Upstream
+from gateway.upstream.request import Upstream
 
 log = logging.getLogger(__name__)
 

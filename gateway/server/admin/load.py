@@ -22,8 +22,7 @@ from gateway.server.admin.operations import (
 from gateway.server.pipeline import Pipeline
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
-from gateway.upstream.ports import Upstream
-from gateway.upstream.request import Outgoing, Served
+from gateway.upstream.request import Outgoing, Served, Upstream
 from policies.endpoint import Endpoint
 
 

@@ -13,7 +13,7 @@ from aiohttp.typedefs import Handler, Middleware
 from gateway.server.http.compressed_body import leave_unread
 from gateway.server.http.http_server import Refuse, refusal
 from gateway.telemetry import request_id
-from gateway.upstream.http.client import has_passed_here
+from gateway.upstream.http_client import has_passed_here
 
 METHOD = "QUERY"
 _JSON = "application/json"

@@ -13,7 +13,7 @@ from gateway.protocol.headers import Fields, end_to_end, request_fields, without
 from gateway.server.http.compressed_body import next_piece
 from gateway.server.http.middleware import complete_head
 from gateway.telemetry.observation import Observation
-from gateway.upstream.http.client import HttpUpstream
+from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.pass_through import ModelList, PoolRequests
 from gateway.upstream.request import note_served, with_priority, with_upstream
 from policies.decision import Priority

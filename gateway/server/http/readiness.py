@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import ClientError
 
 from gateway.protocol.errors import UpstreamError
-from gateway.upstream.http.client import HttpUpstream
+from gateway.upstream.http_client import HttpUpstream
 
 PROBE_SECONDS = 2.0
 

@@ -34,10 +34,8 @@ from gateway.upstream.coalescing.shared_response import (
     Sharing,
 )
 from gateway.upstream.comparisons import Checks
-from gateway.upstream.exchange import Accepts, Exchange
 from gateway.upstream.pool.retry import Budget
-from gateway.upstream.ports import Upstream
-from gateway.upstream.request import note_served
+from gateway.upstream.request import Accepts, Exchange, Upstream, note_served
 from gateway.upstream.routing.prefix_chain import PromptChains
 
 LINGER_SECONDS = 2.0
@@ -125,7 +123,6 @@ class Coalescer:
         ):
             return False
         exchange.seen.outcome = outcome
-        exchange.note_rewrites()
         shared = SharedResponse(
             self._table, plan.coalescing_key, exchange, self._max_answer_bytes, attended=False
         )
@@ -171,8 +168,8 @@ class Coalescer:
         shared.task = self._run(self._call(exchange, shared), shared)
         return follower
 
-    async def _call(self, exchange: Exchange, shared: SharedResponse) -> None:
-        """Make the call, or take the entry that another process stores meanwhile."""
+    def _call(self, exchange: Exchange, shared: SharedResponse) -> Coroutine[Any, Any, None]:
+        """Return the work of a call, which other processes may share."""
         plan, slot, claims = exchange.plan, shared.slot, self._claims
         if (
             claims is None
@@ -181,8 +178,13 @@ class Coalescer:
             or SPECS[exchange.endpoint].render is not None
             or plan.directives.no_cache
         ):
-            await self._upstream_call.call(exchange, shared)
-            return
+            return self._upstream_call.call(exchange, shared)
+        return self._claim_and_call(exchange, shared, claims, plan, slot)
+
+    async def _claim_and_call(
+        self, exchange: Exchange, shared: SharedResponse, claims: Claims, plan: Plan, slot: bytes
+    ) -> None:
+        """Make the call, or take the entry that another process stores meanwhile."""
         claimed, entry = False, None
         try:
             claimed = await claims.take(slot)
@@ -222,9 +224,10 @@ class Coalescer:
 
         def ended(_: asyncio.Task[None]) -> None:
             self.calls.discard(task)
-            # If it was cancelled, perhaps before it began, its followers must not wait.
-            message = "The gateway was stopped before the answer was complete."
-            shared.close(UpstreamError(502, message, Reason.UPSTREAM_BROKE))
+            if not shared.over:
+                # It was cancelled, perhaps before it began: its followers must not wait.
+                message = "The gateway was stopped before the answer was complete."
+                shared.close(UpstreamError(502, message, Reason.UPSTREAM_BROKE))
             self._forget()
 
         task.add_done_callback(ended)

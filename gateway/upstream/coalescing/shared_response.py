@@ -28,8 +28,7 @@ from gateway.protocol.messages import Reply
 from gateway.protocol.streaming.stream import failure_event
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.flight import Flight, FlightTable
-from gateway.upstream.exchange import Exchange
-from gateway.upstream.request import Served, note_served
+from gateway.upstream.request import Exchange, Served, note_served
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +166,7 @@ class SharedResponse(Flight):
         attended: bool = True,
     ) -> None:
         super().__init__(slot, attended=attended)
-        self.leader = leader
+        self.set_leader(leader)
         self.followers: dict[Follower, None] = {}
         self.log = AnswerLog(max_bytes)
         self.rendered: dict[bool, bytes] = {}
@@ -178,6 +177,13 @@ class SharedResponse(Flight):
         self._read = asyncio.Event()
         self._table = table
         table.lead(self)
+
+    def set_leader(self, exchange: Exchange) -> None:
+        """Note the form of the request that is sent, and tell the sinks how it was rewritten."""
+        self.leader, observation = exchange, exchange.seen
+        observation.rewrites = exchange.rewrites
+        observation.not_rewritten = exchange.not_rewritten
+        observation.compression = exchange.compression
 
     @property
     def payer(self) -> Observation | None:
@@ -301,8 +307,6 @@ class Follower(AsyncIterator[bytes]):
         seen = exchange.seen
         seen.forward = self._status
         seen.reason = exchange.state.status.reason if self._leads else Reason.COLLAPSED
-        if self._leads:
-            exchange.note_rewrites()
 
     async def reply(self) -> Reply | Sharing:
         """Return the reply as soon as it can begin, or which call to join in place of this one.

@@ -24,10 +24,9 @@ from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, without
 from gateway.protocol.messages import read_whole
-from gateway.upstream.http.client import HttpUpstream
-from gateway.upstream.pool.affinity import StickyIds, named_by
+from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.health import Up
-from gateway.upstream.pool.table import Member, PoolTable
+from gateway.upstream.pool.table import Member, PoolTable, StickyIds
 from gateway.upstream.request import Served
 
 SECONDS = 5.0
@@ -39,6 +38,11 @@ _NO_CHAT = re.compile(
     re.IGNORECASE,
 )
 """Names of models that no conversation is held with: clients take the first of the list."""
+
+_ID_PATH = re.compile(
+    "/v1/(?:responses|conversations|files|uploads|batches|vector_stores|containers"
+    "|chat/completions|fine_tuning/jobs)/([^/?]+)"
+)
 
 Reply = tuple[int, bytes]
 
@@ -59,13 +63,8 @@ class PoolRequests:
         self._sticky_ids = sticky_ids
         self._served: WeakKeyDictionary[ClientResponse, Served] = WeakKeyDictionary()
 
-    def order(self, model: str | None = None) -> list[HttpUpstream]:
-        """Return the upstreams, the first to be asked first."""
-        names = self._table.first_available(model, self._clock())
-        return [self._upstreams[name] for name in names]
-
-    def well(self) -> list[HttpUpstream]:
-        """Return those that are not left alone for their failures, all where all are."""
+    def healthy(self) -> list[HttpUpstream]:
+        """Return the upstreams with a closed circuit breaker, or all if there is none."""
         names = self._table.first_available(None, self._clock())
         up = [name for name in names if isinstance(self._table.upstreams[name].health.at, Up)]
         return [self._upstreams[name] for name in up or names]
@@ -82,10 +81,11 @@ class PoolRequests:
         logged: Callable[[], bool] = lambda: False,
     ) -> AsyncIterator[ClientResponse]:
         """Send a request to the first that can be reached. Raises UpstreamError."""
-        tried, fault, named = list[tuple[str, Reason]](), None, named_by(path_qs)
-        asked = self._asked(path_qs, named)
+        tried, fault = list[tuple[str, Reason]](), None
+        sticky_id = sticky_id_in(path_qs)
+        upstreams = self._order(path_qs, sticky_id)
         async with AsyncExitStack() as stack:
-            for upstream in asked:
+            for upstream in upstreams:
                 sending = upstream.request(
                     method, path_qs, headers, body, decode=decode, logged=logged
                 )
@@ -99,13 +99,14 @@ class PoolRequests:
                     # As a probe that failed: of what is behind a path nothing is known.
                     self._table.probed(upstream.name, error.reason, self._clock(), for_sure=False)
                 else:
-                    missing = bool(named) and response.status == HTTPStatus.NOT_FOUND
-                    if missing and body is None and (upstream is not asked[-1] or fault):
+                    missing = bool(sticky_id) and response.status == HTTPStatus.NOT_FOUND
+                    if missing and body is None and (upstream is not upstreams[-1] or fault):
                         tried.append((upstream.name, Reason.NOT_KEPT))
                         await stack.aclose()
                         continue
-                    if named and body is None and response.status < HTTPStatus.BAD_REQUEST:
-                        self._sticky_ids.note(named, upstream.name)
+                    found = response.status < HTTPStatus.BAD_REQUEST
+                    if sticky_id and body is None and found:
+                        self._sticky_ids.note(sticky_id, upstream.name)
                     self._served[response] = Served(upstream.name, tuple(tried), several=True)
                     yield response
                     return
@@ -113,10 +114,13 @@ class PoolRequests:
         fault.tried = tuple(tried)
         raise fault
 
-    def _asked(self, path_qs: str, named: str) -> list[HttpUpstream]:
-        """Return the upstreams to ask in turn: the one that keeps what the path names, or all."""
-        at = self._sticky_ids.at(named)
-        return [self._upstreams[at]] if at else self.order(_model_of(path_qs))
+    def _order(self, path_qs: str, sticky_id: str) -> list[HttpUpstream]:
+        """Return the upstreams to try in turn: the one that keeps what the path names, or all."""
+        keeper = self._sticky_ids.upstream_of(sticky_id)
+        if keeper:
+            return [self._upstreams[keeper]]
+        names = self._table.first_available(_model_of(path_qs), self._clock())
+        return [self._upstreams[name] for name in names]
 
     def note_failure(self, response: ClientResponse, error: UpstreamError) -> None:
         """Log that a reply broke off."""
@@ -131,6 +135,12 @@ class PoolRequests:
         return next(iter(self._upstreams.values())).body(response)
 
 
+def sticky_id_in(path_qs: str) -> str:
+    """Return the id in a path such as ``/v1/files/ID/content``, if any."""
+    found = _ID_PATH.match(path_qs)
+    return "" if found is None else found[1]
+
+
 def _model_of(path_qs: str) -> str | None:
     """Return the model that a path is about."""
     path = path_qs.partition("?")[0]
@@ -138,7 +148,7 @@ def _model_of(path_qs: str) -> str | None:
 
 
 class ModelList:
-    """Asks all upstreams that are well."""
+    """Merges the lists of all healthy upstreams."""
 
     def __init__(self, upstreams: PoolRequests, members: Mapping[str, Member]) -> None:
         self._upstreams = upstreams
@@ -147,11 +157,11 @@ class ModelList:
     async def answer(self, path_qs: str, fields: Fields) -> web.Response:
         """Return the list as ``fields`` may see it. Raises UpstreamError."""
         fields = (*without(fields, "accept-encoding"), ("Accept-Encoding", "identity"))
-        asked = self._upstreams.well()
-        got = await asyncio.gather(*(_list_of(one, path_qs, fields) for one in asked))
+        upstreams = self._upstreams.healthy()
+        got = await asyncio.gather(*(_list_of(one, path_qs, fields) for one in upstreams))
         lists = [
             (self._members[one.name], data)
-            for one, reply in zip(asked, got, strict=True)
+            for one, reply in zip(upstreams, got, strict=True)
             if not isinstance(reply, UpstreamError) and (data := _models(*reply)) is not None
         ]
         if lists:
@@ -179,14 +189,12 @@ def _models(status: int, body: bytes) -> list[dict[str, Any]] | None:
     try:
         match orjson.loads(body):
             case {"data": list(data)}:
-                return [one for one in data if isinstance(one, dict) and _named(one)]
+                return [
+                    one for one in data if isinstance(one, dict) and isinstance(one.get("id"), str)
+                ]
     except orjson.JSONDecodeError:
         pass  # of some other form: it passes where it is the only one
     return None
-
-
-def _named(model: dict[str, Any]) -> bool:
-    return isinstance(model.get("id"), str)
 
 
 async def _list_of(upstream: HttpUpstream, path_qs: str, fields: Fields) -> Reply | UpstreamError:

@@ -25,17 +25,27 @@ from prometheus_client.registry import Collector
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import bears_credential, without
-from gateway.upstream.pool.affinity import NOT_KEPT, StickyIds, may_be_elsewhere
 from gateway.upstream.pool.first_token import FirstToken, FirstTokenDetector
 from gateway.upstream.pool.health import Open, State
-from gateway.upstream.pool.retry import Budget, Failure, RetryState, failure_of, refusal_of
-from gateway.upstream.pool.table import Call, Change, PoolTable, states
+from gateway.upstream.pool.retry import (
+    NOT_KEPT,
+    Budget,
+    Failure,
+    RetryState,
+    failure_of,
+    refusal_of,
+)
+from gateway.upstream.pool.table import Call, Change, PoolTable, StickyIds, states
 from gateway.upstream.pool.waiting_queue import Bounds, PoolQueue
-from gateway.upstream.ports import Upstream, UpstreamReply
-from gateway.upstream.request import Outgoing, Served
+from gateway.upstream.request import Outgoing, Served, Upstream, UpstreamReply
 from gateway.upstream.routing.routing import Route, Sent, Wait
 
 log = logging.getLogger(__name__)
+
+_UNKNOWN_ID = frozenset(
+    {HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY}
+)
+"""The statuses for an id that is not known, or for the field on a server that keeps nothing."""
 
 
 class UpstreamMetrics:
@@ -294,7 +304,7 @@ class UpstreamPool:
         """Return a reply whose first token is here. Raises UpstreamError if there is none."""
         retry = RetryState()
         if outgoing.named and not outgoing.at:
-            outgoing = replace(outgoing, at=self.sticky_ids.at(outgoing.named))
+            outgoing = replace(outgoing, at=self.sticky_ids.upstream_of(outgoing.named))
         call: Call | None = await self.queue.acquire(outgoing)
         while call is not None:
             got = await self._attempt(call, outgoing)
@@ -367,7 +377,7 @@ class UpstreamPool:
             return
         if opened.status < HTTPStatus.BAD_REQUEST:
             self.sticky_ids.note(outgoing.named, opened.served.upstream)
-        elif not outgoing.at and may_be_elsewhere(opened.status):
+        elif not outgoing.at and opened.status in _UNKNOWN_ID:
             opened.failure = NOT_KEPT
 
     def _out_of_reach(self, outgoing: Outgoing, retry: RetryState) -> Reason | None:

@@ -17,7 +17,7 @@ from aiohttp import ClientError, web
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.upstream.http.client import HttpUpstream
+from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.health import Open
 from gateway.upstream.pool.table import PoolTable
 

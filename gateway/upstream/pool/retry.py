@@ -48,6 +48,10 @@ class Failure:
     """True if the limit may be the client's own quota: it must not eject the upstream."""
 
 
+NOT_KEPT = Failure(Reason.NOT_KEPT, risky=False, personal=True)
+"""Another upstream is asked for a sticky id; this says nothing of the health of the first."""
+
+
 def failure_of(error: UpstreamError, *, head: bool = False) -> Failure:
     """Return what an upstream's fault means; ``head`` says that the reply had begun."""
     broke = error.reason is Reason.UPSTREAM_BROKE and not (head or error.answered)
@@ -146,18 +150,14 @@ class Budget:
     def __init__(self) -> None:
         self._left = MOST
 
-    def earn(self) -> None:
-        """Note a request."""
+    def earn(self) -> bool:
+        """Note a request; tell whether the budget has a retry now."""
         self._left = min(MOST, self._left + A_REQUEST)
-
-    @property
-    def can_spend(self) -> bool:
-        """Tell whether it has one retry."""
         return self._left >= 1.0
 
     def spend(self) -> bool:
         """Take one retry, if there is one."""
-        if not self.can_spend:
+        if self._left < 1.0:
             return False
         self._left -= 1.0
         return True

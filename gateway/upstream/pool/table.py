@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import cached_property
 
+from cachetools import LRUCache
+
 from gateway.protocol.cache_status import Reason
 from gateway.upstream.pool import health as healths
 from gateway.upstream.pool.health import Health, Open, State, Trial, Up
@@ -28,6 +30,9 @@ from gateway.upstream.routing.routing import Load, Route, Routing, Sent
 MINUTE = 60.0
 SOON = 1.0
 """Seconds after which to come back if nothing tells when there is room."""
+
+MOST_IDS = 65_536
+LONGEST_ID = 256
 
 _WORSE = (State.UP, State.RESTING, State.TRIAL, State.OPEN)
 
@@ -165,6 +170,27 @@ class Change:
     why: Reason | None
     seconds: float
     """How long it is left alone."""
+
+
+class StickyIds:
+    """Which upstream keeps each id that clients name: responses, conversations, files, batches.
+
+    Law: what is kept at one upstream is answered there or nowhere; no other stands in for it. An id
+    does not tell which upstream that is. It is learnt from the one that made it, and from the one
+    that knew it when all were asked. The ids not used for longest are forgotten first.
+    """
+
+    def __init__(self, most: int = MOST_IDS) -> None:
+        self._upstreams: LRUCache[str, str] = LRUCache(most)
+
+    def upstream_of(self, sticky_id: str) -> str:
+        """Return the upstream that keeps it, empty if that is not known."""
+        return self._upstreams.get(sticky_id, "")
+
+    def note(self, sticky_id: str, upstream: str) -> None:
+        """Note which upstream keeps it."""
+        if 0 < len(sticky_id) <= LONGEST_ID:
+            self._upstreams[sticky_id] = upstream
 
 
 class PoolTable:

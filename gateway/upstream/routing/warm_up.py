@@ -23,7 +23,7 @@ from cachetools import FIFOCache
 from gateway.prompts.texts import INSTRUCTING
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import CREDENTIALS
-from gateway.upstream.http.client import HttpUpstream
+from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.table import PoolTable
 from gateway.upstream.request import OF_AN_ACCOUNT, PRIORITY, SALT, Outgoing
 from gateway.upstream.routing.prefix_chain import PromptChains

@@ -10,7 +10,7 @@ from gateway.server.open_upstreams import Upstreams, open_upstreams
 from gateway.server.secrets import SecretSettingError, warn_of_shared_credentials
 from gateway.settings import Settings, SettingsError, load_settings
 from gateway.telemetry.metrics import Metrics
-from gateway.upstream.http.client import HttpUpstream
+from gateway.upstream.http_client import HttpUpstream
 
 URL = "http://10.0.0.1:8000/v1"
 FAR = ("https://a.example/v1", "https://b.example/v1")

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from gateway.protocol.errors import UpstreamError
-from gateway.upstream.http.client import PIECE, coding_of, inflated
+from gateway.upstream.http_client import PIECE, coding_of, inflated
 
 TEXT = b"".join(b"event %d\n" % number for number in range(60))
 

@@ -16,7 +16,7 @@ from raw_upstream import (
     whole,
 )
 
-from gateway.upstream.http.connections import OneReplyConnector
+from gateway.upstream.http_client import OneReplyConnector
 from running_gateway import RunningGateway, StartGateway
 from scripted_upstream import stream_of
 

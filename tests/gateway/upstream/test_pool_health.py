@@ -9,7 +9,7 @@ from aiohttp import web
 from faulty_upstreams import CLOSED, pool, says
 
 from gateway.protocol.cache_status import Reason
-from gateway.upstream.http.client import HttpUpstream
+from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.health import State
 from gateway.upstream.pool.probes import PATHS, Prober
 from gateway.upstream.pool.table import Member, PoolTable

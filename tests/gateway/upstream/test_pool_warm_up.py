@@ -9,7 +9,7 @@ from aiohttp import web
 from faulty_upstreams import CLOSED, says, stalls, status
 
 from gateway.protocol.cache_status import Reason
-from gateway.upstream.http.client import HttpUpstream
+from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.health import State
 from gateway.upstream.pool.probes import Prober
 from gateway.upstream.pool.table import Call, Member, PoolTable

@@ -6,21 +6,33 @@ Requests carry the name of this installation in ``Via``, so that a loop is recog
 import asyncio
 import os
 import secrets
+import select
 import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from http import HTTPStatus
+from typing import Any, cast
 
-from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, DummyCookieJar
+from aiohttp import (
+    EMPTY_PAYLOAD,
+    ClientError,
+    ClientResponse,
+    ClientSession,
+    ClientTimeout,
+    DummyCookieJar,
+    StreamReader,
+    TCPConnector,
+)
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http import RawResponseMessage
 from yarl import URL
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.telemetry import request_id
-from gateway.upstream.http.connections import OneReplyConnector
-from gateway.upstream.http.faults import FailureLog, fault_of
+from gateway.upstream.http_faults import FailureLog, fault_of
 from gateway.upstream.pool.first_token import FirstToken, FirstTokenDetector
 from gateway.upstream.request import Outgoing, Served, with_key
 
@@ -127,7 +139,7 @@ class HttpUpstream:
     async def send(self, outgoing: Outgoing) -> AsyncIterator["HttpReply"]:
         """POST; see the port. A failure leaves a line in the log."""
         target, fields = outgoing.target, outgoing.fields
-        raw = outgoing.raw_to(self.name)
+        raw = outgoing.instead.get(self.name, outgoing.raw)
         by = None
         if outgoing.streamed and self._times_streams:
             by = asyncio.get_running_loop().time() + self._first_token
@@ -140,9 +152,10 @@ class HttpUpstream:
                     body = inflated(body, coding)
                 if by is not None:
                     body = self._timed(body, by)
-                self.failures.answered(
-                    response.status, response.content_type, own_credential=self.own_credential
-                )
+                if response.status != HTTPStatus.OK or response.content_type == "text/html":
+                    self.failures.answered(
+                        response.status, response.content_type, own_credential=self.own_credential
+                    )
                 yield HttpReply(
                     Served(self.name),
                     response.status,
@@ -336,3 +349,112 @@ def _inflater(coding: str, data: bytes) -> "zlib._Decompress":
     window = _WINDOWS[coding]
     bare = coding == "deflate" and data[0] & 0xF != _COMPRESSED
     return zlib.decompressobj(-window if bare else window)
+
+
+_HEAD_END = b"\r\n\r\n"
+_CHUNKS_END = b"\r\n\r\n"
+_INTERIM = range(100, 200)
+_SWITCHING = 101
+
+
+class OneReplyConnector(TCPConnector):
+    """A connection pool that reuses a connection only if it holds nothing unsolicited.
+
+    HTTP/1.1 tells by order alone which reply belongs to which request (RFC 9112, 9.3). Bytes that
+    come too early would become the next request's reply, which may be another client's.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._factory = cast("partial[ResponseHandler]", partial(OneReply, loop=self._loop))
+
+
+class OneReply(ResponseHandler):
+    """Closes a connection on which anything comes that no request asked for.
+
+    That is what comes while the connection is idle, what follows a complete reply, and a second
+    reply.
+    """
+
+    _poll: "select.poll | None" = None
+    _asked = False
+    """Whether a request is under way whose reply is not complete."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to watch the socket."""
+        super().connection_made(transport)
+        if (opened := transport.get_extra_info("socket")) is not None:
+            self._poll = select.poll()
+            self._poll.register(opened.fileno(), select.POLLIN)
+
+    def set_response_params(self, **options: Any) -> None:
+        """Begin to wait for one reply."""
+        self._asked = True
+        self._heads = b""
+        self._body_bytes = 0
+        self._last = b""
+        self._interim = 0
+        self._excess = False
+        self._reply: tuple[RawResponseMessage, StreamReader] | None = None
+        super().set_response_params(**options)
+
+    def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
+        """Take the head of a reply; the first final one is the reply, any other is dropped."""
+        message, _ = data
+        if self._reply is not None:
+            self._excess = True
+            return
+        if message.code in _INTERIM and message.code != _SWITCHING:
+            self._interim += 1
+        else:
+            self._reply = data
+        super().feed_data(data, size)
+
+    def data_received(self, data: bytes) -> None:
+        """Read what came; close the connection where not all of it belongs to the reply."""
+        if data:
+            if not self._asked:
+                self._close_transport()
+                return
+            if self._reply is None:
+                self._heads += data
+            else:
+                self._body_bytes += len(data)
+            end = len(_CHUNKS_END)
+            self._last = data[-end:] if len(data) >= end else (self._last + data)[-end:]
+        super().data_received(data)
+        # A head that could not be read closes the connection by itself.
+        if self._asked and self._reply is not None and self._reply[1].is_eof():
+            self._asked = False
+            if self._excess or not self._ends_with(*self._reply):
+                self._close_transport()
+
+    def is_connected(self) -> bool:
+        """Tell whether the connection can be used: open, and where idle, with nothing to read."""
+        if not super().is_connected():
+            return False
+        if self._asked or not self._holds_bytes():
+            return True
+        self._close_transport()
+        return False
+
+    def _ends_with(self, message: RawResponseMessage, payload: StreamReader) -> bool:
+        """Tell whether the bytes read so far end where the reply ends."""
+        if message.chunked and payload is not EMPTY_PAYLOAD:
+            return self._last == _CHUNKS_END
+        end = 0
+        for _ in range(self._interim + 1):
+            end = self._heads.find(_HEAD_END, end) + len(_HEAD_END)
+            if end < len(_HEAD_END):
+                return False
+        length = 0 if payload is EMPTY_PAYLOAD else int(message.headers.get("Content-Length", 0))
+        return end + length == len(self._heads) + self._body_bytes
+
+    def _holds_bytes(self) -> bool:
+        """Tell whether the socket has bytes, or its end, that the loop has not read yet."""
+        return self._poll is not None and bool(self._poll.poll(0))
+
+    def _close_transport(self) -> None:
+        self.force_close()
+        if self.transport is not None:
+            self.transport.close()
