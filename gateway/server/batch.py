@@ -135,14 +135,14 @@ class MissingItems:
             )
 
         outcomes = await for_each(store, list(zip(missing, made, strict=True)))
-        seen = self.asked.seen
+        seen = self.asked.observation
         seen.declined = next((reason for reason in outcomes if reason is not None), None)
         seen.stored = seen.declined is None
         return seen.stored
 
     def _told(self, reply: Reply, stored: bool) -> Reply:
         """Say in the header what became of the items, which the coalescer did not know yet."""
-        status, seen = self.asked.state.status, self.asked.seen
+        status, seen = self.asked.state.status, self.asked.observation
         declined = None if seen.declined is status.reason else seen.declined
         ours = status.header(stored=stored, declined=declined)
         headers: Headers = tuple(

@@ -260,7 +260,9 @@ class Pipeline:
         if isinstance(end, Hit):
             stale = Forward(ForwardStatus(Forwarded.STALE), end.revalidate)
             exchange = await self._exchange(asked, stale)
-            asked.coalescer.refresh(replace(exchange, seen=asked.seen.of_background("refresh")))
+            asked.coalescer.refresh(
+                replace(exchange, observation=asked.seen.of_background("refresh"))
+            )
             return render_hit(asked.endpoint, asked.body, end, asked.seen)
         exchange = await self._exchange(asked, end)
         if items:
@@ -281,7 +283,7 @@ class Pipeline:
 
     async def _forwarded(self, exchange: Exchange, send: Awaitable[Reply]) -> Reply:
         """Return the upstream's reply, or the stale answer that stands in for its failure."""
-        state, seen = exchange.state, exchange.seen
+        state, seen = exchange.state, exchange.observation
         bypassed = state.status.forwarded is Forwarded.BYPASS
         seen.outcome = "bypass" if bypassed else "miss"
         seen.reason = state.status.reason

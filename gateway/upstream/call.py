@@ -49,7 +49,7 @@ DRAIN_SECONDS = 1.0
 WARN_SECONDS = 60.0
 """Between two warnings that one upstream refuses additions."""
 
-_OURS = ("accept-encoding", "content-encoding")
+_CODING_FIELDS = ("accept-encoding", "content-encoding")
 """Request headers that are about our own call, whose body is decoded and read here."""
 
 
@@ -141,10 +141,10 @@ class UpstreamCall:
         Return the refusal of an upstream, if that may be for what the gateway has added.
         """
         exchange = usual.exchange
-        seen = exchange.seen
-        shared.upstream_started = seen.clock()
+        observation = exchange.observation
+        shared.upstream_started = observation.clock()
         async with self.upstream.send(self._outgoing(usual, others, before)) as upstream:
-            shared.upstream_head = seen.clock()
+            shared.upstream_head = observation.clock()
             served = upstream.served
             if before is not None:
                 served = replace(served, tried=before.reply.served.tried + served.tried)
@@ -183,9 +183,9 @@ class UpstreamCall:
         self, usual: Variant, others: Mapping[str, Variant], before: Refusal | None
     ) -> Outgoing:
         exchange, raw = usual.exchange, usual.raw
-        inbound, trace = exchange.inbound, exchange.seen.trace_headers
+        inbound, trace = exchange.inbound, exchange.observation.trace_headers
         # The answer is read here, so it must come unencoded; our span stands for the client's.
-        headers = without(request_fields(inbound.fields), *_OURS, *trace)
+        headers = without(request_fields(inbound.fields), *_CODING_FIELDS, *trace)
         prefix: tuple[int, ...] = ()
         if self.chains is not None:
             prefix = self.chains.of(exchange.endpoint, exchange.body, inbound.headers, len(raw))
@@ -198,8 +198,8 @@ class UpstreamCall:
             streamed=exchange.streamed,
             instead={name: variant.raw for name, variant in others.items()},
             client=exchange.client,
-            named=_sticky_id(exchange.endpoint, exchange.body),
-            at="" if before is None else _pin(before.reply.served),
+            sticky_id=_sticky_id(exchange.endpoint, exchange.body),
+            pinned="" if before is None else _pin(before.reply.served),
         )
 
     def _note_answered(
@@ -211,7 +211,7 @@ class UpstreamCall:
         # If the request is refused as the client sent it, too, the additions are not the reason.
         if before is None or status >= HTTPStatus.BAD_REQUEST:
             return
-        name, now = before.reply.served.upstream, exchange.seen.clock()
+        name, now = before.reply.served.upstream, exchange.observation.clock()
         if now < self._quiet_until.get(name, now):
             return
         self._quiet_until[name] = now + WARN_SECONDS
@@ -276,7 +276,7 @@ class UpstreamCall:
             pieces.append(piece)
         await shared.add(*_joined(pieces))
         if answered.done and not answered.failed:
-            shared.land(exchange.seen.clock())
+            shared.land(exchange.observation.clock())
 
     async def _end_plain(
         self, upstream: UpstreamReply, body: bytes, exchange: Exchange, shared: SharedResponse
@@ -286,7 +286,7 @@ class UpstreamCall:
         await self._store_plain(upstream, body, exchange, shared)
         fields = with_upstream(end_to_end(upstream.headers), shared.served)
         shared.open(Head(upstream.status, fields, body))
-        shared.land(exchange.seen.clock())
+        shared.land(exchange.observation.clock())
 
     async def _store_plain(
         self, upstream: UpstreamReply, body: bytes, exchange: Exchange, shared: SharedResponse
@@ -352,7 +352,7 @@ def _sticky_id(endpoint: Endpoint, body: Mapping[str, Any]) -> str:
 def _pin(served: Served) -> str:
     """Return the upstream that gets a refused request once more.
 
-    If several were asked for a sticky id, none is pinned: another one may keep what it names.
+    If several were tried for a sticky id, none is pinned: another one may keep it.
     """
     searched = any(reason is NOT_KEPT.reason for _, reason in served.tried)
     return "" if searched else served.upstream
@@ -376,4 +376,4 @@ def _report(upstream: UpstreamReply, usage: Any, made: Any, exchange: Exchange) 
         upstream.served.note_cached(cached)
     kept = SPECS[exchange.endpoint].keeps_by_id and exchange.body.get("store") is not False
     if kept and isinstance(made, str):
-        upstream.served.note_made(made)
+        upstream.served.note_sticky_id(made)

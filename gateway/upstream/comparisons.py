@@ -77,7 +77,7 @@ class Judge:
             return None
         try:
             async with asyncio.timeout(JUDGE_SECONDS):
-                said = await self._asked(self._body(question, stored, fresh), own_fields(fields))
+                said = await self._ask(self._body(question, stored, fresh), own_fields(fields))
         except (UpstreamError, TimeoutError) as error:
             log.info("the judge model did not answer: %s", type(error).__name__)
             return None
@@ -101,7 +101,7 @@ class Judge:
             }
         )
 
-    async def _asked(self, body: bytes, headers: Fields) -> bool | None:
+    async def _ask(self, body: bytes, headers: Fields) -> bool | None:
         async with self.upstream.send(Outgoing(_PATH, headers, body, self.model)) as reply:
             if reply.status != HTTPStatus.OK:
                 return None

@@ -64,7 +64,7 @@ _MOST_HEADERS = 512
 _BODY_HEADERS = frozenset({"content-length", "content-encoding"})
 
 PIECE = 65_536
-"""Bytes inflated at a time, if an upstream compresses although it was asked not to."""
+"""Bytes inflated at a time, if an upstream compresses against the request."""
 
 _GZIP = zlib.MAX_WBITS | 16
 _WINDOWS = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": zlib.MAX_WBITS}
@@ -185,8 +185,8 @@ class HttpUpstream:
     ) -> AsyncIterator[ClientResponse]:
         """Send any request. Raises UpstreamError; redirects are not followed.
 
-        ``head_by`` is when the head must have come, by the loop's clock; ``logged`` is asked
-        whether a request without a reply is to leave a line in the log.
+        ``head_by`` is when the head must have come, by the loop's clock; ``logged`` tells
+        whether a request without a reply leaves a line in the log.
         """
         if self._session is None:
             raise RuntimeError("the upstream is not open")
@@ -370,14 +370,13 @@ class OneReplyConnector(TCPConnector):
 
 
 class OneReply(ResponseHandler):
-    """Closes a connection on which anything comes that no request asked for.
+    """Closes a connection on which unsolicited bytes come.
 
-    That is what comes while the connection is idle, what follows a complete reply, and a second
-    reply.
+    Such bytes come while the connection is idle, after a complete reply, or as a second reply.
     """
 
     _poll: "select.poll | None" = None
-    _asked = False
+    _awaits_reply = False
     """Whether a request is under way whose reply is not complete."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -389,7 +388,7 @@ class OneReply(ResponseHandler):
 
     def set_response_params(self, **options: Any) -> None:
         """Begin to wait for one reply."""
-        self._asked = True
+        self._awaits_reply = True
         self._heads = b""
         self._body_bytes = 0
         self._last = b""
@@ -413,7 +412,7 @@ class OneReply(ResponseHandler):
     def data_received(self, data: bytes) -> None:
         """Read what came; close the connection where not all of it belongs to the reply."""
         if data:
-            if not self._asked:
+            if not self._awaits_reply:
                 self._close_transport()
                 return
             if self._reply is None:
@@ -424,8 +423,8 @@ class OneReply(ResponseHandler):
             self._last = data[-end:] if len(data) >= end else (self._last + data)[-end:]
         super().data_received(data)
         # A head that could not be read closes the connection by itself.
-        if self._asked and self._reply is not None and self._reply[1].is_eof():
-            self._asked = False
+        if self._awaits_reply and self._reply is not None and self._reply[1].is_eof():
+            self._awaits_reply = False
             if self._excess or not self._ends_with(*self._reply):
                 self._close_transport()
 
@@ -433,7 +432,7 @@ class OneReply(ResponseHandler):
         """Tell whether the connection can be used: open, and where idle, with nothing to read."""
         if not super().is_connected():
             return False
-        if self._asked or not self._holds_bytes():
+        if self._awaits_reply or not self._holds_bytes():
             return True
         self._close_transport()
         return False

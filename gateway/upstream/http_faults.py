@@ -111,29 +111,29 @@ class FailureLog:
         self._name = name
         self._clock = clock
         self._last: dict[Reason, float] = {}
-        self._unsaid: dict[Reason, int] = {}
+        self._suppressed: dict[Reason, int] = {}
 
     def failed(self, error: UpstreamError) -> None:
         """Log a call that failed."""
-        self._say(error.reason, error.detail or error.message)
+        self._warn(error.reason, error.detail or error.message)
 
     def answered(self, status: int, content_type: str, *, own_credential: bool) -> None:
         """Log a reply that shows a fault of the upstream or of its settings."""
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            self._say(Reason.UPSTREAM_STATUS, f"it answered with status {status}")
+            self._warn(Reason.UPSTREAM_STATUS, f"it answered with status {status}")
         elif own_credential and status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             text = f"it refuses the key that the gateway has for it (status {status})"
-            self._say(Reason.UPSTREAM_STATUS, text)
+            self._warn(Reason.UPSTREAM_STATUS, text)
         elif status == HTTPStatus.OK and content_type == "text/html":
             text = "it answered with a web page; is its URL that of an API?"
-            self._say(Reason.UPSTREAM_STATUS, text)
+            self._warn(Reason.UPSTREAM_STATUS, text)
 
-    def _say(self, reason: Reason, what: str) -> None:
+    def _warn(self, reason: Reason, what: str) -> None:
         now = self._clock()
         if (last := self._last.get(reason)) is not None and now - last < EVERY_SECONDS:
-            self._unsaid[reason] = self._unsaid.get(reason, 0) + 1
+            self._suppressed[reason] = self._suppressed.get(reason, 0) + 1
             return
         self._last[reason] = now
-        unsaid = self._unsaid.pop(reason, 0)
-        more = f" ({unsaid} more since the last line)" if unsaid else ""
+        suppressed = self._suppressed.pop(reason, 0)
+        more = f" ({suppressed} more since the last line)" if suppressed else ""
         log.warning("upstream %s: %s%s", self._name, what, more)

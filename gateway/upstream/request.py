@@ -34,7 +34,7 @@ SALT = "cache_salt"
 
 OF_AN_ACCOUNT = ("x-goog-api-key", "cookie", "openai-organization", "openai-project")
 
-_NOT_OURS = ("accept-encoding", "content-encoding", "content-type", "cache-control")
+_REPLACED_FIELDS = ("accept-encoding", "content-encoding", "content-type", "cache-control")
 _OF_A_TRACE = ("traceparent", "tracestate")
 
 _DECODER = json.JSONDecoder()
@@ -49,7 +49,7 @@ def with_priority(fields: Iterable[tuple[str, str]], priority: Priority) -> Fiel
 
 def own_fields(fields: Iterable[tuple[str, str]]) -> Fields:
     """Return the headers of a call of our own, in JSON, for the client that sent these."""
-    kept = without(request_fields(fields), *_NOT_OURS, *_OF_A_TRACE)
+    kept = without(request_fields(fields), *_REPLACED_FIELDS, *_OF_A_TRACE)
     ours = (("Content-Type", "application/json"), ("Accept-Encoding", "identity"))
     return with_priority((*kept, *ours), Priority.LOW)
 
@@ -111,7 +111,7 @@ def _after_space(text: str, at: int) -> int:
 
 UPSTREAM = "X-Refrain-Upstream"
 MODEL = "X-Refrain-Model"
-_OURS = "x-refrain-"
+_OWN_PREFIX = "x-refrain-"
 """Prefix of the gateway's own headers, which no upstream may send."""
 
 MOST_MODELS = 1024
@@ -140,9 +140,9 @@ class Outgoing:
     """What these upstreams get in place of ``raw``, by name."""
     client: str | None = field(default=None, repr=False)
     """The client that takes turns with others, None if it is not known."""
-    named: str = field(default="", repr=False)
+    sticky_id: str = field(default="", repr=False)
     """The id of what it continues, which one upstream keeps."""
-    at: str = ""
+    pinned: str = ""
     """The only upstream that can answer it, if there is one."""
 
     @property
@@ -154,7 +154,7 @@ class Outgoing:
     @property
     def lane(self) -> Lane:
         """Requests of one lane wait for the same upstreams."""
-        return self.model, self.at
+        return self.model, self.pinned
 
 
 _RANKS: dict[str, int] = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
@@ -177,19 +177,19 @@ class Served:
     """Whether another one could have answered."""
     note_cached: Callable[[int], None] = field(default=_ignored, repr=False, compare=False)
     """Callback for the tokens of the prompt that it found in its cache, if it says so."""
-    note_made: Callable[[str], None] = field(default=_ignored, repr=False, compare=False)
+    note_sticky_id: Callable[[str], None] = field(default=_ignored, repr=False, compare=False)
     """Callback for the id of what it has made and keeps."""
 
 
-def note_served(served: Served | None, seen: Observation) -> None:
+def note_served(served: Served | None, observation: Observation) -> None:
     """Note which upstream answered, where there are several."""
     if served is not None and served.several:
-        seen.upstream, seen.tried = served.upstream, served.tried
+        observation.upstream, observation.tried = served.upstream, served.tried
 
 
 def with_upstream(fields: Fields, served: Served | None) -> Fields:
     """Return an upstream's headers; of several upstreams, with which one answered."""
-    theirs = tuple(field for field in fields if not field[0].lower().startswith(_OURS))
+    theirs = tuple(field for field in fields if not field[0].lower().startswith(_OWN_PREFIX))
     if served is None or not served.several:
         return theirs
     return (*theirs, (UPSTREAM, format_upstream_header(served.upstream, served.tried)))
@@ -210,7 +210,7 @@ class Exchange:
     body: dict[str, Any]
     state: Forward
     scanner: Scanner
-    seen: Observation
+    observation: Observation
     rewrites: tuple[Rewrite, ...] = ()
     """What of the prompt was rewritten, and what was left with its reason."""
     not_rewritten: tuple[Declined, ...] = ()

@@ -103,7 +103,7 @@ def gateway_page() -> str:
     metrics.compared("default", "served", "equal")
     metrics.tell_rules_off(lambda: {"default": True})
     counts = UpstreamMetrics(metrics.registry)
-    counts.asked("a", Route.PREFIX)
+    counts.sent("a", Route.PREFIX)
     counts.warmed("a")
     counts.failed("a", Reason.UPSTREAM_BROKE)
     table = PoolTable([Member("a")], LeastLoaded(), 0.0)

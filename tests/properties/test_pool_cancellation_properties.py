@@ -42,7 +42,7 @@ class Rig:
         members = [Member("a", max_concurrency=2), Member("b", max_concurrency=2, tier=2)]
         self.table = PoolTable(members, self.routing, 0.0)
         self.pool = UpstreamPool(
-            "pool", self.ups, self.table, Bounds(4), clock=lambda: self.now, drawn=lambda: 0.0
+            "pool", self.ups, self.table, Bounds(4), clock=lambda: self.now, jitter=lambda: 0.0
         )
         self.tasks: list[asyncio.Task[bytes]] = []
         self.heads: list = []
@@ -113,7 +113,11 @@ async def nothing_is_left_after(steps):
         assert len(rig.pool.queue.waiting) <= 4
     await rig.finish()
     for name, one in rig.table.upstreams.items():
-        assert (one.in_flight, one.tried, rig.routing.queued_blocks(name)) == (0, False, 0)
+        assert (one.in_flight, one.trial_under_way, rig.routing.queued_blocks(name)) == (
+            0,
+            False,
+            0,
+        )
     assert len(rig.pool.queue.waiting) == 0
 
 

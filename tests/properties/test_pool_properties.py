@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.protocol.cache_status import Reason
-from gateway.upstream.pool.health import LONGEST_PAUSE, Open, State, Trial
+from gateway.upstream.pool.health import LONGEST_EJECTION, Open, State, Trial
 from gateway.upstream.pool.retry import Failure
 from gateway.upstream.pool.table import Call, Change, Member, NoRoom, PoolTable
 from gateway.upstream.pool.waiting_queue import Ticket, Waiting
@@ -18,7 +18,7 @@ MEMBERS = (
 )
 FAILURES = (
     Failure(Reason.UPSTREAM_BROKE, risky=True, anew=True),
-    Failure(Reason.UPSTREAM_LIMITED, risky=False, refused=429, rest=3.0),
+    Failure(Reason.UPSTREAM_LIMITED, risky=False, refused=429, retry_after=3.0),
     Failure(Reason.UPSTREAM_LIMITED, risky=False, refused=503),
 )
 STEPS = st.one_of(
@@ -46,14 +46,14 @@ class Books:
 
     def begin(self, model):
         upstreams = self.table.upstreams.items()
-        resting = {name for name, one in upstreams if one.health.rests_until > self.now}
+        resting = {name for name, one in upstreams if one.health.paused_until > self.now}
         got = self.table.acquire(Outgoing("/v1/chat/completions", (), b"", model), self.now)
         if isinstance(got, NoRoom):
             assert got.at is None or got.at >= self.now
             assert self.table.overloaded(model, self.now)
             return
         assert got.upstream.member.serves(model)
-        assert got.name not in resting or isinstance(got.upstream.health.at, Open | Trial)
+        assert got.name not in resting or isinstance(got.upstream.health.breaker, Open | Trial)
         self.calls.append(got)
         self.sent[got.name].append(self.now)
 
@@ -78,9 +78,9 @@ class Books:
         upstream = self.table.upstreams[member.name]
         own = [call for call in self.calls if call.name == member.name]
         assert upstream.in_flight == len(own) <= (member.max_concurrency or len(own))
-        assert upstream.tried == sum(call.trial for call in own)
-        if isinstance(upstream.health.at, Open):
-            assert upstream.health.at.until <= self.now + LONGEST_PAUSE
+        assert upstream.trial_under_way == sum(call.trial for call in own)
+        if isinstance(upstream.health.breaker, Open):
+            assert upstream.health.breaker.until <= self.now + LONGEST_EJECTION
         in_a_minute = [at for at in self.sent[member.name] if at > self.now - 60.0]
         assert len(in_a_minute) <= (member.requests_per_minute or len(in_a_minute))
 

@@ -95,12 +95,12 @@ class Rig:
             reply = await self.coalescer.forward(exchange)
             headers = dict(reply.headers)
             if isinstance(reply.body, bytes):
-                return Got(reply.status, headers, [reply.body], exchange.seen)
+                return Got(reply.status, headers, [reply.body], exchange.observation)
             async with reply.resources or contextlib.AsyncExitStack():
                 pieces = [piece async for piece in reply.body]
-            return Got(reply.status, headers, pieces, exchange.seen)
+            return Got(reply.status, headers, pieces, exchange.observation)
         finally:
-            exchange.seen.finish()
+            exchange.observation.finish()
 
     async def ask(self, *args: Any, **options: Any) -> "asyncio.Task[Got]":
         """Begin to read, as ``exchange`` says, and return once the request has joined a call."""

@@ -122,7 +122,7 @@ class Coalescer:
             or self._table.under_way(plan.coalescing_key)
         ):
             return False
-        exchange.seen.outcome = outcome
+        exchange.observation.outcome = outcome
         shared = SharedResponse(
             self._table, plan.coalescing_key, exchange, self._max_answer_bytes, attended=False
         )
@@ -159,7 +159,7 @@ class Coalescer:
             slot = key if sharing is Sharing.ANY_WIRE else (key, exchange.streamed)
             # `no-cache` also rules out answers to calls that began earlier.
             if not plan.directives.no_cache:
-                most, since = plan.decision.max_followers, exchange.seen.started
+                most, since = plan.decision.max_followers, exchange.observation.started
                 shared = self._table.follow(slot, most=most, since=since)
                 if shared is not None:
                     return Follower(shared, exchange, sharing)
@@ -234,19 +234,21 @@ class Coalescer:
         return task
 
     async def _refresh(self, exchange: Exchange, shared: SharedResponse, outcome: str) -> None:
-        seen = exchange.seen
+        observation = exchange.observation
         try:
             await self._call(exchange, shared)
         finally:
             self._background[outcome] -= 1
-            seen.upstream_started = shared.upstream_started
-            seen.upstream_head = shared.upstream_head
-            note_served(shared.served, seen)
-            seen.status = shared.head.status if shared.head is not None else 0
+            observation.upstream_started = shared.upstream_started
+            observation.upstream_head = shared.upstream_head
+            note_served(shared.served, observation)
+            observation.status = shared.head.status if shared.head is not None else 0
             if (fault := shared.fault) is not None:
-                seen.outcome = "error"
-                seen.reason = fault.reason if isinstance(fault, UpstreamError) else Reason.INTERNAL
-            seen.finish()
+                observation.outcome = "error"
+                observation.reason = (
+                    fault.reason if isinstance(fault, UpstreamError) else Reason.INTERNAL
+                )
+            observation.finish()
 
     def _forget(self) -> None:
         """Drop what landed some time ago, now and again when the next of it is due."""

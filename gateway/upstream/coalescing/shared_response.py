@@ -180,7 +180,7 @@ class SharedResponse(Flight):
 
     def set_leader(self, exchange: Exchange) -> None:
         """Note the form of the request that is sent, and tell the sinks how it was rewritten."""
-        self.leader, observation = exchange, exchange.seen
+        self.leader, observation = exchange, exchange.observation
         observation.rewrites = exchange.rewrites
         observation.not_rewritten = exchange.not_rewritten
         observation.compression = exchange.compression
@@ -189,9 +189,9 @@ class SharedResponse(Flight):
     def payer(self) -> Observation | None:
         """The request to which the call's tokens and its storing are counted: the first."""
         if not self.attended:
-            return self.leader.seen
+            return self.leader.observation
         first = next(iter(self.followers), None)
-        return first.exchange.seen if first is not None else None
+        return first.exchange.observation if first is not None else None
 
     def open(self, head: Head) -> None:
         """Note the head."""
@@ -304,9 +304,9 @@ class Follower(AsyncIterator[bytes]):
         self._without_usage = False
         self._status = replace(exchange.state.status, collapsed=not self._leads)
         shared.followers[self] = None
-        seen = exchange.seen
-        seen.forward = self._status
-        seen.reason = exchange.state.status.reason if self._leads else Reason.COLLAPSED
+        observation = exchange.observation
+        observation.forward = self._status
+        observation.reason = exchange.state.status.reason if self._leads else Reason.COLLAPSED
 
     async def reply(self) -> Reply | Sharing:
         """Return the reply as soon as it can begin, or which call to join in place of this one.
@@ -326,9 +326,9 @@ class Follower(AsyncIterator[bytes]):
         if self._leads:
             while shared.head is None and not shared.over:
                 await shared.news.wait()
-            exchange.seen.upstream_started = shared.upstream_started
-            exchange.seen.upstream_head = shared.upstream_head
-            note_served(shared.served, exchange.seen)
+            exchange.observation.upstream_started = shared.upstream_started
+            exchange.observation.upstream_head = shared.upstream_head
+            note_served(shared.served, exchange.observation)
         elif not await self._began():
             return Sharing.ALONE
         head = shared.head
@@ -350,7 +350,7 @@ class Follower(AsyncIterator[bytes]):
         self._without_usage = head.usage and not exchange.wants_usage
         resources = AsyncExitStack()
         resources.callback(shared.leave, self)
-        exchange.seen.status = head.status
+        exchange.observation.status = head.status
         # When a stream's head is sent, nobody knows yet whether its answer will be stored.
         declined = None if head.events else shared.declined
         fields = self._fields(head, self._status.header(declined=declined))
@@ -404,16 +404,16 @@ class Follower(AsyncIterator[bytes]):
         return self._plain(head, shared.result, JSON_TYPE)
 
     def _plain(self, head: Head, body: bytes, content_type: tuple[str, str] | None = None) -> Reply:
-        shared, seen = self._shared, self.exchange.seen
+        shared, observation = self._shared, self.exchange.observation
         if shared.elsewhere:
             self._status = replace(self._status, collapsed=True)
-            seen.forward = self._status
-            seen.reason = Reason.COLLAPSED
+            observation.forward = self._status
+            observation.reason = Reason.COLLAPSED
         stored = self._leads and shared.stored
         fields = self._fields(head, self._status.header(stored=stored, declined=shared.declined))
         if content_type is not None:
             fields = (content_type, *without(fields, "content-type"))
-        seen.status = head.status
+        observation.status = head.status
         return Reply(head.status, fields, body)
 
     def _fields(self, head: Head, cache_status: str) -> Fields:
@@ -446,7 +446,7 @@ class Follower(AsyncIterator[bytes]):
             except TooSlowError:
                 raise TimeoutError from None
             if piece:
-                self.exchange.seen.mark_first_token()
+                self.exchange.observation.mark_first_token()
                 return piece
             if shared.over:
                 self._note_fault()
@@ -455,10 +455,10 @@ class Follower(AsyncIterator[bytes]):
 
     def _note_fault(self) -> None:
         """Note a failure that the stream itself has shown; raise one that it has not."""
-        shared, seen = self._shared, self.exchange.seen
+        shared, observation = self._shared, self.exchange.observation
         if shared.head is None or not shared.head.events:
             shared.raise_fault()
         elif isinstance(shared.fault, UpstreamError):
-            seen.outcome, seen.reason = "error", shared.fault.reason
+            observation.outcome, observation.reason = "error", shared.fault.reason
         elif shared.fault is not None:
-            seen.outcome, seen.reason = "error", Reason.INTERNAL
+            observation.outcome, observation.reason = "error", Reason.INTERNAL

@@ -107,7 +107,7 @@ def _error(said: dict[str, Any]) -> FirstToken | Failure:
     error = said.get("error") or said
     match error:
         case {"code": 429 | "rate_limit_exceeded" | "insufficient_quota"}:
-            # It may be the client's own account: the upstream is not left alone for it.
+            # It may be about the client's own account, so the upstream is not paused.
             return Failure(Reason.UPSTREAM_LIMITED, risky=False, refused=429, personal=True)
         case {"code": int(code)} if 400 <= code < 500:
             return FirstToken.REFUSED

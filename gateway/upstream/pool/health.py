@@ -1,10 +1,10 @@
-"""Whether an upstream may be asked: what its calls and probes have told.
+"""Whether an upstream may get requests: its circuit breaker, fed by calls and probes.
 
 Laws:
-- Only a call that was answered brings a failing upstream back. A probe that is answered lets one
-  call at a time try it (trial), so that a server that lies about its health costs little.
-- One that fails again soon after it came back is left alone twice as long: flapping is no health.
-- An upstream that asks for a pause gets it, within a bound, and that is no failure.
+- Only a successful call closes the breaker. After a successful probe it is half-open (trial): one
+  call at a time tries the upstream, so that a server that lies about its health costs little.
+- An upstream that fails again soon after its recovery is ejected for twice as long.
+- An upstream that asks for a pause gets it, within a bound. That is no failure.
 
 Circuit breaker as in M. Nygard, "Release It!"; ejection times that grow as in Envoy's outlier
 detection.
@@ -21,12 +21,12 @@ WINDOW = 20
 FAILED_OF_WINDOW = 10
 """Of the last ``WINDOW`` calls, where good ones come between."""
 PROBES_IN_A_ROW = 2
-FIRST_PAUSE = 0.5
-LONGEST_PAUSE = 30.0
+FIRST_EJECTION = 0.5
+LONGEST_EJECTION = 30.0
 CALM_SECONDS = 60.0
-"""Who was up for so long is not known to flap any more."""
-DEFAULT_REST = 1.0
-LONGEST_REST = 60.0
+"""After so long in state up, an upstream counts as stable again."""
+DEFAULT_RETRY_AFTER = 1.0
+LONGEST_RETRY_AFTER = 60.0
 
 
 @plain_members
@@ -41,127 +41,127 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Up:
-    """It answers; ``pause`` is what it was left alone for before, ``since`` when it came back."""
+    """The breaker is closed since ``since``; ``ejection`` is the length of the last ejection."""
 
     since: float
-    pause: float = 0.0
+    ejection: float = 0.0
     failed: int = 0
     probes_failed: int = 0
     window: int = 0
-    """The last calls, a bit each, 1 where it failed."""
+    """The last calls, a bit each: 1 is a failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """It fails and is left alone; at ``until`` a probe is due."""
+    """The breaker is open and the upstream ejected; at ``until`` a probe is due."""
 
     until: float
-    pause: float
+    ejection: float
     why: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """It answers probes again; the next call shows whether it answers calls."""
+    """The breaker is half-open: probes succeed, and the next call decides."""
 
-    pause: float
+    ejection: float
     why: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What is known of an upstream."""
+    """The circuit breaker of an upstream, and the pause that the upstream asked for."""
 
-    at: Up | Open | Trial
-    rests_until: float = 0.0
-    rests_why: Reason = Reason.UPSTREAM_LIMITED
+    breaker: Up | Open | Trial
+    paused_until: float = 0.0
+    pause_reason: Reason = Reason.UPSTREAM_LIMITED
 
     def state(self, now: float) -> State:
-        """Return the state in a word."""
-        match self.at:
+        """Return the state as one word."""
+        match self.breaker:
             case Open():
                 return State.OPEN
             case Trial():
                 return State.TRIAL
             case Up():
-                return State.RESTING if now < self.rests_until else State.UP
+                return State.RESTING if now < self.paused_until else State.UP
 
     def why(self, now: float) -> Reason | None:
-        """Return why it is not simply up."""
-        if isinstance(self.at, Open | Trial):
-            return self.at.why
-        return self.rests_why if now < self.rests_until else None
+        """Return the reason of a state other than up."""
+        if isinstance(self.breaker, Open | Trial):
+            return self.breaker.why
+        return self.pause_reason if now < self.paused_until else None
 
     def back_at(self, now: float) -> float:
-        """Return when it may be asked again, as far as is known."""
-        until = self.at.until if isinstance(self.at, Open) else now
-        return max(until, self.rests_until, now)
+        """Return when it may get requests again, as far as is known."""
+        until = self.breaker.until if isinstance(self.breaker, Open) else now
+        return max(until, self.paused_until, now)
 
 
 def new(now: float) -> Health:
-    """Return what is thought of an upstream of which nothing is known: that it answers."""
+    """Return the health of an upstream without history: it counts as up."""
     return Health(Up(now - CALM_SECONDS))
 
 
 def answered(health: Health, now: float) -> Health:
     """Return the health after a call was answered."""
-    match health.at:
+    match health.breaker:
         case Up(failed=0, probes_failed=0, window=0):
             return health
         case Up() as up:
             window = _shifted(up, failed=False)
-            return replace(health, at=replace(up, failed=0, probes_failed=0, window=window))
-        case Open(pause=pause) | Trial(pause=pause):
-            return replace(health, at=Up(now, pause))
+            return replace(health, breaker=replace(up, failed=0, probes_failed=0, window=window))
+        case Open(ejection=ejection) | Trial(ejection=ejection):
+            return replace(health, breaker=Up(now, ejection))
 
 
 def call_failed(health: Health, why: Reason, now: float) -> Health:
-    """Return the health after a call failed; what was under way when it opened changes nothing."""
-    match health.at:
+    """Return the health after a call failed; calls that fail while it is open change nothing."""
+    match health.breaker:
         case Up() as up:
             window = _shifted(up, failed=True)
             counted = replace(up, failed=up.failed + 1, window=window)
             often = counted.failed >= FAILURES_IN_A_ROW or window.bit_count() >= FAILED_OF_WINDOW
-            return replace(health, at=_opened(up, why, now) if often else counted)
+            return replace(health, breaker=_opened(up, why, now) if often else counted)
         case Trial() as trial:
-            return replace(health, at=_open_for(2 * trial.pause, why, now))
+            return replace(health, breaker=_open_for(2 * trial.ejection, why, now))
         case Open():
             return health
 
 
-def asked_for_rest(health: Health, seconds: float | None, why: Reason, now: float) -> Health:
-    """Return the health after the upstream asked to be left alone, for so long if it said."""
-    rest = DEFAULT_REST if seconds is None else min(seconds, LONGEST_REST)
-    return replace(health, rests_until=max(health.rests_until, now + rest), rests_why=why)
+def pause_requested(health: Health, seconds: float | None, why: Reason, now: float) -> Health:
+    """Return the health after the upstream asked for a pause; None is an unknown length."""
+    pause = DEFAULT_RETRY_AFTER if seconds is None else min(seconds, LONGEST_RETRY_AFTER)
+    return replace(health, paused_until=max(health.paused_until, now + pause), pause_reason=why)
 
 
 def probed(health: Health, fault: Reason | None, now: float, *, for_sure: bool = False) -> Health:
-    """Return the health after a probe; ``for_sure`` is a fault that the upstream itself tells."""
-    match health.at:
+    """Return the health after a probe; ``for_sure`` marks a fault that the upstream reports."""
+    breaker: Up | Open | Trial
+    match health.breaker:
         case Up() as up if fault is None:
-            return replace(health, at=replace(up, probes_failed=0)) if up.probes_failed else health
-        case Up() as up if for_sure or up.probes_failed + 1 >= PROBES_IN_A_ROW:
-            return replace(health, at=_opened(up, fault or Reason.UPSTREAM_STATUS, now))
+            breaker = replace(up, probes_failed=0) if up.probes_failed else up
+        case Up(probes_failed=failed) as up if not for_sure and failed + 1 < PROBES_IN_A_ROW:
+            breaker = replace(up, probes_failed=failed + 1)
         case Up() as up:
-            return replace(health, at=replace(up, probes_failed=up.probes_failed + 1))
+            breaker = _opened(up, fault or Reason.UPSTREAM_STATUS, now)
         case Open() as opened if fault is None:
-            return replace(health, at=Trial(opened.pause, opened.why))
+            breaker = Trial(opened.ejection, opened.why)
         case Open() as opened:
-            return replace(health, at=_open_for(2 * opened.pause, fault or opened.why, now))
+            breaker = _open_for(2 * opened.ejection, fault or opened.why, now)
         case Trial() as trial:
-            return (
-                health if fault is None else replace(health, at=_open_for(trial.pause, fault, now))
-            )
+            breaker = trial if fault is None else _open_for(trial.ejection, fault, now)
+    return health if breaker is health.breaker else replace(health, breaker=breaker)
 
 
 def _opened(up: Up, why: Reason, now: float) -> Open:
-    flaps = up.pause > 0 and now - up.since < CALM_SECONDS
-    return _open_for(2 * up.pause if flaps else FIRST_PAUSE, why, now)
+    flaps = up.ejection > 0 and now - up.since < CALM_SECONDS
+    return _open_for(2 * up.ejection if flaps else FIRST_EJECTION, why, now)
 
 
-def _open_for(pause: float, why: Reason, now: float) -> Open:
-    pause = min(pause, LONGEST_PAUSE)
-    return Open(now + pause, pause, why)
+def _open_for(ejection: float, why: Reason, now: float) -> Open:
+    ejection = min(ejection, LONGEST_EJECTION)
+    return Open(now + ejection, ejection, why)
 
 
 def _shifted(up: Up, *, failed: bool) -> int:

@@ -1,9 +1,9 @@
 """Requests that pass through to a pool, of which only the path is known, and its list of models.
 
 Laws:
-- They go to the first upstream of the declaration that is well, so that what it keeps for its
-  clients is found there again; to another only while nothing was sent. What a path names is looked
-  for at each of them, since it may have been made while the first was not well.
+- They go to the first healthy upstream of the declaration, so that what it keeps for its clients is
+  found there again. Another one gets them only if nothing was sent. If a path has an id, each of
+  them is tried, since it may have been made while the first was not healthy.
 - ``GET /v1/models`` names what a request may name. Each upstream's list counts as far as its
   declared models go. One that does not answer in time is left out, and an error passes only if
   no other answers.
@@ -66,7 +66,7 @@ class PoolRequests:
     def healthy(self) -> list[HttpUpstream]:
         """Return the upstreams with a closed circuit breaker, or all if there is none."""
         names = self._table.first_available(None, self._clock())
-        up = [name for name in names if isinstance(self._table.upstreams[name].health.at, Up)]
+        up = [name for name in names if isinstance(self._table.upstreams[name].health.breaker, Up)]
         return [self._upstreams[name] for name in up or names]
 
     @asynccontextmanager

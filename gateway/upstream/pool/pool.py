@@ -75,7 +75,7 @@ class UpstreamMetrics:
         """Count a prompt prefix that a fresh upstream has computed."""
         self._warmed.labels(name).inc()
 
-    def asked(self, name: str, route: Route) -> None:
+    def sent(self, name: str, route: Route) -> None:
         """Count a request, by why it goes there."""
         self._requests.labels(name, route.value).inc()
 
@@ -85,13 +85,13 @@ class UpstreamMetrics:
 
 
 class UpstreamCollector(Collector):
-    """Reads the state of a pool's upstreams when the metrics are asked for."""
+    """Reads the state of a pool's upstreams for each scrape."""
 
     def __init__(self, pool: "UpstreamPool") -> None:
         self._pool = pool
 
     def collect(self) -> Iterator[Metric]:
-        """Yield calls under way, state, time left alone, and how many wait for room."""
+        """Yield calls under way, state, remaining pause, and how many wait for room."""
         in_flight = GaugeMetricFamily(
             "refrain_upstream_in_flight", "Requests under way.", labels=["upstream"]
         )
@@ -100,22 +100,22 @@ class UpstreamCollector(Collector):
             "1 for the state an upstream is in.",
             labels=["upstream", "state"],
         )
-        rests = GaugeMetricFamily(
+        pauses = GaugeMetricFamily(
             "refrain_upstream_rest_seconds",
-            "For how long an upstream is still left alone.",
+            "Seconds for which an upstream still gets no requests.",
             labels=["upstream"],
         )
         for upstream, state, seconds in states(self._pool.table, self._pool.clock()):
             name = upstream.member.name
             in_flight.add_metric([name], upstream.in_flight)
-            rests.add_metric([name], seconds)
+            pauses.add_metric([name], seconds)
             for one in State:
                 state_of.add_metric([name, one.value], float(one is state))
         waiting = GaugeMetricFamily(
             "refrain_upstream_waiting", "Requests that wait for room at an upstream."
         )
         waiting.add_metric([], len(self._pool.queue.waiting))
-        yield from (in_flight, state_of, rests, waiting)
+        yield from (in_flight, state_of, pauses, waiting)
 
 
 class PrefillTurns:
@@ -171,7 +171,7 @@ class PoolReply:
             call.name,
             several=True,
             note_cached=lambda tokens: pool.table.routing.answered(call.sent, tokens),
-            note_made=lambda made: pool.sticky_ids.note(made, call.name),
+            note_sticky_id=lambda made: pool.sticky_ids.note(made, call.name),
         )
         self.failure: Failure | None = None
         """Why this is no answer, though it is passed on if no upstream gives one."""
@@ -184,7 +184,7 @@ class PoolReply:
         self._held: list[bytes] = []
 
     def set_retry_after(self, seconds: float | None) -> None:
-        """Set the header to the time until the first of all upstreams comes back, if any rests."""
+        """Set the header to the time until the first upstream comes back; None changes nothing."""
         if seconds is None:
             return
         kept = without(self.headers, "retry-after", "retry-after-ms")
@@ -251,13 +251,13 @@ class UpstreamPool:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
-        drawn: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = random.random,
         metrics: UpstreamMetrics | None = None,
         passes_credentials: bool = False,
         sticky_ids: StickyIds | None = None,
         retry_budget: Budget | None = None,
     ) -> None:
-        """``drawn`` gives random numbers from 0 to 1.
+        """``jitter`` gives random numbers from 0 to 1, for the pause before a retry.
 
         ``passes_credentials`` says that upstreams get those of the clients. ``retry_budget`` grows
         with the requests of clients, which are counted by the caller.
@@ -269,7 +269,7 @@ class UpstreamPool:
         self._upstreams = upstreams
         self.clock = clock
         self._wall = wall
-        self._drawn = drawn
+        self._jitter = jitter
         self._metrics = metrics
         self._passes_credentials = passes_credentials
         self._budget = retry_budget or Budget()
@@ -303,8 +303,8 @@ class UpstreamPool:
     async def _reply(self, outgoing: Outgoing) -> PoolReply:
         """Return a reply whose first token is here. Raises UpstreamError if there is none."""
         retry = RetryState()
-        if outgoing.named and not outgoing.at:
-            outgoing = replace(outgoing, at=self.sticky_ids.upstream_of(outgoing.named))
+        if outgoing.sticky_id and not outgoing.pinned:
+            outgoing = replace(outgoing, pinned=self.sticky_ids.upstream_of(outgoing.sticky_id))
         call: Call | None = await self.queue.acquire(outgoing)
         while call is not None:
             got = await self._attempt(call, outgoing)
@@ -321,13 +321,13 @@ class UpstreamPool:
                     break
                 await self._replaced(got, call)
             elif call is None and retry.may_retry_same(failure):
-                await asyncio.sleep(retry.pause(self._drawn()))
+                await asyncio.sleep(retry.backoff(self._jitter()))
                 call = self.table.retry_same(retry.last, outgoing, self.clock())
                 retry = retry.retrying_same()
         if isinstance(got, PoolReply):
-            if got.failure is NOT_KEPT and (why := self._out_of_reach(outgoing, retry)):
+            if got.failure is NOT_KEPT and (why := self._untried_keeper(outgoing, retry)):
                 await got.close()
-                raise self._perhaps_kept(outgoing, retry, why)
+                raise self._keeper_unavailable(outgoing, retry, why)
             tried = retry.failed[:-1] if got.failure else retry.failed
             got.served = replace(got.served, tried=tried)
             got.set_retry_after(self._retry_after(outgoing) if got.failure else None)
@@ -342,11 +342,11 @@ class UpstreamPool:
         opened: PoolReply | None = None
         try:
             await self._turns.wait(partial(self.table.routing.prefill_wait, call.sent), self.clock)
-            if isinstance(left := call.upstream.health.at, Open) and not call.trial:
+            if isinstance(left := call.upstream.health.breaker, Open) and not call.trial:
                 self.release(call)
-                return _not_asked(left.why)
+                return _still_open(left.why)
             if self._metrics is not None:
-                self._metrics.asked(call.name, call.route)
+                self._metrics.sent(call.name, call.route)
             reply = await context.__aenter__()
             opened = PoolReply(self, call, context, reply)
             personal = self._passes_credentials and bears_credential(outgoing.fields)
@@ -355,7 +355,7 @@ class UpstreamPool:
             )
             if opened.failure is None:
                 await opened.read_first(self.clock)
-                self._find_sticky(outgoing, opened)
+                self._note_keeper(outgoing, opened)
         except UpstreamError as error:
             failure = failure_of(error, head=opened is not None)
             self.note_failure(call, failure)
@@ -371,23 +371,25 @@ class UpstreamPool:
             self.note_failure(call, opened.failure)
         return opened
 
-    def _find_sticky(self, outgoing: Outgoing, opened: PoolReply) -> None:
-        """Note which upstream keeps what the request names, or that another must be asked."""
-        if opened.failure is not None or not outgoing.named:
+    def _note_keeper(self, outgoing: Outgoing, opened: PoolReply) -> None:
+        """Note which upstream keeps the sticky id, or that another must be tried."""
+        if opened.failure is not None or not outgoing.sticky_id:
             return
         if opened.status < HTTPStatus.BAD_REQUEST:
-            self.sticky_ids.note(outgoing.named, opened.served.upstream)
-        elif not outgoing.at and opened.status in _UNKNOWN_ID:
+            self.sticky_ids.note(outgoing.sticky_id, opened.served.upstream)
+        elif not outgoing.pinned and opened.status in _UNKNOWN_ID:
             opened.failure = NOT_KEPT
 
-    def _out_of_reach(self, outgoing: Outgoing, retry: RetryState) -> Reason | None:
-        """Return why an upstream that may keep it could not be asked for it, if so."""
+    def _untried_keeper(self, outgoing: Outgoing, retry: RetryState) -> Reason | None:
+        """Return why an upstream that may keep the sticky id was not tried, if so."""
         failed = next((why for _, why in retry.failed if why is not Reason.NOT_KEPT), None)
-        busy = self.table.unasked(outgoing, retry.names)
+        busy = self.table.has_other(outgoing, retry.names)
         return failed or (Reason.UPSTREAM_BUSY if busy else None)
 
-    def _perhaps_kept(self, outgoing: Outgoing, retry: RetryState, why: Reason) -> UpstreamError:
-        message = "Who may keep what this request names cannot be asked at the moment."
+    def _keeper_unavailable(
+        self, outgoing: Outgoing, retry: RetryState, why: Reason
+    ) -> UpstreamError:
+        message = "An upstream that may keep what this request names is not available."
         wait = self._retry_after(outgoing) or 1.0
         return UpstreamError(503, message, why, tried=retry.failed, retry_after=wait)
 
@@ -414,12 +416,12 @@ class UpstreamPool:
 
     def _retry_after(self, outgoing: Outgoing) -> float | None:
         now = self.clock()
-        at = self.table.resting_until(outgoing, now)
+        at = self.table.paused_until(outgoing, now)
         return None if at is None else max(1.0, at - now)
 
 
-def _not_asked(why: Reason) -> Failed:
-    message = "The upstream failed a moment ago and is not asked yet."
+def _still_open(why: Reason) -> Failed:
+    message = "The upstream failed a moment ago and gets no requests yet."
     error = UpstreamError(503, message, why, sent=False)
     return Failed(error, failure_of(error))
 
@@ -431,10 +433,10 @@ def log_change(change: Change) -> None:
         case State.UP:
             log.info("upstream %s is up", change.name)
         case State.RESTING:
-            log.warning("upstream %s rests for %.1f s%s", change.name, change.seconds, why)
+            log.warning("upstream %s pauses for %.1f s%s", change.name, change.seconds, why)
         case State.TRIAL:
             log.info("upstream %s answers probes again: the next call tries it", change.name)
         case State.OPEN:
             log.warning(
-                "upstream %s fails%s: left alone for %.1f s", change.name, why, change.seconds
+                "upstream %s fails%s: no requests for %.1f s", change.name, why, change.seconds
             )

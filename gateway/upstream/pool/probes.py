@@ -1,4 +1,4 @@
-"""Asks upstreams how they are: all at startup, those of a pool again and again.
+"""Probes of upstreams: of all at startup, of a pool's again and again.
 
 Laws:
 - Nobody waits for an answer, and hits need none: an upstream may be started later.
@@ -39,7 +39,7 @@ _NO_SUCH_PATH = frozenset({404, 405, 501})
 
 
 class Prober:
-    """Probes the upstreams that are due. ``paths`` of each are asked in turn; none, no probe."""
+    """Probes the upstreams that are due: ``paths`` of each in turn. Without paths there is none."""
 
     def __init__(
         self,
@@ -92,15 +92,15 @@ class Prober:
             self._under_way.pop(name, None)
 
     async def probe(self, name: str) -> None:
-        """Ask one upstream how it is, and tell the table."""
-        fault, for_sure = await self._asked(name) if self._paths[name] else (None, False)
-        left_alone = isinstance(self._table.upstreams[name].health.at, Open)
-        if fault is None and self._warm is not None and left_alone:
+        """Probe one upstream, and note the outcome in the table."""
+        fault, for_sure = await self._health_fault(name) if self._paths[name] else (None, False)
+        was_open = isinstance(self._table.upstreams[name].health.breaker, Open)
+        if fault is None and self._warm is not None and was_open:
             await self._warm(name)
         self._table.probed(name, fault, self._clock(), for_sure=for_sure)
         self._probed()
 
-    async def _asked(self, name: str) -> tuple[Reason | None, bool]:
+    async def _health_fault(self, name: str) -> tuple[Reason | None, bool]:
         """Return what is wrong, if anything, and whether the upstream said so itself."""
         try:
             async with asyncio.timeout(PROBE_SECONDS):
@@ -123,17 +123,19 @@ class Prober:
 
 
 async def greet(upstreams: Iterable[HttpUpstream]) -> None:
-    """Ask all at once and log a line for each."""
+    """Request the models of all at once, and log a line for each."""
     await asyncio.gather(*map(_greet_one, upstreams))
 
 
 async def _greet_one(upstream: HttpUpstream) -> None:
-    text, well = await _models_answer(upstream)
-    log.log(logging.INFO if well else logging.WARNING, "upstream %s %s", upstream.url("/v1"), text)
+    text, healthy = await _models_answer(upstream)
+    log.log(
+        logging.INFO if healthy else logging.WARNING, "upstream %s %s", upstream.url("/v1"), text
+    )
 
 
 async def _models_answer(upstream: HttpUpstream) -> tuple[str, bool]:
-    """Return what is to be said of an upstream, and whether it is well."""
+    """Return the line of an upstream, and whether it is healthy."""
     try:
         async with (
             asyncio.timeout(STARTUP_SECONDS),

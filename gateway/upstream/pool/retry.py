@@ -1,14 +1,14 @@
-"""What a failure before the first token means: whether the request may be sent again, and where.
+"""Retries: what a failure before the first token means, and where the request may go next.
 
 Laws:
-- What surely was not processed (no connection; 429, 503, 529: refused) may go to every other
+- A request that surely was not processed (no connection; 429, 503, 529) may go to every other
   upstream.
-- What may have been processed costs money twice, and may be what breaks upstreams. It is risked
-  once more, and only elsewhere. A connection that broke before the head is the exception: most
-  often it was idle and just closed, so the same upstream may be risked.
-- After the first token there is no second try. Every other status (400, 401, 404 ...) is an answer.
-- While most calls fail, second tries double load and cost without helping anybody. So risky ones
-  are a share of the requests, and a few more after a calm time, as in gRPC's retry throttling.
+- A request that may have been processed costs money twice, and may be what breaks upstreams. This
+  risk is taken once, and only on another upstream. There is one exception: a connection that broke
+  before the head was most often idle and just closed. So the same upstream may get it again.
+- After the first token there is no retry. Every other status (400, 401, 404 ...) is an answer.
+- While most calls fail, retries double load and cost and help nobody. So risky retries are a share
+  of the requests, plus a burst after a calm time, as in gRPC's retry throttling.
 """
 
 from collections.abc import Iterable
@@ -18,13 +18,13 @@ from http import HTTPStatus
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.upstream.pool.health import LONGEST_REST
+from gateway.upstream.pool.health import LONGEST_RETRY_AFTER
 
 MOST_TRIES = 5
 MOST_RISKED = 1
-MOST_AT_THE_SAME = 2
-FIRST_RETRY_PAUSE = 0.1
-"""Before the same upstream is tried again; the next may be twice as long."""
+MOST_SAME_RETRIES = 2
+FIRST_BACKOFF = 0.1
+"""Seconds before the same upstream gets the request again; the next pause may be twice as long."""
 
 _REFUSED = frozenset({429, 503, 529})
 _FAILED = frozenset({500, 502, 504, *range(520, 525)})
@@ -39,17 +39,17 @@ class Failure:
     reason: Reason
     risky: bool
     anew: bool = False
-    """Whether the same upstream may be asked again."""
+    """Whether the same upstream may get the request again."""
     refused: int | None = None
-    """429 or 503 where it asked to be left alone."""
-    rest: float | None = None
-    """For how many seconds, if it said."""
+    """429 or 503 if the upstream asked for a pause."""
+    retry_after: float | None = None
+    """Seconds of that pause, if the upstream said so."""
     personal: bool = False
     """True if the limit may be the client's own quota: it must not eject the upstream."""
 
 
 NOT_KEPT = Failure(Reason.NOT_KEPT, risky=False, personal=True)
-"""Another upstream is asked for a sticky id; this says nothing of the health of the first."""
+"""Another upstream may keep the sticky id; the health of this one does not change."""
 
 
 def failure_of(error: UpstreamError, *, head: bool = False) -> Failure:
@@ -71,7 +71,7 @@ def refusal_of(
             Reason.UPSTREAM_LIMITED,
             risky=False,
             refused=_WORDS[status],
-            rest=retry_after(fields, wall),
+            retry_after=retry_after(fields, wall),
             personal=personal and status == HTTPStatus.TOO_MANY_REQUESTS,
         )
     if status in _FAILED:
@@ -80,7 +80,7 @@ def refusal_of(
 
 
 def retry_after(fields: Iterable[tuple[str, str]], wall: float) -> float | None:
-    """Return the seconds for which a reply asks to be left alone, bounded; None where it does not.
+    """Return the seconds for which a reply asks for a pause, bounded; None if it does not.
 
     ``Retry-After`` (RFC 9110, 10.2.3) in seconds or as a date, ``retry-after-ms`` before it.
     """
@@ -95,7 +95,7 @@ def retry_after(fields: Iterable[tuple[str, str]], wall: float) -> float | None:
             seconds = parsedate_to_datetime(written).timestamp() - wall
         except (ValueError, OverflowError):
             return None
-    return None if seconds is None else min(max(seconds, 0.0), LONGEST_REST)
+    return None if seconds is None else min(max(seconds, 0.0), LONGEST_RETRY_AFTER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class RetryState:
 
     failed: tuple[tuple[str, Reason], ...] = ()
     risked: int = 0
-    at_the_same: int = 0
+    same_retries: int = 0
 
     def after(self, name: str, failure: Failure) -> "RetryState":
         """Return the state after one more try that failed."""
@@ -123,21 +123,21 @@ class RetryState:
 
     @property
     def may_go_on(self) -> bool:
-        """Tell whether another upstream may be asked: any number for what one of them keeps."""
+        """Tell whether another upstream may be tried. For a sticky id any number may be."""
         counted = sum(reason is not Reason.NOT_KEPT for _, reason in self.failed)
         return self.risked <= MOST_RISKED and counted < MOST_TRIES
 
     def may_retry_same(self, failure: Failure) -> bool:
-        """Tell whether the upstream that failed last may be asked again."""
-        return self.may_go_on and failure.anew and self.at_the_same < MOST_AT_THE_SAME
+        """Tell whether the upstream that failed last may get the request again."""
+        return self.may_go_on and failure.anew and self.same_retries < MOST_SAME_RETRIES
 
-    def pause(self, drawn: float) -> float:
-        """Return how long to wait before that; ``drawn`` is a random number from 0 to 1."""
-        return drawn * FIRST_RETRY_PAUSE * float(2**self.at_the_same)
+    def backoff(self, jitter: float) -> float:
+        """Return how long to wait before that; ``jitter`` is a random number from 0 to 1."""
+        return jitter * FIRST_BACKOFF * float(2**self.same_retries)
 
     def retrying_same(self) -> "RetryState":
-        """Return the state once the same upstream is asked again."""
-        return replace(self, at_the_same=self.at_the_same + 1)
+        """Return the state once the same upstream gets the request again."""
+        return replace(self, same_retries=self.same_retries + 1)
 
 
 A_REQUEST = 0.2

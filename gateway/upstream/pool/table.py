@@ -3,9 +3,9 @@
 Laws:
 - It goes to one that serves the model, in the lowest tier in which one has room; among those the
   routing decides.
-- What was acquired is released once, and counts as under way until then.
-- If all are left alone because they fail, one call at a time tries the next of them all the same:
-  the last upstream is never shut out.
+- A call that was acquired is released once, and counts as under way until then.
+- If all are ejected, one call at a time tries the next of them all the same: the last upstream is
+  never shut out.
 
 The table does no I/O; ``now`` is a reading of one clock that never goes back.
 """
@@ -41,7 +41,7 @@ _WORSE = (State.UP, State.RESTING, State.TRIAL, State.OPEN)
 class Member:
     """One upstream of a pool, as the operator declared it.
 
-    ``models`` are globs; a lower ``tier`` is asked first; limits are this process's share.
+    ``models`` are globs; a lower ``tier`` comes first; limits are this process's share.
     """
 
     name: str
@@ -86,8 +86,8 @@ class UpstreamState:
     health: Health
     rate: Rate | None = None
     in_flight: int = 0
-    tried: bool = False
-    """Whether a call is under way that shows if it is back."""
+    trial_under_way: bool = False
+    """Whether the call of a half-open breaker is under way."""
     heard_at: float = 0.0
     """When it last answered anything."""
     probed_at: float = 0.0
@@ -102,23 +102,23 @@ class UpstreamState:
         return now if self.rate is None else self.rate.free_at(now)
 
     def can_accept(self, now: float) -> bool:
-        """Tell whether it may be asked now."""
-        if now < self.health.rests_until or not self.has_room(now):
+        """Tell whether it may get a request now."""
+        if now < self.health.paused_until or not self.has_room(now):
             return False
-        match self.health.at:
+        match self.health.breaker:
             case Up():
                 return True
             case Trial():
-                return not self.tried
+                return not self.trial_under_way
             case Open():
                 return False
 
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """No upstream can be asked now.
+    """No upstream can take the request now.
 
-    ``at`` is when one may be, if the clock tells that. ``status`` and ``why`` are for a client that
+    ``at`` is when one may, if the clock tells that. ``status`` and ``why`` are for a client that
     does not wait.
     """
 
@@ -126,19 +126,19 @@ class NoRoom:
     why: Reason
     at: float | None
     waits: bool
-    """Whether it is worth waiting: an upstream is well, and only busy or resting."""
+    """Whether waiting may help: an upstream is healthy, and only busy or paused."""
 
 
 def no_room(left: Sequence[UpstreamState], now: float) -> NoRoom:
-    """Tell when the first of these upstreams may be asked, and why it cannot be now."""
-    well = [one for one in left if isinstance(one.health.at, Up)]
-    if not well:
+    """Tell when the first of these upstreams may take a request, and why none can now."""
+    healthy = [one for one in left if isinstance(one.health.breaker, Up)]
+    if not healthy:
         at = min((one.health.back_at(now) for one in left), default=now + SOON)
         why = next((why for one in left if (why := one.health.why(now))), Reason.UPSTREAM_BUSY)
         return NoRoom(503, why, max(at, now + SOON), waits=False)
     times = [
-        max(one.health.rests_until, one.room_at(now))
-        for one in well
+        max(one.health.paused_until, one.room_at(now))
+        for one in healthy
         if one.member.max_concurrency is None or one.in_flight < one.member.max_concurrency
     ]
     return NoRoom(429, Reason.UPSTREAM_BUSY, min(times, default=None), waits=True)
@@ -169,7 +169,7 @@ class Change:
     after: State
     why: Reason | None
     seconds: float
-    """How long it is left alone."""
+    """How long it stays open or paused."""
 
 
 class StickyIds:
@@ -177,7 +177,7 @@ class StickyIds:
 
     Law: what is kept at one upstream is answered there or nowhere; no other stands in for it. An id
     does not tell which upstream that is. It is learnt from the one that made it, and from the one
-    that knew it when all were asked. The ids not used for longest are forgotten first.
+    that knew it when all got the request. The least recently used ids are forgotten first.
     """
 
     def __init__(self, most: int = MOST_IDS) -> None:
@@ -210,23 +210,23 @@ class PoolTable:
         self._serving: dict[str, tuple[tuple[UpstreamState, ...], ...]] = {}
 
     def acquire(
-        self, outgoing: Outgoing, now: float, tried: AbstractSet[str] = frozenset()
+        self, outgoing: Outgoing, now: float, excluded: AbstractSet[str] = frozenset()
     ) -> Call | NoRoom:
-        """Begin a call to the best upstream that was not tried, or tell why there is none."""
+        """Begin a call to the best upstream that is not excluded, or tell why there is none."""
         tiers = self._tiers_for(outgoing)
         for tier in tiers:
             loads = [
                 Load(one.member.name, one.in_flight, weight=one.member.weight)
                 for one in tier
-                if one.member.name not in tried and one.can_accept(now)
+                if one.member.name not in excluded and one.can_accept(now)
             ]
             if loads:
                 best = self.routing.order(outgoing.prefix, loads)[0]
                 return self._begin(self.upstreams[best.name], outgoing, now, best.why)
-        left = [one for tier in tiers for one in tier if one.member.name not in tried]
-        shut = [one for one in left if isinstance(one.health.at, Open | Trial)]
+        left = [one for tier in tiers for one in tier if one.member.name not in excluded]
+        shut = [one for one in left if isinstance(one.health.breaker, Open | Trial)]
         if shut and len(shut) == len(left):
-            free = [one for one in shut if not one.tried and one.has_room(now)]
+            free = [one for one in shut if not one.trial_under_way and one.has_room(now)]
             if free:
                 last = min(free, key=lambda one: one.health.back_at(now))
                 return self._begin(last, outgoing, now)
@@ -235,28 +235,28 @@ class PoolTable:
     def retry_same(self, name: str, outgoing: Outgoing, now: float) -> Call | None:
         """Begin a call to the same upstream once more, if it is there and has room."""
         upstream = self.upstreams[name]
-        if upstream.can_accept(now) or (not upstream.tried and upstream.has_room(now)):
+        if upstream.can_accept(now) or (not upstream.trial_under_way and upstream.has_room(now)):
             return self._begin(upstream, outgoing, now)
         return None
 
     def overloaded(self, model: str, now: float) -> bool:
-        """Tell whether no upstream that serves the model can be asked at once."""
+        """Tell whether no upstream that serves the model can take a request at once."""
         return not any(one.can_accept(now) for tier in self._tiers(model) for one in tier)
 
-    def resting_until(self, outgoing: Outgoing, now: float) -> float | None:
-        """Return when the first that rests may be asked again; None if none does."""
+    def paused_until(self, outgoing: Outgoing, now: float) -> float | None:
+        """Return when the first pause of an upstream of this model ends; None if none is paused."""
         times = [
-            one.health.rests_until
+            one.health.paused_until
             for tier in self._tiers_for(outgoing)
             for one in tier
-            if one.health.rests_until > now
+            if one.health.paused_until > now
         ]
         return min(times, default=None)
 
-    def unasked(self, outgoing: Outgoing, asked: AbstractSet[str]) -> bool:
-        """Tell whether one that serves the model was not asked."""
+    def has_other(self, outgoing: Outgoing, excluded: AbstractSet[str]) -> bool:
+        """Tell whether another upstream serves the model."""
         tiers = self._tiers_for(outgoing)
-        return any(one.member.name not in asked for tier in tiers for one in tier)
+        return any(one.member.name not in excluded for tier in tiers for one in tier)
 
     def first_byte(self, call: Call, now: float, *, refused: bool = False) -> None:
         """Note that the upstream has answered; a prompt that it ``refused`` it has not computed."""
@@ -274,7 +274,7 @@ class PoolTable:
         if failure.personal:
             upstream.heard_at = now
         elif failure.refused is not None:
-            health = healths.asked_for_rest(health, failure.rest, failure.reason, now)
+            health = healths.pause_requested(health, failure.retry_after, failure.reason, now)
         else:
             health = healths.call_failed(health, failure.reason, now)
         self._set_health(upstream, health, now)
@@ -301,7 +301,7 @@ class PoolTable:
     def probe_at(self, name: str, every: float) -> float:
         """Return when to probe it: when its pause is over, or if it is silent for long."""
         upstream = self.upstreams[name]
-        match upstream.health.at:
+        match upstream.health.breaker:
             case Open(until=until):
                 return until
             case Up(probes_failed=failed) if failed:
@@ -310,7 +310,7 @@ class PoolTable:
                 return max(upstream.heard_at, upstream.probed_at) + every
 
     def can_be_spared(self, name: str, model: str, now: float) -> bool:
-        """Tell whether it serves the model, has room, and another could be asked in its place."""
+        """Tell whether it serves the model, has room, and another could take its place."""
         serve = {one.member.name: one for tier in self._tiers(model) for one in tier}
         spared = serve.pop(name, None)
         if spared is None or not spared.has_room(now):
@@ -331,7 +331,7 @@ class PoolTable:
     def first_available(self, model: str | None, now: float) -> list[str]:
         """Return all names in the order in which requests of no known kind go there.
 
-        That of the declaration, those that are well first: what an upstream keeps for its clients
+        That of the declaration, healthy ones first: what an upstream keeps for its clients
         (files, batches) is found again where it was put.
         """
         serves = [one for tier in self._tiers(model) for one in tier] if model else None
@@ -340,8 +340,8 @@ class PoolTable:
         return [one.member.name for one in ordered]
 
     def _tiers_for(self, outgoing: Outgoing) -> tuple[tuple[UpstreamState, ...], ...]:
-        if outgoing.at:
-            return ((self.upstreams[outgoing.at],),)
+        if outgoing.pinned:
+            return ((self.upstreams[outgoing.pinned],),)
         return self._tiers(outgoing.model)
 
     def _tiers(self, model: str) -> tuple[tuple[UpstreamState, ...], ...]:
@@ -368,15 +368,15 @@ class PoolTable:
         upstream.in_flight += 1
         if upstream.rate is not None:
             upstream.rate.take(now)
-        trial = not isinstance(upstream.health.at, Up)
-        upstream.tried = upstream.tried or trial
+        trial = not isinstance(upstream.health.breaker, Up)
+        upstream.trial_under_way = upstream.trial_under_way or trial
         sent = self.routing.sent(upstream.member.name, outgoing.prefix, now)
         sent.rank, sent.streamed = outgoing.rank, outgoing.streamed
         return Call(upstream, sent, trial, route)
 
     def _end_trial(self, call: Call) -> None:
         if call.trial:
-            call.trial = call.upstream.tried = False
+            call.trial = call.upstream.trial_under_way = False
 
     def _set_health(self, upstream: UpstreamState, health: Health, now: float) -> None:
         """Set the health, tell of a change of state, and forget a cache that may be gone."""
@@ -401,7 +401,7 @@ def _unknown(member: Member, now: float) -> UpstreamState:
 
 
 def states(table: PoolTable, now: float) -> Iterator[tuple[UpstreamState, State, float]]:
-    """Yield each upstream, its state, and for how many seconds it is left alone."""
+    """Yield each upstream, its state, and for how many seconds it stays open or paused."""
     for upstream in table.upstreams.values():
         health = upstream.health
         yield upstream, health.state(now), max(0.0, health.back_at(now) - now)

@@ -53,7 +53,7 @@ _RENDERED = (
     SALT,
 )
 """What beside the turns a server may put into the prompt, or tells prompts apart by."""
-_ASKED = {"role": "user", "content": "."}
+_USER_TURN = {"role": "user", "content": "."}
 
 
 class WarmPrefix(NamedTuple):
@@ -147,7 +147,7 @@ def _beginning(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any] | Non
     kept = {field: body[field] for field in _RENDERED if field in body}
     if body.get("tool_choice") == "none":  # some leave the tools out then
         kept["tool_choice"] = "none"
-    return {**kept, "messages": [*leading, _ASKED], "max_tokens": 1, "temperature": 0}
+    return {**kept, "messages": [*leading, _USER_TURN], "max_tokens": 1, "temperature": 0}
 
 
 SECONDS = 10.0

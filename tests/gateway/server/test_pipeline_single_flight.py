@@ -68,7 +68,7 @@ class Whole:
         async def answered() -> str:
             body = {"model": "m", "messages": [{"role": "user", "content": content}]}
             inbound = Inbound("/v1/chat/completions", headers, (), orjson.dumps(body))
-            seen = self.rig.exchange(content).seen
+            seen = self.rig.exchange(content).observation
             reply = await self.pipeline.answer(Endpoint.CHAT, inbound, seen)
             return dict(reply.headers)["Cache-Status"]
 

@@ -29,7 +29,7 @@ class Rig:
         members = [Member(name, max_concurrency=1) for name in names]
         self.table = PoolTable(members, LeastLoaded(), self.now)
         self.pool = UpstreamPool(
-            "pool", self.ups, self.table, Bounds(), clock=lambda: self.now, drawn=lambda: 0.0
+            "pool", self.ups, self.table, Bounds(), clock=lambda: self.now, jitter=lambda: 0.0
         )
 
     async def ask(self) -> bytes:
@@ -78,7 +78,7 @@ async def test_a_retry_goes_to_its_upstream_whatever_it_names():
     rig.pool.sticky_ids.note("resp_1", "a")
 
     async def retried() -> bytes:
-        async with rig.pool.send(replace(OUTGOING, named="resp_1", at="b")) as reply:
+        async with rig.pool.send(replace(OUTGOING, sticky_id="resp_1", pinned="b")) as reply:
             return b"".join([chunk async for chunk in reply.chunks()])
 
     task = asyncio.create_task(retried())

@@ -10,16 +10,16 @@ from gateway.protocol.errors import UpstreamError
 from gateway.upstream.pool import health as healths
 from gateway.upstream.pool.health import (
     CALM_SECONDS,
-    FIRST_PAUSE,
-    LONGEST_PAUSE,
-    LONGEST_REST,
+    FIRST_EJECTION,
+    LONGEST_EJECTION,
+    LONGEST_RETRY_AFTER,
     Open,
     State,
     Trial,
     Up,
 )
 from gateway.upstream.pool.retry import (
-    MOST_AT_THE_SAME,
+    MOST_SAME_RETRIES,
     MOST_TRIES,
     Budget,
     Failure,
@@ -36,7 +36,7 @@ from gateway.upstream.routing.routing import LeastLoaded
 BROKE = Failure(Reason.UPSTREAM_BROKE, risky=True, anew=True)
 SENT_NOWHERE = Failure(Reason.UPSTREAM_UNREACHABLE, risky=False, anew=True)
 TIMEOUT = Failure(Reason.UPSTREAM_TIMEOUT, risky=True)
-REFUSED = Failure(Reason.UPSTREAM_LIMITED, risky=False, refused=429, rest=5.0)
+REFUSED = Failure(Reason.UPSTREAM_LIMITED, risky=False, refused=429, retry_after=5.0)
 
 
 def asked(model="m"):
@@ -57,7 +57,9 @@ def failing(health, times, now=100.0):
 def test_three_failures_in_a_row_open_and_a_good_call_between_does_not():
     up = healths.new(0.0)
     assert failing(up, 2).state(100.0) is State.UP
-    assert failing(up, 3).at == Open(100.0 + FIRST_PAUSE, FIRST_PAUSE, Reason.UPSTREAM_BROKE)
+    assert failing(up, 3).breaker == Open(
+        100.0 + FIRST_EJECTION, FIRST_EJECTION, Reason.UPSTREAM_BROKE
+    )
     between = failing(healths.answered(failing(up, 2), 100.0), 2)
     assert between.state(100.0) is State.UP
 
@@ -74,31 +76,35 @@ def test_a_probe_that_is_answered_brings_nobody_back_but_lets_a_call_try():
     opened = failing(healths.new(0.0), 3)
     trial = healths.probed(opened, None, 101.0)
     assert trial.state(101.0) is State.TRIAL
-    assert healths.answered(trial, 102.0).at == Up(102.0, FIRST_PAUSE)
+    assert healths.answered(trial, 102.0).breaker == Up(102.0, FIRST_EJECTION)
 
 
 def test_who_lies_about_its_health_is_left_alone_twice_as_long_each_time():
     health, pauses = failing(healths.new(0.0), 3), []
     for _ in range(9):
-        assert isinstance(health.at, Open)
-        pauses.append(health.at.pause)
-        health = healths.probed(health, None, health.at.until)
+        assert isinstance(health.breaker, Open)
+        pauses.append(health.breaker.ejection)
+        health = healths.probed(health, None, health.breaker.until)
         health = healths.call_failed(health, Reason.UPSTREAM_STATUS, 0.0)
-    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, LONGEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE]
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, *[LONGEST_EJECTION] * 3]
 
 
 def test_who_does_not_answer_probes_is_probed_less_and_less_often():
     health = failing(healths.new(0.0), 3)
     for _ in range(9):
         health = healths.probed(health, Reason.UPSTREAM_TIMEOUT, 200.0)
-    assert health.at == Open(200.0 + LONGEST_PAUSE, LONGEST_PAUSE, Reason.UPSTREAM_TIMEOUT)
+    assert health.breaker == Open(
+        200.0 + LONGEST_EJECTION, LONGEST_EJECTION, Reason.UPSTREAM_TIMEOUT
+    )
 
 
-@pytest.mark.parametrize(("calm", "pause"), [(1.0, 2 * FIRST_PAUSE), (CALM_SECONDS, FIRST_PAUSE)])
+@pytest.mark.parametrize(
+    ("calm", "pause"), [(1.0, 2 * FIRST_EJECTION), (CALM_SECONDS, FIRST_EJECTION)]
+)
 def test_who_flaps_is_left_alone_longer_until_it_was_calm_for_a_while(calm, pause):
     back = healths.answered(failing(healths.new(0.0), 3), 200.0)
     again = failing(back, 3, 200.0 + calm)
-    assert again.at == Open(200.0 + calm + pause, pause, Reason.UPSTREAM_BROKE)
+    assert again.breaker == Open(200.0 + calm + pause, pause, Reason.UPSTREAM_BROKE)
 
 
 def test_one_failed_probe_is_none_but_an_upstreams_own_word_is():
@@ -115,10 +121,10 @@ def test_one_failed_probe_is_none_but_an_upstreams_own_word_is():
 
 
 def test_rest_is_bounded_never_shortened_and_no_failure():
-    rests = healths.asked_for_rest(healths.new(0.0), 1e9, Reason.UPSTREAM_LIMITED, 10.0)
-    assert rests.rests_until == 10.0 + LONGEST_REST
-    shorter = healths.asked_for_rest(rests, 0.0, Reason.UPSTREAM_LIMITED, 11.0)
-    assert shorter.rests_until == rests.rests_until
+    rests = healths.pause_requested(healths.new(0.0), 1e9, Reason.UPSTREAM_LIMITED, 10.0)
+    assert rests.paused_until == 10.0 + LONGEST_RETRY_AFTER
+    shorter = healths.pause_requested(rests, 0.0, Reason.UPSTREAM_LIMITED, 11.0)
+    assert shorter.paused_until == rests.paused_until
     assert (rests.state(11.0), rests.why(11.0)) == (State.RESTING, Reason.UPSTREAM_LIMITED)
     assert (rests.state(71.0), rests.why(71.0)) == (State.UP, None)
 
@@ -128,7 +134,7 @@ def test_rest_is_bounded_never_shortened_and_no_failure():
     [
         ([("Retry-After", "7")], 7.0),
         ([("retry-after", " 0 ")], 0.0),
-        ([("Retry-After", "9" * 400)], LONGEST_REST),
+        ([("Retry-After", "9" * 400)], LONGEST_RETRY_AFTER),
         ([("Retry-After", "-1")], None),
         ([("Retry-After", "soon")], None),
         ([("Retry-After", "٣")], None),
@@ -202,11 +208,11 @@ def test_second_tries_are_a_share_of_the_requests_and_some_more_after_a_calm_tim
 def test_the_same_is_asked_again_after_pauses_that_grow():
     tries, pauses = RetryState().after("a", SENT_NOWHERE), []
     while tries.may_retry_same(SENT_NOWHERE):
-        pauses.append(tries.pause(1.0))
-        assert tries.pause(0.0) == 0.0
+        pauses.append(tries.backoff(1.0))
+        assert tries.backoff(0.0) == 0.0
         tries = tries.retrying_same().after("a", SENT_NOWHERE)
     assert pauses == [0.1, 0.2]
-    assert len(pauses) == MOST_AT_THE_SAME
+    assert len(pauses) == MOST_SAME_RETRIES
 
 
 def test_the_least_loaded_of_the_lowest_tier_that_serves_the_model():
@@ -293,7 +299,7 @@ def test_the_last_upstream_is_never_shut_out_but_one_call_at_a_time_tries_it():
 def test_a_trial_whose_client_left_lets_the_next_try():
     pool = table(Member("a"), Member("b"))
     upstream = pool.upstreams["a"]
-    upstream.health = replace(upstream.health, at=Trial(1.0, Reason.UPSTREAM_BROKE))
+    upstream.health = replace(upstream.health, breaker=Trial(1.0, Reason.UPSTREAM_BROKE))
     trial = pool.acquire(asked(), 1.0)
     assert (trial.name, pool.acquire(asked(), 1.0).name) == ("a", "b")
     pool.release(trial)
@@ -443,4 +449,4 @@ def test_a_probe_is_due_when_the_pause_is_over_or_nothing_was_heard():
     pool.probed("a", Reason.UPSTREAM_TIMEOUT, 15.0, for_sure=False)
     assert pool.probe_at("a", 10.0) == 16.0
     pool.probed("a", Reason.UPSTREAM_TIMEOUT, 16.0, for_sure=False)
-    assert pool.probe_at("a", 10.0) == 16.0 + FIRST_PAUSE
+    assert pool.probe_at("a", 10.0) == 16.0 + FIRST_EJECTION
