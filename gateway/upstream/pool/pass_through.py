@@ -13,6 +13,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -47,27 +48,21 @@ _ID_PATH = re.compile(
 Reply = tuple[int, bytes]
 
 
+@dataclass(eq=False)
 class PoolRequests:
     """Sends what passes through; ``request`` and ``body`` are those of ``HttpUpstream``."""
 
-    def __init__(
-        self,
-        upstreams: Mapping[str, HttpUpstream],
-        table: PoolTable,
-        clock: Callable[[], float],
-        sticky_ids: StickyIds,
-    ) -> None:
-        self._upstreams = upstreams
-        self._table = table
-        self._clock = clock
-        self._sticky_ids = sticky_ids
-        self._served: WeakKeyDictionary[ClientResponse, Served] = WeakKeyDictionary()
+    upstreams: Mapping[str, HttpUpstream]
+    table: PoolTable
+    clock: Callable[[], float]
+    sticky_ids: StickyIds
+    _served: WeakKeyDictionary[ClientResponse, Served] = field(default_factory=WeakKeyDictionary)
 
     def healthy(self) -> list[HttpUpstream]:
         """Return the upstreams with a closed circuit breaker, or all if there is none."""
-        names = self._table.first_available(None, self._clock())
-        up = [name for name in names if isinstance(self._table.upstreams[name].health.breaker, Up)]
-        return [self._upstreams[name] for name in up or names]
+        names = self.table.first_available(None, self.clock())
+        up = [name for name in names if isinstance(self.table.upstreams[name].health.breaker, Up)]
+        return [self.upstreams[name] for name in up or names]
 
     @asynccontextmanager
     async def request(
@@ -97,7 +92,7 @@ class PoolRequests:
                     if error.sent:
                         break
                     # As a probe that failed: of what is behind a path nothing is known.
-                    self._table.probed(upstream.name, error.reason, self._clock(), for_sure=False)
+                    self.table.probed(upstream.name, error.reason, self.clock(), for_sure=False)
                 else:
                     missing = bool(sticky_id) and response.status == HTTPStatus.NOT_FOUND
                     if missing and body is None and (upstream is not upstreams[-1] or fault):
@@ -106,7 +101,7 @@ class PoolRequests:
                         continue
                     found = response.status < HTTPStatus.BAD_REQUEST
                     if sticky_id and body is None and found:
-                        self._sticky_ids.note(sticky_id, upstream.name)
+                        self.sticky_ids.note(sticky_id, upstream.name)
                     self._served[response] = Served(upstream.name, tuple(tried), several=True)
                     yield response
                     return
@@ -116,15 +111,15 @@ class PoolRequests:
 
     def _order(self, path_qs: str, sticky_id: str) -> list[HttpUpstream]:
         """Return the upstreams to try in turn: the one that keeps what the path names, or all."""
-        keeper = self._sticky_ids.upstream_of(sticky_id)
+        keeper = self.sticky_ids.upstream_of(sticky_id)
         if keeper:
-            return [self._upstreams[keeper]]
-        names = self._table.first_available(_model_of(path_qs), self._clock())
-        return [self._upstreams[name] for name in names]
+            return [self.upstreams[keeper]]
+        names = self.table.first_available(_model_of(path_qs), self.clock())
+        return [self.upstreams[name] for name in names]
 
     def note_failure(self, response: ClientResponse, error: UpstreamError) -> None:
         """Log that a reply broke off."""
-        self._upstreams[self._served[response].upstream].failures.failed(error)
+        self.upstreams[self._served[response].upstream].failures.failed(error)
 
     def served(self, response: ClientResponse) -> Served | None:
         """Return which upstream sent a reply."""
@@ -132,7 +127,7 @@ class PoolRequests:
 
     def body(self, response: ClientResponse) -> AsyncIterator[bytes]:
         """Yield a reply's body as it arrives. Raises UpstreamError."""
-        return next(iter(self._upstreams.values())).body(response)
+        return next(iter(self.upstreams.values())).body(response)
 
 
 def sticky_id_in(path_qs: str) -> str:
@@ -147,20 +142,20 @@ def _model_of(path_qs: str) -> str | None:
     return path.removeprefix("/v1/models/") if path.startswith("/v1/models/") else None
 
 
+@dataclass(frozen=True, slots=True)
 class ModelList:
     """Merges the lists of all healthy upstreams."""
 
-    def __init__(self, upstreams: PoolRequests, members: Mapping[str, Member]) -> None:
-        self._upstreams = upstreams
-        self._members = members
+    upstreams: PoolRequests
+    members: Mapping[str, Member]
 
     async def answer(self, path_qs: str, fields: Fields) -> web.Response:
         """Return the list as ``fields`` may see it. Raises UpstreamError."""
         fields = (*without(fields, "accept-encoding"), ("Accept-Encoding", "identity"))
-        upstreams = self._upstreams.healthy()
+        upstreams = self.upstreams.healthy()
         got = await asyncio.gather(*(_list_of(one, path_qs, fields) for one in upstreams))
         lists = [
-            (self._members[one.name], data)
+            (self.members[one.name], data)
             for one, reply in zip(upstreams, got, strict=True)
             if not isinstance(reply, UpstreamError) and (data := _models(*reply)) is not None
         ]

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
 from math import ceil
@@ -239,40 +239,30 @@ class PoolReply:
             self._pool.release(self._call)
 
 
+@dataclass(eq=False)
 class UpstreamPool:
-    """Several upstreams as one ``Upstream``; ``name`` stands for all of them in keys."""
+    """Several upstreams as one ``Upstream``; ``name`` stands for all of them in keys.
 
-    def __init__(
-        self,
-        name: str,
-        upstreams: Mapping[str, Upstream],
-        table: PoolTable,
-        bounds: Bounds,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
-        jitter: Callable[[], float] = random.random,
-        metrics: UpstreamMetrics | None = None,
-        passes_credentials: bool = False,
-        sticky_ids: StickyIds | None = None,
-        retry_budget: Budget | None = None,
-    ) -> None:
-        """``jitter`` gives random numbers from 0 to 1, for the pause before a retry.
+    ``jitter`` gives random numbers from 0 to 1, for the pause before a retry. If
+    ``passes_credentials`` is set, upstreams get those of the clients. The caller adds each request
+    of a client to ``retry_budget``.
+    """
 
-        ``passes_credentials`` says that upstreams get those of the clients. ``retry_budget`` grows
-        with the requests of clients, which are counted by the caller.
-        """
-        self.name = name
-        self.table = table
-        self.queue = PoolQueue(table, bounds, clock, self.release)
-        self.sticky_ids = sticky_ids or StickyIds()
-        self._upstreams = upstreams
-        self.clock = clock
-        self._wall = wall
-        self._jitter = jitter
-        self._metrics = metrics
-        self._passes_credentials = passes_credentials
-        self._budget = retry_budget or Budget()
+    name: str
+    upstreams: Mapping[str, Upstream]
+    table: PoolTable
+    bounds: Bounds
+    _: KW_ONLY
+    clock: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+    jitter: Callable[[], float] = random.random
+    metrics: UpstreamMetrics | None = None
+    passes_credentials: bool = False
+    sticky_ids: StickyIds = field(default_factory=StickyIds)
+    retry_budget: Budget = field(default_factory=Budget)
+
+    def __post_init__(self) -> None:
+        self.queue = PoolQueue(self.table, self.bounds, self.clock, self.release)
         self._turns = PrefillTurns()
 
     def overloaded(self, model: str) -> bool:
@@ -290,8 +280,8 @@ class UpstreamPool:
 
     def note_failure(self, call: Call, failure: Failure) -> None:
         """Count a failure."""
-        if self._metrics is not None:
-            self._metrics.failed(call.name, failure.reason)
+        if self.metrics is not None:
+            self.metrics.failed(call.name, failure.reason)
         self.table.failed(call, failure, self.clock())
 
     def release(self, call: Call) -> None:
@@ -313,7 +303,7 @@ class UpstreamPool:
                 break
             retry = retry.after(call.name, failure)
             call = None
-            if failure.risky and retry.may_go_on and not self._budget.spend():
+            if failure.risky and retry.may_go_on and not self.retry_budget.spend():
                 break
             call = self._other(outgoing, retry)
             if isinstance(got, PoolReply):
@@ -321,7 +311,7 @@ class UpstreamPool:
                     break
                 await self._replaced(got, call)
             elif call is None and retry.may_retry_same(failure):
-                await asyncio.sleep(retry.backoff(self._jitter()))
+                await asyncio.sleep(retry.backoff(self.jitter()))
                 call = self.table.retry_same(retry.last, outgoing, self.clock())
                 retry = retry.retrying_same()
         if isinstance(got, PoolReply):
@@ -338,21 +328,19 @@ class UpstreamPool:
 
     async def _attempt(self, call: Call, outgoing: Outgoing) -> PoolReply | Failed:
         """Send to one upstream and wait for the first token."""
-        context = self._upstreams[call.name].send(outgoing)
+        context = self.upstreams[call.name].send(outgoing)
         opened: PoolReply | None = None
         try:
             await self._turns.wait(partial(self.table.routing.prefill_wait, call.sent), self.clock)
             if isinstance(left := call.upstream.health.breaker, Open) and not call.trial:
                 self.release(call)
                 return _still_open(left.why)
-            if self._metrics is not None:
-                self._metrics.sent(call.name, call.route)
+            if self.metrics is not None:
+                self.metrics.sent(call.name, call.route)
             reply = await context.__aenter__()
             opened = PoolReply(self, call, context, reply)
-            personal = self._passes_credentials and bears_credential(outgoing.fields)
-            opened.failure = refusal_of(
-                reply.status, reply.headers, self._wall(), personal=personal
-            )
+            personal = self.passes_credentials and bears_credential(outgoing.fields)
+            opened.failure = refusal_of(reply.status, reply.headers, self.wall(), personal=personal)
             if opened.failure is None:
                 await opened.read_first(self.clock)
                 self._note_keeper(outgoing, opened)

@@ -10,6 +10,7 @@ Laws:
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
 
 import orjson
@@ -17,6 +18,7 @@ from aiohttp import ClientError, web
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
+from gateway.protocol.messages import read_up_to
 from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.health import Open
 from gateway.upstream.pool.table import PoolTable
@@ -38,33 +40,26 @@ _LONGEST_WAIT = 0.5
 _NO_SUCH_PATH = frozenset({404, 405, 501})
 
 
+@dataclass(eq=False)
 class Prober:
-    """Probes the upstreams that are due: ``paths`` of each in turn. Without paths there is none."""
+    """Probes the upstreams that are due: ``paths`` of each in turn. Without paths there is none.
 
-    def __init__(
-        self,
-        upstreams: Mapping[str, HttpUpstream],
-        paths: Mapping[str, tuple[str, ...]],
-        table: PoolTable,
-        clock: Callable[[], float],
-        probed: Callable[[], None],
-        *,
-        warm: Callable[[str], Awaitable[None]] | None = None,
-    ) -> None:
-        """``probed`` is called when one has been, ``warm`` before one is taken back."""
-        self._upstreams = upstreams
-        self._paths = dict(paths)
-        self._table = table
-        self._clock = clock
-        self._probed = probed
-        self._warm = warm
-        self._under_way: dict[str, asyncio.Task[None]] = {}
+    ``probed`` is called after each probe. ``warm`` is called before an upstream becomes half-open.
+    """
+
+    upstreams: Mapping[str, HttpUpstream]
+    paths: dict[str, tuple[str, ...]]
+    table: PoolTable
+    clock: Callable[[], float]
+    probed: Callable[[], None]
+    warm: Callable[[str], Awaitable[None]] | None = None
+    _under_way: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     async def run(self) -> None:
         """Probe until cancelled."""
         try:
             while True:
-                wait = self.begin_due() - self._clock()
+                wait = self.begin_due() - self.clock()
                 await asyncio.sleep(min(max(wait, _SHORTEST_WAIT), _LONGEST_WAIT))
         finally:
             probes = list(self._under_way.values())
@@ -74,11 +69,11 @@ class Prober:
 
     def begin_due(self) -> float:
         """Begin the probes that are due, and return when the next is."""
-        now, times = self._clock(), []
-        for name in self._upstreams:
+        now, times = self.clock(), []
+        for name in self.upstreams:
             if name in self._under_way:
                 continue
-            at = self._table.probe_at(name, EVERY_SECONDS)
+            at = self.table.probe_at(name, EVERY_SECONDS)
             if at <= now:
                 self._under_way[name] = asyncio.create_task(self._probe_once(name))
             else:
@@ -93,22 +88,22 @@ class Prober:
 
     async def probe(self, name: str) -> None:
         """Probe one upstream, and note the outcome in the table."""
-        fault, for_sure = await self._health_fault(name) if self._paths[name] else (None, False)
-        was_open = isinstance(self._table.upstreams[name].health.breaker, Open)
-        if fault is None and self._warm is not None and was_open:
-            await self._warm(name)
-        self._table.probed(name, fault, self._clock(), for_sure=for_sure)
-        self._probed()
+        fault, for_sure = await self._health_fault(name) if self.paths[name] else (None, False)
+        was_open = isinstance(self.table.upstreams[name].health.breaker, Open)
+        if fault is None and self.warm is not None and was_open:
+            await self.warm(name)
+        self.table.probed(name, fault, self.clock(), for_sure=for_sure)
+        self.probed()
 
     async def _health_fault(self, name: str) -> tuple[Reason | None, bool]:
         """Return what is wrong, if anything, and whether the upstream said so itself."""
         try:
             async with asyncio.timeout(PROBE_SECONDS):
-                for path in self._paths[name]:
-                    async with self._upstreams[name].request("GET", path, [], None) as reply:
+                for path in self.paths[name]:
+                    async with self.upstreams[name].request("GET", path, [], None) as reply:
                         if reply.status in _NO_SUCH_PATH:
                             continue
-                        self._paths[name] = (path,)
+                        self.paths[name] = (path,)
                         if reply.status < HTTPStatus.INTERNAL_SERVER_ERROR:
                             return None, False
                         own_word = b'"reasons"' in await reply.content.read(4096)
@@ -141,16 +136,9 @@ async def _models_answer(upstream: HttpUpstream) -> tuple[str, bool]:
             asyncio.timeout(STARTUP_SECONDS),
             upstream.request("GET", "/v1/models", (), None) as reply,
         ):
-            body = bytearray()
-            async for piece in upstream.body(reply):
-                body += piece
-                if len(body) > _MAX_BYTES:
-                    break
+            body = await read_up_to(upstream.body(reply), _MAX_BYTES)
             return _models_verdict(
-                reply.status,
-                reply.content_type,
-                bytes(body),
-                own_credential=upstream.own_credential,
+                reply.status, reply.content_type, body, own_credential=upstream.own_credential
             )
     except UpstreamError as error:
         return f"does not answer: {error.detail or error.message}", False

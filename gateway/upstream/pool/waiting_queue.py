@@ -120,44 +120,40 @@ class Bounds:
     seconds: float = 10.0
 
 
+@dataclass(eq=False)
 class PoolQueue:
     """Waits for room; ``release`` ends a call whose client has left."""
 
-    def __init__(
-        self,
-        table: PoolTable,
-        bounds: Bounds,
-        clock: Callable[[], float],
-        release: Callable[[Call], None],
-    ) -> None:
-        self.waiting: Waiting[asyncio.Future[Call]] = Waiting(bounds.waiting)
-        self._table = table
-        self._bounds = bounds
-        self._clock = clock
-        self._release = release
-        self._timer: asyncio.TimerHandle | None = None
+    table: PoolTable
+    bounds: Bounds
+    clock: Callable[[], float]
+    release: Callable[[Call], None]
+    _timer: asyncio.TimerHandle | None = None
+
+    def __post_init__(self) -> None:
+        self.waiting: Waiting[asyncio.Future[Call]] = Waiting(self.bounds.waiting)
 
     async def acquire(self, outgoing: Outgoing) -> Call:
         """Begin a call, as soon as there is room. Raises UpstreamError if there is none in time."""
-        now = self._clock()
+        now = self.clock()
         got: Call | NoRoom = BEHIND_OTHERS
         if outgoing.lane not in self.waiting.lanes:
-            got = self._table.acquire(outgoing, now)
+            got = self.table.acquire(outgoing, now)
         if isinstance(got, Call):
             return got
-        late = got.at is not None and got.at > now + self._bounds.seconds
+        late = got.at is not None and got.at > now + self.bounds.seconds
         if not got.waits or late or not self._makes_place(outgoing):
             raise self._refusal(got)
         waiter: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
         ticket = self.waiting.add(outgoing, waiter)
         self.admit()
         try:
-            async with asyncio.timeout(self._bounds.seconds):
+            async with asyncio.timeout(self.bounds.seconds):
                 return await waiter
         except BaseException as error:
             self.waiting.remove(ticket)
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._release(waiter.result())  # let in and gone in the same turn
+                self.release(waiter.result())  # let in and gone in the same turn
             if isinstance(error, TimeoutError):
                 raise self._refusal(got) from None
             raise
@@ -166,15 +162,15 @@ class PoolQueue:
         """Begin the calls of those that wait and have room now."""
         if not self.waiting:
             return
-        begun, again = self.waiting.admit(self._table, self._clock())
+        begun, again = self.waiting.admit(self.table, self.clock())
         for waiter, call in begun:
             if waiter.done():  # gave up in this very turn
-                self._release(call)
+                self.release(call)
             else:
                 waiter.set_result(call)
         self.close()
         if again is not None:
-            wait = max(0.0, again - self._clock())
+            wait = max(0.0, again - self.clock())
             self._timer = asyncio.get_running_loop().call_later(wait, self.admit)
 
     def close(self) -> None:
@@ -196,8 +192,8 @@ class PoolQueue:
         return True
 
     def _refusal(self, none: NoRoom) -> UpstreamError:
-        now = self._clock()
-        at = now + self._bounds.seconds if none.at is None else none.at
+        now = self.clock()
+        at = now + self.bounds.seconds if none.at is None else none.at
         message = (
             "All upstreams of this model are busy. Please try again later."
             if none.waits

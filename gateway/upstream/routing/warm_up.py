@@ -12,7 +12,7 @@ Laws:
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from hashlib import blake2b
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -164,41 +164,34 @@ _FIELDS = (
 )
 
 
+@dataclass(eq=False)
 class WarmUp:
-    """Records the prompts that are used, and sends them to fresh replicas."""
+    """Records the prompts that are used, and sends them to fresh replicas.
 
-    def __init__(
-        self,
-        upstreams: Mapping[str, HttpUpstream],
-        table: PoolTable,
-        clock: Callable[[], float],
-        *,
-        own_credentials: bool = False,
-        chains: PromptChains | None = None,
-        warmed: Callable[[str], None] = lambda _name: None,
-        seconds: float = SECONDS,
-    ) -> None:
-        """``own_credentials`` says that no client's is passed on; ``warmed`` counts prefixes."""
-        self.prefixes = WarmPrefixes()
-        self._upstreams = upstreams
-        self._table = table
-        self._clock = clock
-        self._own_credentials = own_credentials
-        self._chains = chains
-        self._warmed = warmed
-        self._seconds = seconds
+    If ``own_credentials`` is set, no client's is passed on. ``warmed`` counts prefixes.
+    """
+
+    upstreams: Mapping[str, HttpUpstream]
+    table: PoolTable
+    clock: Callable[[], float]
+    _: KW_ONLY
+    own_credentials: bool = False
+    chains: PromptChains | None = None
+    warmed: Callable[[str], None] = lambda _name: None
+    seconds: float = SECONDS
+    prefixes: WarmPrefixes = field(default_factory=WarmPrefixes)
 
     def note(self, endpoint: Endpoint, body: dict[str, Any], headers: Mapping[str, str]) -> None:
         """Record a request that was answered; ``headers`` are by lower-case name."""
-        if self._own_credentials or not any(headers.get(name) for name in _OF_A_CLIENT):
-            self.prefixes.note(endpoint, body, self._clock())
+        if self.own_credentials or not any(headers.get(name) for name in _OF_A_CLIENT):
+            self.prefixes.note(endpoint, body, self.clock())
 
     async def warm(self, name: str) -> None:
         """Have a fresh upstream compute what is worth it. Raises nothing."""
-        began, done = self._clock(), 0
+        began, done = self.clock(), 0
         why = "all sent"
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(self.seconds):
                 for prefix in self._due(name):
                     fault = await self._computed(name, prefix)
                     if fault is not None:
@@ -208,25 +201,25 @@ class WarmUp:
         except TimeoutError:
             why = "time is up"
         if done or why != "all sent":
-            took = self._clock() - began
+            took = self.clock() - began
             log.info("upstream %s is warm: %d prefixes in %.1f s, %s", name, done, took, why)
 
     def _due(self, name: str) -> list[WarmPrefix]:
         """Return what the upstream may be sent, in order."""
         return [
             prefix
-            for prefix in self.prefixes.worth_most(self._clock())
-            if self._table.can_be_spared(name, prefix.model, self._clock())
+            for prefix in self.prefixes.worth_most(self.clock())
+            if self.table.can_be_spared(name, prefix.model, self.clock())
         ][:MOST]
 
     async def _computed(self, name: str, prefix: WarmPrefix) -> str | None:
         """Send one beginning; return what went wrong, if anything."""
-        if not self._table.can_be_spared(name, prefix.model, self._clock()):
+        if not self.table.can_be_spared(name, prefix.model, self.clock()):
             return "it is needed, or has no room"
-        self._table.count(name, self._clock())
+        self.table.count(name, self.clock())
         outgoing = Outgoing(Endpoint.CHAT.value, _FIELDS, prefix.raw, prefix.model)
         try:
-            async with self._upstreams[name].send(outgoing) as reply:
+            async with self.upstreams[name].send(outgoing) as reply:
                 async for _ in reply.chunks():
                     pass
         except UpstreamError as error:
@@ -235,8 +228,8 @@ class WarmUp:
         if reply.status != HTTPStatus.OK:
             self.prefixes.drop(prefix.digest)
             return f"status {reply.status}"
-        self._warmed(name)
-        if self._chains is not None:
-            chain = self._chains.of(Endpoint.CHAT, prefix.body, {}, len(prefix.raw))
-            self._table.computed(name, chain, self._clock())
+        self.warmed(name)
+        if self.chains is not None:
+            chain = self.chains.of(Endpoint.CHAT, prefix.body, {}, len(prefix.raw))
+            self.table.computed(name, chain, self.clock())
         return None
