@@ -50,8 +50,7 @@ WARN_SECONDS = 60.0
 """Between two warnings that one upstream refuses additions."""
 
 _CODING_FIELDS = ("accept-encoding", "content-encoding")
-"""Request headers that are about our own call, whose body is decoded and read here."""
-
+"""Request headers of the gateway's own call, whose body is decoded and read here."""
 
 Answered = Callable[[Endpoint, dict[str, Any], Mapping[str, str]], None]
 """Callback for every storable request that was answered: its body as sent, the client's headers."""
@@ -64,9 +63,6 @@ class Refusal:
     reply: UpstreamReply
     body: bytes
     variant: Variant
-    started: float | None
-    """When the request was sent."""
-    head_at: float | None
 
 
 @dataclass(slots=True)
@@ -85,9 +81,9 @@ class UpstreamCall:
     """When the log may warn of an upstream again, by its name."""
 
     async def call(self, exchange: Exchange, shared: SharedResponse) -> None:
-        """Make the call and write all that comes of it into ``shared``, and always its end.
+        """Make the call, and write its reply and its end into ``shared``.
 
-        Only after a cancellation, whoever cancels closes the response.
+        There is one exception: after a cancellation, the canceller writes the end.
         """
         may_retry = self.retry_budget.earn()
         try:
@@ -124,7 +120,6 @@ class UpstreamCall:
     async def _pass_refusal(self, refusal: Refusal, shared: SharedResponse) -> None:
         """Let the client have the first answer, as it came."""
         reply, exchange = refusal.reply, refusal.variant.exchange
-        shared.upstream_started, shared.upstream_head = refusal.started, refusal.head_at
         shared.served = reply.served
         shared.set_leader(exchange)
         await self._end_plain(reply, refusal.body, exchange, shared)
@@ -141,10 +136,11 @@ class UpstreamCall:
         Return the refusal of an upstream, if that may be for what the gateway has added.
         """
         exchange = usual.exchange
-        observation = exchange.observation
-        shared.upstream_started = observation.clock()
+        clock = exchange.observation.clock
+        if before is None:
+            shared.upstream_started = clock()
         async with self.upstream.send(self._outgoing(usual, others, before)) as upstream:
-            shared.upstream_head = observation.clock()
+            shared.upstream_head = clock()
             served = upstream.served
             if before is not None:
                 served = replace(served, tried=before.reply.served.tried + served.tried)
@@ -165,8 +161,7 @@ class UpstreamCall:
             body = await read_up_to(chunks, self.max_answer_bytes)
             is_whole = len(body) <= self.max_answer_bytes
             if before is None and is_whole and variant.may_explain(upstream.status):
-                times = shared.upstream_started, shared.upstream_head
-                return Refusal(upstream, body, variant, *times)
+                return Refusal(upstream, body, variant)
             self._note_answered(exchange, upstream.status, shared, before)
             if not is_whole:
                 if exchange.plan is not None:

@@ -49,7 +49,7 @@ SECONDS = 30.0
 
 JUDGE_SECONDS = 20.0
 MAX_JUDGED_CHARACTERS = 8000
-"""Of an answer; about longer ones the judge is not asked."""
+"""Of an answer; longer ones the judge does not get."""
 _MAX_VERDICT_BYTES = 64 * 2**10
 _MAX_VERDICT_TOKENS = 200
 
@@ -69,21 +69,21 @@ class Judge:
     upstream: Upstream
     model: str
 
-    async def judged(
+    async def judge(
         self, question: str, stored: str, fresh: str, fields: Iterable[tuple[str, str]]
     ) -> Judgement | None:
-        """Return what the judge says, None where it says nothing; ``fields`` are the client's."""
+        """Return the verdict of the judge, None if it has none; ``fields`` are the client's."""
         if max(len(question), len(stored), len(fresh)) > MAX_JUDGED_CHARACTERS:
             return None
         try:
             async with asyncio.timeout(JUDGE_SECONDS):
-                said = await self._ask(self._body(question, stored, fresh), own_fields(fields))
+                same = await self._ask(self._body(question, stored, fresh), own_fields(fields))
         except (UpstreamError, TimeoutError) as error:
             log.info("the judge model did not answer: %s", type(error).__name__)
             return None
-        if said is None:
+        if same is None:
             return None
-        return Judgement(Outcome.EQUAL if said else Outcome.DIFFERENT, "judge")
+        return Judgement(Outcome.EQUAL if same else Outcome.DIFFERENT, "judge")
 
     def _body(self, question: str, stored: str, fresh: str) -> bytes:
         pair = {"question": question, "first": stored, "second": fresh}
@@ -117,7 +117,7 @@ def _verdict(raw: bytes) -> bool | None:
                     case {"same": bool(same)}:
                         return same
     except orjson.JSONDecodeError:
-        pass  # said in some other way
+        pass  # no verdict in this form
     return None
 
 
@@ -159,7 +159,7 @@ class Checks:
     def begin(
         self, check: Check, plan: Plan, fresh: bytes, fields: Iterable[tuple[str, str]] = ()
     ) -> None:
-        """Have the fresh answer to a request compared, soon; ``fields`` are its headers."""
+        """Queue a fresh answer for comparison; ``fields`` are the headers of its request."""
         if self._closed:
             return
         pair = Pair(check, plan, fresh, tuple(fields))
@@ -223,7 +223,7 @@ class Checks:
         stored, fresh = _answers(pair)
         if pair.plan.question is None or stored is None or fresh is None:
             return None
-        return await judge.judged(pair.plan.question, stored.text, fresh.text, pair.fields)
+        return await judge.judge(pair.plan.question, stored.text, fresh.text, pair.fields)
 
     async def _vectors(self, step: NeedsVectors) -> Any:
         if self.encoder is None:

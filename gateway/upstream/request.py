@@ -169,7 +169,7 @@ def _ignored(_feedback: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Which upstream answered, and those that were tried before it, each with why it did not."""
+    """Which upstream answered, and the upstreams that failed before it, with the reasons."""
 
     upstream: str
     tried: Tried = ()
@@ -182,7 +182,7 @@ class Served:
 
 
 def note_served(served: Served | None, observation: Observation) -> None:
-    """Note which upstream answered, where there are several."""
+    """Note which upstream answered, if there are several."""
     if served is not None and served.several:
         observation.upstream, observation.tried = served.upstream, served.tried
 
@@ -196,7 +196,7 @@ def with_upstream(fields: Fields, served: Served | None) -> Fields:
 
 
 def format_upstream_header(upstream: str, tried: Tried) -> str:
-    """Return the upstream that answered, if any, and those tried before, with the reasons."""
+    """Return the upstream that answered, if any, and why others before it failed."""
     failed = ", ".join(f"{name}={reason}" for name, reason in tried)
     return "; ".join(([upstream] if upstream else []) + ([f'tried="{failed}"'] if failed else []))
 
@@ -219,9 +219,9 @@ class Exchange:
     client: str | None = field(default=None, repr=False)
     """The holder of the gateway's key that the client showed, else a digest of its credential."""
     unhinted: "Exchange | None" = None
-    """The same for upstreams that accept no hints, where it has hints."""
+    """The same for upstreams that accept no hints, if it has hints."""
     original: "Exchange | None" = None
-    """The request as the client sent it, where this one is another."""
+    """The request as the client sent it, if this one differs."""
 
     @property
     def plan(self) -> Plan | None:

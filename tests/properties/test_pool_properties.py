@@ -1,4 +1,4 @@
-"""A pool under any history of calls, failures, rests and probes keeps its limits and its books."""
+"""A pool under any history of calls, failures, pauses and probes keeps its limits and its books."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,14 +46,14 @@ class Books:
 
     def begin(self, model):
         upstreams = self.table.upstreams.items()
-        resting = {name for name, one in upstreams if one.health.paused_until > self.now}
+        paused = {name for name, one in upstreams if one.health.paused_until > self.now}
         got = self.table.acquire(Outgoing("/v1/chat/completions", (), b"", model), self.now)
         if isinstance(got, NoRoom):
             assert got.at is None or got.at >= self.now
             assert self.table.overloaded(model, self.now)
             return
         assert got.upstream.member.serves(model)
-        assert got.name not in resting or isinstance(got.upstream.health.breaker, Open | Trial)
+        assert got.name not in paused or isinstance(got.upstream.health.breaker, Open | Trial)
         self.calls.append(got)
         self.sent[got.name].append(self.now)
 

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 class Flight:
     """One upstream call, from its beginning until it can no longer be joined.
 
-    ``slot`` is what its followers share with it, None where it has none. An ``attended`` one is
+    ``slot`` is what its followers share with it, None if it has none. An ``attended`` one is
     there for its readers and ends with the last of them.
     """
 
@@ -25,7 +25,7 @@ class Flight:
         self.complete = False
         """Whether the upstream has sent all of the answer."""
         self.landed_at: float | None = None
-        """From when on a request would have found the entry, if there is one."""
+        """Since when a lookup finds the entry, if there is one."""
         self.held_bytes = 0
 
 
@@ -35,8 +35,8 @@ F = TypeVar("F", bound=Flight)
 class FlightTable(Generic[F]):
     """All flights that can be joined, by slot.
 
-    A flight that landed stays joinable for ``linger`` seconds, but only for those who had begun to
-    ask before it landed: they looked for the entry too early to find it. ``linger_bytes`` bounds
+    A flight that landed stays joinable for ``linger`` seconds, but only for requests that came
+    before it landed: they looked for the entry too early to find it. ``linger_bytes`` bounds
     what such flights hold.
     """
 
@@ -56,9 +56,9 @@ class FlightTable(Generic[F]):
         self._joinable[flight.slot] = flight
 
     def follow(self, slot: Hashable, *, most: int, since: float) -> F | None:
-        """Join the flight under ``slot``, or return None where the caller must lead one.
+        """Join the flight under ``slot``, or return None if the caller must lead one.
 
-        ``most`` bounds the readers beside the leader; ``since`` is when the caller began to ask.
+        ``most`` bounds the readers beside the leader; ``since`` is when the request came.
         """
         flight = self._joinable.get(slot)
         if flight is None or flight.reading > most:

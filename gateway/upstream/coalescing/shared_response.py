@@ -3,7 +3,7 @@
 A follower is the client that caused the call, or one with an identical miss.
 
 Laws:
-- Whoever waits here is woken by the next piece or by the end, and an end always comes.
+- A task that waits here is woken by the next piece or by the end, and an end always comes.
 - The cancellation of one follower touches no other.
 - A follower gets the whole answer in its own wire mode, or the failure. If the response cannot take
   that form, it is told at once, and its request goes to another call.
@@ -109,7 +109,7 @@ def _cost(full: bytes, without_usage: bytes) -> int:
 
 
 def _wake(event: asyncio.Event) -> None:
-    """Wake those that wait for it now; those that come later wait for the next time."""
+    """Wake the tasks that wait for it now; tasks that come later wait for the next time."""
     event.set()
     event.clear()
 

@@ -188,7 +188,7 @@ def _models(status: int, body: bytes) -> list[dict[str, Any]] | None:
                     one for one in data if isinstance(one, dict) and isinstance(one.get("id"), str)
                 ]
     except orjson.JSONDecodeError:
-        pass  # of some other form: it passes where it is the only one
+        pass  # another form: it passes if it is the only list
     return None
 
 

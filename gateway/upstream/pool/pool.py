@@ -302,8 +302,7 @@ class UpstreamPool:
             if failure is None:
                 break
             retry = retry.after(call.name, failure)
-            call = None
-            if failure.risky and retry.may_go_on and not self.retry_budget.spend():
+            if not self._pay_retry(outgoing, retry, failure):
                 break
             call = self._other(outgoing, retry)
             if isinstance(got, PoolReply):
@@ -325,6 +324,12 @@ class UpstreamPool:
         error = got.error.again()
         error.tried, error.retry_after = retry.failed, self._retry_after(outgoing)
         raise error
+
+    def _pay_retry(self, outgoing: Outgoing, retry: RetryState, failure: Failure) -> bool:
+        """Charge the retry budget for a risky retry; tell whether the request may go on."""
+        has_other = retry.may_go_on and self.table.has_other(outgoing, retry.names)
+        is_charged = failure.risky and (has_other or retry.may_retry_same(failure))
+        return not is_charged or self.retry_budget.spend()
 
     async def _attempt(self, call: Call, outgoing: Outgoing) -> PoolReply | Failed:
         """Send to one upstream and wait for the first token."""

@@ -61,7 +61,7 @@ def failure_of(error: UpstreamError, *, head: bool = False) -> Failure:
 def refusal_of(
     status: int, fields: Iterable[tuple[str, str]], wall: float, *, personal: bool = False
 ) -> Failure | None:
-    """Return what a reply's status means where it is a failure, None where it is an answer.
+    """Return the failure that a reply's status means, None if the reply is an answer.
 
     ``wall`` is the time of day in seconds since the epoch; ``personal`` says that the request bore
     the client's own credential, whose quota a 429 may be about.

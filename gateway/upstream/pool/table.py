@@ -345,7 +345,7 @@ class PoolTable:
         return self._tiers(outgoing.model)
 
     def _tiers(self, model: str) -> tuple[tuple[UpstreamState, ...], ...]:
-        """Return those that serve the model, by tier, or all if none does.
+        """Return the upstreams that serve the model, by tier, or all if none does.
 
         So it is an upstream that refuses an unknown model, as without a gateway.
         """

@@ -82,14 +82,14 @@ class Waiting(Generic[T]):
         return most[next(reversed(most))] if len(most) > own + 1 else None
 
     def admit(self, table: PoolTable, now: float) -> tuple[list[tuple[T, Call]], float | None]:
-        """Acquire calls for those that have room now.
+        """Acquire calls for the tickets that have room now.
 
         Return them, and when there may be room for another, if the clock tells that. Each is looked
         at once: while calls begin and none ends, no lane comes to have room.
         """
         begun: list[tuple[T, Call]] = []
         none: dict[Lane, NoRoom] = {}
-        turns = deque((who, iter([*own.values()])) for who, own in self._clients.items())
+        turns = deque((client, iter([*own.values()])) for client, own in self._clients.items())
         while turns and len(none) < len(self.lanes):
             client, rest = turns.popleft()
             for ticket in rest:
@@ -134,7 +134,7 @@ class PoolQueue:
         self.waiting: Waiting[asyncio.Future[Call]] = Waiting(self.bounds.waiting)
 
     async def acquire(self, outgoing: Outgoing) -> Call:
-        """Begin a call, as soon as there is room. Raises UpstreamError if there is none in time."""
+        """Begin a call once there is room. Raises UpstreamError if there is none in time."""
         now = self.clock()
         got: Call | NoRoom = BEHIND_OTHERS
         if outgoing.lane not in self.waiting.lanes:
@@ -159,7 +159,7 @@ class PoolQueue:
             raise
 
     def admit(self) -> None:
-        """Begin the calls of those that wait and have room now."""
+        """Begin the calls of the waiting requests that have room now."""
         if not self.waiting:
             return
         begun, again = self.waiting.admit(self.table, self.clock())

@@ -92,7 +92,7 @@ class PrefixIndex:
         self._bound(name)
 
     def last_use(self, name: str, digest: int) -> int:
-        """Return the number of the block's last use; 0 where it is not known."""
+        """Return the number of the block's last use; 0 if it is not known."""
         return self._blocks.get(name, {}).get(digest, 0)
 
     def drop_idle(self, name: str, use: int) -> None:

@@ -79,7 +79,7 @@ class _Use:
 
 
 class WarmPrefixes:
-    """Counts beginnings, and keeps the texts of those that are used most."""
+    """Counts beginnings, and keeps the most used texts."""
 
     def __init__(self, *, most: int = MOST_TEXTS, most_bytes: int = MOST_BYTES) -> None:
         self._most, self._most_bytes = most, most_bytes

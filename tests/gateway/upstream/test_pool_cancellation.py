@@ -10,6 +10,7 @@ from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.upstream.pool.health import State
 from gateway.upstream.pool.pool import UpstreamPool
+from gateway.upstream.pool.retry import MOST
 from gateway.upstream.pool.table import Member, PoolTable
 from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.request import Outgoing
@@ -71,6 +72,14 @@ async def test_a_cancelled_request_leaves_its_upstream(after_head: bool):
     await asyncio.gather(task, return_exceptions=True)
     assert (call.ended.is_set(), rig.in_flight()) == (True, [0])
     assert rig.table.upstreams["a"].health.state(0.0) is State.UP
+
+
+async def test_a_failure_that_cannot_be_retried_costs_no_retry_budget():
+    rig = Rig("a")
+    task = asyncio.create_task(rig.ask())
+    (await rig.ups["a"].next_call()).plain({}, 500)
+    assert await task == b"{}"
+    assert all(rig.pool.retry_budget.spend() for _ in range(int(MOST)))
 
 
 async def test_a_retry_goes_to_its_upstream_whatever_it_names():

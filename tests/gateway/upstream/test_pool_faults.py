@@ -170,7 +170,7 @@ async def test_nothing_is_sent_again_after_the_first_byte(
 
 
 @pytest.mark.parametrize("bad", [breaks_after_a_word, ends_after_a_word])
-async def test_who_breaks_its_answers_off_is_left_alone_in_the_end(
+async def test_who_breaks_its_answers_off_is_ejected_in_the_end(
     start_gateway: StartGateway, server: StartServer, bad: Answers
 ):
     first, second = await server(bad), await server(says("Hello."))

@@ -100,7 +100,7 @@ async def test_a_probe_takes_the_first_path_that_there_is_and_keeps_to_it(
     assert patient.asked == (asked[-1:] if paths else asked)
 
 
-async def test_an_engine_that_says_it_is_not_ready_is_left_alone_at_once(
+async def test_an_engine_that_says_it_is_not_ready_is_ejected_at_once(
     patient: Patient, clinic: Clinic
 ):
     patient.paths = {"/readyz": (503, {"status": "unavailable", "reasons": ["engine: loading"]})}

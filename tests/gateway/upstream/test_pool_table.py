@@ -79,7 +79,7 @@ def test_a_probe_that_is_answered_brings_nobody_back_but_lets_a_call_try():
     assert healths.answered(trial, 102.0).breaker == Up(102.0, FIRST_EJECTION)
 
 
-def test_who_lies_about_its_health_is_left_alone_twice_as_long_each_time():
+def test_who_lies_about_its_health_is_ejected_twice_as_long_each_time():
     health, pauses = failing(healths.new(0.0), 3), []
     for _ in range(9):
         assert isinstance(health.breaker, Open)
@@ -101,7 +101,7 @@ def test_who_does_not_answer_probes_is_probed_less_and_less_often():
 @pytest.mark.parametrize(
     ("calm", "pause"), [(1.0, 2 * FIRST_EJECTION), (CALM_SECONDS, FIRST_EJECTION)]
 )
-def test_who_flaps_is_left_alone_longer_until_it_was_calm_for_a_while(calm, pause):
+def test_who_flaps_is_ejected_longer_until_it_was_calm_for_a_while(calm, pause):
     back = healths.answered(failing(healths.new(0.0), 3), 200.0)
     again = failing(back, 3, 200.0 + calm)
     assert again.breaker == Open(200.0 + calm + pause, pause, Reason.UPSTREAM_BROKE)
@@ -121,12 +121,12 @@ def test_one_failed_probe_is_none_but_an_upstreams_own_word_is():
 
 
 def test_rest_is_bounded_never_shortened_and_no_failure():
-    rests = healths.pause_requested(healths.new(0.0), 1e9, Reason.UPSTREAM_LIMITED, 10.0)
-    assert rests.paused_until == 10.0 + LONGEST_RETRY_AFTER
-    shorter = healths.pause_requested(rests, 0.0, Reason.UPSTREAM_LIMITED, 11.0)
-    assert shorter.paused_until == rests.paused_until
-    assert (rests.state(11.0), rests.why(11.0)) == (State.RESTING, Reason.UPSTREAM_LIMITED)
-    assert (rests.state(71.0), rests.why(71.0)) == (State.UP, None)
+    paused = healths.pause_requested(healths.new(0.0), 1e9, Reason.UPSTREAM_LIMITED, 10.0)
+    assert paused.paused_until == 10.0 + LONGEST_RETRY_AFTER
+    shorter = healths.pause_requested(paused, 0.0, Reason.UPSTREAM_LIMITED, 11.0)
+    assert shorter.paused_until == paused.paused_until
+    assert (paused.state(11.0), paused.why(11.0)) == (State.RESTING, Reason.UPSTREAM_LIMITED)
+    assert (paused.state(71.0), paused.why(71.0)) == (State.UP, None)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_second_tries_are_a_share_of_the_requests_and_some_more_after_a_calm_tim
     assert [budget.spend() for _ in range(11)] == [True] * 10 + [False]
 
 
-def test_the_same_is_asked_again_after_pauses_that_grow():
+def test_the_same_is_tried_again_after_pauses_that_grow():
     tries, pauses = RetryState().after("a", SENT_NOWHERE), []
     while tries.may_retry_same(SENT_NOWHERE):
         pauses.append(tries.backoff(1.0))

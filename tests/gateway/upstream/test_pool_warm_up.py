@@ -31,7 +31,7 @@ def chat(number: int = 0, model: str = "m") -> dict[str, Any]:
 
 
 class Ward:
-    """Two upstreams, of which ``fresh`` was left alone and answers probes again."""
+    """Two upstreams, of which ``fresh`` was ejected and answers probes again."""
 
     def __init__(self, fresh: ScriptedUpstream, seconds: float, rate: int | None = None) -> None:
         self.fresh = fresh
@@ -265,7 +265,7 @@ async def test_behind_the_gateway_a_restarted_upstream_is_warm_before_its_first_
             messages=[*kept_back, chat()["messages"][1]], seed=len(upstream.bodies), headers=headers
         )
         assert f"detail={why}" in reply.headers["Cache-Status"]
-    while len(fresh.bodies) < 3 or len(upstream.bodies) < 4:  # fails until it is left alone
+    while len(fresh.bodies) < 3 or len(upstream.bodies) < 4:  # fails until it is ejected
         assert (await gateway.ask(messages=chat()["messages"], seed=len(upstream.bodies))).status
     fresh.answer = says("x")
     fresh.bodies.clear()
