@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -20,6 +21,7 @@ class Keeper:
 
     name: str
     refuses: tuple[int, str]
+    refuses_hints: bool = False
     url: str = ""
     stop: Callable[[], Awaitable[None]] | None = None
     kept: list[str] = field(default_factory=list)
@@ -31,6 +33,8 @@ class Keeper:
         named = body.get("previous_response_id") or conversation
         named = named["id"] if isinstance(named, dict) else named
         self.asked.append(str(named))
+        if self.refuses_hints and "prompt_cache_key" in body:
+            return web.json_response({"error": {"message": "What key?"}}, status=400)
         if named is not None and named not in self.kept:
             status, code = self.refuses
             error = {"message": f"{named} was not found.", "code": code}
@@ -78,13 +82,13 @@ async def keeper() -> AsyncIterator[StartKeeper]:
         await runner.cleanup()
 
 
-async def before(start: StartGateway, *keepers: Any) -> RunningGateway:
+async def before(start: StartGateway, *keepers: Any, **settings: Any) -> RunningGateway:
     """Start a gateway that asks the keepers in this order."""
     listed = [
         {"url": one.url, "tier": tier} if isinstance(one, Keeper) else {**one, "tier": tier}
         for tier, one in enumerate(keepers, 1)
     ]
-    return await pool(start, *listed)
+    return await pool(start, *listed, **settings)
 
 
 async def respond(gateway: RunningGateway, **named: Any) -> Asked:
@@ -137,6 +141,23 @@ async def test_what_nobody_keeps_is_told_as_the_last_of_them_does_and_makes_nobo
         assert reply.headers["X-Refrain-Upstream"] == 'b; tried="a=not-kept"'
     states = (await gateway.get("/readyz")).json["upstreams"].values()
     assert [one["state"] for one in states] == ["up", "up"]
+
+
+async def test_an_id_is_found_although_all_refuse_what_the_gateway_adds(
+    start_gateway: StartGateway, keeper: StartKeeper, tmp_path: Path
+):
+    first, second = await keeper("a"), await keeper("b")
+    first.refuses_hints = second.refuses_hints = True
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(
+        "version: 1\ndefault: {exact: on, semantic: off, freshness: 1h, scope: tenant, "
+        "pii: bypass, hints: {cache_key: on}}\n"
+    )
+    gateway = await before(start_gateway, first, second, policy=policy)
+    first.kept.append("resp_old")
+    reply = await respond(gateway, previous_response_id="resp_old")
+    assert (reply.status, reply.headers["X-Refrain-Upstream"][:1]) == (200, "a")
+    assert (len(first.asked), len(second.asked)) == (2, 1)
 
 
 async def test_all_are_asked_who_may_keep_it(start_gateway: StartGateway, keeper: StartKeeper):

@@ -232,6 +232,15 @@ async def test_requests_that_are_sent_twice_are_bounded_and_none_fails(
     assert 50 < only.calls <= 40 + MOST + 40 * A_REQUEST
 
 
+async def test_no_addition_fails_one_of_many_requests_at_a_time(
+    start_gateway: StartGateway, server: StartServer
+):
+    only = await server(refuses("stream_options", says("Fine.")))
+    gateway = await start_gateway(upstream=(f"{only.url}/v1",))
+    asks = [gateway.ask(f"{number}", stream=True) for number in range(3 * int(MOST))]
+    assert {reply.text for reply in await asyncio.gather(*asks)} == {"Fine."}
+
+
 async def test_values_stay_where_they_came_while_the_retry_budget_is_empty(
     start_gateway: StartGateway, server: StartServer, tmp_path: Path
 ):
