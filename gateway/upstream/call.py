@@ -19,7 +19,7 @@ from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.spec import Followed, Streaming
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.headers import end_to_end, request_fields, without
+from gateway.protocol.headers import Fields, end_to_end, request_fields, without
 from gateway.protocol.messages import ALL_ADDITIONS, read_up_to
 from gateway.protocol.streaming import sse
 from gateway.protocol.tokens import prompt_usage
@@ -150,10 +150,10 @@ class UpstreamCall:
             answered = upstream.status == HTTPStatus.OK and exchange.plan is not None
             if answered and self.answered is not None:
                 self.answered(exchange.endpoint, exchange.body, exchange.inbound.headers)
-            fields = with_upstream(end_to_end(upstream.headers), served)
             streaming = SPECS[exchange.endpoint].streaming
             if streaming is not None and upstream.content_type == "text/event-stream":
                 self._note_answered(exchange, upstream.status, shared, before)
+                fields = _fields(upstream, shared)
                 shared.open(Head(upstream.status, fields, events=True, usage=variant.usage))
                 await self._relay(upstream, exchange, shared, streaming)
                 return None
@@ -166,7 +166,7 @@ class UpstreamCall:
             if not is_whole:
                 if exchange.plan is not None:
                     shared.decline(Reason.TOO_LARGE)
-                shared.open(Head(upstream.status, fields))
+                shared.open(Head(upstream.status, _fields(upstream, shared)))
                 await shared.add(body, body)
                 async for chunk in chunks:
                     await shared.add(chunk, chunk)
@@ -279,8 +279,7 @@ class UpstreamCall:
         """Store a plain reply that is whole, and pass it on."""
         shared.complete = True
         await self._store_plain(upstream, body, exchange, shared)
-        fields = with_upstream(end_to_end(upstream.headers), shared.served)
-        shared.open(Head(upstream.status, fields, body))
+        shared.open(Head(upstream.status, _fields(upstream, shared), body))
         shared.land(exchange.observation.clock())
 
     async def _store_plain(
@@ -351,6 +350,11 @@ def _pin(served: Served) -> str:
     """
     searched = any(reason is NOT_KEPT.reason for _, reason in served.tried)
     return "" if searched else served.upstream
+
+
+def _fields(upstream: UpstreamReply, shared: SharedResponse) -> Fields:
+    """Return the headers of a reply that clients get."""
+    return with_upstream(end_to_end(upstream.headers), shared.served)
 
 
 def _joined(pieces: list[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:

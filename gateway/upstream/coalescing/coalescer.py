@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from gateway.cache.entry import Entry
@@ -35,7 +36,7 @@ from gateway.upstream.coalescing.shared_response import (
 )
 from gateway.upstream.comparisons import Checks
 from gateway.upstream.pool.retry import Budget
-from gateway.upstream.request import Accepts, Exchange, Upstream, note_served
+from gateway.upstream.request import Accepts, Exchange, Upstream
 from gateway.upstream.routing.prefix_chain import PromptChains
 
 LINGER_SECONDS = 2.0
@@ -47,52 +48,44 @@ MAX_BACKGROUND_CALLS = {"refresh": 256, "sample": 16}
 POLL_SECONDS = 0.1
 
 
+@dataclass(eq=False)
 class Coalescer:
-    """Sends misses and bypasses to the upstream. ``max_answer_bytes`` bounds what is stored."""
+    """Sends misses and bypasses to the upstream. ``max_answer_bytes`` bounds what is stored.
 
-    def __init__(
-        self,
-        upstream: Upstream,
-        writer: CacheWriter,
-        max_answer_bytes: int,
-        *,
-        clock: Callable[[], float] = time.perf_counter,
-        claims: Claims | None = None,
-        checks: Checks | None = None,
-        chains: PromptChains | None = None,
-        answered: Answered | None = None,
-        accepts: Accepts | None = None,
-        retry_budget: Budget | None = None,
-    ) -> None:
-        """``claims`` are those of the processes that share the store, if any.
+    ``claims`` are those of the processes that share the store, if any. ``checks`` compares answers.
+    ``chains`` makes the prefix chains by which one of several upstreams is chosen. ``answered`` is
+    called for each storable request that was answered. ``accepts`` says which additions each
+    upstream accepts. A pool shares its ``retry_budget``.
+    """
 
-        ``checks`` takes the answers that are to be compared. ``chains`` makes the prefix chains by
-        which one of several upstreams is chosen. ``answered`` is called for each storable request
-        that was answered. ``accepts`` says which additions each upstream accepts. A pool shares its
-        ``retry_budget``.
-        """
-        self.upstream = upstream
-        self.writer = writer
+    upstream: Upstream
+    writer: CacheWriter
+    max_answer_bytes: int
+    _: KW_ONLY
+    clock: Callable[[], float] = time.perf_counter
+    claims: Claims | None = None
+    checks: Checks | None = None
+    chains: PromptChains | None = None
+    answered: Answered | None = None
+    accepts: Accepts = field(default_factory=dict)
+    retry_budget: Budget = field(default_factory=Budget)
+    calls: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    """Those under way."""
+    _background: Counter[str] = field(default_factory=Counter, init=False)
+    _forgetting: asyncio.TimerHandle | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
         self._upstream_call = UpstreamCall(
-            upstream,
-            writer,
-            max_answer_bytes,
-            retry_budget or Budget(),
-            checks=checks,
-            chains=chains,
-            answered=answered,
-            accepts=accepts or {},
+            self.upstream,
+            self.writer,
+            self.max_answer_bytes,
+            self.retry_budget,
+            checks=self.checks,
+            chains=self.chains,
+            answered=self.answered,
+            accepts=self.accepts,
         )
-        self._claims = claims
-        self._max_answer_bytes = max_answer_bytes
-        self._clock = clock
-        self._table: FlightTable[SharedResponse] = FlightTable(
-            linger=LINGER_SECONDS, linger_bytes=LINGER_BYTES
-        )
-        self.calls: set[asyncio.Task[None]] = set()
-        """Those under way."""
-        self._background: Counter[str] = Counter()
-        self._forgetting: asyncio.TimerHandle | None = None
+        self._table = FlightTable[SharedResponse](linger=LINGER_SECONDS, linger_bytes=LINGER_BYTES)
 
     async def forward(self, exchange: Exchange) -> Reply:
         """Return the reply of a call that another request made, or of the request's own.
@@ -124,7 +117,7 @@ class Coalescer:
             return False
         exchange.observation.outcome = outcome
         shared = SharedResponse(
-            self._table, plan.coalescing_key, exchange, self._max_answer_bytes, attended=False
+            self._table, plan.coalescing_key, exchange, self.max_answer_bytes, attended=False
         )
         self._background[outcome] += 1
         self._run(self._refresh(exchange, shared, outcome), shared)
@@ -163,14 +156,14 @@ class Coalescer:
                 shared = self._table.follow(slot, most=most, since=since)
                 if shared is not None:
                     return Follower(shared, exchange, sharing)
-        shared = SharedResponse(self._table, slot, exchange, self._max_answer_bytes)
+        shared = SharedResponse(self._table, slot, exchange, self.max_answer_bytes)
         follower = Follower(shared, exchange, sharing)
         shared.task = self._run(self._call(exchange, shared), shared)
         return follower
 
     def _call(self, exchange: Exchange, shared: SharedResponse) -> Coroutine[Any, Any, None]:
         """Return the work of a call, which other processes may share."""
-        plan, slot, claims = exchange.plan, shared.slot, self._claims
+        plan, slot, claims = exchange.plan, shared.slot, self.claims
         if (
             claims is None
             or plan is None
@@ -239,9 +232,7 @@ class Coalescer:
             await self._call(exchange, shared)
         finally:
             self._background[outcome] -= 1
-            observation.upstream_started = shared.upstream_started
-            observation.upstream_head = shared.upstream_head
-            note_served(shared.served, observation)
+            shared.note_call(observation)
             observation.status = shared.head.status if shared.head is not None else 0
             if (fault := shared.fault) is not None:
                 observation.outcome = "error"
@@ -255,7 +246,7 @@ class Coalescer:
         if self._forgetting is not None:
             self._forgetting.cancel()
             self._forgetting = None
-        now = self._clock()
+        now = self.clock()
         if (again := self._table.forget(now)) is not None:
             loop = asyncio.get_running_loop()
             self._forgetting = loop.call_later(again - now, self._forget)

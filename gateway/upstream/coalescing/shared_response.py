@@ -193,6 +193,12 @@ class SharedResponse(Flight):
         first = next(iter(self.followers), None)
         return first.exchange.observation if first is not None else None
 
+    def note_call(self, observation: Observation) -> None:
+        """Tell an observation which upstream was called, and when."""
+        observation.upstream_started = self.upstream_started
+        observation.upstream_head = self.upstream_head
+        note_served(self.served, observation)
+
     def open(self, head: Head) -> None:
         """Note the head."""
         self.head = head
@@ -326,9 +332,7 @@ class Follower(AsyncIterator[bytes]):
         if self._leads:
             while shared.head is None and not shared.over:
                 await shared.news.wait()
-            exchange.observation.upstream_started = shared.upstream_started
-            exchange.observation.upstream_head = shared.upstream_head
-            note_served(shared.served, exchange.observation)
+            shared.note_call(exchange.observation)
         elif not await self._began():
             return Sharing.ALONE
         head = shared.head
