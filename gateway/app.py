@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http import SERVER_SOFTWARE
 
 from gateway.cache.pii_scan import Scans
 from gateway.cache.writer import CacheWriter
@@ -17,8 +18,10 @@ from gateway.prompts.compress.compressor import Compressor
 from gateway.server.admin.api import open_admin
 from gateway.server.admin.semantic_report import SemanticOperations
 from gateway.server.auth import Access
+from gateway.server.hot_path import HotPath
 from gateway.server.http import middleware as front
 from gateway.server.http.handlers import Handlers, refuse
+from gateway.server.http.hot_connection import HOT_PATH
 from gateway.server.http.pass_through import PassThrough
 from gateway.server.http.readiness import Readiness
 from gateway.server.local_encoder import local_model
@@ -146,6 +149,17 @@ def create_app(
         names=settings.public_names,
     )
     app = front.new_app(refuse, client_max_size=settings.max_body_bytes)
+    hot = None
+    if entries.memory is not None and telemetry.counts_only:
+        hot = app[HOT_PATH] = HotPath(
+            entries.memory,
+            policies,
+            access,
+            metrics,
+            server=SERVER_SOFTWARE,
+            stopping=app[front.STOPPING].is_set,
+            now=time.time,
+        )
     admin.add_routes(app)
     handlers.add_routes(app)
     app[END_CALLS], app[UPSTREAMS] = pipeline.close, tuple(upstreams.each.values())
@@ -161,7 +175,10 @@ def create_app(
                 await stack.enter_async_context(part.opened())
             stack.callback(scans.close)
             stack.push_async_callback(pipeline.close)
-            for watch in (policies.watch(POLICY_POLL_SECONDS, policy_reloaded), access.watch()):
+            watches = [policies.watch(POLICY_POLL_SECONDS, policy_reloaded), access.watch()]
+            if hot is not None:
+                watches.append(hot.watch())
+            for watch in watches:
                 await stack.enter_async_context(in_background(watch))
             yield
 

@@ -100,6 +100,14 @@ class Plan:
             and entry.generation == partition.generation
         )
 
+    def fresh_until(self, entry: Entry) -> float:
+        """Return when an entry is no longer fresh: by its own expiry, and by the policy's now."""
+        decision = self.decision
+        lifetime = decision.lifetime
+        if decision.jitter:
+            lifetime = jittered(lifetime, decision.jitter, entry.key)
+        return min(entry.expires_at, entry.stored_at + lifetime)
+
     def freshness_of(self, entry: Entry, now: float, *, graceful: bool = True) -> Freshness | None:
         """Judge an entry by its expiry, by what the policy gives now, and by the request.
 
@@ -110,9 +118,6 @@ class Plan:
         if not self._belongs(entry):
             return None
         decision = self.decision
-        lifetime = decision.lifetime
-        if decision.jitter:
-            lifetime = jittered(lifetime, decision.jitter, entry.key)
         grace = NO_GRACE
         if graceful and entry.grace:
             grace = Grace(
@@ -120,7 +125,7 @@ class Plan:
             )
         return freshness(
             stored_at=entry.stored_at,
-            expires_at=min(entry.expires_at, entry.stored_at + lifetime),
+            expires_at=self.fresh_until(entry),
             now=now,
             directives=self.directives,
             grace=grace,

@@ -157,6 +157,14 @@ class ActivePolicy:
     """What keys say of the scan that a prompt passed, for each action."""
 
 
+class MemoryTier(Protocol):
+    """The entries that are in this process's memory, and right."""
+
+    def find(self, key: bytes, *, touch: bool = True) -> Entry | None:
+        """Return the entry, or None where it is not in memory. No I/O."""
+        ...
+
+
 class PolicySource(Protocol):
     """Holds the last good policy."""
 

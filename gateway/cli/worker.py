@@ -21,6 +21,7 @@ from gateway.cli.logging_setup import WORKER_SETTINGS, configure_logging, log_st
 from gateway.cli.terminal import say
 from gateway.server.auth import KeyRingError
 from gateway.server.http.handlers import refuse
+from gateway.server.http.hot_connection import new_connection
 from gateway.server.http.http_server import Runner
 from gateway.server.http.middleware import STOPPING
 from gateway.server.secrets import SecretError, SecretSettingError
@@ -50,7 +51,9 @@ async def serve(
     stop = stop_event()
     app = create_app(settings, semantic_socket=semantic, engine_required=engine_required)
     # Handlers are cancelled when their client is gone, and with them the upstream call.
-    runner = Runner(app, refuse, shutdown_timeout=LAST_WORDS_SECONDS)
+    runner = Runner(
+        app, refuse, connection=new_connection(app), shutdown_timeout=LAST_WORDS_SECONDS
+    )
     await runner.setup()
     try:
         site = web.SockSite(runner, sock, backlog=2048)

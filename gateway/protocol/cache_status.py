@@ -126,6 +126,18 @@ class HitStatus(NamedTuple):
         return f'refrain; hit; ttl={self.ttl}; detail="{self.reason}; similarity={similarity:.3f}"'
 
 
+def hit_fields(
+    content_type: str, status: HitStatus, age: int, key: bytes
+) -> tuple[tuple[str, str], ...]:
+    """Return the headers of a reply from an entry."""
+    return (
+        ("Content-Type", content_type),
+        ("Cache-Status", status.header()),
+        ("Age", str(age)),
+        ("Refrain-Entry", key.hex()),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardStatus:
     """Forwarded to the upstream; ``collapsed`` into a call that another request had made."""

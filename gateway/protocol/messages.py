@@ -57,6 +57,10 @@ class Reply:
     headers: Headers
     body: bytes | AsyncIterator[bytes]
     resources: AsyncExitStack | None = None
+    fresh_until: float | None = None
+    """Until when the same request gets this reply, but for its age, in seconds since the epoch.
+
+    None where that is not sure."""
 
 
 @plain_members

@@ -177,6 +177,11 @@ class Access:
         keys = None if self._keys is None else self._keys.ring
         return authenticate(headers, keys, NOBODY if self._denied is None else self._denied.ring)
 
+    @property
+    def rings(self) -> tuple[KeyRing | None, ...]:
+        """The keys in force: with other rings, other requests are let in."""
+        return tuple(file.ring for file in self._files)
+
     def details(self) -> dict[str, Any]:
         """Say for /readyz what is in force and which edits were not taken."""
         problems = [file.problem for file in self._files if file.problem is not None]

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from gateway.cache.ports import Claims, ForgetKeys, ScopeKeys, Store
+from gateway.cache.ports import Claims, ForgetKeys, MemoryTier, ScopeKeys, Store
 from gateway.cache.stores.guarded import GuardedStore
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.stores.sqlite.scope_keys import SqliteScopeKeys
@@ -42,6 +42,11 @@ class OpenedStore:
     guard: GuardedStore | None = None
     connect: Callable[[], Awaitable[None]] | None = None
     claims: Claims | None = None
+
+    @property
+    def memory(self) -> MemoryTier | None:
+        """The entries in this process's memory, where there is such a tier."""
+        return self.store if isinstance(self.store, MemoryStore | TieredStore) else None
 
     def status(self) -> dict[str, str | None]:
         """Return what ``/readyz`` shows of the store."""

@@ -62,6 +62,11 @@ class Telemetry:
         return tuple(sinks)
 
     @property
+    def counts_only(self) -> bool:
+        """Tell whether nothing but figures is kept of a request."""
+        return self.tracing is None and len(self.sinks) == 1
+
+    @property
     def trace(self) -> Callable[[Observation, Mapping[str, str]], None] | None:
         """Begin the trace of an observation; None where no traces are exported."""
         return None if self.tracing is None else self.tracing.begin

@@ -45,7 +45,13 @@ from gateway.cache.shadow_eval.comparison import Sampling
 from gateway.cache.shadow_eval.journal import ComparisonJournal
 from gateway.cache.single_flight import SingleFlight
 from gateway.protocol import exact_json
-from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason, RefusedStatus
+from gateway.protocol.cache_status import (
+    Forwarded,
+    ForwardStatus,
+    Reason,
+    RefusedStatus,
+    hit_fields,
+)
 from gateway.protocol.endpoints.embeddings import item_body, items_of
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import RequestError, UpstreamError
@@ -79,33 +85,40 @@ from policies.decision import Decision, Priority
 from policies.endpoint import Endpoint
 from policies.freshness import NOTHING_ASKED, parse_directives
 
-JSON_TYPE = ("Content-Type", "application/json")
-SSE_TYPE = ("Content-Type", "text/event-stream; charset=utf-8")
+JSON_TYPE = "application/json"
+SSE_TYPE = "text/event-stream; charset=utf-8"
 
 
-def render_hit(endpoint: Endpoint, body: dict[str, Any], hit: Hit, seen: Observation) -> Reply:
-    """Return the stored answer in the form that the request asks for."""
+def render_hit(
+    endpoint: Endpoint,
+    body: dict[str, Any],
+    hit: Hit,
+    seen: Observation,
+    *,
+    fresh_until: float | None = None,
+) -> Reply:
+    """Return the stored answer in the form that the request asks for.
+
+    For ``fresh_until`` see ``Reply``.
+    """
     status = hit.status
     seen.outcome = "hit"
     seen.reason = status.reason if status.stale is None else status.stale
     seen.entry, seen.key, seen.similarity = hit.entry, hit.entry.key, status.similarity
     seen.score, seen.threshold = status.score, status.threshold
     seen.status = 200
-    headers = (
-        ("Cache-Status", status.header()),
-        ("Age", str(hit.age)),
-        ("Refrain-Entry", hit.entry.key.hex()),
-    )
     spec, plain = SPECS[endpoint], hit.entry.result
     if spec.render is not None:
         plain = spec.render(body, hit.entry.key, plain)
     if spec.streaming is None or not seen.streamed:
-        return Reply(200, (JSON_TYPE, *headers), plain)
+        headers = hit_fields(JSON_TYPE, status, hit.age, hit.entry.key)
+        return Reply(200, headers, plain, fresh_until=fresh_until)
     options = body.get("stream_options") or {}
     stream = spec.streaming.render(
         exact_json.loads(plain), include_usage=options.get("include_usage") is True
     )
-    return Reply(200, (SSE_TYPE, *headers), stream)
+    headers = hit_fields(SSE_TYPE, status, hit.age, hit.entry.key)
+    return Reply(200, headers, stream, fresh_until=fresh_until)
 
 
 def refuse(seen: Observation) -> Reply:
@@ -120,7 +133,28 @@ def refuse(seen: Observation) -> Reply:
         code=Reason.ONLY_IF_CACHED.value,
     )
     header = RefusedStatus(Reason.ONLY_IF_CACHED).header()
-    return Reply(504, (JSON_TYPE, ("Cache-Status", header)), orjson.dumps(error.body()))
+    return Reply(
+        504, (("Content-Type", JSON_TYPE), ("Cache-Status", header)), orjson.dumps(error.body())
+    )
+
+
+def fresh_until(asked: RequestContext, hit: Hit) -> float | None:
+    """Return until when the same request gets this hit again, None where that is not sure.
+
+    It is sure of a fresh entry that the exact lookup found first, if the request asked for nothing.
+    """
+    plan, status = hit.plan, hit.status
+    if (
+        plan is None
+        or plan.decision is not asked.decision
+        or plan.directives is not NOTHING_ASKED
+        or status.reason is not Reason.EXACT
+        or status.stale is not None
+        or hit.check is not None
+        or asked.odd_body is not None
+    ):
+        return None
+    return plan.fresh_until(hit.entry)
 
 
 log = logging.getLogger(__name__)
@@ -208,7 +242,8 @@ class Pipeline:
         if isinstance(end, Hit) and end.check is not None:
             await self._sample(asked, end)
         if isinstance(end, Hit) and end.revalidate is None:
-            return render_hit(asked.endpoint, asked.body, end, asked.seen)
+            until = fresh_until(asked, end)
+            return render_hit(asked.endpoint, asked.body, end, asked.seen, fresh_until=until)
         return await self._replied(asked, end, items)
 
     async def close(self) -> None:

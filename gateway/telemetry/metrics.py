@@ -24,6 +24,7 @@ class Metrics:
     def __init__(self, store_stats: Callable[[], StoreStats]) -> None:
         self.registry = CollectorRegistry()
         self._children: dict[tuple[str, ...], _Children] = {}
+        self._batches: dict[tuple[str, ...], HitBatch] = {}
         self._requests = Counter(
             "refrain_requests_total",
             "Requests below /v1; reason is the word in Cache-Status.",
@@ -161,6 +162,21 @@ class Metrics:
             self._ineligible.labels(seen.rule, seen.ineligible.value).inc()
         self._count_prompt(seen)
 
+    def hits(self, endpoint: str, rule: str, reason: str) -> "HitBatch":
+        """Return what counts hits that are too many to be observed one by one."""
+        labels = (endpoint, rule, "hit", reason)
+        found = self._batches.get(labels)
+        if found is None:
+            found = self._batches[labels] = HitBatch(
+                self._requests.labels(*labels), self._ttft.labels("hit"), self._e2e.labels("hit")
+            )
+        return found
+
+    def flush(self) -> None:
+        """Hand the batches of hits over."""
+        for batch in self._batches.values():
+            batch.flush()
+
     def _count_by_meaning(self, seen: Observation) -> None:
         if seen.semantic_fault is not None:
             self._semantic_faults.labels(seen.semantic_fault).inc()
@@ -207,6 +223,7 @@ class Metrics:
 
     def page(self) -> tuple[bytes, str]:
         """Return the text format and its content type."""
+        self.flush()
         registry = self.registry
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
             registry = CollectorRegistry()
@@ -223,6 +240,39 @@ class _Children:
         self.requests = requests
         self.ttft = ttft
         self.e2e = e2e
+
+
+class HitBatch:
+    """Counts hits of one kind until ``flush``: to observe each costs more than to answer it."""
+
+    __slots__ = ("_e2e", "_number", "_requests", "_seconds", "_ttft")
+
+    def __init__(self, requests: Counter, ttft: Histogram, e2e: Histogram) -> None:
+        self._requests, self._ttft, self._e2e = requests, ttft, e2e
+        self._number = 0
+        self._seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count a hit and the time that it took; a slow one is observed at once."""
+        if seconds > _SECONDS[0]:
+            self._requests.inc()
+            self._ttft.observe(seconds)
+            self._e2e.observe(seconds)
+            return
+        self._number += 1
+        self._seconds += seconds
+
+    def flush(self) -> None:
+        """Count what was added: all of it belongs to the first bucket."""
+        number, seconds = self._number, self._seconds
+        if not number:
+            return
+        self._number, self._seconds = 0, 0.0
+        self._requests.inc(number)
+        for histogram in (self._ttft, self._e2e):
+            # The library observes one value a call.
+            histogram._sum.inc(seconds)  # noqa: SLF001
+            histogram._buckets[0].inc(number)  # noqa: SLF001
 
 
 class _RuleCollector(Collector):

@@ -65,15 +65,20 @@ class TieredStore:
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
         """Return the entry, or None. Does not suspend if the entry is hot."""
-        if self._invalidations is None or self._invalidations.current(key):
-            entry = self._hot.find(key, touch=touch)
-            if entry is not None:
-                if touch:
-                    self._touch(key)
-                return entry
+        if (entry := self.find(key, touch=touch)) is not None:
+            return entry
         if not touch:  # such a read does not fill the hot tier either
             return await self._cold.get(key, touch=False)
         return await self._reads.ask(key, partial(self._read, key))
+
+    def find(self, key: bytes, *, touch: bool = True) -> Entry | None:
+        """Return the entry if it is hot."""
+        if self._invalidations is not None and not self._invalidations.current(key):
+            return None
+        entry = self._hot.find(key, touch=touch)
+        if touch and entry is not None:
+            self._touch(key)
+        return entry
 
     async def _read(self, key: bytes) -> Entry | None:
         with self._operation(key, changes=False) as read:

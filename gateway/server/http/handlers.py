@@ -25,6 +25,7 @@ from gateway.protocol.headers import folded
 from gateway.protocol.messages import Inbound, Reply
 from gateway.server.auth import Access
 from gateway.server.http.compressed_body import read_body
+from gateway.server.http.hot_connection import HotConnection
 from gateway.server.http.middleware import METHOD, STOPPING, as_query, complete_head
 from gateway.server.http.pass_through import PassThrough
 from gateway.server.http.readiness import Readiness
@@ -146,6 +147,8 @@ class Handlers:
                 seen.answer_bytes = len(reply.body)
                 if seen.first_token is None:
                     seen.first_token = seen.clock()
+                if reply.fresh_until is not None:
+                    _learn(request, reply, seen)
                 return web.Response(
                     body=reply.body, status=reply.status, headers=CIMultiDict(reply.headers)
                 )
@@ -205,6 +208,13 @@ class Handlers:
     async def _metrics_page(self, _request: web.Request) -> web.Response:
         page, content_type = self._metrics()
         return web.Response(body=page, headers={"Content-Type": content_type})
+
+
+def _learn(request: web.BaseRequest, reply: Reply, seen: Observation) -> None:
+    """Let the connection answer the next request with the same bytes by itself."""
+    connection = request.protocol
+    if isinstance(connection, HotConnection) and seen.entry is not None:
+        connection.reader.learn(seen.endpoint, seen.rule, seen.entry, reply)
 
 
 def _takes_at_once(request: web.BaseRequest, chunk: bytes) -> bool:

@@ -77,6 +77,13 @@ class Connection(web.RequestHandler):
         if not self._request_in_progress and not self._messages:
             self.force_close()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a request is under way, or a reply is not sent."""
+        if self._request_in_progress or self._messages:
+            return True
+        return self.transport is not None and self.transport.get_write_buffer_size() > 0
+
     def handle_error(
         self,
         request: web.BaseRequest,
@@ -108,17 +115,14 @@ class Connection(web.RequestHandler):
         self.force_close()
 
 
-def _is_busy(connection: web.RequestHandler) -> bool:
-    if connection._request_in_progress or connection._messages:  # noqa: SLF001 - no other way
-        return True
-    transport = connection.transport
-    return isinstance(transport, asyncio.WriteTransport) and transport.get_write_buffer_size() > 0
+NewConnection = Callable[..., Connection]
+"""``Connection``, or what makes another kind of it."""
 
 
 class Server(web.Server):
     """Makes connections."""
 
-    def __init__(self, refuse: Refuse, like: web.Server) -> None:
+    def __init__(self, refuse: Refuse, like: web.Server, connection: NewConnection) -> None:
         super().__init__(
             like.request_handler,
             request_factory=like.request_factory,
@@ -126,10 +130,11 @@ class Server(web.Server):
             **like._kwargs,  # noqa: SLF001 - aiohttp has no other way to them
         )
         self._refuse = refuse
+        self._connection = connection
 
     def __call__(self) -> Connection:
         """Return the protocol of a new connection."""
-        return Connection(self, self._refuse, loop=self._loop, **self._kwargs)
+        return self._connection(self, self._refuse, loop=self._loop, **self._kwargs)
 
     async def idle(self, seconds: float) -> bool:
         """Wait until no request is under way and all replies are sent; tell whether it came so far.
@@ -137,7 +142,7 @@ class Server(web.Server):
         aiohttp's own shutdown reads nothing more of bodies, and does not wait for replies.
         """
         until = self._loop.time() + seconds
-        while busy := any(map(_is_busy, self.connections)):
+        while busy := any(isinstance(one, Connection) and one.busy for one in self.connections):
             if self._loop.time() >= until:
                 break
             await asyncio.sleep(_LOOK_SECONDS)
@@ -147,7 +152,14 @@ class Server(web.Server):
 class Runner(web.AppRunner):
     """Serves an application on such connections; takes AppRunner's options."""
 
-    def __init__(self, app: web.Application, refuse: Refuse, **options: Any) -> None:
+    def __init__(
+        self,
+        app: web.Application,
+        refuse: Refuse,
+        *,
+        connection: NewConnection = Connection,
+        **options: Any,
+    ) -> None:
         super().__init__(
             app,
             access_log=None,
@@ -159,9 +171,10 @@ class Runner(web.AppRunner):
             **options,
         )
         self._refuse = refuse
+        self._connection = connection
 
     async def _make_server(self) -> web.Server:
-        return Server(self._refuse, await super()._make_server())
+        return Server(self._refuse, await super()._make_server(), self._connection)
 
     async def idle(self, seconds: float) -> bool:
         return not isinstance(self.server, Server) or await self.server.idle(seconds)
