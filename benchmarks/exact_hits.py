@@ -1,71 +1,147 @@
-"""Exact hits per second of one gateway worker on one core, beside a bare aiohttp handler.
+"""Exact hits per second of one gateway worker on one core, beside two floors.
 
-The gateway is the real one, started by its command, with the default policy, the store on disk
-and its memory tier; the floor parses, hashes, looks up in a dict and replies with as many bytes.
-Servers share core 0 (only one is loaded at a time), the load generator has core 1. Rounds
-alternate; the figure is the median of the rounds' ratios.
+The gateway is the real one, started by its command, with the store on disk and its memory tier. The
+bare handler parses, hashes, looks up in a dict and replies with as many bytes. nginx, where it is
+installed, answers a cached POST. Each server has core 0 while it is loaded, and wrk has core 1.
+Rounds alternate; a figure is the median of the rounds' ratios.
 """
 
 import argparse
 import json
+import os
+import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
+from dataclasses import dataclass
+from getpass import getuser
+from pathlib import Path
 
 import orjson
-from load import LoadResult, post, run_load
+from load import TRACE_HEADERS, post, run_load, run_wrk
 from servers import await_url, free_port, pin, start
 
-BODY = orjson.dumps(
-    {
-        "model": "bench",
-        "messages": [
-            {"role": "system", "content": "You are a helpful assistant."},
-            {"role": "user", "content": "How do I reset my password on a new phone?"},
-        ],
-        "temperature": 0.7,
+PATH = "/v1/chat/completions"
+CORES = sorted(os.sched_getaffinity(0))
+POLICY = """
+version: 1
+default: {exact: on, semantic: off, freshness: 1h, scope: tenant, pii: bypass}
+"""
+NGINX = """
+user %(user)s; daemon off; worker_processes 1; pid %(folder)s/pid; error_log stderr crit;
+events {}
+http {
+  access_log off; client_body_in_single_buffer on; client_body_buffer_size 1m;
+  client_body_temp_path %(folder)s/body; proxy_temp_path %(folder)s/proxy;
+  fastcgi_temp_path %(folder)s/a; uwsgi_temp_path %(folder)s/b; scgi_temp_path %(folder)s/c;
+  proxy_cache_path %(folder)s/cache keys_zone=answers:10m;
+  keepalive_requests 100000000;
+  server {
+    listen 127.0.0.1:%(port)d;
+    location / {
+      proxy_pass http://127.0.0.1:%(upstream)d;
+      proxy_cache answers; proxy_cache_methods POST; proxy_cache_valid 200 1h;
+      proxy_cache_key "$request_uri|$http_authorization|$request_body";
     }
-)
+  }
+}
+"""
 
 
-def measure(rounds: int, seconds: float, connections: int) -> dict[str, float]:
-    """Run the rounds and return the figures."""
-    bare, gateway, upstream = free_port(), free_port(), free_port()
-    request = post("/v1/chat/completions", BODY)
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Requests to all servers: ``vary`` as in ``run_wrk``."""
+
+    name: str
+    body: bytes
+    connections: int
+    vary: str = ""
+
+
+def question(words: int = 9, *, stream: bool = False) -> bytes:
+    """Return the body of a chat request whose question has about so many words."""
+    return orjson.dumps(
+        {
+            "model": "bench",
+            "messages": [
+                {"role": "system", "content": "You are a helpful assistant."},
+                {"role": "user", "content": "How do I reset my password on a new phone? " * words},
+            ],
+            "temperature": 0.7,
+            "stream": stream,
+        }
+    )
+
+
+def cases(connections: int) -> list[Case]:
+    """Return what is measured."""
+    return [
+        Case("plain", question(1), connections),
+        Case("trace headers that vary", question(1), connections, TRACE_HEADERS),
+        Case("alone", question(1), 1),
+        Case("streamed, alone", question(1, stream=True), 1),
+        Case("prompt of 20 KB, alone", question(465), 1),
+        Case("prompt of 200 KB, alone", question(4650), 1),
+    ]
+
+
+def start_nginx(stack: ExitStack, folder: Path, upstream: int) -> int:
+    """Start nginx on core 0 and return its port."""
+    port = free_port()
+    config = folder / "nginx.conf"
+    config.write_text(
+        NGINX % {"folder": folder, "port": port, "upstream": upstream, "user": getuser()}
+    )
+    process = subprocess.Popen(["nginx", "-e", "stderr", "-c", config, "-p", folder])
+    pin(process.pid, 0)
+    stack.callback(process.wait, 20)
+    stack.callback(process.terminate)
+    await_url(f"http://127.0.0.1:{port}/")
+    return port
+
+
+def measure(rounds: int, seconds: float, connections: int) -> dict[str, dict[str, list[float]]]:
+    """Return the rates of each server in each case, and its median latencies in seconds."""
     with ExitStack() as stack:
-        data = stack.enter_context(tempfile.TemporaryDirectory())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        policy = folder / "policy.yaml"
+        policy.write_text(POLICY)
+        ports = {"bare": free_port(), "gateway": free_port()}
+        upstream = free_port()
         start(stack, ["fake_upstream.py", str(upstream)], 1)
-        url = f"http://127.0.0.1:{upstream}/v1"
-        options = ["--port", str(gateway), "--data-dir", data, "--log-level", "warning"]
-        start(stack, ["-m", "gateway.cli", "serve", "--upstream", url, *options], 0)
-        await_url(f"http://127.0.0.1:{gateway}/readyz")
-        pin(0, 1)
-        first = run_load(gateway, request, connections=1, seconds=0.3)
+        url = f"http://127.0.0.1:{upstream}"
+        options = ["--port", str(ports["gateway"]), "--data-dir", str(folder / "data")]
+        options += ["--policy", str(policy), "--log-level", "warning"]
+        start(stack, ["-m", "gateway.cli", "serve", "--upstream", f"{url}/v1", *options], 0)
+        await_url(f"http://127.0.0.1:{ports['gateway']}/readyz")
+        first = run_load(ports["gateway"], post(PATH, question(1)), connections=1, seconds=0.3)
         head, _, answer = first.last_reply.partition(b"\r\n\r\n")
         if b"refrain; hit" not in head:
             raise SystemExit(f"the gateway does not hit: {head.decode()}")
-        start(stack, ["bare_handler.py", str(bare), str(len(answer))], 0)
-        await_url(f"http://127.0.0.1:{bare}/")
-        results: dict[str, list[LoadResult]] = {"gateway": [], "bare": []}
-        alone: dict[str, list[LoadResult]] = {"gateway": [], "bare": []}
+        start(stack, ["bare_handler.py", str(ports["bare"]), str(len(answer))], 0)
+        await_url(f"http://127.0.0.1:{ports['bare']}/")
+        if shutil.which("nginx"):
+            ports["nginx"] = start_nginx(stack, folder, upstream)
+        results: dict[str, dict[str, list[float]]] = {}
         for number in range(rounds):
             print(f"round {number + 1} of {rounds}", file=sys.stderr)
-            for name, port in (("gateway", gateway), ("bare", bare)):
-                loaded = run_load(port, request, connections=connections, seconds=seconds)
-                results[name].append(loaded)
-                alone[name].append(run_load(port, request, connections=1, seconds=seconds / 3))
-    ratios = [g.rate / b.rate for g, b in zip(results["gateway"], results["bare"], strict=True)]
-    figures = {"ratio": statistics.median(ratios), "ratio_min": min(ratios)}
-    for name in ("gateway", "bare"):
-        figures[f"{name}_per_second"] = statistics.median(r.rate for r in results[name])
-        figures[f"{name}_p99_ms"] = 1e3 * statistics.median(
-            r.percentile(0.99) for r in results[name]
-        )
-        figures[f"{name}_alone_p50_us"] = 1e6 * statistics.median(
-            r.percentile(0.5) for r in alone[name]
-        )
-    return figures
+            for case in cases(connections):
+                for name, port in ports.items():
+                    got = run_wrk(
+                        port,
+                        PATH,
+                        case.body,
+                        core=CORES[-1],
+                        connections=case.connections,
+                        seconds=seconds,
+                        vary=case.vary,
+                    )
+                    of = results.setdefault(case.name, {})
+                    of.setdefault(name, []).append(got.rate)
+                    of.setdefault(f"{name} p50", []).append(got.p50)
+        return results
 
 
 def main() -> None:
@@ -74,18 +150,28 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of load in each round")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of load for each figure")
     parser.add_argument("--connections", type=int, default=32)
     options = parser.parse_args()
-    figures = measure(options.rounds, options.seconds, options.connections)
-    print(f"exact hits, {options.connections} connections, {len(BODY)} bytes asked, one core")
-    print(f"{'':24}{'hits/s':>10}{'p99 ms':>10}{'alone p50 us':>14}")
-    for name, label in (("gateway", "refrain serve"), ("bare", "bare handler (floor)")):
+    if shutil.which("wrk") is None:
+        raise SystemExit("wrk is not installed: apt-get install wrk")
+    results = measure(options.rounds, options.seconds, options.connections)
+    print(f"{'hits a second, one core':28}{'gateway':>10}{'bare':>10}{'nginx':>10}", end="")
+    print(f"{'/ bare':>8}{'worst':>8}{'/ nginx':>9}{'p50 us':>8}{'bare':>8}")
+    figures: dict[str, float] = {}
+    for name, of in results.items():
+        bare = [mine / floor for mine, floor in zip(of["gateway"], of["bare"], strict=True)]
+        floors = of.get("nginx", [float("nan")])
+        nginx = statistics.median(of["gateway"]) / statistics.median(floors)
+        rates = [statistics.median(of.get(one, [float("nan")])) for one in ("gateway", "bare")]
+        p50 = [1e6 * statistics.median(of[f"{one} p50"]) for one in ("gateway", "bare")]
         print(
-            f"{label:24}{figures[f'{name}_per_second']:>10.0f}{figures[f'{name}_p99_ms']:>10.2f}"
-            f"{figures[f'{name}_alone_p50_us']:>14.0f}"
+            f"{name:28}{rates[0]:>10.0f}{rates[1]:>10.0f}{statistics.median(floors):>10.0f}"
+            f"{statistics.median(bare):>8.2f}{min(bare):>8.2f}{nginx:>9.2f}{p50[0]:>8.0f}{p50[1]:>8.0f}"
         )
-    print(f"ratio {figures['ratio']:.2f} (target 0.5)")
+        key = name.replace(",", "").replace(" ", "_")
+        figures |= {key: statistics.median(bare), f"{key}_worst": min(bare), f"{key}_nginx": nginx}
+        figures[f"{key}_p50_us"] = p50[0]
     print(json.dumps({"benchmark": "exact_hits", **{k: round(v, 3) for k, v in figures.items()}}))
 
 

@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import orjson
-from exact_hits import BODY
+from exact_hits import question as exact_question
 from load import LoadResult, post, run_load
 from servers import await_url, free_port
 
@@ -104,7 +104,7 @@ def embeddings_of(gateway: int) -> int:
 def measure(rounds: int, seconds: float, connections: int) -> dict[str, float]:
     """Run the rounds and return the figures."""
     gateway, upstream = free_port(), free_port()
-    exact = post("/v1/chat/completions", BODY)
+    exact = post("/v1/chat/completions", exact_question(1))
     results: dict[str, list[LoadResult]] = {"quiet": [], "busy": []}
     busy_shares = []
     with ExitStack() as stack:

@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import uvloop
-from exact_hits import BODY
+from exact_hits import question
 from load import post, run_load
 from servers import await_url, free_port, pin, start
 
@@ -103,7 +103,7 @@ def processor_seconds(process: int) -> float:
 
 def gateways(url: str, rounds: int, seconds: float) -> dict[str, float]:
     """Measure exact hits through gateways that differ in their store alone."""
-    request = post("/v1/chat/completions", BODY)
+    request = post("/v1/chat/completions", question(1))
     kinds: dict[str, dict[str, object]] = {
         "memory": {"store": "memory"},
         "disk": {"store": "disk"},

@@ -17,7 +17,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from exact_hits import BODY
+from exact_hits import question
 from load import post, run_load
 from servers import await_url, free_port, pin, start
 
@@ -25,7 +25,7 @@ _IN = (
     "import os, sys; os.environ['PYTHONPATH'] = sys.argv[1]; "
     "os.execv(sys.executable, [sys.executable, '-m', 'gateway', *sys.argv[2:]])"
 )
-REQUEST = post("/v1/chat/completions", BODY).replace(
+REQUEST = post("/v1/chat/completions", question(1)).replace(
     b"\r\n\r\n", b"\r\nCache-Control: no-store\r\n\r\n", 1
 )
 
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--against", type=Path, metavar="DIR", help="a checkout to compare with")
     options = parser.parse_args()
     figures = measure(options.rounds, options.seconds, options.connections, options.against)
-    print(f"forwarded, {options.connections} connections, {len(BODY)} bytes asked, one core")
+    print(f"forwarded, {options.connections} connections, {len(question(1))} bytes asked, one core")
     print(f"{'':12}{'requests/s':>12}{'us of core':>14}")
     for name in ("one", "two", "before"):
         if f"{name}_per_second" in figures:
