@@ -70,6 +70,19 @@ _BLOB = 256
 """Characters from which a token is data (an image, a file) and no credential."""
 
 
+def _without_captures(*patterns: re2._Regexp) -> re2._Regexp:
+    """Return a pattern that is found where any of these is; without captures it is the quicker."""
+    options = re2.Options()
+    options.never_capture = True
+    scoped = (re.sub(r"^\(\?i\)(.*)", r"(?i:\1)", one.pattern, flags=re.DOTALL) for one in patterns)
+    return re2.compile("|".join(f"(?:{one})" for one in scoped), options)
+
+
+_ANY = _without_captures(_KNOWN, _BASIC)
+_ANY_WITH_DIGITS = _without_captures(_KNOWN, _BASIC, _LABELLED, _SPOKEN, _CURL, _LONG)
+"""What most texts lack: one search in place of six."""
+
+
 class SecretDetector:
     """Finds credentials."""
 
@@ -78,13 +91,16 @@ class SecretDetector:
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:
         """Yield (start, end) of each credential."""
-        return merge(*_searches(text))
+        digits = digits_in(text) >= Digits.SOME
+        if (_ANY_WITH_DIGITS if digits else _ANY).search(text) is None:
+            return iter(())
+        return merge(*_searches(text, digits=digits))
 
 
-def _searches(text: str) -> Iterator[Iterator[tuple[int, int]]]:
+def _searches(text: str, *, digits: bool) -> Iterator[Iterator[tuple[int, int]]]:
     yield _known(text)
     yield _basic(text)
-    if digits_in(text) >= Digits.SOME:
+    if digits:
         yield _labelled(text)
         yield _spoken(text)
         yield _random(text)
