@@ -105,7 +105,8 @@ class FlightTable(Generic[F]):
 
     def forget(self, now: float) -> float | None:
         """Close what landed too long ago; return when to do so again, None if nothing lingers."""
-        for flight in list(self._landed):
+        while self._landed:
+            flight = next(iter(self._landed))
             until = (flight.landed_at or 0.0) + self._linger
             if until > now:
                 return until
