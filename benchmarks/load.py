@@ -144,6 +144,20 @@ end
 """
 """Lua that gives each request headers of its own, as tracing clients do."""
 
+NEW_QUESTIONS = """
+local number, text = 0, wrk.body
+-- letters, since a long number is looked at as a phone's
+local run = tostring({}):gsub("[^0-9a-f]", ""):gsub("%d", function(digit)
+  return string.char(103 + digit)
+end)
+function request()
+  number = number + 1
+  local new = text:gsub("new phone", "phone of model " .. run .. " and batch " .. number, 1)
+  return wrk.format(nil, nil, nil, new)
+end
+"""
+"""Lua that asks something new each time."""
+
 
 @dataclass(frozen=True, slots=True)
 class WrkResult:
