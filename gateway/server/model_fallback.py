@@ -52,5 +52,9 @@ def fallback_for(
 
 
 def with_model_header(reply: Reply, asked: RequestContext) -> Reply:
-    """Return the reply with the name of the model that answered in the other's place."""
-    return replace(reply, headers=(*reply.headers, (MODEL, asked.body["model"])))
+    """Return the reply with the name of the model that answered in the other's place.
+
+    The next request like it may be answered by the other again: how busy that is decides.
+    """
+    headers = (*reply.headers, (MODEL, asked.body["model"]))
+    return replace(reply, headers=headers, fresh_until=None)
