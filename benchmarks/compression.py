@@ -32,8 +32,7 @@ from gateway.prompts.compress.context import readable
 from gateway.prompts.compress.passages import passages_of
 from gateway.prompts.outcome import NotRewrittenError
 from gateway.protocol.tokens import BYTES_A_TOKEN
-from policies.decision import CompressSettings, DocumentSettings
-from policies.endpoint import Endpoint
+from policies.decision import CompressSettings, DocumentSettings, Endpoint
 
 DATA = Path(os.environ.get("REFRAIN_DATA", Path(__file__).parents[1].parent / "shared" / "data"))
 AIM = 0.98

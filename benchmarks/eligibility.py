@@ -20,8 +20,7 @@ from typing import Any
 from gateway.cache.key import ANONYMOUS
 from gateway.cache.plan import Plan, plan_request
 from gateway.semantic.eligibility.rules import ineligible
-from policies.decision import Decision, PiiAction, Scope
-from policies.endpoint import Endpoint
+from policies.decision import Decision, Endpoint, PiiAction, Scope
 from policies.freshness import Directives
 
 DATA = Path(os.environ.get("REFRAIN_DATA", Path(__file__).parents[1].parent / "shared" / "data"))

@@ -38,7 +38,7 @@ from servers import await_url, free_port
 
 from gateway.cli.terminal import Lines
 from gateway.server.admin.recorded_request import read_request
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 CONTEXT = 16_384
 TEMPLATE = (

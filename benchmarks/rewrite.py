@@ -22,8 +22,7 @@ import orjson
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.prompts.rewrite.tool_rules import KnownTools
 from gateway.protocol.exact_json import parse_body
-from policies.decision import DocumentSettings, PrefixSettings, SchemaKeys, VolatileKind
-from policies.endpoint import Endpoint
+from policies.decision import DocumentSettings, Endpoint, PrefixSettings, SchemaKeys, VolatileKind
 
 TOOLS = 40
 BODY_BYTES = 20_000

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gateway.upstream.routing.prefix_aware import PrefixAware, PrefixIndex
 from gateway.upstream.routing.prefix_chain import prefix_blocks
 from gateway.upstream.routing.routing import Load
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 BLOCKS = 1_000_000
 REPLICAS = 4

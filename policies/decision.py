@@ -3,10 +3,17 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from policies.plain_enum import plain_members
+
+class Endpoint(StrEnum):
+    """Path of a cached endpoint: a policy matches it, and it is part of every cache key."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+    EMBEDDINGS = "/v1/embeddings"
+    RESPONSES = "/v1/responses"
+    RERANK = "/v1/rerank"
 
 
-@plain_members
 class Scope(StrEnum):
     """Who shares an entry: one tenant, one end user of one tenant, or everybody."""
 
@@ -15,7 +22,6 @@ class Scope(StrEnum):
     PUBLIC = "public"
 
 
-@plain_members
 class PiiAction(StrEnum):
     """What personal data in the prompt or the answer does."""
 
@@ -25,7 +31,6 @@ class PiiAction(StrEnum):
     ALLOW = "allow"
 
 
-@plain_members
 class Priority(StrEnum):
     """The engine's lane for a request that is forwarded."""
 
@@ -34,7 +39,6 @@ class Priority(StrEnum):
     LOW = "low"
 
 
-@plain_members
 class SchemaKeys(StrEnum):
     """Which keys of a tool's schema go in one order."""
 
@@ -44,7 +48,6 @@ class SchemaKeys(StrEnum):
     OFF = "off"
 
 
-@plain_members
 class VolatileKind(StrEnum):
     """What the built-in detectors find in a prompt that is another at every request."""
 
@@ -56,7 +59,6 @@ class VolatileKind(StrEnum):
     USER_NAMES = "user_names"
 
 
-@plain_members
 class DocumentOrder(StrEnum):
     """How retrieved documents are ordered: by their digest, or what others had first."""
 
@@ -93,7 +95,6 @@ class PrefixSettings:
         return bool(self.whitespace or self.volatile or self.patterns or self.documents)
 
 
-@plain_members
 class Protected(StrEnum):
     """What a sentence may hold that keeps it in a prompt, whatever is asked."""
 
@@ -123,7 +124,6 @@ class CompressSettings:
     """Share of a question's context that must be saved, or all of it is sent as it was."""
 
 
-@plain_members
 class Breakpoints(StrEnum):
     """Where the stable prefix of a prompt is marked for the upstream."""
 
@@ -134,7 +134,6 @@ class Breakpoints(StrEnum):
     """There, and before the last user turn."""
 
 
-@plain_members
 class BreakpointField(StrEnum):
     """How a mark is written."""
 
@@ -150,7 +149,6 @@ MARKS = frozenset(each.value for each in BreakpointField if each is not Breakpoi
 """The fields in which marks are written."""
 
 
-@plain_members
 class BreakpointLifetime(StrEnum):
     """How long Anthropic keeps what stands before a mark."""
 
@@ -158,7 +156,6 @@ class BreakpointLifetime(StrEnum):
     LONG = "1h"
 
 
-@plain_members
 class KeyRetention(StrEnum):
     """How long OpenAI is asked to keep prefixes."""
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from policies.plain_enum import plain_members
-
 _LONGEST = 2**31
 """Seconds; a cache reads larger numbers as this (RFC 9111, 1.2.2)."""
 _WHITE_SPACE = " \t\r\n"
@@ -51,7 +49,6 @@ class Grace:
 NO_GRACE = Grace()
 
 
-@plain_members
 class Verdict(StrEnum):
     """May the entry be served to this request."""
 

@@ -11,7 +11,7 @@ from aiohttp import ClientSession, web
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 from running_gateway import RunningGateway, StartGateway, start_app
 from running_redis import VERSIONS, Chosen, redis_folders
 from scripted_upstream import ScriptedUpstream

@@ -25,8 +25,7 @@ from gateway.protocol.messages import Inbound
 from gateway.semantic.ports import Candidate, SemanticUnavailableError, Verifier
 from gateway.server.policy_file import PolicyFile
 from gateway.server.request import Trace, Verdict
-from policies.decision import Decision, PiiAction
-from policies.endpoint import Endpoint
+from policies.decision import Decision, Endpoint, PiiAction
 from policies.freshness import parse_directives
 from quality.outcomes import Outcome, Try
 from quality.trial import Request, Trial

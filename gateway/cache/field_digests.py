@@ -14,7 +14,7 @@ import orjson
 
 from gateway.cache.key import keyed
 from gateway.protocol.endpoints.table import SPECS
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 Digests = tuple[tuple[str, bytes], ...]
 

@@ -23,8 +23,7 @@ from gateway.cache.entry import KEY_VERSION
 from gateway.protocol import exact_json
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.headers import bearer
-from policies.decision import CompressSettings, DocumentSettings, Scope
-from policies.endpoint import Endpoint
+from policies.decision import CompressSettings, DocumentSettings, Endpoint, Scope
 
 
 def keyed(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from gateway.cache.key import Partition, Tenant, compress_identity, scope_id, sh
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.table import SPECS
 from gateway.semantic.eligibility.rules import NO_QUERY, SemanticQuery, semantic_query
-from policies.decision import Decision, PiiAction, Scope
-from policies.endpoint import Endpoint
+from policies.decision import Decision, Endpoint, PiiAction, Scope
 from policies.freshness import NO_GRACE, Directives, Freshness, Grace, freshness, jittered
 
 

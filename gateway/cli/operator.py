@@ -24,7 +24,7 @@ from aiohttp import ClientConnectorError, ClientError, ClientSession, ClientTime
 from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.shadow_eval.journal import CHECKS_FILE, ComparisonJournal
 from gateway.cli.terminal import CommandError, say, unreadable
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 _REPLY_SECONDS = 600.0
 _PROGRESS_EVERY = 1.0

@@ -25,8 +25,7 @@ from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.prompts.rewrite.tool_rules import KnownTools
 from gateway.protocol.endpoints.table import SPECS
 from gateway.server.admin.recorded_request import RecordedRequest, Route
-from policies.decision import MARKS, PrefixSettings, SchemaKeys, VolatileKind
-from policies.endpoint import Endpoint
+from policies.decision import MARKS, Endpoint, PrefixSettings, SchemaKeys, VolatileKind
 from policies.format.load import parse_policy
 
 CHARACTERS_PER_TOKEN = 4.0

@@ -17,8 +17,13 @@ from gateway.prompts.outcome import NotRewritten, NotRewrittenError
 from gateway.prompts.texts import INSTRUCTING, Path, is_block
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.tokens import BYTES_A_TOKEN
-from policies.decision import BreakpointField, BreakpointLifetime, Breakpoints, HintSettings
-from policies.endpoint import Endpoint
+from policies.decision import (
+    BreakpointField,
+    BreakpointLifetime,
+    Breakpoints,
+    Endpoint,
+    HintSettings,
+)
 
 _MARKED = {
     BreakpointField.CACHE_CONTROL: INSTRUCTING | {"user", "assistant"},

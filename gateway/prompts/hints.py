@@ -19,8 +19,7 @@ from gateway.prompts.json_splice import Edit, spliced
 from gateway.prompts.outcome import Changed, Declined, NotRewritten, NotRewrittenError, Rewrite
 from gateway.prompts.texts import is_block
 from gateway.protocol.endpoints.table import SPECS
-from policies.decision import BreakpointField, Breakpoints, HintSettings, KeyRetention
-from policies.endpoint import Endpoint
+from policies.decision import BreakpointField, Breakpoints, Endpoint, HintSettings, KeyRetention
 
 CACHE_KEY = "prompt_cache_key"
 RETENTION = "prompt_cache_retention"

@@ -9,14 +9,12 @@ from enum import StrEnum
 from typing import Any
 
 from gateway.prompts.json_splice import Edit
-from policies.plain_enum import plain_members
 
 REWRITE = "X-Refrain-Rewrite"
 COMPRESS = "X-Refrain-Compress"
 """The reply headers."""
 
 
-@plain_members
 class Rewrite(StrEnum):
     """One rule of the rewrite plan or one hint, in the order in which they are applied."""
 
@@ -30,7 +28,6 @@ class Rewrite(StrEnum):
     RETENTION = "retention"
 
 
-@plain_members
 class Step(StrEnum):
     """One way to say the same in fewer tokens, in the order in which they are taken."""
 
@@ -40,7 +37,6 @@ class Step(StrEnum):
     UNRELATED = "unrelated"
 
 
-@plain_members
 class NotRewritten(StrEnum):
     """Why what the policy asks for left a request, or a part of it, as it was."""
 

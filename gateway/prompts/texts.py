@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from gateway.protocol.endpoints.table import SPECS
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 Path = tuple[str | int, ...]
 

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from policies.plain_enum import plain_members
 
-
-@plain_members
 class Reason(StrEnum):
     """One word for each way; what is printed never changes its meaning."""
 
@@ -91,7 +88,6 @@ class Reason(StrEnum):
     INTERNAL = "internal-error"
 
 
-@plain_members
 class Forwarded(StrEnum):
     """Why a request went to the upstream: the ``fwd`` parameter."""
 

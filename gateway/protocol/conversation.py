@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gateway.protocol.endpoints.table import SPECS
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 _ESCAPES = (
     *(("\\\\", "\0"), ("\\n", "\n"), ("\\r", "\n"), ("\\t", " "), ('\\"', '"'), ("\\/", "/")),

@@ -5,8 +5,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from policies.plain_enum import plain_members
-
 Headers = tuple[tuple[str, str], ...]
 
 
@@ -63,7 +61,6 @@ class Reply:
     None where that is not sure."""
 
 
-@plain_members
 class Addition(StrEnum):
     """What the gateway adds to requests of its own accord, and a server may refuse."""
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from gateway.protocol import exact_json
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import PromptTooLongError
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 BYTES_A_TOKEN = 4
 ATTACHMENT_TOKENS = 765

@@ -81,8 +81,7 @@ from gateway.telemetry.decision_log import Recorder
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
 from gateway.upstream.request import Exchange, without_salt
-from policies.decision import Decision, Priority
-from policies.endpoint import Endpoint
+from policies.decision import Decision, Endpoint, Priority
 from policies.freshness import NOTHING_ASKED, parse_directives
 
 JSON_TYPE = "application/json"

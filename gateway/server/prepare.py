@@ -37,8 +37,7 @@ from gateway.upstream.request import (
     with_priority,
     with_salt,
 )
-from policies.decision import DocumentOrder
-from policies.endpoint import Endpoint
+from policies.decision import DocumentOrder, Endpoint
 from policies.freshness import parse_directives
 
 log = logging.getLogger(__name__)

@@ -32,8 +32,7 @@ from gateway.semantic.ports import LocalEncoder
 from gateway.semantic.verification import Verification
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
-from policies.decision import Decision
-from policies.endpoint import Endpoint
+from policies.decision import Decision, Endpoint
 from policies.policy import RequestFacts
 
 INLINE_BYTES = 32_768

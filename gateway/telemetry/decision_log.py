@@ -25,8 +25,7 @@ from gateway.cache.append_files import turned
 from gateway.cache.key import Tenant, canonical_form, scope_ids
 from gateway.cache.plan import end_user
 from gateway.telemetry.observation import Observation
-from policies.decision import Decision, Scope
-from policies.endpoint import Endpoint
+from policies.decision import Decision, Endpoint, Scope
 from policies.policy import RequestFacts
 
 MAX_WAITING = 10_000

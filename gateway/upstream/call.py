@@ -39,7 +39,7 @@ from gateway.upstream.request import (
     with_upstream,
 )
 from gateway.upstream.routing.prefix_chain import PromptChains
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 log = logging.getLogger(__name__)
 

@@ -26,8 +26,7 @@ from gateway.protocol.headers import CREDENTIALS, Fields, request_fields, withou
 from gateway.protocol.messages import ALL_ADDITIONS, Addition, Inbound
 from gateway.protocol.tokens import ask_for_usage
 from gateway.telemetry.observation import Observation
-from policies.decision import Priority
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint, Priority
 
 PRIORITY = "X-Refrain-Priority"
 SALT = "cache_salt"

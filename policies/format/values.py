@@ -19,8 +19,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 from pydantic_core.core_schema import no_info_plain_validator_function
 
-from policies.decision import DEFAULT_RULE
-from policies.endpoint import Endpoint
+from policies.decision import DEFAULT_RULE, Endpoint
 from policies.pii.phone import is_region
 from policies.pii.scan import AllowList
 from policies.policy import ANONYMOUS

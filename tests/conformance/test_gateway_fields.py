@@ -14,7 +14,7 @@ from openai_schema import (
 )
 
 from gateway.protocol.endpoints.table import SPECS
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 pytestmark = pytest.mark.skipif(not DESCRIPTION.is_file(), reason=ABSENT)
 

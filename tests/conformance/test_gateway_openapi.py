@@ -19,7 +19,7 @@ from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.streaming.assemble import Assembler
 from gateway.protocol.streaming.responses_stream import render_response
 from gateway.protocol.streaming.sse import DONE, Decoder
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 from scripted_upstream import completion
 
 DATA = Path(os.environ.get("REFRAIN_DATA") or Path(__file__).parents[2] / "../shared/data")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.key_fields import Role
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 PAGE = (Path(__file__).parents[2] / "docs/keys.md").read_text()
 

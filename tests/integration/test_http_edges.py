@@ -22,7 +22,7 @@ import backend.server.http_server
 import gateway.server.http.compressed_body
 import gateway.server.http.http_server
 import gateway.telemetry.request_id
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 from running_gateway import StartGateway
 from scripted_upstream import ScriptedUpstream, completion
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.cache.key import canonical_form
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.exact_json import BodyError, parse_body
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
     [":", "1.0,", '"', "\\", "a:b", "e+", ".0}", "\u2028", "é", "e\u0301"]

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.prompts.compress.compress import begin
 from gateway.prompts.outcome import NotRewrittenError
-from policies.decision import CompressSettings, DocumentSettings
-from policies.endpoint import Endpoint
+from policies.decision import CompressSettings, DocumentSettings, Endpoint
 
 HALF = CompressSettings(enabled=True, documents=DocumentSettings("<d>", "</d>"), keep=0.5)
 Pairs = Sequence[tuple[str, str]]

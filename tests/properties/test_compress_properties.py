@@ -10,8 +10,7 @@ from gateway.prompts.compress.compress import begin
 from gateway.prompts.compress.facts import facts_of
 from gateway.prompts.compress.passages import passages_of
 from gateway.prompts.outcome import NotRewrittenError
-from policies.decision import CompressSettings, DocumentSettings
-from policies.endpoint import Endpoint
+from policies.decision import CompressSettings, DocumentSettings, Endpoint
 
 PIECES = [
     "The bakery sells bread. ",

@@ -14,7 +14,7 @@ from gateway.cli.explain import explanation_text, pipeline_to_explain
 from gateway.server.admin.explain import Explainer
 from gateway.server.admin.recorded_request import RecordedError, parse_recorded
 from gateway.server.policy_file import PolicyFile
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 values = st.recursive(

@@ -13,10 +13,10 @@ from policies.decision import (
     BreakpointField,
     BreakpointLifetime,
     Breakpoints,
+    Endpoint,
     HintSettings,
     KeyRetention,
 )
-from policies.endpoint import Endpoint
 
 FIELDS = [BreakpointField.CACHE_CONTROL.value, BreakpointField.PROMPT_CACHE_BREAKPOINT.value]
 MARKS = st.sampled_from(

@@ -19,7 +19,7 @@ from gateway.cache.plan import Plan
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.exact_json import parse_body
 from gateway.protocol.key_fields import Role
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 MANY = settings(database=None, suppress_health_check=list(HealthCheck))
 EXAMPLES = max(12, settings().max_examples // 50)

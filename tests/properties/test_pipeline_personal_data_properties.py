@@ -24,7 +24,7 @@ from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
 from gateway.upstream.request import Outgoing, Served
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 from scripted_upstream import completion
 
 POLICY = """

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.streaming.sse import Decoder
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(
     ["\n\ndata: [DONE]\n\n", "é", "😀", "\u2028", '"', "\\", "a\rb"]

@@ -17,11 +17,11 @@ from gateway.protocol.exact_json import parse_body
 from policies.decision import (
     DocumentOrder,
     DocumentSettings,
+    Endpoint,
     PrefixSettings,
     SchemaKeys,
     VolatileKind,
 )
-from policies.endpoint import Endpoint
 
 BEGIN, END = "<doc", "</doc>"
 WORDS = [

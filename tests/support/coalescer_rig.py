@@ -25,7 +25,7 @@ from gateway.server.policy_file import PolicyFile
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
 from gateway.upstream.request import Exchange
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 from policies.freshness import parse_directives
 
 

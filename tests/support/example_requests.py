@@ -7,8 +7,7 @@ from gateway.cache.entry import Entry
 from gateway.cache.key import ANONYMOUS, Tenant
 from gateway.cache.plan import Plan, plan_request
 from gateway.protocol.cache_status import Reason
-from policies.decision import Decision, PiiAction, Scope
-from policies.endpoint import Endpoint
+from policies.decision import Decision, Endpoint, PiiAction, Scope
 from policies.freshness import Directives
 
 SECRET = b"s" * 32

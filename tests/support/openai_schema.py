@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 DATA = Path(os.environ.get("REFRAIN_DATA") or Path(__file__).parents[2] / "../shared/data")
 DESCRIPTION = DATA / "openai-openapi.json"

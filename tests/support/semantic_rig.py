@@ -23,7 +23,7 @@ from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
 from gateway.upstream.comparisons import Checks, Judge
 from gateway.upstream.http_client import HttpUpstream
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 POLICY = """
 version: 1

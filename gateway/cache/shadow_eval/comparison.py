@@ -15,12 +15,10 @@ from gateway.cache.entry import Entry
 from gateway.cache.plan import Plan
 from gateway.semantic.compare.answers import Outcome
 from policies.decision import Decision
-from policies.plain_enum import plain_members
 
 _ID_BYTES = 16
 
 
-@plain_members
 class Kind(StrEnum):
     """What became of the answer that was found by meaning."""
 

@@ -12,7 +12,7 @@ from functools import partial
 from gateway.cache.entry import Entry
 from gateway.cache.ports import EntryTooLargeError, Store, StoreError
 from gateway.cache.stores.entry_codec import encoded_size
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 MakeStore = Callable[[int], Awaitable[Store]]
 """Returns a new, empty store bounded to so many bytes; the check closes it."""

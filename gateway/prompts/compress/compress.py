@@ -17,8 +17,7 @@ from gateway.prompts.json_splice import Edit, Places, all_replaced, printed, spl
 from gateway.prompts.outcome import Compression, NotRewritten, NotRewrittenError, Step
 from gateway.prompts.texts import Text
 from gateway.protocol.tokens import tokens_in
-from policies.decision import CompressSettings
-from policies.endpoint import Endpoint
+from policies.decision import CompressSettings, Endpoint
 
 MOST_CHARACTERS = 2**19  # of all declared context
 MOST_BLOCKS = 1024

@@ -19,8 +19,7 @@ from gateway.prompts.outcome import Compression, NotRewritten, NotRewrittenError
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.semantic.ports import LocalEncoder, SemanticUnavailableError
-from policies.decision import Decision
-from policies.endpoint import Endpoint
+from policies.decision import Decision, Endpoint
 
 log = logging.getLogger(__name__)
 

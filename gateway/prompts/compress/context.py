@@ -16,8 +16,7 @@ from gateway.prompts.texts import Path, is_block, is_result, texts_of
 from gateway.protocol.endpoints.table import SPECS
 from gateway.semantic.eligibility.rules import depends_on_earlier_turns, is_english, is_vague
 from gateway.semantic.eligibility.tokens import sentences_of, tokenize_question
-from policies.decision import CompressSettings
-from policies.endpoint import Endpoint
+from policies.decision import CompressSettings, Endpoint
 
 MOST_PIECES = 240  # of words: the encoder reads 256 with its marks
 MOST_CHARACTERS = 600

@@ -22,7 +22,7 @@ from gateway.protocol.tokens import tokens_in
 from gateway.semantic.code import holds_code
 from gateway.semantic.eligibility.rules import is_english
 from gateway.semantic.eligibility.tokens import sentences_of
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 LEAST_BYTES = 2048  # of turns that are worth a summary
 MOST_BYTES = 256 * 2**10  # of turns that a model can sum up

@@ -16,8 +16,7 @@ from gateway.prompts.rewrite.documents import NOTHING_KNOWN, Memory
 from gateway.prompts.rewrite.tool_rules import Form, Forms
 from gateway.prompts.texts import Conversation, conversation
 from gateway.protocol.endpoints.table import SPECS
-from policies.decision import MARKS, PrefixSettings, SchemaKeys
-from policies.endpoint import Endpoint
+from policies.decision import MARKS, Endpoint, PrefixSettings, SchemaKeys
 
 
 @dataclass(frozen=True, slots=True)

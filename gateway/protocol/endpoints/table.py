@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from gateway.protocol.endpoints import chat, completions, embeddings, rerank, responses
 from gateway.protocol.endpoints.spec import EndpointSpec
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 SPECS: Mapping[Endpoint, EndpointSpec] = {
     Endpoint.CHAT: chat.SPEC,

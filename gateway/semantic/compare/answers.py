@@ -19,7 +19,6 @@ import orjson
 
 from gateway.semantic.compare.markdown import PlainText, strip_markdown
 from gateway.semantic.compare.text_forms import name_others, named
-from policies.plain_enum import plain_members
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,6 @@ def _call(given: Any) -> str:
     return f"{given.get('name')}({arguments})"
 
 
-@plain_members
 class Outcome(StrEnum):
     """Whether the two answers say the same."""
 

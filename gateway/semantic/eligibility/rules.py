@@ -20,7 +20,7 @@ from gateway.semantic.code import holds_code
 from gateway.semantic.eligibility import words as lists
 from gateway.semantic.eligibility.time_sensitive import depends_on_time, varies
 from gateway.semantic.eligibility.tokens import TokenizedQuestion, sentences_of, tokenize_question
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 MAX_WITHOUT_FUNCTION_WORDS = 9
 """Of a text in English; twice as many with one function word, and so on."""

@@ -51,8 +51,7 @@ from gateway.semantic.eligibility.rules import semantic_query
 from gateway.server.admin.recorded_request import RecordedRequest
 from gateway.server.pipeline import Pipeline
 from gateway.server.request import RequestContext, Step, Trace, Verdict, facts_of
-from policies.decision import PiiAction
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint, PiiAction
 from policies.format.keys.rule import settings_of
 from policies.pii.scan import PiiScanner
 from policies.policy import Condition, RequestFacts

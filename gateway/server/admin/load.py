@@ -23,7 +23,7 @@ from gateway.server.pipeline import Pipeline
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
 from gateway.upstream.request import Outgoing, Served, Upstream
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,7 @@ from gateway.cache.ports import ForgetKeys, PolicySource, Quarantine, Store, Unf
 from gateway.protocol.conversation import answer_text, as_names
 from gateway.protocol.errors import UnauthorizedError
 from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError
-from policies.decision import PiiAction
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint, PiiAction
 
 PAGE = 256
 """Entries read at a time: the loop is free in between."""

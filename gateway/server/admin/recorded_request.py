@@ -14,7 +14,7 @@ import orjson
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.exact_json import BodyError, dumps, parse_body
 from gateway.protocol.headers import CONTROL
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 _MEMBERS = ("endpoint", "headers", "body")
 

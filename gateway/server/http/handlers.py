@@ -33,7 +33,7 @@ from gateway.server.pipeline import Pipeline
 from gateway.telemetry import request_id
 from gateway.telemetry.observation import Observation, Sink
 from gateway.upstream.request import UPSTREAM, format_upstream_header
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from gateway.protocol.cache_status import Reason
-from policies.plain_enum import plain_members
 
 FAILURES_IN_A_ROW = 3
 WINDOW = 20
@@ -29,7 +28,6 @@ DEFAULT_RETRY_AFTER = 1.0
 LONGEST_RETRY_AFTER = 60.0
 
 
-@plain_members
 class State(StrEnum):
     """One vocabulary for metric, log and ``/readyz``."""
 

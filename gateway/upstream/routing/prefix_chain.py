@@ -23,7 +23,7 @@ import orjson
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.headers import CREDENTIALS
 from gateway.upstream.request import SALT
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 
 def cut(body: dict[str, Any], fields: Sequence[str], most: int = 2**19) -> dict[str, Any]:

@@ -9,10 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
-from policies.plain_enum import plain_members
 
-
-@plain_members
 class Route(StrEnum):
     """Why a replica was chosen: one vocabulary for metric, log and trace."""
 

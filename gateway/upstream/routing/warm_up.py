@@ -27,8 +27,7 @@ from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.table import PoolTable
 from gateway.upstream.request import OF_AN_ACCOUNT, PRIORITY, SALT, Outgoing
 from gateway.upstream.routing.prefix_chain import PromptChains
-from policies.decision import Priority
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint, Priority
 
 log = logging.getLogger(__name__)
 

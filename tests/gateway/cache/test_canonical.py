@@ -5,7 +5,7 @@ import pytest
 
 from gateway.cache.key import canonical_form
 from gateway.protocol.exact_json import BodyError, LoneSurrogateError, parse_body
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 CHAT, COMPLETIONS, RESPONSES = Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.cache.field_digests import Difference, differences, field_digests, nearest
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 SECRET, SCOPE = b"s" * 32, b"a" * 32
 

@@ -8,8 +8,7 @@ from example_requests import SECRET, chat, entry_of, plan_of
 from gateway.cache import key as key_module
 from gateway.cache.key import ANONYMOUS, Partition, Tenant, identify, scope_id
 from gateway.cache.stores.entry_codec import encode_entry
-from policies.decision import PiiAction, Scope
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint, PiiAction, Scope
 
 TENANTS = [
     {},

@@ -27,8 +27,7 @@ from lookup_driver import (
 from gateway.cache.entry import KEY_VERSION
 from gateway.cache.lookup import Forward, Refused, bypass
 from gateway.protocol.cache_status import Reason
-from policies.decision import PiiAction
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint, PiiAction
 from policies.freshness import Directives
 
 STORED_HIT = f"refrain; hit; ttl={int(LIFETIME) - 100}; detail=exact"

@@ -5,8 +5,7 @@ from gateway.cache.entry import KEY_VERSION
 from gateway.cache.key import identify
 from gateway.cache.plan import end_user
 from gateway.protocol.cache_status import Reason
-from policies.decision import PiiAction, Scope
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint, PiiAction, Scope
 from policies.freshness import Directives, Verdict
 
 

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from gateway.cli.main import main
 from gateway.server.admin.recorded_request import RecordedError, as_json, parse_recorded
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 POLICY = """
 version: 1

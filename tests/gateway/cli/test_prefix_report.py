@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gateway.cli.prefix_report import prompt_parts, report
 from gateway.server.admin.recorded_request import RecordedRequest
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 
 def recorded(tools, time, question, **told):

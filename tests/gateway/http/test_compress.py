@@ -10,7 +10,7 @@ from gateway.prompts.compress.compress import Compressed
 from gateway.prompts.compress.compressor import Compressor
 from gateway.prompts.outcome import Compression, NotRewritten
 from gateway.semantic.ports import SemanticUnavailableError
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 from policies.format.load import parse_policy
 from running_gateway import RunningGateway, StartGateway
 from scripted_upstream import ScriptedUpstream

@@ -21,7 +21,7 @@ from scripted_responses import (
     text,
 )
 
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 from running_gateway import RunningGateway
 from scripted_upstream import ScriptedUpstream
 

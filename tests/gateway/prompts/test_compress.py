@@ -12,8 +12,7 @@ from tokenizers import Tokenizer
 from gateway.prompts.compress.compress import Compressed, begin
 from gateway.prompts.compress.context import readable
 from gateway.prompts.outcome import NotRewritten, NotRewrittenError, Step
-from policies.decision import CompressSettings, DocumentSettings, Protected
-from policies.endpoint import Endpoint
+from policies.decision import CompressSettings, DocumentSettings, Endpoint, Protected
 
 MARKED = CompressSettings(enabled=True, documents=DocumentSettings("<d>", "</d>"))
 HALF = CompressSettings(enabled=True, documents=DocumentSettings("<d>", "</d>"), keep=0.5)

@@ -17,7 +17,7 @@ from gateway.prompts.compress.history import (
     with_summary,
 )
 from gateway.prompts.outcome import Compression, NotRewritten, Step, both
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 TWO = 2
 LONG = "We talk about bread and about rivers for a while. " * 20

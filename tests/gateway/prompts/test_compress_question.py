@@ -7,8 +7,7 @@ import pytest
 
 from gateway.prompts.compress.compress import Compressing, begin
 from gateway.prompts.outcome import NotRewritten, NotRewrittenError
-from policies.decision import CompressSettings, DocumentSettings
-from policies.endpoint import Endpoint
+from policies.decision import CompressSettings, DocumentSettings, Endpoint
 
 HALF = CompressSettings(enabled=True, documents=DocumentSettings("<d>", "</d>"), keep=0.5)
 SHOPS = (

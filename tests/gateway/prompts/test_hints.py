@@ -13,12 +13,12 @@ from policies.decision import (
     BreakpointField,
     BreakpointLifetime,
     Breakpoints,
+    Endpoint,
     HintSettings,
     KeyRetention,
     PrefixSettings,
     VolatileKind,
 )
-from policies.endpoint import Endpoint
 
 SYSTEM = HintSettings(Breakpoints.SYSTEM)
 EARLIER = HintSettings(Breakpoints.EARLIER)

@@ -10,8 +10,7 @@ from gateway.prompts import json_splice as places
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.prompts.rewrite.tool_rules import MAX_FORM_BYTES, Form, KnownTools
 from gateway.protocol.exact_json import parse_body
-from policies.decision import PrefixSettings, SchemaKeys, VolatileKind
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint, PrefixSettings, SchemaKeys, VolatileKind
 
 SORTED = PrefixSettings(sorts_tools=True)
 STYLES = [

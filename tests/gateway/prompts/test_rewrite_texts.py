@@ -13,8 +13,13 @@ from gateway.prompts.rewrite.text_rules import normal
 from gateway.prompts.rewrite.volatile import finder
 from gateway.prompts.texts import BLOCK
 from gateway.protocol.exact_json import parse_body
-from policies.decision import DocumentOrder, DocumentSettings, PrefixSettings, VolatileKind
-from policies.endpoint import Endpoint
+from policies.decision import (
+    DocumentOrder,
+    DocumentSettings,
+    Endpoint,
+    PrefixSettings,
+    VolatileKind,
+)
 
 STABLE = "You are the assistant of a shop. Answer in one sentence, and only from the catalogue."
 NOW = "2026-11-22T01:03:42.123Z"

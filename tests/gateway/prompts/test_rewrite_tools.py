@@ -8,8 +8,7 @@ import pytest
 from gateway.prompts.outcome import Declined, NotRewritten, Rewrite, rewrites_told
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.protocol.exact_json import parse_body
-from policies.decision import PrefixSettings, SchemaKeys
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint, PrefixSettings, SchemaKeys
 
 KEYS = PrefixSettings()
 KEYWORDS = PrefixSettings(SchemaKeys.KEYWORDS)

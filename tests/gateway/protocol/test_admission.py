@@ -3,8 +3,7 @@ import pytest
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.table import SPECS
-from policies.decision import CLEAN_FINISH_REASONS
-from policies.endpoint import Endpoint
+from policies.decision import CLEAN_FINISH_REASONS, Endpoint
 
 CHAT, COMPLETIONS = Endpoint.CHAT, Endpoint.COMPLETIONS
 

@@ -11,7 +11,7 @@ from gateway.protocol.conversation import (
 )
 from gateway.protocol.endpoints.spec import Question
 from gateway.protocol.endpoints.table import SPECS
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 from policies.pii.scan import PiiScanner
 
 SCANNER = PiiScanner(["US", "GB"])

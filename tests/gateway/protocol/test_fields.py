@@ -5,7 +5,7 @@ import pytest
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.key_fields import Role
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 CHAT, COMPLETIONS = Endpoint.CHAT, Endpoint.COMPLETIONS
 EMBEDDINGS, RESPONSES = Endpoint.EMBEDDINGS, Endpoint.RESPONSES

@@ -3,7 +3,7 @@ import pytest
 
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.streaming.sse import DONE, Decoder
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 CHAT, COMPLETIONS = Endpoint.CHAT, Endpoint.COMPLETIONS
 USAGE = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}

@@ -4,7 +4,7 @@ import pytest
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.streaming.sse import DONE, Decoder, Event, encode
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 USAGE = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
 

@@ -2,7 +2,7 @@ import pytest
 from example_requests import chat, user
 
 from gateway.protocol.tokens import ATTACHMENT_TOKENS, prompt_tokens
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 
 def image(url):

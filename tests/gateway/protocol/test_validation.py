@@ -3,7 +3,7 @@ from example_requests import chat, user
 
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import ClientError
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 validate_chat, validate_completion, validate_embeddings, validate_response = (
     SPECS[endpoint].validate

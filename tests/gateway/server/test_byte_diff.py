@@ -8,8 +8,7 @@ from gateway.prompts.json_splice import Edit, spliced
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.protocol.exact_json import parse_body
 from gateway.server.admin.explain import CONTEXT, hunks
-from policies.decision import PrefixSettings
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint, PrefixSettings
 
 TEXTS = st.lists(st.sampled_from([b"a", b"bc", b" ", b"\xc3\xa9", b'"', b"{", b"1.5"])).map(
     b"".join

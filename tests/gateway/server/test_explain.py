@@ -14,7 +14,7 @@ from gateway.semantic.ports import Candidate, SemanticUnavailableError
 from gateway.server.admin.explain import Explainer
 from gateway.server.admin.recorded_request import parse_recorded
 from gateway.server.policy_file import PolicyFile
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 from policies.freshness import Directives
 
 SECRET = b"s" * 32

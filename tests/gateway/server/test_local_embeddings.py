@@ -26,7 +26,7 @@ from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 
 class Encoder:

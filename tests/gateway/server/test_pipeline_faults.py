@@ -25,8 +25,7 @@ from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
 from gateway.upstream.request import Served
-from policies.decision import PiiAction
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint, PiiAction
 from scripted_upstream import completion
 
 

@@ -19,7 +19,7 @@ from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Outbox
 from gateway.server.request import Trace
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 from scripted_upstream import completion
 
 

@@ -7,8 +7,7 @@ from gateway.cache.lookup import Forward, Hit, Refused
 from gateway.cache.pii_scan import Scans
 from gateway.protocol.cache_status import Forwarded, ForwardStatus, HitStatus, Reason
 from gateway.server.request import plan_to_scan, without_names
-from policies.decision import PiiAction
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint, PiiAction
 
 CHAT = Endpoint.CHAT
 MISS = ForwardStatus(Forwarded.MISS)

@@ -18,7 +18,7 @@ from gateway.upstream.routing.prefix_aware import PrefixAware
 from gateway.upstream.routing.prefix_chain import PromptChains
 from gateway.upstream.routing.routing import Load
 from gateway.upstream.routing.warm_up import MOST, WarmUp
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 from running_gateway import RunningGateway, StartGateway, start_app
 from scripted_upstream import ScriptedUpstream
 

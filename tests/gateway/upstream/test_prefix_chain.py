@@ -10,7 +10,7 @@ from gateway.upstream.routing.prefix_chain import (
     cut,
     prefix_blocks,
 )
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 SYSTEM = {"role": "system", "content": "You are a careful clerk. " * 100}
 TOOLS = [{"type": "function", "function": {"name": f"tool_{n}"}} for n in range(40)]

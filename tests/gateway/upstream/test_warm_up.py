@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from gateway.upstream.routing.warm_up import HALF_LIFE, LONGEST_BYTES, MOST_MET, WarmPrefixes
-from policies.endpoint import Endpoint
+from policies.decision import Endpoint
 
 LONG = "You are careful. " * 100
 TOOLS = [{"type": "function", "function": {"name": "find", "description": LONG}}]
