@@ -19,7 +19,7 @@ from typing import Any
 
 from gateway.cache.key import ANONYMOUS
 from gateway.cache.plan import Plan, plan_request
-from gateway.semantic.eligibility.rules import ineligible
+from gateway.semantic.eligibility import ineligible
 from policies.decision import Decision, Endpoint, PiiAction, Scope
 from policies.freshness import Directives
 

@@ -25,8 +25,7 @@ from typing import Protocol, TypeVar
 import lmdb
 import uvloop
 
-from gateway.cache.entry import Entry
-from gateway.cache.ports import Store
+from gateway.cache.ports import Entry, Store
 from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.stores.sqlite.store import SqliteStore

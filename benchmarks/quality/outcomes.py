@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gateway.semantic.verification import Verification
+from gateway.semantic.ports import Verification
 from quality.intervals import Share
 from quality.trial import Request
 

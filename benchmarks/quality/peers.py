@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from embeddings.encoder import Vector
 from embeddings.index_faiss import FaissIndex
-from gateway.semantic.verification import Verification
+from gateway.semantic.ports import Verification
 from quality.outcomes import Outcome, Try
 from quality.trial import Trial
 

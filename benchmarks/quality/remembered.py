@@ -12,8 +12,7 @@ from pathlib import Path
 
 import embeddings.verify
 import gateway.semantic.verifier
-from gateway.semantic.ports import Verifier
-from gateway.semantic.verification import Verification
+from gateway.semantic.ports import Verification, Verifier
 from quality.kept import Kept
 
 _FAULTS = frozenset({"fault", "verifier-timeout", "verifier-error"})

@@ -9,8 +9,7 @@ from embeddings.verify.calibration import Calibration, CalibrationError
 from embeddings.verify.calibration_file import parse_calibration
 from embeddings.verify.guards import guard
 from gateway.semantic.calibrations import Calibrations
-from gateway.semantic.ports import Verifier
-from gateway.semantic.verification import Verification
+from gateway.semantic.ports import Verification, Verifier
 from gateway.semantic.verifier import CalibratedVerifier
 from policies.decision import Decision
 from policies.format.keys.rule import DEFAULT_MAX_WRONG_HITS

@@ -17,13 +17,12 @@ last ``otherwise``.
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
 
-from gateway.cache.entry import Entry
 from gateway.cache.plan import Plan
-from gateway.cache.shadow_eval.comparison import Check, Kind
+from gateway.cache.ports import Entry
+from gateway.cache.shadow_eval import Check, Kind
 from gateway.protocol.cache_status import Forwarded, ForwardStatus, HitStatus, Reason
-from gateway.semantic.verification import Verification
+from gateway.semantic.ports import Verification
 from policies.freshness import Directives, Verdict
 
 
@@ -226,7 +225,7 @@ class VerifyCandidate:
         if verification.refused(threshold, alias=alias) is None:
             by_alias = verification.refused(threshold) is not None
             return self._found(verification, threshold, alias=by_alias)
-        scored = verification.refusal is None and isfinite(verification.score)
+        scored = verification.refusal is None and verification.is_finite
         otherwise = self._near_miss(verification) if scored else self.otherwise
         return _next_candidate(self.plan, otherwise, self.rest)
 

@@ -4,12 +4,18 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from gateway.cache.entry import KEY_VERSION, Entry
-from gateway.cache.field_digests import field_digests
-from gateway.cache.key import Partition, Tenant, compress_identity, scope_id, shared_partition
+from gateway.cache.key import (
+    Partition,
+    Tenant,
+    compress_identity,
+    field_digests,
+    scope_id,
+    shared_partition,
+)
+from gateway.cache.ports import KEY_VERSION, Entry
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.table import SPECS
-from gateway.semantic.eligibility.rules import NO_QUERY, SemanticQuery, semantic_query
+from gateway.semantic.eligibility import NO_QUERY, SemanticQuery, semantic_query
 from policies.decision import Decision, Endpoint, PiiAction, Scope
 from policies.freshness import NO_GRACE, Directives, Freshness, Grace, freshness, jittered
 

@@ -25,7 +25,7 @@ from embeddings.verify.binomial import upper_bound
 from embeddings.verify.calibration import Calibration, calibrated, least_hits
 from embeddings.verify.calibration_file import written_calibration
 from gateway.cache.append_files import before
-from gateway.cache.shadow_eval.journal import CHECKS_FILE
+from gateway.cache.comparison_journal import CHECKS_FILE
 from gateway.cli.logging_setup import PARENT_PIPE, PYTHON
 from gateway.cli.terminal import CommandError, Lines, say, unreadable
 from gateway.semantic.calibrations import OWN_FILE, Calibrations

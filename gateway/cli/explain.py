@@ -26,8 +26,7 @@ from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
 from gateway.cli.operator import ask_gateway
 from gateway.cli.terminal import CommandError, unreadable
-from gateway.semantic.ports import SemanticIndex, Verifier
-from gateway.semantic.verification import Verification
+from gateway.semantic.ports import SemanticIndex, Verification, Verifier
 from gateway.server.admin.explain import Explainer
 from gateway.server.admin.recorded_request import (
     RecordedError,

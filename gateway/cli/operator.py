@@ -21,8 +21,8 @@ from typing import Any
 import orjson
 from aiohttp import ClientConnectorError, ClientError, ClientSession, ClientTimeout
 
+from gateway.cache.comparison_journal import CHECKS_FILE, ComparisonJournal
 from gateway.cache.quarantine import QuarantineFile
-from gateway.cache.shadow_eval.journal import CHECKS_FILE, ComparisonJournal
 from gateway.cli.terminal import CommandError, say, unreadable
 from policies.decision import Endpoint
 

@@ -17,8 +17,7 @@ from embeddings.verify.calibration import Calibration
 from embeddings.verify.guards import guard
 from embeddings.verify.nearness import weighed
 from gateway.semantic.calibrations import Calibrations
-from gateway.semantic.ports import SemanticUnavailableError
-from gateway.semantic.verification import Verification
+from gateway.semantic.ports import SemanticUnavailableError, Verification
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,7 @@ from email.utils import formatdate
 from hashlib import sha256
 from typing import NamedTuple
 
-from gateway.cache.entry import Entry
-from gateway.cache.ports import MemoryTier, PolicySource
+from gateway.cache.ports import Entry, MemoryTier, PolicySource
 from gateway.protocol.cache_status import HitStatus, Reason, hit_fields
 from gateway.protocol.messages import Reply
 from gateway.server.auth import Access

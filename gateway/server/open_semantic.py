@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gateway.cache.comparison_journal import CHECKS_FILE, ComparisonJournal
 from gateway.cache.ports import PolicySource
 from gateway.cache.quarantine import QuarantineFile
-from gateway.cache.shadow_eval.journal import CHECKS_FILE, ComparisonJournal
 from gateway.semantic.calibrations import Calibrations
 from gateway.semantic.embeddings_service import SemanticService
 from gateway.semantic.verifier import CalibratedVerifier

@@ -15,7 +15,7 @@ from typing import Any, assert_never
 
 import orjson
 
-from gateway.cache.entry import Entry
+from gateway.cache.comparison_journal import ComparisonJournal
 from gateway.cache.key import identify
 from gateway.cache.lookup import (
     NEAREST,
@@ -40,9 +40,8 @@ from gateway.cache.lookup import (
 )
 from gateway.cache.pii_scan import ScanFailedError, Scans
 from gateway.cache.plan import plan_request
-from gateway.cache.ports import PolicySource, Store, StoreError, StoreUnavailableError
-from gateway.cache.shadow_eval.comparison import Sampling
-from gateway.cache.shadow_eval.journal import ComparisonJournal
+from gateway.cache.ports import Entry, PolicySource, Store, StoreError, StoreUnavailableError
+from gateway.cache.shadow_eval import Sampling
 from gateway.cache.single_flight import SingleFlight
 from gateway.protocol import exact_json
 from gateway.protocol.cache_status import (

@@ -28,8 +28,7 @@ from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import ClientError
 from gateway.protocol.exact_json import BodyError, LoneSurrogateError, parse_body
 from gateway.protocol.messages import Inbound
-from gateway.semantic.ports import LocalEncoder
-from gateway.semantic.verification import Verification
+from gateway.semantic.ports import LocalEncoder, Verification
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
 from policies.decision import Decision, Endpoint

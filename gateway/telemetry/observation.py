@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.cache.entry import Entry
+from gateway.cache.ports import Entry
 from gateway.prompts.outcome import Compression, Declined, Rewrite
 from gateway.protocol.cache_status import ForwardStatus, Reason
 from gateway.protocol.tokens import PromptUsage

@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from gateway.cache.comparison_journal import ComparisonJournal
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Quarantine
-from gateway.cache.shadow_eval.comparison import Check, Comparison, Kind, compared
-from gateway.cache.shadow_eval.journal import ComparisonJournal
+from gateway.cache.shadow_eval import Check, Comparison, Kind, compared
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields
 from gateway.protocol.messages import read_whole
-from gateway.semantic.compare.answers import (
+from gateway.semantic.answers import (
     Answer,
     Judgement,
     NeedsVectors,

@@ -70,7 +70,7 @@ BAD = {
         ("gateway/upstream/request.py", "from gateway.upstream import http_client"),
     ],
     "cores_are_leaves": [
-        ("policies/decision.py", "from gateway.cache.entry import Entry"),
+        ("policies/decision.py", "from gateway.cache.ports import Entry"),
         ("policies/decision.py", "import backend"),
         ("backend/core/scheduler.py", "from backend.runtime import engine"),
         ("backend/core/scheduler.py", "from policies.decision import Scope"),

@@ -12,7 +12,7 @@ from quality.rows import ROWS, counted
 from quality.table import as_json, cell, markdown, table
 from quality.trial import Request, Trial, pairs
 
-from gateway.semantic.verification import Verification
+from gateway.semantic.ports import Verification
 
 ASKED = Request("a", "its")
 

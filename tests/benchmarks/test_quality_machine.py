@@ -14,7 +14,7 @@ from quality.sets import TRIALS, MissingDataError, canard, clinc150, gsm_plus
 from quality.systems import Held, System, all_candidates
 from quality.trial import Request, Trial
 
-from gateway.semantic.verification import Verification
+from gateway.semantic.ports import Verification
 
 WORDS = ("red", "green", "blue", "large", "small")
 

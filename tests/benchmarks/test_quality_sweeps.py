@@ -10,7 +10,7 @@ from quality.picture import Panel, drawn
 from quality.sweeps import by_meaning, curve, point
 from quality.trial import Request
 
-from gateway.semantic.verification import Verification
+from gateway.semantic.ports import Verification
 
 
 def tried(*scores, answer="its", group="", reason="miss"):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.cache.lookup import Forward, SearchSemantic, start
 from gateway.protocol.cache_status import Reason
-from gateway.semantic.eligibility.rules import ineligible
+from gateway.semantic.eligibility import ineligible
 
 POOL = (
     "how do i reset my password what is the fee for a lost card today it them another joke again"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.cache.entry import Entry
+from gateway.cache.ports import Entry
 from gateway.cache.stores.entry_codec import (
     DamagedEntryError,
     decode_entry,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.app import default_policy
-from gateway.cache.field_digests import differences, field_digests, nearest
+from gateway.cache.key import differences, field_digests, nearest
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cli.explain import explanation_text, pipeline_to_explain
 from gateway.server.admin.explain import Explainer

@@ -8,7 +8,6 @@ from example_requests import STORED_AT, chat, entry_of, plan_of, user
 from hypothesis import given, target
 from hypothesis import strategies as st
 
-from gateway.cache.entry import Entry
 from gateway.cache.key import identify
 from gateway.cache.lookup import (
     FetchCandidate,
@@ -24,8 +23,9 @@ from gateway.cache.lookup import (
     start,
 )
 from gateway.cache.plan import Plan
+from gateway.cache.ports import Entry
 from gateway.protocol.cache_status import Reason
-from gateway.semantic.verification import Verification
+from gateway.semantic.ports import Verification
 from policies.decision import PiiAction, Scope
 from policies.freshness import Directives, Grace, Verdict, freshness, jittered
 

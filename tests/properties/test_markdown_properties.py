@@ -6,8 +6,8 @@ import string
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.semantic.compare.answers import Judgement, Outcome, compare
-from gateway.semantic.compare.markdown import strip_markdown
+from gateway.semantic.answers import Judgement, Outcome, compare
+from gateway.semantic.plain_text import strip_markdown
 from scripted_upstream import completion
 
 WORD = st.text(string.ascii_letters + string.digits, min_size=1, max_size=6)

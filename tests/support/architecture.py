@@ -42,7 +42,7 @@ IO_MODULES = frozenset(
         "gateway.cache.quarantine",
         "gateway.cache.single_flight",
         "gateway.cache.writer",
-        "gateway.cache.shadow_eval.journal",
+        "gateway.cache.comparison_journal",
         "gateway.cache.stores.conformance",
         "gateway.cache.stores.encrypted",
         "gateway.cache.stores.guarded",
@@ -89,7 +89,7 @@ HTTP_MODULES = frozenset(
 
 CROSSINGS = {
     "gateway.cli.calibrate": ("embeddings.verify",),
-    "gateway.cache.shadow_eval.ledger": ("embeddings.verify.binomial",),
+    "gateway.cache.shadow_eval": ("embeddings.verify.binomial",),
     "gateway.semantic.calibrations": ("embeddings.verify",),
     "gateway.semantic.embeddings_service": ("embeddings.client",),
     "gateway.semantic.verifier": ("embeddings.verify",),

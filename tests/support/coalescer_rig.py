@@ -11,11 +11,11 @@ import orjson
 from gated_upstream import GatedUpstream
 
 from gateway.app import default_policy
-from gateway.cache.entry import Entry
 from gateway.cache.key import identify
 from gateway.cache.lookup import Forward
 from gateway.cache.pii_scan import Scans
 from gateway.cache.plan import Plan, plan_request
+from gateway.cache.ports import Entry
 from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter

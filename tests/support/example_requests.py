@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from gateway.cache.entry import Entry
 from gateway.cache.key import ANONYMOUS, Tenant
 from gateway.cache.plan import Plan, plan_request
+from gateway.cache.ports import Entry
 from gateway.protocol.cache_status import Reason
 from policies.decision import Decision, Endpoint, PiiAction, Scope
 from policies.freshness import Directives

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from gateway.semantic.verification import Verification
+from gateway.semantic.ports import Verification
 
 
 @dataclass(slots=True)

@@ -6,7 +6,6 @@ from typing import Any, assert_never
 
 from example_requests import LIFETIME, STORED_AT, entry_of, plan_of, user
 
-from gateway.cache.entry import Entry
 from gateway.cache.lookup import (
     FetchCandidate,
     Forward,
@@ -21,7 +20,8 @@ from gateway.cache.lookup import (
     start,
 )
 from gateway.cache.plan import Plan
-from gateway.semantic.verification import Verification
+from gateway.cache.ports import Entry
+from gateway.semantic.ports import Verification
 from policies.freshness import parse_directives
 
 EXACT, PERSONAL, SCAN, SEARCH, FETCH, VERIFY, HIT, FORWARD, REFUSED = (

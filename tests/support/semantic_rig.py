@@ -9,9 +9,9 @@ from typing import Any
 import orjson
 from fake_verifier import SaidVerifier
 
+from gateway.cache.comparison_journal import ComparisonJournal
 from gateway.cache.pii_scan import Scans
 from gateway.cache.quarantine import QuarantineFile
-from gateway.cache.shadow_eval.journal import ComparisonJournal
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
 from gateway.protocol.messages import Inbound

@@ -8,8 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gateway.cache.entry import Entry
-from gateway.cache.ports import Store
+from gateway.cache.ports import Entry, Store
 from gateway.cache.stores.conformance import example_entry
 
 MAX_BYTES = 2 << 20

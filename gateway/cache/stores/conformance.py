@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
-from gateway.cache.entry import Entry
-from gateway.cache.ports import EntryTooLargeError, Store, StoreError
+from gateway.cache.ports import Entry, EntryTooLargeError, Store, StoreError
 from gateway.cache.stores.entry_codec import encoded_size
 from policies.decision import Endpoint
 

@@ -31,8 +31,7 @@ from cachetools import LRUCache
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from gateway.cache.entry import Entry
-from gateway.cache.ports import Page, ScopeKeys, Store, StoreError, StoreStats
+from gateway.cache.ports import Entry, Page, ScopeKeys, Store, StoreError, StoreStats
 from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry, encode_entry
 
 KEY_BYTES = 32

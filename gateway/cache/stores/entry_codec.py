@@ -13,8 +13,7 @@ import struct
 from collections.abc import Iterator
 from hashlib import blake2b
 
-from gateway.cache.entry import Entry
-from gateway.cache.ports import StoreError
+from gateway.cache.ports import Entry, StoreError
 
 FORMAT = 2
 """Version of the layout below; raise it whenever the layout changes."""

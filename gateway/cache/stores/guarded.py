@@ -20,8 +20,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import Context
 from typing import TypeVar
 
-from gateway.cache.entry import Entry
-from gateway.cache.ports import Page, Store, StoreError, StoreStats, StoreUnavailableError
+from gateway.cache.ports import Entry, Page, Store, StoreError, StoreStats, StoreUnavailableError
 
 TICK = 0.005
 

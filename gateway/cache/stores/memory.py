@@ -10,8 +10,7 @@ from dataclasses import replace
 from sys import getsizeof
 from typing import TypeVar, cast
 
-from gateway.cache.entry import Entry
-from gateway.cache.ports import EntryTooLargeError, Page, StoreError, StoreStats
+from gateway.cache.ports import Entry, EntryTooLargeError, Page, StoreError, StoreStats
 from gateway.cache.stores.eviction import S3Fifo
 
 ENTRY_SHARE = 8

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from gateway.cache.entry import Entry
-from gateway.cache.ports import EntryTooLargeError, Page, Store, StoreStats
+from gateway.cache.ports import Entry, EntryTooLargeError, Page, Store, StoreStats
 from gateway.cache.single_flight import SingleFlight
 from gateway.cache.stores.memory import MemoryStore
 

@@ -14,8 +14,8 @@ from gateway.prompts.outcome import NotRewritten
 from gateway.prompts.rewrite.documents import pieces
 from gateway.prompts.texts import Path, is_block, is_result, texts_of
 from gateway.protocol.endpoints.table import SPECS
-from gateway.semantic.eligibility.rules import depends_on_earlier_turns, is_english, is_vague
-from gateway.semantic.eligibility.tokens import sentences_of, tokenize_question
+from gateway.semantic.eligibility import depends_on_earlier_turns, is_english, is_vague
+from gateway.semantic.words import sentences_of, tokenize_question
 from policies.decision import CompressSettings, Endpoint
 
 MOST_PIECES = 240  # of words: the encoder reads 256 with its marks

@@ -14,8 +14,8 @@ import orjson
 
 from gateway.prompts.outcome import Step
 from gateway.semantic.code import code_blocks, holds_code
-from gateway.semantic.eligibility.rules import is_prose
-from gateway.semantic.eligibility.tokens import sentences_of
+from gateway.semantic.eligibility import is_prose
+from gateway.semantic.words import sentences_of
 
 LONGEST = 300  # characters of a passage of prose
 

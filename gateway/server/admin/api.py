@@ -25,9 +25,15 @@ import orjson
 from aiohttp import web
 
 from gateway.cache.append_files import Journal
-from gateway.cache.entry import Entry
 from gateway.cache.key import identify, scope_ids
-from gateway.cache.ports import ForgetKeys, PositionError, Quarantine, StoreError, UnfinishedError
+from gateway.cache.ports import (
+    Entry,
+    ForgetKeys,
+    PositionError,
+    Quarantine,
+    StoreError,
+    UnfinishedError,
+)
 from gateway.cache.stores.entry_codec import encoded_size
 from gateway.protocol.errors import error_body
 from gateway.protocol.headers import folded

@@ -13,9 +13,7 @@ from difflib import SequenceMatcher
 from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
-from gateway.cache.entry import KEY_VERSION, Entry
-from gateway.cache.field_digests import differences, field_digests, nearest
-from gateway.cache.key import Tenant, document_owner
+from gateway.cache.key import Tenant, differences, document_owner, field_digests, nearest
 from gateway.cache.lookup import (
     End,
     FetchCandidate,
@@ -30,7 +28,7 @@ from gateway.cache.lookup import (
     VerifyCandidate,
 )
 from gateway.cache.plan import Plan
-from gateway.cache.ports import Store, StoreError
+from gateway.cache.ports import KEY_VERSION, Entry, Store, StoreError
 from gateway.prompts.hints import hinted, hints_for
 from gateway.prompts.json_splice import Edit
 from gateway.prompts.outcome import Changed
@@ -47,7 +45,7 @@ from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import PromptTooLongError, RequestError
 from gateway.protocol.messages import Inbound
 from gateway.protocol.tokens import prompt_tokens
-from gateway.semantic.eligibility.rules import semantic_query
+from gateway.semantic.eligibility import semantic_query
 from gateway.server.admin.recorded_request import RecordedRequest
 from gateway.server.pipeline import Pipeline
 from gateway.server.request import RequestContext, Step, Trace, Verdict, facts_of

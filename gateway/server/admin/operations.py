@@ -21,9 +21,8 @@ from typing import Any
 import orjson
 
 from gateway.cache.append_files import Journal
-from gateway.cache.entry import Entry
 from gateway.cache.pii_scan import ScanFailedError, Scans
-from gateway.cache.ports import ForgetKeys, PolicySource, Quarantine, Store, UnfinishedError
+from gateway.cache.ports import Entry, ForgetKeys, PolicySource, Quarantine, Store, UnfinishedError
 from gateway.protocol.conversation import answer_text, as_names
 from gateway.protocol.errors import UnauthorizedError
 from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.cache.comparison_journal import ComparisonJournal
 from gateway.cache.ports import PolicySource, UnfinishedError
-from gateway.cache.shadow_eval.journal import ComparisonJournal
-from gateway.cache.shadow_eval.ledger import RuleComparisons
+from gateway.cache.shadow_eval import RuleComparisons
 from gateway.server.admin.operations import InvalidFieldError, refuse_other_fields
 from policies.decision import Decision
 from policies.format.values import percent_text

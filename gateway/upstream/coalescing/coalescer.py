@@ -16,10 +16,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
-from gateway.cache.entry import Entry
 from gateway.cache.lookup import Hit, judged
 from gateway.cache.plan import Plan
-from gateway.cache.ports import Claims, StoreError
+from gateway.cache.ports import Claims, Entry, StoreError
 from gateway.cache.writer import CacheWriter
 from gateway.protocol.cache_status import Forwarded, Reason
 from gateway.protocol.endpoints.table import SPECS

@@ -6,8 +6,7 @@ from hashlib import blake2b
 
 import pytest
 
-from gateway.cache.entry import Entry
-from gateway.cache.ports import StoreError
+from gateway.cache.ports import Entry, StoreError
 from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry, encode_entry
 
 ENTRY = Entry(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.cache.field_digests import Difference, differences, field_digests, nearest
+from gateway.cache.key import Difference, differences, field_digests, nearest
 from policies.decision import Endpoint
 
 SECRET, SCOPE = b"s" * 32, b"a" * 32

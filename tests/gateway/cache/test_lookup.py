@@ -24,8 +24,8 @@ from lookup_driver import (
     run,
 )
 
-from gateway.cache.entry import KEY_VERSION
 from gateway.cache.lookup import Forward, Refused, bypass
+from gateway.cache.ports import KEY_VERSION
 from gateway.protocol.cache_status import Reason
 from policies.decision import Endpoint, PiiAction
 from policies.freshness import Directives

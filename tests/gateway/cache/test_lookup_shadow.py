@@ -15,9 +15,9 @@ from gateway.cache.lookup import (
     VerifyCandidate,
     start,
 )
-from gateway.cache.shadow_eval.comparison import Kind
+from gateway.cache.shadow_eval import Kind
 from gateway.protocol.cache_status import Reason
-from gateway.semantic.verification import Verification
+from gateway.semantic.ports import Verification
 
 SURE, UNSURE = Verification(0.9, verifier="v"), Verification(0.4, verifier="v")
 GUARDED = Verification(0.9, "number")

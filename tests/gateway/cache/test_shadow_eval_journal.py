@@ -6,8 +6,8 @@ from dataclasses import replace
 import orjson
 import pytest
 
+from gateway.cache.comparison_journal import ComparisonJournal
 from gateway.cache.quarantine import QuarantineFile
-from gateway.cache.shadow_eval.journal import ComparisonJournal
 from policies.decision import Decision, PiiAction, Scope
 
 DECISION = replace(

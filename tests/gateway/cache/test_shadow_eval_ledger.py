@@ -4,9 +4,8 @@ import random
 
 import pytest
 
-from gateway.cache.shadow_eval.comparison import Kind, read_comparison
-from gateway.cache.shadow_eval.ledger import MAX_ALIASES, WINDOW, ComparisonLedger
-from gateway.semantic.compare.answers import Outcome
+from gateway.cache.shadow_eval import MAX_ALIASES, WINDOW, ComparisonLedger, Kind, read_comparison
+from gateway.semantic.answers import Outcome
 
 KEY, ENTRY = "aa" * 32, "bb" * 32
 

@@ -5,7 +5,7 @@ import asyncio
 from aiohttp import web
 from semantic_rig import learning
 
-from gateway.semantic.verification import Verification
+from gateway.semantic.ports import Verification
 from gateway.upstream import comparisons as checking
 from scripted_upstream import completion
 

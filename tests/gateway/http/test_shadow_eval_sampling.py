@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 from semantic_rig import learning
 
-from gateway.cache.shadow_eval.comparison import Sampling
+from gateway.cache.shadow_eval import Sampling
 from scripted_upstream import completion
 
 

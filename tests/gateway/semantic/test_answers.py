@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.semantic.compare.answers import (
+from gateway.semantic.answers import (
     DIFFERENT_COSINE,
     EQUAL_COSINE,
     MAX_PIECES,

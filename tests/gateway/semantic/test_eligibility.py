@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.protocol.cache_status import Reason
-from gateway.semantic.eligibility.rules import MAX_CHARACTERS, ineligible, semantic_query
+from gateway.semantic.eligibility import MAX_CHARACTERS, ineligible, semantic_query
 from gateway.server.admin.explain import WHY_NOT
 from policies.decision import Endpoint
 

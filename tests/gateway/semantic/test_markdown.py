@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.semantic.compare.markdown import strip_markdown
+from gateway.semantic.plain_text import strip_markdown
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from difflib import SequenceMatcher
 
 import pytest
 
-from gateway.semantic.compare.text_forms import MAX_LETTERS, MAX_PAIRS, name_others, named
+from gateway.semantic.plain_text import MAX_LETTERS, MAX_PAIRS, name_others, named
 
 
 def told(one, other):

@@ -17,8 +17,7 @@ from embeddings.verify.nearness import MIDDLE, WEIGHT, weighed
 from gateway.semantic import calibrations as calibrations_module
 from gateway.semantic import verifier as verifying
 from gateway.semantic.calibrations import OWN_FILE, Calibrations, known_calibrations
-from gateway.semantic.ports import SemanticUnavailableError
-from gateway.semantic.verification import Verification
+from gateway.semantic.ports import SemanticUnavailableError, Verification
 from gateway.semantic.verifier import MAX_CHARACTERS, CalibratedVerifier
 from policies.format.keys.rule import DEFAULT_MAX_WRONG_HITS
 

@@ -11,8 +11,7 @@ from aiohttp.http_parser import HttpRequestParser
 from hypothesis import settings
 from multidict import CIMultiDict
 
-from gateway.cache.entry import Entry
-from gateway.cache.ports import StoreStats
+from gateway.cache.ports import Entry, StoreStats
 from gateway.cache.stores.memory import MemoryStore
 from gateway.protocol.messages import Reply
 from gateway.server import hot_path

@@ -9,9 +9,8 @@ import pytest
 from fake_verifier import SaidVerifier
 
 from gateway.app import default_policy
-from gateway.cache.entry import Entry
 from gateway.cache.pii_scan import Scans
-from gateway.cache.ports import ActivePolicy, StoreError
+from gateway.cache.ports import ActivePolicy, Entry, StoreError
 from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter

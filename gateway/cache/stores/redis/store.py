@@ -21,8 +21,14 @@ from functools import partial
 from hashlib import sha1
 from typing import Any
 
-from gateway.cache.entry import Entry
-from gateway.cache.ports import EntryTooLargeError, Page, PositionError, StoreError, StoreStats
+from gateway.cache.ports import (
+    Entry,
+    EntryTooLargeError,
+    Page,
+    PositionError,
+    StoreError,
+    StoreStats,
+)
 from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry, encode_entry
 from gateway.cache.stores.memory import ENTRY_SHARE
 from gateway.cache.stores.redis.claims import RedisClaims

@@ -19,8 +19,14 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from gateway.cache.entry import Entry
-from gateway.cache.ports import EntryTooLargeError, Page, PositionError, StoreError, StoreStats
+from gateway.cache.ports import (
+    Entry,
+    EntryTooLargeError,
+    Page,
+    PositionError,
+    StoreError,
+    StoreStats,
+)
 from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry, encoded_size
 from gateway.cache.stores.sqlite.file import EntryFile, Reply, Session
 from gateway.cache.stores.sqlite.table import (

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from gateway.cache.entry import Entry
-from gateway.cache.ports import StoreError, StoreStats
+from gateway.cache.ports import Entry, StoreError, StoreStats
 from gateway.cache.stores.entry_codec import encode_entry
 from gateway.cache.stores.eviction import Rounds
 from gateway.cache.stores.sqlite.file import PAGE_BYTES, WAL_BYTES, EntryFile, Reply, Session

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.semantic.compare.markdown import PlainText, strip_markdown
-from gateway.semantic.compare.text_forms import name_others, named
+from gateway.semantic.plain_text import PlainText, name_others, named, strip_markdown
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,9 @@ from typing import Any
 import orjson
 
 from gateway.cache.append_files import before, turned
-from gateway.cache.entry import Entry
 from gateway.cache.plan import Plan
-from gateway.cache.ports import Quarantine
-from gateway.cache.shadow_eval.comparison import asked_id, basis_of
-from gateway.cache.shadow_eval.ledger import ComparisonLedger
+from gateway.cache.ports import Entry, Quarantine
+from gateway.cache.shadow_eval import ComparisonLedger, asked_id, basis_of
 from policies.decision import Decision
 
 CHECKS_FILE = "semantic-checks.jsonl"

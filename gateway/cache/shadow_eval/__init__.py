@@ -1,1 +1,0 @@
-"""Shadow evaluation: cached answers compared with fresh ones, and the rates that follow."""

@@ -1,1 +1,0 @@
-"""Whether two answers say the same."""

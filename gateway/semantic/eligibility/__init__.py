@@ -1,1 +1,0 @@
-"""Which questions may be looked up by meaning."""
