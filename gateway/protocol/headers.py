@@ -63,8 +63,11 @@ def folded(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
     return joined
 
 
-def end_to_end(fields: Iterable[tuple[str, str]]) -> Fields:
-    """Drop what belongs to one connection, what that connection's peer names as such, and junk."""
+def end_to_end(fields: Iterable[tuple[str, str]], *names: str) -> Fields:
+    """Drop what belongs to one connection, what that connection's peer names as such, and junk.
+
+    Those of ``names``, in lower case, are dropped as well.
+    """
     fields = tuple(fields)
     named = {
         token.strip().lower()
@@ -72,7 +75,7 @@ def end_to_end(fields: Iterable[tuple[str, str]]) -> Fields:
         if name.lower() == "connection"
         for token in value.split(",")
     }
-    dropped = _HOP_BY_HOP | named
+    dropped = _HOP_BY_HOP.union(named, names)
     return tuple(
         field
         for field in fields
@@ -80,11 +83,12 @@ def end_to_end(fields: Iterable[tuple[str, str]]) -> Fields:
     )
 
 
-def request_fields(fields: Iterable[tuple[str, str]]) -> Fields:
-    """Return the headers of a request to send on, the client's own credential among them."""
-    return tuple(
-        field for field in end_to_end(fields) if field[0].lower() not in _REQUEST_ONLY_HERE
-    )
+def request_fields(fields: Iterable[tuple[str, str]], *names: str) -> Fields:
+    """Return the headers of a request to send on, the client's own credential among them.
+
+    Those of ``names``, in lower case, are dropped.
+    """
+    return end_to_end(fields, *_REQUEST_ONLY_HERE, *names)
 
 
 def without(fields: Iterable[tuple[str, str]], *names: str) -> Fields:

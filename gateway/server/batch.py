@@ -111,7 +111,7 @@ class MissingItems:
     def _only(self, missing: Sequence[int]) -> Exchange:
         items = items_of(self.asked.body)
         raw = batch_body(self.asked.body, [items[place] for place in missing])
-        return replace(self.asked, inbound=replace(self.asked.inbound, raw=raw))
+        return replace(self.asked, raw=raw)
 
     def _key(self, place: int) -> bytes:
         match self.states[place]:

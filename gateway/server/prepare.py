@@ -34,7 +34,6 @@ from gateway.upstream.request import (
     Outgoing,
     Upstream,
     own_fields,
-    with_priority,
     with_salt,
 )
 from policies.decision import DocumentOrder, Endpoint
@@ -79,14 +78,14 @@ class Outbox:
             asked.endpoint, asked.decision, shorter
         )
         if raw is asked.inbound.raw:
-            body, raw = original.body, original.inbound.raw
+            body, raw = original.body, original.raw
         elif self.salts(asked):
             body, raw = with_salt(body, raw, cache_salt(self.secret, asked.tenant))
         hints = await self._hinted(asked, body, raw)
         plain = replace(
             original,
-            inbound=replace(original.inbound, raw=raw),
             body=body,
+            raw=raw,
             rewrites=rewritten.changes,
             not_rewritten=rewritten.declined + hints.declined,
             compression=compression,
@@ -102,14 +101,15 @@ class Outbox:
                 body, raw = with_salt(body, raw, salt)
             else:
                 _, raw = with_salt(asked.odd_body, raw, salt)
-        fields = with_priority(asked.inbound.fields, asked.decision.priority)
         return Exchange(
             asked.endpoint,
-            replace(asked.inbound, raw=raw, fields=fields),
+            asked.inbound,
             body,
+            raw,
             state,
             asked.active.scanner,
             asked.seen,
+            asked.decision.priority,
             client=asked.inbound.holder or asked.tenant.credential_sha256,
         )
 
@@ -178,7 +178,7 @@ def _declined(rewrites: Iterable[Rewrite], why: NotRewritten) -> tuple[Declined,
 
 def _sent(original: Exchange, plain: Exchange, hints: Changed) -> Exchange:
     """Return the request with hints, and in it its other forms."""
-    if hints.raw is original.inbound.raw:
+    if hints.raw is original.raw:
         return plain
     told, changes = plain.compression, plain.rewrites + hints.changes
     if told is not None and told.steps:
@@ -194,8 +194,8 @@ def _sent(original: Exchange, plain: Exchange, hints: Changed) -> Exchange:
     refused = _declined(hints.changes, NotRewritten.REFUSED)
     return replace(
         plain,
-        inbound=replace(plain.inbound, raw=hints.raw),
         body=hints.body,
+        raw=hints.raw,
         rewrites=changes,
         unhinted=replace(plain, not_rewritten=plain.not_rewritten + refused),
     )

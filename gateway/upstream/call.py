@@ -19,7 +19,7 @@ from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.spec import Followed, Streaming
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.headers import Fields, end_to_end, request_fields, without
+from gateway.protocol.headers import Fields, end_to_end, request_fields
 from gateway.protocol.messages import ALL_ADDITIONS, read_up_to
 from gateway.protocol.streaming import sse
 from gateway.protocol.tokens import prompt_usage
@@ -27,6 +27,7 @@ from gateway.upstream.coalescing.shared_response import Head, SharedResponse
 from gateway.upstream.comparisons import Checks
 from gateway.upstream.pool.retry import NOT_KEPT, Budget
 from gateway.upstream.request import (
+    PRIORITY,
     Accepts,
     Exchange,
     Outgoing,
@@ -39,7 +40,7 @@ from gateway.upstream.request import (
     with_upstream,
 )
 from gateway.upstream.routing.prefix_chain import PromptChains
-from policies.decision import Endpoint
+from policies.decision import Endpoint, Priority
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +50,8 @@ DRAIN_SECONDS = 1.0
 WARN_SECONDS = 60.0
 """Between two warnings that one upstream refuses additions."""
 
-_CODING_FIELDS = ("accept-encoding", "content-encoding")
-"""Request headers of the gateway's own call, whose body is decoded and read here."""
+_REPLACED_FIELDS = ("accept-encoding", "content-encoding", PRIORITY.lower())
+"""The answer is read here, so it must come unencoded; the priority is the policy's."""
 
 Answered = Callable[[Endpoint, dict[str, Any], Mapping[str, str]], None]
 """Callback for every storable request that was answered: its body as sent, the client's headers."""
@@ -179,14 +180,16 @@ class UpstreamCall:
     ) -> Outgoing:
         exchange, raw = usual.exchange, usual.raw
         inbound, trace = exchange.inbound, exchange.observation.trace_headers
-        # The answer is read here, so it must come unencoded; our span stands for the client's.
-        headers = without(request_fields(inbound.fields), *_CODING_FIELDS, *trace)
+        fields = request_fields(inbound.fields, *_REPLACED_FIELDS, *trace)
+        fields = (*fields, ("Accept-Encoding", "identity"), *trace.items())
+        if exchange.priority is not Priority.NORMAL:
+            fields = (*fields, (PRIORITY, exchange.priority.value))
         prefix: tuple[int, ...] = ()
         if self.chains is not None:
             prefix = self.chains.of(exchange.endpoint, exchange.body, inbound.headers, len(raw))
         return Outgoing(
             inbound.target,
-            (*headers, ("Accept-Encoding", "identity"), *trace.items()),
+            fields,
             raw,
             exchange.body.get("model") or "",
             prefix,

@@ -40,17 +40,11 @@ _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
-def with_priority(fields: Iterable[tuple[str, str]], priority: Priority) -> Fields:
-    """Return the headers with the policy's priority in place of what the client sent."""
-    kept = without(fields, PRIORITY.lower())
-    return kept if priority is Priority.NORMAL else (*kept, (PRIORITY, priority.value))
-
-
 def own_fields(fields: Iterable[tuple[str, str]]) -> Fields:
     """Return the headers of a call of our own, in JSON, for the client that sent these."""
-    kept = without(request_fields(fields), *_REPLACED_FIELDS, *_OF_A_TRACE)
+    kept = request_fields(fields, *_REPLACED_FIELDS, *_OF_A_TRACE, PRIORITY.lower())
     ours = (("Content-Type", "application/json"), ("Accept-Encoding", "identity"))
-    return with_priority((*kept, *ours), Priority.LOW)
+    return (*kept, *ours, (PRIORITY, Priority.LOW.value))
 
 
 def with_key(fields: Iterable[tuple[str, str]], api_key: str | None) -> Fields:
@@ -207,9 +201,12 @@ class Exchange:
     endpoint: Endpoint
     inbound: Inbound
     body: dict[str, Any]
+    raw: bytes = field(repr=False)
+    """The JSON of ``body``."""
     state: Forward
     scanner: Scanner
     observation: Observation
+    priority: Priority = Priority.NORMAL
     rewrites: tuple[Rewrite, ...] = ()
     """What of the prompt was rewritten, and what was left with its reason."""
     not_rewritten: tuple[Declined, ...] = ()
@@ -318,7 +315,7 @@ def _variant(exchange: Exchange, accepted: frozenset[Addition]) -> Variant:
             added.add(Addition.HINTS)
         else:
             exchange = exchange.unhinted
-    raw, usage = exchange.inbound.raw, exchange.wants_usage
+    raw, usage = exchange.raw, exchange.wants_usage
     streaming = SPECS[exchange.endpoint].streaming
     if Addition.STREAM_USAGE in accepted and streaming is not None and streaming.usage_option:
         raw, asks = ask_for_usage(exchange.body, raw)

@@ -131,7 +131,7 @@ class Rig:
         seen = Observation(Endpoint.CHAT.value, time.perf_counter(), time.perf_counter, sinks)
         seen.streamed = body.get("stream") is True
         seen.outcome = "miss"
-        return Exchange(Endpoint.CHAT, inbound, body, state, self.active.scanner, seen)
+        return Exchange(Endpoint.CHAT, inbound, body, inbound.raw, state, self.active.scanner, seen)
 
     def plan(
         self, body: dict[str, Any], headers: dict[str, str], changes: dict[str, Any]

@@ -15,8 +15,7 @@ from gateway.server.http.middleware import complete_head
 from gateway.telemetry.observation import Observation
 from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.pass_through import ModelList, PoolRequests
-from gateway.upstream.request import note_served, with_priority, with_upstream
-from policies.decision import Priority
+from gateway.upstream.request import PRIORITY, note_served, with_upstream
 
 log = logging.getLogger(__name__)
 
@@ -119,9 +118,9 @@ def _reply_fields(upstream: ClientResponse) -> Fields:
 
 
 def _fields(request: web.Request, seen: Observation) -> Fields:
-    fields = with_priority(request_fields(request.headers.items()), Priority.NORMAL)
-    fields = without(fields, *seen.trace_headers)
-    fields += tuple(seen.trace_headers.items())
+    trace = seen.trace_headers
+    fields = request_fields(request.headers.items(), PRIORITY.lower(), *trace)
+    fields += tuple(trace.items())
     encoded = "Content-Encoding" in request.headers
     if encoded:
         # aiohttp has decoded the body: neither its coding nor its length is true any more.

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from gateway.upstream.request import Outgoing, with_key, with_priority, with_salt, without_salt
-from policies.decision import Priority
+from gateway.upstream.request import Outgoing, own_fields, with_key, with_salt, without_salt
 
 
 @pytest.mark.parametrize(
@@ -43,10 +42,14 @@ def test_a_body_is_keyed_without_the_salt_that_is_overwritten():
     assert without_salt(body) is body
 
 
-def test_a_client_does_not_choose_its_priority():
-    sent = [("X-REFRAIN-priority", "high"), ("A", "b")]
-    assert with_priority(sent, Priority.NORMAL) == (("A", "b"),)
-    assert with_priority(sent, Priority.LOW) == (("A", "b"), ("X-Refrain-Priority", "low"))
+def test_a_client_does_not_choose_the_priority_of_a_call_of_ours():
+    sent = own_fields([("X-REFRAIN-priority", "high"), ("A", "b"), ("Accept-Encoding", "br")])
+    assert sent == (
+        ("A", "b"),
+        ("Content-Type", "application/json"),
+        ("Accept-Encoding", "identity"),
+        ("X-Refrain-Priority", "low"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,8 +69,8 @@ def test_no_credential_of_a_client_stays(name):
     ("fields", "rank"),
     [
         ((), 1),
-        (with_priority((), Priority.HIGH), 0),
-        (with_priority((("x-refrain-priority", "high"),), Priority.LOW), 2),
+        ((("X-Refrain-Priority", "high"),), 0),
+        (own_fields((("x-refrain-priority", "high"),)), 2),
         ((("X-Refrain-Priority", "urgent"),), 1),
     ],
     ids=["nothing said", "high", "low", "no priority"],
