@@ -6,7 +6,7 @@ which waits until the entry can be hit.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
@@ -16,12 +16,12 @@ import orjson
 from gateway.cache.writer import CacheWriter
 from gateway.protocol import exact_json
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.endpoints.spec import Followed, Streaming
+from gateway.protocol.endpoints.spec import Streaming
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, end_to_end, request_fields
 from gateway.protocol.messages import ALL_ADDITIONS, read_up_to
-from gateway.protocol.streaming import sse
+from gateway.protocol.stream import EventTooLargeError, Piece, StreamedAnswer
 from gateway.protocol.tokens import prompt_usage
 from gateway.upstream.coalescing.shared_response import Head, SharedResponse
 from gateway.upstream.comparisons import Checks
@@ -233,22 +233,18 @@ class UpstreamCall:
         answered = streaming.follow(
             assemble=exchange.plan is not None, max_bytes=self.max_answer_bytes
         )
-        decoder = sse.Decoder()
         try:
             async with asyncio.timeout(None) as limit:
                 async for chunk in upstream.chunks():
-                    await self._pass_on(decoder.feed(chunk), answered, exchange, shared)
+                    await self._pass_on(*answered.feed(chunk), answered, exchange, shared)
                     if answered.over and limit.when() is None:
                         limit.reschedule(asyncio.get_running_loop().time() + DRAIN_SECONDS)
-            if (last := decoder.end()) is not None:
-                await self._pass_on([last], answered, exchange, shared)
-                if answered.failed or not answered.ended:  # the error event must stand by itself
-                    await shared.add(sse.END_OF_EVENT, sse.END_OF_EVENT)
-        except (UpstreamError, sse.EventTooLargeError, TimeoutError) as error:
+            await self._pass_on(*answered.end(), answered, exchange, shared)
+        except (UpstreamError, EventTooLargeError, TimeoutError) as error:
             if not answered.over:
                 raise _broken(str(error)) from error
-        _report(upstream, answered.usage, answered.made, exchange)
-        if answered.failed:
+        _report(upstream, answered.usage, answered.response_id, exchange)
+        if answered.error is not None:
             shared.error = answered.error
             raise _broken("The upstream broke its answer off with an error.")
         if not answered.ended:
@@ -256,24 +252,19 @@ class UpstreamCall:
 
     async def _pass_on(
         self,
-        events: Iterable[sse.Event],
-        answered: Followed,
+        now: Piece,
+        once_stored: Piece | None,
+        answered: StreamedAnswer,
         exchange: Exchange,
         shared: SharedResponse,
     ) -> None:
-        """Pass on the events of one read; the last ones once the entry is stored."""
-        pieces: list[tuple[bytes, bytes]] = []
-        for event in events:
-            was_done = answered.done
-            piece = answered.pass_on(event)
-            if answered.done and not was_done:
-                await shared.add(*_joined(pieces))
-                pieces.clear()
-                shared.complete = True
-                await self._store_streamed(answered, exchange, shared)
-            pieces.append(piece)
-        await shared.add(*_joined(pieces))
-        if answered.done and not answered.failed:
+        """Pass on what one read has brought; the last of it once the entry is stored."""
+        await shared.add(*now)
+        if once_stored is not None:
+            shared.complete = True
+            await self._store_streamed(answered, exchange, shared)
+            await shared.add(*once_stored)
+        if answered.done and answered.error is None:
             shared.land(exchange.observation.clock())
 
     async def _end_plain(
@@ -300,7 +291,7 @@ class UpstreamCall:
         await self._store(upstream.status, result, body, exchange, shared)
 
     async def _store_streamed(
-        self, answered: Followed, exchange: Exchange, shared: SharedResponse
+        self, answered: StreamedAnswer, exchange: Exchange, shared: SharedResponse
     ) -> None:
         if (payer := shared.payer) is not None:
             payer.note_usage(prompt_usage(answered.usage))
@@ -358,14 +349,6 @@ def _pin(served: Served) -> str:
 def _fields(upstream: UpstreamReply, shared: SharedResponse) -> Fields:
     """Return the headers of a reply that clients get."""
     return with_upstream(end_to_end(upstream.headers), shared.served)
-
-
-def _joined(pieces: list[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
-    """Join pieces in both their forms; one object if the forms are the same."""
-    full = b"".join([full for full, _ in pieces])
-    if all(without_usage is full for full, without_usage in pieces):
-        return full, full
-    return full, b"".join([without_usage for _, without_usage in pieces])
 
 
 def _broken(message: str) -> UpstreamError:

@@ -14,11 +14,9 @@ import orjson
 import pytest
 from scripted_responses import call, message, reasoning, response, text
 
-from gateway.protocol.endpoints import chat, completions
 from gateway.protocol.endpoints.table import SPECS
-from gateway.protocol.streaming.assemble import Assembler
-from gateway.protocol.streaming.responses_stream import render_response
-from gateway.protocol.streaming.sse import DONE, Decoder
+from gateway.protocol.responses_stream import render_response
+from gateway.protocol.stream import DONE, Decoder, encode
 from policies.decision import Endpoint
 from scripted_upstream import completion
 
@@ -106,10 +104,10 @@ def rendered(endpoint: Endpoint, result: dict[str, Any], *, usage: bool) -> list
 
 
 def assembled(endpoint: Endpoint, chunks: list[dict[str, Any]]) -> dict[str, Any]:
-    assembler = Assembler(chat.FORM if endpoint is CHAT else completions.FORM)
+    answer = SPECS[endpoint].streaming.follow(assemble=True, max_bytes=10**6)
     for chunk in chunks:
-        assembler.feed(chunk)
-    return assembler.result()
+        answer.feed(encode(orjson.dumps(chunk)))
+    return answer.result()
 
 
 @pytest.mark.parametrize("usage", [True, False])

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_responses import call, message, reasoning, response, text
 
-from gateway.protocol.streaming.responses_stream import FollowedResponse, render_response
-from gateway.protocol.streaming.sse import Decoder
+from gateway.protocol.responses_stream import StreamedResponse, render_response
+from gateway.protocol.stream import Decoder
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
     ["\n\ndata: [DONE]\n\n", "é", "😀", "\u2028", '"', "\\", "a\rb"]
@@ -43,7 +43,7 @@ RESPONSES = st.lists(ITEMS, max_size=4).map(_numbered)
 @given(RESPONSES, st.integers(1, 300))
 def test_a_response_survives_the_wire(whole, cut):
     stream = render_response(whole)
-    followed, decoder = FollowedResponse(assemble=True, max_bytes=2**30), Decoder()
+    followed, decoder = StreamedResponse(assemble=True, max_bytes=2**30), Decoder()
     passed = [
         followed.pass_on(event)
         for start in range(0, len(stream), cut)

@@ -9,8 +9,8 @@ from backend.server.reasoning import ReasoningParser
 from backend.server.replies import Usage
 from backend.server.responses.writing import ResponseWriter
 from backend.server.tools.formats import FORMATS
-from gateway.protocol.streaming import sse
-from gateway.protocol.streaming.responses_stream import FollowedResponse, render_response
+from gateway.protocol.responses_stream import StreamedResponse, render_response
+from gateway.protocol.stream import Decoder, Event
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "b"}}\n</tool_call>'
 BARE = '{"name": "f", "parameters": {"a": 1}}'
@@ -83,16 +83,14 @@ def test_events_add_up_and_depend_on_the_text_alone(form, pieces, reason):
     last = events[-1]["response"]
     assert events_of(form, ["".join(pieces)], reason)[-1]["response"] == last
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    followed = FollowedResponse(assemble=True, max_bytes=10**6)
+    followed = StreamedResponse(assemble=True, max_bytes=10**6)
     for event in events:
         data = orjson.dumps(event)
-        followed.pass_on(sse.Event(data, data))
+        followed.pass_on(Event(data, data))
     assert followed.ended
     assert followed.result() == last
     rendered = [
-        orjson.loads(event.data)
-        for event in sse.Decoder().feed(render_response(last))
-        if event.data
+        orjson.loads(event.data) for event in Decoder().feed(render_response(last)) if event.data
     ]
     assert merged(events) == merged(rendered)
     whole = ("added", "done", "created", "in_progress", "completed", "incomplete")

@@ -1,11 +1,19 @@
 """``/v1/chat/completions``."""
 
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.endpoints.admission import declined_choices, is_json
+from gateway.protocol.choices import (
+    ChoiceForm,
+    StreamedChoices,
+    declined_choices,
+    ending,
+    is_json,
+    piece,
+    render_choices,
+)
 from gateway.protocol.endpoints.spec import Body, EndpointSpec, Question, Result, Streaming
 from gateway.protocol.errors import ClientError
 from gateway.protocol.key_fields import (
@@ -27,9 +35,6 @@ from gateway.protocol.key_fields import (
     when_given,
     wrong_type,
 )
-from gateway.protocol.streaming.assemble import ChoiceForm
-from gateway.protocol.streaming.render import ending, piece, render_choices
-from gateway.protocol.streaming.stream import StreamedAnswer
 
 _FIELDS: Fields = {
     **SAMPLING,
@@ -140,16 +145,6 @@ def _is_more_than_text(message: dict[str, Any]) -> bool:
     return isinstance(content, list) and any(part.get("type") not in _PROSE for part in content)
 
 
-def _declined(body: Body, result: Any, finish_reasons: Container[str]) -> Reason | None:
-    return declined_choices(
-        body, result, finish_reasons, declined_choice=_declined_choice, text=_text
-    )
-
-
-def _text(choice: dict[str, Any]) -> Any:
-    return choice["message"].get("content")
-
-
 def _declined_choice(body: Body, choice: dict[str, Any]) -> Reason | None:
     message = choice.get("message")
     if not isinstance(message, dict) or message.get("audio") is not None:
@@ -209,13 +204,6 @@ def _needs_no_arguments(body: Body, name: str) -> bool:
     return False
 
 
-def _complete(choice: dict[str, Any]) -> None:
-    message = choice.setdefault("message", {})
-    message.setdefault("role", "assistant")
-    message.setdefault("content", None)
-    message.setdefault("refusal", None)
-
-
 def _pieces(choice: dict[str, Any]) -> Iterator[Result]:
     message = choice["message"]
     opening: dict[str, Any] = {name: None for name, value in message.items() if value is None}
@@ -231,7 +219,16 @@ def _pieces(choice: dict[str, Any]) -> Iterator[Result]:
     yield piece(choice, delta={}, **ending(choice))
 
 
-FORM = ChoiceForm("chat.completion", "chat.completion.chunk", _complete, _pieces)
+_FORM = ChoiceForm(
+    "chat.completion",
+    "chat.completion.chunk",
+    {
+        "logprobs": None,
+        "finish_reason": None,
+        "message": {"role": "assistant", "content": None, "refusal": None},
+    },
+    _pieces,
+)
 
 SPEC = EndpointSpec(
     fields=_FIELDS,
@@ -242,9 +239,13 @@ SPEC = EndpointSpec(
     question_field="messages",
     text_type="text",
     find_question=_find_question,
-    declined=_declined,
+    declined=partial(
+        declined_choices,
+        declined_choice=_declined_choice,
+        text=lambda choice: choice["message"].get("content"),
+    ),
     streaming=Streaming(
-        partial(render_choices, FORM), partial(StreamedAnswer, FORM), usage_option=True
+        partial(render_choices, _FORM), partial(StreamedChoices, form=_FORM), usage_option=True
     ),
     takes_cache_control=True,
 )

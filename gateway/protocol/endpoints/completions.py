@@ -5,7 +5,14 @@ from functools import partial
 from typing import Any
 
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.endpoints.admission import declined_choices
+from gateway.protocol.choices import (
+    ChoiceForm,
+    StreamedChoices,
+    declined_choices,
+    ending,
+    piece,
+    render_choices,
+)
 from gateway.protocol.endpoints.spec import Body, EndpointSpec, Result, Streaming
 from gateway.protocol.errors import ClientError
 from gateway.protocol.key_fields import (
@@ -20,9 +27,6 @@ from gateway.protocol.key_fields import (
     keyed,
     missing,
 )
-from gateway.protocol.streaming.assemble import ChoiceForm
-from gateway.protocol.streaming.render import ending, piece, render_choices
-from gateway.protocol.streaming.stream import StreamedAnswer
 
 _FIELDS: Fields = {
     **SAMPLING,
@@ -70,16 +74,17 @@ def _declined_choice(_body: Body, choice: dict[str, Any]) -> Reason | None:
             return Reason.UNKNOWN_SHAPE
 
 
-def _complete(choice: dict[str, Any]) -> None:
-    choice.setdefault("text", "")
-
-
 def _pieces(choice: dict[str, Any]) -> Iterator[Result]:
     yield piece(choice, text=choice["text"], logprobs=choice.get("logprobs"))
     yield piece(choice, text="", **ending(choice))
 
 
-FORM = ChoiceForm("text_completion", "text_completion", _complete, _pieces)
+_FORM = ChoiceForm(
+    "text_completion",
+    "text_completion",
+    {"logprobs": None, "finish_reason": None, "text": ""},
+    _pieces,
+)
 
 SPEC = EndpointSpec(
     fields=_FIELDS,
@@ -91,6 +96,6 @@ SPEC = EndpointSpec(
     is_readable=_is_readable,
     declined=_declined,
     streaming=Streaming(
-        partial(render_choices, FORM), partial(StreamedAnswer, FORM), usage_option=True
+        partial(render_choices, _FORM), partial(StreamedChoices, form=_FORM), usage_option=True
     ),
 )

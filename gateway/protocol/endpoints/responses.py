@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.protocol import exact_json
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.endpoints.admission import CUT_OFF, is_json, unprintable
+from gateway.protocol.choices import CUT_OFF, is_json, unprintable
 from gateway.protocol.endpoints.spec import Body, EndpointSpec, Question, Result, Streaming
 from gateway.protocol.errors import ClientError
 from gateway.protocol.key_fields import (
@@ -31,7 +31,7 @@ from gateway.protocol.key_fields import (
     when_given,
     when_true,
 )
-from gateway.protocol.streaming.responses_stream import FollowedResponse, render_response
+from gateway.protocol.responses_stream import StreamedResponse, render_response
 
 
 def _kept_upstream(items: Any) -> Reason | None:
@@ -225,6 +225,6 @@ SPEC = EndpointSpec(
     anonymous=_anonymous,
     caller_key=_caller_key,
     render=_render,
-    streaming=Streaming(_render_stream, FollowedResponse, usage_option=False),
+    streaming=Streaming(_render_stream, StreamedResponse, usage_option=False),
     keeps_by_id=True,
 )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError
 from gateway.protocol.key_fields import Fields, Refusal
-from gateway.protocol.streaming import sse
+from gateway.protocol.stream import StreamedAnswer
 
 Body = dict[str, Any]
 Result = dict[str, Any]
@@ -27,45 +27,10 @@ class Question(NamedTuple):
     """Whether anything was said before the question, instructions aside."""
 
 
-class Followed(Protocol):
-    """A streamed answer, event by event: what the client gets, and what it amounts to."""
-
-    usage: Any
-    error: bytes | None
-    """What the upstream itself said in an error event."""
-    done: bool
-    """Whether the event that ends the stream has come."""
-    made: str | None
-    """The id of what the upstream keeps, if anything."""
-
-    def pass_on(self, event: sse.Event) -> tuple[bytes, bytes]:
-        """Return the bytes that clients get for this event, with usage and without."""
-        ...
-
-    @property
-    def over(self) -> bool:
-        """Tell whether nothing is to come any more, an answer or not."""
-        ...
-
-    @property
-    def failed(self) -> bool:
-        """Tell whether the upstream itself sent an error event."""
-        ...
-
-    @property
-    def ended(self) -> bool:
-        """Tell whether the upstream ended the stream."""
-        ...
-
-    def result(self) -> Result | Reason:
-        """Return the complete result, or why there is none."""
-        ...
-
-
 class Follow(Protocol):
     """Starts to follow a stream; what is larger than ``max_bytes`` is not assembled."""
 
-    def __call__(self, *, assemble: bool, max_bytes: int) -> Followed:
+    def __call__(self, *, assemble: bool, max_bytes: int) -> StreamedAnswer:
         """Return what follows the stream."""
         ...
 

@@ -25,7 +25,7 @@ from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, shared_fields, without
 from gateway.protocol.messages import Reply
-from gateway.protocol.streaming.stream import failure_event
+from gateway.protocol.stream import failure_event
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.flight import Flight, FlightTable
 from gateway.upstream.request import Exchange, Served, note_served

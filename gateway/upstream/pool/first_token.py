@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.streaming import sse
+from gateway.protocol.stream import DONE, Decoder
 from gateway.upstream.pool.retry import Failure
 
 HELD_BYTES = 65_536
@@ -40,7 +40,7 @@ class FirstTokenDetector:
     held: list[bytes] = field(default_factory=list)
     _size: int = 0
     _since: float | None = None
-    _decoder: sse.Decoder = field(default_factory=sse.Decoder)
+    _decoder: Decoder = field(default_factory=Decoder)
 
     def add(self, piece: bytes, now: float) -> FirstToken | Failure:
         """Take the next piece, and return what is known then."""
@@ -71,7 +71,7 @@ class FirstTokenDetector:
 def _judgement(data: bytes | None, *, whole: bool = True) -> FirstToken | Failure:
     if data is None:
         return FirstToken.PENDING
-    if data == sse.DONE:
+    if data == DONE:
         return FirstToken.NONE
     try:
         said = orjson.loads(data)

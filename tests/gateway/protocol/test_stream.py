@@ -3,7 +3,7 @@ import pytest
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.table import SPECS
-from gateway.protocol.streaming.sse import DONE, Decoder, Event, encode
+from gateway.protocol.stream import DONE, Decoder, Event, encode
 from policies.decision import Endpoint
 
 USAGE = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
@@ -122,14 +122,14 @@ def test_an_error_event_passes_and_spoils_the_answer(error):
     chunks = [said("a"), {"error": error}, said(None, "stop"), DONE]
     *raw, _done = [event(chunk).raw for chunk in chunks]
     assert passed(answer, *chunks) == [*raw, b""]
-    assert answer.failed
+    assert answer.error
     assert answer.result() is Reason.UNCLEAN
 
 
 def test_a_null_error_is_none():
     answer = follow()
     passed(answer, said("a", "stop", error=None), DONE)
-    assert not answer.failed
+    assert not answer.error
     assert answer.result()["choices"][0]["message"]["content"] == "a"
 
 
@@ -139,7 +139,7 @@ def test_what_is_no_chunk_passes_and_spoils_the_answer(data):
     got = passed(answer, said("a", "stop"), data, DONE)
     assert got[1] == event(data).raw
     assert answer.result() is Reason.UNCLEAN
-    assert not answer.failed
+    assert not answer.error
 
 
 @pytest.mark.parametrize(

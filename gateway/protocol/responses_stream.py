@@ -9,13 +9,12 @@ events hold all of the response, and none comes before the event that it refers 
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
-
-import orjson
 
 from gateway.protocol import exact_json
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.streaming import sse
+from gateway.protocol.stream import StreamedAnswer, UnknownShapeError, encode
 
 _LAST = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _PIECES = {
@@ -27,84 +26,33 @@ _PIECES = {
 """Events that bring a piece of text, and the field of the item or its part where it ends up."""
 
 
-class FollowedResponse:
-    """See ``StreamedAnswer``: the same for the events of the Responses API."""
+@dataclass(slots=True, kw_only=True)
+class StreamedResponse(StreamedAnswer):
+    """Follows the events of the Responses API."""
 
-    def __init__(self, *, assemble: bool, max_bytes: int) -> None:
-        self.usage: Any = None
-        self.error: bytes | None = None
-        """What the upstream itself said in an error event."""
-        self.done = False
-        """Whether the event that ends the stream has come."""
-        self.made: str | None = None
-        """The response's id."""
-        self._assemble = assemble
-        self._unfit: Reason | None = None
-        self._bytes_left = max_bytes
-        self._response: Any = None
-        self._items: dict[int, Any] = {}
-        self._pieces: dict[tuple[Any, Any, str], list[str]] = {}
+    _response: Any = None
+    _items: dict[int, Any] = field(default_factory=dict)
+    _pieces: dict[tuple[Any, Any, str], list[str]] = field(default_factory=dict)
 
-    def pass_on(self, event: sse.Event) -> tuple[bytes, bytes]:
-        """Return the bytes that clients get for this event: as it came, to all alike."""
-        raw = event.raw
-        if event.data == sse.DONE:
-            self.done = True
-        elif event.data is not None:
-            self._read(event.data, len(raw))
-        return raw, raw
-
-    def _read(self, data: bytes, size: int) -> None:
-        try:
-            told = exact_json.loads(data)
-        except orjson.JSONDecodeError:
-            told = None
-        if not isinstance(told, dict):
-            self._unfit = Reason.UNCLEAN
-        elif told.get("type") == "error" or told.get("error") is not None:
-            self._unfit = Reason.UNCLEAN
-            self.error = data
-        else:
-            self._follow(told, size)
-
-    def _follow(self, told: Mapping[str, Any], size: int) -> None:
-        match told:
-            case {"response": {"id": str(made)}}:
-                self.made = made
-        if told.get("type") in _LAST:
-            self.done = True
-            self._response = told.get("response")
-            if isinstance(self._response, dict):
-                self.usage = self._response.get("usage")
-        if self._unfit is not None or not self._assemble:
+    def _read(self, chunk: dict[str, Any], *, merges: bool) -> None:
+        response, kind = chunk.get("response"), str(chunk.get("type"))
+        if isinstance(response, dict) and isinstance(response.get("id"), str):
+            self.response_id = response["id"]
+        if kind in _LAST:
+            self.over = self.done = self.ended = True
+            self._response = response
+            if isinstance(response, dict):
+                self.usage = response.get("usage")
+        if not merges:
             return
-        self._bytes_left -= size
-        if self._bytes_left < 0:
-            self._unfit = Reason.TOO_LARGE
-            return
-        match told:
+        match chunk:
             case {"type": "response.output_item.done", "output_index": int(place), "item": item}:
                 self._items[place] = item
-            case {"type": str(kind), "output_index": place, "delta": str(piece)} if (
-                kind in _PIECES and isinstance(place, int)
-            ):
-                where = (place, told.get("content_index"), _PIECES[kind])
-                self._pieces.setdefault(where, []).append(piece)
-
-    @property
-    def over(self) -> bool:
-        """Tell whether nothing is to come any more."""
-        return self.done
-
-    @property
-    def failed(self) -> bool:
-        """Tell whether the upstream itself sent an error event."""
-        return self.error is not None
-
-    @property
-    def ended(self) -> bool:
-        """Tell whether the upstream ended the stream."""
-        return self.done or self.failed
+            case {"output_index": int(place), "delta": str(piece)} if kind in _PIECES:
+                part = chunk.get("content_index")
+                if not isinstance(part, int | None):
+                    raise UnknownShapeError("a piece of an unknown part")
+                self._pieces.setdefault((place, part, _PIECES[kind]), []).append(piece)
 
     def result(self) -> dict[str, Any] | Reason:
         """Return the complete response, or why there is none."""
@@ -118,8 +66,8 @@ class FollowedResponse:
         output = response["output"]
         if not isinstance(output, list) or (done and done != output):
             return Reason.UNKNOWN_SHAPE
-        for (place, part, field), pieces in self._pieces.items():
-            if _text_at(output, place, part, field) != "".join(pieces):
+        for (place, part, name), pieces in self._pieces.items():
+            if _text_at(output, place, part, name) != "".join(pieces):
                 return Reason.UNKNOWN_SHAPE
         return response
 
@@ -144,7 +92,7 @@ def render_response(response: Mapping[str, Any]) -> bytes:
     events = []
     for number, (kind, event) in enumerate(_events(response)):
         numbered = {"type": kind, **event, "sequence_number": number}
-        events.append(b"event: " + kind.encode() + b"\n" + sse.encode(exact_json.dumps(numbered)))
+        events.append(b"event: " + kind.encode() + b"\n" + encode(exact_json.dumps(numbered)))
     return b"".join(events)
 
 

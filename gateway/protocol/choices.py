@@ -1,0 +1,370 @@
+"""Answers that are a list of choices, as chat and text completions give them.
+
+They are put together from the chunks of a stream, written as a stream, and judged: may one be
+stored? A rendered stream has the role first, then the content, then the finish reason, one id and
+``created`` throughout, the usage chunk where it was asked for, ``[DONE]``.
+
+Laws:
+- A result is assembled only from what is understood. A delta whose merge is not defined here makes
+  the answer unfit to be stored; it still reaches the client untouched.
+- The chunks of a rendered stream hold all that the result does.
+- Only what ended cleanly, in full, and can be rendered again is stored.
+"""
+
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import orjson
+
+from gateway.protocol import exact_json
+from gateway.protocol.cache_status import Reason
+from gateway.protocol.stream import DONE, StreamedAnswer, UnknownShapeError, encode
+
+
+class ChoiceForm(NamedTuple):
+    """How an endpoint writes choices: what it calls a reply and a chunk, and what is in them."""
+
+    reply: str
+    chunk: str
+    defaults: Mapping[str, Any]
+    """What a choice says where no chunk has said it."""
+    pieces: Callable[[dict[str, Any]], Iterator[dict[str, Any]]]
+    """Yields the choice of each chunk by which one is streamed."""
+
+
+_CHUNK_ONLY = frozenset({"object", "choices", "usage", "obfuscation", "p"})
+"""Top-level fields that speak of one chunk; the last two pad it against guesses by its size."""
+
+_FIRST_COUNTS = frozenset({"id", "created", "model", "system_fingerprint", "service_tier"})
+"""Top-level fields that some servers make anew for each chunk; a reply has one."""
+
+_TEXT = frozenset({"content", "refusal", "reasoning_content", "reasoning"})
+"""Fields of a delta whose pieces add up."""
+
+_DETAIL_TEXT = frozenset({"text", "summary"})
+"""Fields of an item of ``reasoning_details`` whose pieces add up."""
+
+_NOTHING: tuple[Any, ...] = (None, "", [], {})
+"""Values by which servers say that a chunk has nothing to add to a field."""
+
+
+class _Pieces(list[str]):
+    """Text that is still arriving: joined once, since adding to a string copies it."""
+
+
+class _WholeCall(dict[str, Any]):
+    """A tool call that came without an index, and so in one piece."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StreamedChoices(StreamedAnswer):
+    """Merges the chunks of a stream of choices in the order they came."""
+
+    form: ChoiceForm
+    _top: dict[str, Any] = field(default_factory=dict)
+    _choices: dict[int, dict[str, Any]] = field(default_factory=dict)
+    _unfinished: set[int] = field(default_factory=set)
+
+    def _read(self, chunk: dict[str, Any], *, merges: bool) -> None:
+        usage, choices = chunk.get("usage"), chunk.get("choices")
+        if usage is not None:
+            self.usage = usage
+        for choice in choices if isinstance(choices, list) else ():
+            if isinstance(choice, dict) and isinstance(index := choice.get("index"), int):
+                finish = choice.get("finish_reason")
+                if finish and isinstance(finish, str):
+                    self._unfinished.discard(index)
+                else:
+                    self._unfinished.add(index)
+                self.ended = not self._unfinished or self.error is not None
+        if merges:
+            self._merge(chunk, choices)
+
+    def _merge(self, chunk: dict[str, Any], choices: Any) -> None:
+        top = self._top
+        for name, value in chunk.items():
+            if name not in _CHUNK_ONLY:
+                known = top.get(name)
+                # The same again is no news, not even a list: citations come with every chunk.
+                if known is None or not (name in _FIRST_COUNTS or known == value):
+                    _set_once(top, name, value)
+        if not isinstance(choices, list):
+            raise UnknownShapeError("a chunk without choices")
+        for choice in choices:
+            self._merge_choice(choice)
+
+    def _merge_choice(self, choice: Any) -> None:
+        match choice:
+            case {"index": int(index)}:
+                merged = self._choices.setdefault(index, {"index": index})
+            case _:
+                raise UnknownShapeError("a choice without an index")
+        for name, value in choice.items():
+            if name == "delta" and isinstance(value, dict):
+                _merge_delta(_inner(merged, "message"), value)
+            elif name == "text" and isinstance(value, str):
+                _append(merged, name, value)
+            elif name in ("delta", "text"):
+                if value is not None:
+                    raise UnknownShapeError(f"a {name} of an unknown type")
+            elif value is None:
+                merged.setdefault(name, None)
+            elif name == "logprobs" and isinstance(value, dict):
+                _merge_lists(_inner(merged, name), value)
+            elif name != "index":
+                _set_once(merged, name, value)
+
+    def result(self) -> dict[str, Any] | Reason:
+        """Return the reply in its plain form, or why there is none."""
+        if self._unfit is not None:
+            return self._unfit
+        if not self._choices:
+            return Reason.UNKNOWN_SHAPE
+        ordered = [_joined(self._choices[index]) for index in sorted(self._choices)]
+        try:
+            for choice in ordered:
+                _complete(choice, self.form.defaults)
+        except UnknownShapeError:
+            return Reason.UNKNOWN_SHAPE
+        result = {**self._top, "object": self.form.reply, "choices": ordered}
+        if self.usage is not None:
+            result["usage"] = self.usage
+        return result
+
+
+def _complete(choice: dict[str, Any], defaults: Mapping[str, Any]) -> None:
+    for name, value in defaults.items():
+        if isinstance(value, dict):
+            _complete(_inner(choice, name), value)
+        else:
+            choice.setdefault(name, value)
+
+
+def _merge_delta(message: dict[str, Any], delta: dict[str, Any]) -> None:
+    for name, value in delta.items():
+        if name in _TEXT and isinstance(value, str):
+            _append(message, name, value)
+        elif name == "tool_calls" and value and isinstance(value, list):
+            _merge_tool_calls(message, value)
+        elif name == "reasoning_details" and value and isinstance(value, list):
+            _merge_details(message, name, value)
+        elif name == "function_call" and isinstance(value, dict):
+            _merge_call(_inner(message, name), value)
+        else:
+            _set_once(message, name, value)
+
+
+def _merge_tool_calls(message: dict[str, Any], deltas: list[Any]) -> None:
+    calls: list[dict[str, Any]] = message.get("tool_calls") or []
+    message["tool_calls"] = calls
+    for delta in deltas:
+        match delta:
+            case {"index": int(index)} if 0 <= index <= len(calls):
+                pass
+            case {"index": _}:
+                raise UnknownShapeError("a tool call out of order")
+            case {"function": {"name": str(name)}} if name and _is_new(delta, calls):
+                calls.append(_WholeCall(delta))
+                continue
+            case _:
+                raise UnknownShapeError("a piece of an unknown tool call")
+        if index == len(calls):
+            calls.append({})
+        elif isinstance(calls[index], _WholeCall):
+            raise UnknownShapeError("a tool call now with an index, now without")
+        for name, value in delta.items():
+            if name == "function" and isinstance(value, dict):
+                _merge_call(_inner(calls[index], name), value)
+            elif name != "index":
+                _set_once(calls[index], name, value)
+
+
+def _is_new(delta: dict[str, Any], calls: list[dict[str, Any]]) -> bool:
+    """Tell whether a call without an index is one more: another's id would make it a piece."""
+    given = delta.get("id")
+    return bool(given) and all(
+        isinstance(call, _WholeCall) and call["id"] != given for call in calls
+    )
+
+
+def _merge_details(message: dict[str, Any], name: str, deltas: list[Any]) -> None:
+    """Merge OpenRouter's list: texts of one type and index add up, whatever else follows on."""
+    details: list[Any] = message.get(name) or []
+    message[name] = details
+    for delta in deltas:
+        if not isinstance(delta, dict):
+            raise UnknownShapeError(f"{name!r} of an unknown type")
+        last = details[-1] if details else None
+        if last is not None and None in (last.get("index"), delta.get("index")):
+            raise UnknownShapeError(f"{name!r} without an index")
+        if last is None or not _continues(last, delta):
+            last = {}
+            details.append(last)
+        for member, value in delta.items():
+            if member in _DETAIL_TEXT and isinstance(value, str):
+                _append(last, member, value)
+            else:
+                _set_once(last, member, value)
+
+
+def _continues(last: dict[str, Any], delta: dict[str, Any]) -> bool:
+    return all(delta.get(name) == last.get(name) for name in ("index", "type"))
+
+
+def _merge_call(call: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    for name, value in delta.items():
+        if name == "arguments" and isinstance(value, str):
+            _append(call, name, value)
+        else:
+            _set_once(call, name, value)
+
+
+def _merge_lists(merged: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    for name, value in delta.items():
+        known = merged.get(name)
+        if isinstance(value, list) and isinstance(known, list):
+            known.extend(value)
+        elif isinstance(value, list | None):
+            merged[name] = known if value is None else list(value)
+        else:
+            raise UnknownShapeError(f"logprobs {name!r} of an unknown type")
+
+
+def _inner(holder: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the object in a field that may have been null so far."""
+    inner = holder.get(name)
+    if inner is None:
+        inner = holder[name] = {}
+    if not isinstance(inner, dict):
+        raise UnknownShapeError(f"{name!r} is now an object, now not")
+    return inner
+
+
+def _append(holder: dict[str, Any], name: str, text: str) -> None:
+    pieces = holder.get(name)
+    if pieces is None:
+        pieces = holder[name] = _Pieces()
+    if not isinstance(pieces, _Pieces):
+        raise UnknownShapeError(f"{name!r} is now text, now not")
+    pieces.append(text)
+
+
+def _set_once(holder: dict[str, Any], name: str, value: Any) -> None:
+    """Set a field that has one value in a reply, whichever chunks repeat it or parts of it."""
+    known = holder.get(name)
+    if known in _NOTHING:
+        if value not in _NOTHING or known is None:
+            holder[name] = value
+    elif value in _NOTHING:
+        pass
+    elif isinstance(known, dict) and isinstance(value, dict):
+        for part, item in value.items():
+            _set_once(known, part, item)
+    elif isinstance(value, list) or known != value:
+        raise UnknownShapeError(f"{name!r} has several values")
+
+
+def _joined(value: Any) -> Any:
+    match value:
+        case _Pieces():
+            return "".join(value)
+        case dict():
+            return {name: _joined(item) for name, item in value.items()}
+        case list():
+            return [_joined(item) for item in value]
+        case _:
+            return value
+
+
+_PLAIN_ONLY = frozenset({"object", "choices", "usage"})
+_PLACED = frozenset({"index", "message", "text", "logprobs", "finish_reason"})
+"""Fields of a choice that have a place of their own; all others come with the finish reason."""
+
+
+def render_choices(form: ChoiceForm, result: dict[str, Any], *, include_usage: bool) -> bytes:
+    """Return the whole event stream of a result."""
+    top = {name: value for name, value in result.items() if name not in _PLAIN_ONLY}
+    top["object"] = form.chunk
+    if include_usage:
+        top["usage"] = None
+    chunks = [
+        {**top, "choices": [each]} for choice in result["choices"] for each in form.pieces(choice)
+    ]
+    if include_usage and result.get("usage") is not None:
+        chunks.append({**top, "choices": [], "usage": result["usage"]})
+    return b"".join([*(encode(exact_json.dumps(chunk)) for chunk in chunks), encode(DONE)])
+
+
+def piece(choice: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """Return a choice as one chunk has it."""
+    return {"index": choice["index"], "logprobs": None, "finish_reason": None, **fields}
+
+
+def ending(choice: dict[str, Any]) -> dict[str, Any]:
+    """Return what the last chunk of a choice has."""
+    extras = {name: value for name, value in choice.items() if name not in _PLACED}
+    return {**extras, "finish_reason": choice.get("finish_reason")}
+
+
+CUT_OFF = {"length": Reason.TRUNCATED, "content_filter": Reason.FILTERED}
+"""Why an answer is not stored that ended so, where the policy does not allow it."""
+
+
+def declined_choices(
+    body: dict[str, Any],
+    result: Any,
+    finish_reasons: Container[str],
+    *,
+    declined_choice: Callable[[dict[str, Any], dict[str, Any]], Reason | None],
+    text: Callable[[dict[str, Any]], Any],
+    prompts: int = 1,
+) -> Reason | None:
+    """Return why a list of choices is not stored, or None; ``prompts`` have ``n`` choices each."""
+    if not isinstance(result, dict) or not isinstance(result.get("choices"), list):
+        return Reason.UNKNOWN_SHAPE
+    choices = result["choices"]
+    if not choices:
+        return Reason.EMPTY
+    if len(choices) != (body.get("n") or 1) * prompts:
+        return Reason.UNCLEAN
+    for place, choice in enumerate(choices):
+        if not isinstance(choice, dict) or choice.get("index") != place:
+            return Reason.UNKNOWN_SHAPE
+        finish = choice.get("finish_reason")
+        if not isinstance(finish, str):
+            return Reason.FINISH_REASON
+        if finish not in finish_reasons:
+            return CUT_OFF.get(finish, Reason.FINISH_REASON)
+        if (reason := declined_choice(body, choice)) is not None:
+            return reason
+        # A choice that calls tools has no text.
+        if _asks_for_json(body) and (said := text(choice)) and not is_json(said):
+            return Reason.INVALID_JSON
+    return unprintable(result)
+
+
+def _asks_for_json(body: dict[str, Any]) -> bool:
+    match body.get("response_format"):
+        case {"type": "json_object" | "json_schema"}:
+            return True
+        case _:
+            return False
+
+
+def is_json(text: str) -> bool:
+    """Tell whether a text is JSON."""
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return False
+    return True
+
+
+def unprintable(result: Any) -> Reason | None:
+    """Return why a result could not be written again, or None."""
+    try:
+        exact_json.dumps(result)
+    except TypeError:  # nested deeper than orjson prints
+        return Reason.UNKNOWN_SHAPE
+    return None

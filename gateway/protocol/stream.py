@@ -1,0 +1,255 @@
+"""A streamed answer: its server-sent events, what a client gets of each, what they amount to.
+
+The decoder follows the WHATWG event stream grammar where servers use it: any of LF, CRLF and CR
+ends a line, several data lines join with LF, and comments and other fields are kept in the raw
+bytes only. Where an event ends does not depend on how the stream was cut into reads.
+
+Every event reaches a client as it came, but for the usage where that client did not ask for it.
+Law: nothing that an upstream sends stops the stream; what is not understood is only not stored.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import orjson
+
+from gateway.protocol.cache_status import Reason
+from gateway.protocol.errors import RequestError, error_body
+from gateway.protocol.exact_json import dumps, loads
+
+DONE = b"[DONE]"
+_END_OF_EVENT = b"\n\n"
+# Atomic, so that CRLF is never taken for two ends of line.
+_ANY_END_OF_EVENT = re.compile(rb"(?>\r\n|\n|\r){2}")
+_LINE = re.compile(rb"\r\n|\n|\r")
+_BOM = b"\xef\xbb\xbf"
+_NO_USAGE = b',"usage":null}\n\n'
+
+MAX_EVENT_BYTES = 16 * 2**20
+
+
+class EventTooLargeError(ValueError):
+    """An event did not end within the limit."""
+
+
+class UnknownShapeError(ValueError):
+    """The events do not merge into a result that could be rendered again."""
+
+
+class Event(NamedTuple):
+    """One event: its data (None where it has none, or nothing in it) and the bytes it came in."""
+
+    data: bytes | None
+    raw: bytes
+
+
+Piece = tuple[bytes, bytes]
+"""What clients get: with usage, and without. Both are one object if they are the same."""
+
+
+class Decoder:
+    """Cuts a byte stream into events, however the stream was split into reads."""
+
+    def __init__(self, *, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
+        self._buffer = bytearray()
+        self._max_event_bytes = max_event_bytes
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        """Return the events that ``chunk`` completes.
+
+        Raises EventTooLargeError when an unfinished event outgrows the limit.
+        """
+        buffer = self._buffer
+        text: bytes | bytearray = chunk
+        search = start = 0
+        if buffer:
+            # An event's end may straddle two reads: look again at the last three bytes.
+            search = max(0, len(buffer) - 3)
+            buffer += chunk
+            text = buffer
+        only_lf = text.find(b"\r", search) < 0  # then there is a search that is much faster
+        events = []
+        while True:
+            if only_lf:
+                end = text.find(_END_OF_EVENT, search) + 2
+                if end < 2:
+                    break
+            else:
+                found = _ANY_END_OF_EVENT.search(text, search)
+                if found is None or (found.end() == len(text) and text.endswith(b"\r")):
+                    break  # the LF of a CRLF may be in the next read
+                end = found.end()
+            raw = bytes(text[start:end])
+            # Nearly every event is one line of data.
+            if raw.startswith(b"data: ") and raw.find(b"\n") == len(raw) - 2 and b"\r" not in raw:
+                events.append(Event(raw[6:-2] or None, raw))
+            else:
+                events.append(_event(raw))
+            start = search = end
+        if text is buffer:
+            del buffer[:start]
+        else:
+            buffer += text[start:]
+        if len(buffer) > self._max_event_bytes:
+            raise EventTooLargeError(f"an event of over {self._max_event_bytes} bytes")
+        return events
+
+    def end(self) -> Event | None:
+        """Return what the stream ended with if that is no whole event, else None.
+
+        The standard drops such a rest; but servers exist that leave out the last blank line.
+        """
+        raw = bytes(self._buffer)
+        self._buffer.clear()
+        return _event(raw) if raw else None
+
+
+def _event(raw: bytes) -> Event:
+    data = []
+    for line in _LINE.split(raw.removeprefix(_BOM)):
+        name, _, value = line.partition(b":")
+        if name == b"data":
+            data.append(value.removeprefix(b" "))
+    return Event(b"\n".join(data) or None, raw)
+
+
+def encode(data: bytes) -> bytes:
+    """Return one event; ``data`` is JSON on one line, or DONE."""
+    return b"data: " + data + _END_OF_EVENT
+
+
+@dataclass(slots=True, kw_only=True)
+class StreamedAnswer(ABC):
+    """Follows the events of one stream: what to pass on, and what they amount to."""
+
+    assemble: bool
+    """Whether the complete result is wanted."""
+    max_bytes: int
+    """A result of more bytes than these is not assembled."""
+    usage: Any = None
+    error: bytes | None = None
+    """What the upstream itself said in an error event."""
+    response_id: str | None = None
+    """The id of what the upstream keeps, if anything."""
+    over: bool = False
+    """Whether nothing is to come any more, an answer or not."""
+    done: bool = False
+    """Whether the event that ends the stream has come."""
+    ended: bool = False
+    """Whether the upstream ended the stream: all of the answer has come, an error, or [DONE]."""
+    _unfit: Reason | None = None
+    """Why there is no result to store."""
+    _spoke: bool = False
+    """Whether anything but usage has come."""
+    _decoder: Decoder = field(default_factory=Decoder)
+
+    def feed(self, data: bytes) -> tuple[Piece, Piece | None]:
+        """Take the next bytes. Return what goes on now, and what once the answer is stored.
+
+        The latter is None, unless these bytes bring the answer's end. Raises EventTooLargeError.
+        """
+        return self._pass_all(self._decoder.feed(data))
+
+    def end(self) -> tuple[Piece, Piece | None]:
+        """Take the stream's end, and return as ``feed`` does."""
+        last = self._decoder.end()
+        if last is None:
+            return (b"", b""), None
+        now, once_stored = self._pass_all([last])
+        if self.error is not None or not self.ended:  # the error event must stand by itself
+            now = (now[0] + _END_OF_EVENT, now[1] + _END_OF_EVENT)
+        return now, once_stored
+
+    def _pass_all(self, events: Sequence[Event]) -> tuple[Piece, Piece | None]:
+        now: list[Piece] = []
+        once_stored: list[Piece] | None = None
+        for event in events:
+            was_done = self.done
+            piece = self.pass_on(event)
+            if self.done and not was_done:
+                once_stored = []
+            (now if once_stored is None else once_stored).append(piece)
+        return _join(now), None if once_stored is None else _join(once_stored)
+
+    def pass_on(self, event: Event) -> Piece:
+        """Return the bytes that clients get for this event, with usage and without."""
+        data, raw = event
+        if data is None or self.done:  # nothing that follows the end is part of the answer
+            return raw, raw
+        if data == DONE:
+            return self._pass_done(raw)
+        try:
+            chunk = loads(data)
+        except orjson.JSONDecodeError:
+            chunk = None
+        if not isinstance(chunk, dict):
+            self._unfit, self._spoke = Reason.UNCLEAN, True
+            return raw, raw
+        if chunk.get("choices") != []:
+            self._spoke = True
+        if chunk.get("error") is not None or chunk.get("type") == "error":
+            self._unfit, self.error, self.ended = Reason.UNCLEAN, data, True
+            return raw, raw
+        merges = self.assemble and self._unfit is None
+        if merges:
+            self.max_bytes -= len(raw)
+            if self.max_bytes < 0:
+                self._unfit, merges = Reason.TOO_LARGE, False
+        try:
+            self._read(chunk, merges=merges)
+        except (UnknownShapeError, RecursionError):
+            self._unfit = Reason.UNKNOWN_SHAPE
+        return raw, _without_usage(chunk, raw) if "usage" in chunk else raw
+
+    def _pass_done(self, raw: bytes) -> Piece:
+        self.over = True
+        if not self._spoke:  # nothing was said at all: that is no answer's end
+            return b"", b""
+        self.done = self.ended = True
+        last = raw if self.error is None else b""  # what failed ends without [DONE]
+        return last, last
+
+    @abstractmethod
+    def _read(self, chunk: dict[str, Any], *, merges: bool) -> None:
+        """Note what an event says; merge it into the result. Raises UnknownShapeError."""
+
+    @abstractmethod
+    def result(self) -> dict[str, Any] | Reason:
+        """Return the complete result, or why there is none."""
+
+
+def _join(pieces: list[Piece]) -> Piece:
+    """Join pieces in both their forms; one object if the forms are the same."""
+    if len(pieces) == 1:
+        return pieces[0]
+    full = b"".join([full for full, _ in pieces])
+    if all(without_usage is full for full, without_usage in pieces):
+        return full, full
+    return full, b"".join([without_usage for _, without_usage in pieces])
+
+
+def _without_usage(chunk: dict[str, Any], raw: bytes) -> bytes:
+    """Return the event without the usage that only the gateway asked for.
+
+    Servers that report it unasked do so beside a choice: there it stays.
+    """
+    if chunk["usage"] is not None:
+        return raw if chunk.get("choices") else b""
+    if raw.endswith(_NO_USAGE):  # the last member of the chunk itself, since the brace ends it
+        return raw[: -len(_NO_USAGE)] + b"}\n\n"
+    rest = {name: value for name, value in chunk.items() if name != "usage"}
+    try:
+        return encode(dumps(rest))
+    except TypeError:  # nested deeper than orjson prints
+        return raw
+
+
+def failure_event(fault: Exception) -> bytes:
+    """Return the event that tells a client why its stream ends early."""
+    if isinstance(fault, RequestError):
+        return encode(orjson.dumps(fault.body()))
+    message = "The gateway had an internal error while it streamed the answer."
+    return encode(orjson.dumps(error_body(message, "server_error", None, Reason.INTERNAL.value)))

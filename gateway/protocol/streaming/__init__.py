@@ -1,1 +1,0 @@
-"""Streamed replies: events, their assembly into one result, and back."""
