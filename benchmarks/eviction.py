@@ -9,7 +9,6 @@ import argparse
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -76,8 +75,7 @@ def main() -> None:
         traces[title] = zipf(options.requests, keys=50_000, alpha=0.9, scan_share=share, seed=1)
     policies: dict[str, Callable[[int], Access]] = {
         "LRU (floor)": lru,
-        "S3-FIFO": partial(s3_fifo, cost_aware=False),
-        "S3-FIFO, dear (shipped)": s3_fifo,
+        "S3-FIFO (shipped)": s3_fifo,
         "W-TinyLFU": WTinyLfu,
         "GDSF, tokens per byte": gdsf,
     }

@@ -7,7 +7,7 @@ import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 
-from gateway.cache.stores.eviction import S3Fifo
+from gateway.cache.stores.memory import S3Fifo
 
 Request = tuple[bytes, int, int]
 """Key, bytes, and what a hit saves in tokens."""
@@ -33,15 +33,15 @@ def lru(max_bytes: int) -> Access:
     return access
 
 
-def s3_fifo(max_bytes: int, *, cost_aware: bool = True) -> Access:
+def s3_fifo(max_bytes: int) -> Access:
     policy = S3Fifo(max_bytes)
     kept: set[bytes] = set()
 
-    def access(key: bytes, size: int, cost: int) -> bool:
+    def access(key: bytes, size: int, _cost: int) -> bool:
         if key in kept:
             policy.use(key)
             return True
-        for evicted in policy.add(key, size, cost if cost_aware else 0):
+        for evicted in policy.add(key, size):
             kept.remove(evicted)
         kept.add(key)
         return False

@@ -11,8 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from gateway.cache.ports import EntryTooLargeError
 from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.entry_codec import encoded_size
-from gateway.cache.stores.eviction import S3Fifo
-from gateway.cache.stores.memory import MemoryStore, resident_size
+from gateway.cache.stores.memory import MemoryStore, S3Fifo, resident_size
 from gateway.cache.stores.sqlite.store import SqliteStore
 from gateway.cache.stores.tiered import TieredStore
 
@@ -43,7 +42,7 @@ class Model:
 
     def put(self, entry):
         self.delete(entry.key)
-        for evicted in self.eviction.add(entry.key, self.charge(entry), entry.tokens):
+        for evicted in self.eviction.add(entry.key, self.charge(entry)):
             del self.entries[evicted]
             self.evictions += 1
         self.entries[entry.key] = entry

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.cache.stores.eviction import MOST_USES, S3Fifo
+from gateway.cache.stores.memory import MOST_USES, S3Fifo
 
 
 class Watched(S3Fifo):
@@ -12,14 +12,14 @@ class Watched(S3Fifo):
         super().__init__(max_bytes)
         self.there = set()
 
-    def add(self, key, size, tokens):
-        evicted = list(super().add(key, size, tokens))
+    def add(self, key, size):
+        evicted = super().add(key, size)
         self.there = (self.there | {key}) - set(evicted)
         return evicted
 
 
-def add(policy, name, size=10, tokens=0):
-    return [key.decode() for key in policy.add(name.encode(), size, tokens)]
+def add(policy, name, size=10):
+    return [key.decode() for key in policy.add(name.encode(), size)]
 
 
 def kept(policy):
@@ -81,17 +81,6 @@ def test_what_was_hot_long_ago_goes_at_last():
             add(policy, name)
             use(policy, name)
     assert "old" not in kept(policy)
-
-
-def test_what_saves_far_more_tokens_per_byte_has_one_round_of_its_own():
-    policy = Watched(100)
-    for n in range(9):
-        add(policy, f"cheap-{n}", tokens=10)
-    add(policy, "dear", tokens=100)
-    for n in range(12):
-        add(policy, f"later-{n}", tokens=10)
-    assert "dear" in kept(policy)
-    assert not any(name.startswith("cheap") for name in kept(policy))
 
 
 @pytest.mark.parametrize("size", [100, 99, 1])

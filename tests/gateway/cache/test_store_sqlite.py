@@ -16,12 +16,11 @@ import pytest
 from gateway.cache.ports import StoreError
 from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.entry_codec import encoded_size
-from gateway.cache.stores.eviction import MOST_USES
-from gateway.cache.stores.sqlite import table
-from gateway.cache.stores.sqlite.file import PAGE_BYTES, WAL_BYTES, EntryFile, Session
-from gateway.cache.stores.sqlite.store import FILE_FACTOR, SqliteStore
+from gateway.cache.stores.memory import MOST_USES
+from gateway.cache.stores.sqlite import store as sqlite_store
+from gateway.cache.stores.sqlite.file import PAGE_BYTES, WAL_BYTES, EntryFile
+from gateway.cache.stores.sqlite.store import FILE_FACTOR, MAX_LOG_BYTES, LogSyncer, SqliteStore
 from gateway.cache.stores.sqlite.table import read_totals
-from gateway.cache.stores.sqlite.writer import MAX_LOG_BYTES, LogSyncer
 
 ROOMY = 16 << 20
 PATIENT = {"read_seconds": 30, "write_seconds": 30}
@@ -73,15 +72,17 @@ async def test_only_the_owner_may_read_the_files(path):
     assert modes == dict.fromkeys(names, 0o600)
 
 
-def test_uses_are_counted_and_bounded(monkeypatch):
-    monkeypatch.setattr(table, "MOST_TOUCHED", 2)
-    recency = table.Recency()
-    for key in (b"a", b"b", b"c", *[b"a"] * 10):
-        recency.touch(key)
-    assert recency.take() == {b"a": MOST_USES, b"b": 1}
-    assert recency.take() == {}
-    recency.touch(b"a")
-    assert (recency.pop(b"a"), recency.pop(b"a")) == (1, 0)
+async def test_uses_are_counted_and_bounded(path, monkeypatch):
+    monkeypatch.setattr(sqlite_store, "MOST_TOUCHED", 2)
+    async with opened(path) as store:
+        for n in (10, 11, 12):
+            await store.put(numbered(n))
+        for n in (10, 11, 12, *[10] * 10):
+            store.touch(b"%d" % n)
+    assert uses_on_disk(path) == {b"10": MOST_USES, b"11": 1, b"12": 0}
+    async with opened(path) as store:
+        store.touch(b"11")
+    assert uses_on_disk(path)[b"11"] == 2
 
 
 async def test_a_put_is_seen_at_once_by_another_store_on_the_file(path):
@@ -218,7 +219,7 @@ async def test_the_log_is_bounded_even_when_its_thread_never_gets_to_it(path, mo
 
 
 async def test_a_change_to_a_file_that_was_replaced_meanwhile_is_made_again(path):
-    session = Session(EntryFile(path, busy_seconds=30, clock=time.time))
+    file = EntryFile(path, busy_seconds=30, clock=time.time)
     replaced = []
 
     def action(connection):
@@ -229,11 +230,11 @@ async def test_a_change_to_a_file_that_was_replaced_meanwhile_is_made_again(path
                 path.with_name(path.name + suffix).rename(path.with_name("old" + suffix))
 
     try:
-        session.run(action)
+        file.run(action)
         assert path.stat().st_ino != replaced[0]
-        assert session.run(read_totals).entries == 7
+        assert file.run(read_totals).entries == 7
     finally:
-        session.close()
+        file.close()
 
 
 async def test_a_tighter_bound_shrinks_what_is_there(path):

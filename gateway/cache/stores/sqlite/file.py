@@ -9,20 +9,18 @@ locks are in the database file, and a process loses them when it closes *any* de
 this module opens that file itself only to create it.
 """
 
-import asyncio
 import fcntl
 import logging
 import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
-from gateway.cache.ports import StoreError, StoreUnavailableError
+from gateway.cache.ports import StoreError
 
 APPLICATION_ID = 0x52465241
 FORMAT = 2
@@ -82,50 +80,55 @@ class CorruptFileError(sqlite3.DatabaseError):
     """SQLite can read the file, but it is not ours, of another version, or contradicts itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    connection: sqlite3.Connection
-    inode: tuple[int, int]
-
-
 class EntryFile:
-    """The database at ``path``, shared by the threads of this and other processes."""
+    """One thread's connection to the database at ``path``, replaced when the file is."""
 
     def __init__(self, path: Path, *, busy_seconds: float, clock: Callable[[], float]) -> None:
-        self.path = path
+        self._path = path
         self._busy_seconds = busy_seconds
         self._clock = clock
+        self._connection: sqlite3.Connection | None = None
+        self._inode: tuple[int, int] | None = None
 
-    def open(self) -> _Opened:
-        """Connect; create a missing file, replace a corrupt one. Raises sqlite3.Error, OSError."""
-        with self._locked():
-            try:
-                connection = self._connect()
-            except sqlite3.DatabaseError as error:
-                if not is_corrupt(error):
-                    raise
-                self._rename(str(error))
-                connection = self._connect()
-            inode = self._inode()
-            if inode is None:
+    def run(self, action: Callable[[sqlite3.Connection], T]) -> T:
+        """Return ``action(connection)``, of which the effect is in the file now at the path.
+
+        The action runs again if the file was corrupt or replaced meanwhile, so it must be all or
+        nothing, and repeatable. Raises StoreError.
+        """
+        try:
+            for _ in range(_OPEN_ATTEMPTS):
+                connection = self._connected()
+                try:
+                    result = action(connection)
+                except sqlite3.Error as error:
+                    if not is_corrupt(error):
+                        raise
+                    with self._locked():
+                        # Another process may have renamed it already.
+                        if self._is_current():
+                            self._rename(str(error))
+                else:
+                    if self._is_current():
+                        return result
+                self.close()
+        except (sqlite3.Error, OSError) as error:
+            if _primary_code(error) not in _CONNECTION_SURVIVES:
+                self.close()
+            raise StoreError(f"{type(error).__name__}: {error}") from error
+        raise StoreError(f"{self._path} was replaced again and again")
+
+    def close(self) -> None:
+        """Close the connection, if there is one; a fault is only logged."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        try:
+            # The last connection removes the log by its *path*.
+            with self._locked():
                 connection.close()
-                raise FileNotFoundError(f"{self.path} vanished while it was opened")
-            return _Opened(connection, inode)
-
-    def close(self, opened: _Opened) -> None:
-        """Close under the lock: the last connection removes the log by its *path*."""
-        with self._locked():
-            opened.connection.close()
-
-    def is_current(self, opened: _Opened) -> bool:
-        """Tell whether the path still names the file that was opened."""
-        return self._inode() == opened.inode
-
-    def set_aside(self, opened: _Opened, reason: str) -> None:
-        """Rename the corrupt file, unless another process has done so. Raises OSError."""
-        with self._locked():
-            if self.is_current(opened):
-                self._rename(reason)
+        except (sqlite3.Error, OSError) as error:
+            _log.warning("a connection to %s was not closed cleanly: %s", self._path, error)
 
     def log_bytes(self) -> int:
         """Return the size of the write-ahead log."""
@@ -134,12 +137,32 @@ class EntryFile:
         except FileNotFoundError:
             return 0
 
-    def _beside(self, suffix: str) -> Path:
-        return self.path.with_name(self.path.name + suffix)
+    def _connected(self) -> sqlite3.Connection:
+        """Connect; create a missing file, replace a corrupt one. Raises sqlite3.Error, OSError."""
+        if self._connection is not None and not self._is_current():
+            self.close()
+        if self._connection is None:
+            with self._locked():
+                try:
+                    self._connection = self._connect()
+                except sqlite3.DatabaseError as error:
+                    if not is_corrupt(error):
+                        raise
+                    self._rename(str(error))
+                    self._connection = self._connect()
+                self._inode = self._inode_at_path()
+        return self._connection
 
-    def _inode(self) -> tuple[int, int] | None:
+    def _is_current(self) -> bool:
+        """Tell whether the path still names the file that was opened."""
+        return self._inode is not None and self._inode_at_path() == self._inode
+
+    def _beside(self, suffix: str) -> Path:
+        return self._path.with_name(self._path.name + suffix)
+
+    def _inode_at_path(self) -> tuple[int, int] | None:
         try:
-            status = self.path.stat()
+            status = self._path.stat()
         except FileNotFoundError:
             return None
         return status.st_dev, status.st_ino
@@ -155,18 +178,18 @@ class EntryFile:
                     break
                 except BlockingIOError:
                     if time.monotonic() > deadline:
-                        raise TimeoutError(f"{self.path}: its lock is held elsewhere") from None
+                        raise TimeoutError(f"{self._path}: its lock is held elsewhere") from None
                     time.sleep(_LOCK_POLL_SECONDS)
             yield
         finally:
             os.close(descriptor)
 
     def _connect(self) -> sqlite3.Connection:
-        if not self.path.exists():
+        if not self._path.exists():
             # Only the owner may read prompts and answers; the log gets the file's mode.
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(
-            self.path,
+            self._path,
             timeout=self._busy_seconds,
             isolation_level=None,
             # Each connection belongs to one thread; only the last close may come from another.
@@ -220,7 +243,7 @@ class EntryFile:
         stamp = datetime.fromtimestamp(self._clock(), UTC).strftime("%Y%m%dT%H%M%S.%fZ")
         aside = self._beside(f".corrupt-{stamp}")
         # The operator may look at one; more of them could fill a failing disk.
-        for older in self.path.parent.glob(f"{self.path.name}.corrupt-*"):
+        for older in self._path.parent.glob(f"{self._path.name}.corrupt-*"):
             older.unlink(missing_ok=True)
         # The log goes first: otherwise SQLite would replay it into the new, empty file.
         for suffix in ("-wal", "-shm", ""):
@@ -229,102 +252,10 @@ class EntryFile:
                 source.rename(aside.with_name(aside.name + suffix))
         _log.error(
             "corrupt store file %s set aside as %s, starting empty: %s",
-            self.path,
+            self._path,
             aside.name,
             reason,
         )
-
-
-class Session:
-    """One thread's connection to the file, replaced when the file is."""
-
-    def __init__(self, file: EntryFile) -> None:
-        self._file = file
-        self._opened: _Opened | None = None
-
-    def run(self, action: Callable[[sqlite3.Connection], T]) -> T:
-        """Return ``action(connection)``, of which the effect is in the file now at the path.
-
-        The action runs again if the file was corrupt or replaced meanwhile, so it must be all or
-        nothing, and repeatable. Raises StoreError.
-        """
-        try:
-            for _ in range(_OPEN_ATTEMPTS):
-                opened = self._current()
-                try:
-                    result = action(opened.connection)
-                except sqlite3.Error as error:
-                    if not is_corrupt(error):
-                        raise
-                    self._file.set_aside(opened, str(error))
-                else:
-                    if self._file.is_current(opened):
-                        return result
-                self.close()
-        except (sqlite3.Error, OSError) as error:
-            if _primary_code(error) not in _CONNECTION_SURVIVES:
-                self.close_quietly()
-            raise StoreError(f"{type(error).__name__}: {error}") from error
-        raise StoreError(f"{self._file.path} was replaced again and again")
-
-    def close(self) -> None:
-        """Close the connection, if there is one. Raises OSError, sqlite3.Error."""
-        if self._opened is not None:
-            opened, self._opened = self._opened, None
-            self._file.close(opened)
-
-    def _current(self) -> _Opened:
-        if self._opened is not None and not self._file.is_current(self._opened):
-            self.close()
-        if self._opened is None:
-            self._opened = self._file.open()
-        return self._opened
-
-    def close_quietly(self) -> None:
-        """Close the connection; a fault is only logged."""
-        try:
-            self.close()
-        except (sqlite3.Error, OSError) as error:
-            _log.warning("a connection to %s was not closed cleanly: %s", self._file.path, error)
-
-
-class Reply(Generic[T]):
-    """A thread's answer, for which the loop waits. Made on the loop.
-
-    Every wait ends with a value or a StoreError, whatever happens to the thread.
-    """
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._future: asyncio.Future[T] = self._loop.create_future()
-
-    @property
-    def wanted(self) -> bool:
-        """Whether the caller still waits."""
-        return not self._future.done()
-
-    def settle(self, outcome: T | StoreError) -> None:
-        """Give the answer, from any thread."""
-        # On a closed loop nobody waits.
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._set, outcome)
-
-    async def wait(self, seconds: float, what: str) -> T:
-        """Return the answer. Raises StoreError, at the latest after ``seconds``."""
-        late = StoreUnavailableError(f"{what} took longer than {seconds:g} s")
-        expiry = self._loop.call_later(seconds, self._set, late)
-        try:
-            return await self._future
-        finally:
-            expiry.cancel()
-
-    def _set(self, outcome: T | StoreError) -> None:
-        if self._future.done():
-            return
-        if isinstance(outcome, StoreError):
-            self._future.set_exception(outcome)
-        else:
-            self._future.set_result(outcome)
 
 
 def is_corrupt(error: Exception) -> bool:

@@ -6,17 +6,26 @@ take at most ``max_bytes``, and the file at most FILE_FACTOR times that; expired
 first, then those that S3-FIFO chooses.
 
 Threads read and write, so that the loop never waits for a disk. A point read from the page cache
-takes some 10 us and the hop to a thread ten times that; but a busy disk may take any time.
+takes some 10 us and the hop to a thread ten times that; but a busy disk may take any time. For that
+``GuardedStore`` bounds the waits for get, put and delete. A caller that no longer waits costs a
+thread no work.
+
+One thread makes all changes: those that wait together share a commit, and their callers get their
+answers as soon as it is made. Uses are written down after that. Another thread syncs the log to the
+disk, and the writer waits for it only if the log is too long.
 """
 
 import asyncio
 import logging
+import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from gateway.cache.ports import (
@@ -26,33 +35,47 @@ from gateway.cache.ports import (
     PositionError,
     StoreError,
     StoreStats,
+    StoreUnavailableError,
 )
-from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry, encoded_size
-from gateway.cache.stores.sqlite.file import EntryFile, Reply, Session
+from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry, encode_entry
+from gateway.cache.stores.memory import ENTRY_SHARE, MOST_USES
+from gateway.cache.stores.sqlite.file import PAGE_BYTES, WAL_BYTES, EntryFile
 from gateway.cache.stores.sqlite.table import (
     Bounds,
-    Delete,
-    Recency,
+    Change,
     checked_value,
+    commit,
+    read_totals,
     read_value,
     read_values,
+    shrink_file,
 )
-from gateway.cache.stores.sqlite.writer import Writer
-
-ENTRY_SHARE = 8
-"""One entry may take an eighth of the store: a larger one would evict too much for one answer."""
 
 MAX_ENTRY_BYTES = 64 << 20
 FILE_FACTOR = 1.5
 """Pages are never quite full, and the indexes take room too; measured 1.2 to 1.4."""
 
 MAX_WAITING = 1024
+"""Reads, and as many writes."""
+
+MAX_WAITING_BYTES = 64 << 20
+MOST_TOUCHED = 65_536
+GROUP_CHANGES = 128
+GROUP_BYTES = 16 << 20
+MAX_LOG_BYTES = 32 << 20
+PAGES_A_PUT = 6
+"""The most pages that a small put changes, about: two tables, three indexes, the totals."""
+
 _FILE_BYTES_AT_LEAST = 1 << 20
 _READERS = 2
 _CLOSE_SECONDS = 10.0
+_CHECKPOINTS = 3
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+Reply = asyncio.Future[T]
+"""A thread's answer, for which the loop waits."""
 
 
 class SqliteStore:
@@ -70,31 +93,31 @@ class SqliteStore:
     ) -> None:
         """Start the threads, which open the file; a call raises what goes wrong.
 
-        ``read_seconds`` and ``write_seconds`` bound every wait; recent uses are written down every
+        ``read_seconds`` bounds the wait for the file's lock when it is opened, ``write_seconds``
+        that for other writers and for a page of a walk. Recent uses are written down every
         ``upkeep_seconds``.
         """
-        self._max_entry_bytes = min(max_bytes // ENTRY_SHARE, MAX_ENTRY_BYTES)
-        self._read_seconds = read_seconds
         self._write_seconds = write_seconds
-        recency = Recency()
-        self.touch = recency.touch
-        """Notes a use that this store did not see."""
+        self._uses: dict[bytes, int] = {}
         self._closed = False
+        bounds = Bounds(
+            max_bytes, max(int(max_bytes * FILE_FACTOR), max_bytes + _FILE_BYTES_AT_LEAST)
+        )
         self._writer = Writer(
-            EntryFile(path, busy_seconds=write_seconds / 2, clock=clock),
-            bounds=Bounds(
-                max_bytes, max(int(max_bytes * FILE_FACTOR), max_bytes + _FILE_BYTES_AT_LEAST)
-            ),
-            recency=recency,
+            partial(EntryFile, path, busy_seconds=write_seconds / 2, clock=clock),
+            bounds=bounds,
+            uses=self._uses,
             clock=clock,
             upkeep_seconds=upkeep_seconds,
         )
-        self._readers = _Readers(EntryFile(path, busy_seconds=read_seconds, clock=clock))
+        # None ends a thread.
+        self._reads: SimpleQueue[tuple[Callable[[EntryFile], Any], Reply[Any]] | None]
+        self._reads = SimpleQueue()
+        open_file = partial(EntryFile, path, busy_seconds=read_seconds, clock=clock)
+        self._readers = [_start("store-reader", self._run, open_file()) for _ in range(_READERS)]
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
-        self._check_open()
-        reading = self._readers.submit(partial(self._get, key))
-        entry = await reading.wait(self._read_seconds, "reading an entry")
+        entry = await self._read(partial(self._get, key))
         if touch and entry is not None:
             self.touch(key)
         return entry
@@ -102,27 +125,33 @@ class SqliteStore:
     async def put(self, entry: Entry) -> None:
         """Store or replace. Raises EntryTooLargeError over an entry's share of the store.
 
-        After a StoreError for a late answer the entry may or may not have been stored.
+        If the caller stops waiting, the entry may or may not have been stored.
         """
         self._check_open()
-        size = encoded_size(entry)
-        if size > self._max_entry_bytes:
-            raise EntryTooLargeError(
-                f"an entry of {size} bytes, at most {self._max_entry_bytes} are stored"
-            )
-        await self._writer.submit(entry, size).wait(self._write_seconds, "storing an entry")
+        await self._writer.submit(entry, len(entry.result))
 
     async def delete(self, key: bytes) -> None:
         self._check_open()
-        reply = self._writer.submit(Delete(key), len(key))
-        await reply.wait(self._write_seconds, "deleting an entry")
+        await self._writer.submit(key, len(key))
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
-        self._check_open()
         if after is not None and not after.isdigit():
             raise PositionError("expected the number of an entry")
-        reading = self._readers.submit(partial(self._page, int(after or 0), limit))
-        return await reading.wait(self._write_seconds, "reading a page of entries")
+        try:
+            async with asyncio.timeout(self._write_seconds):
+                return await self._read(partial(self._page, int(after or 0), limit))
+        except TimeoutError:
+            raise StoreUnavailableError("reading a page of entries took too long") from None
+
+    def touch(self, key: bytes) -> None:
+        """Note a use; with MOST_TOUCHED keys unwritten, uses of other keys are not noted.
+
+        Each hot hit comes here, so there is no lock: a use that is noted while the writer takes the
+        noted ones may be lost, or count twice.
+        """
+        uses = self._uses.get(key, 0)
+        if uses < MOST_USES and (uses or len(self._uses) < MOST_TOUCHED):
+            self._uses[key] = uses + 1
 
     def stats(self) -> StoreStats:
         """Return the figures of the latest commit here, or of the latest upkeep.
@@ -136,14 +165,15 @@ class SqliteStore:
         if self._closed:
             return
         self._closed = True
-        self._readers.stop()
+        for _ in self._readers:
+            self._reads.put(None)
         self._writer.stop()
         if not await asyncio.to_thread(self._join):
             raise StoreError(f"the store did not close within {_CLOSE_SECONDS:g} s")
 
     def _join(self) -> bool:
         deadline = time.monotonic() + _CLOSE_SECONDS
-        threads = (*self._readers.threads, *self._writer.threads)
+        threads = (*self._readers, *self._writer.threads)
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
@@ -152,72 +182,294 @@ class SqliteStore:
         if self._closed:
             raise StoreError("the store is closed")
 
-    # On the readers' threads:
+    async def _read(self, read: Callable[[EntryFile], T]) -> T:
+        """Return the read's result. Raises StoreError, also if too many reads wait already."""
+        self._check_open()
+        if self._reads.qsize() >= MAX_WAITING:
+            raise StoreError(f"{MAX_WAITING} reads are waiting already")
+        reply: Reply[T] = asyncio.get_running_loop().create_future()
+        self._reads.put((read, reply))
+        return await reply
 
-    def _get(self, key: bytes, session: Session) -> Entry | None:
+    # On the readers' threads, each with its own connection; they never wait for the writer.
+
+    def _run(self, file: EntryFile) -> None:
+        while (item := self._reads.get()) is not None:
+            read, reply = item
+            if reply.done():
+                continue
+            try:
+                _settle(reply, read(file))
+            except StoreError as error:
+                _settle(reply, error)
+            except Exception as error:  # noqa: BLE001 - each caller needs an outcome
+                _log.exception("the store's reader failed")
+                _settle(reply, StoreError(f"reader failed: {type(error).__name__}"))
+        file.close()
+
+    def _get(self, key: bytes, file: EntryFile) -> Entry | None:
         try:
-            value = session.run(partial(read_value, key=key))
+            value = file.run(partial(read_value, key=key))
             return None if value is None else decode_entry(value, key)
         except DamagedEntryError as error:
-            self._forget(key, error)
+            self._writer.discard(key, error)
             return None
 
-    def _page(self, after: int, limit: int, session: Session) -> Page:
-        rows = session.run(partial(read_values, after=after, limit=limit))
+    def _page(self, after: int, limit: int, file: EntryFile) -> Page:
+        rows = file.run(partial(read_values, after=after, limit=limit))
         entries = []
         for _, key, value in rows:
             try:
                 entries.append(decode_entry(checked_value(value), key))
             except DamagedEntryError as error:
-                self._forget(key, error)
+                self._writer.discard(key, error)
         return Page(entries, b"%d" % rows[-1][0] if len(rows) == limit else None)
 
-    def _forget(self, key: bytes, error: DamagedEntryError) -> None:
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    work: Entry | bytes
+    """An entry to store, or a key to forget."""
+    bytes: int
+    reply: Reply[None] | None
+
+
+class Writer:
+    """The only thread that changes the file, and the one that syncs its log."""
+
+    def __init__(
+        self,
+        open_file: Callable[[], EntryFile],
+        *,
+        bounds: Bounds,
+        uses: dict[bytes, int],
+        clock: Callable[[], float],
+        upkeep_seconds: float,
+    ) -> None:
+        self._file = open_file()
+        self._syncer = LogSyncer(open_file())
+        self._bounds = bounds
+        self._max_entry_bytes = min(bounds.max_bytes // ENTRY_SHARE, MAX_ENTRY_BYTES)
+        self._uses = uses
+        self._clock = clock
+        self._upkeep_seconds = upkeep_seconds
+        # None ends the thread.
+        self._writes: SimpleQueue[_Write | None] = SimpleQueue()
+        # One number for each thread, so that neither needs a lock.
+        self._bytes_submitted = 0
+        self._bytes_taken = 0
+        self._evictions = 0
+        self._unsynced = 0
+        self.stats = StoreStats(entries=0, bytes=0, evictions=0)
+        """As of the latest commit or upkeep; read from any thread."""
+        self.threads = (_start("store-writer", self._run), self._syncer.thread)
+
+    def submit(self, work: Entry | bytes, size: int) -> Reply[None]:
+        """Queue a change of about ``size`` bytes. Raises StoreError if too much waits already."""
+        waiting = self._writes.qsize()
+        bytes_waiting = self._bytes_submitted - self._bytes_taken
+        if waiting >= MAX_WAITING or bytes_waiting >= MAX_WAITING_BYTES:
+            raise StoreError(f"{waiting} writes are waiting already")
+        self._bytes_submitted += size
+        reply: Reply[None] = asyncio.get_running_loop().create_future()
+        self._writes.put(_Write(work, size, reply))
+        return reply
+
+    def discard(self, key: bytes, error: DamagedEntryError) -> None:
+        """Forget a damaged entry soon; the readers call this."""
+        # If it was replaced a moment ago, the loss is one miss.
         _log.warning("a damaged entry is forgotten: %s", error)
-        self._writer.discard(key)
+        if self._writes.qsize() < MAX_WAITING:
+            self._writes.put(_Write(key, 0, None))
+
+    def stop(self) -> None:
+        """Let the threads end after the queued changes."""
+        self._syncer.stop()
+        self._writes.put(None)
+
+    def _run(self) -> None:
+        _upkeep(self._trim)
+        next_upkeep = time.monotonic() + self._upkeep_seconds
+        stopped = False
+        while not stopped:
+            writes, stopped = self._collect(next_upkeep - time.monotonic())
+            if writes:
+                self._commit(writes)
+                _upkeep(self._sync_when_due)
+            if stopped or time.monotonic() >= next_upkeep:
+                _upkeep(self._keep_up)
+                next_upkeep = time.monotonic() + self._upkeep_seconds
+        self._file.close()
+
+    def _collect(self, seconds: float) -> tuple[list[_Write], bool]:
+        """Wait for a change and take those behind it; also tell whether to stop after them."""
+        writes: list[_Write] = []
+        size = 0
+        try:
+            item = self._writes.get(timeout=max(0.0, seconds))
+            while item is not None:
+                self._bytes_taken += item.bytes
+                if item.reply is None or not item.reply.done():
+                    writes.append(item)
+                    size += item.bytes
+                if len(writes) >= GROUP_CHANGES or size >= GROUP_BYTES:
+                    return writes, False
+                item = self._writes.get_nowait()
+        except Empty:
+            return writes, False
+        return writes, True
+
+    def _commit(self, writes: list[_Write]) -> None:
+        outcomes: list[StoreError | None] = [None] * len(writes)
+        changes: list[Change] = []
+        for at, write in enumerate(writes):
+            try:
+                changes.append(self._change(write.work))
+            except StoreError as error:
+                outcomes[at] = error
+        try:
+            self._transact(changes)
+        except StoreError as error:
+            # One each: an exception raised in several tasks would gather all their tracebacks.
+            outcomes = [outcome or StoreError(str(error)) for outcome in outcomes]
+        except Exception as error:  # noqa: BLE001 - each caller needs an outcome
+            _log.exception("the store's writer failed")
+            outcomes = [StoreError(f"writer failed: {type(error).__name__}") for _ in writes]
+        for write, outcome in zip(writes, outcomes, strict=True):
+            if write.reply is not None:
+                _settle(write.reply, outcome)
+
+    def _change(self, work: Entry | bytes) -> Change:
+        if isinstance(work, bytes):
+            return Change(work)
+        value = encode_entry(work)
+        if len(value) > self._max_entry_bytes:
+            raise EntryTooLargeError(
+                f"an entry of {len(value)} bytes, at most {self._max_entry_bytes} are stored"
+            )
+        return Change(work.key, value, work.kept_until)
+
+    def _transact(
+        self, changes: Sequence[Change] = (), written_uses: dict[bytes, int] | None = None
+    ) -> bool:
+        """Commit, and note the figures; tell whether the file is within the bounds."""
+        now = self._clock()
+        stats, within = self._file.run(
+            lambda connection: commit(
+                connection, changes, written_uses, bounds=self._bounds, uses=self._uses, now=now
+            )
+        )
+        self._note(stats)
+        pages = PAGES_A_PUT * len(changes) + stats.evictions + len(written_uses or ())
+        self._unsynced += PAGE_BYTES * pages
+        self._unsynced += sum(len(change.value or b"") for change in changes)
+        return within
+
+    def _trim(self) -> None:
+        """Evict down to the bounds, which may be tighter than at the last use of the file."""
+        done = False
+        while not done:
+            within = self._transact()
+            done = not self._file.run(partial(shrink_file, bounds=self._bounds)) and within
+            self._sync_when_due()
+
+    def _keep_up(self) -> None:
+        """Write down recent uses, or read the totals that other processes have changed."""
+        uses = self._uses.copy()
+        self._uses.clear()
+        if uses:
+            self._transact(written_uses=uses)
+        else:
+            self._note(self._file.run(read_totals))
+            self._file.run(partial(shrink_file, bounds=self._bounds))
+        self._sync_when_due()
+
+    def _note(self, stats: StoreStats) -> None:
+        self._evictions += stats.evictions
+        self.stats = StoreStats(stats.entries, stats.bytes, self._evictions)
+
+    def _sync_when_due(self) -> None:
+        if self._unsynced < WAL_BYTES:
+            return
+        self._unsynced = 0
+        self._syncer.request()
+        if self._file.log_bytes() > MAX_LOG_BYTES:
+            # Changes or reads without a gap keep the log from its restart: make them wait.
+            with self._syncer.checkpointing:
+                self._file.run(_cut_log)
 
 
-class _Readers:
-    """A few threads, each with its own connection; they never wait for the writer."""
+class LogSyncer:
+    """The thread that copies the write-ahead log into the database file, on request.
+
+    It syncs the disk, which may take long: puts go on meanwhile.
+    """
 
     def __init__(self, file: EntryFile) -> None:
         self._file = file
-        # None ends a thread.
-        self._reads: SimpleQueue[tuple[Callable[[Session], Any], Reply[Any]] | None] = SimpleQueue()
-        self.threads = [
-            threading.Thread(target=self._run, name=f"store-reader-{n}", daemon=True)
-            for n in range(_READERS)
-        ]
-        for thread in self.threads:
-            thread.start()
+        # False ends the thread.
+        self._requests: SimpleQueue[bool] = SimpleQueue()
+        self.checkpointing = threading.Lock()
+        """SQLite lets only one connection checkpoint, and refuses the second at once."""
+        self.thread = _start("store-syncer", self._run)
 
-    def submit(self, read: Callable[[Session], T]) -> Reply[T]:
-        """Queue a read. Raises StoreError if too many wait already."""
-        if self._reads.qsize() >= MAX_WAITING:
-            raise StoreError(f"{MAX_WAITING} reads are waiting already")
-        reply: Reply[T] = Reply()
-        self._reads.put((read, reply))
-        return reply
+    def request(self) -> None:
+        """Ask for a checkpoint; returns at once."""
+        self._requests.put(True)
 
     def stop(self) -> None:
-        """Let the threads end after the queued reads."""
-        for _ in self.threads:
-            self._reads.put(None)
+        """Let the thread end."""
+        self._requests.put(False)
 
     def _run(self) -> None:
-        session = Session(self._file)
-        while (item := self._reads.get()) is not None:
-            read, reply = item
-            if reply.wanted:
-                reply.settle(_outcome(session, read))
-        session.close_quietly()
+        while self._requests.get():
+            _upkeep(self._sync)
+        self._file.close()
+
+    def _sync(self) -> None:
+        with self.checkpointing:
+            self._file.run(_checkpoint)
 
 
-def _outcome(session: Session, read: Callable[[Session], T]) -> T | StoreError:
+def _start(name: str, run: Callable[..., None], *arguments: object) -> threading.Thread:
+    thread = threading.Thread(target=run, args=arguments, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def _settle(reply: Reply[T], outcome: T | StoreError) -> None:
+    """Give the loop its answer, from any thread."""
+    # On a closed loop nobody waits.
+    with suppress(RuntimeError):
+        reply.get_loop().call_soon_threadsafe(_set, reply, outcome)
+
+
+def _set(reply: Reply[T], outcome: T | StoreError) -> None:
+    if reply.done():
+        return
+    if isinstance(outcome, StoreError):
+        reply.set_exception(outcome)
+    else:
+        reply.set_result(outcome)
+
+
+def _upkeep(step: Callable[[], None]) -> None:
+    """Run a step for which nobody waits; if its fault stays, the next request meets it."""
     try:
-        return read(session)
+        step()
     except StoreError as error:
-        return error
-    except Exception as error:  # noqa: BLE001 - each caller needs an outcome
-        _log.exception("the store's reader failed")
-        return StoreError(f"reader failed: {type(error).__name__}")
+        _log.warning("the store's upkeep failed: %s", error)
+    except Exception:  # noqa: BLE001 - the thread must live on
+        _log.exception("the store's upkeep failed")
+
+
+def _checkpoint(connection: sqlite3.Connection) -> None:
+    # The log restarts only when all of it was copied; a later pass has little to do.
+    for _ in range(_CHECKPOINTS):
+        [(busy, in_log, done)] = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        if busy or in_log == done:
+            return
+
+
+def _cut_log(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
