@@ -1,21 +1,21 @@
 """The gateway's side of the embeddings service. Imports no torch, faiss or numpy.
 
-Laws: every exchange ends within its timeout, with a result or EmbeddingsUnavailable; calls in
+Laws: every exchange ends within its timeout, with a result or SemanticUnavailableError; calls in
 flight and bytes waiting to be sent are bounded; a cancelled call leaves nothing behind, and its
 late reply is dropped. A service that is down or stalled costs a call nothing after the first that
 noticed: until the next attempt is due, calls fail at once.
 """
 
 import asyncio
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from embeddings.fields import ProtocolError
-from embeddings.link import Link, LinkCongestedError, LinkLostError, open_link
 from embeddings.messages import (
     Add,
     AskStatus,
+    Cancel,
     Done,
     Embed,
     IndexStatus,
@@ -28,12 +28,18 @@ from embeddings.messages import (
     Request,
     Scores,
     Search,
+    SemanticUnavailableError,
     Vectors,
     Verify,
 )
-from embeddings.protocol import MAX_PAIRS, MAX_TEXTS
-
-__all__ = ["EmbeddingsClient", "EmbeddingsUnavailable", "IndexStatus", "Match", "Reason"]
+from embeddings.protocol import (
+    MAX_FRAME_BYTES,
+    MAX_TEXTS,
+    Envelope,
+    FrameDecoder,
+    ProtocolError,
+    encode,
+)
 
 _FIRST_BACKOFF_S: Final = 0.05
 _LONGEST_BACKOFF_S: Final = 2.0
@@ -42,17 +48,89 @@ _MOST_CHARACTERS: Final = 200_000
 # Two such texts fit a frame together, and no verifier takes ones as long.
 _MOST_CHARACTERS_OF_PAIR: Final = _MOST_CHARACTERS // 2
 _KEYS_A_FRAME: Final = 512
+_READ_BYTES: Final = 1 << 16
+_REQUEST_IDS: Final = 1 << 32
+_MOST_UNSENT_BYTES: Final = 4 * MAX_FRAME_BYTES
 
 R = TypeVar("R")
-T = TypeVar("T")
 
 
-class EmbeddingsUnavailable(Exception):  # noqa: N818 - the word of the gateway's interface
-    """The call brought no result; the lookup is a miss. `reason` is the word to show and count."""
+class LinkLostError(Exception):
+    """The connection ended, or the service broke the protocol."""
 
-    def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+
+class Link:
+    """One connection: many requests in flight, told apart by id.
+
+    Once lost it stays lost: all that wait get LinkLostError.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._ids = itertools.count(1)
+        self._pending: dict[int, asyncio.Future[Reply]] = {}
+        self.lost: str | None = None
+        """Why no request can be sent any more."""
+        self._reading = asyncio.create_task(self._read())
+        self.replies = 0
+
+    async def ask(self, request: Request) -> Reply:
+        """Send a request and return its reply.
+
+        Cancelled, it tells the service that nobody waits. Raises LinkLostError, and what
+        `protocol.encode` raises.
+        """
+        if self.lost is not None:
+            raise LinkLostError(self.lost)
+        if self._writer.transport.get_write_buffer_size() > _MOST_UNSENT_BYTES:
+            message = f"over {_MOST_UNSENT_BYTES} bytes wait to be sent"
+            raise SemanticUnavailableError(Reason.OVERLOADED, message)
+        request_id = next(self._ids) % _REQUEST_IDS
+        frame = encode(request_id, request)
+        answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._pending[request_id] = answered
+        self._writer.write(frame)
+        try:
+            return await answered
+        finally:
+            if self._pending.pop(request_id, None) is not None:
+                self._writer.write(encode(request_id, Cancel()))
+
+    def abort(self, why: str) -> None:
+        """Give the connection up; those who wait get LinkLostError with `why`."""
+        if self.lost is None:
+            self.lost = why
+            self._writer.transport.abort()
+            pending, self._pending = self._pending, {}
+            for answered in pending.values():
+                if not answered.done():
+                    answered.set_exception(LinkLostError(why))
+
+    async def close(self, why: str) -> None:
+        """Abort, and return when nothing of the connection is left running."""
+        self.abort(why)
+        await asyncio.wait([self._reading])
+
+    async def _read(self) -> None:
+        decoder = FrameDecoder()
+        why = "the embeddings service closed the connection"
+        try:
+            while data := await self._reader.read(_READ_BYTES):
+                for envelope in decoder.feed(data):
+                    self._take(envelope)
+        except (ProtocolError, ConnectionError) as error:
+            why = f"{type(error).__name__}: {error}"
+        finally:
+            self.abort(why)
+
+    def _take(self, envelope: Envelope) -> None:
+        if isinstance(envelope.message, Request):
+            raise ProtocolError("a request where replies are expected")
+        self.replies += 1
+        answered = self._pending.pop(envelope.request_id, None)
+        if answered is not None and not answered.done():
+            answered.set_result(envelope.message)
 
 
 class EmbeddingsClient:
@@ -81,12 +159,25 @@ class EmbeddingsClient:
         self._backoff = _FIRST_BACKOFF_S
         self._retry_at = 0.0
         self._closed = False
-        self._verifier_digest = ""
+        self.latest = IndexStatus()
+        """The latest status of a service that was ready."""
+        self.verifier: str | None = None
+        """Digest of the verifier in the latest status or scores; "" for none, None until known."""
 
     @property
-    def verifier_digest(self) -> str:
-        """The verifier that made the latest scores or was in the latest status; "" for none."""
-        return self._verifier_digest
+    def name(self) -> str:
+        """The encoder's name; empty until it is loaded."""
+        return self.latest.encoder
+
+    @property
+    def digest(self) -> str:
+        """Digest of all that shapes a vector, hex; empty until the encoder is loaded."""
+        return self.latest.digest
+
+    @property
+    def verifier_fault(self) -> str:
+        """Why there is no verifier."""
+        return self.latest.verifier_fault
 
     async def search(self, partition: bytes, text: str, k: int) -> list[Match]:
         """Return the up to `k` stored texts of `partition` nearest to `text`, nearest first."""
@@ -107,28 +198,21 @@ class EmbeddingsClient:
         few as may wait in front of somebody's search.
         """
         vectors: list[Sequence[float]] = []
-        checked = [_checked(text) for text in texts]
-        for frame in _frames(checked, list(map(len, checked)), MAX_TEXTS):
+        for frame in _frames([_checked(text) for text in texts]):
             reply = await self._call(Embed(frame), Vectors, self._embed_timeout)
             if len(reply.vectors) != len(frame):
-                raise EmbeddingsUnavailable(Reason.ERROR, "not one vector for each text")
+                raise SemanticUnavailableError(Reason.ERROR, "not one vector for each text")
             vectors += reply.vectors
         return vectors
 
-    async def score(self, pairs: Sequence[tuple[str, str]]) -> tuple[float, ...]:
-        """Return for each pair the verifier's score, 0 to 1, that one answer fits both texts.
-
-        A pair without a score fails them all: ask for one at a time where some may be without.
-        """
-        scores: list[float] = []
-        checked = [(_checked(a, of_pair=True), _checked(b, of_pair=True)) for a, b in pairs]
-        for frame in _frames(checked, [len(a) + len(b) for a, b in checked], MAX_PAIRS):
-            reply = await self._call(Verify(frame), Scores)
-            if len(reply.scores) != len(frame):
-                raise EmbeddingsUnavailable(Reason.ERROR, "not one score for each pair")
-            self._verifier_digest = reply.verifier_digest
-            scores += reply.scores
-        return tuple(scores)
+    async def score(self, asked: str, stored: str) -> float:
+        """Return the verifier's score, 0 to 1, that one answer fits both texts."""
+        pair = _checked(asked, _MOST_CHARACTERS_OF_PAIR), _checked(stored, _MOST_CHARACTERS_OF_PAIR)
+        reply = await self._call(Verify((pair,)), Scores)
+        if len(reply.scores) != 1:
+            raise SemanticUnavailableError(Reason.ERROR, "not one score for a pair")
+        self.verifier = reply.verifier_digest
+        return reply.scores[0]
 
     async def remove(self, keys: Sequence[bytes]) -> None:
         """Forget these keys; unknown ones are no error."""
@@ -138,11 +222,19 @@ class EmbeddingsClient:
     async def status(self) -> IndexStatus:
         """Return what the service has loaded; `ready` is False until it can answer."""
         status = await self._call(AskStatus(), IndexStatus)
-        self._verifier_digest = status.verifier_digest
+        if status.ready:
+            self.latest, self.verifier = status, status.verifier_digest
         return status
 
+    async def not_ready(self) -> str | None:
+        """Return why the encoder is not loaded and warm, None where it is."""
+        try:
+            return None if (await self.status()).ready else "encoder: loading"
+        except SemanticUnavailableError as error:
+            return f"encoder: {error.reason}"
+
     async def close(self) -> None:
-        """Close the connection; calls in flight and later ones raise EmbeddingsUnavailable."""
+        """Close the connection; calls in flight and later ones raise SemanticUnavailableError."""
         self._closed = True
         if self._connecting is not None:
             await asyncio.wait([self._connecting])
@@ -151,23 +243,21 @@ class EmbeddingsClient:
 
     async def _call(self, request: Request, expected: type[R], seconds: float | None = None) -> R:
         if self._in_flight >= self._max_in_flight:
-            raise EmbeddingsUnavailable(Reason.OVERLOADED, f"{self._in_flight} calls in flight")
+            raise SemanticUnavailableError(Reason.OVERLOADED, f"{self._in_flight} calls in flight")
         self._in_flight += 1
         try:
             reply = await self._ask(request, self._timeout if seconds is None else seconds)
-        except LinkCongestedError as error:
-            raise EmbeddingsUnavailable(Reason.OVERLOADED, str(error)) from error
         except (ProtocolError, UnicodeEncodeError) as error:
             # Not `from error`: that one quotes the user's text.
-            raise EmbeddingsUnavailable(
+            raise SemanticUnavailableError(
                 Reason.ERROR, f"cannot be sent: {type(error).__name__}"
             ) from None
         finally:
             self._in_flight -= 1
         if isinstance(reply, Refused):
-            raise EmbeddingsUnavailable(reply.reason, reply.message)
+            raise SemanticUnavailableError(reply.reason, reply.message)
         if not isinstance(reply, expected):
-            raise EmbeddingsUnavailable(Reason.ERROR, f"unexpected {type(reply).__name__}")
+            raise SemanticUnavailableError(Reason.ERROR, f"unexpected {type(reply).__name__}")
         return reply
 
     async def _ask(self, request: Request, seconds: float) -> Reply:
@@ -184,21 +274,21 @@ class EmbeddingsClient:
                 # find out for themselves.
                 link.abort("the embeddings service has stalled")
                 self._pause(link)
-            raise EmbeddingsUnavailable(Reason.TIMEOUT, f"no reply within {seconds} s") from None
+            raise SemanticUnavailableError(Reason.TIMEOUT, f"no reply within {seconds} s") from None
         except LinkLostError as error:
             self._pause(link)
-            raise EmbeddingsUnavailable(Reason.UNAVAILABLE, str(error)) from error
+            raise SemanticUnavailableError(Reason.UNAVAILABLE, str(error)) from error
         self._backoff = _FIRST_BACKOFF_S
         return reply
 
     async def _connected(self) -> Link:
         if self._closed:
-            raise EmbeddingsUnavailable(Reason.UNAVAILABLE, "the client is closed")
-        if self._link is not None and self._link.alive:
+            raise SemanticUnavailableError(Reason.UNAVAILABLE, "the client is closed")
+        if self._link is not None and self._link.lost is None:
             return self._link
         if self._connecting is None:
             if asyncio.get_running_loop().time() < self._retry_at:
-                raise EmbeddingsUnavailable(
+                raise SemanticUnavailableError(
                     Reason.UNAVAILABLE, "not connected, and the next attempt is not due yet"
                 )
             self._connecting = asyncio.create_task(self._connect())
@@ -206,14 +296,14 @@ class EmbeddingsClient:
         connected = await asyncio.shield(self._connecting)
         if isinstance(connected, Link):
             return connected
-        raise EmbeddingsUnavailable(
+        raise SemanticUnavailableError(
             Reason.UNAVAILABLE, f"cannot connect: {connected.strerror or connected}"
         )
 
     async def _connect(self) -> Link | OSError:
         try:
             async with asyncio.timeout(self._timeout):
-                self._link = await open_link(self._socket)
+                self._link = Link(*await asyncio.open_unix_connection(str(self._socket)))
         except OSError as error:  # TimeoutError is one
             self._pause(self._link)
             return error
@@ -231,24 +321,23 @@ class EmbeddingsClient:
         self._backoff = min(2 * self._backoff, _LONGEST_BACKOFF_S)
 
 
-def _frames(items: Sequence[T], sizes: Sequence[int], most: int) -> Iterator[tuple[T, ...]]:
-    """Yield the items in groups of at most `most` that fit a frame; sizes are in characters."""
-    frame: list[T] = []
+def _frames(texts: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield the texts in groups that fit a frame."""
+    frame: list[str] = []
     characters = 0
-    for item, size in zip(items, sizes, strict=True):
-        if frame and (len(frame) == most or characters + size > _MOST_CHARACTERS):
+    for text in texts:
+        if frame and (len(frame) == MAX_TEXTS or characters + len(text) > _MOST_CHARACTERS):
             yield tuple(frame)
             frame, characters = [], 0
-        frame.append(item)
-        characters += size
+        frame.append(text)
+        characters += len(text)
     if frame:
         yield tuple(frame)
 
 
-def _checked(text: str, *, of_pair: bool = False) -> str:
+def _checked(text: str, most: int = _MOST_CHARACTERS) -> str:
     if not text.strip():
-        raise EmbeddingsUnavailable(Reason.EMPTY_TEXT, "the text is empty")
-    most = _MOST_CHARACTERS_OF_PAIR if of_pair else _MOST_CHARACTERS
+        raise SemanticUnavailableError(Reason.EMPTY_TEXT, "the text is empty")
     if len(text) > most:
-        raise EmbeddingsUnavailable(Reason.TEXT_TOO_LONG, f"over {most} characters")
+        raise SemanticUnavailableError(Reason.TEXT_TOO_LONG, f"over {most} characters")
     return text

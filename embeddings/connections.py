@@ -9,9 +9,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from embeddings.fields import ProtocolError
 from embeddings.messages import Cancel, Reason, Refused, Reply, Request
-from embeddings.protocol import Envelope, FrameDecoder, encode
+from embeddings.protocol import Envelope, FrameDecoder, ProtocolError, encode
 
 MAX_IN_FLIGHT: Final = 1024
 _READ_BYTES: Final = 1 << 16

@@ -19,6 +19,17 @@ class Reason(StrEnum):
     ERROR = "error"
 
 
+class SemanticUnavailableError(Exception):
+    """A call brought no result, so the lookup is a miss. ``reason`` is the word to show and count.
+
+    The message is for the log and never holds user text.
+    """
+
+    def __init__(self, reason: str, message: str = "") -> None:
+        super().__init__(f"{reason}: {message}" if message else reason)
+        self.reason = reason
+
+
 Pair = tuple[str, str]
 Scored = float | Reason
 
@@ -40,11 +51,11 @@ class IndexStatus:
     and `verifier_fault` then says why.
     """
 
-    ready: bool
-    encoder: str
-    digest: str
-    dimensions: int
-    vectors: int
+    ready: bool = False
+    encoder: str = ""
+    digest: str = ""
+    dimensions: int = 0
+    vectors: int = 0
     index: str = ""
     fault: str = ""
     verifier: str = ""

@@ -11,22 +11,12 @@ frame longer than MAX_FRAME_BYTES, another version, an unknown kind, missing byt
 over are all ProtocolError: the connection is then unusable and is closed.
 """
 
+import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from embeddings.fields import (
-    U32,
-    FieldReader,
-    ProtocolError,
-    packed_count,
-    packed_field,
-    packed_number,
-    packed_score,
-    packed_text,
-    packed_vectors,
-)
 from embeddings.messages import (
     Add,
     AskStatus,
@@ -37,6 +27,7 @@ from embeddings.messages import (
     Match,
     Matches,
     Message,
+    Reason,
     Refused,
     Remove,
     Reply,
@@ -52,9 +43,58 @@ MAX_FRAME_BYTES: Final = 1 << 20
 MAX_MATCHES: Final = 256
 MAX_TEXTS: Final = 16
 MAX_PAIRS: Final = 16
+MAX_FIELD_BYTES: Final = 1024
 
-_LENGTH = struct.Struct(">I")
 _HEAD = struct.Struct(">BBI")
+_U16 = struct.Struct(">H")
+_U32 = struct.Struct(">I")
+_F64 = struct.Struct(">d")
+
+
+class ProtocolError(Exception):
+    """The peer's bytes are not a message of this protocol version."""
+
+
+def _pack_field(value: bytes) -> bytes:
+    if len(value) > MAX_FIELD_BYTES:
+        raise ProtocolError(f"field of {len(value)} bytes, at most {MAX_FIELD_BYTES} allowed")
+    return _U16.pack(len(value)) + value
+
+
+def _pack_number(value: float) -> bytes:
+    if math.isnan(value):
+        raise ProtocolError("not a number")
+    return _F64.pack(value)
+
+
+def _pack_score(value: float) -> bytes:
+    if not 0 <= value <= 1:
+        raise ProtocolError("not a score from 0 to 1")
+    return _F64.pack(value)
+
+
+def _pack_count(value: int, most: int) -> bytes:
+    if not 0 <= value <= most:
+        raise ProtocolError(f"count of {value}, 0 to {most} allowed")
+    return _U16.pack(value)
+
+
+def _pack_text(text: str) -> bytes:
+    data = text.encode()
+    return _U32.pack(len(data)) + data
+
+
+def _pack_vectors(vectors: tuple[tuple[float, ...], ...]) -> bytes:
+    dimensions = len(vectors[0]) if vectors else 0
+    if any(len(vector) != dimensions for vector in vectors):
+        raise ProtocolError("vectors of several lengths")
+    numbers = [number for vector in vectors for number in vector]
+    if not all(map(math.isfinite, numbers)):
+        raise ProtocolError("not a finite vector")
+    try:
+        return _U32.pack(dimensions) + struct.pack(f">{len(numbers)}f", *numbers)
+    except OverflowError:
+        raise ProtocolError("not a vector of 32-bit floats") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +132,7 @@ def encode(request_id: int, message: Message) -> bytes:
     body = _HEAD.pack(PROTOCOL_VERSION, _KIND_OF[type(message)], request_id) + _pack(message)
     if len(body) > MAX_FRAME_BYTES:
         raise ProtocolError(f"frame of {len(body)} bytes, at most {MAX_FRAME_BYTES} allowed")
-    return _LENGTH.pack(len(body)) + body
+    return _U32.pack(len(body)) + body
 
 
 def _pack(message: Message) -> bytes:
@@ -102,21 +142,18 @@ def _pack(message: Message) -> bytes:
 def _pack_request(message: Request) -> bytes:
     match message:
         case Search(partition, text, k):
-            return packed_field(partition) + packed_count(k, MAX_MATCHES) + text.encode()
+            return _pack_field(partition) + _pack_count(k, MAX_MATCHES) + text.encode()
         case Add(partition, key, text, expires_at):
             return (
-                packed_field(partition)
-                + packed_field(key)
-                + packed_number(expires_at)
-                + text.encode()
+                _pack_field(partition) + _pack_field(key) + _pack_number(expires_at) + text.encode()
             )
         case Embed(texts):
-            return packed_count(len(texts), MAX_TEXTS) + b"".join(map(packed_text, texts))
+            return _pack_count(len(texts), MAX_TEXTS) + b"".join(map(_pack_text, texts))
         case Verify(pairs):
             both = (text for pair in pairs for text in pair)
-            return packed_count(len(pairs), MAX_PAIRS) + b"".join(map(packed_text, both))
+            return _pack_count(len(pairs), MAX_PAIRS) + b"".join(map(_pack_text, both))
         case Remove(keys):
-            return U32.pack(len(keys)) + b"".join(map(packed_field, keys))
+            return _U32.pack(len(keys)) + b"".join(map(_pack_field, keys))
         case AskStatus() | Cancel():
             return b""
 
@@ -124,28 +161,126 @@ def _pack_request(message: Request) -> bytes:
 def _pack_reply(message: Reply) -> bytes:
     match message:
         case Matches(matches):
-            rows = (packed_field(match.key) + packed_number(match.similarity) for match in matches)
-            return packed_count(len(matches), MAX_MATCHES) + b"".join(rows)
+            rows = (_pack_field(match.key) + _pack_number(match.similarity) for match in matches)
+            return _pack_count(len(matches), MAX_MATCHES) + b"".join(rows)
         case Vectors(vectors):
-            return packed_count(len(vectors), MAX_TEXTS) + packed_vectors(vectors)
+            return _pack_count(len(vectors), MAX_TEXTS) + _pack_vectors(vectors)
         case Scores(digest, scores):
-            count = packed_count(len(scores), MAX_PAIRS)
-            return packed_field(digest.encode()) + count + b"".join(map(packed_score, scores))
+            count = _pack_count(len(scores), MAX_PAIRS)
+            return _pack_field(digest.encode()) + count + b"".join(map(_pack_score, scores))
         case IndexStatus():
-            numbers = U32.pack(message.dimensions) + U32.pack(message.vectors)
+            numbers = _U32.pack(message.dimensions) + _U32.pack(message.vectors)
             index = (message.digest, message.index, message.fault)
             verifier = (message.verifier, message.verifier_digest, message.verifier_fault)
-            fields = b"".join(packed_field(word.encode()) for word in (*index, *verifier))
+            fields = b"".join(_pack_field(word.encode()) for word in (*index, *verifier))
             return bytes([message.ready]) + numbers + fields + message.encoder.encode()
         case Refused(reason, text):
-            return packed_field(reason.encode()) + text.encode()
+            return _pack_field(reason.encode()) + text.encode()
         case Done():
             return b""
 
 
+class _Reader:
+    """Reads fields off a body; every read is checked against what is left."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self._at = 0
+
+    @property
+    def left(self) -> int:
+        """How many bytes are not read yet."""
+        return len(self._body) - self._at
+
+    def take(self, size: int) -> bytes:
+        """Return the next bytes."""
+        if size > self.left:
+            raise ProtocolError(f"message ends {size - self.left} bytes too early")
+        self._at += size
+        return self._body[self._at - size : self._at]
+
+    def unpack(self, numbers: struct.Struct) -> tuple[Any, ...]:
+        """Return the next numbers of fixed size."""
+        return numbers.unpack(self.take(numbers.size))
+
+    def size(self) -> int:
+        """Return a 32-bit number."""
+        (value,) = self.unpack(_U32)
+        return int(value)
+
+    def number(self) -> float:
+        """Return a float that is a number."""
+        (value,) = self.unpack(_F64)
+        if math.isnan(value):
+            raise ProtocolError("not a number")
+        return float(value)
+
+    def score(self) -> float:
+        """Return a number from 0 to 1."""
+        value = self.number()
+        if not 0 <= value <= 1:
+            raise ProtocolError("not a score from 0 to 1")
+        return value
+
+    def flag(self) -> bool:
+        """Return whether a byte is 1; it may be 0."""
+        value = self.take(1)[0]
+        if value > 1:
+            raise ProtocolError(f"flag of value {value}")
+        return value == 1
+
+    def count(self, most: int) -> int:
+        """Return a number from 0 to `most`."""
+        (value,) = self.unpack(_U16)
+        if value > most:
+            raise ProtocolError(f"count of {value}, 0 to {most} allowed")
+        return int(value)
+
+    def vector(self, dimensions: int) -> tuple[float, ...]:
+        """Return so many finite 32-bit floats."""
+        numbers = struct.unpack(f">{dimensions}f", self.take(4 * dimensions))
+        if not all(map(math.isfinite, numbers)):
+            raise ProtocolError("not a finite vector")
+        return numbers
+
+    def field(self) -> bytes:
+        """Return a byte string of up to MAX_FIELD_BYTES."""
+        (size,) = self.unpack(_U16)
+        if size > MAX_FIELD_BYTES:
+            raise ProtocolError(f"field of {size} bytes, at most {MAX_FIELD_BYTES} allowed")
+        return self.take(size)
+
+    def text(self) -> str:
+        """Return the text that goes on to the end."""
+        return _utf8(self.take(self.left))
+
+    def long_text(self) -> str:
+        """Return a text that others follow."""
+        return _utf8(self.take(self.size()))
+
+    def short_text(self) -> str:
+        """Return a byte string as text."""
+        return _utf8(self.field())
+
+    def reason(self) -> Reason:
+        """Return one of the reasons there are."""
+        word = self.short_text()
+        try:
+            return Reason(word)
+        except ValueError:
+            raise ProtocolError("unknown reason") from None
+
+
+def _utf8(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise ProtocolError("text is not UTF-8") from None
+
+
 def decode(body: bytes) -> Envelope:
     """Return the message in a frame's body (without the length prefix). Raises ProtocolError."""
-    reader = FieldReader(body)
+    reader = _Reader(body)
     version, kind, request_id = reader.unpack(_HEAD)
     if version != PROTOCOL_VERSION:
         raise ProtocolError(f"protocol version {version}, expected {PROTOCOL_VERSION}")
@@ -158,12 +293,12 @@ def decode(body: bytes) -> Envelope:
     return Envelope(request_id, message)
 
 
-def _unpack(message_type: type[Message], reader: FieldReader) -> Message:
+def _unpack(message_type: type[Message], reader: _Reader) -> Message:
     reply = _unpack_reply(message_type, reader)
     return _unpack_request(message_type, reader) if reply is None else reply
 
 
-def _unpack_request(message_type: type[Message], reader: FieldReader) -> Request:
+def _unpack_request(message_type: type[Message], reader: _Reader) -> Request:
     if message_type is Search:
         partition, k = reader.field(), reader.count(MAX_MATCHES)
         return Search(partition, reader.text(), k)
@@ -176,16 +311,15 @@ def _unpack_request(message_type: type[Message], reader: FieldReader) -> Request
         pairs = range(reader.count(MAX_PAIRS))
         return Verify(tuple((reader.long_text(), reader.long_text()) for _ in pairs))
     if message_type is Remove:
-        (count,) = reader.unpack(U32)
-        return Remove(tuple(reader.field() for _ in range(count)))
+        return Remove(tuple(reader.field() for _ in range(reader.size())))
     return AskStatus() if message_type is AskStatus else Cancel()
 
 
-def _unpack_reply(message_type: type[Message], reader: FieldReader) -> Reply | None:
+def _unpack_reply(message_type: type[Message], reader: _Reader) -> Reply | None:
     if message_type is Matches:
         return Matches(tuple(_match(reader) for _ in range(reader.count(MAX_MATCHES))))
     if message_type is Vectors:
-        count, (dimensions,) = reader.count(MAX_TEXTS), reader.unpack(U32)
+        count, dimensions = reader.count(MAX_TEXTS), reader.size()
         if dimensions and not count:
             raise ProtocolError("dimensions of no vector")
         return Vectors(tuple(reader.vector(dimensions) for _ in range(count)))
@@ -193,7 +327,7 @@ def _unpack_reply(message_type: type[Message], reader: FieldReader) -> Reply | N
         digest = reader.short_text()
         return Scores(digest, tuple(reader.score() for _ in range(reader.count(MAX_PAIRS))))
     if message_type is IndexStatus:
-        ready, (dimensions,), (vectors,) = reader.flag(), reader.unpack(U32), reader.unpack(U32)
+        ready, dimensions, vectors = reader.flag(), reader.size(), reader.size()
         digest, *words = (reader.short_text() for _ in range(6))
         return IndexStatus(ready, reader.text(), digest, dimensions, vectors, *words)
     if message_type is Refused:
@@ -201,7 +335,7 @@ def _unpack_reply(message_type: type[Message], reader: FieldReader) -> Reply | N
     return Done() if message_type is Done else None
 
 
-def _match(reader: FieldReader) -> Match:
+def _match(reader: _Reader) -> Match:
     return Match(reader.field(), reader.number())
 
 
@@ -214,13 +348,13 @@ class FrameDecoder:
     def feed(self, data: bytes) -> Iterator[Envelope]:
         """Yield the messages completed by `data`. Raises ProtocolError; the stream is then lost."""
         self._buffer += data
-        while len(self._buffer) >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(self._buffer)
+        while len(self._buffer) >= _U32.size:
+            (size,) = _U32.unpack_from(self._buffer)
             if size > MAX_FRAME_BYTES:
                 raise ProtocolError(f"frame of {size} bytes, at most {MAX_FRAME_BYTES} allowed")
-            end = _LENGTH.size + size
+            end = _U32.size + size
             if len(self._buffer) < end:
                 return
-            body = bytes(self._buffer[_LENGTH.size : end])
+            body = bytes(self._buffer[_U32.size : end])
             del self._buffer[:end]
             yield decode(body)

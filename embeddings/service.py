@@ -43,7 +43,7 @@ from embeddings.text_index import TextIndex, TextIndexSettings, open_text_index
 from embeddings.vector_index import VectorIndexError
 
 _SWEEP_PERIOD_S: Final = 30.0
-_NOT_READY: Final = IndexStatus(ready=False, encoder="", digest="", dimensions=0, vectors=0)
+_NOT_READY: Final = IndexStatus()
 
 _log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from gateway.cache.stores.memory import MemoryStore
 from gateway.cli.explain import pipeline_to_explain
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.messages import Inbound
-from gateway.semantic.ports import Candidate, SemanticUnavailableError, Verifier
+from gateway.semantic.ports import Match, SemanticUnavailableError, Verifier
 from gateway.server.policy_file import PolicyFile
 from gateway.server.request import Trace, Verdict
 from policies.decision import Decision, Endpoint, PiiAction
@@ -71,13 +71,13 @@ class Index:
     def __init__(self, vectors: Mapping[str, Vector], entries: int) -> None:
         self._vectors = vectors
         self._index = FaissIndex(384, max(1, entries))
-        self._known: dict[tuple[bytes, str, int], list[Candidate]] = {}
+        self._known: dict[tuple[bytes, str, int], list[Match]] = {}
 
     def similarity(self, asked: str, stored: str) -> float:
         """Return the cosine of two texts that have vectors."""
         return float(self._vectors[asked] @ self._vectors[stored])
 
-    async def search(self, partition: bytes, text: str, k: int) -> Sequence[Candidate]:
+    async def search(self, partition: bytes, text: str, k: int) -> Sequence[Match]:
         # The same search is made once.
         asked = (partition, text, k)
         if asked not in self._known:
@@ -85,7 +85,7 @@ class Index:
             if vector is None:
                 raise SemanticUnavailableError("no-vector")
             found = self._index.search(partition, vector, k, STORED_AT)
-            self._known[asked] = [Candidate(match.key, match.similarity) for match in found]
+            self._known[asked] = [Match(match.key, match.similarity) for match in found]
         return self._known[asked]
 
     async def add(self, partition: bytes, key: bytes, text: str, expires_at: float) -> None:

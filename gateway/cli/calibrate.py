@@ -20,6 +20,7 @@ from operator import mul
 from pathlib import Path
 from typing import Any
 
+from embeddings.client import EmbeddingsClient
 from embeddings.verify.agreement import RULES
 from embeddings.verify.binomial import upper_bound
 from embeddings.verify.calibration import Calibration, calibrated, least_hits
@@ -29,7 +30,6 @@ from gateway.cache.comparison_journal import CHECKS_FILE
 from gateway.cli.logging_setup import PARENT_PIPE, PYTHON
 from gateway.cli.terminal import CommandError, Lines, say, unreadable
 from gateway.semantic.calibrations import OWN_FILE, Calibrations
-from gateway.semantic.embeddings_service import SemanticService
 from gateway.semantic.ports import SemanticUnavailableError
 from gateway.semantic.verifier import OF_THE_TEXT, CalibratedVerifier
 from gateway.server.admin.recorded_request import RecordedError
@@ -205,7 +205,7 @@ async def _points(
 
 
 async def _score(
-    pairs: Sequence[LabelledPair], service: SemanticService, points: Points, data_dir: Path
+    pairs: Sequence[LabelledPair], service: EmbeddingsClient, points: Points, data_dir: Path
 ) -> None:
     """Add what the gateway's own verifier says of the pairs; what a guard refuses is no hit."""
     verifier = CalibratedVerifier(service, Calibrations(data_dir), seconds=_SCORE_SECONDS)
@@ -236,7 +236,7 @@ async def _score(
         raise errors.exceptions[0] from None
 
 
-async def _cosine(service: SemanticService, pair: LabelledPair) -> float:
+async def _cosine(service: EmbeddingsClient, pair: LabelledPair) -> float:
     """Return how near the two are, as the search of a gateway would; 0 where one has no vector."""
     try:
         asked, stored = await service.embed((pair.asked, pair.stored))
@@ -303,7 +303,7 @@ def _names(logs: Sequence[Path]) -> str:
 
 
 @contextlib.asynccontextmanager
-async def scoring_service(socket: Path | None) -> AsyncIterator[SemanticService]:
+async def scoring_service(socket: Path | None) -> AsyncIterator[EmbeddingsClient]:
     """Open the service at ``socket``, or start one. Raises ScoringError."""
     async with contextlib.AsyncExitStack() as stack:
         process = None
@@ -313,7 +313,7 @@ async def scoring_service(socket: Path | None) -> AsyncIterator[SemanticService]
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="refrain-")))
             socket = folder / "embeddings.sock"
             process = await stack.enter_async_context(_start_service(socket, folder))
-        service = SemanticService.at(socket, timeout=_CALL_SECONDS)
+        service = EmbeddingsClient(socket, timeout=_CALL_SECONDS)
         stack.push_async_callback(service.close)
         await wait_until_ready(service, socket, process)
         yield service
@@ -344,7 +344,7 @@ async def _start_service(socket: Path, folder: Path) -> AsyncIterator[asyncio.su
 
 
 async def wait_until_ready(
-    service: SemanticService, socket: Path, process: asyncio.subprocess.Process | None
+    service: EmbeddingsClient, socket: Path, process: asyncio.subprocess.Process | None
 ) -> None:
     """Wait for the service, which ``process`` is where one was started. Raises ScoringError."""
     what = "starting an embeddings service" if process is not None else "the service is loading"

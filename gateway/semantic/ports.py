@@ -1,30 +1,24 @@
 """The interfaces of semantic lookup: index, encoder, verifier and its result."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from embeddings.messages import Match, SemanticUnavailableError
 
-class SemanticUnavailableError(Exception):
-    """The semantic index cannot answer this; ``reason`` is one word."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A stored question near the one asked: its entry's key and the cosine similarity."""
-
-    key: bytes
-    similarity: float
+__all__ = [
+    "LocalEncoder",
+    "Match",
+    "SemanticIndex",
+    "SemanticUnavailableError",
+    "Verification",
+    "Verifier",
+]
 
 
 class SemanticIndex(Protocol):
     """Nearest stored questions within one partition (scope and compatibility fingerprint)."""
 
-    async def search(self, partition: bytes, text: str, k: int) -> Sequence[Candidate]:
+    async def search(self, partition: bytes, text: str, k: int) -> Sequence[Match]:
         """Return up to ``k``, nearest first. Raises SemanticUnavailableError."""
         ...
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from embeddings.client import EmbeddingsClient
 from gateway.cache.comparison_journal import CHECKS_FILE, ComparisonJournal
 from gateway.cache.ports import PolicySource
 from gateway.cache.quarantine import QuarantineFile
 from gateway.semantic.calibrations import Calibrations
-from gateway.semantic.embeddings_service import SemanticService
 from gateway.semantic.verifier import CalibratedVerifier
 from gateway.server.admin.semantic_report import Budgets
 from gateway.server.http.readiness import Check
@@ -29,7 +29,7 @@ ENCODER_POLL_SECONDS = 0.5
 class Semantic:
     """The parts of lookup by meaning; without ``service`` there is no such lookup."""
 
-    service: SemanticService | None
+    service: EmbeddingsClient | None
     verifier: CalibratedVerifier
     quarantine: QuarantineFile
     journal: ComparisonJournal
@@ -48,8 +48,10 @@ class Semantic:
             stack.push_async_callback(self.comparisons.close)
             yield
 
-    async def _learn(self, service: SemanticService) -> None:
-        await service.learn(ENCODER_POLL_SECONDS)
+    async def _learn(self, service: EmbeddingsClient) -> None:
+        # No readiness check may ever come to this worker.
+        while await service.not_ready() is not None:  # noqa: ASYNC110 - of another process
+            await asyncio.sleep(ENCODER_POLL_SECONDS)
         self.budgets.warn()
 
     @property
@@ -59,10 +61,14 @@ class Semantic:
 
     def details(self) -> dict[str, Any]:
         """Return what ``/readyz`` shows of them."""
-        service = self.service
+        service, vectors = self.service, {}
+        if service is not None:
+            vectors["index"] = service.latest.index
+            if service.latest.fault:
+                vectors["fault"] = service.latest.fault
         return {
             "semantic": "off" if service is None else "on",
-            "vectors": {} if service is None else service.details(),
+            "vectors": vectors,
             "verifier": {} if service is None else self.verifier.details(),
             "rules_off": sorted(rule for rule, off in self.journal.rules_off().items() if off),
             "budgets_not_kept": self.budgets.not_kept(),
@@ -80,7 +86,7 @@ def open_semantic(
     """Return the parts; ``socket`` is the embeddings service's, None where it is not installed."""
     service = None
     if socket is not None:
-        service = SemanticService.at(socket, timeout=settings.semantic_timeout)
+        service = EmbeddingsClient(socket, timeout=settings.semantic_timeout)
     calibrations = Calibrations(settings.data_dir)
     verifier = CalibratedVerifier(service, calibrations, seconds=settings.verifier_timeout)
     quarantine = QuarantineFile(settings.data_dir / "quarantine.jsonl")

@@ -37,7 +37,7 @@ GOOD = {
     "from gateway.server import pipeline",
     "gateway/app.py": "from aiohttp import web\nfrom gateway.settings import Settings\n"
     "import gateway.server.http.handlers",
-    "gateway/semantic/embeddings_service.py": "from embeddings.client import EmbeddingsClient",
+    "gateway/server/open_semantic.py": "from embeddings.client import EmbeddingsClient",
     "gateway/semantic/verifier.py": "from embeddings.verify.agreement import agree",
     "gateway/cli/main.py": "def main():\n    from backend.__main__ import main",
     "gateway/cli/worker.py": "import uvloop\nfrom gateway.app import create_app",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from running_qdrant import RunningQdrant
 
-from embeddings.client import EmbeddingsClient, EmbeddingsUnavailable, IndexStatus
+from embeddings.client import EmbeddingsClient, IndexStatus, SemanticUnavailableError
 from embeddings.encoder import Encoder, EncoderSettings, load_encoder
 from embeddings.model_files import DEFAULT_MODEL, locate
 
@@ -49,7 +49,7 @@ class ServiceProcess:
                     status = await client.status()
                     if status.ready:
                         return status
-                except EmbeddingsUnavailable:
+                except SemanticUnavailableError:
                     assert self.process is not None
                     assert self.process.poll() is None, self.process.stderr.read()
                 await asyncio.sleep(0.02)

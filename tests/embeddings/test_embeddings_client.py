@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from embeddings.client import EmbeddingsClient, EmbeddingsUnavailable, Match
+from embeddings.client import EmbeddingsClient, Match, SemanticUnavailableError
 from embeddings.messages import (
     AskStatus,
     Cancel,
@@ -77,7 +77,7 @@ async def calling(path, **options):
 
 
 async def reason_of(call) -> str:
-    with pytest.raises(EmbeddingsUnavailable) as refused:
+    with pytest.raises(SemanticUnavailableError) as refused:
         await call
     return refused.value.reason
 
@@ -220,7 +220,7 @@ async def test_it_reconnects_after_the_service_went_away(short_path):
                 try:
                     await client.remove([b"k"])
                     break
-                except EmbeddingsUnavailable:
+                except SemanticUnavailableError:
                     await asyncio.sleep(0.01)
 
 

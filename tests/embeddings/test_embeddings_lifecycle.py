@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from embeddings.client import EmbeddingsClient, EmbeddingsUnavailable
+from embeddings.client import EmbeddingsClient, SemanticUnavailableError
 from embeddings.vectors_sqlite import FILE_NAME
 
 QUESTION = "How do I export my invoices?"
@@ -21,7 +21,7 @@ async def listening(service, client):
         while True:
             try:
                 return await client.status()
-            except EmbeddingsUnavailable:
+            except SemanticUnavailableError:
                 assert service.process.poll() is None, service.process.stderr.read()
                 await asyncio.sleep(0.01)
 
@@ -35,7 +35,7 @@ async def test_acknowledged_vectors_survive_kill_9_and_the_client_reconnects(new
     await client.add(b"p", b"dropped", "Something else", time.time() + 3600)
     await client.remove([b"dropped"])
     service.stop(signal.SIGKILL)
-    with pytest.raises(EmbeddingsUnavailable) as down:
+    with pytest.raises(SemanticUnavailableError) as down:
         await client.search(b"p", QUESTION, 1)
 
     service.start()

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from embeddings.client import EmbeddingsClient, EmbeddingsUnavailable
+from embeddings.client import EmbeddingsClient, SemanticUnavailableError
 
 RESET = "How do I reset my password?"
 
@@ -34,7 +34,7 @@ async def test_a_frozen_qdrant_costs_hits_by_meaning_and_nothing_else(new_servic
         assert near.key == b"reset"
         qdrant.freeze()
         for _ in range(2):
-            with pytest.raises(EmbeddingsUnavailable) as refused:
+            with pytest.raises(SemanticUnavailableError) as refused:
                 await client.search(b"p", RESET, 1)
             assert refused.value.reason.startswith("index-")
         assert len(await client.embed([RESET])) == 1

@@ -9,7 +9,7 @@ import pytest
 from tiny_verifier import write_tiny_verifier
 
 from embeddings.batching import OverloadedError
-from embeddings.client import EmbeddingsClient, EmbeddingsUnavailable
+from embeddings.client import EmbeddingsClient, SemanticUnavailableError
 from embeddings.messages import Reason
 from embeddings.scoring import MAX_BATCH, MAX_WAITING, PairScores, open_pair_scores
 from embeddings.service import tell_verifier
@@ -136,11 +136,10 @@ async def test_the_service_scores_pairs_and_says_with_which_verifier(new_service
     assert (status.verifier, status.verifier_digest) == ("tiny", expected.digest)
     assert status.verifier_fault == ""
     wanted = [(f"What is the price of {n} apples?", RESET) for n in range(20)]
-    scores = await client.score(wanted)
-    assert list(scores) == pytest.approx(expected.score(wanted), abs=1e-6)
-    assert await client.score([(RESET, PHONE)]) == await client.score([(PHONE, RESET)])
-    assert await client.score([]) == ()
-    assert client.verifier_digest == expected.digest
+    scores = await asyncio.gather(*(client.score(*pair) for pair in wanted))
+    assert scores == pytest.approx(expected.score(wanted), abs=1e-6)
+    assert await client.score(RESET, PHONE) == await client.score(PHONE, RESET)
+    assert client.verifier == expected.digest
     for text, reason in {
         "": "empty-text",
         "\u200b": "empty-text",
@@ -149,8 +148,8 @@ async def test_the_service_scores_pairs_and_says_with_which_verifier(new_service
         "\U0001f389": "unreadable-text",
         "\ud800": "error",
     }.items():
-        with pytest.raises(EmbeddingsUnavailable) as refused:
-            await client.score([(RESET, PHONE), (RESET, text)])
+        with pytest.raises(SemanticUnavailableError) as refused:
+            await client.score(RESET, text)
         assert refused.value.reason == reason
     await client.close()
 
@@ -162,10 +161,10 @@ async def test_a_broken_verifier_leaves_everything_else_running(new_service, tmp
     service.start()
     client = EmbeddingsClient(service.socket, timeout=30)
     status = await service.ready(client)
-    assert (status.verifier, status.verifier_digest, client.verifier_digest) == ("", "", "")
+    assert (status.verifier, status.verifier_digest, client.verifier) == ("", "", "")
     assert "model.safetensors" in status.verifier_fault or str(tmp_path) in status.verifier_fault
-    with pytest.raises(EmbeddingsUnavailable) as refused:
-        await client.score([(RESET, PHONE)])
+    with pytest.raises(SemanticUnavailableError) as refused:
+        await client.score(RESET, PHONE)
     assert refused.value.reason is Reason.UNAVAILABLE
     await client.add(b"p", b"reset", RESET, time.time() + 60)
     assert len(await client.search(b"p", RESET, 1)) == 1

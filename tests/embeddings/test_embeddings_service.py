@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from embeddings.client import EmbeddingsClient, EmbeddingsUnavailable
+from embeddings.client import EmbeddingsClient, SemanticUnavailableError
 from embeddings.connections import MAX_IN_FLIGHT
 from embeddings.messages import (
     Add,
@@ -82,11 +82,11 @@ async def test_removed_keys_are_gone_and_unknown_ones_are_no_error(client, parti
     ],
 )
 async def test_a_text_without_a_vector_is_refused_with_its_reason(client, partition, text, reason):
-    with pytest.raises(EmbeddingsUnavailable) as searched:
+    with pytest.raises(SemanticUnavailableError) as searched:
         await client.search(partition, text, 1)
-    with pytest.raises(EmbeddingsUnavailable) as added:
+    with pytest.raises(SemanticUnavailableError) as added:
         await client.add(partition, b"key", text, LATER)
-    with pytest.raises(EmbeddingsUnavailable) as embedded:
+    with pytest.raises(SemanticUnavailableError) as embedded:
         await client.embed([RESET, text])
     assert searched.value.reason == added.value.reason == embedded.value.reason == reason
     assert (await client.status()).ready
@@ -94,9 +94,9 @@ async def test_a_text_without_a_vector_is_refused_with_its_reason(client, partit
 
 async def test_long_texts_that_differ_only_at_the_end_never_meet(client, partition):
     shared = "word " * 256
-    with pytest.raises(EmbeddingsUnavailable, match="no vector"):
+    with pytest.raises(SemanticUnavailableError, match="no vector"):
         await client.add(partition, b"key", shared + "one", LATER)
-    with pytest.raises(EmbeddingsUnavailable, match="no vector"):
+    with pytest.raises(SemanticUnavailableError, match="no vector"):
         await client.search(partition, shared + "two", 1)
 
 

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embeddings.fields import MAX_FIELD_BYTES, ProtocolError
 from embeddings.messages import (
     Add,
     AskStatus,
@@ -23,11 +22,13 @@ from embeddings.messages import (
     Verify,
 )
 from embeddings.protocol import (
+    MAX_FIELD_BYTES,
     MAX_FRAME_BYTES,
     MAX_MATCHES,
     MAX_PAIRS,
     MAX_TEXTS,
     FrameDecoder,
+    ProtocolError,
     decode,
     encode,
 )

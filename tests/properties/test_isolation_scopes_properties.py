@@ -22,7 +22,7 @@ from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
 from gateway.protocol.messages import Inbound
-from gateway.semantic.ports import Candidate
+from gateway.semantic.ports import Match
 from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Outbox
@@ -47,7 +47,7 @@ class EverybodysIndex:
         self.keys: list[bytes] = []
 
     async def search(self, partition, text, k):
-        return [Candidate(key, 1.0) for key in self.keys]
+        return [Match(key, 1.0) for key in self.keys]
 
     async def add(self, partition, key, text, expires_at):
         self.keys.append(key)

@@ -17,7 +17,7 @@ from gateway.cache.pii_scan import Scans
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
 from gateway.protocol.messages import Inbound
-from gateway.semantic.ports import Candidate
+from gateway.semantic.ports import Match
 from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Outbox
@@ -66,8 +66,8 @@ class Everything:
     def __init__(self) -> None:
         self.keys: list[bytes] = []
 
-    async def search(self, partition: bytes, text: str, k: int) -> Sequence[Candidate]:
-        return [Candidate(key, 0.99) for key in reversed(self.keys)][:k]
+    async def search(self, partition: bytes, text: str, k: int) -> Sequence[Match]:
+        return [Match(key, 0.99) for key in reversed(self.keys)][:k]
 
     async def add(self, partition: bytes, key: bytes, text: str, expires_at: float) -> None:
         self.keys.append(key)

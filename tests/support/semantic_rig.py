@@ -15,7 +15,7 @@ from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
 from gateway.protocol.messages import Inbound
-from gateway.semantic.ports import Candidate, SemanticUnavailableError
+from gateway.semantic.ports import Match, SemanticUnavailableError
 from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Outbox
@@ -42,9 +42,9 @@ class NearIndex:
     def __init__(self) -> None:
         self.keys: dict[bytes, bytes] = {}
 
-    async def search(self, partition: bytes, text: str, k: int) -> Sequence[Candidate]:
+    async def search(self, partition: bytes, text: str, k: int) -> Sequence[Match]:
         del text
-        return [Candidate(key, 0.99) for key, of in self.keys.items() if of == partition][:k]
+        return [Match(key, 0.99) for key, of in self.keys.items() if of == partition][:k]
 
     async def add(self, partition: bytes, key: bytes, text: str, expires_at: float) -> None:
         del text, expires_at

@@ -40,7 +40,7 @@ async def start_service(_socket, _folder):
 @pytest.fixture
 def service(monkeypatch):
     made = Service()
-    monkeypatch.setattr(calibrate.SemanticService, "at", lambda *_, **__: made)
+    monkeypatch.setattr(calibrate, "EmbeddingsClient", lambda *_, **__: made)
     monkeypatch.setattr(calibrate, "_start_service", start_service)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: True)
     monkeypatch.setattr(calibrate, "_POLL_SECONDS", 0.001)

@@ -10,7 +10,7 @@ from gateway.cache.plan import plan_request
 from gateway.cache.ports import StoreError
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cli.explain import explanation_text, pipeline_to_explain
-from gateway.semantic.ports import Candidate, SemanticUnavailableError
+from gateway.semantic.ports import Match, SemanticUnavailableError
 from gateway.server.admin.explain import Explainer
 from gateway.server.admin.recorded_request import parse_recorded
 from gateway.server.policy_file import PolicyFile
@@ -74,7 +74,7 @@ async def explained(text, index, verifier=None, store=None):
 
 async def test_a_hit_by_meaning_tells_how_near_and_that_it_was_verified():
     key = entry_for("How do I reset my password?").key
-    outcome, steps = await explained("How can I reset my password?", Index(Candidate(key, 0.973)))
+    outcome, steps = await explained("How can I reset my password?", Index(Match(key, 0.973)))
     assert (outcome["would"], outcome["reason"], outcome["similarity"]) == (
         "hit",
         "semantic",
@@ -92,7 +92,7 @@ async def test_a_hit_by_meaning_tells_how_near_and_that_it_was_verified():
 
 
 async def test_a_candidate_whose_entry_is_gone_stays_in_the_index():
-    index = Index(Candidate(b"k" * 32, 0.95))
+    index = Index(Match(b"k" * 32, 0.95))
     outcome, steps = await explained("How can I reset my password?", index)
     assert (outcome["would"], steps["candidate, 0.950"]) == ("miss", "no entry")
     assert index.removed == []
@@ -129,14 +129,14 @@ async def test_a_store_that_fails_leaves_the_end_unknown(where):
 
 async def test_a_candidate_that_the_verifier_refuses_is_told_with_its_reason():
     key = entry_for("How do I reset my password?").key
-    outcome, steps = await explained("x", Index(Candidate(key, 0.95)), SaidVerifier("numbers"))
+    outcome, steps = await explained("x", Index(Match(key, 0.95)), SaidVerifier("numbers"))
     assert outcome["would"] == "miss"
     assert steps["verification"] == "refused: numbers"
 
 
 async def test_a_candidate_that_is_not_sure_enough_tells_what_the_budget_needs():
     key = entry_for("How do I reset my password?").key
-    index = Index(Candidate(key, 0.95))
+    index = Index(Match(key, 0.95))
     outcome, steps = await explained("x", index, SaidVerifier(score=0.4996))
     assert outcome["would"] == "miss"
     told = "refused: score 0.4996, needs 0.5 for at most 1 % wrong hits"
@@ -147,7 +147,7 @@ async def test_a_candidate_that_is_not_sure_enough_tells_what_the_budget_needs()
     ("index", "told"),
     [
         (Index(), "no stored question of the same conversation and parameters"),
-        (Index(Candidate(b"k" * 32, 0.7)), "nearest 0.700, 0 of 1 reach 0.75"),
+        (Index(Match(b"k" * 32, 0.7)), "nearest 0.700, 0 of 1 reach 0.75"),
         (Index(fault="timeout"), "the index cannot answer: timeout"),
         (None, "not looked up: this gateway runs without an index of questions"),
     ],

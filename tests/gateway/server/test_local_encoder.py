@@ -9,10 +9,9 @@ import pytest
 from embeddings.client import EmbeddingsClient
 from embeddings.messages import AskStatus, Embed, IndexStatus, Reason, Refused, Vectors
 from embeddings.protocol import FrameDecoder, encode
-from gateway.semantic.embeddings_service import SemanticService
 from gateway.semantic.ports import SemanticUnavailableError
 
-LOADING = IndexStatus(ready=False, encoder="", digest="", dimensions=0, vectors=0)
+LOADING = IndexStatus()
 READY = IndexStatus(ready=True, encoder="minilm", digest="ab" * 32, dimensions=2, vectors=0)
 
 
@@ -44,7 +43,7 @@ async def local():
     with tempfile.TemporaryDirectory(prefix="refrain-") as directory:
         path = Path(directory) / "s"
         server = await asyncio.start_unix_server(Service().connected, path=str(path))
-        service = SemanticService(EmbeddingsClient(path, timeout=20))
+        service = EmbeddingsClient(path, timeout=20)
         yield service
         await service.close()
         server.close()
@@ -53,7 +52,8 @@ async def local():
 
 async def test_its_name_is_learnt_once_it_is_loaded(local):
     assert (local.name, local.digest) == ("", "")
-    await local.learn(period=0.0)
+    while await local.not_ready() is not None:
+        pass
     assert (local.name, local.digest) == ("minilm", "ab" * 32)
 
 

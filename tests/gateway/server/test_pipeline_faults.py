@@ -17,7 +17,7 @@ from gateway.cache.writer import CacheWriter
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import Inbound, Reply
-from gateway.semantic.ports import Candidate, SemanticUnavailableError
+from gateway.semantic.ports import Match, SemanticUnavailableError
 from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Outbox
@@ -51,10 +51,10 @@ class Index:
         self.failing = False
         self.keys: list[bytes] = []
 
-    async def search(self, partition: bytes, text: str, k: int) -> Sequence[Candidate]:
+    async def search(self, partition: bytes, text: str, k: int) -> Sequence[Match]:
         if self.failing:
             raise SemanticUnavailableError("timeout")
-        return [Candidate(key, 0.99) for key in self.keys[:k]]
+        return [Match(key, 0.99) for key in self.keys[:k]]
 
     async def add(self, partition: bytes, key: bytes, text: str, expires_at: float) -> None:
         if self.failing:

@@ -14,7 +14,7 @@ from gateway.app import default_policy
 from gateway.cache.lookup import Forward, Hit
 from gateway.cache.pii_scan import Scans
 from gateway.protocol.messages import Inbound
-from gateway.semantic.ports import Candidate, SemanticUnavailableError
+from gateway.semantic.ports import Match, SemanticUnavailableError
 from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Outbox
@@ -29,9 +29,9 @@ class GatedIndex:
     def __init__(self) -> None:
         self.searches = 0
         self.searching = asyncio.Event()
-        self.found: asyncio.Future[list[Candidate]] = asyncio.get_running_loop().create_future()
+        self.found: asyncio.Future[list[Match]] = asyncio.get_running_loop().create_future()
 
-    async def search(self, partition: bytes, text: str, k: int) -> Sequence[Candidate]:
+    async def search(self, partition: bytes, text: str, k: int) -> Sequence[Match]:
         self.searches += 1
         self.searching.set()
         return await asyncio.shield(self.found)
@@ -105,7 +105,7 @@ async def test_a_semantic_hit_found_by_one_answers_all(whole: Whole):
 
     whole.index.found = asyncio.get_running_loop().create_future()
     asked = [await whole.ask("How do I reset my password please?") for _ in range(5)]
-    whole.index.found.set_result([Candidate(key, 0.99)])
+    whole.index.found.set_result([Match(key, 0.99)])
     for got in await asyncio.gather(*asked):
         assert 'detail="semantic; similarity=0.990"' in got
     assert whole.index.searches == 2
