@@ -7,7 +7,7 @@ server's secret.
 Two bodies share a canonical form only if no upstream can tell them apart. Key order, number lexemes
 (1, 1.0, 1e0) and the two forms of a message that is one text, or of one input to embed, fold. Text
 never folds, and arrays keep their order. A field is part of the form unless it is known to be
-neutral (``protocol.key_fields``). Null and absent stay apart, because some servers treat them
+neutral (``protocol.endpoints.spec``). Null and absent stay apart, because some servers treat them
 differently (vLLM: ``tool_choice: null``). So do a default and its absence: the upstream may change
 a default.
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_responses import call, message, reasoning, response, text
 
-from gateway.protocol.responses_stream import StreamedResponse, render_response
+from gateway.protocol.endpoints.responses import StreamedResponse, render_response
 from gateway.protocol.stream import Decoder
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(

@@ -9,7 +9,7 @@ from backend.server.reasoning import ReasoningParser
 from backend.server.replies import Usage
 from backend.server.responses.writing import ResponseWriter
 from backend.server.tools.formats import FORMATS
-from gateway.protocol.responses_stream import StreamedResponse, render_response
+from gateway.protocol.endpoints.responses import StreamedResponse, render_response
 from gateway.protocol.stream import Decoder, Event
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "b"}}\n</tool_call>'

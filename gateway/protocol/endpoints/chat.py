@@ -14,9 +14,7 @@ from gateway.protocol.choices import (
     piece,
     render_choices,
 )
-from gateway.protocol.endpoints.spec import Body, EndpointSpec, Question, Result, Streaming
-from gateway.protocol.errors import ClientError
-from gateway.protocol.key_fields import (
+from gateway.protocol.endpoints.spec import (
     BOOLEAN,
     INTEGER,
     OBJECT,
@@ -24,7 +22,12 @@ from gateway.protocol.key_fields import (
     SAMPLING,
     STRING,
     TOOLS,
+    Body,
+    EndpointSpec,
     Fields,
+    Question,
+    Result,
+    Streaming,
     Type,
     check_fields,
     check_type,
@@ -35,6 +38,7 @@ from gateway.protocol.key_fields import (
     when_given,
     wrong_type,
 )
+from gateway.protocol.errors import ClientError
 
 _FIELDS: Fields = {
     **SAMPLING,

@@ -13,20 +13,23 @@ from gateway.protocol.choices import (
     piece,
     render_choices,
 )
-from gateway.protocol.endpoints.spec import Body, EndpointSpec, Result, Streaming
-from gateway.protocol.errors import ClientError
-from gateway.protocol.key_fields import (
+from gateway.protocol.endpoints.spec import (
     BOOLEAN,
     COUNT,
     INTEGER,
     SAMPLING,
     STRING,
+    Body,
+    EndpointSpec,
     Fields,
+    Result,
+    Streaming,
     Type,
     check_fields,
     keyed,
     missing,
 )
+from gateway.protocol.errors import ClientError
 
 _FIELDS: Fields = {
     **SAMPLING,

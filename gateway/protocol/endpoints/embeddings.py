@@ -13,24 +13,25 @@ import orjson
 
 from gateway.protocol import exact_json
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.endpoints.spec import Body, EndpointSpec, Result
-from gateway.protocol.errors import ClientError
-from gateway.protocol.key_fields import (
+from gateway.protocol.endpoints.spec import (
     INTEGER,
     STRING,
     USER,
+    Body,
+    EndpointSpec,
     Fields,
+    Result,
     Type,
     check_fields,
     check_type,
     empty_array,
     keyed,
-    long_array,
     missing,
     neutral,
     require,
     wrong_type,
 )
+from gateway.protocol.errors import ClientError
 
 _FIELDS: Fields = {
     "model": keyed(STRING),
@@ -62,7 +63,11 @@ def _check_inputs(given: str | list[Any]) -> Iterator[ClientError]:
         _check_tokens("input", given)
         return
     if len(given) > _MOST_INPUTS:
-        yield long_array("input", _MOST_INPUTS, len(given))
+        message = (
+            f"Invalid 'input': array too long. Expected an array with maximum length "
+            f"{_MOST_INPUTS}, but got an array with length {len(given)} instead."
+        )
+        yield ClientError(400, message, param="input", code="array_above_max_length")
     kind = _TOKENS if type(given[0]) is list else STRING
     for place, item in enumerate(given):
         if isinstance(item, dict):  # text or an image, as models of both take it

@@ -9,14 +9,15 @@ from collections.abc import Container, Iterator
 from typing import Any
 
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.endpoints.spec import Body, EndpointSpec, Result
-from gateway.protocol.errors import ClientError
-from gateway.protocol.key_fields import (
+from gateway.protocol.endpoints.spec import (
     BOOLEAN,
     INTEGER,
     STRING,
     USER,
+    Body,
+    EndpointSpec,
     Fields,
+    Result,
     Type,
     check_fields,
     check_type,
@@ -25,6 +26,7 @@ from gateway.protocol.key_fields import (
     neutral,
     require,
 )
+from gateway.protocol.errors import ClientError
 
 
 def _is_object(value: Any) -> bool:

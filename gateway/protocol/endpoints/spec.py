@@ -1,17 +1,227 @@
 """What the gateway must know of an endpoint to cache its answers, as one record.
 
-Law: whatever differs from one cached endpoint to another is read from here. No other module asks
-which endpoint a request came to, but where it makes or answers requests of one endpoint itself.
+Among it are the fields of a request, and the checks of a body against them.
+
+Laws:
+- Whatever differs from one cached endpoint to another is read from its record. No other module asks
+  which endpoint a request came to, but where it makes or answers requests of one endpoint itself.
+- A field is neutral only if it cannot change the answer. A field that is not listed is part of the
+  key. Every field that OpenAI publishes is listed, so a new one is examined before it is cached.
+- Only types, and the few values that the gateway itself reads, are checked. The upstream judges
+  ranges, models and context lengths, and unknown fields pass.
+- A shape that OpenAI refuses and other servers take is returned as an error, and not raised. Such a
+  request is forwarded unchanged, and not looked up.
 """
 
+import re
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
+from operator import methodcaller
 from typing import Any, NamedTuple, Protocol
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError
-from gateway.protocol.key_fields import Fields, Refusal
 from gateway.protocol.stream import StreamedAnswer
+
+
+def _never(_: Any) -> bool:
+    return False
+
+
+class Type(NamedTuple):
+    """What a field may hold besides null: ``expected`` is the word for it in an error."""
+
+    expected: str
+    types: tuple[type, ...]
+    taken: Callable[[Any], bool] = _never
+    """Whether some servers read another value as one of the right type."""
+
+
+_NUMERAL = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
+"""A number as a string, which vLLM reads as the number."""
+_SWITCHES = frozenset({"true", "false", "0", "1", 0, 1})
+"""What vLLM reads as true or false."""
+
+
+def _is_numeral(value: Any) -> bool:
+    return isinstance(value, str) and _NUMERAL.fullmatch(value) is not None
+
+
+NUMBER = Type("a decimal", (int, float), _is_numeral)
+INTEGER = Type("an integer", (int,), _is_numeral)
+COUNT = Type(*INTEGER[:2], lambda value: isinstance(value, bool) or _is_numeral(value))
+"""How many there are to be, or whether there are any."""
+BOOLEAN = Type(
+    "a boolean", (bool,), lambda value: isinstance(value, str | int) and value in _SWITCHES
+)
+STRING = Type("a string", (str,))
+USER = Type(*STRING[:2], lambda value: isinstance(value, int | float))
+OBJECT = Type("an object", (dict,))
+BIAS = Type(*OBJECT[:2], lambda value: isinstance(value, list))  # pairs, as llama.cpp takes them
+ARRAY = Type("an array", (list,))
+OBJECTS = Type("an array of objects", (list,))
+STRINGS = Type("one of a string or array of strings", (str, list))
+
+
+Refusal = Callable[[Any], Reason | None]
+"""Says why a value, which is not null, keeps a request from being looked up."""
+
+
+class Field(NamedTuple):
+    """One top-level field of a request. Without a type, any value passes."""
+
+    type: Type | None
+    keyed: bool
+    refusal: Refusal | None = None
+    absent: Reason | None = None
+    """Why a request without the field, or with null in it, is not looked up."""
+
+
+Fields = Mapping[str, Field]
+
+
+def keyed(kind: Type | None = None, refusal: Refusal | None = None) -> Field:
+    """Return a field that is part of the key."""
+    return Field(kind, keyed=True, refusal=refusal)
+
+
+def neutral(
+    kind: Type | None = None, refusal: Refusal | None = None, absent: Reason | None = None
+) -> Field:
+    """Return a field that is left out of the key."""
+    return Field(kind, keyed=False, refusal=refusal, absent=absent)
+
+
+def when_given(reason: Reason) -> Refusal:
+    """Refuse any value."""
+    return lambda _: reason
+
+
+def when_true(reason: Reason) -> Refusal:
+    """Refuse ``true``."""
+    return lambda value: reason if value is True else None
+
+
+def _searching_model(model: Any) -> Reason | None:
+    """Know models that search the web without being asked to by what is part of their names."""
+    if (
+        isinstance(model, str)
+        and "search" in model
+        and ("-search-preview" in model or "-search-api" in model or "-deep-research" in model)
+    ):
+        return Reason.WEB_SEARCH
+    return None
+
+
+_PLAIN_TOOLS = frozenset({"function", "custom"})
+"""Tools that the client runs; what any other does, or reads, is known upstream only."""
+
+
+def hosted_tools(tools: Any) -> Reason | None:
+    """Refuse tools that the upstream runs."""
+    for tool in tools if isinstance(tools, list) else ():
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if not isinstance(kind, str) or kind not in _PLAIN_TOOLS:
+            searches = isinstance(kind, str) and kind.startswith("web_search")
+            return Reason.WEB_SEARCH if searches else Reason.HOSTED_TOOLS
+    return None
+
+
+TOOLS = keyed(OBJECTS, hosted_tools)
+
+GENERATION: Fields = {
+    "model": keyed(STRING, _searching_model),
+    "temperature": keyed(NUMBER),
+    "top_p": keyed(NUMBER),
+    "stream": neutral(BOOLEAN),
+    "stream_options": neutral(OBJECT),
+    "user": neutral(USER),
+    "safety_identifier": neutral(USER),
+    "metadata": neutral(OBJECT),
+    "service_tier": neutral(),
+    "prompt_cache_key": neutral(),
+    "prompt_cache_retention": neutral(),
+    "prompt_cache_options": neutral(),
+    "store": neutral(BOOLEAN, when_true(Reason.STORE_TRUE)),
+}
+"""Fields that all generating endpoints share; servers take them where OpenAI does not, too."""
+
+SAMPLING: Fields = {
+    **GENERATION,
+    "frequency_penalty": keyed(NUMBER),
+    "presence_penalty": keyed(NUMBER),
+    "logit_bias": keyed(BIAS),
+    "max_tokens": keyed(INTEGER),
+    "n": keyed(INTEGER),
+    "seed": keyed(INTEGER),
+    "stop": keyed(STRINGS),
+}
+
+_JSON_NAMES = {
+    dict: "an object",
+    list: "an array",
+    str: "a string",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a decimal",
+}
+
+
+def check_fields(
+    body: dict[str, Any], fields: Fields, *, names_model: bool = True
+) -> list[ClientError]:
+    """Return why a request is forwarded only. Raises ClientError for what no server takes.
+
+    A request without a model is one of these: servers of one model take it.
+    """
+    odd = []
+    for name, value in body.items():
+        known = fields.get(name)
+        if known is None or value is None or (kind := known.type) is None:
+            continue
+        if type(value) not in kind.types:  # not isinstance: True is no number
+            if not kind.taken(value):
+                raise wrong_type(name, value, kind)
+            odd.append(wrong_type(name, value, kind))
+    if names_model and body.get("model") is None:
+        odd.append(missing("model"))
+    return odd
+
+
+def check_type(where: str, value: Any, kind: Type) -> None:
+    """Raise ClientError for a value of another type."""
+    if type(value) not in kind.types:
+        raise wrong_type(where, value, kind)
+
+
+def require(holder: dict[str, Any], name: str, where: str = "") -> None:
+    """Raise ClientError where a field is absent or null."""
+    if holder.get(name) is None:
+        raise missing(f"{where}.{name}" if where else name)
+
+
+def wrong_type(where: str, value: Any, kind: Type) -> ClientError:
+    """Return the error of a value of another type."""
+    got = "null" if value is None else _JSON_NAMES[type(value)]
+    message = f"Invalid type for '{where}': expected {kind.expected}, but got {got} instead."
+    return ClientError(400, message, param=where, code="invalid_type")
+
+
+def missing(param: str) -> ClientError:
+    """Return the error of a field that is absent."""
+    message = f"Missing required parameter: '{param}'."
+    return ClientError(400, message, param=param, code="missing_required_parameter")
+
+
+def empty_array(where: str) -> ClientError:
+    """Return the error of an array that holds nothing."""
+    message = (
+        f"Invalid '{where}': empty array. "
+        "Expected an array with minimum length 1, but got an empty array instead."
+    )
+    return ClientError(400, message, param=where, code="empty_array")
+
 
 Body = dict[str, Any]
 Result = dict[str, Any]
@@ -53,11 +263,7 @@ class Streaming:
     """Whether usage comes only where ``stream_options.include_usage`` asks for it."""
 
 
-def _said_usage(result: Result) -> Any:
-    return result.get("usage")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EndpointSpec:
     """One cached endpoint. What is None does not concern it."""
 
@@ -85,7 +291,7 @@ class EndpointSpec:
 
     declined: Callable[[Body, Any, Container[str]], Reason | None]
     """Says why a complete result is not stored, given the finish reasons that are allowed."""
-    usage: Callable[[Result], Any] = _said_usage
+    usage: Callable[[Result], Any] = methodcaller("get", "usage")
     """Reads the usage of a result, in OpenAI's words."""
     without_vectors: Callable[[Result], Result] | None = None
     """Leaves out of a result what is numbers, even if it is written as text."""
@@ -107,29 +313,28 @@ class EndpointSpec:
     takes_cache_control: bool = False
     """Whether turns may have marks of Anthropic's for the prefix cache."""
 
-    turns: str | None = field(init=False)
-    """The field of the turns, where what is asked is turns; some take one text in its place."""
-    tool_fields: tuple[str, ...] = field(init=False)
-    """Fields of the prompt that hold definitions of tools."""
-    neutral: frozenset[str] = field(init=False)
-    """Fields that are left out of the canonical form."""
-    _refusals: tuple[tuple[str, Refusal, Reason | None], ...] = field(init=False)
+    @cached_property
+    def turns(self) -> str | None:
+        """The field of the turns, where what is asked is turns; some take one text in its place."""
+        return None if self.text_type is None else self.question_field
 
-    def __post_init__(self) -> None:
-        tools = tuple(name for name in self.prompt_fields if name in ("tools", "functions"))
-        refusals = tuple(
+    @cached_property
+    def tool_fields(self) -> tuple[str, ...]:
+        """Fields of the prompt that hold definitions of tools."""
+        return tuple(name for name in self.prompt_fields if name in ("tools", "functions"))
+
+    @cached_property
+    def neutral(self) -> frozenset[str]:
+        """Fields that are left out of the canonical form."""
+        return frozenset(name for name, each in self.fields.items() if not each.keyed)
+
+    @cached_property
+    def _refusals(self) -> tuple[tuple[str, Refusal, Reason | None], ...]:
+        return tuple(
             (name, each.refusal, each.absent)
             for name, each in self.fields.items()
             if each.refusal is not None
         )
-        made: Mapping[str, Any] = {
-            "turns": None if self.text_type is None else self.question_field,
-            "tool_fields": tools,
-            "neutral": frozenset(name for name, each in self.fields.items() if not each.keyed),
-            "_refusals": refusals,
-        }
-        for name, value in made.items():
-            object.__setattr__(self, name, value)
 
     def bypass_reason(self, body: Body) -> Reason | None:
         """Return why a request's fields keep it from being looked up, or None."""
