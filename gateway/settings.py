@@ -15,14 +15,15 @@ from typing import Annotated, Any, Final, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
-    field_validator,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from gateway.protocol.messages import Addition
 from policies.format.yaml_document import (
@@ -39,11 +40,8 @@ _TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(ms|s|m|h|d|w)?", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
-def read_size(value: object) -> object:
-    """Return bytes for a text such as 512MiB, 2G (both of 1024) or 1GB (of 1000).
-
-    What is no text is returned as it is. Raises ValueError.
-    """
+def _read_size(value: object) -> object:
+    """Return bytes for a text such as 512MiB, 2G (both of 1024) or 1GB (of 1000)."""
     if not isinstance(value, str):
         return value
     with suppress(ValueError):
@@ -55,11 +53,8 @@ def read_size(value: object) -> object:
     return int(float(written[1]) * (1000 if decimal else 1024) ** _POWERS[written[2].lower()])
 
 
-def read_seconds(value: object) -> object:
-    """Return seconds for a text such as 50ms, 30s, 10m or 24h.
-
-    What is no text is returned as it is. Raises ValueError.
-    """
+def _read_seconds(value: object) -> object:
+    """Return seconds for a text such as 50ms, 30s, 10m or 24h."""
     if not isinstance(value, str):
         return value
     with suppress(ValueError):
@@ -71,8 +66,8 @@ def read_seconds(value: object) -> object:
     return float(written[1]) * _SECONDS[written[2] or "s"]
 
 
-Size = Annotated[int, BeforeValidator(read_size)]
-Seconds = Annotated[float, BeforeValidator(read_seconds)]
+Size = Annotated[int, BeforeValidator(_read_size)]
+Seconds = Annotated[float, BeforeValidator(_read_seconds)]
 
 _SCHEMES: Final = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
 
@@ -85,8 +80,10 @@ _IS_ONE: Final[dict[str, tuple[str, Callable[[str], bool]]]] = {
 _OPTIONS: Final = tuple(sorted((*_FILES, *_IS_ONE)))
 
 
-def check_store_url(url: str) -> str:
-    """Return the URL. Raises ValueError, which quotes nothing: it may hold a password."""
+def _check_store(url: str) -> str:
+    # Nothing is quoted: a URL may hold a password.
+    if url in ("disk", "memory"):
+        return url
     expected = "expected disk, memory or a URL such as redis://redis.example:6379/0"
     try:
         parts = urlsplit(url)
@@ -116,74 +113,7 @@ def _options(url: str) -> dict[str, str]:
     return dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
 
 
-_NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_ONE_WORD = re.compile(r"\S+")
-_PATH = re.compile(r"/[!-~]*")
-
-
-class UpstreamSettings(BaseModel):
-    """One upstream. What is not given of times and ``accepts`` is that of all upstreams."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    url: str
-    name: str | None = None
-    models: tuple[str, ...] = Field(default=("*",), min_length=1)
-    tier: int = Field(default=1, ge=1, le=100)
-    weight: float = Field(default=1.0, gt=0, le=1000)
-    api_key_file: Path | None = None
-    api_key_env: str | None = Field(default=None, repr=False)
-    max_concurrency: int | None = Field(default=None, ge=1)
-    requests_per_minute: int | None = Field(default=None, ge=1, le=1_000_000)
-    connect_timeout: Seconds | None = Field(default=None, gt=0)
-    read_timeout: Seconds | None = Field(default=None, gt=0)
-    first_token_timeout: Seconds | None = Field(default=None, gt=0)
-    between_tokens_timeout: Seconds | None = Field(default=None, gt=0)
-    probe: str = "auto"
-    shares_prefill: bool = False
-    accepts: tuple[Addition, ...] | None = None
-
-    @field_validator("url")
-    @classmethod
-    def _base_url(cls, value: str) -> str:
-        return base_url(value)
-
-    @field_validator("name")
-    @classmethod
-    def _word(cls, value: str | None) -> str | None:
-        if value is not None and not _NAME.fullmatch(value):
-            raise ValueError("expected a word of letters, digits and . _ : / - for a name")
-        return value
-
-    @field_validator("api_key_env")
-    @classmethod
-    def _variable(cls, value: str | None) -> str | None:
-        if value is not None and not _VARIABLE.fullmatch(value):
-            # What stands here by mistake may be a key.
-            raise ValueError("expected the name of an environment variable that holds the key")
-        return value
-
-    @field_validator("probe")
-    @classmethod
-    def _path_or_word(cls, value: str) -> str:
-        if value not in ("auto", "off") and not _PATH.fullmatch(value):
-            raise ValueError(f"expected auto, off or a path such as /health, got {value!r}")
-        return value
-
-    @model_validator(mode="after")
-    def _one_key(self) -> Self:
-        if self.api_key_file is not None and self.api_key_env is not None:
-            raise ValueError("expected api_key_file or api_key_env, not both")
-        return self
-
-    @property
-    def called(self) -> str:
-        """Its name: what was given, else host and port."""
-        return self.name or urlsplit(self.url).netloc
-
-
-def base_url(value: str) -> str:
+def _base_url(value: str) -> str:
     """Return an OpenAI-style base URL without a last slash. Raises ValueError."""
     url = value.rstrip("/")
     place = url.partition("//")[2].partition("/")[0]
@@ -194,7 +124,7 @@ def base_url(value: str) -> str:
         )
     try:
         parts = urlsplit(url)
-        well_formed = parts.hostname and parts.port != 0 and _ONE_WORD.fullmatch(url)
+        well_formed = parts.hostname and parts.port != 0 and not re.search(r"\s", url)
     except ValueError:
         well_formed = None
     if not well_formed or parts.scheme not in ("http", "https"):
@@ -204,6 +134,94 @@ def base_url(value: str) -> str:
     if not parts.path.endswith("/v1"):
         raise ValueError(f"expected a base URL that ends in /v1, got {url!r}")
     return url
+
+
+def _matches(pattern: str, expected: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if re.fullmatch(pattern, value) is None:
+            raise ValueError(f"expected {expected}")
+        return value
+
+    return AfterValidator(check)
+
+
+_NAME: Final = _matches(
+    r"[A-Za-z0-9._:/-]{1,128}", "a word of letters, digits and . _ : / - for a name"
+)
+_VARIABLE: Final = _matches(
+    r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable that holds the key"
+)
+_PROBE: Final = _matches(r"auto|off|/[!-~]*", "auto, off or a path such as /health")
+BaseUrl = Annotated[str, AfterValidator(_base_url)]
+
+
+class UpstreamSettings(BaseModel):
+    """One upstream. What is not given of times and ``accepts`` is that of all upstreams."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: BaseUrl
+    name: Annotated[str, _NAME] | None = None
+    models: tuple[str, ...] = Field(default=("*",), min_length=1)
+    tier: int = Field(default=1, ge=1, le=100)
+    weight: float = Field(default=1.0, gt=0, le=1000)
+    api_key_file: Path | None = None
+    api_key_env: Annotated[str, _VARIABLE] | None = Field(default=None, repr=False)
+    max_concurrency: int | None = Field(default=None, ge=1)
+    requests_per_minute: int | None = Field(default=None, ge=1, le=1_000_000)
+    connect_timeout: Seconds | None = Field(default=None, gt=0)
+    read_timeout: Seconds | None = Field(default=None, gt=0)
+    first_token_timeout: Seconds | None = Field(default=None, gt=0)
+    between_tokens_timeout: Seconds | None = Field(default=None, gt=0)
+    probe: Annotated[str, _PROBE] = "auto"
+    shares_prefill: bool = False
+    accepts: tuple[Addition, ...] | None = None
+
+    @model_validator(mode="after")
+    def _check_key(self) -> Self:
+        if self.api_key_file is not None and self.api_key_env is not None:
+            raise ValueError("expected api_key_file or api_key_env, not both")
+        return self
+
+    @property
+    def called(self) -> str:
+        """Its name: what was given, else host and port."""
+        return self.name or urlsplit(self.url).netloc
+
+
+def _split(value: object) -> object:
+    if isinstance(value, str):
+        return () if value == "none" else value.split()
+    return value
+
+
+def _check_vectors(value: str) -> str:
+    if value == "faiss":
+        return value
+    parts = urlsplit(value)
+    if "@" in parts.netloc:
+        raise ValueError(
+            f"expected no user name or password in the URL of {parts.hostname}: "
+            "the key goes into REFRAIN_QDRANT_API_KEY"
+        )
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"expected faiss or a URL such as http://127.0.0.1:6333, got {value!r}")
+    return value.rstrip("/")
+
+
+def _check_list(value: object) -> object:
+    if isinstance(value, str):
+        raise ValueError("expected a list of mappings, in refrain.yaml")  # noqa: TRY004 - pydantic's
+    return value
+
+
+def _check_names(value: tuple[UpstreamSettings, ...]) -> tuple[UpstreamSettings, ...]:
+    for name, count in Counter(upstream.called for upstream in value).items():
+        if count > 1:
+            raise ValueError(
+                f"expected a name of its own for each upstream, {name!r} is there twice"
+            )
+    return value
 
 
 ENVIRONMENT_PREFIX = "REFRAIN_"
@@ -226,11 +244,13 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    upstream: tuple[str, ...] = Field(default=(), description="OpenAI-style base URL, ends in /v1")
-    upstreams: tuple[UpstreamSettings, ...] = ()
+    upstream: Annotated[tuple[BaseUrl, ...], BeforeValidator(_split)] = ()
+    upstreams: Annotated[
+        tuple[UpstreamSettings, ...], BeforeValidator(_check_list), AfterValidator(_check_names)
+    ] = ()
     upstream_name: str | None = None
     upstream_routing: str = Field(default="prefix", pattern="^(prefix|load)$")
-    upstream_accepts: tuple[Addition, ...] | None = None
+    upstream_accepts: Annotated[tuple[Addition, ...] | None, BeforeValidator(_split)] = None
     upstream_cache_salt: bool = False
     upstream_warm_up: bool = False
     gateway_keys: Path | None = None
@@ -243,7 +263,7 @@ class Settings(BaseModel):
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
     max_body_bytes: Size = Field(default=32 * 2**20, ge=1024)
     max_answer_bytes: Size = Field(default=8 * 2**20, ge=1024)
-    store: str = Field(default="disk", repr=False)
+    store: Annotated[str, AfterValidator(_check_store)] = Field(default="disk", repr=False)
     decision_log: Path | None = None
     decision_log_bytes: Size = Field(default=256 * 2**20, ge=2**20)
     decision_log_text: bool = False
@@ -256,7 +276,7 @@ class Settings(BaseModel):
     compress_timeout: Seconds = Field(default=1.0, gt=0)
     verifier_timeout: Seconds = Field(default=0.5, gt=0)
     semantic_judge_model: str | None = None
-    vectors: str = Field(default="faiss", description="faiss, or the URL of a Qdrant server")
+    vectors: Annotated[str, AfterValidator(_check_vectors)] = "faiss"
     vectors_timeout: Seconds = Field(default=0.05, gt=0)
     connect_timeout: Seconds = Field(default=10.0, gt=0)
     read_timeout: Seconds = Field(default=600.0, gt=0)
@@ -268,67 +288,14 @@ class Settings(BaseModel):
     drain_delay: Seconds = Field(default=1.0, ge=0, le=600)
     drain_timeout: Seconds = Field(default=30.0, ge=0, le=3600)
 
-    @field_validator("vectors")
-    @classmethod
-    def _faiss_or_url(cls, value: str) -> str:
-        if value == "faiss":
-            return value
-        parts = urlsplit(value)
-        if "@" in parts.netloc:
-            raise ValueError(
-                f"expected no user name or password in the URL of {parts.hostname}: "
-                "the key goes into REFRAIN_QDRANT_API_KEY"
-            )
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(
-                f"expected faiss or a URL such as http://127.0.0.1:6333, got {value!r}"
-            )
-        return value.rstrip("/")
-
-    @field_validator("upstream", mode="before")
-    @classmethod
-    def _one_or_more(cls, value: object) -> object:
-        return value.split() if isinstance(value, str) else value
-
-    @field_validator("upstream_accepts", mode="before")
-    @classmethod
-    def _none_or_more(cls, value: object) -> object:
-        if isinstance(value, str):
-            return () if value == "none" else value.split()
-        return value
-
-    @field_validator("upstream")
-    @classmethod
-    def _base_urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(map(base_url, value))
-
-    @field_validator("upstreams", mode="before")
-    @classmethod
-    def _mappings(cls, value: object) -> object:
-        if isinstance(value, str):
-            raise ValueError("expected a list of mappings, in refrain.yaml")  # noqa: TRY004 - pydantic's
-        return value
-
-    @field_validator("upstreams")
-    @classmethod
-    def _named_apart(cls, value: tuple[UpstreamSettings, ...]) -> tuple[UpstreamSettings, ...]:
-        counts = Counter(upstream.called for upstream in value)
-        twice = next((name for name, count in counts.items() if count > 1), None)
-        if twice is not None:
-            raise ValueError(
-                f"expected a name of its own for each upstream, {twice!r} is there twice"
-            )
-        return value
-
-    @field_validator("store")
-    @classmethod
-    def _known_store(cls, value: str) -> str:
-        return value if value in ("disk", "memory") else check_store_url(value)
-
     @model_validator(mode="after")
-    def _upstreams_in_one_form(self) -> Self:
+    def _check_pairs(self) -> Self:
         if self.upstream and self.upstreams:
             raise ValueError("expected upstream or upstreams, not both: the second says more")
+        if self.store == "memory" and self.workers > 1:
+            raise ValueError(
+                "expected one worker with store: memory, which others would know nothing of"
+            )
         return self
 
     @property
@@ -356,14 +323,6 @@ class Settings(BaseModel):
         first = next((upstream.url for upstream in self.all_upstreams), None)
         return self.upstream_name or first
 
-    @model_validator(mode="after")
-    def _memory_is_one_workers(self) -> Self:
-        if self.store == "memory" and self.workers > 1:
-            raise ValueError(
-                "expected one worker with store: memory, which others would know nothing of"
-            )
-        return self
-
 
 def load_settings(
     flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None
@@ -379,10 +338,9 @@ def load_settings(
     try:
         return Settings.model_validate({**in_file, **in_environment, **flags})
     except ValidationError as error:
-        problems: list[dict[str, Any]] = [
-            dict(problem) for problem in error.errors(include_url=False)
-        ]
-        problems.sort(key=lambda problem: _line(tuple(problem["loc"]), document))
+        problems = sorted(
+            error.errors(include_url=False), key=lambda each: _line(each["loc"], document)
+        )
         raise SettingsError(
             "\n".join(_message(problem, document, in_environment, flags) for problem in problems)
         ) from None
@@ -419,13 +377,12 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _message(
-    problem: dict[str, Any],
+    problem: ErrorDetails,
     document: Document,
     in_environment: Mapping[str, str],
     flags: Mapping[str, Any],
 ) -> str:
-    path = tuple(problem["loc"])
-    message = _expected(problem)
+    path, message = problem["loc"], _expected(problem)
     if not path:
         return message
     name = str(path[0])
@@ -460,7 +417,7 @@ _TYPES = {
 """What a value may be, by the first word of the library's type of problem."""
 
 
-def _expected(problem: Mapping[str, Any]) -> str:
+def _expected(problem: ErrorDetails) -> str:
     """Return what was expected in our words: the library's are about an input."""
     kind: str = problem["type"]
     message: str = problem["msg"].removeprefix("Value error, ")
