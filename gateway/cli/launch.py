@@ -19,7 +19,7 @@ from gateway.cli.logging_setup import PYTHON, WORKER_SETTINGS, configure_logging
 from gateway.cli.supervisor import STOP_SECONDS, Child, Supervisor
 from gateway.cli.terminal import CommandError, unreadable
 from gateway.server.auth import KeyRingError, read_key_ring
-from gateway.server.secrets import secrets_problem, warn_of_shared_credentials
+from gateway.server.secrets import SecretSettingError, check_secrets, warn_of_shared_credentials
 from gateway.settings import Settings, tls_files
 from gateway.upstream.http_client import VARIABLE, instance
 from policies.format.load import parse_policy
@@ -127,8 +127,10 @@ def _check(settings: Settings) -> None:
     _make(settings.data_dir)
     own_keys = settings.gateway_keys is not None
     upstreams = settings.all_upstreams
-    if (problem := secrets_problem(upstreams, os.environ, own_keys=own_keys)) is not None:
-        raise CommandError(problem)
+    try:
+        check_secrets(upstreams, os.environ, own_keys=own_keys)
+    except SecretSettingError as error:
+        raise CommandError(str(error)) from None
     warn_of_shared_credentials(upstreams, os.environ, own_keys=own_keys)
     checks = (
         (settings.policy, lambda data, source: parse_policy(policy_text(data, source), source)),

@@ -46,11 +46,8 @@ class KeyRing:
     def holder(self, key: str) -> str | None:
         """Return whose key it is, None when it is nobody's."""
         digest = hashlib.sha256(key.encode(errors="surrogateescape")).digest()
-        found = None
-        for known, name in self.by_prefix.get(digest[:_PREFIX_BYTES], ()):
-            if hmac.compare_digest(known, digest):
-                found = name
-        return found
+        near = self.by_prefix.get(digest[:_PREFIX_BYTES], ())
+        return next((name for known, name in near if hmac.compare_digest(known, digest)), None)
 
 
 NOBODY = KeyRing({})
@@ -67,9 +64,9 @@ def read_key_ring(data: bytes, source: str) -> KeyRing:
     count = 0
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.partition("#")[0].split()
-        if not words:
-            continue
         match words:
+            case []:
+                continue
             case [name, digest] if _NAME.fullmatch(name) and _DIGEST.fullmatch(digest):
                 known = bytes.fromhex(digest)
                 same = found.get(known[:_PREFIX_BYTES], ())
@@ -105,10 +102,9 @@ def authenticate(headers: Mapping[str, str], keys: KeyRing | None, denied: KeyRi
             "(Authorization: Bearer YOUR_KEY)."
         )
     holders = {keys.holder(key) for key in given}
-    [holder] = holders if len(holders) == 1 else [None]
-    if holder is None:
+    if len(holders) > 1 or None in holders:
         raise UnauthorizedError("Incorrect API key provided.")
-    return holder
+    return holders.pop()
 
 
 class KeyFile:
@@ -119,8 +115,7 @@ class KeyFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._data = path.read_bytes()
-        self._seen = self._data
+        self._data = self._seen = path.read_bytes()
         self.ring = read_key_ring(self._data, str(path))
         """The keys in force."""
         self.problem: str | None = None
@@ -133,26 +128,18 @@ class KeyFile:
         """
         try:
             data = self._path.read_bytes()
+            settled, self._seen = data == self._seen, data
+            if not settled:
+                return
+            if data != self._data:
+                self.ring, self._data = read_key_ring(data, str(self._path)), data
+                _log.info("keys: %s reloaded", self._path)
+            problem = None
         except OSError as error:
-            self._complain(f"{self._path}: cannot be read: {error.strerror or error}")
-            return
-        settled = data == self._seen
-        self._seen = data
-        if not settled:
-            return
-        if data == self._data:
-            self.problem = None
-            return
-        try:
-            ring = read_key_ring(data, str(self._path))
+            problem = f"{self._path}: cannot be read: {error.strerror or error}"
         except KeyRingError as error:
-            self._complain(str(error))
-            return
-        self.ring, self._data, self.problem = ring, data, None
-        _log.info("keys: %s reloaded", self._path)
-
-    def _complain(self, problem: str) -> None:
-        if problem != self.problem:
+            problem = str(error)
+        if problem is not None and problem != self.problem:
             _log.error("keys: keeping the last good ones: %s", problem)
         self.problem = problem
 
@@ -167,6 +154,8 @@ class Access:
         self._keys = None if gateway_keys is None else KeyFile(gateway_keys)
         self._denied = None if denied_keys is None else KeyFile(denied_keys)
         self._files = [file for file in (self._keys, self._denied) if file is not None]
+        self.rings = [file.ring for file in self._files]
+        """The keys in force: with other rings, other requests are let in."""
         self.own_keys = self._keys is not None
         """Whether the gateway has keys of its own, so that clients' are for itself alone."""
         self.restricted = bool(self._files)
@@ -176,11 +165,6 @@ class Access:
         """Return whose gateway key a request bears, None without such. Raises UnauthorizedError."""
         keys = None if self._keys is None else self._keys.ring
         return authenticate(headers, keys, NOBODY if self._denied is None else self._denied.ring)
-
-    @property
-    def rings(self) -> tuple[KeyRing | None, ...]:
-        """The keys in force: with other rings, other requests are let in."""
-        return tuple(file.ring for file in self._files)
 
     def details(self) -> dict[str, Any]:
         """Say for /readyz what is in force and which edits were not taken."""
@@ -193,3 +177,4 @@ class Access:
             await asyncio.sleep(POLL_SECONDS)
             for file in self._files:
                 await asyncio.to_thread(file.reload)
+            self.rings = [file.ring for file in self._files]

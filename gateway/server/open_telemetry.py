@@ -4,10 +4,9 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gateway.cache.ports import StoreStats
 from gateway.prompts.outcome import rewrites_told
@@ -16,10 +15,9 @@ from gateway.telemetry.decision_log import DecisionLog, Recorder
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.observation import Observation, Sink
 
-if TYPE_CHECKING:
-    from gateway.telemetry.tracing import Tracing
-
 log = logging.getLogger(__name__)
+
+_TRACES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
 def log_request(seen: Observation) -> None:
@@ -46,30 +44,19 @@ class Telemetry:
     """Where observations of requests go."""
 
     metrics: Metrics
-    decision_log: DecisionLog | None
     recorder: Recorder | None
     """Makes the records of the decision log."""
-    tracing: "Tracing | None"
-
-    @property
-    def sinks(self) -> tuple[Sink, ...]:
-        """Take each observation once its request has ended."""
-        sinks: list[Sink] = [self.metrics.observe]
-        if log.isEnabledFor(logging.DEBUG):
-            sinks.append(log_request)
-        if self.decision_log is not None:
-            sinks.append(self.decision_log.observe)
-        return tuple(sinks)
+    sinks: tuple[Sink, ...]
+    """Take each observation once its request has ended."""
+    trace: Callable[[Observation, Mapping[str, str]], None] | None
+    """Begins the trace of an observation; None where no traces are exported."""
+    close: Sequence[Callable[[], None]]
+    """Write out what is left."""
 
     @property
     def counts_only(self) -> bool:
         """Tell whether nothing but figures is kept of a request."""
-        return self.tracing is None and len(self.sinks) == 1
-
-    @property
-    def trace(self) -> Callable[[Observation, Mapping[str, str]], None] | None:
-        """Begin the trace of an observation; None where no traces are exported."""
-        return None if self.tracing is None else self.tracing.begin
+        return self.trace is None and len(self.sinks) == 1
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -77,16 +64,19 @@ class Telemetry:
         try:
             yield
         finally:
-            for part in (self.decision_log, self.tracing):
-                if part is not None:
-                    await asyncio.to_thread(part.close)
+            for close in self.close:
+                await asyncio.to_thread(close)
 
 
 def open_telemetry(
     settings: Settings, *, secret: bytes, store_stats: Callable[[], StoreStats]
 ) -> Telemetry:
     """Start what the settings and the environment name; figures are always kept."""
-    decision_log = recorder = None
+    metrics, recorder, trace = Metrics(store_stats), None, None
+    sinks: list[Sink] = [metrics.observe]
+    close: list[Callable[[], None]] = []
+    if log.isEnabledFor(logging.DEBUG):
+        sinks.append(log_request)
     if settings.decision_log is not None:
         decision_log = DecisionLog(
             settings.decision_log, max_bytes=settings.decision_log_bytes, clock=time.time
@@ -96,13 +86,12 @@ def open_telemetry(
             with_text=settings.decision_log_text,
             with_requests=settings.decision_log_requests,
         )
-    return Telemetry(Metrics(store_stats), decision_log, recorder, _tracing(os.environ))
+        sinks.append(decision_log.observe)
+        close.append(decision_log.close)
+    if any(map(os.environ.get, _TRACES)):
+        from gateway.telemetry.tracing import Tracing  # noqa: PLC0415 - costs 200 ms to import
 
-
-def _tracing(environment: Mapping[str, str]) -> "Tracing | None":
-    names = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-    if not any(map(environment.get, names)):
-        return None
-    from gateway.telemetry.tracing import Tracing  # noqa: PLC0415 - costs 200 ms to import
-
-    return Tracing()
+        tracing = Tracing()
+        trace = tracing.begin
+        close.append(tracing.close)
+    return Telemetry(metrics, recorder, tuple(sinks), trace, close)

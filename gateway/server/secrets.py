@@ -46,9 +46,20 @@ def load_or_create_secret(data_dir: Path) -> bytes:
     try:
         if not path.exists():
             _create(path)
-        return _load(path)
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            secret = file.read(SECRET_BYTES + 1)
     except OSError as error:
         raise SecretError(f"{path}: {error.strerror or error}") from error
+    if len(secret) != SECRET_BYTES:
+        size = f"{len(secret)}" if len(secret) <= SECRET_BYTES else f"more than {SECRET_BYTES}"
+        raise SecretError(
+            f"{path}: expected {SECRET_BYTES} bytes, got {size}; restore it from a backup, or "
+            "remove it to make a new one and lose every stored entry"
+        )
+    if mode & _OTHERS_MAY_READ:
+        _log.warning("%s may be read by others (mode %o); run chmod 600 on it", path, mode & 0o777)
+    return secret
 
 
 def _create(path: Path) -> None:
@@ -65,21 +76,6 @@ def _create(path: Path) -> None:
         _log.debug("%s was made by another worker at the same moment", path)
     finally:
         draft.unlink(missing_ok=True)
-
-
-def _load(path: Path) -> bytes:
-    with path.open("rb") as file:
-        mode = os.fstat(file.fileno()).st_mode
-        secret = file.read(SECRET_BYTES + 1)
-    if len(secret) != SECRET_BYTES:
-        size = f"{len(secret)}" if len(secret) <= SECRET_BYTES else f"more than {SECRET_BYTES}"
-        raise SecretError(
-            f"{path}: expected {SECRET_BYTES} bytes, got {size}; restore it from a backup, or "
-            "remove it to make a new one and lose every stored entry"
-        )
-    if mode & _OTHERS_MAY_READ:
-        _log.warning("%s may be read by others (mode %o); run chmod 600 on it", path, mode & 0o777)
-    return secret
 
 
 class SecretSettingError(SecretError):
@@ -163,26 +159,49 @@ def upstream_keys(
 
     ``own_keys`` says that the gateway has keys of its own.
     """
-    common = _key(
-        secret_setting(environment, UPSTREAM_KEY), f"REFRAIN_{UPSTREAM_KEY}", own_keys=own_keys
-    )
-    keys = {one.called: _own_key(one, environment, own_keys=own_keys) for one in upstreams}
-    return {name: key or common for name, key in keys.items()}
+    common = secret_setting(environment, UPSTREAM_KEY)
+    if common is not None:
+        _check_key(common, f"REFRAIN_{UPSTREAM_KEY}", own_keys=own_keys)
+    keys = {one.called: common for one in upstreams}
+    for one in upstreams:
+        if one.api_key_env is not None:
+            where = f"upstream {one.called}: {one.api_key_env}"
+            key = environment.get(one.api_key_env, "").strip()
+            if not key:
+                raise SecretSettingError(
+                    f"upstream {one.called}: api_key_env: the environment variable "
+                    f"{one.api_key_env} is not set; set it to the upstream's key"
+                )
+        elif one.api_key_file is not None:
+            where = f"upstream {one.called}: {one.api_key_file}"
+            key = _read_text(one.api_key_file, where)
+            if not key:
+                raise SecretSettingError(f"{where}: holds no key")
+        else:
+            continue
+        _check_key(key, where, own_keys=own_keys)
+        keys[one.called] = key
+    return keys
 
 
-def secrets_problem(
+def _check_key(key: str, where: str, *, own_keys: bool) -> None:
+    if not own_keys:
+        raise SecretSettingError(
+            f"{where} is given, but not gateway_keys: whoever reaches the gateway could spend it"
+        )
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise SecretSettingError(f"{where}: expected a key: one word of ASCII")
+
+
+def check_secrets(
     upstreams: Sequence[UpstreamSettings], environment: Mapping[str, str], *, own_keys: bool
-) -> str | None:
-    """Return what is wrong with any secret of the settings, or None."""
-    try:
-        for name in SECRETS:
-            secret_setting(environment, name.upper())
-        shared_secret(environment)
-        master_keys(environment)
-        upstream_keys(upstreams, environment, own_keys=own_keys)
-    except SecretError as error:
-        return str(error)
-    return None
+) -> None:
+    """Read every secret of the settings. Raises SecretSettingError."""
+    for name in SECRETS:
+        secret_setting(environment, name.upper())
+    shared_secret(environment)
+    master_keys(environment)
+    upstream_keys(upstreams, environment, own_keys=own_keys)
 
 
 def warn_of_shared_credentials(
@@ -207,38 +226,3 @@ def _site(url: str) -> str:
         return "" if ip_address(host).is_private else host
     except ValueError:
         return "" if "." not in host or host.endswith(_PRIVATE_DOMAINS) else host
-
-
-def _own_key(
-    one: UpstreamSettings, environment: Mapping[str, str], *, own_keys: bool
-) -> str | None:
-    """Return the key of one upstream. Raises SecretSettingError."""
-    if one.api_key_env is not None:
-        where = f"upstream {one.called}: {one.api_key_env}"
-        found = environment.get(one.api_key_env, "").strip()
-        if not found:
-            raise SecretSettingError(
-                f"upstream {one.called}: api_key_env: the environment variable {one.api_key_env} "
-                "is not set; set it to the upstream's key"
-            )
-    elif one.api_key_file is not None:
-        where = f"upstream {one.called}: {one.api_key_file}"
-        found = _read_text(one.api_key_file, where)
-    else:
-        return None
-    if not found:
-        raise SecretSettingError(f"{where}: holds no key")
-    return _key(found, where, own_keys=own_keys)
-
-
-def _key(api_key: str | None, where: str, *, own_keys: bool) -> str | None:
-    """Return the key once it is known to be one that may be used. Raises SecretSettingError."""
-    if api_key is None:
-        return None
-    if not own_keys:
-        raise SecretSettingError(
-            f"{where} is given, but not gateway_keys: whoever reaches the gateway could spend it"
-        )
-    if not (api_key.isascii() and api_key.isprintable()) or " " in api_key:
-        raise SecretSettingError(f"{where}: expected a key: one word of ASCII")
-    return api_key
