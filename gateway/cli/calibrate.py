@@ -6,6 +6,7 @@ keeps no budget is not written. The file is there whole or not at all. An embedd
 was started for the command ends with it, and owns nothing of a gateway.
 """
 
+import argparse
 import asyncio
 import contextlib
 import importlib.util
@@ -13,7 +14,7 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from operator import mul
@@ -113,42 +114,42 @@ class Points:
     passed_over: Counter[str] = field(default_factory=Counter)
 
 
-def calibrate(
-    logs: Sequence[Path],
-    *,
-    data_dir: Path,
-    confidence: float,
-    budgets: Sequence[float],
-    socket: Path | None,
-    write: bool,
-) -> int:
+def calibrate(options: argparse.Namespace) -> int:
     """Print thresholds, and write them if so asked; return the exit code."""
-    if not logs and not (data_dir / CHECKS_FILE).exists():
-        raise CommandError(f"{data_dir / CHECKS_FILE}: not there: {_NOTHING_COMPARED}")
-    logs = logs or _journal(data_dir)
+    latest, budgets = options.data_dir / CHECKS_FILE, options.budget
+    if not options.log and not latest.exists():
+        raise CommandError(f"{latest}: not there: {_NOTHING_COMPARED}")
+    former = before(latest)
+    logs = options.log or [*([former] if former.exists() else ()), latest]
+    lines = Lines(parse_line, *logs)
     try:
-        compared, pairs, broken = _read(logs)
+        read = [line for _, line in lines]
     except OSError as error:
         raise unreadable(error.filename, error) from None
-    points = asyncio.run(_points(compared, pairs, data_dir, socket))
-    points.passed_over["no comparisons or pairs"] += broken
+    compared = [line for line in read if isinstance(line, Compared)]
+    pairs = [line for line in read if isinstance(line, LabelledPair)]
+    points = asyncio.run(_points(compared, pairs, options.data_dir, options.socket))
+    points.passed_over["no comparisons or pairs"] += lines.skipped
+    names = " ".join(file.name for file in logs)
     if not points.scored:
         _print_skipped(points)
-        raise CommandError(f"{_names(logs)}: no would-be hit in it")
+        raise CommandError(f"{names}: no would-be hit in it")
     calibration = calibrated(
         points.scored,
         verifier=points.verifier,
-        confidence=confidence,
-        provenance=f"refrain semantic calibrate {_names(logs)}, {time.strftime('%Y-%m-%d')}",
+        confidence=options.confidence,
+        provenance=f"refrain semantic calibrate {names}, {time.strftime('%Y-%m-%d')}",
     )
     print("\n".join(_table(calibration, points, sorted(budgets))))
     _print_skipped(points)
     kept = [each for each in budgets if calibration.step(each) is not None]
     if not kept:
-        raise CommandError("none of the budgets is kept" + "; nothing was written" * write, 1)
-    if not write:
+        raise CommandError(
+            "none of the budgets is kept" + "; nothing was written" * options.write, 1
+        )
+    if not options.write:
         return 0
-    file = data_dir / OWN_FILE
+    file = options.data_dir / OWN_FILE
     try:
         _write(file, written_calibration(calibration))
     except OSError as error:
@@ -156,24 +157,6 @@ def calibrate(
         raise CommandError(f"{file}: cannot be written: {why}", 1) from None
     print(f"\nwritten to {file}; a running gateway takes it at its next lookup")
     return 0
-
-
-def _journal(data_dir: Path) -> list[Path]:
-    latest = data_dir / CHECKS_FILE
-    former = before(latest)
-    return [former, latest] if former.exists() else [latest]
-
-
-def _read(logs: Iterable[Path]) -> tuple[list[Compared], list[LabelledPair], int]:
-    compared: list[Compared] = []
-    pairs: list[LabelledPair] = []
-    lines = Lines(parse_line, *logs)
-    for _, line in lines:
-        if isinstance(line, Compared):
-            compared.append(line)
-        elif line is not None:
-            pairs.append(line)
-    return compared, pairs, lines.skipped
 
 
 async def _points(
@@ -296,10 +279,6 @@ def _write(file: Path, data: bytes) -> None:
     except OSError:
         fresh.unlink(missing_ok=True)
         raise
-
-
-def _names(logs: Sequence[Path]) -> str:
-    return " ".join(file.name for file in logs)
 
 
 @contextlib.asynccontextmanager

@@ -1,5 +1,6 @@
 """Which processes make up an installation, and how each is started."""
 
+import argparse
 import asyncio
 import contextlib
 import fcntl
@@ -11,16 +12,17 @@ import socket
 import tempfile
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
 from gateway.cli.logging_setup import PYTHON, WORKER_SETTINGS, configure_logging
 from gateway.cli.supervisor import STOP_SECONDS, Child, Supervisor
-from gateway.cli.terminal import CommandError, unreadable
+from gateway.cli.terminal import CommandError, say, unreadable
 from gateway.server.auth import KeyRingError, read_key_ring
 from gateway.server.secrets import SecretSettingError, check_secrets, warn_of_shared_credentials
-from gateway.settings import Settings, tls_files
+from gateway.settings import Settings, SettingsError, load_settings, tls_files, unknown_variables
 from gateway.upstream.http_client import VARIABLE, instance
 from policies.format.load import parse_policy
 from policies.format.yaml_document import PolicyError, policy_text
@@ -28,6 +30,7 @@ from policies.format.yaml_document import PolicyError, policy_text
 log = logging.getLogger(__name__)
 
 DEMO_MODEL = "refrain-demo"
+_SOCKET = "embeddings.sock"
 
 _READY = """
 Refrain is ready.  base_url: {url}/v1   model: {model}
@@ -44,74 +47,104 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """This machine is reached directly, whatever proxy the environment names."""
 
 
-def run_gateway(settings: Settings) -> int:
-    """Run gateway and embeddings in front of ``settings.upstream``; return the exit code."""
+def run_gateway(options: argparse.Namespace) -> int:
+    """Run gateway and embeddings in front of the upstreams; return the exit code."""
+    settings = _settings(options)
+    if not settings.all_upstreams:
+        hint = "give --upstream URL, REFRAIN_UPSTREAM, or upstream: in refrain.yaml"
+        raise CommandError(f"no upstream: {hint}")
     configure_logging(settings.log_level)
-    _check(settings)
-    with (
-        _sole_use(settings.data_dir),
-        _listen(settings.host, settings.port) as sock,
-        _runtime_dir() as runtime,
-    ):
-        urls = ", ".join(upstream.url for upstream in settings.all_upstreams)
-        log.info("listening on %s, upstream %s", _url(settings, sock), urls)
-        children = [*_embeddings(settings, Path(runtime))]
-        children += _workers(settings, sock, Path(runtime), semantic=bool(children))
-        url = _url(settings, sock)
-        return _run(children, sock, url, lambda: log.info("ready: base URL %s/v1", url))
+    return _run(settings)
 
 
-def run_demo(settings: Settings) -> int:
+def run_demo(options: argparse.Namespace) -> int:
     """Run gateway, embeddings and the bundled engine with its model; return the exit code."""
+    settings = _settings(options)
     configure_logging(settings.log_level)
-    model = Path(str(files("backend") / "demo" / "model"))
-    _require("torch", "the bundled engine")
-    _check(settings)
+    if importlib.util.find_spec("torch") is None:
+        raise CommandError(
+            "the bundled engine needs torch: install refrain[cpu] or refrain[gpu]", 1
+        )
     if given := settings.all_upstreams:
         log.warning("the demo serves its own engine: upstream %s is not used", given[0].url)
+    return _run(settings, is_demo=True)
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    config = options.config
+    if config is None and Path("refrain.yaml").is_file():
+        config = Path("refrain.yaml")
+    for problem in unknown_variables(os.environ):
+        say(f"warning: {problem}")
+    flags = {name: value for name, value in vars(options).items() if name in Settings.model_fields}
+    given = {name: value for name, value in flags.items() if value is not None}
+    try:
+        return load_settings(given, os.environ, config)
+    except SettingsError as error:
+        raise CommandError(str(error)) from None
+
+
+def _run(settings: Settings, *, is_demo: bool = False) -> int:
+    _check(settings)
     with (
         _sole_use(settings.data_dir),
         _listen(settings.host, settings.port) as sock,
-        _runtime_dir() as runtime,
+        # Not in the data directory: a unix socket's path may be no longer than 107 bytes.
+        tempfile.TemporaryDirectory(prefix="refrain-", ignore_cleanup_errors=True) as folder,
     ):
-        engine_port = _free_port()
-        update = {
-            "upstream": (f"http://127.0.0.1:{engine_port}/v1",),
-            "upstreams": (),
-            # A demo has no load balancer.
-            "drain_delay": 0.0,
-            # The port is another one each time; what makes the answers is the weights.
-            "upstream_name": f"{DEMO_MODEL}/{_digest(model / 'model.safetensors')}",
-        }
-        settings = settings.model_copy(update=update)
-        argv = [*PYTHON, "-m", "backend", "--model", str(model), "--served-model-name", DEMO_MODEL]
-        argv += ["--host", "127.0.0.1", "--port", str(engine_port), "--drain-delay", "0"]
-        children = [Child("engine", argv), *_embeddings(settings, Path(runtime))]
-        children += _workers(
-            settings, sock, Path(runtime), semantic=len(children) > 1, engine_required=True
-        )
-        url = _url(settings, sock)
-        banner = _READY.format(url=url, model=DEMO_MODEL)
-        return _run(children, sock, url, lambda: print(banner, flush=True))
+        runtime = Path(folder)
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        url = f"http://{host}:{sock.getsockname()[1]}"
+        children: list[Child] = []
+        if is_demo:
+            settings, engine = _demo_engine(settings)
+            children.append(engine)
+        else:
+            urls = ", ".join(upstream.url for upstream in settings.all_upstreams)
+            log.info("listening on %s, upstream %s", url, urls)
+        embeddings = _embeddings(settings, runtime)
+        children += embeddings
+        children += _workers(settings, sock, runtime, semantic=bool(embeddings), is_demo=is_demo)
+        stopped = threading.Event()
+
+        def watch() -> None:
+            while not _is_ready(url):
+                if stopped.wait(0.1):
+                    return
+            if is_demo:
+                print(_READY.format(url=url, model=DEMO_MODEL), flush=True)
+            else:
+                log.info("ready: base URL %s/v1", url)
+
+        threading.Thread(target=watch, daemon=True).start()
+        # Nobody is to wait for a worker that will not come: it is refused as soon as all stop.
+        code = asyncio.run(Supervisor(children, stopping=sock.close).run())
+        stopped.set()
+        return code
 
 
-def _run(
-    children: Sequence[Child], sock: socket.socket, url: str, when_ready: Callable[[], None]
-) -> int:
-    stopped = threading.Event()
-    watch = threading.Thread(target=_tell_when_ready, args=(url, when_ready, stopped), daemon=True)
-    watch.start()
-    # Nobody is to wait for a worker that will not come: it is refused as soon as all stop.
-    code = asyncio.run(Supervisor(children, stopping=sock.close).run())
-    stopped.set()
-    return code
-
-
-def _tell_when_ready(url: str, when_ready: Callable[[], None], stopped: threading.Event) -> None:
-    while not _is_ready(url):
-        if stopped.wait(0.1):
-            return
-    when_ready()
+def _demo_engine(settings: Settings) -> tuple[Settings, Child]:
+    """Return the settings of a demo, and the engine that they name."""
+    model = Path(str(files("backend") / "demo" / "model"))
+    weights = model / "model.safetensors"
+    try:
+        digest = hashlib.sha256(weights.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise CommandError(f"{weights}: {error.strerror or error}", 1) from None
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    update = {
+        "upstream": (f"http://127.0.0.1:{port}/v1",),
+        "upstreams": (),
+        # A demo has no load balancer.
+        "drain_delay": 0.0,
+        # The port is another one each time; what makes the answers is the weights.
+        "upstream_name": f"{DEMO_MODEL}/{digest}",
+    }
+    argv = [*PYTHON, "-m", "backend", "--model", str(model), "--served-model-name", DEMO_MODEL]
+    argv += ["--host", "127.0.0.1", "--port", str(port), "--drain-delay", "0"]
+    return settings.model_copy(update=update), Child("engine", argv)
 
 
 def _is_ready(url: str) -> bool:
@@ -202,13 +235,6 @@ def _sole_use(data_dir: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _digest(file: Path) -> str:
-    try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-    except OSError as error:
-        raise CommandError(f"{file}: {error.strerror or error}", 1) from None
-
-
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -229,34 +255,13 @@ def _listen(host: str, port: int) -> socket.socket:
     return sock
 
 
-def _url(settings: Settings, sock: socket.socket) -> str:
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"http://{host}:{sock.getsockname()[1]}"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _runtime_dir() -> tempfile.TemporaryDirectory[str]:
-    # Not in the data directory: a unix socket's path may be no longer than 107 bytes.
-    return tempfile.TemporaryDirectory(prefix="refrain-", ignore_cleanup_errors=True)
-
-
-def _require(module: str, what: str) -> None:
-    if importlib.util.find_spec(module) is None:
-        raise CommandError(f"{what} needs {module}: install refrain[cpu] or refrain[gpu]", 1)
-
-
-def _embeddings(settings: Settings, runtime: Path) -> Sequence[Child]:
+def _embeddings(settings: Settings, runtime: Path) -> list[Child]:
     needed = ("faiss", "onnx", "onnxruntime", "sentence_transformers")
     missing = [name for name in needed if not importlib.util.find_spec(name)]
     if missing:
         log.warning("semantic lookup is off: %s not installed", " and ".join(missing))
-        return ()
-    argv = [*PYTHON, "-m", "embeddings", "--socket", str(_semantic_socket(runtime))]
+        return []
+    argv = [*PYTHON, "-m", "embeddings", "--socket", str(runtime / _SOCKET)]
     argv += ["--data-dir", str(settings.data_dir), "--device", settings.embeddings_device]
     if settings.embeddings_model is not None:
         argv += ["--model", settings.embeddings_model]
@@ -265,42 +270,29 @@ def _embeddings(settings: Settings, runtime: Path) -> Sequence[Child]:
         "REFRAIN_VECTORS": settings.vectors,
         "REFRAIN_VECTORS_TIMEOUT": str(settings.vectors_timeout),
     }
-    return (Child("embeddings", argv, environment, vital=False),)
-
-
-def _semantic_socket(runtime: Path) -> Path:
-    return runtime / "embeddings.sock"
+    return [Child("embeddings", argv, environment, vital=False)]
 
 
 def _workers(
-    settings: Settings,
-    sock: socket.socket,
-    runtime: Path,
-    *,
-    semantic: bool,
-    engine_required: bool = False,
+    settings: Settings, sock: socket.socket, runtime: Path, *, semantic: bool, is_demo: bool
 ) -> list[Child]:
     argv = [*PYTHON, "-m", "gateway.cli.worker", "--socket-fd", str(sock.fileno())]
     if semantic:
-        argv += ["--semantic-socket", str(_semantic_socket(runtime))]
-    if engine_required:
+        argv += ["--semantic-socket", str(runtime / _SOCKET)]
+    if is_demo:
         argv += ["--engine-required"]
-    first = argv if engine_required else [*argv, "--greet-upstreams"]
     environment = {WORKER_SETTINGS: settings.model_dump_json(), VARIABLE: instance()}
     if settings.workers > 1:
         metrics = runtime / "metrics"
         metrics.mkdir()
         environment["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
-    names = [f"gateway-{number}" for number in range(1, settings.workers + 1)]
-    drained = settings.drain_delay + settings.drain_timeout + STOP_SECONDS
-    return [
-        Child(
-            name,
-            argv if number else first,
-            environment,
-            (sock.fileno(),),
-            front=True,
-            stop_seconds=drained,
-        )
-        for number, name in enumerate(names)
-    ]
+    child = Child(
+        "gateway-1",
+        argv if is_demo else [*argv, "--greet-upstreams"],
+        environment,
+        (sock.fileno(),),
+        front=True,
+        stop_seconds=settings.drain_delay + settings.drain_timeout + STOP_SECONDS,
+    )
+    others = range(2, settings.workers + 1)
+    return [child, *(replace(child, name=f"gateway-{number}", argv=argv) for number in others)]

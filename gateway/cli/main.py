@@ -6,18 +6,32 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from gateway.cli.terminal import CommandError, add_command, gateway_url, run_command, say
+from gateway.cli.terminal import Commands, add_command, gateway_url, run_command
 
-if TYPE_CHECKING:
-    from gateway.settings import Settings
+_EXAMPLES = """\
+examples:
+  refrain demo                                          everything on this machine, on real parts
+  refrain serve --upstream https://api.openai.com/v1    the gateway alone
+  refrain backend --model Qwen/Qwen3-0.6B               the engine alone
+  refrain policy check policy.yaml                      is this file right?
 
+exit codes: 0 done, 1 failed, 2 bad usage or invalid file
+"""
 _SERVE_EXAMPLES = """\
 examples:
   refrain serve --upstream http://127.0.0.1:8000/v1
   refrain serve --upstream https://api.openai.com/v1 --policy policy.yaml --port 9000
   REFRAIN_PORT=9000 refrain serve --config refrain.yaml
+"""
+_DEMO = """\
+Run the whole product on this machine: gateway, encoder, bundled engine and
+its small demo model. Ctrl-C stops everything.
+"""
+_WARM = """\
+Fill a running gateway's cache from a file of known questions, a JSON object
+a line: {"question": ..., "answer": ...} or {"request": {...}}. Without an answer the
+upstream is asked.
 """
 _WARM_EPILOG = """\
 The entries belong to the tenant whose key OPENAI_API_KEY holds (without one: to clients that send
@@ -27,22 +41,68 @@ examples:
   refrain warm faq.jsonl --model gpt-4o
   refrain warm faq.jsonl --model gpt-4o --system "You help customers of Acme." --url http://gw:8080
 """
-_MAIN_EXAMPLES = """\
-examples:
-  refrain demo                                          everything on this machine, on real parts
-  refrain serve --upstream https://api.openai.com/v1    the gateway alone
-  refrain backend --model Qwen/Qwen3-0.6B               the engine alone
-  refrain policy check policy.yaml                      is this file right?
-
-exit codes: 0 done, 1 failed, 2 bad usage or invalid file
+_AUDIT = """\
+Scan every stored answer of a running gateway again. Exit code 1 when personal
+data is found and stays.
 """
+_EXPLAIN = """\
+Tell which rule decides on a request and what it decides; with --data-dir or
+--gateway also whether it would hit, and if not, what differs from the nearest entry.
+"""
+_EXPLAIN_EXAMPLES = """\
+REQUEST is the JSON of a request's body, or {"endpoint": ..., "headers": {...}, "body": {...}}, or a
+line of a decision log that has the request.
+
+examples:
+  refrain policy explain --policy policy.yaml request.json
+  refrain policy explain --policy policy.yaml --data-dir .refrain request.json
+  refrain policy explain --gateway http://127.0.0.1:8080 - < request.json
+  head -n 1 log.jsonl | refrain policy explain --policy policy.yaml -
+"""
+_REPLAY = """\
+Run a recorded decision log against an edited policy and print what would
+change. Both the decisions of then and those of the policy are simulated on a
+cache without bounds. Record with: refrain serve with decision_log set.
+"""
+_CALIBRATE = """\
+Work out how sure a semantic hit must be so that an error budget is kept, from would-be hits of your
+own traffic. A LOG holds JSON lines: comparisons that the gateway has made in shadow mode or by
+sampling (semantic-checks.jsonl in the data directory), or pairs labelled by hand, which are scored
+here:
+  {"asked": "how can I reset my password", "stored": "How do I reset my password?", "same": true}
+What is unsure counts as wrong.
+"""
+_CALIBRATE_EPILOG = """\
+examples:
+  refrain semantic calibrate                                         what the gateway has compared
+  refrain semantic calibrate pairs.jsonl --budget 0.5% 1% 2%
+  refrain semantic calibrate pairs.jsonl --data-dir .refrain --write
+  a running gateway takes what is written without a restart
+
+exit codes: 0 done, 1 no budget is kept or no scores are to be had, 2 bad usage or no usable line
+"""
+_REPORT = """\
+Print what the comparisons of shadow mode and sampling have shown, rule by rule: how many answers
+found by meaning were those of the upstream, how many were wrong, with an interval of 95 % that has
+room for the unsure ones, and the budget that this rate would meet.
+"""
+_BUDGETS = (0.001, 0.005, 0.01, 0.02, 0.05)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(arguments)
+        match arguments:
+            case ["backend", *rest]:
+                from backend.__main__ import main as backend
+
+                return backend(rest)
+            case ["prefix", *rest]:
+                from gateway.cli.prefix import main as prefix
+
+                return prefix(rest)
+        return run_command(_parser(), arguments)
     except KeyboardInterrupt:  # where no supervisor took over the signal
         return 130
     except BrokenPipeError:  # whoever reads has read enough; Python would complain at its exit
@@ -50,42 +110,42 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _run(arguments: list[str]) -> int:
-    match arguments:  # these have parsers of their own, which are only imported when asked for
-        case ["backend", *rest]:
-            from backend.__main__ import main as backend
-
-            return backend(rest)
-        case ["policy", *rest]:
-            from gateway.cli.policy import main as policy
-
-            return policy(rest)
-        case ["semantic", *rest]:
-            from gateway.cli.semantic import main as semantic
-
-            return semantic(rest)
-        case ["prefix", *rest]:
-            from gateway.cli.prefix import main as prefix
-
-            return prefix(rest)
-    return run_command(_parser(), arguments)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="refrain",
         description="A caching gateway in front of LLM inference.",
-        epilog=_MAIN_EXAMPLES,
+        epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     version = importlib.metadata.version("refrain")
     parser.add_argument("--version", action="version", version=f"refrain {version}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    _add_processes(commands)
+    _add_operator(commands)
+    commands.add_parser("backend", help="run the engine alone (refrain backend --help)")
+    policy = commands.add_parser(
+        "policy",
+        help="check a policy, explain a request, replay a log (refrain policy --help)",
+        description="Check policy files, and see what they do.",
+    )
+    _add_policy(policy.add_subparsers(required=True, metavar="COMMAND"))
+    semantic = commands.add_parser(
+        "semantic",
+        help="calibrate and watch answers by meaning (refrain semantic --help)",
+        description="Calibrate answers by meaning, and see how often they were wrong.",
+    )
+    _add_semantic(semantic.add_subparsers(title="commands", metavar="COMMAND", required=True))
+    commands.add_parser(
+        "prefix", help="see why prefix caches miss, and mend it (refrain prefix --help)"
+    )
+    return parser
 
+
+def _add_processes(commands: Commands) -> None:
     serve = add_command(
         commands,
         "serve",
-        _serve,
+        "gateway.cli.launch:run_gateway",
         summary="run the gateway in front of an upstream",
         description="Run the gateway. No file is needed: --upstream alone gives the defaults.",
         epilog=_SERVE_EXAMPLES,
@@ -96,144 +156,200 @@ def _parser() -> argparse.ArgumentParser:
         metavar="URL",
         help="OpenAI-style base URL that ends in /v1; repeated: replicas",
     )
-    serve.add_argument("--policy", type=Path, metavar="FILE", help="policy (default: built in)")
     serve.add_argument("--workers", type=int, metavar="N", help="gateway processes (default: 1)")
-    _add_shared(serve)
-
     demo = add_command(
         commands,
         "demo",
-        _demo,
+        "gateway.cli.launch:run_demo",
         summary="run the gateway with the bundled engine and model",
-        description="Run the whole product on this machine: gateway, encoder, bundled engine and\n"
-        "its small demo model. Ctrl-C stops everything.",
+        description=_DEMO,
     )
-    demo.add_argument("--policy", type=Path, metavar="FILE", help="policy (default: built in)")
-    _add_shared(demo)
+    for parser in (serve, demo):
+        add = parser.add_argument
+        add("--policy", type=Path, metavar="FILE", help="policy (default: built in)")
+        add("--config", type=Path, metavar="FILE", help="settings (default: refrain.yaml if there)")
+        add("--host", metavar="H", help="address to listen on (default: 127.0.0.1)")
+        add("--port", type=int, metavar="P", help="port to listen on (default: 8080)")
+        add(
+            "--data-dir",
+            type=Path,
+            metavar="D",
+            help="entries, vectors, secret (default: .refrain)",
+        )
+        add("--log-level", choices=("debug", "info", "warning", "error"), help="default: info")
 
+
+def _add_operator(commands: Commands) -> None:
     warm = add_command(
         commands,
         "warm",
-        _warm,
+        "gateway.cli.operator:warm",
         summary="load or generate answers to known questions",
-        description="Fill a running gateway's cache from a file of known questions, a JSON object\n"
-        'a line: {"question": ..., "answer": ...} or {"request": {...}}. Without an answer the\n'
-        "upstream is asked.",
+        description=_WARM,
         epilog=_WARM_EPILOG,
     )
     warm.add_argument("file", type=Path, metavar="FILE", help="known questions, JSON lines")
     warm.add_argument("--model", metavar="M", help="model of bare questions")
     warm.add_argument("--system", metavar="TEXT", help="system message of bare questions")
     warm.add_argument(
-        "--concurrency", type=_whole, default=4, metavar="N", help="at a time (default: 4)"
+        "--concurrency", type=_concurrency, default=4, metavar="N", help="at a time (default: 4)"
     )
-    _add_url(warm)
-
     audit = add_command(
         commands,
         "audit",
-        _audit,
+        "gateway.cli.operator:audit",
         summary="scan what is stored with today's detectors of personal data",
-        description="Scan every stored answer of a running gateway again. Exit code 1 when "
-        "personal\ndata is found and stays.",
+        description=_AUDIT,
     )
     audit.add_argument("--purge", action="store_true", help="remove what is found")
     audit.add_argument("--json", action="store_true", help="print JSON")
-    _add_url(audit)
-
-    commands.add_parser("backend", help="run the engine alone (refrain backend --help)")
-    commands.add_parser(
-        "policy", help="check a policy, explain a request, replay a log (refrain policy --help)"
-    )
-    commands.add_parser(
-        "semantic", help="calibrate and watch answers by meaning (refrain semantic --help)"
-    )
-    commands.add_parser(
-        "prefix", help="see why prefix caches miss, and mend it (refrain prefix --help)"
-    )
-    return parser
+    for parser in (warm, audit):
+        parser.add_argument(
+            "--url",
+            type=gateway_url,
+            default="http://127.0.0.1:8080",
+            metavar="URL",
+            help="the gateway (default: %(default)s); its token comes from REFRAIN_ADMIN_TOKEN",
+        )
 
 
-def _add_shared(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="settings (default: refrain.yaml if there)"
+def _add_policy(commands: Commands) -> None:
+    check = add_command(
+        commands,
+        "check",
+        "gateway.cli.policy:check",
+        summary="tell whether files are valid policies",
+        description="Tell whether files are valid policies. Exit code 2 when one is not.",
     )
-    parser.add_argument("--host", metavar="H", help="address to listen on (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, metavar="P", help="port to listen on (default: 8080)")
-    parser.add_argument(
-        "--data-dir", type=Path, metavar="D", help="entries, vectors, secret (default: .refrain)"
+    check.add_argument("files", nargs="+", metavar="FILE", type=Path, help="policies to check")
+    add_command(
+        commands,
+        "schema",
+        "gateway.cli.policy:schema",
+        summary="print the JSON schema of policy files, for editors",
+        description="Print the JSON schema of policy files, for editors.",
     )
-    parser.add_argument(
-        "--log-level", choices=("debug", "info", "warning", "error"), help="default: info"
+    explain = add_command(
+        commands,
+        "explain",
+        "gateway.cli.explain:explain",
+        summary="tell what would become of a request, and why",
+        description=_EXPLAIN,
+        epilog=_EXPLAIN_EXAMPLES,
     )
+    add = explain.add_argument
+    add("request", metavar="REQUEST", help="JSON file; - is standard input")
+    add("--policy", type=Path, metavar="FILE", help="policy (default: built in)")
+    add("--data-dir", type=Path, metavar="D", help="look into the store there")
+    add("--config", type=Path, metavar="FILE", help="settings of the gateway whose store it is")
+    add("--upstream", metavar="URL", help="the upstream of the keys (default: that of the entries)")
+    add("--gateway", type=gateway_url, metavar="URL", help="ask a running gateway instead")
+    add("--token", metavar="T", help="its admin token (default: REFRAIN_ADMIN_TOKEN)")
+    add("--json", action="store_true", help="print JSON")
+    replay = add_command(
+        commands,
+        "replay",
+        "gateway.cli.policy:replay",
+        summary="tell what an edited policy would change, from a log",
+        description=_REPLAY,
+    )
+    add = replay.add_argument
+    add("--policy", type=Path, required=True, metavar="FILE", help="edited policy")
+    add("--data-dir", type=Path, metavar="D", help="the gateway's, for a calibration of its own")
+    add("--json", action="store_true", help="print JSON")
+    add("log", type=Path, metavar="LOG.jsonl", help="decision log")
 
 
-def _add_url(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+def _add_semantic(commands: Commands) -> None:
+    calibrate = add_command(
+        commands,
+        "calibrate",
+        "gateway.cli.calibrate:calibrate",
+        summary="work out thresholds for error budgets from your own traffic",
+        description=_CALIBRATE,
+        epilog=_CALIBRATE_EPILOG,
+    )
+    calibrate.add_argument(
+        "log",
+        type=Path,
+        nargs="*",
+        metavar="LOG",
+        help="comparisons or labelled pairs (default: semantic-checks.jsonl in the data directory)",
+    )
+    calibrate.add_argument(
+        "--confidence",
+        type=_confidence,
+        default=0.95,
+        metavar="C",
+        help="that the budget is kept (default: %(default)s)",
+    )
+    calibrate.add_argument(
+        "--budget",
+        type=_budget,
+        nargs="+",
+        default=_BUDGETS,
+        metavar="B",
+        help="shares of hits that may be wrong (default: 0.1%% 0.5%% 1%% 2%% 5%%)",
+    )
+    calibrate.add_argument(
+        "--socket",
+        type=Path,
+        metavar="S",
+        help="of an embeddings service to score pairs with (default: one is started for it)",
+    )
+    calibrate.add_argument(
+        "--write", action="store_true", help="write semantic-calibration.json in the data directory"
+    )
+    report = add_command(
+        commands,
+        "report",
+        "gateway.cli.operator:semantic_report",
+        summary="how often answers by meaning were wrong, by rule",
+        description=_REPORT,
+    )
+    where = report.add_mutually_exclusive_group()
+    where.add_argument(
+        "--gateway",
         "--url",
+        dest="url",
         type=gateway_url,
-        default="http://127.0.0.1:8080",
         metavar="URL",
-        help="the gateway (default: %(default)s); its token comes from REFRAIN_ADMIN_TOKEN",
+        help="ask a running gateway instead; its token comes from REFRAIN_ADMIN_TOKEN",
     )
+    report.add_argument("--json", action="store_true", help="print JSON")
+    for parser in (calibrate, where):
+        parser.add_argument(
+            "--data-dir",
+            type=Path,
+            default=Path(os.environ.get("REFRAIN_DATA_DIR") or ".refrain"),
+            metavar="D",
+            help="the gateway's (default: %(default)s)",
+        )
 
 
-def _whole(text: str) -> int:
-    number = int(text)
+def _concurrency(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
     if not 1 <= number <= 256:
-        raise argparse.ArgumentTypeError("expected a number from 1 to 256")
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to 256, got {text!r}")
     return number
 
 
-def _warm(options: argparse.Namespace) -> int:
-    from gateway.cli.operator import warm
+def _budget(text: str) -> float:
+    from pydantic_core import PydanticCustomError
 
-    return warm(
-        options.file,
-        url=options.url,
-        model=options.model,
-        system=options.system,
-        concurrency=options.concurrency,
-    )
+    from policies.format.values import ERROR_BUDGET
 
-
-def _audit(options: argparse.Namespace) -> int:
-    from gateway.cli.operator import audit
-
-    return audit(url=options.url, purge=options.purge, as_json=options.json)
-
-
-def _flags(options: argparse.Namespace) -> dict[str, Any]:
-    names = ("upstream", "policy", "workers", "host", "port", "data_dir", "log_level")
-    given = {name: getattr(options, name, None) for name in names}
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _serve(options: argparse.Namespace) -> int:
-    from gateway.cli.launch import run_gateway
-
-    settings = _settings(options)
-    if not settings.all_upstreams:
-        hint = "give --upstream URL, REFRAIN_UPSTREAM, or upstream: in refrain.yaml"
-        raise CommandError(f"no upstream: {hint}")
-    return run_gateway(settings)
-
-
-def _demo(options: argparse.Namespace) -> int:
-    from gateway.cli.launch import run_demo
-
-    return run_demo(_settings(options))
-
-
-def _settings(options: argparse.Namespace) -> "Settings":
-    from gateway.settings import SettingsError, load_settings, unknown_variables
-
-    config = options.config
-    if config is None and Path("refrain.yaml").is_file():
-        config = Path("refrain.yaml")
-    for problem in unknown_variables(os.environ):
-        say(f"warning: {problem}")
     try:
-        return load_settings(_flags(options), os.environ, config)
-    except SettingsError as error:
-        raise CommandError(str(error)) from None
+        return float(ERROR_BUDGET.read(text))
+    except PydanticCustomError as error:
+        raise argparse.ArgumentTypeError(f"expected {error.message()}, got {text!r}") from None
+
+
+def _confidence(text: str) -> float:
+    try:
+        confidence = float(text)
+    except ValueError:
+        confidence = 0.0
+    if not 0.5 <= confidence < 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 0.5 to below 1, got {text!r}")
+    return confidence

@@ -7,6 +7,7 @@ A line of a file for ``refrain warm`` is {"question": TEXT, "answer": TEXT} or {
 "answer": RESULT or TEXT}. Both may leave the answer out; "endpoint" is that of chat by default.
 """
 
+import argparse
 import asyncio
 import hashlib
 import os
@@ -14,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,8 @@ from aiohttp import ClientConnectorError, ClientError, ClientSession, ClientTime
 
 from gateway.cache.comparison_journal import CHECKS_FILE, ComparisonJournal
 from gateway.cache.quarantine import QuarantineFile
-from gateway.cli.terminal import CommandError, say, unreadable
+from gateway.cli.terminal import CommandError, Lines, say, unreadable
+from gateway.server.admin.recorded_request import RecordedError
 from policies.decision import Endpoint
 
 _REPLY_SECONDS = 600.0
@@ -31,10 +34,6 @@ _PROGRESS_EVERY = 1.0
 _MOST_FAULTS = 20
 """Lines that failed are named one by one up to here."""
 _FIELDS = ("question", "request", "answer", "endpoint")
-
-
-class WarmFileError(ValueError):
-    """The line is not a known question; the message names the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,62 +45,45 @@ class KnownQuestion:
     answer: dict[str, Any] | None
 
 
-def parse_known_question(
-    line: bytes, *, model: str | None, system: str | None, now: float
-) -> KnownQuestion:
-    """Read a line; ``model`` and ``system`` complete a bare question. Raises WarmFileError."""
-    try:
-        given = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        raise WarmFileError(f"expected a JSON object ({error})") from None
+def _known_question(given: Any, *, model: str | None, system: str | None) -> KnownQuestion:
+    """Read a line; ``model`` and ``system`` complete a bare question. Raises ValueError."""
     if not isinstance(given, dict):
-        raise WarmFileError("expected a JSON object")
+        raise RecordedError("", "a JSON object")
     for field in given:
         if field not in _FIELDS:
-            raise WarmFileError(f"{field}: expected one of the fields {', '.join(_FIELDS)}")
+            raise RecordedError(field, f"one of the fields {', '.join(_FIELDS)}")
     try:
         endpoint = Endpoint(given.get("endpoint", Endpoint.CHAT.value))
     except ValueError:
-        known = ", ".join(endpoint.value for endpoint in Endpoint)
-        raise WarmFileError(f"endpoint: expected one of {known}") from None
-    request = _request(given, model, system)
-    return KnownQuestion(endpoint, request, _answer(given.get("answer"), endpoint, request, now))
-
-
-def _request(given: dict[str, Any], model: str | None, system: str | None) -> dict[str, Any]:
+        raise RecordedError("endpoint", f"one of {', '.join(Endpoint)}") from None
     match given:
         case {"request": dict(request)} if "question" not in given:
-            return {**request, "stream": False}
+            request = {**request, "stream": False}
         case {"question": str(question)} if "request" not in given and question.strip():
             if model is None:
-                raise WarmFileError("question: a bare question needs --model")
+                raise ValueError("question: a bare question needs --model")
             opening = [] if system is None else [{"role": "system", "content": system}]
             messages = [*opening, {"role": "user", "content": question}]
-            return {"model": model, "messages": messages}
+            request = {"model": model, "messages": messages}
         case _:
-            raise WarmFileError("expected either question (text) or request (an object)")
-
-
-def _answer(
-    answer: Any, endpoint: Endpoint, request: dict[str, Any], now: float
-) -> dict[str, Any] | None:
-    match answer:
-        case None | dict():
-            return answer
-        case str() if answer and endpoint is Endpoint.CHAT:
-            return _chat_result(answer, request, now)
+            raise RecordedError("", "either question (text) or request (an object)")
+    match given.get("answer"):
+        case None | dict() as answer:
+            return KnownQuestion(endpoint, request, answer)
+        case str(text) if text and endpoint is Endpoint.CHAT:
+            return KnownQuestion(endpoint, request, _chat_result(text, request))
         case _:
-            raise WarmFileError("answer: expected text (for a chat) or a complete result")
+            raise RecordedError("answer", "text (for a chat) or a complete result")
 
 
-def _chat_result(text: str, request: dict[str, Any], now: float) -> dict[str, Any]:
+def _chat_result(text: str, request: dict[str, Any]) -> dict[str, Any]:
     digest = hashlib.sha256(orjson.dumps([request, text], option=orjson.OPT_SORT_KEYS)).hexdigest()
     message = {"role": "assistant", "content": text, "refusal": None}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
     return {
         "id": f"chatcmpl-{digest[:24]}",
         "object": "chat.completion",
-        "created": int(now),
+        "created": int(time.time()),
         "model": request.get("model"),
         "choices": [choice],
         # Nothing was computed for it, and nothing is claimed.
@@ -199,51 +181,41 @@ def ask_gateway(
     return asyncio.run(ask())
 
 
-def warm(file: Path, *, url: str, model: str | None, system: str | None, concurrency: int) -> int:
-    """Load or generate answers to the questions in ``file``; return the exit code."""
+def warm(options: argparse.Namespace) -> int:
+    """Load or generate answers to the questions in a file; return the exit code."""
+    read = partial(_known_question, model=options.model, system=options.system)
+    lines = Lines(read, options.file)
     try:
-        lines = file.read_bytes().splitlines()
+        questions = list(lines)
     except OSError as error:
-        raise unreadable(file, error) from None
-    questions: list[tuple[int, KnownQuestion]] = []
-    is_valid = True
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                known = parse_known_question(line, model=model, system=system, now=time.time())
-                questions.append((number, known))
-            except WarmFileError as error:
-                is_valid = False
-                say(f"{file}:{number}: {error}")
-    return asyncio.run(_warm(file, questions, url, concurrency)) if is_valid else 2
+        raise unreadable(options.file, error) from None
+    return 2 if lines.skipped else asyncio.run(_warm(questions, options))
 
 
-async def _warm(
-    file: Path, questions: list[tuple[int, KnownQuestion]], url: str, concurrency: int
-) -> int:
+async def _warm(questions: list[tuple[str, KnownQuestion]], options: argparse.Namespace) -> int:
     outcomes: Counter[str] = Counter()
     queue = iter(questions)
     last = time.monotonic()
 
     async def work(gateway: Gateway) -> None:
         nonlocal last
-        for number, known in queue:
+        for place, known in queue:
             try:
                 outcome = await _warm_one(gateway, known)
             except CallError as error:
                 outcome = "failed"
                 if outcomes[outcome] < _MOST_FAULTS:
-                    say(f"{file}:{number}: {error}")
+                    say(f"{place}: {error}")
             outcomes[outcome] += 1
             if time.monotonic() - last > _PROGRESS_EVERY:
                 last = time.monotonic()
                 say(f"{outcomes.total()} of {len(questions)}")
 
     async with ClientSession(timeout=ClientTimeout(total=_REPLY_SECONDS)) as session:
-        gateway = Gateway(session, url)
-        await asyncio.gather(*(work(gateway) for _ in range(concurrency)))
+        gateway = Gateway(session, options.url)
+        await asyncio.gather(*(work(gateway) for _ in range(options.concurrency)))
     counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
-    print(f"{file}: {len(questions)} questions: {counts or 'nothing to do'}")
+    print(f"{options.file}: {len(questions)} questions: {counts or 'nothing to do'}")
     return 1 if outcomes["failed"] else 0
 
 
@@ -267,26 +239,29 @@ async def _warm_one(gateway: Gateway, known: KnownQuestion) -> str:
     raise CallError(f"not stored: {reply['reason']}")
 
 
-def audit(*, url: str, purge: bool, as_json: bool) -> int:
+def audit(options: argparse.Namespace) -> int:
     """Scan what is stored with today's detectors; return 1 where findings stay, else 0."""
-    found = ask_gateway(url, "audit", {"purge": purge})
-    kept = sum(found["findings"].values()) - found["purged"]
-    if as_json:
+    found = ask_gateway(options.url, "audit", {"purge": options.purge})
+    stay = sum(found["findings"].values()) - found["purged"]
+    if options.json:
         print(orjson.dumps(found).decode())
-        return 1 if kept else 0
+        return 1 if stay else 0
     print(f"{found['scanned']} entries scanned, {found['purged']} purged")
     for title, counts in (("by kind", found["findings"]), ("by rule", found["rules"])):
         for name, count in sorted(counts.items()):
             print(f"  {title}: {name}: {count}")
-    if kept:
+    if stay:
         print("Remove them with: refrain audit --purge")
-    return 1 if kept else 0
+    return 1 if stay else 0
 
 
-def semantic_report(*, data_dir: Path, url: str | None, as_json: bool) -> int:
+def semantic_report(options: argparse.Namespace) -> int:
     """Print what comparisons have shown; return the exit code."""
-    report = _report_of(data_dir) if url is None else ask_gateway(url, "semantic")
-    print(orjson.dumps(report).decode() if as_json else "\n".join(report_text(report)))
+    if options.url is None:
+        report = _report_of(options.data_dir)
+    else:
+        report = ask_gateway(options.url, "semantic")
+    print(orjson.dumps(report).decode() if options.json else "\n".join(report_text(report)))
     return 0
 
 

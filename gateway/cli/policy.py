@@ -1,118 +1,277 @@
-"""``refrain policy``: check and schema; explain and replay, which need more, are imported."""
+"""``refrain policy check``, ``schema`` and ``replay``.
+
+A replay sends a decision log through a simulated cache. Law: the decisions of then and those of the
+edited policy are simulated in the same way, without evictions and restarts, so that any difference
+comes from the policy. What the log cannot tell is counted, never guessed: where an edited rule
+depends on text that was not recorded, the request is decided as it was. Only a log without any
+record is an error.
+"""
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from gateway.cli.terminal import Commands, add_command, gateway_url, run_command
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from gateway.cli.terminal import CommandError, Lines, unreadable
+from gateway.semantic.calibrations import known_calibrations
+from gateway.server.admin.recorded_request import RecordedError
+from policies.decision import Decision, PiiAction, Scope
 from policies.format.load import PolicyError, parse_policy
 from policies.format.schema import json_schema
 from policies.format.yaml_document import policy_text
+from policies.policy import Policy, RequestFacts
+from policies.recorded import RecordedFacts, RecordedPolicy, recorded_policy
 
-_EXPLAIN = """\
-Tell which rule decides on a request and what it decides; with --data-dir or
---gateway also whether it would hit, and if not, what differs from the nearest entry.
-"""
-_EXPLAIN_EXAMPLES = """\
-REQUEST is the JSON of a request's body, or {"endpoint": ..., "headers": {...}, "body": {...}}, or a
-line of a decision log that has the request.
-
-examples:
-  refrain policy explain --policy policy.yaml request.json
-  refrain policy explain --policy policy.yaml --data-dir .refrain request.json
-  refrain policy explain --gateway http://127.0.0.1:8080 - < request.json
-  head -n 1 log.jsonl | refrain policy explain --policy policy.yaml -
-"""
-_REPLAY = """\
-Run a recorded decision log against an edited policy and print what would
-change. Both the decisions of then and those of the policy are simulated on a
-cache without bounds. Record with: refrain serve with decision_log set.
-"""
+_ADMITTED_BY = {"truncated": "length", "filtered": "content_filter"}
+"""Reasons of declined answers that a rule's finish reasons may admit."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run ``refrain policy`` with the arguments behind these words; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="refrain policy", description="Check policy files, and see what they do."
-    )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    check = add_command(
-        commands,
-        "check",
-        _check,
-        summary="tell whether files are valid policies",
-        description="Tell whether files are valid policies. Exit code 2 when one is not.",
-    )
-    check.add_argument("files", nargs="+", metavar="FILE", type=Path, help="policies to check")
-    add_command(
-        commands,
-        "schema",
-        _schema,
-        summary="print the JSON schema of policy files, for editors",
-        description="Print the JSON schema of policy files, for editors.",
-    )
-    _add_explain(commands)
-    _add_replay(commands)
-    return run_command(parser, argv)
+class Record(BaseModel):
+    """A decision on a request and what came of it, see docs/decision-log.md."""
+
+    time: float
+    endpoint: str
+    model: str
+    rule: str
+    decision: dict[str, Any]
+    form: str
+    """Identity of the request's body; equal bodies, equal forms."""
+    scopes: dict[str, str | None]
+    key: str
+    outcome: str
+    reason: str | None = None
+    declined: str | None = None
+    source: str | None = None
+    """Key of the entry that a semantic hit was answered from."""
+    similarity: float | None = None
+    score: float | None = None
+    threshold: float | None = None
+    temperature: float | None = None
+    tokens: int | None = None
+    conditions: dict[str, bool] | None = None
+    text: str | None = None
+    system: str | None = None
+
+    @property
+    def facts(self) -> RecordedFacts:
+        """What the log holds of the request."""
+        facts = RequestFacts(
+            endpoint=self.endpoint,
+            model=self.model,
+            headers={},
+            credential_sha256=None,
+            organization=None,
+            project=None,
+            last_user_text=self.text,
+            system_text=self.system,
+        )
+        has_text = "text" in self.model_fields_set
+        return RecordedFacts(facts, self.conditions or {}, has_text=has_text)
+
+    @cached_property
+    def was(self) -> Decision:
+        """The decision of then. Raises RecordedError."""
+        written = self.decision
+        try:
+            return Decision(
+                rule=self.rule,
+                exact=written["exact"],
+                semantic=written["semantic"],
+                min_similarity=float(written["min_similarity"]),
+                # Lines from before there was a budget were not decided by one.
+                max_wrong_hits=float(written.get("max_wrong_hits", 1.0)),
+                lifetime=float(written["lifetime"]),
+                scope=Scope(written["scope"]),
+                pii=PiiAction(written["pii"]),
+                generation=int(written["generation"]),
+                max_temperature=written.get("max_temperature"),
+                finish_reasons=frozenset(written["finish_reasons"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordedError("decision", f"what a record holds of one ({error})") from None
 
 
-def _add_explain(commands: Commands) -> None:
-    explain = add_command(
-        commands,
-        "explain",
-        _explain,
-        summary="tell what would become of a request, and why",
-        description=_EXPLAIN,
-        epilog=_EXPLAIN_EXAMPLES,
-    )
-    explain.add_argument("request", metavar="REQUEST", help="JSON file; - is standard input")
-    explain.add_argument("--policy", type=Path, metavar="FILE", help="policy (default: built in)")
-    explain.add_argument("--data-dir", type=Path, metavar="D", help="look into the store there")
-    explain.add_argument(
-        "--config", type=Path, metavar="FILE", help="settings of the gateway whose store it is"
-    )
-    explain.add_argument(
-        "--upstream", metavar="URL", help="the upstream of the keys (default: that of the entries)"
-    )
-    explain.add_argument(
-        "--gateway", type=gateway_url, metavar="URL", help="ask a running gateway instead"
-    )
-    explain.add_argument(
-        "--token", metavar="T", help="its admin token (default: REFRAIN_ADMIN_TOKEN)"
-    )
-    explain.add_argument("--json", action="store_true", help="print JSON")
+def read_record(line: Any) -> Record:
+    """Read a decision from parsed JSON. Raises RecordedError."""
+    try:
+        record = Record.model_validate(line)
+    except ValidationError:
+        raise RecordedError("", "a record of a decision") from None
+    _ = record.was
+    return record
 
 
-def _add_replay(commands: Commands) -> None:
-    replay = add_command(
-        commands,
-        "replay",
-        _replay,
-        summary="tell what an edited policy would change, from a log",
-        description=_REPLAY,
-    )
-    replay.add_argument("--policy", type=Path, required=True, metavar="FILE", help="edited policy")
-    replay.add_argument(
-        "--data-dir", type=Path, metavar="D", help="the gateway's, for a calibration of its own"
-    )
-    replay.add_argument("--json", action="store_true", help="print JSON")
-    replay.add_argument("log", type=Path, metavar="LOG.jsonl", help="decision log")
+Thresholds = Callable[[float], float | None]
+"""A calibration: the least score of a hit under an error budget, None where none is known."""
 
 
-def _check(options: argparse.Namespace) -> int:
+@dataclass(slots=True)
+class Tally:
+    """What came of some requests; tokens are those that hits saved."""
+
+    requests: int = 0
+    hits: int = 0
+    tokens: int = 0
+    bypasses: int = 0
+
+
+class Cache:
+    """A cache without bounds that knows of each entry until when it is fresh."""
+
+    def __init__(self, calibrations: Sequence[Thresholds] = ()) -> None:
+        self._calibrations = calibrations
+        self.unjudged = 0
+        """Semantic hits kept because no calibration tells of the edited budget."""
+        self._entries: dict[tuple[str, str, int], tuple[float, float]] = {}
+        """When each was stored, and until when it is fresh."""
+        self._forms: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        """Return how many entries there are, the stale ones among them."""
+        return len(self._entries)
+
+    def take(self, record: Record, decision: Decision) -> bool | None:
+        """Take a request; return whether it hits, None where it is not looked up at all."""
+        self._forms.setdefault(record.key, record.form)
+        scope = record.scopes.get(decision.scope.value)
+        if scope is None or not self._eligible(record, decision):
+            return None
+        place = (scope, record.form, decision.generation)
+        if decision.exact and self._fresh(place, record.time, decision):
+            return True
+        if decision.semantic and not decision.shadow and self._near(record, decision, scope):
+            return True
+        if _admitted(record, decision):
+            self._entries[place] = record.time, record.time + decision.lifetime
+        return False
+
+    def _eligible(self, record: Record, decision: Decision) -> bool:
+        if not (decision.exact or decision.semantic):
+            return False
+        if record.outcome == "bypass" and record.reason == "pii":
+            return decision.pii is PiiAction.ALLOW or (
+                decision.pii is PiiAction.USER and decision.scope is Scope.USER
+            )
+        if record.outcome == "bypass" and record.reason not in ("policy", "no-user", "temperature"):
+            return False
+        limit = decision.max_temperature
+        return limit is None or record.temperature is None or record.temperature <= limit
+
+    def _fresh(self, place: tuple[str, str, int], now: float, decision: Decision) -> bool:
+        if place not in self._entries:
+            return False
+        stored, fresh_until = self._entries[place]
+        return now < min(fresh_until, stored + decision.lifetime)
+
+    def _near(self, record: Record, decision: Decision, scope: str) -> bool:
+        source = None if record.source is None else self._forms.get(record.source)
+        return (
+            source is not None
+            and record.similarity is not None
+            and record.similarity >= decision.min_similarity
+            and self._fresh((scope, source, decision.generation), record.time, decision)
+            and self._sure(record, decision.max_wrong_hits)
+        )
+
+    def _sure(self, record: Record, budget: float) -> bool:
+        was, score, needed = record.was.max_wrong_hits, record.score, record.threshold
+        if budget >= was:
+            return True
+        if score is not None and needed is not None:
+            for threshold in self._calibrations:
+                if threshold(was) == needed:
+                    least = threshold(budget)
+                    return least is not None and score >= least
+        self.unjudged += 1
+        return True
+
+
+def _admitted(record: Record, decision: Decision) -> bool:
+    declined = record.declined
+    if declined is None:
+        return True
+    if declined == "pii":
+        return decision.pii is PiiAction.ALLOW
+    return _ADMITTED_BY.get(declined) in decision.finish_reasons
+
+
+@dataclass(slots=True)
+class Report:
+    """What an edited policy would change. ``rules`` are those of the edited policy."""
+
+    requests: int = 0
+    unknown: int = 0
+    unjudged: int = 0
+    """Semantic hits kept because no calibration tells of the edited budget."""
+    gained: int = 0
+    lost: int = 0
+    recorded_hits: int = 0
+    before: Tally = field(default_factory=Tally)
+    after: Tally = field(default_factory=Tally)
+    entries_before: int = 0
+    entries_after: int = 0
+    rules: dict[str, Tally] = field(default_factory=dict)
+    moved: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Requests by the rule that decided and the one that would."""
+
+
+class Replay:
+    """Takes records in the order of their time; ``report`` at any moment."""
+
+    def __init__(self, policy: RecordedPolicy, calibrations: Sequence[Thresholds] = ()) -> None:
+        """``calibrations`` may be that of the log: it is known by the thresholds recorded."""
+        self._policy = policy
+        self._then = Cache()
+        self._edited = Cache(calibrations)
+        self._report = Report()
+
+    def take(self, record: Record) -> None:
+        """Take the next record."""
+        report = self._report
+        decision = self._policy.decide(record.facts)
+        if decision is None:
+            report.unknown += 1
+            decision = record.was
+        report.requests += 1
+        report.recorded_hits += record.outcome == "hit"
+        report.moved[record.rule, decision.rule] += 1
+        before = self._then.take(record, record.was)
+        after = self._edited.take(record, decision)
+        report.gained += bool(after) and not before
+        report.lost += bool(before) and not after
+        tally = report.rules.setdefault(decision.rule, Tally())
+        for counted, hit in ((report.before, before), (report.after, after), (tally, after)):
+            counted.requests += 1
+            counted.hits += hit is True
+            counted.bypasses += hit is None
+            counted.tokens += (record.tokens or 0) if hit else 0
+
+    def report(self) -> Report:
+        """Return what has come of the records so far."""
+        self._report.entries_before = len(self._then)
+        self._report.entries_after = len(self._edited)
+        self._report.unjudged = self._edited.unjudged
+        return self._report
+
+
+def check(options: argparse.Namespace) -> int:
+    """Tell of each file whether it is a valid policy; return the exit code."""
     valid = [_is_valid(file) for file in options.files]
     return 0 if all(valid) else 2
 
 
 def _is_valid(file: Path) -> bool:
     try:
-        policy = parse_policy(policy_text(file.read_bytes(), str(file)), str(file))
-    except OSError as error:
-        print(f"{file}: cannot be read: {error.strerror}", file=sys.stderr)
-        return False
-    except PolicyError as error:
+        policy = _read(file)
+    except CommandError as error:
         print(error, file=sys.stderr)
         return False
     rules = "1 rule" if len(policy.rules) == 1 else f"{len(policy.rules)} rules"
@@ -120,20 +279,83 @@ def _is_valid(file: Path) -> bool:
     return True
 
 
-def _schema(_options: argparse.Namespace) -> int:
+def schema(_options: argparse.Namespace) -> int:
+    """Print the JSON schema of policy files."""
     print(json.dumps(json_schema(), indent=2))
     return 0
 
 
-def _explain(options: argparse.Namespace) -> int:
-    from gateway.cli.explain import explain
+def replay(options: argparse.Namespace) -> int:
+    """Print what an edited policy would have changed; return the exit code."""
+    edited, log = recorded_policy(_read(options.policy)), options.log
+    replay = Replay(edited, [each.threshold for each in known_calibrations(options.data_dir)])
+    records = Lines(read_record, log)
+    try:
+        for _, record in records:
+            replay.take(record)
+    except OSError as error:
+        raise unreadable(log, error) from None
+    report = replay.report()
+    if not report.requests:
+        raise CommandError(f"{log}: no record of a decision in it")
+    if options.json:
+        print(orjson.dumps(_plain(report, records.skipped)).decode())
+    else:
+        print("\n".join(_told(report, records.skipped)))
+    return 0
 
-    return explain(options)
+
+def _read(file: Path) -> Policy:
+    try:
+        return parse_policy(policy_text(file.read_bytes(), str(file)), str(file))
+    except OSError as error:
+        raise unreadable(file, error) from None
+    except PolicyError as error:
+        raise CommandError(str(error)) from None
 
 
-def _replay(options: argparse.Namespace) -> int:
-    from gateway.cli.replay import replay
+def _plain(report: Report, skipped: int) -> dict[str, object]:
+    moved = [
+        {"from": was, "to": would, "requests": count}
+        for (was, would), count in sorted(report.moved.items())
+    ]
+    return {**asdict(report), "moved": moved, "skipped_lines": skipped}
 
-    return replay(
-        options.log, policy=options.policy, data_dir=options.data_dir, as_json=options.json
+
+def _told(report: Report, skipped: int) -> Iterator[str]:
+    before, after = report.before, report.after
+    yield f"{report.requests:,} requests, {report.recorded_hits:,} of them hits when recorded"
+    if report.unknown:
+        yield (
+            f"{report.unknown:,} cannot be told: a rule depends on what the log does not hold; "
+            "decided as recorded"
+        )
+    if report.unjudged:
+        yield (
+            f"{report.unjudged:,} semantic hits cannot be told: they are of another calibration; "
+            "kept as recorded"
+        )
+    if skipped:
+        yield f"{skipped:,} lines were no records"
+    yield ""
+    yield f"{'simulated':<22}{'recorded':>12}{'edited':>12}{'change':>12}"
+    figures = (
+        ("hits", before.hits, after.hits),
+        ("tokens saved", before.tokens, after.tokens),
+        ("not looked up", before.bypasses, after.bypasses),
+        ("distinct entries", report.entries_before, report.entries_after),
     )
+    for name, then, now in figures:
+        yield f"{name:<22}{then:>12,}{now:>12,}{now - then:>+12,}"
+    yield ""
+    yield f"hits gained: {report.gained:,}    hits lost: {report.lost:,}"
+    yield ""
+    yield f"{'edited rule':<22}{'requests':>12}{'hits':>12}{'tokens':>12}"
+    for name, tally in sorted(report.rules.items()):
+        yield f"{name:<22}{tally.requests:>12,}{tally.hits:>12,}{tally.tokens:>12,}"
+    moved = [(count, was, would) for (was, would), count in report.moved.items() if was != would]
+    if moved:
+        yield ""
+        yield "requests that another rule would decide:"
+        for count, was, would in sorted(moved, reverse=True):
+            yield f"  {was} -> {would}: {count:,}"

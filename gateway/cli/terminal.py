@@ -5,6 +5,7 @@ where its usage or a file is wrong.
 """
 
 import argparse
+import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,7 +18,8 @@ _MOST_FAULTS = 10
 """Lines that cannot be read are named one by one up to here."""
 
 T = TypeVar("T")
-Run = Callable[[argparse.Namespace], int]
+Run = Callable[[argparse.Namespace], int] | str
+"""What does a command: a function, or ``module:function`` of one that is imported when it runs."""
 Commands = Any
 """What argparse calls a set of commands, of a type without a name."""
 
@@ -59,12 +61,12 @@ def add_command(
 def run_command(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
     """Run the command that the arguments name; return the exit code."""
     options = parser.parse_args(argv)
-    run: Run | None = getattr(options, "run", None)
-    if run is None:
+    if "run" not in options:
         parser.print_help(sys.stderr)
         return 2
     try:
-        return run(options)
+        run = pkgutil.resolve_name(options.run) if isinstance(options.run, str) else options.run
+        return int(run(options))
     except CommandError as error:
         say(str(error))
         return error.code

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 import policies
-from gateway.cli.policy import main
+from gateway.cli.main import main
 from policies.format.schema import json_schema
 
 DEFAULT = str(Path(policies.__file__).parent / "default.yaml")
 
 
 def test_a_valid_file_gets_one_line(capsys):
-    assert main(["check", DEFAULT]) == 0
+    assert main(["policy", "check", DEFAULT]) == 0
     out, err = capsys.readouterr()
     assert (out, err) == (f"{DEFAULT}: valid, 0 rules and the default, generation 0\n", "")
 
@@ -21,7 +21,7 @@ def test_a_valid_file_gets_one_line(capsys):
 def test_each_file_is_checked_and_one_bad_one_fails_all(capsys, tmp_path):
     broken = tmp_path / "broken.yaml"
     broken.write_text("version: 1\ndefault:\n  exact: maybe\n")
-    assert main(["check", str(broken), DEFAULT]) == 2
+    assert main(["policy", "check", str(broken), DEFAULT]) == 2
     out, err = capsys.readouterr()
     assert out.startswith(DEFAULT)
     assert f"{broken}:3: default.exact: expected on or off, got 'maybe'\n" in err
@@ -38,19 +38,19 @@ def test_each_file_is_checked_and_one_bad_one_fails_all(capsys, tmp_path):
 def test_a_file_that_cannot_be_read_gets_one_line(capsys, tmp_path, make, reason):
     file = tmp_path / "p.yaml"
     make(file)
-    assert main(["check", str(file)]) == 2
+    assert main(["policy", "check", str(file)]) == 2
     assert capsys.readouterr().err == f"{file}: {reason}\n"
 
 
 def test_a_file_that_is_no_text(capsys, tmp_path):
     file = tmp_path / "p.yaml"
     file.write_bytes(b"\n\xff")
-    assert main(["check", str(file)]) == 2
+    assert main(["policy", "check", str(file)]) == 2
     assert capsys.readouterr().err == f"{file}:2: expected UTF-8 text, got the byte 0xff\n"
 
 
 def test_schema_prints_the_schema(capsys):
-    assert main(["schema"]) == 0
+    assert main(["policy", "schema"]) == 0
     assert json.loads(capsys.readouterr().out) == json_schema()
 
 
@@ -60,7 +60,7 @@ def test_schema_prints_the_schema(capsys):
 )
 def test_usage(capsys, arguments, code):
     with pytest.raises(SystemExit) as stopped:
-        main(arguments)
+        main(["policy", *arguments])
     assert stopped.value.code == code
     out, err = capsys.readouterr()
     assert "usage: refrain policy" in (err if code else out)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import policies
-from gateway.cli.policy import main
+from gateway.cli.main import main
 from policies.format.schema import json_schema
 
 DOCS = Path(policies.__file__).parents[1] / "docs"
@@ -75,7 +75,7 @@ def test_the_examples_of_a_page_pass_the_check_and_use_its_key(key, tmp_path, ca
     for number, example in enumerate(found):
         file = tmp_path / f"{number}.yaml"
         file.write_text(example)
-        assert main(["check", str(file)]) == 0, capsys.readouterr().err
+        assert main(["policy", "check", str(file)]) == 0, capsys.readouterr().err
         assert re.search(rf"\b{last}:", example)
 
 

@@ -111,7 +111,7 @@ async def test_what_policy_or_admission_declines_is_told_with_its_line(gateway, 
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        (b"{", "expected a JSON object"),
+        (b"{", "expected JSON"),
         (b"[]", "expected a JSON object"),
         ({}, "expected either question (text) or request (an object)"),
         ({"question": " "}, "expected either question"),

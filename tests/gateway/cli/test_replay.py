@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from example_requests import DECISION
 
-from gateway.cli.replay import Replay, read_record
+from gateway.cli.policy import Replay, read_record
 from gateway.server.admin.recorded_request import RecordedError
 from gateway.telemetry.decision_log import written_decision
 from policies.decision import PiiAction, Scope
