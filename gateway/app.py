@@ -31,7 +31,7 @@ from gateway.server.open_telemetry import open_telemetry
 from gateway.server.open_upstreams import in_background, open_upstreams
 from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
-from gateway.server.prepare import Outbox
+from gateway.server.prepare import Outbox, salted_endpoints
 from gateway.server.secrets import load_or_create_secret, shared_secret
 from gateway.settings import Settings
 from gateway.upstream.coalescing.coalescer import Coalescer
@@ -104,7 +104,7 @@ def create_app(
         secret=secret,
         outbox=Outbox(
             secret=secret,
-            salts_caches=settings.upstream_cache_salt,
+            salted=salted_endpoints(upstream_knows_salt=settings.upstream_cache_salt),
             compressor=Compressor(semantic.service, settings.compress_timeout),
         ),
         recorder=telemetry.recorder,

@@ -21,10 +21,10 @@ from gateway.cache.ports import ActivePolicy
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cli.explain import pipeline_to_explain
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.messages import Inbound
+from gateway.protocol.request import read_request
 from gateway.semantic.ports import Match, SemanticUnavailableError, Verifier
+from gateway.server.context import Trace, Verdict
 from gateway.server.policy_file import PolicyFile
-from gateway.server.request import Trace, Verdict
 from policies.decision import Decision, Endpoint, PiiAction
 from policies.freshness import parse_directives
 from quality.outcomes import Outcome, Try
@@ -128,12 +128,12 @@ class Cache:
             now=lambda: STORED_AT,
         )
         raw, trace = orjson.dumps(request.body), Trace()
-        inbound = Inbound(Endpoint.CHAT.value, {}, (), raw, str(request.realm))
-        end = await replace(pipeline, semantic_seconds=inf).explain(Endpoint.CHAT, inbound, trace)
+        read = read_request(Endpoint.CHAT, raw, headers={}, holder=str(request.realm))
+        end = await replace(pipeline, semantic_seconds=inf).explain(read, trace)
         tries = tuple(
-            Try(state.stored, state.hit.entry.result.decode(), state.pair[2], came.verification)
-            for (state, came) in trace.lookups[0]
-            if isinstance(came, Verdict)
+            Try(state.stored, state.hit.entry.result.decode(), state.pair[2], result.verification)
+            for (state, result) in trace.lookups[0]
+            if isinstance(result, Verdict)
         )
         if isinstance(end, Hit):
             reason = end.status.reason.value

@@ -38,7 +38,7 @@ from gateway.server.auth import Access, KeyRingError
 from gateway.server.open_store import open_store
 from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
-from gateway.server.prepare import Outbox
+from gateway.server.prepare import Outbox, salted_endpoints
 from gateway.server.secrets import (
     SecretError,
     SecretSettingError,
@@ -205,7 +205,7 @@ def pipeline_to_explain(
         coalescer=Coalescer(nothing, CacheWriter(store, semantic, scans, now, nothing), 0),
         scans=scans,
         secret=secret,
-        outbox=Outbox(secret, salts_caches),
+        outbox=Outbox(secret, salted_endpoints(upstream_knows_salt=salts_caches)),
         recorder=None,
         now=now,
     )

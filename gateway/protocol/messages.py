@@ -1,8 +1,8 @@
-"""Requests and replies as the pipeline sees them, free of any HTTP library."""
+"""Replies as the pipeline sees them, free of any HTTP library."""
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 Headers = tuple[tuple[str, str], ...]
@@ -24,23 +24,6 @@ async def read_whole(chunks: AsyncIterator[bytes], most: int) -> bytes | None:
     """Return a whole body, None where it has more than ``most`` bytes."""
     body = await read_up_to(chunks, most)
     return body if len(body) <= most else None
-
-
-@dataclass(frozen=True, slots=True)
-class Inbound:
-    """A request to a cached endpoint.
-
-    ``target`` is path and query, and ``query`` its query string alone. ``headers`` are by
-    lower-case name, repeated lines joined; ``fields`` are the lines as they came. ``holder`` names
-    the gateway key that the request bears, if it bears one.
-    """
-
-    target: str = field(repr=False)
-    headers: Mapping[str, str] = field(repr=False)
-    fields: Iterable[tuple[str, str]] = field(repr=False)
-    raw: bytes = field(repr=False)
-    holder: str | None = None
-    query: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

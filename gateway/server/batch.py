@@ -109,9 +109,10 @@ class MissingItems:
         return replace(reply, body=orjson.dumps(body))
 
     def _only(self, missing: Sequence[int]) -> Exchange:
-        items = items_of(self.asked.body)
-        raw = batch_body(self.asked.body, [items[place] for place in missing])
-        return replace(self.asked, raw=raw)
+        request = self.asked.request
+        items = items_of(request.body)
+        raw = batch_body(request.body, [items[place] for place in missing])
+        return replace(self.asked, request=replace(request, raw=raw))
 
     def _key(self, place: int) -> bytes:
         match self.states[place]:

@@ -9,6 +9,7 @@ import sys
 from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -17,7 +18,6 @@ from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.embeddings import items_of
 from gateway.protocol.errors import ClientError, UpstreamError
 from gateway.semantic.ports import LocalEncoder, SemanticUnavailableError
-from gateway.server.request import LocalModel
 from gateway.upstream.coalescing.coalescer import Coalescer
 from gateway.upstream.request import Outgoing, Served, Upstream
 
@@ -25,6 +25,22 @@ _REFUSALS = {
     "text-too-long": "An input is longer than this model reads.",
     "empty-text": "An input has nothing to embed.",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """The installation's own encoder, as who answers requests that name it."""
+
+    encoder: LocalEncoder
+    coalescer: Coalescer
+
+    def serves(self, model: str) -> bool:
+        """Tell whether embeddings by this model are for this encoder.
+
+        It is named with or without its maker, and has no name until it is loaded.
+        """
+        name = self.encoder.name
+        return bool(name) and model in (name, f"sentence-transformers/{name}")
 
 
 def local_model(

@@ -28,7 +28,7 @@ from gateway.prompts.rewrite.tool_rules import KnownTools
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.headers import Fields
 from gateway.protocol.messages import read_whole
-from gateway.server.request import INLINE_BYTES, RequestContext
+from gateway.server.context import INLINE_BYTES, RequestContext
 from gateway.upstream.request import (
     Exchange,
     Outgoing,
@@ -50,78 +50,80 @@ MOST_SAID = 256 * 2**10
 """Bytes of an answer to a request of ours."""
 
 
+def salted_endpoints(*, upstream_knows_salt: bool) -> frozenset[Endpoint]:
+    """Return the endpoints whose requests get a ``cache_salt``.
+
+    Elsewhere there is no prefix cache, and servers that know the field may refuse it.
+    """
+    return frozenset(each for each in Endpoint if upstream_knows_salt and SPECS[each].generates)
+
+
 @dataclass(frozen=True, slots=True)
 class Outbox:
-    """Makes of what was asked what is sent."""
+    """Makes of what was context what is sent."""
 
     secret: bytes = field(repr=False)
-    salts_caches: bool = False
-    """Whether the upstream knows ``cache_salt``, so that the gateway gives it one a tenant."""
+    salted: frozenset[Endpoint] = frozenset()
+    """Requests to these endpoints get a ``cache_salt`` for each tenant."""
     shared: SharedDocuments = field(default_factory=SharedDocuments)
     tools: KnownTools = field(default_factory=KnownTools)
     compressor: Compressor = field(default_factory=Compressor)
     summariser: Summariser = field(default_factory=Summariser)
 
-    def salts(self, asked: RequestContext) -> bool:
-        """Tell whether the request gets a salt."""
-        # Elsewhere there is no prefix cache, and servers that know the field may refuse it.
-        return self.salts_caches and SPECS[asked.endpoint].generates
-
-    async def exchange(self, asked: RequestContext, state: Forward) -> Exchange:
+    async def exchange(self, context: RequestContext, state: Forward) -> Exchange:
         """Return the request as it is sent."""
-        original = self._untouched(asked, state)
-        if asked.odd_body is not None:
+        request = context.request
+        original = self._untouched(context, state)
+        if request.odd is not None:
             return original
-        rewritten = await self._rewritten(asked)
-        shorter = self._summarised(asked, Compressed(rewritten.body, rewritten.raw, None))
+        rewritten = await self._rewrite(context)
+        shorter = self._summarise(context, Compressed(rewritten.body, rewritten.raw, None))
         body, raw, compression = await self.compressor.compressed(
-            asked.endpoint, asked.decision, shorter
+            request.endpoint, context.decision, shorter
         )
-        if raw is asked.inbound.raw:
-            body, raw = original.body, original.raw
-        elif self.salts(asked):
-            body, raw = with_salt(body, raw, cache_salt(self.secret, asked.tenant))
-        hints = await self._hinted(asked, body, raw)
+        if raw is request.raw:
+            body, raw = original.request.body, original.request.raw
+        elif request.endpoint in self.salted:
+            body, raw = with_salt(body, raw, cache_salt(self.secret, context.tenant))
+        hints = await self._hint(context, body, raw)
         plain = replace(
             original,
-            body=body,
-            raw=raw,
+            request=replace(original.request, body=body, raw=raw),
             rewrites=rewritten.changes,
             not_rewritten=rewritten.declined + hints.declined,
             compression=compression,
         )
-        return _sent(original, plain, hints)
+        return _with_hints(original, plain, hints)
 
-    def _untouched(self, asked: RequestContext, state: Forward) -> Exchange:
+    def _untouched(self, context: RequestContext, state: Forward) -> Exchange:
         """Return the request as it came, but for the tenant's salt and the priority."""
-        body, raw = asked.body, asked.inbound.raw
-        if self.salts(asked):
-            salt = cache_salt(self.secret, asked.tenant)
-            if asked.odd_body is None:
+        request, tenant = context.request, context.tenant
+        body, raw = request.body, request.raw
+        if request.endpoint in self.salted:
+            salt = cache_salt(self.secret, tenant)
+            if request.odd is None:
                 body, raw = with_salt(body, raw, salt)
             else:
-                _, raw = with_salt(asked.odd_body, raw, salt)
+                _, raw = with_salt(request.odd.body, raw, salt)
         return Exchange(
-            asked.endpoint,
-            asked.inbound,
-            body,
-            raw,
+            replace(request, body=body, raw=raw),
             state,
-            asked.active.scanner,
-            asked.seen,
-            asked.decision.priority,
-            client=asked.inbound.holder or asked.tenant.credential_sha256,
+            context.active.scanner,
+            context.observation,
+            context.decision.priority,
+            client=request.holder or tenant.credential_sha256,
         )
 
-    async def _rewritten(self, asked: RequestContext) -> Rewritten:
-        body, raw, settings = asked.body, asked.inbound.raw, asked.decision.prefix
-        rules = rules_for(asked.endpoint, body, settings)
+    async def _rewrite(self, context: RequestContext) -> Rewritten:
+        request, settings = context.request, context.decision.prefix
+        endpoint, body, raw = request.endpoint, request.body, request.raw
+        rules = rules_for(endpoint, body, settings)
         if not rules:
             return Rewritten(body, raw)
-        memory = self._memory(asked)
-        owner = scope_id(self.secret, asked.decision.scope, asked.tenant, end_user(body))
+        memory = self._memory(context)
+        owner = scope_id(self.secret, context.decision.scope, context.tenant, end_user(body))
         known = self.tools.forms(settings.schema_keys, owner)
-        work = partial(rewrite, asked.endpoint, body, raw, settings, memory, known=known)
+        work = partial(rewrite, endpoint, body, raw, settings, memory, known=known)
         rewritten = await _done_in_time(work, raw)
         if isinstance(rewritten, NotRewritten):
             return Rewritten(body, raw, declined=_declined(rules, rewritten))
@@ -130,37 +132,38 @@ class Outbox:
             self.shared.note(rewritten.digests)
         return rewritten
 
-    def _summarised(self, asked: RequestContext, came: Compressed) -> Compressed:
-        settings = asked.decision.compress
+    def _summarise(self, context: RequestContext, compressed: Compressed) -> Compressed:
+        request, settings = context.request, context.decision.compress
         if not settings.enabled or not settings.history:
-            return came
-        stored = not parse_directives(asked.inbound.headers.get("cache-control")).no_store
-        fields = own_fields(asked.inbound.fields)
-        ask = partial(_said, asked.coalescer.upstream, fields) if stored else None
-        owner = document_owner(self.secret, asked.tenant)
-        return self.summariser.applied(asked.endpoint, came, settings.history, owner, ask)
+            return compressed
+        stored = not parse_directives(request.headers.get("cache-control")).no_store
+        fields = own_fields(request.fields)
+        ask = partial(_ask_model, context.coalescer.upstream, fields) if stored else None
+        owner = document_owner(self.secret, context.tenant)
+        return self.summariser.applied(request.endpoint, compressed, settings.history, owner, ask)
 
-    async def _hinted(self, asked: RequestContext, body: dict[str, Any], raw: bytes) -> Changed:
-        settings, rule = asked.decision.hints, asked.decision.rule
-        hints = hints_for(asked.endpoint, settings)
+    async def _hint(self, context: RequestContext, body: dict[str, Any], raw: bytes) -> Changed:
+        endpoint, decision = context.request.endpoint, context.decision
+        settings, rule = decision.hints, decision.rule
+        hints = hints_for(endpoint, settings)
         if not hints:
             return Changed(body, raw)
-        owner = document_owner(self.secret, asked.tenant)
-        work = partial(hinted, asked.endpoint, body, raw, settings, rule=rule, owner=owner)
-        told = await _done_in_time(work, raw)
-        if isinstance(told, NotRewritten):
-            return Changed(body, raw, declined=_declined(hints, told))
-        return told
+        owner = document_owner(self.secret, context.tenant)
+        work = partial(hinted, endpoint, body, raw, settings, rule=rule, owner=owner)
+        result = await _done_in_time(work, raw)
+        if isinstance(result, NotRewritten):
+            return Changed(body, raw, declined=_declined(hints, result))
+        return result
 
-    def _memory(self, asked: RequestContext) -> Memory:
+    def _memory(self, context: RequestContext) -> Memory:
         """Return what is known of the tenant's documents, where their order is by that."""
-        documents = asked.decision.prefix.documents
+        documents = context.decision.prefix.documents
         if documents is None or documents.order is not DocumentOrder.SHARED:
             return NOTHING_KNOWN
-        return Memory(document_owner(self.secret, asked.tenant), self.shared.ranks)
+        return Memory(document_owner(self.secret, context.tenant), self.shared.ranks)
 
 
-async def _said(upstream: Upstream, fields: Fields, raw: bytes, model: str) -> str | None:
+async def _ask_model(upstream: Upstream, fields: Fields, raw: bytes, model: str) -> str | None:
     """Return what a model says to a chat request of ours, None where that is not all of it."""
     async with upstream.send(Outgoing(Endpoint.CHAT.value, fields, raw, model)) as reply:
         if reply.status != HTTPStatus.OK:
@@ -176,17 +179,17 @@ def _declined(rewrites: Iterable[Rewrite], why: NotRewritten) -> tuple[Declined,
     return tuple(Declined(each, why) for each in rewrites)
 
 
-def _sent(original: Exchange, plain: Exchange, hints: Changed) -> Exchange:
+def _with_hints(original: Exchange, plain: Exchange, hints: Changed) -> Exchange:
     """Return the request with hints, and in it its other forms."""
-    if hints.raw is original.raw:
+    if hints.raw is original.request.raw:
         return plain
-    told, changes = plain.compression, plain.rewrites + hints.changes
-    if told is not None and told.steps:
-        told = Compression(refused=NotRewritten.REFUSED)
+    compression, changes = plain.compression, plain.rewrites + hints.changes
+    if compression is not None and compression.steps:
+        compression = Compression(refused=NotRewritten.REFUSED)
     original = replace(
         original,
         not_rewritten=plain.not_rewritten + _declined(changes, NotRewritten.REFUSED),
-        compression=told,
+        compression=compression,
     )
     plain = replace(plain, original=original)
     if not hints.changes:
@@ -194,8 +197,7 @@ def _sent(original: Exchange, plain: Exchange, hints: Changed) -> Exchange:
     refused = _declined(hints.changes, NotRewritten.REFUSED)
     return replace(
         plain,
-        body=hints.body,
-        raw=hints.raw,
+        request=replace(plain.request, body=hints.body, raw=hints.raw),
         rewrites=changes,
         unhinted=replace(plain, not_rewritten=plain.not_rewritten + refused),
     )

@@ -4,9 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.cache.lookup import Forward, Hit
 from gateway.cache.ports import Entry
 from gateway.prompts.outcome import Compression, Declined, Rewrite
-from gateway.protocol.cache_status import ForwardStatus, Reason
+from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason
+from gateway.protocol.request import CacheRequest
 from gateway.protocol.tokens import PromptUsage
 
 
@@ -73,6 +75,31 @@ class Observation:
     """Of each candidate that was looked into: ``hit`` or why not, and its score if it has one."""
     span: "Sink | None" = None
     """A sink for this request alone."""
+
+    def note_request(self, request: CacheRequest, rule: str) -> None:
+        """Note what is asked, and the rule that decides."""
+        self.model, self.streamed, self.rule = request.model, request.streamed, rule
+
+    def note_hit(self, hit: Hit) -> None:
+        """Note the entry that is served."""
+        status = hit.status
+        self.end("hit", status.reason if status.stale is None else status.stale, 200)
+        self.entry, self.key, self.similarity = hit.entry, hit.entry.key, status.similarity
+        self.score, self.threshold = status.score, status.threshold
+
+    def note_forward(self, state: Forward) -> None:
+        """Note why the request goes to the upstream."""
+        bypass = state.status.forwarded is Forwarded.BYPASS
+        self.outcome = "bypass" if bypass else "miss"
+        self.forward, self.reason = state.status, state.status.reason
+        self.ineligible = state.ineligible
+        self.key = None if state.store is None else state.store.key
+
+    def end(self, outcome: str, reason: Reason | None, status: int | None = None) -> None:
+        """Note how the request ends. ``status`` is that of the reply, if there is one."""
+        self.outcome, self.reason = outcome, reason
+        if status is not None:
+            self.status = status
 
     def note_usage(self, said: PromptUsage) -> None:
         """Note what the upstream said of the call's tokens."""

@@ -146,12 +146,12 @@ class UpstreamCall:
             if before is not None:
                 served = replace(served, tried=before.reply.served.tried + served.tried)
             shared.served, variant = served, others.get(served.upstream, usual)
-            exchange = variant.exchange
+            exchange, request = variant.exchange, variant.exchange.request
             # What may not be stored (no-store, personal data) must not be recorded elsewhere.
             answered = upstream.status == HTTPStatus.OK and exchange.plan is not None
             if answered and self.answered is not None:
-                self.answered(exchange.endpoint, exchange.body, exchange.inbound.headers)
-            streaming = SPECS[exchange.endpoint].streaming
+                self.answered(request.endpoint, request.body, request.headers)
+            streaming = SPECS[request.endpoint].streaming
             if streaming is not None and upstream.content_type == "text/event-stream":
                 self._note_answered(exchange, upstream.status, shared, before)
                 fields = _fields(upstream, shared)
@@ -179,24 +179,24 @@ class UpstreamCall:
         self, usual: Variant, others: Mapping[str, Variant], before: Refusal | None
     ) -> Outgoing:
         exchange, raw = usual.exchange, usual.raw
-        inbound, trace = exchange.inbound, exchange.observation.trace_headers
-        fields = request_fields(inbound.fields, *_REPLACED_FIELDS, *trace)
+        request, trace = exchange.request, exchange.observation.trace_headers
+        fields = request_fields(request.fields, *_REPLACED_FIELDS, *trace)
         fields = (*fields, ("Accept-Encoding", "identity"), *trace.items())
         if exchange.priority is not Priority.NORMAL:
             fields = (*fields, (PRIORITY, exchange.priority.value))
         prefix: tuple[int, ...] = ()
         if self.chains is not None:
-            prefix = self.chains.of(exchange.endpoint, exchange.body, inbound.headers, len(raw))
+            prefix = self.chains.of(request.endpoint, request.body, request.headers, len(raw))
         return Outgoing(
-            inbound.target,
+            request.target,
             fields,
             raw,
-            exchange.body.get("model") or "",
+            request.model,
             prefix,
-            streamed=exchange.streamed,
+            streamed=request.streamed,
             instead={name: variant.raw for name, variant in others.items()},
             client=exchange.client,
-            sticky_id=_sticky_id(exchange.endpoint, exchange.body),
+            sticky_id=_sticky_id(request.endpoint, request.body),
             pinned="" if before is None else _pin(before.reply.served),
         )
 
@@ -284,7 +284,7 @@ class UpstreamCall:
         except orjson.JSONDecodeError:
             result = None
         if isinstance(result, dict):
-            usage = SPECS[exchange.endpoint].usage(result)
+            usage = SPECS[exchange.request.endpoint].usage(result)
             if (payer := shared.payer) is not None:
                 payer.note_usage(prompt_usage(usage))
             _report(upstream, usage, result.get("id"), exchange)
@@ -321,7 +321,7 @@ class UpstreamCall:
             return
         shared.stored = True
         if self.checks is not None and (check := exchange.state.check) is not None:
-            self.checks.begin(check, exchange.plan, plain, exchange.inbound.fields)
+            self.checks.begin(check, exchange.plan, plain, exchange.request.fields)
         if (payer := shared.payer) is not None:
             payer.stored = True
 
@@ -359,6 +359,9 @@ def _report(upstream: UpstreamReply, usage: Any, made: Any, exchange: Exchange) 
     """Tell the pool what the upstream found in its cache, and the id of what it keeps."""
     if (cached := prompt_usage(usage).cached) is not None:
         upstream.served.note_cached(cached)
-    kept = SPECS[exchange.endpoint].keeps_by_id and exchange.body.get("store") is not False
+    kept = (
+        SPECS[exchange.request.endpoint].keeps_by_id
+        and exchange.request.body.get("store") is not False
+    )
     if kept and isinstance(made, str):
         upstream.served.note_sticky_id(made)

@@ -23,10 +23,11 @@ from gateway.prompts.outcome import Compression, Declined, Rewrite
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.headers import CREDENTIALS, Fields, request_fields, without
-from gateway.protocol.messages import ALL_ADDITIONS, Addition, Inbound
+from gateway.protocol.messages import ALL_ADDITIONS, Addition
+from gateway.protocol.request import CacheRequest
 from gateway.protocol.tokens import ask_for_usage
 from gateway.telemetry.observation import Observation
-from policies.decision import Endpoint, Priority
+from policies.decision import Priority
 
 PRIORITY = "X-Refrain-Priority"
 SALT = "cache_salt"
@@ -198,11 +199,8 @@ def format_upstream_header(upstream: str, tried: Tried) -> str:
 class Exchange:
     """One request on its way to the upstream."""
 
-    endpoint: Endpoint
-    inbound: Inbound
-    body: dict[str, Any]
-    raw: bytes = field(repr=False)
-    """The JSON of ``body``."""
+    request: CacheRequest
+    """As it is sent."""
     state: Forward
     scanner: Scanner
     observation: Observation
@@ -223,22 +221,6 @@ class Exchange:
     def plan(self) -> Plan | None:
         """The plan under which the answer may be admitted, if it may."""
         return self.state.store
-
-    @property
-    def streamed(self) -> bool:
-        """Tell whether the client asked for a stream."""
-        return SPECS[self.endpoint].streaming is not None and self.body.get("stream") is True
-
-    @property
-    def wants_usage(self) -> bool:
-        """Tell whether the client asked for usage on its stream."""
-        streaming = SPECS[self.endpoint].streaming
-        if streaming is None:
-            return False
-        if not streaming.usage_option:
-            return True  # it is part of the last event
-        options = self.body.get("stream_options")
-        return isinstance(options, dict) and options.get("include_usage") is True
 
 
 REFUSALS = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})
@@ -315,10 +297,10 @@ def _variant(exchange: Exchange, accepted: frozenset[Addition]) -> Variant:
             added.add(Addition.HINTS)
         else:
             exchange = exchange.unhinted
-    raw, usage = exchange.raw, exchange.wants_usage
-    streaming = SPECS[exchange.endpoint].streaming
+    raw, usage = exchange.request.raw, exchange.request.wants_usage
+    streaming = SPECS[exchange.request.endpoint].streaming
     if Addition.STREAM_USAGE in accepted and streaming is not None and streaming.usage_option:
-        raw, asks = ask_for_usage(exchange.body, raw)
+        raw, asks = ask_for_usage(exchange.request.body, raw)
         if asks:
             added.add(Addition.STREAM_USAGE)
             usage = True

@@ -21,7 +21,7 @@ from gateway.cache.pii_scan import Scans
 from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
-from gateway.protocol.messages import Inbound
+from gateway.protocol.request import read_request
 from gateway.semantic.ports import Match
 from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
@@ -79,9 +79,11 @@ async def answered(pipeline: Pipeline, kind: str, asker: Asker, question: str) -
     body = {"model": "m", **ASKED[kind](question)}
     body |= {name: asker[name] for name in NAMES if name in asker}
     headers = {name: asker[name] for name in HEADERS if name in asker}
-    inbound = Inbound(path, headers, headers.items(), orjson.dumps(body))
+    request = read_request(
+        Endpoint(path), orjson.dumps(body), headers=headers, fields=headers.items()
+    )
     seen = Observation(path, time.perf_counter(), time.perf_counter, ())
-    reply = await pipeline.answer(Endpoint(path), inbound, seen)
+    reply = await pipeline.answer(request, seen)
     assert isinstance(reply.body, bytes)
     return dict(reply.headers)["Cache-Status"], made_for(path, orjson.loads(reply.body))
 

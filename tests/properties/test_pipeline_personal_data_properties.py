@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gateway.cache.pii_scan import Scans
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
-from gateway.protocol.messages import Inbound
+from gateway.protocol.request import read_request
 from gateway.semantic.ports import Match
 from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
@@ -154,9 +154,9 @@ async def _ask_all(asked: list[tuple[str | None, str, bool, int, bool]]) -> None
         if user is not None:
             body["user"] = user
         headers = {"cache-control": "no-cache"} if no_cache else {}
-        inbound = Inbound(Endpoint.CHAT.value, headers, (), orjson.dumps(body))
+        request = read_request(Endpoint.CHAT, orjson.dumps(body), headers=headers)
         seen = Observation(Endpoint.CHAT.value, time.perf_counter(), time.perf_counter, ())
-        reply = await pipeline.answer(Endpoint.CHAT, inbound, seen)
+        reply = await pipeline.answer(request, seen)
         assert isinstance(reply.body, bytes)
         text = orjson.loads(reply.body)["choices"][0]["message"]["content"]
         if SECRET_WORD in text or SECRET_WORD in prompt:

@@ -20,7 +20,7 @@ from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
 from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason
-from gateway.protocol.messages import Inbound
+from gateway.protocol.request import read_request
 from gateway.server.policy_file import PolicyFile
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescing.coalescer import Coalescer
@@ -126,12 +126,13 @@ class Rig:
             else Forward(ForwardStatus(Forwarded.BYPASS, plan), None)
         )
         named = headers or {}
-        inbound = Inbound("/v1/chat/completions", named, tuple(named.items()), orjson.dumps(body))
+        lines = tuple(named.items())
+        request = read_request(Endpoint.CHAT, orjson.dumps(body), headers=named, fields=lines)
         sinks = (self._finished.put_nowait,)
         seen = Observation(Endpoint.CHAT.value, time.perf_counter(), time.perf_counter, sinks)
         seen.streamed = body.get("stream") is True
         seen.outcome = "miss"
-        return Exchange(Endpoint.CHAT, inbound, body, inbound.raw, state, self.active.scanner, seen)
+        return Exchange(request, state, self.active.scanner, seen)
 
     def plan(
         self, body: dict[str, Any], headers: dict[str, str], changes: dict[str, Any]

@@ -14,7 +14,7 @@ from gateway.cache.pii_scan import Scans
 from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
-from gateway.protocol.messages import Inbound
+from gateway.protocol.request import read_request
 from gateway.semantic.ports import Match, SemanticUnavailableError
 from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
@@ -124,12 +124,12 @@ class LearningRig:
         """Ask and read to the end; return Cache-Status and the body."""
         body = {"model": "m", "messages": [{"role": "user", "content": content}], **fields}
         headers = (("Content-Type", "application/json"),)
-        inbound = Inbound("/v1/chat/completions", {}, headers, orjson.dumps(body))
+        request = read_request(Endpoint.CHAT, orjson.dumps(body), headers={}, fields=headers)
         seen = Observation(
             Endpoint.CHAT.value, time.perf_counter(), time.perf_counter, (self.finished.append,)
         )
         self.latest = seen
-        reply = await self.pipeline.answer(Endpoint.CHAT, inbound, seen)
+        reply = await self.pipeline.answer(request, seen)
         cache = dict(reply.headers)["Cache-Status"]
         async with reply.resources or contextlib.AsyncExitStack():
             if isinstance(reply.body, bytes):

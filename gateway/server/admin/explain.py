@@ -2,7 +2,7 @@
 
 Law: the pipeline itself drives the lookup, with a trace; here what it noted is put into words.
 Nothing changes. An explanation has field names, places, digests and figures, never an answer or
-another scope's anything; of a prompt only what would be rewritten of the request asked about.
+another scope's anything; of a prompt only what would be rewritten of the request context about.
 """
 
 import asyncio
@@ -43,12 +43,12 @@ from gateway.protocol.conversation import (
 )
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import PromptTooLongError, RequestError
-from gateway.protocol.messages import Inbound
+from gateway.protocol.request import read_request
 from gateway.protocol.tokens import prompt_tokens
 from gateway.semantic.eligibility import semantic_query
 from gateway.server.admin.recorded_request import RecordedRequest
+from gateway.server.context import RequestContext, Step, Trace, Verdict, facts_of
 from gateway.server.pipeline import Pipeline
-from gateway.server.request import RequestContext, Step, Trace, Verdict, facts_of
 from policies.decision import Endpoint, PiiAction
 from policies.format.keys.rule import settings_of
 from policies.pii.scan import PiiScanner
@@ -106,28 +106,33 @@ class Explainer:
         report: dict[str, Any] = {"request": request}
         try:
             holder = self.holder_of(recorded.headers)
-            query = recorded.target.partition("?")[2]
-            inbound = Inbound(recorded.target, recorded.headers, (), recorded.raw, holder, query)
-            end = await self.pipeline.explain(recorded.endpoint, inbound, trace)
+            read = read_request(
+                recorded.endpoint,
+                recorded.raw,
+                headers=recorded.headers,
+                target=recorded.target,
+                holder=holder,
+            )
+            end = await self.pipeline.explain(read, trace)
         except PromptTooLongError as error:
             report["outcome"] = {"would": "refused", "reason": error.reason}
         except RequestError as error:
             return report | {"outcome": {"would": "invalid", "message": str(error)}}
-        if trace.odd is not None:
-            message = f"{trace.odd} The request is forwarded as it came."
+        context = trace.context
+        if (odd := context.request.odd) is not None:
+            message = f"{odd.error} The request is forwarded as it came."
             bypass = {"would": "bypass", "reason": Reason.UNKNOWN_SHAPE, "message": message}
             return {"outcome": bypass} | report
-        asked = trace.asked
         report["request"] |= {
             "model": recorded.model,
-            "tenant": _whose(asked.tenant, holder),
+            "tenant": _whose(context.tenant, holder),
         }
-        report |= _decision(asked)
+        report |= _decision(context)
         if end is None:
             return report
-        report |= await asyncio.to_thread(_rewrites, asked, self.pipeline.secret)
-        report["pii"] = await _personal_data(asked)
-        report["semantic"] = _eligibility(asked)
+        report |= await asyncio.to_thread(_rewrites, context, self.pipeline.secret)
+        report["pii"] = await _personal_data(context)
+        report["semantic"] = _eligibility(context)
         report["outcome"] = _outcome(end, self.pipeline.now())
         # The first item of a batch that is no hit speaks for all.
         missed = (steps for steps in trace.lookups if not isinstance(steps[-1].state, Hit))
@@ -149,7 +154,7 @@ class Explainer:
         if len(trace.lookups) > 1:
             stored = sum(isinstance(each[-1].state, Hit) for each in trace.lookups)
             report["items"] = {"asked": len(trace.lookups), "stored": stored}
-        fault = next((step.came for step in steps if isinstance(step.came, StoreError)), None)
+        fault = next((step.result for step in steps if isinstance(step.result, StoreError)), None)
         try:
             if fault is not None:
                 raise fault
@@ -161,14 +166,14 @@ class Explainer:
         return report
 
     def _words(self, step: Step) -> dict[str, str]:
-        state, came = step
+        state, value = step
         name, words, failed = _STEPS.get(type(state), _STEPS[LookUpExact])
-        if isinstance(came, Exception):
-            result = failed.format(came)
-        elif isinstance(state, SearchSemantic) and came is None:
+        if isinstance(value, Exception):
+            result = failed.format(value)
+        elif isinstance(state, SearchSemantic) and value is None:
             result = f"not looked up: {self.without_index}"
         else:
-            result = words(state, came, self.pipeline.now())
+            result = words(state, value, self.pipeline.now())
         return {"step": name.format(state), "result": result}
 
 
@@ -208,9 +213,9 @@ _STEPS: dict[type, tuple[str, Callable[[Any, Any, float], str], str]] = {
 """Each state of a lookup: its name, the words for what its work came to, and for a fault."""
 
 
-def _decision(asked: RequestContext) -> dict[str, Any]:
-    facts = facts_of(asked.endpoint, asked.body, asked.inbound, asked.tenant)
-    policy, decision = asked.active.policy, asked.decision
+def _decision(context: RequestContext) -> dict[str, Any]:
+    facts = facts_of(context.request, context.tenant)
+    policy, decision = context.active.policy, context.decision
     return {
         "policy": {"source": policy.source, "generation": policy.generation},
         "rules": [
@@ -218,7 +223,7 @@ def _decision(asked: RequestContext) -> dict[str, Any]:
             for each in policy.considered(facts)
         ],
         "decision": {"rule": decision.rule, "settings": settings_of(decision)},
-        "prompt_tokens": prompt_tokens(asked.endpoint, asked.body),
+        "prompt_tokens": prompt_tokens(context.request.endpoint, context.request.body),
     }
 
 
@@ -244,13 +249,14 @@ def _whose(tenant: Tenant, holder: str | None) -> str:
     return f"no API key, {named}" if named else "anonymous"
 
 
-def _rewrites(asked: RequestContext, secret: bytes) -> dict[str, Any]:
+def _rewrites(context: RequestContext, secret: bytes) -> dict[str, Any]:
     """Return what the rewrite plan and the hints do; what others shared is not known here."""
-    endpoint, raw, decision = asked.endpoint, asked.inbound.raw, asked.decision
-    result = rewrite(endpoint, asked.body, raw, decision.prefix)
+    request, decision = context.request, context.decision
+    endpoint, raw = request.endpoint, request.raw
+    result = rewrite(endpoint, request.body, raw, decision.prefix)
     report = {"rewrite": _diff(raw, result)}
     if hints_for(endpoint, decision.hints):
-        settings, owner = decision.hints, document_owner(secret, asked.tenant)
+        settings, owner = decision.hints, document_owner(secret, context.tenant)
         sent = result.raw
         hints = hinted(endpoint, result.body, sent, settings, rule=decision.rule, owner=owner)
         report["hints"] = _diff(sent, hints)
@@ -273,23 +279,24 @@ def _diff(raw: bytes, result: Changed) -> dict[str, Any]:
     }
 
 
-async def _personal_data(asked: RequestContext) -> dict[str, Any]:
-    if asked.decision.pii is PiiAction.ALLOW:
+async def _personal_data(context: RequestContext) -> dict[str, Any]:
+    if context.decision.pii is PiiAction.ALLOW:
         return {"scanned": False, "findings": []}
-    policy = asked.active.policy
+    policy = context.active.policy
+    request = context.request
     async with asyncio.timeout(SCAN_SECONDS):
         scanner = await asyncio.to_thread(PiiScanner, policy.regions, policy.allowed)
         found = await asyncio.to_thread(
-            find_personal_data, scanner, asked.endpoint, asked.body, asked.inbound.query
+            find_personal_data, scanner, request.endpoint, request.body, request.query
         )
     return {"scanned": True, "findings": [asdict(each) for each in found]}
 
 
-def _eligibility(asked: RequestContext) -> dict[str, Any]:
-    if not asked.decision.semantic:
+def _eligibility(context: RequestContext) -> dict[str, Any]:
+    if not context.decision.semantic:
         why_not = "the policy switches semantic off"
         return {"eligible": False, "reason": "policy", "why_not": why_not}
-    reason = semantic_query(asked.endpoint, asked.body).ineligible
+    reason = semantic_query(context.request.endpoint, context.request.body).ineligible
     if reason is None:
         return {"eligible": True, "reason": None, "why_not": None}
     return {"eligible": False, "reason": reason, "why_not": WHY_NOT[reason]}

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from gateway.protocol.errors import RequestError
-from gateway.protocol.messages import Inbound
+from gateway.protocol.request import read_request
 from gateway.server.admin.operations import (
     InvalidFieldError,
     read_headers,
@@ -78,10 +78,10 @@ class Loader:
         seen = Observation(endpoint.value, self.clock(), self.clock, ())
         headers["cache-control"] = "no-cache"
         holder = read_holder(fields.get("holder"), headers, self.holder_of)
-        raw = orjson.dumps(request)
-        inbound = Inbound(endpoint.value, headers, tuple(headers.items()), raw, holder)
+        raw, lines = orjson.dumps(request), tuple(headers.items())
         try:
-            reply = await pipeline.answer(endpoint, inbound, seen)
+            read = read_request(endpoint, raw, headers=headers, fields=lines, holder=holder)
+            reply = await pipeline.answer(read, seen)
             if reply.resources is not None:
                 await reply.resources.aclose()
         except RequestError as error:

@@ -22,7 +22,8 @@ from gateway.protocol.errors import (
     error_body,
 )
 from gateway.protocol.headers import folded
-from gateway.protocol.messages import Inbound, Reply
+from gateway.protocol.messages import Reply
+from gateway.protocol.request import read_request
 from gateway.server.auth import Access
 from gateway.server.http.compressed_body import read_body
 from gateway.server.http.hot_connection import HotConnection
@@ -107,12 +108,12 @@ class Handlers:
             except RequestError as error:
                 return _refused(error, seen, self._names)
             except asyncio.CancelledError:
-                seen.outcome, seen.reason = "error", Reason.CLIENT_GONE
+                seen.end("error", Reason.CLIENT_GONE)
                 raise
             except Exception:
                 # A defect of ours: the client gets an answer in the form it knows all the same.
                 log.exception("a request failed")
-                seen.outcome, seen.reason, seen.status = "error", Reason.INTERNAL, 500
+                seen.end("error", Reason.INTERNAL, 500)
                 message = "The gateway had an internal error while processing your request."
                 body = error_body(message, "server_error", None, Reason.INTERNAL.value)
                 return _json(500, body, RefusedStatus(Reason.INTERNAL).header())
@@ -132,17 +133,18 @@ class Handlers:
         self, endpoint: Endpoint
     ) -> Callable[[web.Request, Observation], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request, seen: Observation) -> web.StreamResponse:
-            target = request.path_qs
-            inbound = Inbound(
-                target=target,
-                headers=folded(request.headers.items()),
-                fields=request.headers.items(),
-                raw=await self._read(request),
-                query=target.partition("?")[2],
+            raw = await self._read(request)
+            seen.request_bytes = len(raw)
+            headers = request.headers.items()
+            parsed = read_request(
+                endpoint,
+                raw,
+                headers=folded(headers),
+                fields=headers,
+                target=request.path_qs,
                 holder=request.get(HOLDER),
             )
-            seen.request_bytes = len(inbound.raw)
-            reply = await self._pipeline.answer(endpoint, inbound, seen)
+            reply = await self._pipeline.answer(parsed, seen)
             if isinstance(reply.body, bytes):
                 seen.answer_bytes = len(reply.body)
                 if seen.first_token is None:
@@ -185,17 +187,17 @@ class Handlers:
             async with asyncio.timeout(self._client_seconds):
                 await response.write_eof()
         except ConnectionResetError:
-            seen.outcome, seen.reason = "error", Reason.CLIENT_GONE
+            seen.end("error", Reason.CLIENT_GONE)
         except TimeoutError:
-            seen.outcome, seen.reason = "error", Reason.CLIENT_TIMEOUT
+            seen.end("error", Reason.CLIENT_TIMEOUT)
             _abort(request)
         except UpstreamError as error:
             # Of a plain answer that is passed on as it comes: there is no other way to tell.
-            seen.outcome, seen.reason = "error", error.reason
+            seen.end("error", error.reason)
             _abort(request)
         except Exception:
             log.exception("a stream failed")
-            seen.outcome, seen.reason = "error", Reason.INTERNAL
+            seen.end("error", Reason.INTERNAL)
             _abort(request)
         return response
 
@@ -258,7 +260,7 @@ def _refused(error: RequestError, seen: Observation, names: Mapping[str, str]) -
     seen.status = error.status
     if isinstance(error, UpstreamError):
         forward = seen.forward or ForwardStatus(Forwarded.BYPASS)
-        seen.outcome, seen.reason = "error", error.reason
+        seen.end("error", error.reason)
         response = _json(error.status, error.body(), forward.header(declined=error.reason))
         if error.retry_after is not None:
             response.headers["Retry-After"] = str(ceil(error.retry_after))
@@ -268,7 +270,7 @@ def _refused(error: RequestError, seen: Observation, names: Mapping[str, str]) -
             response.headers[UPSTREAM] = format_upstream_header("", tried)
         return response
     reason = error.reason if isinstance(error, ClientError) else Reason.INVALID_REQUEST
-    seen.outcome, seen.reason = "invalid", reason
+    seen.end("invalid", reason)
     response = _json(error.status, error.body(), RefusedStatus(reason).header())
     if isinstance(error, UnauthorizedError):
         response.headers["WWW-Authenticate"] = "Bearer"

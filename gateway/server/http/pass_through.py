@@ -98,13 +98,13 @@ class PassThrough:
             async with asyncio.timeout(self._client_seconds):
                 await response.write_eof()
         except ConnectionResetError:
-            seen.outcome, seen.reason = "error", Reason.CLIENT_GONE
+            seen.end("error", Reason.CLIENT_GONE)
         except (UpstreamError, TimeoutError) as error:
             # The head is out: only a connection that ends too early can tell the client.
             reason = error.reason if isinstance(error, UpstreamError) else Reason.CLIENT_TIMEOUT
             if isinstance(error, UpstreamError):
                 self._upstream.note_failure(upstream, error)
-            seen.outcome, seen.reason = "error", reason
+            seen.end("error", reason)
             if request.transport is not None:
                 request.transport.abort()
         return response

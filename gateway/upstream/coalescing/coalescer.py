@@ -148,7 +148,7 @@ class Coalescer:
         slot = None
         if plan is not None and sharing is not Sharing.ALONE:
             key = plan.coalescing_key
-            slot = key if sharing is Sharing.ANY_WIRE else (key, exchange.streamed)
+            slot = key if sharing is Sharing.ANY_WIRE else (key, exchange.request.streamed)
             # `no-cache` also rules out answers to calls that began earlier.
             if not plan.directives.no_cache:
                 most, since = plan.decision.max_followers, exchange.observation.started
@@ -167,7 +167,7 @@ class Coalescer:
             claims is None
             or plan is None
             or not isinstance(slot, bytes)
-            or SPECS[exchange.endpoint].render is not None
+            or SPECS[exchange.request.endpoint].render is not None
             or plan.directives.no_cache
         ):
             return self._upstream_call.call(exchange, shared)
@@ -180,7 +180,7 @@ class Coalescer:
         claimed, entry = False, None
         try:
             claimed = await claims.take(slot)
-            if not claimed and shared.attended and not exchange.streamed:
+            if not claimed and shared.attended and not exchange.request.streamed:
                 entry = await self._stored_elsewhere(claims, plan, slot)
         except (StoreError, TimeoutError):
             pass

@@ -342,16 +342,16 @@ class Follower(AsyncIterator[bytes]):
         refused = HTTPStatus.BAD_REQUEST <= head.status < HTTPStatus.INTERNAL_SERVER_ERROR
         if refused and not self._same_tenant():
             return Sharing.ALONE  # another credential may be accepted
-        other_wire = shared.leader.streamed is not exchange.streamed
+        other_wire = shared.leader.request.streamed is not exchange.request.streamed
         if head.body is not None:
-            if other_wire and exchange.streamed and head.status == HTTPStatus.OK:
+            if other_wire and exchange.request.streamed and head.status == HTTPStatus.OK:
                 return self._rendered(head, head.body)
             return self._plain(head, head.body)
-        if other_wire and head.events and not exchange.streamed:
+        if other_wire and head.events and not exchange.request.streamed:
             return await self._assembled(head)
-        if other_wire or (exchange.wants_usage and not head.usage):
+        if other_wire or (exchange.request.wants_usage and not head.usage):
             return self._next_sharing()
-        self._without_usage = head.usage and not exchange.wants_usage
+        self._without_usage = head.usage and not exchange.request.wants_usage
         resources = AsyncExitStack()
         resources.callback(shared.leave, self)
         exchange.observation.status = head.status
@@ -374,7 +374,7 @@ class Follower(AsyncIterator[bytes]):
         return True
 
     def _same_tenant(self) -> bool:
-        mine, theirs = self.exchange.inbound.headers, self._shared.leader.inbound.headers
+        mine, theirs = self.exchange.request.headers, self._shared.leader.request.headers
         return self._leads or identify(mine) == identify(theirs)
 
     def _next_sharing(self) -> Sharing:
@@ -382,8 +382,8 @@ class Follower(AsyncIterator[bytes]):
 
     def _rendered(self, head: Head, body: bytes) -> Reply | Sharing:
         """Return a plain answer as a stream."""
-        shared, usage = self._shared, self.exchange.wants_usage
-        streaming = SPECS[self.exchange.endpoint].streaming
+        shared, usage = self._shared, self.exchange.request.wants_usage
+        streaming = SPECS[self.exchange.request.endpoint].streaming
         if streaming is None:
             return self._next_sharing()
         if usage not in shared.rendered:
@@ -463,6 +463,6 @@ class Follower(AsyncIterator[bytes]):
         if shared.head is None or not shared.head.events:
             shared.raise_fault()
         elif isinstance(shared.fault, UpstreamError):
-            observation.outcome, observation.reason = "error", shared.fault.reason
+            observation.end("error", shared.fault.reason)
         elif shared.fault is not None:
-            observation.outcome, observation.reason = "error", Reason.INTERNAL
+            observation.end("error", Reason.INTERNAL)

@@ -259,7 +259,7 @@ async def test_hundreds_of_thousands_of_objects_are_refused_unparsed(
 ):
     many = b'{"model": "m", "messages": [], "x": [' + b"{}," * 510_000 + b"{}]}"
     # A parse would fail.
-    monkeypatch.setattr("gateway.server.request.parse_body", None)
+    monkeypatch.setattr("gateway.protocol.request.parse_body", None)
     reply = await gateway.post("/v1/chat/completions", io.BytesIO(many))  # type: ignore[arg-type]
     assert (reply.status, reply.json["error"]["code"]) == (413, "request_too_large")
     assert reply.cache == "refrain; detail=invalid-request"
@@ -290,7 +290,7 @@ async def test_a_large_prompt_is_read_for_the_scan_off_the_event_loop(
         threads.append(threading.current_thread())
         return prompt_text(*given)
 
-    monkeypatch.setattr("gateway.server.request.prompt_text", read)
+    monkeypatch.setattr("gateway.server.context.prompt_text", read)
     assert (await gateway.ask("short")).status == 200
     assert (await gateway.ask("long " * 20_000)).status == 200
     assert [each is threading.main_thread() for each in threads] == [True, False]

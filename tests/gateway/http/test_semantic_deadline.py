@@ -23,10 +23,10 @@ class Slow:
         if name not in ("search", "get", "verify"):
             return call
 
-        async def slow(*arguments):
+        async def slow(*arguments, **options):
             self._clock.calls.append(name)
             self._clock.now += self._clock.seconds.get(name, 0.0)
-            return await call(*arguments)
+            return await call(*arguments, **options)
 
         return slow
 

@@ -18,7 +18,7 @@ from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError, UpstreamError
-from gateway.protocol.messages import Inbound
+from gateway.protocol.request import read_request
 from gateway.semantic.ports import SemanticUnavailableError
 from gateway.server.local_encoder import local_model
 from gateway.server.pipeline import Pipeline
@@ -78,9 +78,9 @@ class Rig:
 
     async def ask(self, given: Any, **fields: Any) -> tuple[str, int, Any]:
         body = {"model": self.encoder.name, "input": given, **fields}
-        inbound = Inbound("/v1/embeddings", {}, (), orjson.dumps(body))
+        request = read_request(Endpoint.EMBEDDINGS, orjson.dumps(body), headers={})
         seen = Observation("/v1/embeddings", 0.0, time.perf_counter, ())
-        reply = await self.pipeline.answer(Endpoint.EMBEDDINGS, inbound, seen)
+        reply = await self.pipeline.answer(request, seen)
         return dict(reply.headers)["Cache-Status"], reply.status, orjson.loads(reply.body)
 
 

@@ -16,7 +16,7 @@ from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.messages import Inbound, Reply
+from gateway.protocol.request import read_request
 from gateway.semantic.ports import Match, SemanticUnavailableError
 from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
@@ -120,9 +120,9 @@ class Rig:
 
     async def ask(self, content: str) -> tuple[str, Observation]:
         body = {"model": "m", "messages": [{"role": "user", "content": content}]}
-        inbound = Inbound("/v1/chat/completions", {}, (), orjson.dumps(body))
+        request = read_request(Endpoint.CHAT, orjson.dumps(body), headers={})
         seen = Observation(Endpoint.CHAT.value, time.perf_counter(), time.perf_counter, ())
-        reply: Reply = await self.pipeline.answer(Endpoint.CHAT, inbound, seen)
+        reply = await self.pipeline.answer(request, seen)
         assert reply.status == 200
         return dict(reply.headers)["Cache-Status"], seen
 

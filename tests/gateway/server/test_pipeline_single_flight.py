@@ -13,12 +13,12 @@ from fake_verifier import SaidVerifier
 from gateway.app import default_policy
 from gateway.cache.lookup import Forward, Hit
 from gateway.cache.pii_scan import Scans
-from gateway.protocol.messages import Inbound
+from gateway.protocol.request import read_request
 from gateway.semantic.ports import Match, SemanticUnavailableError
+from gateway.server.context import Trace
 from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Outbox
-from gateway.server.request import Trace
 from policies.decision import Endpoint
 from scripted_upstream import completion
 
@@ -67,9 +67,9 @@ class Whole:
 
         async def answered() -> str:
             body = {"model": "m", "messages": [{"role": "user", "content": content}]}
-            inbound = Inbound("/v1/chat/completions", headers, (), orjson.dumps(body))
+            request = read_request(Endpoint.CHAT, orjson.dumps(body), headers=headers)
             seen = self.rig.exchange(content).observation
-            reply = await self.pipeline.answer(Endpoint.CHAT, inbound, seen)
+            reply = await self.pipeline.answer(request, seen)
             return dict(reply.headers)["Cache-Status"]
 
         asked = asyncio.create_task(answered())
@@ -114,10 +114,10 @@ async def test_a_semantic_hit_found_by_one_answers_all(whole: Whole):
 async def test_an_explanation_looks_up_by_itself_and_forwards_nothing(whole: Whole):
     asked = await whole.ask()
     body = {"model": "m", "messages": [{"role": "user", "content": "one"}]}
-    inbound = Inbound("/v1/chat/completions", {}, (), orjson.dumps(body))
+    request = read_request(Endpoint.CHAT, orjson.dumps(body), headers={})
     trace = Trace()
     whole.index.searching.clear()
-    explained = asyncio.create_task(whole.pipeline.explain(Endpoint.CHAT, inbound, trace))
+    explained = asyncio.create_task(whole.pipeline.explain(request, trace))
     await whole.index.searching.wait()
     assert whole.index.searches == 2
     whole.index.found.set_result([])
@@ -131,7 +131,7 @@ async def test_an_explanation_looks_up_by_itself_and_forwards_nothing(whole: Who
     (await whole.rig.upstream.next_call()).plain(completion("Fine."))
     assert await asked == "refrain; fwd=miss; stored"
     again = Trace()
-    assert isinstance(await whole.pipeline.explain(Endpoint.CHAT, inbound, again), Hit)
+    assert isinstance(await whole.pipeline.explain(request, again), Hit)
     assert whole.index.searches == 2
 
 

@@ -1,12 +1,14 @@
 """What is sent beside the key is looked at wherever an answer may come to be stored."""
 
+import orjson
 import pytest
 from example_requests import chat, entry_of, plan_of, user
 
 from gateway.cache.lookup import Forward, Hit, Refused
 from gateway.cache.pii_scan import Scans
 from gateway.protocol.cache_status import Forwarded, ForwardStatus, HitStatus, Reason
-from gateway.server.request import plan_to_scan, without_names
+from gateway.protocol.request import read_request
+from gateway.server.context import plan_for_names, scan_names
 from policies.decision import Endpoint, PiiAction
 
 CHAT = Endpoint.CHAT
@@ -28,12 +30,13 @@ class Scanner:
 
 
 async def ends_of(ends, body, scanner):
-    plan = plan_to_scan(ends, CHAT, body)
+    request = read_request(CHAT, orjson.dumps(body), headers={})
+    plan = plan_for_names(request, ends)
     if plan is None:
         return ends
     scans = Scans()
     try:
-        return await without_names(ends, body, plan, scans, scanner)
+        return await scan_names(request, ends, plan, scans, scanner)
     finally:
         scans.close()
 

@@ -1,0 +1,142 @@
+"""A request to a cached endpoint: parsed and checked once, then carried from the handler on.
+
+A body that OpenAI would refuse, but other servers take, is ``odd``: its request is forwarded as it
+came, and neither looked up nor stored.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.protocol.conversation import last_user_text, system_text
+from gateway.protocol.endpoints.table import SPECS
+from gateway.protocol.errors import ClientError
+from gateway.protocol.exact_json import BodyError, LoneSurrogateError, parse_body
+from policies.decision import Endpoint
+
+MAX_PARTS = 500_000
+"""Objects, arrays and members of a request: a hundred thousand messages have fewer."""
+
+_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class OddShape:
+    """The whole body of an odd request, and what OpenAI would say against it."""
+
+    body: dict[str, Any] = field(repr=False)
+    error: ClientError
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRequest:
+    """A request as its client sent it, or as it is sent on.
+
+    ``raw`` is the JSON of ``body``. If the request is odd, ``body`` is only what routing reads.
+    ``headers`` are by lower-case name, repeated lines joined; ``fields`` are the lines as they
+    came. ``target`` is path and query. ``holder`` names the gateway key of the client, if any.
+    """
+
+    endpoint: Endpoint
+    body: dict[str, Any] = field(repr=False)
+    raw: bytes = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
+    fields: Iterable[tuple[str, str]] = field(repr=False)
+    target: str = field(repr=False)
+    holder: str | None = None
+    odd: OddShape | None = None
+
+    query: str = field(init=False, repr=False)
+    """Query string, without its question mark."""
+    model: str = field(init=False)
+    """The model that the client names, empty if it names none."""
+    streamed: bool = field(init=False)
+    """Whether the client asked for a stream."""
+    wants_usage: bool = field(init=False)
+    """Whether the client gets usage on its stream: if it asked, or if the last event has it."""
+
+    def __post_init__(self) -> None:
+        # The slots are set once: each is read several times on the way of a hit.
+        put, body = object.__setattr__, self.body
+        put(self, "query", self.target.partition("?")[2])
+        put(self, "model", body.get("model") or "")
+        streaming = SPECS[self.endpoint].streaming
+        put(self, "streamed", streaming is not None and body.get("stream") is True)
+        wants_usage = streaming is not None and not streaming.usage_option
+        if streaming is not None and streaming.usage_option:
+            options = body.get("stream_options")
+            wants_usage = isinstance(options, dict) and options.get("include_usage") is True
+        put(self, "wants_usage", wants_usage)
+
+    @property
+    def last_user_text(self) -> str | None:
+        """The text of the last turn of the user, if it is text."""
+        return last_user_text(self.endpoint, self.body)
+
+    @property
+    def system_text(self) -> str | None:
+        """The texts of system and developer."""
+        return system_text(self.endpoint, self.body)
+
+
+def read_request(
+    endpoint: Endpoint,
+    raw: bytes,
+    *,
+    headers: Mapping[str, str],
+    fields: Iterable[tuple[str, str]] = (),
+    target: str = "",
+    holder: str | None = None,
+) -> CacheRequest:
+    """Parse a body and check its shape; see ``CacheRequest``. Raises ClientError."""
+    if len(raw) > MAX_PARTS:
+        _check_parts(raw)
+    error: ClientError | None = None
+    try:
+        body = parse_body(raw)
+    except LoneSurrogateError as surrogate:
+        body, error = surrogate.body, ClientError(400, str(surrogate))
+    except BodyError as bad:
+        raise ClientError(400, str(bad)) from None
+    error = SPECS[endpoint].validate(body) or error
+    odd = None
+    if error is not None:
+        odd, body = OddShape(body, error), _routing_body(endpoint, body)
+    return CacheRequest(endpoint, body, raw, headers, fields, target or endpoint.value, holder, odd)
+
+
+def _check_parts(raw: bytes) -> None:
+    """Refuse a body that would hold the parser up: a million small objects take a second."""
+    if _parts(raw) <= MAX_PARTS:
+        return
+    # A colon after a quote is never part of a text, where quotes are escaped.
+    if raw.count(b'":') > MAX_PARTS or _parts(_TEXT.sub(b"", raw)) > MAX_PARTS:
+        message = f"Your request has more than {MAX_PARTS:,} objects, arrays and members."
+        raise ClientError(413, message, code="request_too_large")
+
+
+def _parts(raw: bytes) -> int:
+    return raw.count(b"{") + raw.count(b"[") + raw.count(b":")
+
+
+def _routing_body(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
+    """Return what routing reads of an odd request."""
+    names = ("model", "previous_response_id") if SPECS[endpoint].keeps_by_id else ("model",)
+    routing: dict[str, Any] = {
+        name: body[name]
+        for name in names
+        if isinstance(body.get(name), str) and _is_text(body[name])
+    }
+    if body.get("stream") is True:
+        # Usage is not asked for: what the client sent is not touched.
+        routing |= {"stream": True, "stream_options": {"include_usage": True}}
+    if isinstance(body.get("store"), bool):
+        routing["store"] = body["store"]
+    return routing
+
+
+def _is_text(value: str) -> bool:
+    return value.isascii() or value.encode("utf-8", "replace") == value.encode(
+        "utf-8", "surrogatepass"
+    )
