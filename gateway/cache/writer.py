@@ -19,7 +19,7 @@ from gateway.protocol import exact_json
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.conversation import answer_text
 from gateway.protocol.endpoints.table import SPECS
-from gateway.protocol.tokens import tokens_used
+from gateway.protocol.tokens import prompt_usage
 from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,9 @@ class CacheWriter:
                 plan = plan.personal
         if spec.anonymous is not None and (kept := spec.anonymous(result)) is not None:
             plain = exact_json.dumps(kept)
-        entry = plan.entry(plain, self.now(), tokens=tokens_used(spec.usage(result)))
+        usage = prompt_usage(spec.usage(result))
+        tokens = (usage.prompt or 0) + (usage.completion or 0)
+        entry = plan.entry(plain, self.now(), tokens=tokens)
         try:
             await self.entries.put(entry)
         except EntryTooLargeError:

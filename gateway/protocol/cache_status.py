@@ -175,8 +175,3 @@ class RefusedStatus:
     def header(self) -> str:
         """Return the list member."""
         return f"refrain; detail={self.reason}"
-
-
-def joined(upstream: str | None, ours: str) -> str:
-    """Append our member to the ``Cache-Status`` that the upstream sent, if any."""
-    return f"{upstream}, {ours}" if upstream else ours

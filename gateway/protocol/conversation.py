@@ -208,21 +208,16 @@ def system_text(endpoint: Endpoint, body: dict[str, Any]) -> str | None:
     return "\n".join(texts) if texts else None
 
 
-def is_readable(endpoint: Endpoint, body: dict[str, Any]) -> bool:
-    """Tell whether the prompt is text, which a scan can read.
-
-    A batch of embeddings is taken as it is: what is stored of it are numbers in any case.
-    """
-    reads = SPECS[endpoint].is_readable
-    return reads is None or reads(body)
-
-
-def prompt_text(endpoint: Endpoint, body: dict[str, Any], query: str) -> str:
+def prompt_text(endpoint: Endpoint, body: dict[str, Any], query: str) -> str | None:
     """Return all text that makes the request's key, joined by line feeds, for the PII scan.
 
-    Fields unknown here are among it: some servers take documents or templates that way.
+    Fields unknown here are among it: some servers take documents or templates that way. None if
+    the prompt is no text. A batch of embeddings is taken as it is, for its entries are numbers.
     """
-    unread = SPECS[endpoint].neutral | {"model"}
+    spec = SPECS[endpoint]
+    if spec.is_readable is not None and not spec.is_readable(body):
+        return None
+    unread = spec.neutral | {"model"}
     read = {field: value for field, value in body.items() if field not in unread}
     return "\n".join((*readings(read), *names(body.get("model")), *query_readings(query)))
 

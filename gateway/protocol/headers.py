@@ -96,6 +96,16 @@ def without(fields: Iterable[tuple[str, str]], *names: str) -> Fields:
     return tuple(field for field in fields if field[0].lower() not in names)
 
 
+def with_cache_status(fields: Iterable[tuple[str, str]], ours: str, *names: str) -> Fields:
+    """Return an upstream's headers with our member at the end of its ``Cache-Status``.
+
+    Those of ``names``, in lower case, are dropped.
+    """
+    theirs = [value for name, value in fields if value and name.lower() == "cache-status"]
+    kept = without(fields, "cache-status", *names)
+    return (*kept, ("Cache-Status", ", ".join((*theirs, ours))))
+
+
 def shared_fields(fields: Iterable[tuple[str, str]], *, same_tenant: bool) -> Fields:
     """Return an upstream's headers that are as true of another request that got the same answer.
 

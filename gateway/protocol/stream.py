@@ -28,8 +28,6 @@ _LINE = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
 _NO_USAGE = b',"usage":null}\n\n'
 
-MAX_EVENT_BYTES = 16 * 2**20
-
 
 class EventTooLargeError(ValueError):
     """An event did not end within the limit."""
@@ -50,12 +48,12 @@ Piece = tuple[bytes, bytes]
 """What clients get: with usage, and without. Both are one object if they are the same."""
 
 
+@dataclass(slots=True, kw_only=True)
 class Decoder:
     """Cuts a byte stream into events, however the stream was split into reads."""
 
-    def __init__(self, *, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
-        self._buffer = bytearray()
-        self._max_event_bytes = max_event_bytes
+    max_event_bytes: int = 16 * 2**20
+    _buffer: bytearray = field(default_factory=bytearray)
 
     def feed(self, chunk: bytes) -> list[Event]:
         """Return the events that ``chunk`` completes.
@@ -93,8 +91,8 @@ class Decoder:
             del buffer[:start]
         else:
             buffer += text[start:]
-        if len(buffer) > self._max_event_bytes:
-            raise EventTooLargeError(f"an event of over {self._max_event_bytes} bytes")
+        if len(buffer) > self.max_event_bytes:
+            raise EventTooLargeError(f"an event of over {self.max_event_bytes} bytes")
         return events
 
     def end(self) -> Event | None:

@@ -4,8 +4,6 @@ An estimate, to be bounded and not billed: a token for every four UTF-8 bytes of
 what English takes; each of a prompt given as token numbers; and one figure for every image, sound
 or file, whatever its size.
 
-Ask the upstream for usage on every stream, so that its figures are known on every wire.
-
 What an upstream says of the tokens of one call, in whichever provider's words.
 
 Law: only whole numbers from 0 count; what an upstream does not say is None and never a guess.
@@ -13,7 +11,6 @@ Law: only whole numbers from 0 count; what an upstream does not say is None and 
 
 from typing import Any, NamedTuple
 
-from gateway.protocol import exact_json
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import PromptTooLongError
 from policies.decision import Endpoint
@@ -64,38 +61,6 @@ def _count_tokens(prompt: Any) -> int:
     if not isinstance(prompt, list):
         return 0
     return sum(1 if isinstance(item, int) else _count_tokens(item) for item in prompt)
-
-
-def ask_for_usage(body: dict[str, Any], raw: bytes) -> tuple[bytes, bool]:
-    """Return the body to forward, and whether usage is to be stripped from the reply.
-
-    Only ``stream_options.include_usage`` is added, where the client streams and did not ask for
-    it. Its bytes are kept, but where it sent other stream options: then the body, as it was
-    parsed, is printed anew.
-    """
-    if body.get("stream") is not True:
-        return raw, False
-    options = body.get("stream_options")
-    if options is None and "stream_options" not in body:
-        end = raw.rindex(b"}")
-        return raw[:end] + b',"stream_options":{"include_usage":true}' + raw[end:], True
-    if isinstance(options, dict) and options.get("include_usage") is True:
-        return raw, False
-    asked = {**body, "stream_options": {**(options or {}), "include_usage": True}}
-    return exact_json.dumps(asked), True
-
-
-def tokens_used(usage: Any) -> int:
-    """Return what a complete result cost, prompt and answer, by its usage; 0 where it says none."""
-    match usage:
-        case {"prompt_tokens": int(prompt), "completion_tokens": int(completion)}:
-            return max(0, prompt) + max(0, completion)
-        case {"input_tokens": int(prompt), "output_tokens": int(completion)}:
-            return max(0, prompt) + max(0, completion)
-        case {"prompt_tokens": int(prompt)}:  # embeddings
-            return max(0, prompt)
-        case _:
-            return 0
 
 
 _MOST = 2**53

@@ -16,7 +16,7 @@ from gateway.cache.pii_scan import ScanFailedError, Scans
 from gateway.cache.plan import Plan
 from gateway.cache.ports import ActivePolicy, Scanner
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.conversation import is_readable, names_text, prompt_text
+from gateway.protocol.conversation import names_text, prompt_text
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.request import CacheRequest
 from gateway.semantic.ports import Verification
@@ -109,12 +109,12 @@ async def scan_prompt(context: RequestContext, plan: Plan, scans: Scans) -> str 
     Of an item of a batch that is the item; the other fields are scanned once for all items.
     """
     endpoint, body, query = plan.partition.endpoint, plan.body, plan.partition.query
-    if not is_readable(endpoint, body):
-        return "unreadable"
 
     async def scan(body: dict[str, Any], query: str, size: int) -> str | None:
         read = partial(prompt_text, endpoint, body, query)
         text = await asyncio.to_thread(read) if size > INLINE_BYTES else read()
+        if text is None:
+            return "unreadable"
         return await scans.scan(context.active.scanner, text, plan.partition.scope)
 
     size, shared = len(context.request.raw), context.batch_scan

@@ -20,12 +20,12 @@ from gateway.cache.lookup import Forward
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Scanner
 from gateway.prompts.outcome import Compression, Declined, Rewrite
+from gateway.protocol import exact_json
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.headers import CREDENTIALS, Fields, request_fields, without
 from gateway.protocol.messages import ALL_ADDITIONS, Addition
 from gateway.protocol.request import CacheRequest
-from gateway.protocol.tokens import ask_for_usage
 from gateway.telemetry.observation import Observation
 from policies.decision import Priority
 
@@ -305,6 +305,25 @@ def _variant(exchange: Exchange, accepted: frozenset[Addition]) -> Variant:
             added.add(Addition.STREAM_USAGE)
             usage = True
     return Variant(exchange, raw, frozenset(added), usage)
+
+
+def ask_for_usage(body: dict[str, Any], raw: bytes) -> tuple[bytes, bool]:
+    """Return the body to forward, and whether usage is to be stripped from the reply.
+
+    Only ``stream_options.include_usage`` is added, where the client streams and did not ask for
+    it. Its bytes are kept, but where it sent other stream options: then the body, as it was
+    parsed, is printed anew.
+    """
+    if body.get("stream") is not True:
+        return raw, False
+    options = body.get("stream_options")
+    if options is None and "stream_options" not in body:
+        end = raw.rindex(b"}")
+        return raw[:end] + b',"stream_options":{"include_usage":true}' + raw[end:], True
+    if isinstance(options, dict) and options.get("include_usage") is True:
+        return raw, False
+    asked = {**body, "stream_options": {**(options or {}), "include_usage": True}}
+    return exact_json.dumps(asked), True
 
 
 class UpstreamReply(Protocol):

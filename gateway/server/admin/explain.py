@@ -36,7 +36,6 @@ from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.protocol.cache_status import Forwarded, Reason
 from gateway.protocol.conversation import (
     as_names,
-    is_readable,
     names_text,
     prompt_text,
     query_readings,
@@ -395,9 +394,10 @@ def find_personal_data(
     beside = {field: body[field] for field in body if field in SPECS[endpoint].neutral}
     keyed = {field: body[field] for field in body if field not in beside}
     found: list[Finding] = []
-    if not is_readable(endpoint, body):
+    text = prompt_text(endpoint, body, query)
+    if text is None:
         found.append(Finding("unreadable", "prompt, as token numbers"))
-    elif kind := scanner.scan(prompt_text(endpoint, body, query)):
+    elif kind := scanner.scan(text):
         found += _locate(scanner, keyed, query) or [Finding(kind, _COMBINED)]
     if kind := scanner.scan(names_text(endpoint, body)):
         found += _locate(scanner, beside) or [Finding(kind, _COMBINED)]

@@ -7,9 +7,9 @@ from urllib.parse import unquote
 
 from aiohttp import ClientResponse, web
 
-from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason, joined
+from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason
 from gateway.protocol.errors import ClientError, UpstreamError
-from gateway.protocol.headers import Fields, end_to_end, request_fields, without
+from gateway.protocol.headers import Fields, end_to_end, request_fields, with_cache_status, without
 from gateway.server.http.compressed_body import next_piece
 from gateway.server.http.middleware import complete_head
 from gateway.telemetry.observation import Observation
@@ -111,10 +111,8 @@ class PassThrough:
 
 
 def _reply_fields(upstream: ClientResponse) -> Fields:
-    fields = end_to_end(upstream.headers.items())
-    theirs = ", ".join(value for name, value in fields if name.lower() == "cache-status")
-    fields = without(fields, "content-length", "cache-status")
-    return (*fields, ("Cache-Status", joined(theirs, ForwardStatus(Forwarded.BYPASS).header())))
+    fields = end_to_end(upstream.headers.items(), "content-length")
+    return with_cache_status(fields, ForwardStatus(Forwarded.BYPASS).header())
 
 
 def _fields(request: web.Request, seen: Observation) -> Fields:

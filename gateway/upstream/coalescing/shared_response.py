@@ -20,10 +20,10 @@ from http import HTTPStatus
 from gateway.cache.key import identify
 from gateway.prompts.outcome import COMPRESS, REWRITE, rewrites_told
 from gateway.protocol import exact_json
-from gateway.protocol.cache_status import Reason, joined
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.headers import Fields, shared_fields, without
+from gateway.protocol.headers import Fields, shared_fields, with_cache_status, without
 from gateway.protocol.messages import Reply
 from gateway.protocol.stream import failure_event
 from gateway.telemetry.observation import Observation
@@ -424,11 +424,7 @@ class Follower(AsyncIterator[bytes]):
         fields = head.fields
         if not self._leads:
             fields = shared_fields(fields, same_tenant=self._same_tenant())
-        theirs = ", ".join(value for name, value in fields if name.lower() == "cache-status")
-        fields = (
-            *without(fields, "cache-status", REWRITE.lower(), COMPRESS.lower()),
-            ("Cache-Status", joined(theirs, cache_status)),
-        )
+        fields = with_cache_status(fields, cache_status, REWRITE.lower(), COMPRESS.lower())
         if self._shared.elsewhere:
             return fields
         sent = self._shared.leader

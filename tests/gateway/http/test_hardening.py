@@ -286,7 +286,7 @@ async def test_a_large_prompt_is_read_for_the_scan_off_the_event_loop(
 ):
     threads = []
 
-    def read(*given: Any) -> str:
+    def read(*given: Any) -> str | None:
         threads.append(threading.current_thread())
         return prompt_text(*given)
 

@@ -9,8 +9,8 @@ from gateway.protocol.cache_status import (
     HitStatus,
     Reason,
     RefusedStatus,
-    joined,
 )
+from gateway.protocol.headers import with_cache_status
 
 MISS, STALE, REQUEST, BYPASS = Forwarded.MISS, Forwarded.STALE, Forwarded.REQUEST, Forwarded.BYPASS
 
@@ -109,11 +109,13 @@ def test_a_similarity_of_three_digits_is_shown_as_it_is(thousandths):
 
 @pytest.mark.parametrize("theirs", ["cdn; hit", "edge; fwd=miss, cdn; fwd=miss"])
 def test_ours_is_the_last_member(theirs):
-    members = http_sf.parse(joined(theirs, forward(MISS)).encode(), tltype="list")
+    fields = with_cache_status([("cache-status", theirs)], forward(MISS))
+    [(_, value)] = fields
+    members = http_sf.parse(value.encode(), tltype="list")
     assert str(members[-1][0]) == "refrain"
     assert len(members) == theirs.count(",") + 2
 
 
-@pytest.mark.parametrize("theirs", [None, ""])
+@pytest.mark.parametrize("theirs", [(), [("Cache-Status", "")]])
 def test_ours_may_be_the_only_member(theirs):
-    assert joined(theirs, "refrain; hit") == "refrain; hit"
+    assert with_cache_status(theirs, "refrain; hit") == (("Cache-Status", "refrain; hit"),)

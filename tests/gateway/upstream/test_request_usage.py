@@ -2,7 +2,7 @@ import orjson
 import pytest
 
 from gateway.protocol.exact_json import parse_body
-from gateway.protocol.tokens import ask_for_usage, tokens_used
+from gateway.upstream.request import ask_for_usage
 
 ASK = b',"stream_options":{"include_usage":true}'
 
@@ -80,20 +80,3 @@ def test_large_integers_keep_their_digits_in_a_body_printed_anew():
     got, _ = asked(raw)
     assert parse_body(got)["seed"] == 18446744073709551617
     assert parse_body(got)["a"] == "é"
-
-
-@pytest.mark.parametrize(
-    ("usage", "tokens"),
-    [
-        ({"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}, 10),
-        ({"input_tokens": 7, "output_tokens": 3}, 10),
-        ({"prompt_tokens": 7, "total_tokens": 7}, 7),
-        ({"prompt_tokens": -7, "completion_tokens": 3}, 3),
-        ({"prompt_tokens": "7", "completion_tokens": 3}, 0),
-        ({}, 0),
-        (None, 0),
-    ],
-)
-def test_what_an_answer_cost_is_what_its_usage_says(usage, tokens):
-    assert tokens_used(usage) == tokens
-    assert tokens_used(None) == 0
