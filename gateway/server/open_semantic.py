@@ -91,7 +91,7 @@ def open_semantic(
     verifier = CalibratedVerifier(service, calibrations, seconds=settings.verifier_timeout)
     quarantine = QuarantineFile(settings.data_dir / "quarantine.jsonl")
     journal = ComparisonJournal(settings.data_dir / CHECKS_FILE, quarantine)
-    metrics.tell_rules_off(journal.rules_off)
+    metrics.add_rules_off(journal.rules_off)
     judge_model = settings.semantic_judge_model
     comparisons = Checks(
         journal,

@@ -1,12 +1,11 @@
-"""What is written down of a request so that an edited policy can be tried on it later.
+"""The decision log: a line for each request, so that an edited policy can be tried on it later.
 
-Law: no plain text unless the operator asked for it, and never a credential. Identities are keyed
-digests, and of the conditions that looked at text only their truth is kept.
-
-The decision log: a line a request, written by a thread of its own.
-
-Law: the log never holds up a request and never grows without bound. Lines that cannot be queued
-are counted and dropped; at ``max_bytes`` the file becomes FILE.1, in place of the one before.
+Laws:
+- It has no plain text unless the operator asked for it, and never a credential. Identities are
+  keyed digests. Of the conditions that looked at text only their truth is kept.
+- It never holds up a request and never grows without bound. A thread of its own writes the lines.
+  Lines that cannot be queued are counted and dropped. At ``max_bytes`` the file becomes FILE.1, in
+  place of the one before.
 """
 
 import hmac
@@ -106,20 +105,21 @@ class DecisionLog:
 
 
 def _outcome(seen: Observation) -> dict[str, object]:
-    tokens = (seen.prompt_tokens or 0) + (seen.completion_tokens or 0)
+    hit, usage = seen.hit, seen.usage
+    tokens = (usage.prompt or 0) + (usage.completion or 0)
     return {
         "key": "" if seen.key is None else seen.key.hex(),
         "outcome": seen.outcome,
         "reason": None if seen.reason is None else seen.reason.value,
         "declined": None if seen.declined is None else seen.declined.value,
         "ineligible": None if seen.ineligible is None else seen.ineligible.value,
-        "source": None if seen.entry is None else seen.entry.key.hex(),
-        "similarity": seen.similarity,
-        "score": seen.score,
-        "threshold": seen.threshold,
-        "prompt_tokens": seen.prompt_tokens,
-        "cached_tokens": seen.cached_tokens,
-        "tokens": tokens or (0 if seen.entry is None else seen.entry.tokens),
+        "source": None if hit is None else hit.entry.key.hex(),
+        "similarity": None if hit is None else hit.status.similarity,
+        "score": None if hit is None else hit.status.score,
+        "threshold": None if hit is None else hit.status.threshold,
+        "prompt_tokens": usage.prompt,
+        "cached_tokens": usage.cached,
+        "tokens": tokens or (0 if hit is None else hit.entry.tokens),
         "bytes": seen.answer_bytes,
         "status": seen.status,
     }

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -10,126 +11,67 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from gateway.cache.ports import StoreStats
-from gateway.prompts.outcome import Compression
 from gateway.telemetry.observation import Observation
 from gateway.telemetry.prefix_metrics import NeverHitCollector, PrefixMetrics
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _SCORES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 1)
 
+_COUNTERS = (
+    (
+        "requests",
+        "endpoint rule outcome reason",
+        "Requests below /v1, by the word in Cache-Status.",
+    ),
+    ("declined", "rule reason", "Answers that were not stored, by reason."),
+    ("model_fallbacks", "rule model", "Requests that the rule's fallback_model answered."),
+    ("semantic_faults", "reason", "Semantic lookups that failed and counted as misses."),
+    ("semantic_candidates", "result", "Similar stored questions that were examined, by result."),
+    ("semantic_checks", "rule kind outcome", "Semantic hits that were compared with a new answer."),
+    ("ineligible", "rule reason", "Misses that could only have hit exactly, by reason."),
+    ("rewrites", "rule rewrite", "Prompts that a rewrite changed on their way to the upstream."),
+    ("rewrites_declined", "rule rewrite reason", "Prompts that a rewrite left as they were."),
+    ("compressed", "rule step", "Prompts whose declared context was made shorter, by step."),
+    ("compress_declined", "rule reason", "Prompts whose declared context was sent unchanged."),
+    ("compress_tokens", "rule kind", "Tokens of declared context: those that came, those saved."),
+    ("policy_reloads", "result", "Edits of the policy file, taken or refused."),
+)
+"""Name, labels and help of each counter."""
+
 
 class Metrics:
     """Figures of one gateway; several workers share files when PROMETHEUS_MULTIPROC_DIR is set."""
 
     def __init__(self, store_stats: Callable[[], StoreStats]) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
         self._children: dict[tuple[str, ...], _Children] = {}
         self._batches: dict[tuple[str, ...], HitBatch] = {}
-        self._requests = Counter(
-            "refrain_requests_total",
-            "Requests below /v1; reason is the word in Cache-Status.",
-            ("endpoint", "rule", "outcome", "reason"),
-            registry=self.registry,
-        )
-        self._declined = Counter(
-            "refrain_declined_total",
-            "Answers that were not stored, by reason.",
-            ("rule", "reason"),
-            registry=self.registry,
-        )
-        self._fallbacks = Counter(
-            "refrain_model_fallbacks_total",
-            "Requests that were answered by the rule's fallback_model.",
-            ("rule", "model"),
-            registry=self.registry,
-        )
-        self._semantic_faults = Counter(
-            "refrain_semantic_faults_total",
-            "Semantic lookups that failed and counted as misses.",
-            ("reason",),
-            registry=self.registry,
-        )
-        self._candidates = Counter(
-            "refrain_semantic_candidates_total",
-            "Stored questions near one asked that were looked into, by what came of them.",
-            ("result",),
-            registry=self.registry,
-        )
+        self._counters = {
+            name: Counter(f"refrain_{name}_total", text, labels.split(), registry=registry)
+            for name, labels, text in _COUNTERS
+        }
         self._scores = Histogram(
             "refrain_semantic_score",
             "How sure the verifier was of a candidate that no guard refused.",
             buckets=_SCORES,
-            registry=self.registry,
+            registry=registry,
         )
-        self._ineligible = Counter(
-            "refrain_ineligible_total",
-            "Misses that could only have hit exactly, by reason.",
-            ("rule", "reason"),
-            registry=self.registry,
-        )
-        self._checks = Counter(
-            "refrain_semantic_checks_total",
-            "Answers found by meaning that were compared with a fresh one.",
-            ("rule", "kind", "outcome"),
-            registry=self.registry,
-        )
-        self._rewrites = Counter(
-            "refrain_rewrites_total",
-            "Prompts rewritten on their way to the upstream, by what of them was.",
-            ("rule", "rewrite"),
-            registry=self.registry,
-        )
-        self._not_rewritten = Counter(
-            "refrain_rewrites_declined_total",
-            "Prompts that a rewrite left as they were, by reason.",
-            ("rule", "rewrite", "reason"),
-            registry=self.registry,
-        )
-        self._compressed = Counter(
-            "refrain_compressed_total",
-            "Prompts whose declared context was made shorter, by what was done.",
-            ("rule", "step"),
-            registry=self.registry,
-        )
-        self._not_compressed = Counter(
-            "refrain_compress_declined_total",
-            "Prompts whose declared context was sent as it was, by reason.",
-            ("rule", "reason"),
-            registry=self.registry,
-        )
-        self._context_tokens = Counter(
-            "refrain_compress_tokens_total",
-            "Tokens of declared context, about: as it came, and of these saved.",
-            ("rule", "kind"),
-            registry=self.registry,
-        )
-        self._ttft = Histogram(
-            "refrain_time_to_first_token_seconds",
-            "From the request's head to the first piece of the answer.",
-            ("outcome",),
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self._e2e = Histogram(
-            "refrain_request_seconds",
-            "From the request's head to the end of the answer.",
-            ("outcome",),
-            buckets=_SECONDS,
-            registry=self.registry,
+        self._ttft, self._e2e = (
+            Histogram(
+                f"refrain_{name}_seconds", text, ("outcome",), buckets=_SECONDS, registry=registry
+            )
+            for name, text in (
+                ("time_to_first_token", "From the request's head to the answer's first piece."),
+                ("request", "From the request's head to the end of the answer."),
+            )
         )
         self._upstream = Histogram(
             "refrain_upstream_seconds",
             "From forwarding to the upstream's head.",
             buckets=_SECONDS,
-            registry=self.registry,
+            registry=registry,
         )
-        self._policy_reloads = Counter(
-            "refrain_policy_reloads_total",
-            "Edits of the policy file, taken or refused.",
-            ("result",),
-            registry=self.registry,
-        )
-        self.prefixes = PrefixMetrics(self.registry)
+        self.prefixes = PrefixMetrics(registry)
         self._collectors: list[Collector] = []
         self.add(NeverHitCollector(lambda: self.prefixes.shares))
         self.add(_StoreCollector(store_stats))
@@ -142,7 +84,7 @@ class Metrics:
         if children is None:
             # Looking a child up by label costs as much as counting: keep it.
             children = self._children[labels] = _Children(
-                self._requests.labels(*labels),
+                self._counters["requests"].labels(*labels),
                 self._ttft.labels(seen.outcome),
                 self._e2e.labels(seen.outcome),
             )
@@ -154,22 +96,51 @@ class Metrics:
         if seen.upstream_started is not None and seen.upstream_head is not None:
             self._upstream.observe(seen.upstream_head - seen.upstream_started)
         if seen.fallback_model is not None:
-            self._fallbacks.labels(seen.rule, seen.fallback_model).inc()
+            self._count("model_fallbacks", seen.rule, seen.fallback_model)
         if seen.declined is not None:
-            self._declined.labels(seen.rule, seen.declined.value).inc()
-        self._count_by_meaning(seen)
+            self._count("declined", seen.rule, seen.declined.value)
+        self._observe_semantic(seen)
+        self._observe_prompt(seen)
+
+    def _observe_semantic(self, seen: Observation) -> None:
         if seen.ineligible is not None:
-            self._ineligible.labels(seen.rule, seen.ineligible.value).inc()
-        self._count_prompt(seen)
+            self._count("ineligible", seen.rule, seen.ineligible.value)
+        if seen.semantic_fault is not None:
+            self._count("semantic_faults", seen.semantic_fault)
+        for result, score in seen.verified:
+            self._count("semantic_candidates", result)
+            if score is not None:
+                self._scores.observe(score)
+
+    def _observe_prompt(self, seen: Observation) -> None:
+        rule, compression = seen.rule, seen.compression
+        if seen.usage.cached is not None:
+            self.prefixes.observe(seen)
+        for rewrite in seen.rewrites:
+            self._count("rewrites", rule, rewrite.value)
+        for each in seen.not_rewritten:
+            self._count("rewrites_declined", rule, each.rewrite.value, each.why.value)
+        if compression is None:
+            return
+        for step in compression.steps:
+            self._count("compressed", rule, step.value)
+        if compression.refused is not None:
+            self._count("compress_declined", rule, compression.refused.value)
+        if compression.saved:
+            self._count("compress_tokens", rule, "came", by=compression.tokens)
+            self._count("compress_tokens", rule, "saved", by=compression.saved)
+
+    def _count(self, name: str, *labels: str, by: int = 1) -> None:
+        self._counters[name].labels(*labels).inc(by)
 
     def hits(self, endpoint: str, rule: str, reason: str) -> "HitBatch":
         """Return what counts hits that are too many to be observed one by one."""
         labels = (endpoint, rule, "hit", reason)
         found = self._batches.get(labels)
         if found is None:
-            found = self._batches[labels] = HitBatch(
-                self._requests.labels(*labels), self._ttft.labels("hit"), self._e2e.labels("hit")
-            )
+            requests = self._counters["requests"].labels(*labels)
+            found = HitBatch(requests, self._ttft.labels("hit"), self._e2e.labels("hit"))
+            self._batches[labels] = found
         return found
 
     def flush(self) -> None:
@@ -177,49 +148,22 @@ class Metrics:
         for batch in self._batches.values():
             batch.flush()
 
-    def _count_by_meaning(self, seen: Observation) -> None:
-        if seen.semantic_fault is not None:
-            self._semantic_faults.labels(seen.semantic_fault).inc()
-        for result, score in seen.verified:
-            self._candidates.labels(result).inc()
-            if score is not None:
-                self._scores.observe(score)
-
-    def _count_prompt(self, seen: Observation) -> None:
-        if seen.compression is not None:
-            self._count_compression(seen.rule, seen.compression)
-        if seen.cached_tokens is not None:
-            self.prefixes.observe(seen)
-        for rewrite in seen.rewrites:
-            self._rewrites.labels(seen.rule, rewrite.value).inc()
-        for each in seen.not_rewritten:
-            self._not_rewritten.labels(seen.rule, each.rewrite.value, each.why.value).inc()
-
-    def _count_compression(self, rule: str, told: Compression) -> None:
-        for step in told.steps:
-            self._compressed.labels(rule, step.value).inc()
-        if told.refused is not None:
-            self._not_compressed.labels(rule, told.refused.value).inc()
-        if told.saved:
-            self._context_tokens.labels(rule, "came").inc(told.tokens)
-            self._context_tokens.labels(rule, "saved").inc(told.saved)
-
     def policy_reloaded(self, good: bool) -> None:
         """Count an edit of the policy file."""
-        self._policy_reloads.labels("taken" if good else "refused").inc()
-
-    def tell_rules_off(self, rules_off: Callable[[], Mapping[str, bool]]) -> None:
-        """Tell of the rules, whenever asked, whether their semantic hits are off."""
-        self.add(_RuleCollector(rules_off))
-
-    def add(self, collector: Collector) -> None:
-        """Have a collector asked for its figures whenever the page is."""
-        self._collectors.append(collector)
-        self.registry.register(collector)
+        self._count("policy_reloads", "taken" if good else "refused")
 
     def compared(self, rule: str, kind: str, outcome: str) -> None:
         """Count a comparison of answers."""
-        self._checks.labels(rule, kind, outcome).inc()
+        self._count("semantic_checks", rule, kind, outcome)
+
+    def add_rules_off(self, rules_off: Callable[[], Mapping[str, bool]]) -> None:
+        """Show for each rule whether its semantic hits are off."""
+        self.add(_RuleCollector(rules_off))
+
+    def add(self, collector: Collector) -> None:
+        """Ask a collector for its figures whenever the page is read."""
+        self._collectors.append(collector)
+        self.registry.register(collector)
 
     def page(self) -> tuple[bytes, str]:
         """Return the text format and its content type."""
@@ -233,13 +177,10 @@ class Metrics:
         return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
-class _Children:
-    __slots__ = ("e2e", "requests", "ttft")
-
-    def __init__(self, requests: Counter, ttft: Histogram, e2e: Histogram) -> None:
-        self.requests = requests
-        self.ttft = ttft
-        self.e2e = e2e
+class _Children(NamedTuple):
+    requests: Counter
+    ttft: Histogram
+    e2e: Histogram
 
 
 class HitBatch:

@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.cache.lookup import Forward, Hit
-from gateway.cache.ports import Entry
 from gateway.prompts.outcome import Compression, Declined, Rewrite
 from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason
 from gateway.protocol.request import CacheRequest
-from gateway.protocol.tokens import PromptUsage
+from gateway.protocol.tokens import NOTHING_SAID, PromptUsage
 
 
 @dataclass(slots=True)
@@ -51,12 +50,8 @@ class Observation:
     ended: float | None = None
     request_bytes: int = 0
     answer_bytes: int = 0
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int | None = None
-    """Of the prompt's, those that the upstream found in its prefix cache."""
-    written_tokens: int | None = None
-    """Those that it says it put there."""
+    usage: PromptUsage = NOTHING_SAID
+    """What the upstream said of the call's tokens."""
     rewrites: tuple[Rewrite, ...] = ()
     """What of the prompt was rewritten before it was sent, and what was left with its reason."""
     not_rewritten: tuple[Declined, ...] = ()
@@ -65,12 +60,8 @@ class Observation:
     record: dict[str, Any] | None = None
     """What the decision log holds of the request, None where there is no log."""
     key: bytes | None = None
-    entry: Entry | None = None
-    """The entry that was served."""
-    similarity: float | None = None
-    score: float | None = None
-    """How sure the verifier was of a semantic hit; ``threshold`` is what it needed."""
-    threshold: float | None = None
+    hit: Hit | None = None
+    """What was served from the store."""
     verified: list[tuple[str, float | None]] = field(default_factory=list)
     """Of each candidate that was looked into: ``hit`` or why not, and its score if it has one."""
     span: "Sink | None" = None
@@ -84,8 +75,7 @@ class Observation:
         """Note the entry that is served."""
         status = hit.status
         self.end("hit", status.reason if status.stale is None else status.stale, 200)
-        self.entry, self.key, self.similarity = hit.entry, hit.entry.key, status.similarity
-        self.score, self.threshold = status.score, status.threshold
+        self.hit, self.key = hit, hit.entry.key
 
     def note_forward(self, state: Forward) -> None:
         """Note why the request goes to the upstream."""
@@ -100,12 +90,6 @@ class Observation:
         self.outcome, self.reason = outcome, reason
         if status is not None:
             self.status = status
-
-    def note_usage(self, said: PromptUsage) -> None:
-        """Note what the upstream said of the call's tokens."""
-        if said.prompt is not None and said.completion is not None:
-            self.prompt_tokens, self.completion_tokens = said.prompt, said.completion
-        self.cached_tokens, self.written_tokens = said.cached, said.written
 
     def of_background(self, outcome: str) -> "Observation":
         """Return the observation of a call of ours that this request gives rise to."""

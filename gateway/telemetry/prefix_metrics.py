@@ -133,7 +133,7 @@ class PrefixMetrics:
 
     def observe(self, seen: Observation) -> None:
         """Count a call whose upstream said what it found."""
-        prompt, cached, written = seen.prompt_tokens, seen.cached_tokens, seen.written_tokens or 0
+        prompt, cached, written = seen.usage.prompt, seen.usage.cached, seen.usage.written or 0
         if prompt is None or cached is None:
             return
         route = self.shares.route(seen.rule, seen.fallback_model or seen.model)

@@ -48,12 +48,13 @@ class Tracing:
 
 def _end(span: Span, seen: Observation) -> None:
     operation = _OPERATIONS.get(seen.endpoint, "request")
+    semantic = None if seen.hit is None else seen.hit.status
     span.update_name(f"{operation} {seen.model[:128]}".strip())
     attributes: dict[str, Any] = {
         "gen_ai.operation.name": operation,
         "gen_ai.request.model": seen.model,
-        "gen_ai.usage.input_tokens": seen.prompt_tokens,
-        "gen_ai.usage.output_tokens": seen.completion_tokens,
+        "gen_ai.usage.input_tokens": seen.usage.prompt,
+        "gen_ai.usage.output_tokens": seen.usage.completion,
         "http.response.status_code": seen.status,
         "refrain.outcome": seen.outcome,
         "refrain.reason": seen.reason.value if seen.reason else None,
@@ -63,9 +64,9 @@ def _end(span: Span, seen: Observation) -> None:
         "refrain.rewrites": ", ".join(seen.rewrites) or None,
         "refrain.rewrites_declined": ", ".join(map(str, seen.not_rewritten)) or None,
         **_compression(seen),
-        "refrain.similarity": seen.similarity,
-        "refrain.semantic_score": seen.score,
-        "refrain.semantic_threshold": seen.threshold,
+        "refrain.similarity": semantic and semantic.similarity,
+        "refrain.semantic_score": semantic and semantic.score,
+        "refrain.semantic_threshold": semantic and semantic.threshold,
         "refrain.stored": seen.stored,
         "refrain.model": seen.fallback_model,
         "refrain.upstream": seen.upstream,

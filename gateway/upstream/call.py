@@ -286,7 +286,7 @@ class UpstreamCall:
         if isinstance(result, dict):
             usage = SPECS[exchange.request.endpoint].usage(result)
             if (payer := shared.payer) is not None:
-                payer.note_usage(prompt_usage(usage))
+                payer.usage = prompt_usage(usage)
             _report(upstream, usage, result.get("id"), exchange)
         await self._store(upstream.status, result, body, exchange, shared)
 
@@ -294,7 +294,7 @@ class UpstreamCall:
         self, answered: StreamedAnswer, exchange: Exchange, shared: SharedResponse
     ) -> None:
         if (payer := shared.payer) is not None:
-            payer.note_usage(prompt_usage(answered.usage))
+            payer.usage = prompt_usage(answered.usage)
         if exchange.plan is None or shared.head is None:
             return
         result = answered.result()

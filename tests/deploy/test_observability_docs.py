@@ -6,15 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from example_requests import chat, entry_of, plan_of, user
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
 from backend.core.figures import Figures, SequenceTimes
 from backend.core.types import EngineStats, MemoryUse
 from backend.server.metrics import Metrics as EngineMetrics
+from gateway.cache.lookup import Hit
 from gateway.cache.ports import StoreStats
 from gateway.prompts.outcome import Compression, Declined, NotRewritten, Rewrite, Step
-from gateway.protocol.cache_status import Reason
+from gateway.protocol.cache_status import HitStatus, Reason
+from gateway.protocol.tokens import PromptUsage
 from gateway.telemetry.metrics import Metrics as GatewayMetrics
 from gateway.telemetry.observation import Observation
 from gateway.telemetry.tracing import Tracing
@@ -70,9 +73,11 @@ def seen(**values: object) -> Observation:
         "declined": Reason.EMPTY,
         "semantic_fault": "timeout",
         "verified": [("score", 0.5)],
-        "similarity": 0.9,
-        "score": 0.99,
-        "threshold": 0.98,
+        "hit": Hit(
+            entry_of(plan_of(chat(user("hi")))),
+            HitStatus(Reason.SEMANTIC, 5, similarity=0.9, score=0.99, threshold=0.98),
+            age=1,
+        ),
         "ineligible": Reason.TIME,
         "rewrites": (Rewrite.TOOLS, Rewrite.BREAKPOINTS),
         "not_rewritten": (Declined(Rewrite.SCHEMA_KEYS, NotRewritten.TOO_LARGE),),
@@ -81,10 +86,7 @@ def seen(**values: object) -> Observation:
         "upstream_started": 1.0,
         "upstream_head": 2.0,
         "first_token": 2.0,
-        "prompt_tokens": 3,
-        "completion_tokens": 4,
-        "cached_tokens": 2,
-        "written_tokens": 1,
+        "usage": PromptUsage(3, 4, 2, 1),
         "upstream": "b",
         "fallback_model": "small",
         "tried": (("a", Reason.UPSTREAM_BROKE),),
@@ -101,7 +103,7 @@ def gateway_page() -> str:
     observation.finish()
     metrics.policy_reloaded(True)
     metrics.compared("default", "served", "equal")
-    metrics.tell_rules_off(lambda: {"default": True})
+    metrics.add_rules_off(lambda: {"default": True})
     counts = UpstreamMetrics(metrics.registry)
     counts.sent("a", Route.PREFIX)
     counts.warmed("a")

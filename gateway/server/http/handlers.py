@@ -215,8 +215,8 @@ class Handlers:
 def _learn(request: web.BaseRequest, reply: Reply, seen: Observation) -> None:
     """Let the connection answer the next request with the same bytes by itself."""
     connection = request.protocol
-    if isinstance(connection, HotConnection) and seen.entry is not None:
-        connection.reader.learn(seen.endpoint, seen.rule, seen.entry, reply)
+    if isinstance(connection, HotConnection) and seen.hit is not None:
+        connection.reader.learn(seen.endpoint, seen.rule, seen.hit.entry, reply)
 
 
 def _takes_at_once(request: web.BaseRequest, chunk: bytes) -> bool:
