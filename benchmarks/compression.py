@@ -28,8 +28,8 @@ from embeddings.encoder import EncoderSettings, Vector, load_encoder
 from embeddings.messages import Reason
 from embeddings.model_files import DEFAULT_MODEL
 from gateway.prompts.compress.compress import begin
-from gateway.prompts.compress.context import readable
 from gateway.prompts.compress.passages import passages_of
+from gateway.prompts.compress.relevance import readable
 from gateway.prompts.outcome import NotRewrittenError
 from gateway.protocol.tokens import BYTES_A_TOKEN
 from policies.decision import CompressSettings, DocumentSettings, Endpoint

@@ -14,7 +14,6 @@ from aiohttp.http import SERVER_SOFTWARE
 
 from gateway.cache.pii_scan import Scans
 from gateway.cache.writer import CacheWriter
-from gateway.prompts.compress.compressor import Compressor
 from gateway.server.admin.api import open_admin
 from gateway.server.admin.semantic_report import SemanticOperations
 from gateway.server.auth import Access
@@ -31,7 +30,7 @@ from gateway.server.open_telemetry import open_telemetry
 from gateway.server.open_upstreams import in_background, open_upstreams
 from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
-from gateway.server.prepare import Outbox, salted_endpoints
+from gateway.server.prepare import Compressor, Outbox, salted_endpoints
 from gateway.server.secrets import load_or_create_secret, shared_secret
 from gateway.settings import Settings
 from gateway.upstream.coalescing.coalescer import Coalescer

@@ -1,25 +1,42 @@
 """Hints to the provider about the stable prefix: breakpoints, ``prompt_cache_key``, retention.
 
-Laws: bytes are only added. What the client sets itself stays. The last user turn is never changed,
-and decides nothing. A request that has its hints gets no more of them.
+Laws: bytes are only added. What the client sets itself stays and counts. The last user turn is
+never changed, and decides nothing. A request that has its hints gets no more of them. An unknown
+model gets no breakpoints, because servers may refuse an unknown field. What the provider would
+refuse or ignore is not set: a fifth breakpoint, one on an empty text, lifetimes in the wrong order,
+a prefix that is too short.
 
 By the ``prompt_cache_key`` OpenAI sends requests with one beginning to one machine. Two requests of
 a rule and a tenant have the same key if they begin alike for about the shortest prefix that is
 cached. The key is a digest under the gateway's secret, and tells nothing of the prompt.
 """
 
+import re
 from collections.abc import Iterator
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.prompts.breakpoints import add_marks, keeps_by_options, marks_of
-from gateway.prompts.json_splice import Edit, spliced
-from gateway.prompts.outcome import Changed, Declined, NotRewritten, NotRewrittenError, Rewrite
-from gateway.prompts.texts import is_block
+from gateway.prompts.json_splice import Edit, Path, Places, replaced, spliced
+from gateway.prompts.outcome import (
+    Declined,
+    NotRewritten,
+    NotRewrittenError,
+    PreparedRequest,
+    Rewrite,
+)
+from gateway.prompts.rewrite.text_rules import INSTRUCTING, is_block
 from gateway.protocol.endpoints.table import SPECS
-from policies.decision import BreakpointField, Breakpoints, Endpoint, HintSettings, KeyRetention
+from gateway.protocol.tokens import BYTES_A_TOKEN
+from policies.decision import (
+    BreakpointField,
+    BreakpointLifetime,
+    Breakpoints,
+    Endpoint,
+    HintSettings,
+    KeyRetention,
+)
 
 CACHE_KEY = "prompt_cache_key"
 RETENTION = "prompt_cache_retention"
@@ -29,62 +46,40 @@ BEGINNING_BYTES = 3072
 DIGEST_BYTES = 16
 """OpenAI takes keys of up to 64 characters."""
 
-
-def cache_key(
-    endpoint: Endpoint, body: dict[str, Any], rule: str, owner: bytes, keys: int
-) -> str | None:
-    """Return the key of a request; None where the request cannot be read.
-
-    ``owner`` tells tenants apart. A conversation stays with one of its ``keys``.
-    """
-    running = blake2b(key=owner, digest_size=DIGEST_BYTES, person=b"refrain prompt")
-    running.update(orjson.dumps([rule, body.get("model")]))
-    left = BEGINNING_BYTES
-    try:
-        for piece in _pieces(endpoint, body):
-            running.update(piece[:left])
-            left -= len(piece)
-            if left <= 0:
-                break
-        if keys > 1:
-            running.update(bytes([_of_conversation(endpoint, body, keys)]))
-    except TypeError:  # an integer of more than 64 bits, or text that is no Unicode
-        return None
-    return running.hexdigest()
+MIN_TOKENS = 1024
+"""The shortest prefix that most providers cache."""
+_ANTHROPIC, _OPENAI = BreakpointField.CACHE_CONTROL, BreakpointField.PROMPT_CACHE_BREAKPOINT
+MAX_MARKS = {_ANTHROPIC: 4, _OPENAI: 3}
+"""OpenAI writes four prefixes at most, and chooses the place of one itself."""
+_MARKED = {_ANTHROPIC: INSTRUCTING | {"user", "assistant"}, _OPENAI: INSTRUCTING | {"user"}}
+"""The roles whose turns may be marked."""
+_MODELS = tuple(
+    (re.compile(pattern), field, tokens)
+    for pattern, field, tokens in (
+        (r"claude.*(?:opus|fable|mythos)-5", _ANTHROPIC, 512),
+        (r"claude.*(?:opus-4[.-][56]|haiku-4[.-]5)", _ANTHROPIC, 4096),
+        (r"claude.*(?:opus-4[.-]7|haiku)", _ANTHROPIC, 2048),
+        (r"claude", _ANTHROPIC, MIN_TOKENS),
+        (r"gemini", _ANTHROPIC, MIN_TOKENS),
+        (r"gpt-(?:5\.(?:[6-9]|[1-9][0-9])|[6-9]|[1-9][0-9])", _OPENAI, MIN_TOKENS),
+    )
+)
+"""Models, the field that they take, and the shortest cached prefix; the first match counts."""
 
 
-def _pieces(endpoint: Endpoint, body: dict[str, Any]) -> Iterator[bytes]:
-    """Yield the prompt in the order of the chat template, without values moved to its end."""
-    *before, _ = SPECS[endpoint].prompt_fields
-    for field in before:
-        value = body.get(field)
-        for each in value if isinstance(value, list) else (value,) if value else ():
-            yield orjson.dumps(each)
-    for turn in _turns(endpoint, body):
-        yield orjson.dumps(turn)
+class Place(NamedTuple):
+    """A text at whose end a mark may stand."""
 
-
-def _turns(endpoint: Endpoint, body: dict[str, Any]) -> Iterator[Any]:
-    turns = body.get(SPECS[endpoint].question_field)
-    for turn in turns if isinstance(turns, list) else (turns,):
-        if not (isinstance(turn, dict) and is_block(turn)):
-            yield turn
-
-
-def _of_conversation(endpoint: Endpoint, body: dict[str, Any], keys: int) -> int:
-    """Return the index of the conversation's key, which depends on its first user turn."""
-    asked: Any = None
-    for turn in _turns(endpoint, body):
-        if not isinstance(turn, dict) or turn.get("role") == "user":
-            asked = turn.get("content") if isinstance(turn, dict) else turn
-            break
-    digest = blake2b(orjson.dumps(asked), digest_size=8).digest()
-    return int.from_bytes(digest, "big") % keys
+    path: Path
+    value: Any
+    """The text, or the part that holds it."""
+    tokens: int
+    """Of the prompt up to its end, estimated."""
 
 
 def hints_for(endpoint: Endpoint, settings: HintSettings) -> tuple[Rewrite, ...]:
     """Return the hints that are on, if requests of this endpoint have any."""
-    if not settings.any_on or SPECS[endpoint].turns is None:
+    if SPECS[endpoint].turns is None:
         return ()
     switches = (
         (Rewrite.BREAKPOINTS, settings.breakpoints is not Breakpoints.OFF),
@@ -94,7 +89,7 @@ def hints_for(endpoint: Endpoint, settings: HintSettings) -> tuple[Rewrite, ...]
     return tuple(hint for hint, on in switches if on)
 
 
-def hinted(
+def add_hints(
     endpoint: Endpoint,
     body: dict[str, Any],
     raw: bytes,
@@ -102,7 +97,7 @@ def hinted(
     *,
     rule: str,
     owner: bytes,
-) -> Changed:
+) -> PreparedRequest:
     """Return the request with the hints of ``settings``; ``raw`` is the JSON of ``body``.
 
     ``rule`` and ``owner``, which tells tenants apart, are part of the cache key.
@@ -115,55 +110,28 @@ def hinted(
         try:
             match hint:
                 case Rewrite.BREAKPOINTS:
-                    sent, added = _with_marks(endpoint, body, raw, settings)
+                    sent, added = _add_marks(endpoint, body, raw, settings)
                 case Rewrite.CACHE_KEY:
-                    key = _key(endpoint, body, settings, rule, owner)
-                    sent, added = _with_field(sent, raw, CACHE_KEY, key)
+                    key = None
+                    if CACHE_KEY not in body:
+                        key = cache_key(endpoint, body, rule, owner, settings.keys)
+                    sent, added = _add_field(sent, raw, CACHE_KEY, key)
                 case _:
-                    sent, added = _with_field(sent, raw, RETENTION, _retention(body, settings))
+                    sent, added = _add_field(sent, raw, RETENTION, _retention(body, settings))
         except NotRewrittenError as error:
             declined.append(Declined(hint, error.why))
             continue
         if added:
             edits += added
             changes.append(hint)
-    if not edits:
-        return Changed(body, raw, (), tuple(declined))
     # Edits at one place stay in the order in which they were made.
     edits.sort(key=lambda edit: edit.start)
-    return Changed(sent, spliced(raw, edits), tuple(changes), tuple(declined), tuple(edits))
+    if edits:
+        raw = spliced(raw, edits)
+    return PreparedRequest(sent, raw, tuple(changes), tuple(declined), tuple(edits))
 
 
-def _with_marks(
-    endpoint: Endpoint, body: dict[str, Any], raw: bytes, settings: HintSettings
-) -> tuple[dict[str, Any], list[Edit]]:
-    marks = marks_of(_model(body), settings)
-    refused = not SPECS[endpoint].takes_cache_control
-    if marks is None or (refused and marks.field is BreakpointField.CACHE_CONTROL):
-        raise NotRewrittenError(NotRewritten.MODEL)
-    return add_marks(endpoint, body, raw, settings, marks)
-
-
-def _key(
-    endpoint: Endpoint, body: dict[str, Any], settings: HintSettings, rule: str, owner: bytes
-) -> str | None:
-    if CACHE_KEY in body:
-        return None
-    key = cache_key(endpoint, body, rule, owner, settings.keys)
-    if key is None:
-        raise NotRewrittenError(NotRewritten.UNREADABLE)
-    return key
-
-
-def _retention(body: dict[str, Any], settings: HintSettings) -> str | None:
-    if RETENTION in body or _OPTIONS in body:
-        return None
-    if keeps_by_options(_model(body)):  # and refuses the other
-        raise NotRewrittenError(NotRewritten.MODEL)
-    return settings.retention.value
-
-
-def _with_field(
+def _add_field(
     body: dict[str, Any], raw: bytes, field: str, value: str | None
 ) -> tuple[dict[str, Any], list[Edit]]:
     if value is None:
@@ -173,6 +141,194 @@ def _with_field(
     return {**body, field: value}, [Edit(end, end, member)]
 
 
-def _model(body: dict[str, Any]) -> str:
+def _retention(body: dict[str, Any], settings: HintSettings) -> str | None:
+    if RETENTION in body or _OPTIONS in body:
+        return None
+    if _known_model(body)[0] is _OPENAI:  # it takes the options, and refuses the other
+        raise NotRewrittenError(NotRewritten.MODEL)
+    return settings.retention.value
+
+
+def cache_key(endpoint: Endpoint, body: dict[str, Any], rule: str, owner: bytes, keys: int) -> str:
+    """Return the key of a request. Raises NotRewrittenError where the request cannot be read.
+
+    ``owner`` tells tenants apart. A conversation stays with one of its ``keys``.
+    """
+    running = blake2b(key=owner, digest_size=DIGEST_BYTES, person=b"refrain prompt")
+    running.update(orjson.dumps([rule, body.get("model")]))
+    left = BEGINNING_BYTES
+    try:
+        for value in _prompt(endpoint, body):
+            piece = orjson.dumps(value)
+            running.update(piece[:left])
+            left -= len(piece)
+            if left <= 0:
+                break
+        if keys > 1:
+            running.update(bytes([_key_of_conversation(endpoint, body, keys)]))
+    except TypeError:  # an integer of more than 64 bits, or text that is no Unicode
+        raise NotRewrittenError(NotRewritten.UNREADABLE) from None
+    return running.hexdigest()
+
+
+def _prompt(endpoint: Endpoint, body: dict[str, Any]) -> Iterator[Any]:
+    """Yield the prompt in the order of the chat template, without values moved to its end."""
+    *before, _ = SPECS[endpoint].prompt_fields
+    for field in before:
+        value = body.get(field)
+        yield from value if isinstance(value, list) else (value,) if value else ()
+    yield from _turns(endpoint, body)
+
+
+def _turns(endpoint: Endpoint, body: dict[str, Any]) -> Iterator[Any]:
+    turns = body.get(SPECS[endpoint].question_field)
+    for turn in turns if isinstance(turns, list) else (turns,):
+        if not (isinstance(turn, dict) and is_block(turn)):
+            yield turn
+
+
+def _key_of_conversation(endpoint: Endpoint, body: dict[str, Any], keys: int) -> int:
+    """Return the index of the conversation's key, which depends on its first user turn."""
+    users = (
+        turn.get("content") if isinstance(turn, dict) else turn
+        for turn in _turns(endpoint, body)
+        if not isinstance(turn, dict) or turn.get("role") == "user"
+    )
+    digest = blake2b(orjson.dumps(next(users, None)), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % keys
+
+
+def _known_model(body: dict[str, Any]) -> tuple[BreakpointField | None, int]:
+    """Return by which field prefixes of the model are marked, and the shortest cached prefix."""
     model = body.get("model")
-    return model if isinstance(model, str) else ""
+    name = model[:256].lower() if isinstance(model, str) else ""
+    found = (row[1:] for row in _MODELS if row[0].search(name))
+    return next(found, (None, MIN_TOKENS))
+
+
+def _add_marks(
+    endpoint: Endpoint, body: dict[str, Any], raw: bytes, settings: HintSettings
+) -> tuple[dict[str, Any], list[Edit]]:
+    """Return the body with marks, and the edits to its bytes. Raises NotRewrittenError."""
+    field, least = _known_model(body)
+    if settings.field is not BreakpointField.AUTO:
+        field = settings.field
+    if field is None or (field is _ANTHROPIC and not SPECS[endpoint].takes_cache_control):
+        raise NotRewrittenError(NotRewritten.MODEL)
+    name = field.value
+    theirs = _marks_there(body, name) if name.encode() in raw else []
+    places = _places(endpoint, body, settings, field)
+    places = [place for place in places if place.tokens >= (settings.min_tokens or least)]
+    if not places:
+        raise NotRewrittenError(NotRewritten.TOO_SHORT)
+    places = [
+        place
+        for place in places[: MAX_MARKS[field]]
+        if isinstance(place.value, str) or name not in place.value
+    ]
+    if not places:
+        return body, []
+    if field is _ANTHROPIC and any(_lifetime(each) != settings.lifetime.value for each in theirs):
+        raise NotRewrittenError(NotRewritten.LIFETIMES)
+    room = MAX_MARKS[field] - len(theirs)
+    if room <= 0:
+        raise NotRewrittenError(NotRewritten.TAKEN)
+    where = Places(raw, body)
+    mark = {"mode": "explicit"} if field is _OPENAI else {"type": "ephemeral"}
+    if field is _ANTHROPIC and settings.lifetime is not BreakpointLifetime.SHORT:
+        mark["ttl"] = settings.lifetime.value
+    written = b',"' + name.encode() + b'":' + orjson.dumps(mark)
+    kind = SPECS[endpoint].text_type or ""
+    edits: list[Edit] = []
+    values: list[tuple[Path, Any]] = []
+    for path, value, _ in places[:room]:
+        start, end = where.span(path)
+        if isinstance(value, str):
+            edits.append(Edit(start, start, b'[{"type":"' + kind.encode() + b'","text":'))
+            edits.append(Edit(end, end, written + b"}]"))
+            values.append((path, [{"type": kind, "text": value, name: mark}]))
+        else:
+            edits.append(Edit(end - 1, end - 1, written))
+            values.append((path, {**value, name: mark}))
+    return replaced(body, values), edits
+
+
+def _places(
+    endpoint: Endpoint, body: dict[str, Any], settings: HintSettings, field: BreakpointField
+) -> list[Place]:
+    """Return the places for marks, the most useful first. Raises NotRewrittenError."""
+    turns = body.get(SPECS[endpoint].question_field)
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        raise NotRewrittenError(NotRewritten.TOO_SHORT)
+    others = (i for i, turn in enumerate(turns) if turn.get("role") not in INSTRUCTING)
+    leading = next(others, len(turns))
+    last = len(turns) - 1
+    while last > 0 and (turns[last].get("role") != "user" or is_block(turns[last])):
+        last -= 1
+    if settings.breakpoints is Breakpoints.SYSTEM:
+        last = min(last, leading)
+    ends = list(_ends(endpoint, body, turns[: max(last, 0)], field))
+    system = [place for index, place in ends if index < leading][::-1]
+    earlier = [place for index, place in ends if index >= leading][-1:]
+    return system[:1] + earlier + system[1:]
+
+
+def _ends(
+    endpoint: Endpoint, body: dict[str, Any], turns: list[Any], field: BreakpointField
+) -> Iterator[tuple[int, Place]]:
+    """Yield each turn whose end may be marked, by its index, with the place."""
+    spec = SPECS[endpoint]
+    instructions = None if spec.instructions is None else body.get(spec.instructions)
+    tools = body.get("tools")
+    size = _size_of(tools) if tools else 0
+    if isinstance(instructions, str):
+        size += _size_of(instructions)
+    for index, turn in enumerate(turns):
+        if is_block(turn):
+            continue
+        content = turn.get("content")
+        size += _size_of(content)
+        if turn.get("role") not in _MARKED[field]:
+            continue
+        path = (spec.question_field, index, "content")
+        tokens = size // BYTES_A_TOKEN
+        if isinstance(content, str) and content.strip():
+            yield index, Place(path, content, tokens)
+        elif isinstance(content, list):
+            texts = (i for i, part in enumerate(content) if _holds_text(part, spec.text_type or ""))
+            for last in list(texts)[-1:]:
+                yield index, Place((*path, last), content[last], tokens)
+
+
+def _holds_text(part: Any, kind: str) -> bool:
+    text = part.get("text") if isinstance(part, dict) and part.get("type") == kind else None
+    return isinstance(text, str) and bool(text.strip())
+
+
+def _marks_there(body: dict[str, Any], name: str) -> list[Any]:
+    """Return the marks that the client has set, wherever they may stand."""
+    holders: list[Any] = [body]
+    for field in ("tools", "messages", "input"):
+        for each in _objects(body.get(field)):
+            holders += (each, each.get("function"))
+            for part in _objects(each.get("content")):
+                holders += (part, *_objects(part.get("content")))
+    found = (holder.get(name) for holder in holders if isinstance(holder, dict))
+    return [mark for mark in found if mark is not None]
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _lifetime(mark: Any) -> Any:
+    return mark.get("ttl", BreakpointLifetime.SHORT.value) if isinstance(mark, dict) else None
+
+
+def _size_of(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+    try:
+        return len(orjson.dumps(value))
+    except TypeError:  # an integer of more than 64 bits, or text that is no Unicode
+        return 0

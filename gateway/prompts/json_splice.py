@@ -1,180 +1,135 @@
 """Edits of a JSON text in its bytes: where a value stands, and how it is replaced.
 
 Law: a place is proved, not guessed. However a text is written, it has as many quotes, brackets and
-braces as its print has, except those written as escapes. So the text before a place is skipped by
-counting the bytes that close it. If such an escape occurs, or an integer that does not print, the
-text is walked through in order. Every byte outside an edit stays as it came.
+braces as its print has, except those written as escapes, and these are counted, too. So the text
+before a place is skipped by counting the bytes that close it. Every byte outside an edit stays.
 """
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import orjson
+from gateway.protocol import exact_json
 
-from gateway.prompts.texts import Path
-
+Path = tuple[str | int, ...]
 Span = tuple[int, int]
 
 _SPACE = re.compile(rb"[ \t\r\n]*+")
-_TEXT_SPACE = re.compile(r"[ \t\r\n]*+")
 _SCALAR = re.compile(rb"[^,\]} \t\r\n]*+")
 _HIDDEN = re.compile(rb"\\u00(?:22|5[Dd]|7[Dd])")
-"""A quote, a bracket or a brace, written as an escape."""
+"""A quote, a bracket or a brace, written as an escape; the backslash may be escaped itself."""
+_ESCAPE = re.compile(rb"\\(?:u00(22|5[Dd]|7[Dd])|.)", re.DOTALL)
+_SHOWN = {b"22": b'\\"    ', b"5d": b"]     ", b"7d": b"}     "}
+"""The same characters for ``_HIDDEN``, as long as their escapes are."""
 _CLOSING: dict[type, bytes] = {str: b'"', list: b"]", dict: b"}"}
 _QUOTE = b'"'
 _COMMA, _BLANK = b", "
 
 
-def _unread(_: str) -> None:
-    return None
+class Text(NamedTuple):
+    """One text of a request, and where it stands in the body."""
+
+    path: Path
+    text: str
 
 
-_DECODER = json.JSONDecoder(parse_int=_unread, parse_float=_unread)
-"""Finds ends; numbers are not read, since that may take long."""
+class Edit(NamedTuple):
+    """What takes the place of the bytes from ``start`` to ``end``."""
+
+    start: int
+    end: int
+    text: bytes
 
 
 class Places:
-    """Where the values of one body stand in its bytes; arrays are looked for once."""
+    """Where the values of one body stand in its bytes; arrays are passed through in order."""
 
     def __init__(self, raw: bytes, body: dict[str, Any]) -> None:
         self.raw = raw
         self.body = body
-        self._arrays: dict[Path, Elements] = {}
+        self._arrays: dict[Path, tuple[int, int]] = {}
+        """An element of each array that was looked into, and where it begins."""
 
-    def of(self, path: Path) -> Span:
+    def span(self, path: Path) -> Span:
         """Return where the value at a path stands."""
-        if not path:
-            return after_space(self.raw, 0), len(self.raw)
-        step = path[-1]
-        if isinstance(step, int):
-            return self._array(path[:-1]).span(step)
-        at, holder = self._object(path[:-1])
-        start = member_start(self.raw, at, holder, step)
-        end = None if start is None else end_of(self.raw, start, holder[step])
-        return self._walked(path) if start is None or end is None else (start, end)
+        start = self.start(path)
+        return start, end_of(self.raw, start, _at(self.body, path))
 
     def start(self, path: Path) -> int:
         """Return where the value at a path begins."""
         if not path:
             return after_space(self.raw, 0)
-        step = path[-1]
-        if isinstance(step, int):
-            return self._array(path[:-1]).start(step)
-        start = member_start(self.raw, *self._object(path[:-1]), step)
-        return self._walked(path)[0] if start is None else start
-
-    def _object(self, path: Path) -> tuple[int, dict[str, Any]]:
-        """Return where the object at a path begins, and the object."""
-        if not path or isinstance(path[-1], str):
-            return self.start(path), _at(self.body, path)
-        array = self._array(path[:-1])
-        return array.start(path[-1]), array.values[path[-1]]
-
-    def _array(self, path: Path) -> "Elements":
-        found = self._arrays.get(path)
-        if found is None:
-            found = Elements(self.raw, self.start(path), _at(self.body, path))
-            self._arrays[path] = found
-        return found
-
-    def _walked(self, path: Path) -> Span:
-        return walk_to(self.raw, self.of(path[:-1]), str(path[-1]))
-
-
-class Elements:
-    """Where the values of one array stand; to ask for them in order takes one pass."""
-
-    def __init__(self, raw: bytes, start: int, values: Sequence[Any]) -> None:
-        self.values = values
-        self._raw = raw
-        self._first = after_space(raw, start + 1)
-        self._known = (0, self._first)
-        self._walked: list[Span] = []
-
-    def start(self, index: int) -> int:
-        """Return where a value begins."""
-        if self._walked:
-            return self._walked[index][0]
-        known, at = self._known if self._known[0] <= index else (0, self._first)
-        if known < index:
-            end = _end_of_group(self._raw, at, self.values[known:index])
-            if end is None:
-                return self._walk()[index][0]
-            at = next_element(self._raw, end)
-        self._known = (index, at)
+        above, step = path[:-1], path[-1]
+        if isinstance(step, str):
+            return self._member(self.start(above), _at(self.body, above), step)
+        index, at = self._arrays.get(above, (step + 1, 0))
+        if index > step:
+            index, at = 0, after_space(self.raw, self.start(above) + 1)
+        if index < step:
+            at = self._after(at, _at(self.body, above)[index:step])
+        self._arrays[above] = (step, at)
         return at
 
-    def span(self, index: int) -> Span:
-        """Return where a value stands."""
-        start = self.start(index)
-        if self._walked:
-            return self._walked[index]
-        end = end_of(self._raw, start, self.values[index])
-        return self._walk()[index] if end is None else (start, end)
-
-    def _walk(self) -> list[Span]:
-        self._walked = _walk_elements(self._raw, self._first, len(self.values))
-        return self._walked
-
-
-def end_of(raw: bytes, start: int, value: Any) -> int | None:
-    """Return where a value ends that begins at ``start``, None if it has to be walked through."""
-    closing = _CLOSING.get(type(value))
-    if closing is None:
-        scalar = _SCALAR.match(raw, start)
-        return None if scalar is None else scalar.end()
-    try:
-        printed = orjson.dumps(value)
-    except TypeError:  # an integer of more than 64 bits
-        return None
-    return end_of_printed(raw, start, printed, closing)
-
-
-def end_of_printed(raw: bytes, start: int, printed: bytes, closing: bytes) -> int | None:
-    """Return where a text ends that prints so, and whose last byte is ``closing``.
-
-    None if a byte as that may be hidden in it.
-    """
-    if raw.startswith(printed, start):
-        return start + len(printed)
-    count = printed.count(closing)
-    size = 2 * len(printed) + 64
-    most = 64 * size
-    while len(pieces := raw[start : start + size].split(closing, count)) <= count:
-        if start + size >= len(raw) or size > most:
-            return None
-        size *= 4
-    end = min(start + size, len(raw)) - len(pieces[-1])
-    if raw.find(b"\\", start, end) < 0 or _HIDDEN.search(raw, start, end) is None:
-        return end
-    return None
-
-
-def member_start(raw: bytes, start: int, holder: dict[str, Any], name: str) -> int | None:
-    """Return where a member's value begins in the object that begins at ``start``.
-
-    None if it has to be walked to.
-    """
-    at = after_space(raw, start + 1)
-    before: dict[str, Any] = {}
-    try:
+    def _member(self, start: int, holder: dict[str, Any], name: str) -> int:
+        """Return where a member's value begins in the object that begins at ``start``."""
+        raw, at = self.raw, after_space(self.raw, start + 1)
+        before: dict[str, Any] = {}
         for key, value in holder.items():
             if key == name:
                 break
             before[key] = value
             # Quotes are many; what closes an array or an object is rare.
             if isinstance(value, list | dict):
-                end = end_of_printed(raw, at, orjson.dumps(before)[1:-1], _CLOSING[type(value)])
-                if end is None:
-                    return None
+                written = exact_json.dumps(before)[1:-1]
+                end = end_of_printed(raw, at, written, _CLOSING[type(value)])
                 at, before = next_element(raw, end), {}
-        written = orjson.dumps({**before, name: None})[1:-6]  # without :null}
-    except TypeError:  # an integer of more than 64 bits
-        return None
-    end = end_of_printed(raw, at, written, _QUOTE)
-    return None if end is None else after_space(raw, after_space(raw, end) + 1)
+        written = exact_json.dumps({**before, name: None})[1:-6]  # without :null}
+        end = end_of_printed(raw, at, written, _QUOTE)
+        return after_space(raw, after_space(raw, end) + 1)
+
+    def _after(self, at: int, values: list[Any]) -> int:
+        """Return where the element behind these begins, the first of which begins at ``at``."""
+        count = len(values)
+        while count and type(values[count - 1]) not in _CLOSING:
+            count -= 1
+        if count:
+            written = exact_json.dumps(values[:count])[1:-1]
+            closing = _CLOSING[type(values[count - 1])]
+            at = next_element(self.raw, end_of_printed(self.raw, at, written, closing))
+        for value in values[count:]:
+            at = next_element(self.raw, end_of(self.raw, at, value))
+        return at
+
+
+def end_of(raw: bytes, start: int, value: Any) -> int:
+    """Return where a value ends that begins at ``start``."""
+    closing = _CLOSING.get(type(value))
+    if closing is not None:
+        return end_of_printed(raw, start, exact_json.dumps(value), closing)
+    scalar = _SCALAR.match(raw, start)
+    return start if scalar is None else scalar.end()
+
+
+def end_of_printed(raw: bytes, start: int, printed: bytes, closing: bytes) -> int:
+    """Return where a text ends that prints so, and whose last byte is ``closing``."""
+    if raw.startswith(printed, start):
+        return start + len(printed)
+    count = printed.count(closing)
+    size = 2 * len(printed) + 64
+    while True:
+        part = raw[start : start + size]
+        if part.find(b"\\") >= 0 and _HIDDEN.search(part) is not None:
+            part = _ESCAPE.sub(_shown, part)
+        pieces = part.split(closing, count)
+        if len(pieces) > count:
+            return start + len(part) - len(pieces[-1])
+        if start + size >= len(raw):
+            raise ValueError("these bytes are not the JSON of this value")
+        size *= 4
+
+
+def _shown(escape: re.Match[bytes]) -> bytes:
+    return _SHOWN[escape[1].lower()] if escape[1] else escape[0]
 
 
 def after_space(raw: bytes, at: int) -> int:
@@ -194,74 +149,10 @@ def next_element(raw: bytes, at: int) -> int:
     return after_space(raw, at + 1)
 
 
-def walk_to(raw: bytes, within: Span, name: str) -> Span:
-    """Walk through the members of the object that stands ``within`` the bytes to one of them."""
-    text = raw[slice(*within)].decode()
-    at = _skip(text, 1)
-    while text[at] != "}":
-        key, at = _DECODER.raw_decode(text, at)
-        start = _skip(text, _skip(text, at) + 1)
-        _, end = _DECODER.raw_decode(text, start)
-        if key == name:
-            first = within[0] + _bytes_before(text, start)
-            return first, first + len(text[start:end].encode())
-        at = _skip(text, end)
-        if text[at] == ",":
-            at = _skip(text, at + 1)
-    raise KeyError(name)
-
-
-def _end_of_group(raw: bytes, start: int, values: Sequence[Any]) -> int | None:
-    """Return where the last of several elements ends, the first of which begins at ``start``."""
-    closing = _CLOSING.get(type(values[-1]))
-    if closing is None:
-        return None
-    try:
-        printed = orjson.dumps(values)[1:-1]
-    except TypeError:  # an integer of more than 64 bits
-        return None
-    return end_of_printed(raw, start, printed, closing)
-
-
-def _walk_elements(raw: bytes, start: int, count: int) -> list[Span]:
-    """Walk through ``count`` values of an array, the first of which begins at ``start``."""
-    text = raw[start:].decode()
-    wide = not text.isascii()
-    found = []
-    place, at = start, 0
-    for _ in range(count):
-        _, end = _DECODER.raw_decode(text, at)
-        size = len(text[at:end].encode()) if wide else end - at
-        found.append((place, place + size))
-        behind = _skip(text, end)
-        if text[behind : behind + 1] == ",":
-            behind = _skip(text, behind + 1)
-        place += size + behind - end  # white space and the comma, a byte each
-        at = behind
-    return found
-
-
 def _at(value: Any, path: Path) -> Any:
     for step in path:
         value = value[step]
     return value
-
-
-def _skip(text: str, at: int) -> int:
-    match = _TEXT_SPACE.match(text, at)
-    return at if match is None else match.end()
-
-
-def _bytes_before(text: str, at: int) -> int:
-    return at if text.isascii() else len(text[:at].encode())
-
-
-class Edit(NamedTuple):
-    """What takes the place of the bytes from ``start`` to ``end``."""
-
-    start: int
-    end: int
-    text: bytes
 
 
 def spliced(raw: bytes, edits: Sequence[Edit]) -> bytes:
@@ -274,15 +165,10 @@ def spliced(raw: bytes, edits: Sequence[Edit]) -> bytes:
     return b"".join((*pieces, raw[at:]))
 
 
-def replaced(body: dict[str, Any], path: Path, new: Any) -> dict[str, Any]:
-    """Return a copy of a body in which ``new`` stands at the path; what is not on it is shared."""
-    return all_replaced(body, ((path, new),))
-
-
-def all_replaced(body: dict[str, Any], values: Iterable[tuple[Path, Any]]) -> dict[str, Any]:
+def replaced(body: dict[str, Any], values: Iterable[tuple[Path, Any]]) -> dict[str, Any]:
     """Return a copy of a body in which these values stand at their paths.
 
-    What holds several of them is copied once: a request may have 100,000 turns.
+    What holds several of them is copied once: a request may have 100,000 turns. All else is shared.
     """
     copies: dict[Path, Any] = {(): body.copy()}
     for path, new in values:
@@ -294,8 +180,3 @@ def all_replaced(body: dict[str, Any], values: Iterable[tuple[Path, Any]]) -> di
         copies[path[:-1]][path[-1]] = new
     changed: dict[str, Any] = copies[()]
     return changed
-
-
-def printed(value: Any) -> bytes:
-    """Return the JSON of a value of ours."""
-    return orjson.dumps(value)

@@ -3,7 +3,7 @@
 One vocabulary for header, metric, log and trace.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -88,26 +88,17 @@ class Declined:
         return f"{self.rewrite}={self.why}"
 
 
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """A request as it is sent: ``raw`` is the JSON of ``body``."""
-
-    body: dict[str, Any]
-    raw: bytes
-    changes: tuple[Rewrite, ...] = ()
-    declined: tuple[Declined, ...] = ()
-    edits: tuple[Edit, ...] = ()
-    """What was done to the bytes that came."""
+def decline(rules: Iterable[Rewrite], why: NotRewritten) -> tuple[Declined, ...]:
+    """Return these rules, all declined for one reason."""
+    return tuple(Declined(rule, why) for rule in rules)
 
 
-def rewrites_told(changes: Sequence[Rewrite], declined: Sequence[Declined]) -> str | None:
+def format_rewrites(changes: Sequence[Rewrite], declined: Sequence[Declined]) -> str | None:
     """Return the value of the header ``REWRITE``, None where there is nothing to tell."""
     if not changes and not declined:
         return None
-    told = ", ".join(changes) or "none"
-    if declined:
-        told += f'; declined="{", ".join(map(str, declined))}"'
-    return told
+    text = ", ".join(changes) or "none"
+    return f'{text}; declined="{", ".join(map(str, declined))}"' if declined else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +113,13 @@ class Compression:
 
     def __str__(self) -> str:
         """Return the value of the header ``COMPRESS``."""
-        told = ", ".join(self.steps) or "none"
+        text = ", ".join(self.steps) or "none"
         if self.steps:
-            told += f"; tokens={self.tokens}; saved={self.saved}"
-        return told if self.refused is None else f"{told}; declined={self.refused}"
+            text += f"; tokens={self.tokens}; saved={self.saved}"
+        return text if self.refused is None else f"{text}; declined={self.refused}"
 
 
-def both(one: Compression | None, other: Compression | None) -> Compression | None:
+def combine(one: Compression | None, other: Compression | None) -> Compression | None:
     """Return what became of two parts of a request; of two reasons the first is told."""
     if one is None or other is None:
         return one or other
@@ -138,3 +129,16 @@ def both(one: Compression | None, other: Compression | None) -> Compression | No
         one.saved + other.saved,
         one.refused or other.refused,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request as it is sent: ``raw`` is the JSON of ``body``."""
+
+    body: dict[str, Any]
+    raw: bytes
+    changes: tuple[Rewrite, ...] = ()
+    declined: tuple[Declined, ...] = ()
+    edits: tuple[Edit, ...] = ()
+    """What rewriting, or the hints, did to the bytes that came."""
+    compression: Compression | None = None

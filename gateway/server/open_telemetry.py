@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from gateway.cache.ports import StoreStats
-from gateway.prompts.outcome import rewrites_told
+from gateway.prompts.outcome import format_rewrites
 from gateway.settings import Settings
 from gateway.telemetry.decision_log import DecisionLog, Recorder
 from gateway.telemetry.metrics import Metrics
@@ -32,7 +32,7 @@ def log_request(seen: Observation) -> None:
             seen.outcome,
             seen.reason,
             seen.declined,
-            rewrites_told(seen.rewrites, seen.not_rewritten),
+            format_rewrites(seen.rewrites, seen.not_rewritten),
             seen.compression,
             seen.status,
             (seen.ended - seen.started) * 1000,

@@ -7,9 +7,10 @@ left as it came, with the reason.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import blake2b
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -18,16 +19,27 @@ import orjson
 from gateway.cache.key import cache_salt, document_owner, scope_id
 from gateway.cache.lookup import Forward
 from gateway.cache.plan import end_user
-from gateway.prompts.compress.compress import Compressed
-from gateway.prompts.compress.compressor import Compressor, Summariser
-from gateway.prompts.hints import hinted, hints_for
-from gateway.prompts.outcome import Changed, Compression, Declined, NotRewritten, Rewrite
-from gateway.prompts.rewrite.documents import NOTHING_KNOWN, Memory, SharedDocuments
-from gateway.prompts.rewrite.rewrite import Rewritten, rewrite, rules_for
+from gateway.prompts.compress import history
+from gateway.prompts.compress.compress import begin
+from gateway.prompts.compress.history import Cut, Known, Summaries
+from gateway.prompts.compress.relevance import Vector
+from gateway.prompts.hints import add_hints, hints_for
+from gateway.prompts.outcome import (
+    Compression,
+    NotRewritten,
+    NotRewrittenError,
+    PreparedRequest,
+    combine,
+    decline,
+)
+from gateway.prompts.rewrite.rewrite import rewrite, rules_for
+from gateway.prompts.rewrite.text_rules import NOTHING_KNOWN, Memory, SharedDocuments
 from gateway.prompts.rewrite.tool_rules import KnownTools
 from gateway.protocol.endpoints.table import SPECS
+from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields
 from gateway.protocol.messages import read_whole
+from gateway.semantic.ports import LocalEncoder, SemanticUnavailableError
 from gateway.server.context import INLINE_BYTES, RequestContext
 from gateway.upstream.request import (
     Exchange,
@@ -36,7 +48,7 @@ from gateway.upstream.request import (
     own_fields,
     with_salt,
 )
-from policies.decision import DocumentOrder, Endpoint
+from policies.decision import NO_HINTS, Decision, DocumentOrder, Endpoint
 from policies.freshness import parse_directives
 
 log = logging.getLogger(__name__)
@@ -50,6 +62,124 @@ MOST_SAID = 256 * 2**10
 """Bytes of an answer to a request of ours."""
 
 
+COMPRESS_INLINE_BYTES = 4096
+"""Longer bodies are compressed in a thread; these take a millisecond or two."""
+SUMMARY_SECONDS = 120.0
+MOST_SUMMARIES = 4
+"""That are being written at a time."""
+_DIGEST_BYTES = 16
+
+T = TypeVar("T")
+Ask = Callable[[bytes, str], Awaitable[str | None]]
+"""Sends a chat request to a model; None where it does not say all that it had to say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compressor:
+    """Compresses the declared context of requests as their rules say."""
+
+    encoder: LocalEncoder | None = None
+    seconds: float = 1.0
+
+    async def compress(
+        self, endpoint: Endpoint, decision: Decision, request: PreparedRequest
+    ) -> PreparedRequest:
+        """Return the request as it is sent, and what became of its context, if it declares some."""
+        settings = decision.compress
+        if settings.documents is None:
+            settings = replace(settings, documents=decision.prefix.documents)
+        declares = settings.enabled and (settings.markers or settings.tool_results)
+        if not declares or SPECS[endpoint].turns is None:
+            return request
+        inline = len(request.raw) <= COMPRESS_INLINE_BYTES
+        try:
+            async with asyncio.timeout(self.seconds):
+                work = partial(begin, endpoint, request.body, request.raw, settings)
+                draft = work() if inline else await asyncio.to_thread(work)
+                if draft is None:
+                    return request
+                last = partial(draft.next, await self._embed(draft.texts))
+                result = last() if inline else await asyncio.to_thread(last)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the request can go on as it was
+            refused = Compression(refused=_reason_of(error, "compressed"))
+            return replace(request, compression=combine(request.compression, refused))
+        compression = combine(request.compression, result.compression)
+        return replace(request, body=result.body, raw=result.raw, compression=compression)
+
+    async def _embed(self, texts: tuple[str, ...]) -> Sequence[Vector]:
+        if texts and self.encoder is None:
+            raise NotRewrittenError(NotRewritten.NO_ENCODER)
+        return await self.encoder.embed(texts) if texts and self.encoder else ()
+
+
+@dataclass(slots=True)
+class Summariser:
+    """Puts summaries in the place of earlier turns, and has them written.
+
+    No request waits for a summary: what is not known is begun behind its back, once for the same
+    turns, with the credential of the request that needs it. Its summary serves that tenant only.
+    """
+
+    summaries: Summaries = field(default_factory=Summaries)
+    _tasks: dict[bytes, asyncio.Task[None]] = field(default_factory=dict)
+
+    def apply(
+        self,
+        endpoint: Endpoint,
+        request: PreparedRequest,
+        least: int,
+        owner: bytes,
+        ask: Ask | None,
+    ) -> PreparedRequest:
+        """Return the request with a summary, if one is known, and what became of its history.
+
+        At ``least`` so many user turns stay. The ``owner`` keeps the summaries of a tenant apart
+        from those of others. Without ``ask`` none is written.
+        """
+        cut = history.cut_of(endpoint, request.body, least)
+        if cut is None:
+            return request
+        model = str(request.body.get("model"))
+        name = model.encode("utf-8", "surrogatepass")
+        whole = len(name).to_bytes(4, "big") + name + cut.turns
+        digest = blake2b(whole, digest_size=_DIGEST_BYTES, key=owner).digest()
+        known = self.summaries.find(digest)
+        if known is None:
+            if ask and digest not in self._tasks and len(self._tasks) < MOST_SUMMARIES:
+                task = asyncio.create_task(self._write(cut, model, ask, digest))
+                self._tasks[digest] = task
+                task.add_done_callback(lambda _: self._tasks.pop(digest, None))
+            known = NotRewritten.SUMMARY_PENDING
+        if isinstance(known, NotRewritten):
+            return replace(request, compression=Compression(refused=known))
+        return history.with_summary(request, cut, known)
+
+    async def close(self) -> None:
+        """Give up what is being written."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _write(self, cut: Cut, model: str, ask: Ask, digest: bytes) -> None:
+        known: Known = NotRewritten.SUMMARY_FACTS
+        try:
+            async with asyncio.timeout(SUMMARY_SECONDS):
+                if await asyncio.to_thread(history.can_be_checked, cut):
+                    answer = await ask(history.request_for(cut, model), model)
+                    if answer is None:
+                        log.info("a summary was not written (no whole answer)")
+                        known = NotRewritten.SUMMARY_FAILED
+                    else:
+                        known = await asyncio.to_thread(history.judge, cut, answer.strip())
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is no request's
+            expected = isinstance(error, UpstreamError | TimeoutError)
+            level = logging.INFO if expected else logging.WARNING
+            log.log(level, "a summary was not written (%s)", type(error).__name__)
+            known = NotRewritten.SUMMARY_FAILED
+        self.summaries.note(digest, known)
+
+
 def salted_endpoints(*, upstream_knows_salt: bool) -> frozenset[Endpoint]:
     """Return the endpoints whose requests get a ``cache_salt``.
 
@@ -60,7 +190,7 @@ def salted_endpoints(*, upstream_knows_salt: bool) -> frozenset[Endpoint]:
 
 @dataclass(frozen=True, slots=True)
 class Outbox:
-    """Makes of what was context what is sent."""
+    """Makes of the request of a client the one that is sent."""
 
     secret: bytes = field(repr=False)
     salted: frozenset[Endpoint] = frozenset()
@@ -76,22 +206,21 @@ class Outbox:
         original = self._untouched(context, state)
         if request.odd is not None:
             return original
-        rewritten = await self._rewrite(context)
-        shorter = self._summarise(context, Compressed(rewritten.body, rewritten.raw, None))
-        body, raw, compression = await self.compressor.compressed(
-            request.endpoint, context.decision, shorter
-        )
+        prepared = self._summarise(context, await self._rewrite(context))
+        if context.decision.compress.enabled:
+            prepared = await self.compressor.compress(request.endpoint, context.decision, prepared)
+        body, raw = prepared.body, prepared.raw
         if raw is request.raw:
             body, raw = original.request.body, original.request.raw
         elif request.endpoint in self.salted:
             body, raw = with_salt(body, raw, cache_salt(self.secret, context.tenant))
-        hints = await self._hint(context, body, raw)
+        hints = await self._add_hints(context, body, raw)
         plain = replace(
             original,
             request=replace(original.request, body=body, raw=raw),
-            rewrites=rewritten.changes,
-            not_rewritten=rewritten.declined + hints.declined,
-            compression=compression,
+            rewrites=prepared.changes,
+            not_rewritten=prepared.declined + hints.declined,
+            compression=prepared.compression,
         )
         return _with_hints(original, plain, hints)
 
@@ -114,53 +243,51 @@ class Outbox:
             client=request.holder or tenant.credential_sha256,
         )
 
-    async def _rewrite(self, context: RequestContext) -> Rewritten:
+    async def _rewrite(self, context: RequestContext) -> PreparedRequest:
         request, settings = context.request, context.decision.prefix
         endpoint, body, raw = request.endpoint, request.body, request.raw
         rules = rules_for(endpoint, body, settings)
         if not rules:
-            return Rewritten(body, raw)
-        memory = self._memory(context)
+            return PreparedRequest(body, raw)
+        memory = NOTHING_KNOWN
+        documents = settings.documents
+        if documents is not None and documents.order is DocumentOrder.SHARED:
+            memory = Memory(document_owner(self.secret, context.tenant), self.shared.ranks)
         owner = scope_id(self.secret, context.decision.scope, context.tenant, end_user(body))
         known = self.tools.forms(settings.schema_keys, owner)
         work = partial(rewrite, endpoint, body, raw, settings, memory, known=known)
-        rewritten = await _done_in_time(work, raw)
-        if isinstance(rewritten, NotRewritten):
-            return Rewritten(body, raw, declined=_declined(rules, rewritten))
-        self.tools.note(settings.schema_keys, rewritten.tools, owner)
+        result = await _run_in_time(work, raw)
+        if isinstance(result, NotRewritten):
+            return PreparedRequest(body, raw, declined=decline(rules, result))
+        self.tools.note(settings.schema_keys, result.tools, owner)
         if memory is not NOTHING_KNOWN:
-            self.shared.note(rewritten.digests)
-        return rewritten
+            self.shared.note(result.digests)
+        return result
 
-    def _summarise(self, context: RequestContext, compressed: Compressed) -> Compressed:
+    def _summarise(self, context: RequestContext, prepared: PreparedRequest) -> PreparedRequest:
         request, settings = context.request, context.decision.compress
         if not settings.enabled or not settings.history:
-            return compressed
+            return prepared
         stored = not parse_directives(request.headers.get("cache-control")).no_store
         fields = own_fields(request.fields)
         ask = partial(_ask_model, context.coalescer.upstream, fields) if stored else None
         owner = document_owner(self.secret, context.tenant)
-        return self.summariser.applied(request.endpoint, compressed, settings.history, owner, ask)
+        return self.summariser.apply(request.endpoint, prepared, settings.history, owner, ask)
 
-    async def _hint(self, context: RequestContext, body: dict[str, Any], raw: bytes) -> Changed:
+    async def _add_hints(
+        self, context: RequestContext, body: dict[str, Any], raw: bytes
+    ) -> PreparedRequest:
         endpoint, decision = context.request.endpoint, context.decision
         settings, rule = decision.hints, decision.rule
-        hints = hints_for(endpoint, settings)
+        hints = () if settings is NO_HINTS else hints_for(endpoint, settings)
         if not hints:
-            return Changed(body, raw)
+            return PreparedRequest(body, raw)
         owner = document_owner(self.secret, context.tenant)
-        work = partial(hinted, endpoint, body, raw, settings, rule=rule, owner=owner)
-        result = await _done_in_time(work, raw)
+        work = partial(add_hints, endpoint, body, raw, settings, rule=rule, owner=owner)
+        result = await _run_in_time(work, raw)
         if isinstance(result, NotRewritten):
-            return Changed(body, raw, declined=_declined(hints, result))
+            return PreparedRequest(body, raw, declined=decline(hints, result))
         return result
-
-    def _memory(self, context: RequestContext) -> Memory:
-        """Return what is known of the tenant's documents, where their order is by that."""
-        documents = context.decision.prefix.documents
-        if documents is None or documents.order is not DocumentOrder.SHARED:
-            return NOTHING_KNOWN
-        return Memory(document_owner(self.secret, context.tenant), self.shared.ranks)
 
 
 async def _ask_model(upstream: Upstream, fields: Fields, raw: bytes, model: str) -> str | None:
@@ -175,11 +302,7 @@ async def _ask_model(upstream: Upstream, fields: Fields, raw: bytes, model: str)
     return None
 
 
-def _declined(rewrites: Iterable[Rewrite], why: NotRewritten) -> tuple[Declined, ...]:
-    return tuple(Declined(each, why) for each in rewrites)
-
-
-def _with_hints(original: Exchange, plain: Exchange, hints: Changed) -> Exchange:
+def _with_hints(original: Exchange, plain: Exchange, hints: PreparedRequest) -> Exchange:
     """Return the request with hints, and in it its other forms."""
     if hints.raw is original.request.raw:
         return plain
@@ -188,13 +311,13 @@ def _with_hints(original: Exchange, plain: Exchange, hints: Changed) -> Exchange
         compression = Compression(refused=NotRewritten.REFUSED)
     original = replace(
         original,
-        not_rewritten=plain.not_rewritten + _declined(changes, NotRewritten.REFUSED),
+        not_rewritten=plain.not_rewritten + decline(changes, NotRewritten.REFUSED),
         compression=compression,
     )
     plain = replace(plain, original=original)
     if not hints.changes:
         return plain
-    refused = _declined(hints.changes, NotRewritten.REFUSED)
+    refused = decline(hints.changes, NotRewritten.REFUSED)
     return replace(
         plain,
         request=replace(plain.request, body=hints.body, raw=hints.raw),
@@ -203,23 +326,25 @@ def _with_hints(original: Exchange, plain: Exchange, hints: Changed) -> Exchange
     )
 
 
-T = TypeVar("T")
-
-
-def _is_quick(raw: bytes) -> bool:
-    return len(raw) <= INLINE_BYTES and raw.count(b"{") + raw.count(b"\\n") <= INLINE_PIECES
-
-
-async def _done_in_time(work: Callable[[], T], raw: bytes) -> T | NotRewritten:
-    """Return what comes of the work on a body, or why nothing does."""
+async def _run_in_time(work: Callable[[], T], raw: bytes) -> T | NotRewritten:
+    """Return the result of the work on a body, or why there is none."""
     try:
-        if _is_quick(raw):
+        if len(raw) <= INLINE_BYTES and raw.count(b"{") + raw.count(b"\\n") <= INLINE_PIECES:
             return work()
         async with asyncio.timeout(SECONDS):
             return await asyncio.to_thread(work)
-    except TimeoutError:
-        return NotRewritten.TIMEOUT
     except Exception as error:  # noqa: BLE001 - whatever it is, the request can go on as it came
-        # Its message may quote the prompt, so only its type is told.
-        log.warning("a prompt could not be rewritten (%s)", type(error).__name__)
-        return NotRewritten.FAULT
+        return _reason_of(error, "rewritten")
+
+
+def _reason_of(error: Exception, what: str) -> NotRewritten:
+    """Return why a prompt was not changed; log what nobody expects."""
+    if isinstance(error, NotRewrittenError):
+        return error.why
+    if isinstance(error, TimeoutError):
+        return NotRewritten.TIMEOUT
+    if isinstance(error, SemanticUnavailableError):
+        return NotRewritten.TIMEOUT if error.reason == "timeout" else NotRewritten.NO_ENCODER
+    # Its message may quote the prompt, so only its type is told.
+    log.warning("a prompt could not be %s (%s)", what, type(error).__name__)
+    return NotRewritten.FAULT

@@ -80,7 +80,7 @@ BAD = {
         ("gateway/protocol/sse.py", "from gateway.cache.key import Scope"),
         ("gateway/protocol/sse.py", "from gateway import semantic"),
         ("gateway/protocol/sse.py", "from ..prompts import outcome"),
-        ("gateway/semantic/tokens.py", "from gateway.prompts.texts import Text"),
+        ("gateway/semantic/tokens.py", "from gateway.prompts.rewrite.text_rules import Text"),
         ("gateway/prompts/texts.py", "import gateway.cache.key"),
         ("gateway/cache/__init__.py", "from .. import telemetry"),
         ("gateway/telemetry/metrics.py", "from gateway.upstream.pool.health import State"),

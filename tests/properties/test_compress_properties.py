@@ -74,7 +74,7 @@ def test_words_outside_of_context_stay_and_context_only_loses(turns: Any, chosen
     except NotRewrittenError:
         return
     assert orjson.loads(result.raw) == result.body
-    assert 0 < result.told.saved <= result.told.tokens
+    assert 0 < result.compression.saved <= result.compression.tokens
     for (words, blocks), turn in zip(turns, result.body["messages"], strict=True):
         first, *rest = turn["content"].split("<d>")
         assert first == words if rest else first == words + words

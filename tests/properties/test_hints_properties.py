@@ -5,9 +5,9 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.prompts.hints import hinted
+from gateway.prompts.hints import add_hints
 from gateway.prompts.outcome import Rewrite
-from gateway.prompts.texts import BLOCK
+from gateway.prompts.rewrite.text_rules import BLOCK
 from gateway.protocol.exact_json import parse_body
 from policies.decision import (
     BreakpointField,
@@ -100,7 +100,7 @@ def turns_of(body):
 
 
 def told(body, raw, how):
-    return hinted(endpoint_of(body), body, raw, how, rule="r", owner=b"o" * 32)
+    return add_hints(endpoint_of(body), body, raw, how, rule="r", owner=b"o" * 32)
 
 
 def marks(value, field):

@@ -112,4 +112,4 @@ def test_every_value_is_found_where_it_was_written_in_whatever_order_one_asks(se
     places = Places(raw, parse_body(raw))
     for path in paths:
         assert places.start(path) == writer.places[path][0]
-        assert places.of(path) == writer.places[path]
+        assert places.span(path) == writer.places[path]

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.prompts.outcome import Rewrite
-from gateway.prompts.rewrite.documents import Memory
 from gateway.prompts.rewrite.rewrite import rewrite
+from gateway.prompts.rewrite.text_rules import BLOCK, Memory
 from gateway.prompts.rewrite.tool_rules import KnownTools
-from gateway.prompts.texts import BLOCK
 from gateway.protocol.exact_json import parse_body
 from policies.decision import (
     DocumentOrder,

@@ -35,7 +35,6 @@ IO_MODULES = frozenset(
         "gateway.settings",
         "gateway.semantic.calibrations",
         "gateway.semantic.verifier",
-        "gateway.prompts.compress.compressor",
         "gateway.cache.append_files",
         "gateway.cache.pii_scan",
         "gateway.cache.quarantine",

@@ -1,21 +1,37 @@
 """A request made to say the same in fewer tokens: ``begin``, then ``next`` with vectors.
 
-What is made of context depends on its own turn and those before it, on nothing later. What cannot
-be sure raises an error, and the request is sent as it was.
+Nothing outside of the markers is touched, nor what stands before a breakpoint of the client's own.
+Context belongs to the question of its own turn, and what is made of it depends on that turn and
+those before it, on nothing later: so the conversation's prefix repeats. What cannot be sure raises
+an error, and the request is sent as it was.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
 
-from gateway.prompts.compress.context import Block, Question, Turn, declared, question_of, readable
+import orjson
+
 from gateway.prompts.compress.facts import said_before
-from gateway.prompts.compress.passages import Passage, passages_of, prose_among
-from gateway.prompts.compress.relevance import Vector, drop_unrelated
-from gateway.prompts.json_splice import Edit, Places, all_replaced, printed, spliced
-from gateway.prompts.outcome import Compression, NotRewritten, NotRewrittenError, Step
-from gateway.prompts.texts import Text
+from gateway.prompts.compress.passages import Passage, are_prose, passages_of, prose_among
+from gateway.prompts.compress.relevance import (
+    Question,
+    Vector,
+    drop_unrelated,
+    question_of,
+    readable,
+)
+from gateway.prompts.json_splice import Edit, Path, Places, Text, replaced, spliced
+from gateway.prompts.outcome import (
+    Compression,
+    NotRewritten,
+    NotRewrittenError,
+    PreparedRequest,
+    Step,
+)
+from gateway.prompts.rewrite.text_rules import cut_at_documents, is_block, is_result, texts_of
+from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.tokens import tokens_in
 from policies.decision import CompressSettings, Endpoint
 
@@ -24,24 +40,102 @@ MOST_BLOCKS = 1024
 MOST_TEXTS = 512  # passages whose vectors are asked for
 
 
-class Compressed(NamedTuple):
-    """A request as it is sent: ``raw`` is the JSON of ``body``."""
+@dataclass(eq=False, slots=True)
+class Block:
+    """Declared context, and what is made of it."""
 
-    body: dict[str, Any]
-    raw: bytes
-    told: Compression | None
+    came: str
+    is_result: bool = False  # returned by a tool
+    passages: list[Passage] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """What stands in its place now; the white space around it stays."""
+        came = "".join(passage.text for passage in self.passages)
+        now = "".join(sentence for passage in self.passages for sentence in passage.kept)
+        if len(now) == len(came):
+            return now
+        before, behind = len(came) - len(came.lstrip()), len(came.rstrip())
+        return came[:before] + now.strip() + came[behind:]
+
+    @property
+    def prose(self) -> list[Passage]:
+        """The passages that may go. None may of what is mostly code, tables or JSON."""
+        if not are_prose(self.came, self.passages):
+            return []
+        return [passage for passage in self.passages if passage.kept and not passage.formed]
+
+
+class Turn(NamedTuple):
+    """What the user asks in a turn, and the parts of its texts and of those that tools returned."""
+
+    words: str
+    texts: list[tuple[Path, list[str | Block]]]
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Its declared context."""
+        parts = (part for _, parts in self.texts for part in parts)
+        return [part for part in parts if isinstance(part, Block) and part.came]
+
+
+def _declared(endpoint: Endpoint, body: dict[str, Any], settings: CompressSettings) -> list[Turn]:
+    """Return the turns of the user. Raises NotRewrittenError."""
+    name = SPECS[endpoint].question_field
+    turns = body.get(name)
+    if isinstance(turns, str):
+        return [_turn((name,), turns, settings)]
+    found: list[Turn] = []
+    turns = turns if isinstance(turns, list) else []
+    first = max((i for i, turn in enumerate(turns, 1) if _ends_cached(turn)), default=0)
+    for index, turn in enumerate(turns):
+        if not isinstance(turn, dict):
+            continue
+        if turn.get("role") == "user" and not is_block(turn):
+            one = _turn((name, index, "content"), turn.get("content"), settings)
+            found.append(one if index >= first else Turn(one.words, []))
+        elif settings.tool_results and is_result(turn) and found and index >= first:
+            member = "output" if "output" in turn else "content"
+            texts = texts_of((name, index, member), turn.get(member))
+            found[-1].texts.extend((path, [Block(text, is_result=True)]) for path, text in texts)
+    return found
+
+
+def _turn(at: Path, content: Any, settings: CompressSettings) -> Turn:
+    markers = settings.documents if settings.markers else None
+    words: list[str] = []
+    texts: list[tuple[Path, list[str | Block]]] = []
+    for path, text in texts_of(at, content):
+        parts: list[str | Block] = []
+        pieces = [text] if markers is None else cut_at_documents(text, markers)
+        for number, piece in enumerate(pieces):
+            if markers is not None and number % 2:
+                inside = piece[len(markers.begin) : -len(markers.end)]
+                parts += (markers.begin, Block(inside), markers.end)
+            else:
+                parts.append(piece)
+                words.append(piece)
+        texts.append((path, parts))
+    return Turn("\n".join(words), texts)
+
+
+def _ends_cached(turn: Any) -> bool:
+    """Tell whether a turn has a breakpoint of the client's own."""
+    parts = turn.get("content") if isinstance(turn, dict) else None
+    held = (turn, *(parts if isinstance(parts, list) else ()))
+    return any(isinstance(each, dict) and "cache_control" in each for each in held)
 
 
 class Context(NamedTuple):
-    """The context of one question; ``asked`` are the passages whose vectors are asked for."""
+    """The context of one question, and the passages that may go, whose vectors are needed."""
 
     question: Question
     blocks: list[Block]
-    asked: list[Passage]
+    passages: list[Passage]
 
 
 @dataclass(frozen=True, slots=True)
-class Compressing:
+class Draft:
     """A request that is being compressed, and the texts whose vectors it waits for."""
 
     body: dict[str, Any]
@@ -52,23 +146,23 @@ class Compressing:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Each question that asks for vectors, its passages behind it."""
+        """Each question that needs vectors, its passages behind it."""
         return tuple(
             readable(text)
             for context in self.contexts
-            if context.asked
-            for text in (context.question.text, *(passage.text for passage in context.asked))
+            if context.passages
+            for text in (context.question.text, *(each.text for each in context.passages))
         )
 
-    def next(self, vectors: Sequence[Vector]) -> Compressed:
+    def next(self, vectors: Sequence[Vector]) -> PreparedRequest:
         """Take the vectors of ``texts``. Raises NotRewrittenError."""
         refusals = (each.question.refusal for each in self.contexts if each.blocks)
         refused = next(filter(None, refusals), None) if self.settings.keep < 1 else None
         at = 0
-        for question, blocks, asked in self.contexts:
-            if asked:
-                given = vectors[at : at + 1 + len(asked)]
-                if not drop_unrelated(question, asked, given, self.settings):
+        for question, blocks, passages in self.contexts:
+            if passages:
+                given = vectors[at : at + 1 + len(passages)]
+                if not drop_unrelated(question, passages, given, self.settings):
                     refused = refused or NotRewritten.NEEDS_ALL
                 at += len(given)
             _settle(blocks, self.settings.min_gain)
@@ -81,10 +175,6 @@ class Compressing:
         if any(block.came != "".join(each.text for each in block.passages) for block in blocks):
             taken.add(Step.MINIFIED)
         steps = tuple(step for step in Step if step in taken)
-        return Compressed(*self._sent(), Compression(steps, tokens, saved, refused))
-
-    def _sent(self) -> tuple[dict[str, Any], bytes]:
-        """Return body and bytes with what became of the blocks."""
         places = Places(self.raw, self.body)
         texts = [
             Text(path, "".join(part.text if isinstance(part, Block) else part for part in parts))
@@ -93,61 +183,65 @@ class Compressing:
             if any(isinstance(part, Block) and part.text != part.came for part in parts)
         ]
         try:
-            edits = [Edit(*places.of(each.path), printed(each.text)) for each in texts]
+            edits = [Edit(*places.span(path), orjson.dumps(text)) for path, text in texts]
         except TypeError:  # half of a surrogate pair
             raise NotRewrittenError(NotRewritten.UNREADABLE) from None
-        return all_replaced(self.body, texts), spliced(self.raw, sorted(edits))
+        return PreparedRequest(
+            replaced(self.body, texts),
+            spliced(self.raw, sorted(edits)),
+            compression=Compression(steps, tokens, saved, refused),
+        )
 
 
 def begin(
     endpoint: Endpoint, body: dict[str, Any], raw: bytes, settings: CompressSettings
-) -> Compressing | None:
+) -> Draft | None:
     """Return a request cut, minified and without duplicates, None where it declares nothing.
 
     Neither ``body`` nor anything in it is changed. Raises NotRewrittenError.
     """
-    turns = declared(endpoint, body, settings)
-    declares = [turn.blocks for turn in turns]
-    sizes = [len(block.came) for blocks in declares for block in blocks]
+    turns = _declared(endpoint, body, settings)
+    declared = [turn.blocks for turn in turns]
+    sizes = [len(block.came) for blocks in declared for block in blocks]
     if not sizes:
         return None
     if len(sizes) > MOST_BLOCKS:
         raise NotRewrittenError(NotRewritten.TOO_MANY)
     if sum(sizes) > MOST_CHARACTERS:
         raise NotRewrittenError(NotRewritten.TOO_LARGE)
-    for block in chain(*declares):
+    for block in chain(*declared):
         block.passages = passages_of(block.came, minify=settings.minify)
     questions = [question_of(turn.words, follows=index > 0) for index, turn in enumerate(turns)]
-    each = list(zip(questions, declares, strict=True))
+    each = list(zip(questions, declared, strict=True))
     if settings.duplicates:
         able = [blocks for question, blocks in each if not question.counts]
         # What goes for one question may not go because the context of another one says the same.
         for group in able if settings.keep < 1 else [list(chain(*able))]:
             _drop_duplicates(group)
-    contexts = [Context(*one, _asked(*one, settings.keep)) for one in each]
-    if sum(len(context.asked) for context in contexts) > MOST_TEXTS:
+    contexts = [Context(*one, _may_go(*one, settings.keep)) for one in each]
+    if sum(len(context.passages) for context in contexts) > MOST_TEXTS:
         raise NotRewrittenError(NotRewritten.TOO_MANY)
-    return Compressing(body, raw, settings, turns, contexts)
+    return Draft(body, raw, settings, turns, contexts)
 
 
 def _drop_duplicates(blocks: Sequence[Block]) -> None:
     """Let passages go that an earlier one of any block says."""
     passages = [passage for block in blocks for passage in block.prose]
-    told = said_before(passage.text for passage in passages)
-    for passage, again in zip(passages, told, strict=True):
+    said = said_before(passage.text for passage in passages)
+    for passage, again in zip(passages, said, strict=True):
         if again:
             passage.keep((), Step.DUPLICATES)
 
 
-def _asked(question: Question, blocks: Sequence[Block], keep: float) -> list[Passage]:
+def _may_go(question: Question, blocks: Sequence[Block], keep: float) -> list[Passage]:
     """Return the passages that may go for a question, none where none has to."""
     left = sum(len(block.text) - keep * len(block.came) for block in blocks)
     if keep >= 1 or question.refusal or left <= 0:
         return []
     passages = [passage for block in blocks for passage in block.prose]
-    may_go = prose_among([passage.text for passage in passages])
-    asked = [passage for passage, may in zip(passages, may_go, strict=True) if may]
-    return asked if len(asked) > 1 else []
+    prose = prose_among([passage.text for passage in passages])
+    found = [passage for passage, may_go in zip(passages, prose, strict=True) if may_go]
+    return found if len(found) > 1 else []
 
 
 def _settle(blocks: Sequence[Block], min_gain: float) -> None:

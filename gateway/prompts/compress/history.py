@@ -7,16 +7,16 @@ moves in steps, so that the prompt's beginning stays the same for a while.
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations, islice
 from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.prompts.compress.compress import Compressed
 from gateway.prompts.compress.facts import denied, facts_of, names_in, words_of
-from gateway.prompts.json_splice import Edit, Places, printed, spliced
-from gateway.prompts.outcome import Compression, NotRewritten, Step
-from gateway.prompts.texts import is_block
+from gateway.prompts.json_splice import Edit, Places, spliced
+from gateway.prompts.outcome import Compression, NotRewritten, PreparedRequest, Step
+from gateway.prompts.rewrite.text_rules import is_block
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.tokens import tokens_in
 from gateway.semantic.code import holds_code
@@ -123,7 +123,7 @@ def can_be_checked(cut: Cut) -> bool:
     )
 
 
-def judged(cut: Cut, summary: str) -> Known:
+def judge(cut: Cut, summary: str) -> Known:
     """Return the summary, or why it may not stand in for the turns.
 
     It is to be much shorter, with every fact of the turns and none that they lack. A number keeps
@@ -142,17 +142,17 @@ def judged(cut: Cut, summary: str) -> Known:
     return summary if same else NotRewritten.SUMMARY_FACTS
 
 
-def with_summary(body: dict[str, Any], raw: bytes, cut: Cut, summary: str) -> Compressed:
+def with_summary(request: PreparedRequest, cut: Cut, summary: str) -> PreparedRequest:
     """Return a request with the summary in place of the turns."""
     turn = {"role": "user", "content": _BEGINS + summary}
-    turns = body[cut.field]
-    places = Places(raw, body)
-    start, (_, end) = places.start((cut.field, cut.start)), places.of((cut.field, cut.end - 1))
+    turns, places = request.body[cut.field], Places(request.raw, request.body)
+    start, (_, end) = places.start((cut.field, cut.start)), places.span((cut.field, cut.end - 1))
     tokens = tokens_in(len(cut.turns))
-    return Compressed(
-        {**body, cut.field: [*turns[: cut.start], turn, *turns[cut.end :]]},
-        spliced(raw, (Edit(start, end, printed(turn)),)),
-        Compression((Step.SUMMARY,), tokens, tokens - tokens_in(len(summary.encode()))),
+    return replace(
+        request,
+        body={**request.body, cut.field: [*turns[: cut.start], turn, *turns[cut.end :]]},
+        raw=spliced(request.raw, (Edit(start, end, orjson.dumps(turn)),)),
+        compression=Compression((Step.SUMMARY,), tokens, tokens - tokens_in(len(summary.encode()))),
     )
 
 

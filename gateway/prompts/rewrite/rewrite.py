@@ -2,43 +2,52 @@
 
 Laws: only what a rule names changes. A rule that cannot be sure leaves the request as it is, and
 gives its reason. All other bytes stay as they came, so edits are spliced in and nothing is printed
-again. The last user turn never changes. A rewritten request is not changed again.
+again. The last user turn never changes. A rewritten request is not changed again. Each text is cut
+once, at the markers of its documents, and all other rules apply only to the text between them.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
-from gateway.prompts.json_splice import Edit, Places, all_replaced, printed, spliced
-from gateway.prompts.outcome import Changed, Declined, NotRewritten, NotRewrittenError, Rewrite
-from gateway.prompts.rewrite import text_rules as prose
-from gateway.prompts.rewrite import tool_rules as tools
-from gateway.prompts.rewrite.documents import NOTHING_KNOWN, Memory
-from gateway.prompts.rewrite.tool_rules import Form, Forms
-from gateway.prompts.texts import Conversation, conversation
+import orjson
+
+from gateway.prompts.json_splice import Edit, Places, Text, replaced, spliced
+from gateway.prompts.outcome import (
+    Declined,
+    NotRewritten,
+    NotRewrittenError,
+    PreparedRequest,
+    Rewrite,
+    decline,
+)
+from gateway.prompts.rewrite.text_rules import (
+    NOTHING_KNOWN,
+    Memory,
+    conversation,
+    normalise,
+    order_documents,
+)
+from gateway.prompts.rewrite.tool_rules import Form, Forms, arrange_tools
+from gateway.prompts.rewrite.volatile import finder, move_values, refuse_placeholders
 from gateway.protocol.endpoints.table import SPECS
 from policies.decision import MARKS, Endpoint, PrefixSettings, SchemaKeys
 
+MAX_CHARACTERS = 2**20
+"""Of all texts together; longer ones are left as they are."""
+
+_Pieces = list[list[str]]
+"""Of each text; each second one is a document."""
+
 
 @dataclass(frozen=True, slots=True)
-class Rewritten(Changed):
-    """A request whose prefix repeats."""
+class RewrittenRequest(PreparedRequest):
+    """A request whose prefix repeats, and what is to be remembered of it."""
 
     digests: tuple[bytes, ...] = ()
     """Of the retrieved documents, in the order in which they are sent."""
     tools: tuple[Form, ...] = ()
     """Those that were not known before."""
-
-
-@dataclass(slots=True)
-class _Draft:
-    """The changes so far; edits are to the bytes of the request as it came."""
-
-    body: dict[str, Any]
-    changes: list[Rewrite]
-    declined: list[Declined]
-    edits: list[Edit]
-    digests: tuple[bytes, ...] = ()
-    tools: tuple[Form, ...] = ()
 
 
 def rules_for(
@@ -49,7 +58,23 @@ def rules_for(
     if spec.turns is None:
         return ()
     on_tools = _tool_rules(settings) if any(body.get(field) for field in spec.tool_fields) else ()
-    return on_tools + prose.rules_on(settings)
+    return on_tools + _text_rules(settings)
+
+
+def _tool_rules(settings: PrefixSettings) -> tuple[Rewrite, ...]:
+    keys = () if settings.schema_keys is SchemaKeys.OFF else (Rewrite.SCHEMA_KEYS,)
+    return (*keys, Rewrite.TOOLS) if settings.sorts_tools else keys
+
+
+def _text_rules(settings: PrefixSettings) -> tuple[Rewrite, ...]:
+    if not settings.changes_texts:
+        return ()
+    rules = (
+        (Rewrite.DOCUMENTS, settings.documents),
+        (Rewrite.WHITESPACE, settings.whitespace),
+        (Rewrite.VOLATILE, settings.volatile or settings.patterns),
+    )
+    return tuple(rule for rule, on in rules if on)
 
 
 def rewrite(
@@ -60,118 +85,176 @@ def rewrite(
     memory: Memory = NOTHING_KNOWN,
     *,
     known: Forms | None = None,
-) -> Rewritten:
+) -> RewrittenRequest:
     """Return the request with the rules of ``settings`` applied; ``raw`` is the JSON of ``body``.
 
     ``body`` itself is never changed. ``memory`` holds the known documents, and ``known`` the known
     tools for ``settings.schema_keys``.
     """
-    draft = _Draft(body, [], [], [])
-    places = Places(raw, body)
     spec = SPECS[endpoint]
-    for field in spec.tool_fields:
-        if body.get(field) and _tool_rules(settings):
-            _arrange_tools(draft, field, places, settings, known or {})
+    draft = _Draft(endpoint, settings, memory, Places(raw, body), body)
+    if _tool_rules(settings):
+        for name in spec.tool_fields:
+            if body.get(name):
+                draft.arrange_tools(name, known or {})
     if settings.changes_texts and spec.turns is not None:
-        _rewrite_texts(draft, endpoint, places, settings=settings, memory=memory)
-    changes, declined = tuple(dict.fromkeys(draft.changes)), tuple(dict.fromkeys(draft.declined))
+        draft.rewrite_texts()
     edits = tuple(sorted(draft.edits))
-    sent = spliced(raw, edits) if edits else raw
-    return Rewritten(draft.body, sent, changes, declined, edits, draft.digests, draft.tools)
+    return RewrittenRequest(
+        draft.body,
+        spliced(raw, edits) if edits else raw,
+        tuple(dict.fromkeys(draft.changes)),
+        tuple(dict.fromkeys(draft.declined)),
+        edits,
+        digests=tuple(draft.digests),
+        tools=tuple(draft.tools),
+    )
 
 
-def _tool_rules(settings: PrefixSettings) -> tuple[Rewrite, ...]:
-    keys = () if settings.schema_keys is SchemaKeys.OFF else (Rewrite.SCHEMA_KEYS,)
-    return (*keys, Rewrite.TOOLS) if settings.sorts_tools else keys
+@dataclass(slots=True)
+class _Draft:
+    """A request and what has changed so far; edits are to its bytes as they came."""
+
+    endpoint: Endpoint
+    settings: PrefixSettings
+    memory: Memory
+    places: Places
+    body: dict[str, Any]
+    changes: list[Rewrite] = field(default_factory=list)
+    declined: list[Declined] = field(default_factory=list)
+    edits: list[Edit] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+    tools: list[Form] = field(default_factory=list)
+    block: str | None = None
+    """The moved values."""
+
+    def arrange_tools(self, name: str, known: Forms) -> None:
+        """Put the tools in a field in order."""
+        places, settings = self.places, self.settings
+        tools = places.body[name]
+        if not isinstance(tools, list) or not all(isinstance(each, dict) for each in tools):
+            return
+        if settings.sorts_tools and _has_marks(places.raw, tools):
+            self.declined += decline((Rewrite.TOOLS,), NotRewritten.MARKED)
+            settings = replace(settings, sorts_tools=False)
+        try:
+            start = places.start((name,))
+            result = arrange_tools(places.raw, start, tools, settings, known)
+        except NotRewrittenError as error:
+            self.declined += decline(_tool_rules(settings), error.why)
+            return
+        self.tools += result.new
+        if result.edit is not None:
+            self.edits.append(result.edit)
+            self.body = {**self.body, name: result.value}
+            self.changes += result.changes
+
+    def rewrite_texts(self) -> None:
+        """Apply the rules on texts; one that is not sure changes nothing."""
+        settings, body, rules = self.settings, self.places.body, _text_rules(self.settings)
+        given = conversation(self.endpoint, body, earlier_turns=settings.earlier_turns)
+        if given is None:
+            self.declined += decline(rules, NotRewritten.NO_USER_TURN)
+            return
+        if given.has_block or not given.texts:  # it has been rewritten before
+            return
+        if sum(len(text) for _, text in given.texts) > MAX_CHARACTERS:
+            self.declined += decline(rules, NotRewritten.TOO_LARGE)
+            return
+        pieces: _Pieces = [[text] for _, text in given.texts]
+        changes: list[Rewrite] = []
+        declined: list[Declined] = []
+        for rule in rules:
+            before = pieces
+            try:
+                before, pieces = self._apply(rule, given.texts, pieces)
+            except NotRewrittenError as error:
+                declined += decline((rule,), error.why)
+            if pieces != before:
+                changes.append(rule)
+        texts = [
+            Text(old.path, text)
+            for old, text in zip(given.texts, map("".join, pieces), strict=True)
+            if text != old.text
+        ]
+        try:
+            edits = [Edit(*self.places.span(path), orjson.dumps(text)) for path, text in texts]
+        except TypeError:  # a lone surrogate
+            self.declined += decline(rules, NotRewritten.UNREADABLE)
+            self.digests = []
+            return
+        self.edits += edits
+        self.changes += changes
+        self.declined += declined
+        if changes:
+            self.body = replaced(self.body, texts)
+        if self.block is not None:
+            self._put_block(given.place, self.block)
+
+    def _apply(self, rule: Rewrite, texts: list[Text], pieces: _Pieces) -> tuple[_Pieces, _Pieces]:
+        """Return the texts, cut as far as the rule needs, before and after it."""
+        settings = self.settings
+        if rule is Rewrite.WHITESPACE:
+            return pieces, normalise(pieces, [path[:2] for path, _ in texts])
+        if rule is Rewrite.VOLATILE or settings.documents is None:
+            return pieces, self._move_volatile(pieces)
+        whole = [text for _, text in texts]
+        cut, ordered, self.digests = order_documents(whole, settings.documents, self.memory)
+        return cut, ordered
+
+    def _move_volatile(self, texts: _Pieces) -> _Pieces:
+        """Return the texts with placeholders for volatile values, which go into the block."""
+        between = [piece for pieces in texts for piece in pieces[::2]]
+        found = finder(self.settings.volatile, self.settings.patterns)
+        stable, block = move_values(between, found)
+        if block is None:
+            return texts
+        turns = self.places.body[SPECS[self.endpoint].question_field]
+        # What the model did not say itself may come from somebody whom nobody trusts.
+        refuse_placeholders(
+            turns
+            if isinstance(turns, str)
+            else [turn for turn in turns if turn.get("role") != "assistant"]
+        )
+        left = iter(stable)
+        result = [list(pieces) for pieces in texts]
+        for pieces in result:
+            pieces[::2] = islice(left, (len(pieces) + 1) // 2)
+        self.block = block
+        return result
+
+    def _put_block(self, place: int, text: str) -> None:
+        """Put a turn with the moved values before the last user turn.
+
+        It is a user turn: more servers and templates accept two user turns in a row than a second
+        system message, which some move to the front. Nor does a value gain authority by moving. If
+        tools have answered the last user turn, the block goes to the end: nothing may stand between
+        calls and results, and before them it would change all that follows.
+        """
+        name, places = SPECS[self.endpoint].question_field, self.places
+        block = {"role": "user", "content": text}
+        written, turns = orjson.dumps(block), self.body[name]
+        if isinstance(turns, str):
+            start, end = places.span((name,))
+            self.edits.append(Edit(start, start, b"[" + written + b',{"role":"user","content":'))
+            self.edits.append(Edit(end, end, b"}]"))
+            turns = [{"role": "user", "content": turns}]
+        elif place < len(turns):
+            start = places.start((name, place))
+            self.edits.append(Edit(start, start, written + b","))
+        else:
+            _, end = places.span((name, place - 1))
+            self.edits.append(Edit(end, end, b"," + written))
+        self.body = {**self.body, name: [*turns[:place], block, *turns[place:]]}
 
 
-def _arrange_tools(
-    draft: _Draft, field: str, places: Places, settings: PrefixSettings, known: Forms
-) -> None:
-    came = places.body[field]
-    if not isinstance(came, list) or not all(isinstance(each, dict) for each in came):
-        return
-    if settings.sorts_tools and _has_marks(places.raw, came):
-        draft.declined.append(Declined(Rewrite.TOOLS, NotRewritten.MARKED))
-        settings = replace(settings, sorts_tools=False)
-    try:
-        result = tools.arrange_tools(places.raw, places.start((field,)), came, settings, known)
-    except NotRewrittenError as error:
-        draft.declined += (Declined(rule, error.why) for rule in _tool_rules(settings))
-        return
-    draft.tools += tuple(result.met)
-    if result.edit is not None:
-        draft.edits.append(result.edit)
-        draft.body = {**draft.body, field: result.value}
-        draft.changes += result.changes
-
-
-def _has_marks(raw: bytes, came: list[dict[str, Any]]) -> bool:
+def _has_marks(raw: bytes, tools: list[dict[str, Any]]) -> bool:
     """Tell whether the client has set a cache breakpoint among the tools."""
     marks = [mark for mark in MARKS if mark.encode() in raw]
     return any(
         mark in holder
         for mark in marks
-        for each in came
-        for holder in (each, each.get("function"))
+        for tool in tools
+        for holder in (tool, tool.get("function"))
         if isinstance(holder, dict)
     )
-
-
-def _rewrite_texts(
-    draft: _Draft,
-    endpoint: Endpoint,
-    places: Places,
-    *,
-    settings: PrefixSettings,
-    memory: Memory,
-) -> None:
-    given = conversation(endpoint, places.body, earlier_turns=settings.earlier_turns)
-    if given is None:
-        why = NotRewritten.NO_USER_TURN
-        draft.declined += (Declined(rule, why) for rule in prose.rules_on(settings))
-        return
-    if given.has_block:  # it has been rewritten before
-        return
-    result = prose.rewrite_texts(given, settings, memory)
-    try:
-        draft.edits += [Edit(*places.of(each.path), printed(each.text)) for each in result.texts]
-    except TypeError:  # a lone surrogate
-        why = NotRewritten.UNREADABLE
-        draft.declined += (Declined(rule, why) for rule in prose.rules_on(settings))
-        return
-    draft.changes += result.changes
-    draft.declined += result.declined
-    draft.digests = result.digests
-    draft.body = all_replaced(draft.body, result.texts)
-    if result.block is not None:
-        _put_block(draft, given, result.block, places)
-
-
-def _put_block(draft: _Draft, given: Conversation, text: str, places: Places) -> None:
-    """Put a turn with the moved values before the last user turn.
-
-    It is a user turn: more servers and templates accept two user turns in a row than a second
-    system message, which some move to the front. Nor does a value gain authority by moving. If
-    tools have answered the last user turn, the block goes to the end: nothing may stand between
-    calls and results, and before them it would change all that follows.
-    """
-    block = {"role": "user", "content": text}
-    field, turns, place = given.field, given.turns, given.place
-    if turns is None:
-        start, end = places.of((field,))
-        draft.edits.append(
-            Edit(start, start, b"[" + printed(block) + b',{"role":"user","content":')
-        )
-        draft.edits.append(Edit(end, end, b"}]"))
-        asked = {"role": "user", "content": draft.body[field]}
-        draft.body = {**draft.body, field: [block, asked]}
-        return
-    if place < len(turns):
-        start = places.start((field, place))
-        draft.edits.append(Edit(start, start, printed(block) + b","))
-    else:
-        _, end = places.of((field, place - 1))
-        draft.edits.append(Edit(end, end, b"," + printed(block)))
-    now = draft.body[field]
-    draft.body = {**draft.body, field: [*now[:place], block, *now[place:]]}

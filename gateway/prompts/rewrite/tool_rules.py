@@ -19,7 +19,6 @@ import orjson
 
 from gateway.prompts.json_splice import (
     Edit,
-    Elements,
     Places,
     after_space,
     end_of,
@@ -27,7 +26,6 @@ from gateway.prompts.json_splice import (
     next_element,
 )
 from gateway.prompts.outcome import NotRewritten, NotRewrittenError, Rewrite
-from gateway.prompts.texts import Path
 from policies.decision import PrefixSettings, SchemaKeys
 
 MAX_REMEMBERED_BYTES = 2**24
@@ -57,8 +55,6 @@ _EXACT = json.JSONDecoder(parse_int=orjson.Fragment, parse_float=orjson.Fragment
 _SPACE = b" \t\r\n"
 _SCHEMA = "parameters"
 _KEY = b'"parameters"'
-_FLAT: Path = (_SCHEMA,)
-_NESTED: Path = ("function", _SCHEMA)
 
 
 class Form(NamedTuple):
@@ -111,7 +107,7 @@ def _size(form: Form) -> int:
 class Arranged(NamedTuple):
     """The tools of a request in order."""
 
-    met: list[Form]
+    new: list[Form]
     """Those that were not known."""
     changes: tuple[Rewrite, ...] = ()
     value: list[dict[str, Any]] | None = None
@@ -120,52 +116,40 @@ class Arranged(NamedTuple):
 
 
 def arrange_tools(
-    raw: bytes, start: int, came: list[dict[str, Any]], settings: PrefixSettings, known: Forms
+    raw: bytes, start: int, tools: list[dict[str, Any]], settings: PrefixSettings, known: Forms
 ) -> Arranged:
     """Put the tools of the array that begins at ``start`` in order. Raises NotRewrittenError."""
-    names = _names(came)
-    elements = Elements(raw, start, came)
+    first = after_space(raw, start + 1)
+    names = _names_of(tools)
     try:
-        read = _recognised(raw, elements.start(0), names, known) or _read(
-            raw, elements, names, settings.schema_keys, known
+        end, forms, gaps, new = _recognised(raw, first, names, known) or _read(
+            raw, first, names, tools, keys=settings.schema_keys, known=known
         )
     except TypeError:  # an integer of more than 64 bits
         raise NotRewrittenError(NotRewritten.UNREADABLE) from None
-    if read.end - start > MAX_TOOL_BYTES:
+    if end - start > MAX_TOOL_BYTES:
         raise NotRewrittenError(NotRewritten.TOO_LARGE)
-    sent = read.forms
+    sent = forms
     changes: list[Rewrite] = []
-    if any(form.sent is not form.came for form in sent):
+    if any(form.sent is not form.came for form in forms):
         changes.append(Rewrite.SCHEMA_KEYS)
     if settings.sorts_tools:
-        sent = _by_name(read.forms)
-        if sent != read.forms:
+        sent = sorted(forms, key=attrgetter("name", "sent"))
+        if sent != forms:
             changes.append(Rewrite.TOOLS)
     if not changes:
-        return Arranged(read.met)
+        return Arranged(new)
     texts = [form.sent for form in sent]
-    if isinstance(read.gaps, bytes):
-        text = read.gaps.join(texts)
+    if isinstance(gaps, bytes):
+        text = gaps.join(texts)
     else:
-        text = b"".join(chain.from_iterable(zip(texts, (*read.gaps, b""), strict=True)))
-    values = [form.value for form in sent]
-    return Arranged(read.met, tuple(changes), values, Edit(read.start, read.end, text))
+        text = b"".join(chain.from_iterable(zip(texts, (*gaps, b""), strict=True)))
+    return Arranged(new, tuple(changes), [form.value for form in sent], Edit(first, end, text))
 
 
-def _by_name(forms: list[Form]) -> list[Form]:
-    return sorted(forms, key=attrgetter("name", "sent"))
-
-
-class _Read(NamedTuple):
-    """The tools of an array, between ``start`` and ``end``."""
-
-    start: int
-    end: int
-    forms: list[Form]
-    gaps: bytes | list[bytes]
-    """The text between tools, as a list if it is not always the same."""
-    met: list[Form]
-    """Those that were not known."""
+_Read = tuple[int, list[Form], bytes | list[bytes], list[Form]]
+"""Where the last tool of an array ends, the tools, what stands between each and the next (one text
+if it is always the same), and the tools that were not known."""
 
 
 def _recognised(raw: bytes, start: int, names: list[str], known: Forms) -> _Read | None:
@@ -185,39 +169,42 @@ def _recognised(raw: bytes, start: int, names: list[str], known: Forms) -> _Read
     end = start + len(forms[0].came)
     gap = raw[end : next_element(raw, end)]
     text = gap.join([form.came for form in forms])
-    if not raw.startswith(text, start):
-        return None
-    return _Read(start, start + len(text), forms, gap, [])
+    return (start + len(text), forms, gap, []) if raw.startswith(text, start) else None
 
 
 def _read(
-    raw: bytes, elements: Elements, names: list[str], keys: SchemaKeys, known: Forms
+    raw: bytes,
+    start: int,
+    names: list[str],
+    tools: list[dict[str, Any]],
+    *,
+    keys: SchemaKeys,
+    known: Forms,
 ) -> _Read:
     """Read the tools of an array one by one."""
     forms: list[Form] = []
     gaps: list[bytes] = []
-    met: list[Form] = []
-    at = end = start = elements.start(0)
-    for index, (name, tool) in enumerate(zip(names, elements.values, strict=True)):
+    new: list[Form] = []
+    at = end = start
+    for name, tool in zip(names, tools, strict=True):
         for form in known.get(name, ()):
             if raw.startswith(form.came, at):
                 break
         else:
-            end = end_of(raw, at, tool) or elements.span(index)[1]
+            end = end_of(raw, at, tool)
             if end - start > MAX_TOOL_BYTES:
                 raise NotRewrittenError(NotRewritten.TOO_LARGE)
             text = raw[at:end]
-            sent, value = _with_keys_in_order(text, tool, keys) or (text, tool)
-            form = Form(name, text, sent, value)
-            met.append(form)
+            form = Form(name, text, *_with_keys_in_order(text, tool, keys))
+            new.append(form)
         forms.append(form)
         end = at + len(form.came)
         at = next_element(raw, end)
         gaps.append(raw[end:at])
-    return _Read(start, end, forms, gaps[:-1], met)
+    return end, forms, gaps[:-1], new
 
 
-def _names(tools: list[dict[str, Any]]) -> list[str]:
+def _names_of(tools: list[dict[str, Any]]) -> list[str]:
     found = []
     for tool in tools:
         function = tool.get("function")
@@ -228,35 +215,36 @@ def _names(tools: list[dict[str, Any]]) -> list[str]:
 
 def _with_keys_in_order(
     text: bytes, tool: dict[str, Any], keys: SchemaKeys
-) -> tuple[bytes, dict[str, Any]] | None:
+) -> tuple[bytes, dict[str, Any]]:
     """Return the text of a tool with the keys of its schema in order, and its value.
 
-    None where nothing moves. All else keeps its bytes, and numbers stay as written. Raises
-    TypeError if the schema does not print.
+    All else keeps its bytes, and numbers stay as written. Raises TypeError if the schema does not
+    print.
     """
-    path = None if keys is SchemaKeys.OFF else _path_of_schema(tool)
-    if path is None:
-        return None
     function = tool.get("function")
     described = function if isinstance(function, dict) else tool
+    holder = described if isinstance(described.get(_SCHEMA), dict) else tool
+    schema = holder.get(_SCHEMA)
+    if keys is SchemaKeys.OFF or not isinstance(schema, dict):
+        return text, tool
     named_too = keys is SchemaKeys.ON and described.get("strict") is not True
-    holder = described if path is _NESTED else tool
-    schema = holder[_SCHEMA]
     came = orjson.dumps(schema)
     ordered = sent = _ordered(schema, named_too=named_too)
     if ordered == came:
-        return None
-    start = _start(text, tool, path)
-    if text.startswith(came, start):
-        end = start + len(came)
+        return text, tool
+    path = (_SCHEMA,) if holder is tool else ("function", _SCHEMA)
+    if text.count(_KEY) == 1 and b"\\u00" not in text:
+        # No letter is escaped and this stands once, so it is the key.
+        start = after_space(text, after_space(text, text.find(_KEY) + len(_KEY)) + 1)
     else:
-        end = end_of_printed(text, start, came, b"}") or Places(text, tool).of(path)[1]
-        written = text[start:end]
-        if written.translate(None, _SPACE) != came.translate(None, _SPACE):
-            # Numbers may be written in a form that is not printed.
-            sent = _ordered(_EXACT.decode(written.decode()), named_too=named_too)
+        start = Places(text, tool).start(path)
+    end = end_of_printed(text, start, came, b"}")
+    written = text[start:end]
+    if written != came and written.translate(None, _SPACE) != came.translate(None, _SPACE):
+        # Numbers may be written in a form that is not printed.
+        sent = _ordered(_EXACT.decode(written.decode()), named_too=named_too)
     value = {**holder, _SCHEMA: orjson.loads(ordered)}
-    if path is _NESTED:
+    if holder is not tool:
         value = {**tool, "function": value}
     return text[:start] + sent + text[end:], value
 
@@ -265,21 +253,6 @@ def _ordered(schema: Any, *, named_too: bool) -> bytes:
     if named_too:
         return orjson.dumps(schema, option=orjson.OPT_SORT_KEYS)
     return orjson.dumps(_keywords_in_order(schema))
-
-
-def _start(text: bytes, tool: dict[str, Any], path: Path) -> int:
-    """Return where the schema begins in the text of its tool."""
-    if text.count(_KEY) != 1 or b"\\u00" in text:
-        return Places(text, tool).start(path)
-    # No letter is escaped and this stands once, so it is the key.
-    return after_space(text, after_space(text, text.find(_KEY) + len(_KEY)) + 1)
-
-
-def _path_of_schema(tool: dict[str, Any]) -> Path | None:
-    function = tool.get("function")
-    if isinstance(function, dict) and isinstance(function.get(_SCHEMA), dict):
-        return _NESTED
-    return _FLAT if isinstance(tool.get(_SCHEMA), dict) else None
 
 
 def _keywords_in_order(schema: Any) -> Any:

@@ -9,17 +9,17 @@ still reads it; but names of things are not ids, and what the model is to copy s
 """
 
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 import re2
 
 from gateway.prompts.outcome import NotRewritten, NotRewrittenError
-from gateway.prompts.texts import BLOCK
+from gateway.prompts.rewrite.text_rules import BLOCK
 from gateway.semantic.code import code_blocks, has_fences
 from policies.decision import VolatileKind
 
@@ -128,28 +128,13 @@ _PATTERNS: dict[VolatileKind, tuple[str, ...]] = {
         rf"\b(?:{_GREETED}),? ({_NAME})",
     ),
 }
-_LABELS = {
-    VolatileKind.TIMESTAMPS: "timestamp",
-    VolatileKind.DATES: "date",
-    VolatileKind.UUIDS: "uuid",
-    VolatileKind.REQUEST_IDS: "request-id",
-    VolatileKind.COMMITS: "commit",
-    VolatileKind.USER_NAMES: "user-name",
-}
+_LABELS = {kind: kind.value.rstrip("s").replace("_", "-") for kind in VolatileKind}
 OWN_LABEL = "value"
 """Of values that the operator's patterns find."""
 
 _PLACEHOLDER = re.compile(
     rb"\[(?:" + "|".join((*_LABELS.values(), OWN_LABEL)).encode() + rb")-[0-9]+\]"
 )
-
-
-class Found(NamedTuple):
-    """A volatile value: its place in the text's UTF-8, and its label."""
-
-    start: int
-    end: int
-    label: str
 
 
 class Finder:
@@ -161,15 +146,19 @@ class Finder:
         known = [(_LABELS[kind], pattern) for kind in kinds for pattern in _PATTERNS[kind]]
         known += [(OWN_LABEL, pattern) for pattern in patterns]
         # Matching without groups runs on an automaton; groups are asked for in what it found.
-        self._all = _compiled("|".join(f"(?:{pattern})" for _, pattern in known), captures=False)
+        any_of_them = "|".join(f"(?:{pattern})" for _, pattern in known)
+        self._all = re2.compile(any_of_them, _options(captures=False))
         self._which = re2.Set.FullMatchSet(_options(captures=False))
-        for _, pattern in known:
+        self._each: list[tuple[str, Any]] = []
+        """Labels, and the patterns that have a group."""
+        for label, pattern in known:
             self._which.Add(pattern)
+            compiled = re2.compile(pattern, _options(captures=True))
+            self._each.append((label, compiled if compiled.groups else None))
         self._which.Compile()
-        self._each = [(label, _with_a_group(pattern)) for label, pattern in known]
 
-    def find(self, text: bytes) -> Iterator[Found]:
-        """Yield the volatile values of a text, in order, without overlaps.
+    def find(self, text: bytes) -> Iterator[tuple[int, int, str]]:
+        """Yield where in a text's UTF-8 volatile values begin and end, in order, and their labels.
 
         Built-in detectors pass over what is there to be copied: code and the middle of paths.
         """
@@ -179,44 +168,31 @@ class Finder:
             start, end = match.span()
             if start == end:
                 continue
-            found = self._value(text, start, end)
-            while blocks and blocks[0].end <= found.start:
+            start, end, label = self._value(text, start, end)
+            while blocks and blocks[0].end <= start:
                 blocks.popleft()
-            in_code = blocks and blocks[0].start <= found.start
-            if found.label == OWN_LABEL or not (in_code or _in_a_path(text, found.start)):
-                yield found
+            in_code = blocks and blocks[0].start <= start
+            # A slash before it belongs to a path, unless it belongs to a date.
+            in_path = text[start - 1 : start] == b"/" and not text[start - 2 : start - 1].isdigit()
+            if label == OWN_LABEL or not (in_code or in_path):
+                yield start, end, label
 
-    def _value(self, text: bytes, start: int, end: int) -> Found:
+    def _value(self, text: bytes, start: int, end: int) -> tuple[int, int, str]:
         piece = text[start:end]
         for index in sorted(self._which.Match(piece)):
             label, pattern = self._each[index]
             if pattern is not None and (match := pattern.fullmatch(piece)) is not None:
                 first, last = match.span(1)
                 if 0 <= first < last:
-                    return Found(start + first, start + last, label)
-            return Found(start, end, label)
-        return Found(start, end, OWN_LABEL)  # it matched by its surroundings
+                    return start + first, start + last, label
+            return start, end, label
+        return start, end, OWN_LABEL  # it matched by its surroundings
 
 
 @lru_cache(maxsize=64)
 def finder(kinds: tuple[VolatileKind, ...], patterns: tuple[str, ...]) -> Finder:
     """Return the finder of a rule; a policy has few, and each takes milliseconds to compile."""
     return Finder(kinds, patterns)
-
-
-def _in_a_path(text: bytes, at: int) -> bool:
-    """Tell whether a slash before this place belongs to a path, and not to a date."""
-    return text[at - 1 : at] == b"/" and not text[at - 2 : at - 1].isdigit()
-
-
-def _with_a_group(pattern: str) -> Any:
-    """Return the pattern compiled where it has a group, else None."""
-    compiled = _compiled(pattern, captures=True)
-    return compiled if compiled.groups else None
-
-
-def _compiled(pattern: str, *, captures: bool) -> Any:
-    return re2.compile(pattern, _options(captures=captures))
 
 
 def _options(*, captures: bool) -> Any:
@@ -227,13 +203,13 @@ def _options(*, captures: bool) -> Any:
     return options
 
 
-def refuse_placeholders(heard: Sequence[Any]) -> None:
+def refuse_placeholders(turns: Any) -> None:
     """Raise NotRewrittenError where a turn contains something like a placeholder.
 
     Else a page that a tool fetched could say what the operator's placeholders stand for.
     """
     try:
-        written = orjson.dumps(heard)
+        written = orjson.dumps(turns)
     except TypeError:  # an integer of more than 64 bits, a lone surrogate
         raise NotRewrittenError(NotRewritten.UNREADABLE) from None
     if _PLACEHOLDER.search(written) is not None:
@@ -252,50 +228,49 @@ def move_values(pieces: Sequence[str], finder: Finder) -> tuple[list[str], str |
         raise NotRewrittenError(NotRewritten.UNREADABLE) from None
     if _PLACEHOLDER.search(written) is not None:
         raise NotRewrittenError(NotRewritten.PLACEHOLDERS)
-    moving = _Moving()
+    moving = _Moving(finder)
     if finder.is_ours and joined.count(_BETWEEN) == len(pieces) - 1 and not has_fences(joined):
         # A search costs microseconds, however short the text is.
-        now = moving.without_values(written, finder).decode().split(_BETWEEN)
+        stable = moving.without_values(written).decode().split(_BETWEEN)
     else:
-        now = [moving.without_values(piece.encode(), finder).decode() for piece in pieces]
+        stable = [moving.without_values(piece.encode()).decode() for piece in pieces]
     if not moving.values:
         return list(pieces), None
-    if moving.moved * _SHARE > len(written):
+    if moving.size * _SHARE > len(written):
         raise NotRewrittenError(NotRewritten.TOO_MUCH)
-    return now, "\n".join((BLOCK, *(f"{name} = {value}" for name, value in moving.values)))
+    return stable, "\n".join((BLOCK, *(f"{name} = {value}" for name, value in moving.values)))
 
 
 @dataclass(slots=True)
 class _Moving:
     """The values of one request that move."""
 
-    moved: int = 0
-    """Bytes."""
-    counts: dict[str, int] = field(default_factory=dict)
+    finder: Finder
+    size: int = 0
+    """Bytes of all values."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Values by label."""
     values: list[tuple[str, str]] = field(default_factory=list)
     """Placeholders and their values."""
 
-    def without_values(self, written: bytes, finder: Finder) -> bytes:
+    def without_values(self, text: bytes) -> bytes:
         """Return a text with placeholders for values. Raises NotRewrittenError."""
-        if not written or written.isspace():
-            return written
-        kept: list[bytes] = []
+        if not text or text.isspace():
+            return text
+        pieces: list[bytes] = []
         at = 0
-        for start, end, label in finder.find(written):
-            kept += (written[at:start], self._moved(written[start:end], label))
+        for start, end, label in self.finder.find(text):
+            self.size += end - start
+            if len(self.values) >= MAX_VALUES:
+                raise NotRewrittenError(NotRewritten.TOO_MANY)
+            if self.size > MAX_BYTES:
+                raise NotRewrittenError(NotRewritten.TOO_MUCH)
+            self.counts[label] += 1
+            placeholder = f"[{label}-{self.counts[label]}]"
+            try:
+                self.values.append((placeholder, text[start:end].decode()))
+            except UnicodeDecodeError:  # the operator's pattern cut a character in two
+                raise NotRewrittenError(NotRewritten.UNREADABLE) from None
+            pieces += (text[at:start], placeholder.encode())
             at = end
-        return b"".join((*kept, written[at:])) if kept else written
-
-    def _moved(self, value: bytes, label: str) -> bytes:
-        self.moved += len(value)
-        if len(self.values) >= MAX_VALUES:
-            raise NotRewrittenError(NotRewritten.TOO_MANY)
-        if self.moved > MAX_BYTES:
-            raise NotRewrittenError(NotRewritten.TOO_MUCH)
-        self.counts[label] = number = self.counts.get(label, 0) + 1
-        placeholder = f"[{label}-{number}]"
-        try:
-            self.values.append((placeholder, value.decode()))
-        except UnicodeDecodeError:  # the operator's pattern cut a character in two
-            raise NotRewrittenError(NotRewritten.UNREADABLE) from None
-        return placeholder.encode()
+        return b"".join((*pieces, text[at:]))

@@ -29,9 +29,9 @@ from gateway.cache.lookup import (
 )
 from gateway.cache.plan import Plan
 from gateway.cache.ports import KEY_VERSION, Entry, Store, StoreError
-from gateway.prompts.hints import hinted, hints_for
+from gateway.prompts.hints import add_hints, hints_for
 from gateway.prompts.json_splice import Edit
-from gateway.prompts.outcome import Changed
+from gateway.prompts.outcome import PreparedRequest
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.protocol.cache_status import Forwarded, Reason
 from gateway.protocol.conversation import (
@@ -257,12 +257,12 @@ def _rewrites(context: RequestContext, secret: bytes) -> dict[str, Any]:
     if hints_for(endpoint, decision.hints):
         settings, owner = decision.hints, document_owner(secret, context.tenant)
         sent = result.raw
-        hints = hinted(endpoint, result.body, sent, settings, rule=decision.rule, owner=owner)
+        hints = add_hints(endpoint, result.body, sent, settings, rule=decision.rule, owner=owner)
         report["hints"] = _diff(sent, hints)
     return report
 
 
-def _diff(raw: bytes, result: Changed) -> dict[str, Any]:
+def _diff(raw: bytes, result: PreparedRequest) -> dict[str, Any]:
     found = list(islice(hunks(raw, result.edits), MOST_HUNKS + 1))
     return {
         "changes": list(result.changes),

@@ -18,7 +18,7 @@ from enum import Enum, auto
 from http import HTTPStatus
 
 from gateway.cache.key import identify
-from gateway.prompts.outcome import COMPRESS, REWRITE, rewrites_told
+from gateway.prompts.outcome import COMPRESS, REWRITE, format_rewrites
 from gateway.protocol import exact_json
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.table import SPECS
@@ -429,7 +429,7 @@ class Follower(AsyncIterator[bytes]):
             return fields
         sent = self._shared.leader
         ours = (
-            (REWRITE, rewrites_told(sent.rewrites, sent.not_rewritten)),
+            (REWRITE, format_rewrites(sent.rewrites, sent.not_rewritten)),
             (COMPRESS, None if sent.compression is None else str(sent.compression)),
         )
         return (*fields, *((name, value) for name, value in ours if value is not None))

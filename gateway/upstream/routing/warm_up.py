@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import orjson
 from cachetools import FIFOCache
 
-from gateway.prompts.texts import INSTRUCTING
+from gateway.prompts.rewrite.text_rules import INSTRUCTING
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import CREDENTIALS
 from gateway.upstream.http_client import HttpUpstream

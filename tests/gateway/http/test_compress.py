@@ -6,10 +6,9 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.prompts.compress.compress import Compressed
-from gateway.prompts.compress.compressor import Compressor
-from gateway.prompts.outcome import Compression, NotRewritten
+from gateway.prompts.outcome import Compression, NotRewritten, PreparedRequest
 from gateway.semantic.ports import SemanticUnavailableError
+from gateway.server.prepare import Compressor
 from policies.decision import Endpoint
 from policies.format.load import parse_policy
 from running_gateway import RunningGateway, StartGateway
@@ -114,9 +113,9 @@ async def told(answer: Any, seconds: float = 30.0) -> Any:
     text = f"version: 1\ndefault: {{{DEFAULT}, compress: {HALF}}}\n"
     decision = parse_policy(text, "p.yaml").default
     body = {"model": "m", "messages": [{"role": "user", "content": PROSE}]}
-    came = Compressed(body, orjson.dumps(body), None)
-    sent = await Compressor(Encoder(answer), seconds).compressed(Endpoint.CHAT, decision, came)
-    if sent.told is not None and sent.told.refused:
+    came = PreparedRequest(body, orjson.dumps(body))
+    sent = await Compressor(Encoder(answer), seconds).compress(Endpoint.CHAT, decision, came)
+    if sent.compression is not None and sent.compression.refused:
         assert (sent.body, sent.raw) == (came.body, came.raw)
     return sent
 
@@ -148,12 +147,12 @@ async def raises(error: Exception) -> Any:
     ],
 )
 async def test_a_fault_of_the_encoder_sends_the_request_as_it_was(answer, why):
-    assert (await told(answer)).told == Compression(refused=why)
+    assert (await told(answer)).compression == Compression(refused=why)
 
 
 async def test_an_encoder_that_does_not_answer_is_given_up():
     given_up = await told(lambda _: asyncio.Event().wait(), 0.01)
-    assert given_up.told == Compression(refused=NotRewritten.TIMEOUT)
+    assert given_up.compression == Compression(refused=NotRewritten.TIMEOUT)
 
 
 async def test_who_did_not_ask_for_shorter_context_gets_no_answer_to_it(

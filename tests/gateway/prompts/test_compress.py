@@ -9,9 +9,9 @@ import orjson
 import pytest
 from tokenizers import Tokenizer
 
-from gateway.prompts.compress.compress import Compressed, begin
-from gateway.prompts.compress.context import readable
-from gateway.prompts.outcome import NotRewritten, NotRewrittenError, Step
+from gateway.prompts.compress.compress import begin
+from gateway.prompts.compress.relevance import readable
+from gateway.prompts.outcome import NotRewritten, NotRewrittenError, PreparedRequest, Step
 from policies.decision import CompressSettings, DocumentSettings, Endpoint, Protected
 
 MARKED = CompressSettings(enabled=True, documents=DocumentSettings("<d>", "</d>"))
@@ -34,7 +34,7 @@ def compressed(
     settings: CompressSettings = MARKED,
     endpoint: Endpoint = Endpoint.CHAT,
     near: str = "",
-) -> Compressed:
+) -> PreparedRequest:
     """Compress; a text is near the question (1) if it begins with ``near``, else far (0)."""
     raw = orjson.dumps(body)
     begun = begin(endpoint, body, raw, settings)
@@ -109,7 +109,7 @@ def test_a_passage_that_was_said_before_goes():
     assert result.body["messages"][0]["content"] == (
         f"<d>{BREAD}</d><d>{RIVER}</d><d></d> Where is bread?"
     )
-    assert result.told.steps == (Step.DUPLICATES,)
+    assert result.compression.steps == (Step.DUPLICATES,)
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,8 @@ def test_what_does_not_bear_on_the_question_goes_and_the_order_stays():
     assert result.body["messages"][0]["content"] == (
         f"<d>{RIVER}\n\n{CHOIR}</d>\nWho sings in the church?"
     )
-    assert result.told.steps == (Step.UNRELATED,)
-    assert result.told.saved * 2 == pytest.approx(result.told.tokens, abs=8)
+    assert result.compression.steps == (Step.UNRELATED,)
+    assert result.compression.saved * 2 == pytest.approx(result.compression.tokens, abs=8)
 
 
 def test_what_stands_beside_the_nearest_passage_stays_more_easily_than_what_stands_alone():

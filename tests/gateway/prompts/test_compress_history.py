@@ -12,11 +12,11 @@ from gateway.prompts.compress.history import (
     Summaries,
     can_be_checked,
     cut_of,
-    judged,
+    judge,
     request_for,
     with_summary,
 )
-from gateway.prompts.outcome import Compression, NotRewritten, Step, both
+from gateway.prompts.outcome import Compression, NotRewritten, PreparedRequest, Step, combine
 from policies.decision import Endpoint
 
 TWO = 2
@@ -87,15 +87,16 @@ def test_the_summary_stands_in_for_the_turns_and_all_other_bytes_stay():
     body = conversation(3)
     raw = orjson.dumps(body, option=orjson.OPT_INDENT_2)
     found = cut(body)
-    now, shorter, told = with_summary(body, raw, found, 'They "talk".')
+    result = with_summary(PreparedRequest(body, raw), found, 'They "talk".')
+    now, shorter, compression = result.body, result.raw, result.compression
     assert orjson.loads(shorter) == now
     turn = {"role": "user", "content": 'Summary of the conversation so far:\nThey "talk".'}
     assert now["messages"] == [body["messages"][0], turn, *body["messages"][found.end :]]
     assert shorter.startswith(raw[: raw.index(b'"You help."')])
     assert shorter.endswith(raw[raw.index(b"So it is, 2") :])
-    assert told is not None
-    assert told.steps == (Step.SUMMARY,)
-    assert told.tokens > told.saved > 0.9 * told.tokens
+    assert compression is not None
+    assert compression.steps == (Step.SUMMARY,)
+    assert compression.tokens > compression.saved > 0.9 * compression.tokens
 
 
 def test_the_model_gets_the_turns_as_data():
@@ -127,7 +128,7 @@ def said(*texts: str) -> Cut:
 
 
 def test_a_true_summary_is_taken():
-    assert judged(said(*TURNS), TRUE) == TRUE
+    assert judge(said(*TURNS), TRUE) == TRUE
 
 
 @pytest.mark.parametrize(
@@ -156,16 +157,16 @@ def test_a_true_summary_is_taken():
 )
 def test_a_summary_that_changes_what_was_said_is_not(true, put):
     assert true in TRUE
-    assert judged(said(*TURNS), TRUE.replace(true, put)) is NotRewritten.SUMMARY_FACTS
+    assert judge(said(*TURNS), TRUE.replace(true, put)) is NotRewritten.SUMMARY_FACTS
 
 
 def test_a_summary_is_shorter():
     found = said("So be it. " * 50)
     most = int(0.6 * len(found.turns))
     for size in (0, most + 1):
-        assert judged(found, "y" * size) is NotRewritten.SUMMARY_LONG
+        assert judge(found, "y" * size) is NotRewritten.SUMMARY_LONG
     for size in (1, most):
-        assert judged(found, "y" * size) == "y" * size
+        assert judge(found, "y" * size) == "y" * size
 
 
 @pytest.mark.parametrize(
@@ -211,11 +212,11 @@ def test_what_is_known_is_bounded_and_the_latest_asked_for_stays():
 
 def test_both_parts_of_a_request_are_told():
     summary = Compression((Step.SUMMARY,), 100, 80)
-    assert both(summary, None) is summary
-    assert both(None, None) is None
-    told = both(summary, Compression((Step.MINIFIED,), 10, 2))
+    assert combine(summary, None) is summary
+    assert combine(None, None) is None
+    told = combine(summary, Compression((Step.MINIFIED,), 10, 2))
     assert str(told) == "summary, minified; tokens=110; saved=82"
     pending = Compression(refused=NotRewritten.SUMMARY_PENDING)
-    assert str(both(pending, Compression((Step.MINIFIED,), 10, 2))) == (
+    assert str(combine(pending, Compression((Step.MINIFIED,), 10, 2))) == (
         "minified; tokens=10; saved=2; declined=summary-pending"
     )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import orjson
 import pytest
 
-from gateway.prompts.compress.compress import Compressing, begin
+from gateway.prompts.compress.compress import Draft, begin
 from gateway.prompts.outcome import NotRewritten, NotRewrittenError
 from policies.decision import CompressSettings, DocumentSettings, Endpoint
 
@@ -22,7 +22,7 @@ SHOPS = (
 )
 
 
-def asked(question: str, passages: Sequence[str] = SHOPS, *before: str) -> Compressing:
+def asked(question: str, passages: Sequence[str] = SHOPS, *before: str) -> Draft:
     """Begin to compress a question about passages, with the user's turns before it."""
     content = "".join(f"<d>{each}</d>" for each in passages) + question
     body = {"messages": [{"role": "user", "content": each} for each in (*before, content)]}
@@ -41,7 +41,7 @@ def sent(
         result = begun.next(vectors[: len(begun.texts)])
     except NotRewrittenError as error:
         return error.why
-    assert result.told.refused is None
+    assert result.compression.refused is None
     return str(result.body["messages"][0]["content"])
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.prompts.hints import hinted
+from gateway.prompts.hints import add_hints
 from gateway.prompts.outcome import Declined, NotRewritten, Rewrite
 from gateway.prompts.rewrite.rewrite import rewrite
 from policies.decision import (
@@ -54,9 +54,9 @@ def told(
     owner: bytes = OWNER,
 ) -> Any:
     raw = orjson.dumps(body, option=orjson.OPT_INDENT_2)
-    result = hinted(endpoint, body, raw, settings, rule=rule, owner=owner)
+    result = add_hints(endpoint, body, raw, settings, rule=rule, owner=owner)
     assert orjson.loads(result.raw) == result.body
-    again = hinted(endpoint, result.body, result.raw, settings, rule=rule, owner=owner)
+    again = add_hints(endpoint, result.body, result.raw, settings, rule=rule, owner=owner)
     assert (again.raw, again.changes) == (result.raw, ())
     return result
 
@@ -83,7 +83,7 @@ def test_the_end_of_the_system_message_is_marked_and_its_bytes_stay():
         LONG.encode(),
     )
     raw += b'"content":"Hello"} ] }'
-    result = hinted(Endpoint.CHAT, orjson.loads(raw), raw, SYSTEM, rule="r", owner=OWNER)
+    result = add_hints(Endpoint.CHAT, orjson.loads(raw), raw, SYSTEM, rule="r", owner=OWNER)
     head, tail = b'[{"type":"text","text":', b',"cache_control":{"type":"ephemeral"}}]'
     before, after = raw.split(b'"\\u00e9', 1)[0], raw.split(LONG.encode() + b'"', 1)[1]
     assert result.raw == before + head + b'"\\u00e9' + LONG.encode() + b'"' + tail + after
@@ -316,7 +316,7 @@ def test_whatever_the_shape_no_mark_is_guessed(body):
 def test_numbers_that_cannot_be_printed_leave_the_key_out():
     raw = b'{"model":"m","messages":[{"role":"user","content":"x","n":%d}]}' % 2**70
     body = {"model": "m", "messages": [{"role": "user", "content": "x", "n": 2**70}]}
-    result = hinted(Endpoint.CHAT, body, raw, KEY, rule="r", owner=OWNER)
+    result = add_hints(Endpoint.CHAT, body, raw, KEY, rule="r", owner=OWNER)
     assert (result.raw, result.declined) == (
         raw,
         (Declined(Rewrite.CACHE_KEY, NotRewritten.UNREADABLE),),

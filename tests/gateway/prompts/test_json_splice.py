@@ -1,6 +1,6 @@
 """Edits: what a request with very many texts costs grows with its size and no faster."""
 
-from gateway.prompts.json_splice import all_replaced
+from gateway.prompts.json_splice import replaced
 
 
 class Counted(list):
@@ -17,7 +17,7 @@ def test_what_holds_several_changed_texts_is_copied_once():
     turns = Counted({"role": "system", "content": str(number)} for number in range(4))
     body = {"model": "m", "messages": turns}
     paths = [("messages", number, "content") for number in (0, 2, 3)]
-    now = all_replaced(body, [*((path, "new") for path in paths), (("model",), "n")])
+    now = replaced(body, [*((path, "new") for path in paths), (("model",), "n")])
     assert [turn["content"] for turn in now["messages"]] == ["new", "1", "new", "new"]
     assert (now["model"], turns.copies) == ("n", 1)
     assert now["messages"][1] is turns[1]

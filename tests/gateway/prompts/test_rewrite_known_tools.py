@@ -6,7 +6,6 @@ import random
 import orjson
 import pytest
 
-from gateway.prompts import json_splice as places
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.prompts.rewrite.tool_rules import MAX_FORM_BYTES, Form, KnownTools
 from gateway.protocol.exact_json import parse_body
@@ -90,12 +89,7 @@ def test_what_is_remembered_of_tools_is_bounded():
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_no_usual_way_to_write_a_request_is_walked_through(style, monkeypatch):
-    def walked(*_):
-        raise AssertionError
-
-    monkeypatch.setattr(places, "walk_to", walked)
-    monkeypatch.setattr(places, "_walk_elements", walked)
+def test_every_rule_applies_however_a_request_is_written(style):
     settings = PrefixSettings(sorts_tools=True, whitespace=True, volatile=tuple(VolatileKind))
     result = sent([tool("b"), tool("a")], style, KnownTools(), settings)
     assert [str(change) for change in result.changes] == [

@@ -6,12 +6,9 @@ import orjson
 import pytest
 
 from gateway.prompts.outcome import Declined, NotRewritten, Rewrite
-from gateway.prompts.rewrite import text_rules as prose
-from gateway.prompts.rewrite.documents import Memory, SharedDocuments
 from gateway.prompts.rewrite.rewrite import rewrite
-from gateway.prompts.rewrite.text_rules import normal
+from gateway.prompts.rewrite.text_rules import BLOCK, Memory, SharedDocuments, normal
 from gateway.prompts.rewrite.volatile import finder
-from gateway.prompts.texts import BLOCK
 from gateway.protocol.exact_json import parse_body
 from policies.decision import (
     DocumentOrder,
@@ -201,7 +198,7 @@ def test_a_response_to_one_text_becomes_one_to_two_turns():
 def test_what_the_detectors_find(kind, text, moved):
     written = text.encode()
     found = finder((VolatileKind(kind),), ()).find(written)
-    assert [written[each.start : each.end].decode() for each in found] == moved
+    assert [written[start:end].decode() for start, end, _ in found] == moved
 
 
 def test_code_stays_as_it_is_unless_a_pattern_of_the_operators_finds_it():
@@ -259,7 +256,7 @@ def test_without_a_user_turn_nothing_is_stable(rule):
 
 
 def test_texts_of_over_a_mebibyte_are_left_as_they_came(monkeypatch):
-    monkeypatch.setattr(prose, "MAX_CHARACTERS", 1000)
+    monkeypatch.setattr("gateway.prompts.rewrite.rewrite.MAX_CHARACTERS", 1000)
     assert declined(asked("x \n" * 400), WHITESPACE) is NotRewritten.TOO_LARGE
 
 

@@ -5,7 +5,7 @@ import json
 import orjson
 import pytest
 
-from gateway.prompts.outcome import Declined, NotRewritten, Rewrite, rewrites_told
+from gateway.prompts.outcome import Declined, NotRewritten, Rewrite, format_rewrites
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.protocol.exact_json import parse_body
 from policies.decision import Endpoint, PrefixSettings, SchemaKeys
@@ -189,7 +189,7 @@ def test_tools_of_over_a_mebibyte_are_left_as_they_came():
     raw = orjson.dumps(chat(function("b", schema), function("a", schema)))
     result = rewritten(raw, SORTED)
     assert result.raw is raw
-    assert rewrites_told(result.changes, result.declined) == (
+    assert format_rewrites(result.changes, result.declined) == (
         'none; declined="schema-keys=too-large, tools=too-large"'
     )
 
@@ -205,8 +205,8 @@ def test_a_deeply_nested_schema_is_put_in_order_by_either_way():
 
 
 def test_what_was_done_is_told_in_one_line():
-    assert rewrites_told((), ()) is None
-    assert rewrites_told((Rewrite.SCHEMA_KEYS, Rewrite.TOOLS), ()) == "schema-keys, tools"
+    assert format_rewrites((), ()) is None
+    assert format_rewrites((Rewrite.SCHEMA_KEYS, Rewrite.TOOLS), ()) == "schema-keys, tools"
 
 
 @pytest.mark.parametrize("mark", ["cache_control", "prompt_cache_breakpoint"])
