@@ -28,7 +28,7 @@ from servers import await_url, free_port, pin, start
 from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.entry_codec import encode_entry
 from gateway.cache.stores.memory import MemoryStore
-from gateway.cache.stores.redis.servers import client, client_options
+from gateway.cache.stores.redis.link import client, client_options
 from gateway.cache.stores.redis.store import RedisStore
 from gateway.cache.stores.tiered import TieredStore
 

@@ -7,7 +7,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.cache.stores.redis.invalidation import (
-    OUT_OF_SYNC,
     PROVEN_SECONDS,
     InSync,
     SyncState,
@@ -32,7 +31,7 @@ class World:
     version: int = 0
     replaced_at: dict[int, float] = field(default_factory=dict)
     way: list[tuple[str, int, int, float]] = field(default_factory=list)
-    state: SyncState = OUT_OF_SYNC
+    state: SyncState = None
     copy: int | None = None
 
     def change(self):
@@ -58,11 +57,11 @@ class World:
         before = self.state
         if kind == "beat":
             self.state = beat(before, b"%d" % epoch, seq, sent)
-            if OUT_OF_SYNC in (before, self.state):
+            if None in (before, self.state):
                 self.copy = None
-        elif before != OUT_OF_SYNC:
+        elif before is not None:
             self.state = changed(before, b"%d" % epoch, seq)
-            if kind == "change" or self.state == OUT_OF_SYNC:
+            if kind == "change" or self.state is None:
                 self.copy = None
 
     def drop(self):
@@ -103,15 +102,15 @@ def test_a_copy_outlives_a_change_by_no_more_than_the_bound(steps):
 
 @pytest.mark.parametrize("seq", [0, 6, 7, 9, 100])
 def test_only_the_next_number_is_followed(seq):
-    state = beat(OUT_OF_SYNC, b"e", 7, 0.0)
-    assert changed(state, b"e", seq) == OUT_OF_SYNC
+    state = beat(None, b"e", 7, 0.0)
+    assert changed(state, b"e", seq) is None
     assert changed(state, b"e", 8) == InSync(b"e", 8, 0.0)
-    assert changed(state, b"f", 8) == OUT_OF_SYNC
+    assert changed(state, b"f", 8) is None
 
 
 @given(st.integers(0, 50), st.floats(0, 1))
 def test_where_nothing_is_lost_nothing_goes_astray(changes, sent):
-    state = beat(OUT_OF_SYNC, b"e", 7, sent)
+    state = beat(None, b"e", 7, sent)
     for n in range(changes):
         state = changed(state, b"e", 8 + n)
     assert state == InSync(b"e", 7 + changes, sent)
@@ -119,7 +118,7 @@ def test_where_nothing_is_lost_nothing_goes_astray(changes, sent):
 
 
 def test_a_beat_proves_from_when_it_set_out():
-    state = beat(beat(OUT_OF_SYNC, b"e", 1, 10.0), b"e", 1, 9.0)
+    state = beat(beat(None, b"e", 1, 10.0), b"e", 1, 9.0)
     assert proven(state, 10.0 + PROVEN_SECONDS)
     assert not proven(state, 10.1 + PROVEN_SECONDS)
-    assert not proven(OUT_OF_SYNC, 0.0)
+    assert not proven(None, 0.0)

@@ -132,7 +132,7 @@ async def test_a_redis_full_of_what_is_not_ours_says_what_to_do_and_changes_noth
     await store.put(ENTRY)
     await redis.config_set("maxmemory", 1)
     with pytest.raises(StoreError, match="Redis is full: raise its maxmemory") as error:
-        await store.put(replace(ENTRY, key=b"other"))
+        await store.put(replace(ENTRY, key=b"other", result=b"x" * 5000))
     assert not isinstance(error.value, StoreUnavailableError)
     assert await redis.keys(STEM + "e:*") == []  # it gave way as far as it could
     await store.tend()
@@ -140,6 +140,18 @@ async def test_a_redis_full_of_what_is_not_ours_says_what_to_do_and_changes_noth
     await store.put(ENTRY)
     await store.tend()
     assert figures(store) == await counted(redis) == (1, figures(store)[1])
+
+
+async def test_in_a_redis_full_of_what_is_not_ours_an_entry_takes_the_place_of_another(
+    store, redis
+):
+    await store.put(ENTRY)
+    await redis.config_set("maxmemory", 1)
+    other = replace(ENTRY, key=b"oth")
+    await store.put(other)
+    assert (await store.get(ENTRY.key), await store.get(other.key)) == (None, other)
+    assert store.stats().evictions == 1
+    assert figures(store) == await counted(redis)
 
 
 async def test_from_a_full_redis_can_be_read_and_deleted(store, redis):

@@ -9,7 +9,6 @@ from gateway.cache.ports import StoreUnavailableError
 from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.encrypted import SealedStore, parse_master_keys
 from gateway.cache.stores.redis.link import RedisLink
-from gateway.cache.stores.redis.servers import OneServer, client_options
 from gateway.cache.stores.redis.store import RedisScopeKeys, RedisStore
 from gateway.server.admin.operations import forget_scope
 from running_redis import RunningRedis
@@ -23,7 +22,7 @@ async def make_keys(server, redis):
     links = []
 
     def make():
-        links.append(RedisLink(OneServer(client_options(server.url, 10)), seconds=10))
+        links.append(RedisLink(server.url, seconds=10))
         return RedisScopeKeys(links[-1], clock=lambda: NOW)
 
     yield make
@@ -99,7 +98,7 @@ async def test_a_redis_that_is_gone_is_the_store_being_gone(tmp_path):
     gone = RunningRedis(tmp_path / "gone")
     gone.start()
     gone.kill()
-    link = RedisLink(OneServer(client_options(gone.url, 10)), seconds=10)
+    link = RedisLink(gone.url, seconds=10)
     keys = RedisScopeKeys(link, clock=lambda: NOW)
     with pytest.raises(StoreUnavailableError):
         await keys.find(b"t", b"m")

@@ -16,7 +16,7 @@ from typing import Any
 from gateway.cache.ports import StoreError, StoreUnavailableError
 from gateway.cache.stores.guarded import LoopTimeout
 from gateway.cache.stores.redis.link import Batches, Call, RedisLink
-from gateway.cache.stores.redis.scripts import CLAIM, RELEASE, RENEW, Script, Shards
+from gateway.cache.stores.redis.scripts import CLAIM, Shards
 
 LEASE_SECONDS = 6.0
 CALL_SECONDS = 0.04
@@ -55,7 +55,7 @@ class RedisClaims:
             return False
         self._taking.add(slot)
         try:
-            taken = await self._timeout.wait(self._run(CLAIM, slot), CALL_SECONDS)
+            taken = await self._timeout.wait(self._run("take", slot), CALL_SECONDS)
         except BaseException as error:
             # Redis may have made the claim all the same.
             self.release(slot)
@@ -94,7 +94,7 @@ class RedisClaims:
             await asyncio.sleep(LEASE_SECONDS / 3)
             for slot in list(self._held):
                 try:
-                    await self._run(RENEW, slot)
+                    await self._run("renew", slot)
                 except StoreError as error:
                     _log.debug("store: a claim was not renewed: %s", error)
 
@@ -102,7 +102,7 @@ class RedisClaims:
         until = asyncio.get_running_loop().time() + LEASE_SECONDS
         while slot not in self._held:
             try:
-                await self._run(RELEASE, slot)
+                await self._run("release", slot)
             except StoreError as error:
                 _log.debug("store: a claim was not given back: %s", error)
             else:
@@ -112,8 +112,8 @@ class RedisClaims:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), RELEASE_PAUSE)
 
-    async def _run(self, script: Script, slot: bytes) -> Any:
+    async def _run(self, what: str, slot: bytes) -> Any:
         shard = self._shards.of(slot)
         lease = int(LEASE_SECONDS * 1000)
-        call = Call(script, (shard.prefix, slot, self._token, lease))
+        call = Call(CLAIM, (shard.prefix, slot, self._token, lease, what))
         return await self._calls[shard.number].call(call)

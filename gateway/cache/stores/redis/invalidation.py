@@ -36,39 +36,32 @@ class InSync:
     proved: float
 
 
-@dataclass(frozen=True, slots=True)
-class OutOfSync:
-    """Changes are unknown: nobody is subscribed, or some were missed."""
-
-
-SyncState = InSync | OutOfSync
-
-OUT_OF_SYNC = OutOfSync()
+SyncState = InSync | None
+"""None where changes are unknown: nobody is subscribed, or some were missed."""
 
 
 def changed(state: SyncState, epoch: bytes, seq: int) -> SyncState:
     """Return the state after the change of that number was received."""
-    if isinstance(state, InSync) and (state.epoch, state.seq + 1) == (epoch, seq):
+    if state is not None and (state.epoch, state.seq + 1) == (epoch, seq):
         return replace(state, seq=seq)
-    return OUT_OF_SYNC
+    return None
 
 
 def beat(state: SyncState, epoch: bytes, seq: int, sent: float) -> SyncState:
     """Return the state after a beat that was sent at ``sent``.
 
-    Copies made before are of no use if it is ``OutOfSync``, and if it was not ``InSync`` before or
-    of another epoch.
+    Copies made before are of no use if it is None, and if it was None before.
     """
-    if isinstance(state, OutOfSync):
+    if state is None:
         return InSync(epoch, seq, sent)
     if (state.epoch, state.seq) == (epoch, seq):
         return replace(state, proved=max(state.proved, sent))
-    return OUT_OF_SYNC
+    return None
 
 
 def proven(state: SyncState, now: float) -> bool:
     """Tell whether copies may be used."""
-    return isinstance(state, InSync) and now - state.proved <= PROVEN_SECONDS
+    return state is not None and now - state.proved <= PROVEN_SECONDS
 
 
 BEAT_SECONDS = 0.4
@@ -121,7 +114,7 @@ class RedisInvalidations:
         self._channel = CHANNEL + b":" + origin
         self._own = own
         self._now = now
-        self._states: list[SyncState] = [OUT_OF_SYNC] * len(shards)
+        self._states: list[SyncState] = [None] * len(shards)
         self._on_change: Callable[[bytes], None] | None = None
         self._on_loss: Callable[[], None] = lambda: None
         self._tasks: list[asyncio.Task[None]] = []
@@ -192,10 +185,10 @@ class RedisInvalidations:
 
     def _changed(self, shard: Shard, epoch: bytes, seq: int, origin: bytes, key: bytes) -> None:
         before = self._states[shard.number]
-        if isinstance(before, OutOfSync):
+        if before is None:
             return
         self._states[shard.number] = changed(before, epoch, seq)
-        if isinstance(self._states[shard.number], OutOfSync):
+        if self._states[shard.number] is None:
             self._lose([shard])
             return
         name, _, number = origin.partition(b":")
@@ -206,10 +199,10 @@ class RedisInvalidations:
     def _beaten(self, shard: Shard, epoch: bytes, seq: int, sent: float) -> None:
         before = self._states[shard.number]
         after = beat(before, epoch, seq, sent)
-        if isinstance(after, OutOfSync):
+        if after is None:
             self._lose([shard])
             after = beat(after, epoch, seq, sent)
-        elif isinstance(before, OutOfSync):
+        elif before is None:
             # Reads that began before may return entries that were replaced since.
             self._on_loss()
         self._states[shard.number] = after
@@ -218,6 +211,6 @@ class RedisInvalidations:
 
     def _lose(self, shards: Iterable[Shard]) -> None:
         for shard in shards:
-            self._states[shard.number] = OUT_OF_SYNC
+            self._states[shard.number] = None
         self.proven.clear()
         self._on_loss()

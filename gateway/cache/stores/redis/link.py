@@ -6,6 +6,10 @@ holds the password. A cancelled call closes its connection, so that no other cal
 Calls that wait at the same time share one round trip (``Batches``). Law: a caller owns no
 connection. A cancelled call takes nothing from the others; every call ends with its result or a
 StoreError.
+
+The cluster client is our own: when a node of the cluster is lost, redis-py's closes connections
+that other calls are using. Law: the failure of one call changes nothing for other calls, except
+what is known of the nodes.
 """
 
 import asyncio
@@ -17,6 +21,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.connection import parse_url
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import (
     AskError,
     AuthenticationError,
@@ -31,13 +39,18 @@ from redis.exceptions import (
     RedisClusterException,
     RedisError,
     ResponseError,
+    SlotNotCoveredError,
     TryAgainError,
 )
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.maint_notifications import MaintNotificationsConfig
 
 from gateway.cache.ports import StoreError, StoreUnavailableError
 from gateway.cache.stores.redis.scripts import Script, Shard
-from gateway.cache.stores.redis.servers import Command, Servers
+
+CONNECTIONS = 64
+"""At most so many to one server; calls that share round trips need fewer."""
 
 _REMEDIES = {
     "OOM": "Redis is full: raise its maxmemory, or let it evict (maxmemory-policy allkeys-lru)",
@@ -64,6 +77,7 @@ _PHRASES = {
 }
 _CODE = re.compile(r"\b(" + "|".join(_REMEDIES) + r")\b")
 _CODES: dict[type[Exception], str] = {
+    # redis-py removes the codes that it knows from the text.
     OutOfMemoryError: "OOM",
     ReadOnlyError: "READONLY",
     NoPermissionError: "NOPERM",
@@ -75,15 +89,8 @@ _CODES: dict[type[Exception], str] = {
     AuthenticationError: "WRONGPASS",
 }
 
-
-class RedisFullError(StoreError):
-    """Redis has no memory left for the entry."""
-
-
-_KINDS: dict[str, type[StoreError]] = {
-    "OOM": RedisFullError,
-    **dict.fromkeys(_UNAVAILABLE, StoreUnavailableError),
-}
+Command = tuple[Any, ...]
+Address = tuple[str, int]
 
 NextMessage = Callable[[float], Awaitable[tuple[bytes, bytes] | None]]
 """Returns the next message, channel and data, or None when none comes in so many seconds."""
@@ -107,25 +114,23 @@ class Call:
 class RedisLink:
     """Sends commands and scripts. Made anywhere, used from one event loop."""
 
-    def __init__(self, servers: Servers, *, seconds: float) -> None:
-        self._servers = servers
-        self._seconds = seconds
+    def __init__(self, url: str, *, seconds: float, password: str | None = None) -> None:
+        """Connect at the first call. Raises ValueError if the URL is none of Redis.
 
-    async def values(self, shard: Shard, names: Sequence[bytes]) -> list[bytes | None]:
-        """Return a value or None for each name. Raises StoreError."""
-        found: list[bytes | None] = await self._bounded(
-            self._servers.ask(shard.slot, "MGET", *names)
-        )
-        return found
-
-    async def scan(self, shard: Shard, cursor: int) -> tuple[int, list[bytes]]:
-        """Return some of the shard's cache keys and the next cursor, 0 at the end.
-
-        Raises StoreError.
+        ``seconds`` bounds every wait. ``password`` is for a URL without one.
         """
-        arguments = (cursor, "MATCH", shard.prefix + b"*", "COUNT", 512)
-        after, names = await self._bounded(self._servers.ask(shard.slot, "SCAN", *arguments))
-        return int(after), [name.removeprefix(shard.prefix) for name in names]
+        scheme, _, cluster = url.partition("+cluster://")
+        options = client_options(f"{scheme}://{cluster}" if cluster else url, seconds)
+        if password is not None:
+            options.setdefault("password", password)
+        self._servers = _ClusterServers(options) if cluster else _OneServer(options)
+        self._seconds = seconds
+        self.cluster = bool(cluster)
+        """Whether it is a Redis Cluster."""
+
+    async def command(self, slot: int, *arguments: Any) -> Any:
+        """Return the answer to a command whose keys are in this slot. Raises StoreError."""
+        return await self._bounded(self._servers.command(slot, *arguments))
 
     async def run(self, script: Script, shard: Shard, *arguments: Any) -> Any:
         """Return the script's answer. Raises StoreError."""
@@ -136,7 +141,7 @@ class RedisLink:
         if len(calls) == 1:
             return [await self._bounded(self._run(calls[0], shard))]
         answers: list[Any] = await self._bounded(
-            self._servers.ask_all(shard.slot, [call.command(shard) for call in calls])
+            self._servers.commands(shard.slot, [call.command(shard) for call in calls])
         )
         for place, answer in enumerate(answers):
             if isinstance(answer, NoScriptError | MovedError | AskError):
@@ -178,10 +183,10 @@ class RedisLink:
 
     async def _run(self, call: Call, shard: Shard) -> Any:
         try:
-            return await self._servers.ask(shard.slot, *call.command(shard))
+            return await self._servers.command(shard.slot, *call.command(shard))
         except NoScriptError:
             # The server was restarted or took over, or somebody ran SCRIPT FLUSH.
-            return await self._servers.ask(shard.slot, *call.command(shard, whole=True))
+            return await self._servers.command(shard.slot, *call.command(shard, whole=True))
 
     async def _bounded(self, call: Awaitable[Any]) -> Any:
         try:
@@ -205,7 +210,8 @@ def store_error(error: Exception) -> StoreError:
     """Return what a failure means; never the server's whole text, which may quote a command."""
     code = _code(error)
     if code is not None:
-        return _KINDS.get(code, StoreError)(_REMEDIES[code])
+        kind = StoreUnavailableError if code in _UNAVAILABLE else StoreError
+        return kind(_REMEDIES[code])
     if isinstance(error, RedisTimeoutError | TimeoutError):
         return StoreUnavailableError("Redis did not answer in time")
     if isinstance(error, ResponseError):
@@ -216,7 +222,7 @@ def store_error(error: Exception) -> StoreError:
 
 
 def _code(error: Exception) -> str | None:
-    """Return Redis's code of the failure; redis-py removes the codes it knows from the text."""
+    """Return Redis's code of the failure."""
     for kind, code in _CODES.items():
         if isinstance(error, kind):
             return code
@@ -226,6 +232,169 @@ def _code(error: Exception) -> str | None:
             return code
     found = _CODE.search(text)
     return found[0] if found else None
+
+
+# The servers. All methods raise what redis-py raises.
+
+
+def client_options(url: str, seconds: float) -> dict[str, Any]:
+    """Return the options of a client. Raises ValueError for a wrong URL."""
+    return {
+        **parse_url(url),
+        "protocol": 3,
+        "max_connections": CONNECTIONS,
+        "timeout": seconds,
+        "socket_timeout": seconds,
+        "socket_connect_timeout": seconds,
+        "client_name": "refrain",
+        # Without this, redis-py reads its own version from the disk for every connection.
+        "driver_info": None,
+        # The next use of a connection shows that Redis has closed it, hence one retry.
+        "retry": Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
+        "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+    }
+
+
+def client(options: dict[str, Any]) -> Any:
+    """Return redis-py's client of one server, which connects at its first use.
+
+    The type is Any because redis-py's annotations are too few to check our calls.
+    """
+    return Redis.from_pool(BlockingConnectionPool(**options))
+
+
+class _OneServer:
+    """One Redis server, which has all slots."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+        self._client = client(options)
+
+    async def command(self, slot: int, *arguments: Any) -> Any:  # noqa: ARG002 - a cluster needs it
+        return await self._client.execute_command(*arguments)
+
+    async def commands(self, slot: int, commands: Sequence[Command]) -> list[Any]:  # noqa: ARG002
+        return await _pipelined(self._client, commands)
+
+    def listener(self) -> Any:
+        return client(self._options)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+class _ClusterServers:
+    """The nodes of a Redis Cluster, each with the slots that it last said to have."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        """``options`` are those of a client of any node; all nodes take the same ones."""
+        self._options = options
+        seed = (options.get("host", "localhost"), options.get("port", 6379))
+        # The order in which nodes are asked for the slots. A node goes to the end when it is
+        # asked, so that one frozen node does not block the others for ever.
+        self._known: list[Address] = [seed]
+        self._clients: dict[Address, Any] = {}
+        self._ranges: list[tuple[int, int, Address]] = []
+        self._moved: dict[int, Address] = {}
+        self._listeners = 0
+        self._learning = asyncio.Lock()
+
+    async def command(self, slot: int, *arguments: Any) -> Any:
+        """Send a command to the node of the slot."""
+        try:
+            node = self._client(await self._address(slot))
+            try:
+                return await node.execute_command(*arguments)
+            except MovedError as moved:
+                self._moved[slot] = (moved.host or self._known[0][0], moved.port)
+                return await self._client(self._moved[slot]).execute_command(*arguments)
+            except AskError as other:
+                node = self._client((other.host, other.port))
+                return (await _pipelined(node, [("ASKING",), arguments], raise_on_error=True))[-1]
+        except (RedisConnectionError, RedisTimeoutError, ClusterDownError, asyncio.CancelledError):
+            # The node may have been replaced: the next call asks for the slots again.
+            self._ranges, self._moved = [], {}
+            raise
+
+    async def commands(self, slot: int, commands: Sequence[Command]) -> list[Any]:
+        """Send commands in one round trip; return the answer or the exception of each.
+
+        The caller repeats those whose slot has moved.
+        """
+        try:
+            return await _pipelined(self._client(await self._address(slot)), commands)
+        except (RedisConnectionError, RedisTimeoutError, asyncio.CancelledError):
+            self._ranges, self._moved = [], {}
+            raise
+
+    def listener(self) -> Any:
+        """Return a new client of the next node: each repeats what is published on any node."""
+        self._listeners += 1
+        host, port = self._known[self._listeners % len(self._known)]
+        return client({**self._options, "host": host, "port": port})
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for node in self._clients.values():
+            await node.aclose()
+
+    async def _address(self, slot: int) -> Address:
+        if not self._ranges:
+            await self._learn()
+        moved = self._moved.get(slot)
+        if moved is not None:
+            return moved
+        for first, last, address in self._ranges:
+            if first <= slot <= last:
+                return address
+        self._ranges = []
+        raise SlotNotCoveredError("no node has the slot")
+
+    async def _learn(self) -> None:
+        async with self._learning:
+            if self._ranges:
+                return
+            fault: Exception | None = None
+            for address in tuple(self._known):
+                self._known.remove(address)
+                self._known.append(address)
+                try:
+                    slots = await self._client(address).execute_command("CLUSTER", "SLOTS")
+                except (RedisError, OSError) as error:
+                    fault = fault or error
+                else:
+                    self._take(slots, address)
+                    return
+            raise fault or SlotNotCoveredError("no node is known")
+
+    def _take(self, slots: list[Any], node: Address) -> None:
+        """Note the answer of this node."""
+        self._moved = {}
+        self._ranges = []
+        for first, last, primary, *_ in slots:
+            host, port = primary[0], primary[1]
+            address = ((host or b"").decode() or node[0], int(port))
+            self._ranges.append((first, last, address))
+        here = dict.fromkeys(address for _, _, address in self._ranges)
+        self._known = [*here, *(address for address in self._known if address not in here)][:64]
+
+    def _client(self, address: Address) -> Any:
+        node = self._clients.get(address)
+        if node is None:
+            host, port = address
+            node = client({**self._options, "host": host, "port": port})
+            self._clients[address] = node
+        return node
+
+
+async def _pipelined(
+    client: Any, commands: Sequence[Command], *, raise_on_error: bool = False
+) -> list[Any]:
+    async with client.pipeline(transaction=False) as pipeline:
+        for command in commands:
+            pipeline.execute_command(*command)
+        answers: list[Any] = await pipeline.execute(raise_on_error=raise_on_error)
+        return answers
 
 
 LANES = 4

@@ -10,8 +10,9 @@ the time when Redis may forget them; ``size`` the bytes of each; ``total`` the b
 number of the latest change (``seq``), and the name of this count (``epoch``), which is another one
 after Redis lost everything. ``repair`` is there while the index is rebuilt.
 
-Redis does not undo the writes of a script that fails. So the first write of ``put`` is one that a
-full Redis refuses; Redis refuses no later write of the same script.
+Redis does not undo the writes of a script that fails. A full Redis refuses only the first write of
+a script, and no deletion. So the first write of ``put`` is one that it refuses; then ``put``
+deletes at least as much as it writes.
 """
 
 from dataclasses import dataclass, field
@@ -128,14 +129,17 @@ local function evict(room, newest)
   return evicted
 end
 
+local function ensure_epoch(call, origin)
+  return call('HSETNX', total, 'epoch', origin .. '.' .. string.format('%.0f', micros))
+end
+
 local function announce(origin, key)
-  redis.call('HSETNX', total, 'epoch', origin .. '.' .. string.format('%.0f', micros))
   local seq = redis.call('HINCRBY', total, 'seq', 1)
   local epoch = redis.call('HGET', total, 'epoch')
   redis.call('PUBLISH', ARGV[2], table.concat({ARGV[3], epoch, seq, origin, key}, ' '))
 end
 
-local function told(evicted)
+local function totals(evicted)
   return {redis.call('ZCARD', ends), bytes(), evicted}
 end
 """
@@ -147,6 +151,16 @@ def _script(source: str) -> Script:
 
 PUT = _script("""
 local origin, key, value, ttl, room = ARGV[4], ARGV[5], ARGV[6], ARGV[7], tonumber(ARGV[8])
+local evicted = 0
+local refused = ensure_epoch(redis.pcall, origin)
+if type(refused) == 'table' and refused.err then
+  -- The memory may hold data of others; a cache makes room, as far as it has entries.
+  if not string.find(refused.err, 'OOM') then return refused end
+  local before = bytes()
+  evicted = evict(before - math.min(2 * #value, tonumber(ARGV[9])), nil)
+  if before - bytes() < #value then return refused end
+  ensure_epoch(redis.call, origin)
+end
 announce(origin, key)
 local before = charge(key)
 if ttl == '' then
@@ -160,19 +174,20 @@ redis.call('ZADD', used, micros, key)
 redis.call('HSET', size, key, #value)
 redis.call('HINCRBY', total, 'bytes', #value - before)
 reap(16)
-return told(evict(room, key))
+return totals(evicted + evict(room, key))
 """)
 """Store or replace an entry; evict others to make room.
 
-Arguments: channel, shard, origin, cache key, bytes, milliseconds until Redis may forget the entry
-('' is never), bytes that all entries may take.
+Arguments: prefix, channel, shard, origin, cache key, bytes, milliseconds until Redis may forget the
+entry ('' is never), bytes that all entries may take, most bytes to evict from a full Redis.
 """
 
 DELETE = _script("""
 local origin, key = ARGV[4], ARGV[5]
 drop(key)
+ensure_epoch(redis.call, origin)
 announce(origin, key)
-return told(0)
+return totals(0)
 """)
 
 DISCARD = _script("""
@@ -180,17 +195,12 @@ local origin, key = ARGV[4], ARGV[5]
 local found = redis.pcall('GET', prefix .. key)
 if type(found) == 'string' and redis.sha1hex(found) == ARGV[6] then
   drop(key)
+  ensure_epoch(redis.call, origin)
   announce(origin, key)
 end
-return told(0)
+return totals(0)
 """)
 """Delete a damaged entry, unless it was replaced meanwhile."""
-
-MAKE_ROOM = _script("""
-local room = bytes() - tonumber(ARGV[4])
-return told(evict(room, nil))
-""")
-"""Evict so many bytes, so that a full Redis can take a new entry."""
 
 TEND = _script("""
 local score = micros
@@ -206,7 +216,7 @@ local there = 0
 for _, key in ipairs(some) do
   if redis.call('EXISTS', prefix .. key) == 1 then there = there + 1 else drop(key) end
 end
-local reply = told(evict(tonumber(ARGV[4]), nil))
+local reply = totals(evict(tonumber(ARGV[4]), nil))
 local entries = reply[1]
 local whole = redis.call('ZCARD', used) == entries and redis.call('HLEN', size) == entries
   and redis.call('HEXISTS', total, 'repairing') == 0
@@ -246,7 +256,7 @@ return 1
 REPAIRED = _script("""
 redis.call('HDEL', total, 'repairing')
 redis.call('DEL', KEYS[5])
-return told(0)
+return totals(0)
 """)
 
 BEAT = Script("""
@@ -288,39 +298,21 @@ return {read, values, more and 1 or 0}
 """Read a page of entries in the order of ``ends``, from one score and key on; also returns whether
 there may be more. Arguments: prefix, score, key, entries and bytes after which the page ends."""
 
-_CLAIM_PRELUDE = """
+CLAIM = Script("""
 local claim = string.sub(ARGV[1], 1, -3) .. 'c:' .. ARGV[2]
-"""
-
-CLAIM = Script(
-    _CLAIM_PRELUDE
-    + """
-if redis.call('SET', claim, ARGV[3], 'NX', 'PX', ARGV[4]) then return 1 end
--- Our own was given back while Redis could not be reached.
-if redis.call('GET', claim) == ARGV[3] then return redis.call('PEXPIRE', claim, ARGV[4]) end
-return 0
-"""
-)
-"""Take a claim that no other process has. Arguments of all three: prefix, slot, holder,
-milliseconds until the claim lapses."""
-
-RENEW = Script(
-    _CLAIM_PRELUDE
-    + """
-if redis.call('GET', claim) ~= ARGV[3] then return 0 end
+local holder = redis.call('GET', claim)
+if ARGV[5] == 'take' and not holder then
+  return redis.call('SET', claim, ARGV[3], 'PX', ARGV[4]) and 1
+end
+-- Our own may be there still: it was released while Redis could not be reached.
+if holder ~= ARGV[3] then return 0 end
+if ARGV[5] == 'release' then return redis.call('DEL', claim) end
 return redis.call('PEXPIRE', claim, ARGV[4])
-"""
-)
+""")
+"""Take, renew or release a claim, unless another process has it; tell whether that was done.
 
-RELEASE = Script(
-    _CLAIM_PRELUDE
-    + """
-if redis.call('GET', claim) ~= ARGV[3] then return 0 end
-return redis.call('DEL', claim)
+Arguments: prefix, slot, holder, milliseconds until the claim lapses, and which of the three.
 """
-)
-
-FIND_KEY = Script("return redis.call('HGET', KEYS[1], ARGV[1])")
 
 ENSURE_KEY = Script("""
 local fresh = redis.call('EXISTS', KEYS[1]) == 0
@@ -333,9 +325,10 @@ elseif fresh or (left >= 0 and left < tonumber(ARGV[3])) then
 end
 return redis.call('HGET', KEYS[1], ARGV[1])
 """)
-"""Arguments: master key, proposed data key, milliseconds to keep it ('' is without end)."""
+"""Return the wrapped data key that holds from now on.
 
-FORGET_KEYS = Script("return redis.call('DEL', KEYS[1])")
+Arguments: master key, proposed data key, milliseconds to keep it ('' is without end).
+"""
 
 
 def scope_shard(tag: bytes) -> Shard:

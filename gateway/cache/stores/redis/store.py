@@ -33,16 +33,13 @@ from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry, en
 from gateway.cache.stores.memory import ENTRY_SHARE
 from gateway.cache.stores.redis.claims import RedisClaims
 from gateway.cache.stores.redis.invalidation import OwnChanges, RedisInvalidations
-from gateway.cache.stores.redis.link import Batches, Call, RedisFullError, RedisLink
+from gateway.cache.stores.redis.link import Batches, Call, RedisLink
 from gateway.cache.stores.redis.scripts import (
     ADOPT,
     CHANNEL,
     DELETE,
     DISCARD,
     ENSURE_KEY,
-    FIND_KEY,
-    FORGET_KEYS,
-    MAKE_ROOM,
     PUT,
     REPAIR,
     REPAIRED,
@@ -53,7 +50,6 @@ from gateway.cache.stores.redis.scripts import (
     make_shards,
     scope_shard,
 )
-from gateway.cache.stores.redis.servers import ClusterServers, OneServer, client_options
 
 MAX_USES = 16_384
 USES_AT_ONCE = 1024
@@ -63,9 +59,8 @@ KEPT_AT_LEAST = 60.0
 KEPT_AT_MOST = 10 * 365 * 86_400.0
 WALK_BYTES = 1 << 20
 """A page of a walk ends with the entry that reaches it: Redis does nothing else meanwhile."""
-ROOM_ROUNDS = 8
 MAX_ROOM = 64 << 20
-"""Most bytes evicted at once to make room: Redis does nothing else meanwhile."""
+"""Most bytes evicted at once from a full Redis: Redis does nothing else meanwhile."""
 INLINE_BYTES = 128 << 10
 """A larger value is decoded outside the loop."""
 
@@ -91,19 +86,14 @@ class RedisStore:
         ``password`` is for a URL without one. ``seconds`` bounds every wait. All gateways must use
         the same number of ``shards``.
         """
-        scheme, _, rest = url.partition("+cluster://")
-        options = client_options(f"{scheme}://{rest}" if rest else url, seconds)
-        if password is not None:
-            options.setdefault("password", password)
-        servers = ClusterServers(options) if rest else OneServer(options)
-        self.link = RedisLink(servers, seconds=seconds)
+        self.link = RedisLink(url, seconds=seconds, password=password)
         """The connections, which this store closes."""
-        self._shards = make_shards(shards or (CLUSTER_SHARDS if rest else 1))
+        self._shards = make_shards(shards or (CLUSTER_SHARDS if self.link.cluster else 1))
         self._room = max_bytes // len(self._shards)
         self._max_entry_bytes = min(max_bytes // ENTRY_SHARE, self._room, MAX_ENTRY_BYTES)
         self._clock = clock
         self._lookups: list[Batches[bytes, bytes | None]] = [
-            Batches(partial(self.link.values, shard)) for shard in self._shards
+            Batches(partial(self._values, shard)) for shard in self._shards
         ]
         self._changes: list[Batches[Call, Any]] = [
             Batches(partial(self.link.run_all, shard), _size) for shard in self._shards
@@ -162,7 +152,9 @@ class RedisStore:
                 f"an entry of {len(value)} bytes, at most {self._max_entry_bytes} are stored"
             )
         number = self._own.begin()
-        await self._finish(number, self._put(entry, value, number))
+        arguments = (value, self._milliseconds(entry.kept_until), self._room, MAX_ROOM)
+        shard = self._shards.of(entry.key)
+        await self._finish(number, self._change(PUT, shard, number, entry.key, *arguments))
 
     async def delete(self, key: bytes) -> None:
         """Forget the entry; a cancelled caller does not end it."""
@@ -228,44 +220,11 @@ class RedisStore:
             self._upkeep = asyncio.create_task(self._keep_up())
         self.invalidations.start()
 
+    async def _values(self, shard: Shard, names: Sequence[bytes]) -> list[bytes | None]:
+        values: list[bytes | None] = await self.link.command(shard.slot, "MGET", *names)
+        return values
+
     # Changes: each is announced under a number of this store.
-
-    async def _put(self, entry: Entry, value: bytes, number: int) -> None:
-        shard = self._shards.of(entry.key)
-        arguments = (entry.key, value, self._milliseconds(entry.kept_until), self._room)
-        try:
-            await self._change(PUT, shard, number, *arguments)
-        except RedisFullError as error:
-            # The memory may hold data of others; a cache makes room, as far as it has entries.
-            await self._put_with_room(shard, number, len(value), arguments, error)
-
-    async def _put_with_room(
-        self,
-        shard: Shard,
-        number: int,
-        size: int,
-        arguments: tuple[Any, ...],
-        error: RedisFullError,
-    ) -> None:
-        """Evict until Redis takes the entry: at most ROOM_ROUNDS times, each time more.
-
-        The memory that Redis counts does not fall by the bytes that were deleted: buffers of
-        clients, latency histograms and values that are freed in the background count too.
-        """
-        head = (shard.prefix, CHANNEL, shard.number)
-        room = 2 * size
-        for _ in range(ROOM_ROUNDS):
-            totals = await self._changes[shard.number].call(Call(MAKE_ROOM, (*head, room)))
-            self._note(shard, totals)
-            if not totals[2]:
-                break
-            try:
-                await self._change(PUT, shard, number, *arguments)
-            except RedisFullError as again:
-                error, room = again, min(4 * room, MAX_ROOM)
-            else:
-                return
-        raise error
 
     def _milliseconds(self, until: float) -> int | bytes:
         """Return how long Redis keeps the entry; b'' is without end."""
@@ -337,9 +296,11 @@ class RedisStore:
         _log.info("store: Redis has lost the index of entries; it is made anew")
         cursor = 0
         while True:
-            cursor, keys = await self.link.scan(shard, cursor)
+            found = (cursor, "MATCH", shard.prefix + b"*", "COUNT", 512)
+            cursor, names = await self.link.command(shard.slot, "SCAN", *found)
+            keys = [name.removeprefix(shard.prefix) for name in names]
             await self.link.run(ADOPT, shard, *head, *keys)
-            if cursor == 0:
+            if int(cursor) == 0:
                 break
         self._note(shard, await self.link.run(REPAIRED, shard, *head))
 
@@ -383,7 +344,8 @@ class RedisScopeKeys:
         self._clock = clock
 
     async def find(self, tag: bytes, master: bytes) -> bytes | None:
-        found: bytes | None = await self._link.run(FIND_KEY, scope_shard(tag), master)
+        shard = scope_shard(tag)
+        found: bytes | None = await self._link.command(shard.slot, "HGET", *shard.index, master)
         return found
 
     async def ensure(self, tag: bytes, master: bytes, proposed: bytes, until: float) -> bytes:
@@ -394,7 +356,8 @@ class RedisScopeKeys:
         return there
 
     async def forget(self, tag: bytes) -> None:
-        await self._link.run(FORGET_KEYS, scope_shard(tag))
+        shard = scope_shard(tag)
+        await self._link.command(shard.slot, "DEL", *shard.index)
 
     async def close(self) -> None:
         """Do nothing: the store closes the connections."""
