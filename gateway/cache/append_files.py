@@ -2,11 +2,12 @@
 
 Law: only who holds FILE.lock opens FILE to write, so nobody writes to a file that was turned over.
 Who holds it may have been stopped, so nobody waits for it without a bound. No line is ever mixed
-with another. A journal's line is on the disk before the call returns, and the half of a line that
-a crash left is closed off by the next one.
+with another. A line is on the disk before ``write_line`` returns, and the half of a line that a
+crash left is closed off by the next one.
 """
 
 import asyncio
+import errno
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,33 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from filelock import BaseFileLock, FileLock
+from filelock import FileLock
 
 LOCK_SECONDS = 5.0
 
 _POLL_SECONDS = 0.01
-
-
-def _lock(path: Path, seconds: float | None = None) -> BaseFileLock:
-    return FileLock(
-        path.with_name(path.name + ".lock"),
-        LOCK_SECONDS if seconds is None else seconds,
-        0o600,
-        poll_interval=_POLL_SECONDS,
-    )
-
-
-@contextmanager
-def held(
-    path: Path, access: int = os.O_WRONLY, seconds: float | None = None
-) -> Iterator[tuple[int, int]]:
-    """Lock a file; give a descriptor that appends, and its size.
-
-    Raises OSError, filelock.Timeout where another has the lock for longer than ``seconds``, which
-    are LOCK_SECONDS unless told.
-    """
-    with _lock(path, seconds), _opened(path, access) as opened:
-        yield opened
 
 
 def before(path: Path) -> Path:
@@ -49,32 +28,43 @@ def before(path: Path) -> Path:
 
 
 @contextmanager
-def turned(
-    path: Path, more: int, *, max_bytes: int, access: int = os.O_WRONLY
+def held(
+    path: Path, more: int = 0, *, max_bytes: int | None = None, seconds: float | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Give a descriptor to append ``more`` bytes to, and the file's size.
+    """Lock a file; give a descriptor to append ``more`` bytes to, and the file's size.
 
     What would take the file beyond ``max_bytes`` goes into a new one; the full one becomes FILE.1,
-    in place of the one before. Raises OSError, filelock.Timeout where another has the lock for too
-    long.
+    in place of the one before. Raises OSError, filelock.Timeout where another has the lock for
+    longer than ``seconds``, which are LOCK_SECONDS unless given.
     """
-    with _lock(path):
-        with _opened(path, access) as (descriptor, size):
-            if not size or size + more <= max_bytes:
+    timeout = LOCK_SECONDS if seconds is None else seconds
+    lock = path.with_name(path.name + ".lock")
+    with FileLock(lock, timeout, 0o600, poll_interval=_POLL_SECONDS):
+        with _opened(path) as (descriptor, size):
+            if max_bytes is None or not size or size + more <= max_bytes:
                 yield descriptor, size
                 return
         path.replace(before(path))
-        with _opened(path, access) as opened:
+        with _opened(path) as opened:
             yield opened
 
 
 @contextmanager
-def _opened(path: Path, access: int) -> Iterator[tuple[int, int]]:
-    descriptor = os.open(path, access | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _opened(path: Path) -> Iterator[tuple[int, int]]:
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         yield descriptor, os.fstat(descriptor).st_size
     finally:
         os.close(descriptor)
+
+
+def write_line(descriptor: int, size: int, line: bytes) -> None:
+    """Append a line to a file that is ``held``. Raises OSError."""
+    if size and os.pread(descriptor, 1, size - 1) != b"\n":
+        line = b"\n" + line
+    if os.write(descriptor, line) < len(line):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.fsync(descriptor)
 
 
 class Journal:
@@ -88,8 +78,5 @@ class Journal:
         await asyncio.to_thread(self._append, orjson.dumps(dict(line)) + b"\n")
 
     def _append(self, line: bytes) -> None:
-        with held(self.path, os.O_RDWR) as (descriptor, size):
-            if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                line = b"\n" + line
-            os.write(descriptor, line)
-            os.fsync(descriptor)
+        with held(self.path) as (descriptor, size):
+            write_line(descriptor, size, line)

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from gateway.cache.append_files import before, turned
+from gateway.cache.append_files import before, held, write_line
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Entry, Quarantine
 from gateway.cache.shadow_eval import ComparisonLedger, asked_id, basis_of
@@ -116,14 +116,8 @@ class ComparisonJournal:
         return offset + len(data)
 
     def _append(self, data: bytes, carried: bytes) -> None:
-        bound = self._max_bytes
-        with turned(self.path, len(data), max_bytes=bound, access=os.O_RDWR) as (descriptor, size):
-            if not size:
-                data = carried + data
-            elif os.pread(descriptor, 1, size - 1) != b"\n":
-                data = b"\n" + data
-            os.write(descriptor, data)
-            os.fsync(descriptor)
+        with held(self.path, len(data), max_bytes=self._max_bytes) as (descriptor, size):
+            write_line(descriptor, size, data if size else carried + data)
 
 
 def _encoded(line: Mapping[str, Any]) -> bytes:

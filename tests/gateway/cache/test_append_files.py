@@ -14,20 +14,20 @@ import pytest
 from filelock import FileLock, Timeout
 from lock_holder import lock_held
 
-from gateway.cache.append_files import LOCK_SECONDS, Journal, before, held, turned
+from gateway.cache.append_files import LOCK_SECONDS, Journal, before, held
 
 MOST = 1000
 LINES = 300
 WRITER = """
 import os, sys
 from pathlib import Path
-from gateway.cache.append_files import turned
+from gateway.cache.append_files import held
 path, name, lines, most = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(lines):
     line = f"{name} {number} {'x' * (number % 90)}\\n".encode()
-    with turned(path, len(line), max_bytes=most) as (descriptor, _):
+    with held(path, len(line), max_bytes=most) as (descriptor, _):
         os.write(descriptor, line)
 """
 
@@ -38,7 +38,7 @@ def path(tmp_path):
 
 
 def append(path, data, most=MOST):
-    with turned(path, len(data), max_bytes=most) as (descriptor, size):
+    with held(path, len(data), max_bytes=most) as (descriptor, size):
         os.write(descriptor, data)
     return size
 
@@ -98,7 +98,7 @@ def test_where_it_cannot_be_turned_over_nothing_is_written_and_nobody_is_kept_wa
 
 
 def test_a_write_that_fails_lets_the_next_one_have_the_file(path):
-    with pytest.raises(ValueError, match="mine"), turned(path, 1, max_bytes=MOST):
+    with pytest.raises(ValueError, match="mine"), held(path, 1, max_bytes=MOST):
         raise ValueError("mine")
     assert append(path, b"x") == 0
 
@@ -145,7 +145,7 @@ def test_nobody_waits_without_a_bound(path, monkeypatch):
         raise Timeout(lock.lock_file)
 
     monkeypatch.setattr(FileLock, "acquire", acquired)
-    for waiter in (held(path), turned(path, 1, max_bytes=1)):
+    for waiter in (held(path), held(path, 1, max_bytes=1)):
         with pytest.raises(Timeout), waiter:
             pytest.fail("the lock was not acquired")
     assert waits == [LOCK_SECONDS] * 2
@@ -165,7 +165,7 @@ def test_who_waited_while_the_file_was_turned_over_writes_to_the_new_one(path, w
     with ExitStack() as holder:
         holder.enter_context(lock_held(path))
         waiting += [lambda: path.replace(before(path)), holder.close]
-        with turned(path, 5, max_bytes=100) as (descriptor, _):
+        with held(path, 5, max_bytes=100) as (descriptor, _):
             os.write(descriptor, b"late\n")
     assert (before(path).read_bytes(), path.read_bytes()) == (b"full\n", b"late\n")
 

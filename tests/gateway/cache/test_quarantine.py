@@ -53,12 +53,13 @@ async def test_a_key_in_quarantine_stays_there_for_every_worker_and_after_a_rest
 
 
 async def test_what_a_crash_left_of_a_line_hides_no_other(path):
-    path.write_bytes(b'{"key":"%s"}\n{"key":"6b\n[]\n{"key":5}\n{"key":' % KEY.hex().encode())
-    quarantine = QuarantineFile(path)
+    line = b'{"key":"%s","time":1000}' % KEY.hex().encode()
+    path.write_bytes(line + b'\n{"key":"6b\n[]\n{"key":5,"time":1000}\n{"key":')
+    quarantine = QuarantineFile(path, now=Clock())
     await quarantine.add(OTHER)
     assert quarantine.holds(KEY)
     assert quarantine.holds(OTHER)
-    assert QuarantineFile(path).holds(OTHER)
+    assert QuarantineFile(path, now=Clock()).holds(OTHER)
 
 
 async def test_a_list_that_cannot_be_read_holds_every_key(path, caplog):
@@ -93,16 +94,6 @@ async def test_a_key_that_came_back_into_quarantine_counts_from_then_on(path):
     quarantine.compact()
     assert lines(path) == [{"key": KEY.hex(), "time": clock.now}]
     assert QuarantineFile(path, now=clock).holds(KEY)
-
-
-async def test_lines_without_a_time_begin_theirs_when_they_are_first_loaded(path):
-    path.write_bytes(b'{"key":"%s"}\n' % KEY.hex().encode())
-    clock = Clock()
-    QuarantineFile(path, now=clock).compact()
-    clock.now += KEEP_SECONDS - 1
-    assert QuarantineFile(path, now=clock).holds(KEY)
-    clock.now += 1
-    assert not QuarantineFile(path, now=clock).holds(KEY)
 
 
 async def test_the_file_has_a_bound_and_the_oldest_leave_it(path):
@@ -241,20 +232,24 @@ async def test_another_list_under_the_same_number_of_a_file_is_read_from_its_beg
     assert not quarantine.holds(key_of(0))
 
 
-async def test_a_list_written_anew_never_begins_as_the_one_before(path):
-    clock = Clock()
-    quarantine = QuarantineFile(path, now=clock)
+async def test_a_list_with_nothing_to_leave_out_is_not_written_anew(path):
+    quarantine = QuarantineFile(path)
     await quarantine.add(KEY)
-    beginnings = set()
-    for _ in range(3):
-        await quarantine.add(OTHER)
-        clock.now += KEEP_SECONDS - 1
-        await quarantine.add(KEY)
-        clock.now += 1
-        quarantine.compact()
-        beginnings.add(path.read_bytes().splitlines()[0])
-        assert [line["key"] for line in lines(path)] == [KEY.hex()]
-    assert len(beginnings) == 3
     former = path.stat()
     quarantine.compact()
     assert path.stat() == former
+
+
+async def test_a_list_written_anew_is_read_whole_by_others_whatever_its_length(path):
+    clock = Clock()
+    quarantine, other = (QuarantineFile(path, now=clock) for _ in range(2))
+    for number in range(4):
+        await quarantine.add(key_of(number))
+    assert other.holds(key_of(3))
+    clock.now += KEEP_SECONDS
+    for number in range(10, 20):
+        await quarantine.add(key_of(number))
+        quarantine.compact()
+        assert other.holds(key_of(number))
+    assert not other.holds(key_of(3))
+    assert not QuarantineFile(path, now=clock).holds(key_of(0))
