@@ -33,7 +33,7 @@ from gateway.cli.terminal import CommandError, Lines, say, unreadable
 from gateway.semantic.calibrations import OWN_FILE, Calibrations
 from gateway.semantic.ports import SemanticUnavailableError
 from gateway.semantic.verifier import OF_THE_TEXT, CalibratedVerifier
-from gateway.server.admin.recorded_request import RecordedError
+from gateway.server.admin.recorded_request import InvalidFieldError
 from policies.format.values import percent_text
 
 READY_SECONDS = 120.0
@@ -75,7 +75,7 @@ class LabelledPair:
 
 
 def parse_line(line: Any) -> Compared | LabelledPair | None:
-    """Read a line's JSON; None is another line of the gateway's journal. Raises RecordedError.
+    """Read a line's JSON; None is another line of the gateway's journal. Raises InvalidFieldError.
 
     Another is that of an alias, too: it came to be a hit because it was right.
     """
@@ -83,24 +83,24 @@ def parse_line(line: Any) -> Compared | LabelledPair | None:
         case {"asked": str(asked), "stored": str(stored), "same": bool(same)}:
             return LabelledPair(asked, stored, same)
         case {"asked": _, "stored": _}:
-            raise RecordedError("", "asked and stored as text, and same: true or false")
+            raise InvalidFieldError("", "asked and stored as text, and same: true or false")
         case {"kind": str(), "alias": True}:
             return None
         case {"kind": str(), "outcome": "equal" | "different" | "unsure" as outcome}:
             return _compared(line, outcome)
         case {"kind": str()} if "outcome" not in line:
             return None
-    raise RecordedError("", "a comparison of the gateway or {asked, stored, same}")
+    raise InvalidFieldError("", "a comparison of the gateway or {asked, stored, same}")
 
 
 def _compared(line: dict[str, Any], outcome: str) -> Compared:
     score, verifier = line.get("score"), line.get("verifier")
     if isinstance(score, bool) or not isinstance(score, int | float):
-        raise RecordedError("score", "a number")
+        raise InvalidFieldError("score", "a number")
     if not (isfinite(score) and 0 <= score <= 1):
-        raise RecordedError("score", "a number from 0 to 1")
+        raise InvalidFieldError("score", "a number from 0 to 1")
     if not isinstance(verifier, str) or not verifier:
-        raise RecordedError("verifier", "the digest of the verifier whose score it is")
+        raise InvalidFieldError("verifier", "the digest of the verifier whose score it is")
     return Compared(float(score), outcome != "equal", verifier, unsure=outcome == "unsure")
 
 

@@ -29,7 +29,7 @@ from gateway.cli.terminal import CommandError, unreadable
 from gateway.semantic.ports import SemanticIndex, Verification, Verifier
 from gateway.server.admin.explain import Explainer
 from gateway.server.admin.recorded_request import (
-    RecordedError,
+    InvalidFieldError,
     RecordedRequest,
     as_json,
     parse_recorded,
@@ -216,7 +216,7 @@ def _read_request(file: str) -> RecordedRequest:
     source = "standard input" if file == "-" else file
     try:
         return parse_recorded(raw)
-    except RecordedError as error:
+    except InvalidFieldError as error:
         raise CommandError(f"{source}: {error}") from None
 
 

@@ -26,7 +26,7 @@ from aiohttp import ClientConnectorError, ClientError, ClientSession, ClientTime
 from gateway.cache.comparison_journal import CHECKS_FILE, ComparisonJournal
 from gateway.cache.quarantine import QuarantineFile
 from gateway.cli.terminal import CommandError, Lines, say, unreadable
-from gateway.server.admin.recorded_request import RecordedError
+from gateway.server.admin.recorded_request import InvalidFieldError
 from policies.decision import Endpoint
 
 _REPLY_SECONDS = 600.0
@@ -48,14 +48,14 @@ class KnownQuestion:
 def _known_question(given: Any, *, model: str | None, system: str | None) -> KnownQuestion:
     """Read a line; ``model`` and ``system`` complete a bare question. Raises ValueError."""
     if not isinstance(given, dict):
-        raise RecordedError("", "a JSON object")
+        raise InvalidFieldError("", "a JSON object")
     for field in given:
         if field not in _FIELDS:
-            raise RecordedError(field, f"one of the fields {', '.join(_FIELDS)}")
+            raise InvalidFieldError(field, f"one of the fields {', '.join(_FIELDS)}")
     try:
         endpoint = Endpoint(given.get("endpoint", Endpoint.CHAT.value))
     except ValueError:
-        raise RecordedError("endpoint", f"one of {', '.join(Endpoint)}") from None
+        raise InvalidFieldError("endpoint", f"one of {', '.join(Endpoint)}") from None
     match given:
         case {"request": dict(request)} if "question" not in given:
             request = {**request, "stream": False}
@@ -66,14 +66,14 @@ def _known_question(given: Any, *, model: str | None, system: str | None) -> Kno
             messages = [*opening, {"role": "user", "content": question}]
             request = {"model": model, "messages": messages}
         case _:
-            raise RecordedError("", "either question (text) or request (an object)")
+            raise InvalidFieldError("", "either question (text) or request (an object)")
     match given.get("answer"):
         case None | dict() as answer:
             return KnownQuestion(endpoint, request, answer)
         case str(text) if text and endpoint is Endpoint.CHAT:
             return KnownQuestion(endpoint, request, _chat_result(text, request))
         case _:
-            raise RecordedError("answer", "text (for a chat) or a complete result")
+            raise InvalidFieldError("answer", "text (for a chat) or a complete result")
 
 
 def _chat_result(text: str, request: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 
 from gateway.cli.terminal import CommandError, Lines, unreadable
 from gateway.semantic.calibrations import known_calibrations
-from gateway.server.admin.recorded_request import RecordedError
+from gateway.server.admin.recorded_request import InvalidFieldError
 from policies.decision import Decision, PiiAction, Scope
 from policies.format.load import PolicyError, parse_policy
 from policies.format.schema import json_schema
@@ -78,7 +78,7 @@ class Record(BaseModel):
 
     @cached_property
     def was(self) -> Decision:
-        """The decision of then. Raises RecordedError."""
+        """The decision of then. Raises InvalidFieldError."""
         written = self.decision
         try:
             return Decision(
@@ -96,15 +96,15 @@ class Record(BaseModel):
                 finish_reasons=frozenset(written["finish_reasons"]),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise RecordedError("decision", f"what a record holds of one ({error})") from None
+            raise InvalidFieldError("decision", f"what a record holds of one ({error})") from None
 
 
 def read_record(line: Any) -> Record:
-    """Read a decision from parsed JSON. Raises RecordedError."""
+    """Read a decision from parsed JSON. Raises InvalidFieldError."""
     try:
         record = Record.model_validate(line)
     except ValidationError:
-        raise RecordedError("", "a record of a decision") from None
+        raise InvalidFieldError("", "a record of a decision") from None
     _ = record.was
     return record
 

@@ -12,7 +12,7 @@ from gateway.cache.key import differences, field_digests, nearest
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cli.explain import explanation_text, pipeline_to_explain
 from gateway.server.admin.explain import Explainer
-from gateway.server.admin.recorded_request import RecordedError, parse_recorded
+from gateway.server.admin.recorded_request import InvalidFieldError, parse_recorded
 from gateway.server.policy_file import PolicyFile
 from policies.decision import Endpoint
 
@@ -83,7 +83,7 @@ def test_any_request_is_explained_or_refused_in_words(asked, with_store):
     store = MemoryStore(max_bytes=10**6) if with_store else None
     try:
         told = explained(raw, store)
-    except RecordedError as error:
+    except InvalidFieldError as error:
         assert "expected" in str(error)  # noqa: PT017
         return
     assert told["outcome"]["would"] in ("hit", "miss", "bypass", "refused", "invalid", "lookup")
@@ -95,7 +95,7 @@ def test_any_request_is_explained_or_refused_in_words(asked, with_store):
 def test_any_bytes_are_an_inquiry_or_told_to_be_none(raw):
     try:
         parse_recorded(raw)
-    except RecordedError as error:
+    except InvalidFieldError as error:
         assert "expected" in str(error)  # noqa: PT017
 
 

@@ -15,7 +15,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -25,31 +25,24 @@ import orjson
 from aiohttp import web
 
 from gateway.cache.append_files import Journal
-from gateway.cache.key import identify, scope_ids
 from gateway.cache.ports import (
-    Entry,
     ForgetKeys,
     PositionError,
     Quarantine,
     StoreError,
     UnfinishedError,
 )
-from gateway.cache.stores.entry_codec import encoded_size
 from gateway.protocol.errors import error_body
 from gateway.protocol.headers import folded
 from gateway.server.admin.explain import Explainer
-from gateway.server.admin.load import Loader
 from gateway.server.admin.operations import (
-    InvalidFieldError,
+    Fields,
     Operations,
+    Selection,
     parse_selection,
     read_hash,
-    read_headers,
-    read_holder,
-    read_switch,
-    refuse_other_fields,
 )
-from gateway.server.admin.recorded_request import RecordedError, read_request
+from gateway.server.admin.recorded_request import InvalidFieldError, read_request
 from gateway.server.admin.semantic_report import SemanticOperations
 from gateway.server.http.compressed_body import read_body
 from gateway.server.pipeline import Pipeline
@@ -58,9 +51,6 @@ from gateway.upstream.coalescing.coalescer import Coalescer
 from gateway.upstream.request import Upstream
 
 log = logging.getLogger(__name__)
-
-Fields = dict[str, Any]
-"""A JSON object: the fields of an action, or its reply."""
 
 Action = Callable[[Fields], Awaitable[Fields]]
 """One operation. Raises InvalidFieldError."""
@@ -82,24 +72,20 @@ class Admin:
     operations: Operations
     semantic: SemanticOperations
     prefix_hits: Page
-    loader: Loader
     explainer: Explainer
     audit_log: Journal
-    secret: bytes = field(repr=False)
     token: str | None = field(repr=False)
-    holder_of: Callable[[Mapping[str, str]], str | None]
-    """Whose gateway key headers bear."""
 
     def add_routes(self, app: web.Application) -> None:
         """Register every page and every action of the API."""
         pages: dict[str, Page] = {"semantic": self.semantic.report, "prefix-hits": self.prefix_hits}
         actions: dict[str, Action] = {
-            "purge": self._purge,
-            "wrong": self._wrong,
-            "audit": self._audit,
-            "forget": self._forget,
-            "scope": self._scope,
-            "load": self.loader.load,
+            "purge": self.operations.purge,
+            "wrong": self.operations.wrong,
+            "audit": self.operations.audit,
+            "forget": self.operations.forget,
+            "scope": self.operations.scope,
+            "load": self.operations.load,
             "explain": self._explain,
             "semantic/reset": self.semantic.reset,
         }
@@ -168,22 +154,17 @@ class Admin:
                 raise InvalidFieldError(name, f"one of the parameters {allowed}")
         selection = parse_selection(query or {"all": True})
         cursor = None if after is None else _cursor(after)
-        listed = await self.operations.entries(selection, cursor, limit)
-        return _reply(
-            200,
-            {
-                "entries": [self._summary(entry) for entry in listed.entries],
-                "after": None if listed.after is None else listed.after.hex(),
-            },
-        )
+        entries, more = await self.operations.entries(selection, cursor, limit)
+        listed = [self.operations.summary(entry) for entry in entries]
+        return _reply(200, {"entries": listed, "after": None if more is None else more.hex()})
 
     async def _show(self, request: web.Request) -> web.Response:
         key = read_hash("key", request.match_info["key"])
-        listed = await self.operations.entries(parse_selection({"key": key.hex()}), None, 1)
-        if not listed.entries:
+        entries, _ = await self.operations.entries(Selection(key=key), None, 1)
+        if not entries:
             return _error(404, "There is no entry under this key.", "invalid_request_error", "key")
-        entry = listed.entries[0]
-        shown = self._summary(entry)
+        [entry] = entries
+        shown = self.operations.summary(entry)
         if request.query.get("answer") == "1":
             # Reading what somebody was answered is an action, too.
             line = {"time": time.time(), "action": "show", "asked": {"key": key.hex()}}
@@ -191,69 +172,10 @@ class Admin:
             shown |= {"question": entry.question, "answer": orjson.Fragment(entry.result)}
         return _reply(200, shown)
 
-    def _summary(self, entry: Entry) -> Fields:
-        now = self.operations.now()
-        return {
-            "key": entry.key.hex(),
-            "scope": entry.scope.hex(),
-            "endpoint": entry.endpoint,
-            "model": entry.model,
-            "upstream": entry.upstream,
-            "rule": entry.rule,
-            "tags": entry.tags,
-            "generation": entry.generation,
-            "stored_at": entry.stored_at,
-            "expires_at": entry.expires_at,
-            "age": max(0, int(now - entry.stored_at)),
-            "ttl": int(entry.expires_at - now),
-            "bytes": self.operations.size(entry),
-            "tokens": entry.tokens,
-            "semantic": entry.question is not None
-            and not self.operations.quarantine.holds(entry.key),
-        }
-
-    async def _purge(self, fields: Fields) -> Fields:
-        dry_run = read_switch(fields, "dry_run", default=True)
-        purged = await self.operations.purge(parse_selection(fields), dry_run=dry_run)
-        return {"dry_run": dry_run, **asdict(purged)}
-
-    async def _wrong(self, fields: Fields) -> Fields:
-        question = fields.pop("question", None)
-        if question is not None and not isinstance(question, str):
-            raise InvalidFieldError("question", "the text that was asked")
-        key = read_hash("entry", fields.pop("entry", None))
-        refuse_other_fields(fields, "entry", "question")
-        entry = await self.operations.wrong(key, question)
-        return {"entry": key.hex(), "evicted": entry is not None, "semantic": False}
-
-    async def _audit(self, fields: Fields) -> Fields:
-        purge = read_switch(fields, "purge", default=False)
-        refuse_other_fields(fields, "purge")
-        return asdict(await self.operations.rescan(purge=purge))
-
-    async def _forget(self, fields: Fields) -> Fields:
-        dry_run = read_switch(fields, "dry_run", default=True)
-        scope = read_hash("scope", fields.pop("scope", None))
-        refuse_other_fields(fields, "scope", "dry_run")
-        forgotten = await self.operations.forget(scope, dry_run=dry_run)
-        return {"dry_run": dry_run, **asdict(forgotten)}
-
-    async def _scope(self, fields: Fields) -> Fields:
-        """Tell the scope ids of whoever sends these headers and names this user."""
-        headers, user = fields.pop("headers", {}), fields.pop("user", None)
-        given = fields.pop("holder", None)
-        refuse_other_fields(fields, "headers", "holder", "user")
-        lowered = read_headers(headers)
-        if not isinstance(user, str | None):
-            raise InvalidFieldError("user", "text")
-        tenant = identify(lowered, read_holder(given, lowered, self.holder_of))
-        ids = scope_ids(self.secret, tenant, () if user is None else (user,))
-        return {scope.value: digest.hex() for scope, digest in ids.items()}
-
     async def _explain(self, fields: Fields) -> Fields:
         try:
             recorded = read_request(fields, strict=True)
-        except RecordedError as error:
+        except InvalidFieldError as error:
             raise InvalidFieldError(error.field or "body", error.expected) from None
         return await self.explainer.explain(recorded)
 
@@ -383,24 +305,18 @@ def open_admin(
 ) -> Admin:
     """Return the operator's API of a pipeline. Raises SecretSettingError."""
     operations = Operations(
-        store=pipeline.store,
-        semantic=pipeline.semantic,
+        pipeline=pipeline,
         quarantine=quarantine,
         cases=Journal(data_dir / "wrong-hits.jsonl"),
-        policies=pipeline.policies,
-        scans=pipeline.scans,
         forget_keys=forget_keys,
-        size=encoded_size,
-        now=pipeline.now,
+        make_coalescer=make_coalescer,
+        holder_of=holder_of,
     )
     return Admin(
         operations=operations,
         semantic=semantic,
         prefix_hits=prefix_hits,
-        loader=Loader(pipeline, make_coalescer, time.perf_counter, holder_of),
         explainer=Explainer(pipeline, holder_of),
         audit_log=Journal(data_dir / "admin-audit.jsonl"),
-        secret=pipeline.secret,
         token=secret_setting(os.environ, "ADMIN_TOKEN"),
-        holder_of=holder_of,
     )

@@ -1,4 +1,4 @@
-"""The operator's actions on the cache: list, purge, forget a scope, report a wrong hit, scan again.
+"""The operator's actions on the cache: list, purge, forget, load, report a wrong hit, scan again.
 
 Laws. Nothing is selected by accident: an empty selection, an unknown field or a wrong type is
 refused with the field's name, and several fields must all hold. A dry run gives the same figures
@@ -10,23 +10,39 @@ quarantine.
 What was stored for a scope before it is forgotten is found by nobody afterwards, in memory, on disk
 or by meaning; with encryption not even in a copy of the files. Requests of the scope that come
 meanwhile are stored anew, so shut the client out first.
+
+There is no second path into the cache. A known answer that is loaded goes through the pipeline,
+policy, scan and admission included. Only the upstream is a stand-in, which returns that answer.
 """
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from time import perf_counter
 from typing import Any
 
 import orjson
 
 from gateway.cache.append_files import Journal
-from gateway.cache.pii_scan import ScanFailedError, Scans
-from gateway.cache.ports import Entry, ForgetKeys, PolicySource, Quarantine, Store, UnfinishedError
+from gateway.cache.key import identify, scope_ids
+from gateway.cache.pii_scan import ScanFailedError
+from gateway.cache.ports import Entry, ForgetKeys, Quarantine, Store, UnfinishedError
+from gateway.cache.stores.entry_codec import encoded_size
 from gateway.protocol.conversation import answer_text, as_names
-from gateway.protocol.errors import UnauthorizedError
+from gateway.protocol.errors import RequestError, UnauthorizedError
+from gateway.protocol.request import read_request
 from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError
+from gateway.server.admin.recorded_request import InvalidFieldError, read_endpoint, read_headers
+from gateway.server.pipeline import Pipeline
+from gateway.telemetry.observation import Observation
+from gateway.upstream.coalescing.coalescer import Coalescer
+from gateway.upstream.request import Outgoing, Served, Upstream
 from policies.decision import Endpoint, PiiAction
+
+Fields = dict[str, Any]
+"""A JSON object: the fields of an action, or its reply."""
 
 PAGE = 256
 """Entries read at a time: the loop is free in between."""
@@ -37,14 +53,6 @@ HASH_BYTES = 32
 _HASHES = ("key", "scope")
 _TEXTS = ("model", "tag", "rule")
 SELECTION_FIELDS = (*_HASHES, *_TEXTS, "all")
-
-
-class InvalidFieldError(ValueError):
-    """The value of a field is not what is expected; ``field`` is its name."""
-
-    def __init__(self, field: str, expected: str) -> None:
-        super().__init__(f"{field}: expected {expected}")
-        self.field = field
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,33 +106,7 @@ def _text(field: str, value: Any) -> str:
     return value
 
 
-def read_headers(value: object) -> dict[str, str]:
-    """Read headers, whose names come back in lower case. Raises InvalidFieldError."""
-    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        raise InvalidFieldError("headers", "an object of texts")
-    return {name.lower(): text for name, text in value.items()}
-
-
-def read_holder(
-    given: object, headers: Mapping[str, str], holder_of: Callable[[Mapping[str, str]], str | None]
-) -> str | None:
-    """Return whose gateway key is meant: as it is ``given``, else as the headers' key says.
-
-    Raises InvalidFieldError where keys are in use and the headers have none that is accepted.
-    """
-    if given is not None:
-        if not isinstance(given, str) or not given:
-            raise InvalidFieldError("holder", "the name of a holder of gateway keys")
-        return given
-    try:
-        return holder_of(headers)
-    except UnauthorizedError:
-        raise InvalidFieldError(
-            "headers", "a key that is accepted here, or the field holder in its place"
-        ) from None
-
-
-def read_switch(fields: dict[str, Any], name: str, *, default: bool) -> bool:
+def read_switch(fields: Fields, name: str, *, default: bool) -> bool:
     """Take a switch out of the fields. Raises InvalidFieldError."""
     value = fields.pop(name, default)
     if not isinstance(value, bool):
@@ -182,172 +164,265 @@ async def remove(keys: Sequence[bytes], *, store: Store, semantic: SemanticIndex
             await semantic.remove(keys)
 
 
-@dataclass(slots=True)
-class Purged:
-    """What a purge removed, or would remove; ``sample`` are some of the keys."""
+@dataclass(frozen=True, slots=True)
+class KnownReply:
+    """A reply whose body is there already; see the port ``UpstreamReply``."""
 
-    entries: int = 0
-    bytes: int = 0
-    tokens: int = 0
-    sample: list[str] = field(default_factory=list)
+    body: bytes
+    served: Served
+    status: int = 200
+    headers: Sequence[tuple[str, str]] = (("Content-Type", "application/json"),)
+    content_type: str = "application/json"
 
-    def count(self, entry: Entry, size: int) -> None:
-        """Take note of an entry."""
-        self.entries += 1
-        self.bytes += size
-        self.tokens += entry.tokens
-        if len(self.sample) < SAMPLE:
-            self.sample.append(entry.key.hex())
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body."""
+        yield self.body
 
 
-@dataclass(slots=True)
-class Rescan:
-    """What today's detectors find in what is stored; ``findings`` by kind, ``rules`` by rule."""
+@dataclass(frozen=True, slots=True)
+class KnownAnswer:
+    """Stands in for the upstream ``name``; see the port ``Upstream``."""
 
-    scanned: int = 0
-    failed: int = 0
-    purged: int = 0
-    findings: dict[str, int] = field(default_factory=dict)
-    rules: dict[str, int] = field(default_factory=dict)
+    name: str
+    body: bytes
 
-    def found(self, kind: str, rule: str) -> None:
-        """Count a finding."""
-        self.findings[kind] = self.findings.get(kind, 0) + 1
-        self.rules[rule] = self.rules.get(rule, 0) + 1
+    @asynccontextmanager
+    async def send(self, outgoing: Outgoing) -> AsyncIterator[KnownReply]:
+        """Answer what is known, whatever is asked."""
+        del outgoing
+        yield KnownReply(self.body, Served(self.name))
 
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """The operator's use cases over the ports."""
+    """What an operator may do: fields of a JSON object in, a JSON object out.
 
-    store: Store
-    semantic: SemanticIndex | None
+    Every action raises InvalidFieldError where the fields are wrong, and StoreError.
+    """
+
+    pipeline: Pipeline
     quarantine: Quarantine
     cases: Journal
     """Wrong hits, kept so that a later version of the safety checks can be tried on them."""
-    policies: PolicySource
-    scans: Scans
     forget_keys: ForgetKeys | None
-    size: Callable[[Entry], int]
-    now: Callable[[], float]
+    make_coalescer: Callable[[Upstream], Coalescer]
+    """Gives one for the stand-in of the upstream."""
+    holder_of: Callable[[Mapping[str, str]], str | None]
+    """Whose gateway key headers bear."""
 
-    async def entries(self, selection: Selection, after: bytes | None, limit: int) -> "Listed":
-        """Return up to ``limit`` of the entries selected, and where to go on."""
+    async def entries(
+        self, selection: Selection, after: bytes | None, limit: int
+    ) -> tuple[Sequence[Entry], bytes | None]:
+        """Return up to ``limit`` of the entries selected, and where to go on; None at the end."""
         if selection.key is not None:
-            found = [entry async for entry in self._selected(selection)]
-            return Listed(found, None)
+            return [entry async for entry in self._selected(selection)], None
         while True:
-            page = await self.store.walk(after, limit)
+            page = await self.pipeline.store.walk(after, limit)
             found = [entry for entry in page.entries if selection.holds(entry)]
             if found or page.after is None:
-                return Listed(found, page.after)
+                return found, page.after
             after = page.after
 
-    async def purge(self, selection: Selection, *, dry_run: bool) -> Purged:
-        """Remove what is selected, or only count it. Raises StoreError."""
-        purged = Purged()
+    def summary(self, entry: Entry) -> Fields:
+        """Return what a list shows of an entry."""
+        now = self.pipeline.now()
+        return {
+            "key": entry.key.hex(),
+            "scope": entry.scope.hex(),
+            "endpoint": entry.endpoint,
+            "model": entry.model,
+            "upstream": entry.upstream,
+            "rule": entry.rule,
+            "tags": entry.tags,
+            "generation": entry.generation,
+            "stored_at": entry.stored_at,
+            "expires_at": entry.expires_at,
+            "age": max(0, int(now - entry.stored_at)),
+            "ttl": int(entry.expires_at - now),
+            "bytes": encoded_size(entry),
+            "tokens": entry.tokens,
+            "semantic": entry.question is not None and not self.quarantine.holds(entry.key),
+        }
+
+    async def purge(self, fields: Fields) -> Fields:
+        """Remove what is selected, or only count it."""
+        dry_run = read_switch(fields, "dry_run", default=True)
+        return await self._purge(parse_selection(fields), dry_run=dry_run)
+
+    async def _purge(self, selection: Selection, *, dry_run: bool) -> Fields:
+        entries = size = tokens = 0
+        sample: list[str] = []
         batch: list[bytes] = []
         async for entry in self._selected(selection):
-            purged.count(entry, self.size(entry))
-            if not dry_run:
-                batch.append(entry.key)
-                if len(batch) == PAGE:
-                    await self._remove(batch)
-                    batch = []
-        await self._remove(batch)
-        return purged
+            entries += 1
+            size += encoded_size(entry)
+            tokens += entry.tokens
+            if len(sample) < SAMPLE:
+                sample.append(entry.key.hex())
+            batch.append(entry.key)
+            if len(batch) == PAGE:
+                await self._remove(() if dry_run else batch)
+                batch.clear()
+        await self._remove(() if dry_run else batch)
+        counts = {"entries": entries, "bytes": size, "tokens": tokens}
+        return {"dry_run": dry_run, **counts, "sample": sample}
 
-    async def wrong(self, key: bytes, asked: str | None) -> Entry | None:
-        """Evict an entry that was served where it did not fit; return it, None if it was not there.
+    async def wrong(self, fields: Fields) -> Fields:
+        """Evict an entry that was served where it did not fit ``question``.
 
-        ``asked`` is the question it was served for. The key is barred from semantic reuse either
-        way. Raises StoreError, OSError where nothing was done, and UnfinishedError.
+        The key is barred from semantic reuse, whether or not the entry was there. Raises OSError
+        where nothing was done, and UnfinishedError.
         """
+        refuse_other_fields(fields, "entry", "question")
+        question = fields.get("question")
+        if not isinstance(question, str | None):
+            raise InvalidFieldError("question", "the text that was asked")
+        key = read_hash("entry", fields.get("entry"))
         await self.quarantine.add(key)
-        entry = await self.store.get(key)
+        entry = await self.pipeline.store.get(key)
         if entry is not None:
-            await self._keep_case(entry, asked)
+            case = {
+                "time": self.pipeline.now(),
+                "entry": key.hex(),
+                "model": entry.model,
+                "rule": entry.rule,
+                "asked": question,
+                "stored": entry.question,
+            }
+            try:
+                await self.cases.append(case)
+            except OSError as error:
+                # The entry stays: calling it wrong again can still keep the case.
+                raise UnfinishedError(
+                    "The key is barred from semantic reuse, but the case cannot be written down: "
+                    "the entry was not evicted."
+                ) from error
         await self._remove([key])
-        return entry
+        return {"entry": key.hex(), "evicted": entry is not None, "semantic": False}
 
-    async def forget(self, scope: bytes, *, dry_run: bool) -> Purged:
-        """Forget a scope, its keys of encryption included; return what it had.
-
-        Raises StoreError.
-        """
-        purged = await self.purge(Selection(scope=scope), dry_run=True)
+    async def forget(self, fields: Fields) -> Fields:
+        """Forget a scope, its keys of encryption included; return what it had."""
+        dry_run = read_switch(fields, "dry_run", default=True)
+        refuse_other_fields(fields, "scope", "dry_run")
+        scope = read_hash("scope", fields.get("scope"))
+        counts = await self._purge(Selection(scope=scope), dry_run=True)
         if not dry_run:
-            await forget_scope(
-                scope, store=self.store, semantic=self.semantic, forget_keys=self.forget_keys
-            )
-        return purged
+            store, semantic = self.pipeline.store, self.pipeline.semantic
+            await forget_scope(scope, store=store, semantic=semantic, forget_keys=self.forget_keys)
+        return {**counts, "dry_run": dry_run}
 
-    async def rescan(self, *, purge: bool) -> Rescan:
+    async def audit(self, fields: Fields) -> Fields:
         """Scan every stored answer with today's detectors; ``purge`` removes what they find.
 
         Entries of rules that allow personal data are passed over, and so are those of rules that
         keep it within the end user's scope.
         """
-        active = self.policies.active
-        decisions = [rule.decision for rule in active.policy.rules] + [active.policy.default]
-        scanning = {d.rule for d in decisions if d.pii is PiiAction.BYPASS}
-        known = {d.rule for d in decisions}
-        result = Rescan()
+        purge = read_switch(fields, "purge", default=False)
+        refuse_other_fields(fields, "purge")
+        active = self.pipeline.policies.active
+        decisions = [*(rule.decision for rule in active.policy.rules), active.policy.default]
+        passed_over = {each.rule for each in decisions} - {
+            each.rule for each in decisions if each.pii is PiiAction.BYPASS
+        }
+        scanned = failed = purged = 0
+        findings: Counter[str] = Counter()
+        rules: Counter[str] = Counter()
         async for entry in self._selected(Selection()):
-            if entry.rule in known and entry.rule not in scanning:
+            if entry.rule in passed_over:
                 continue
-            result.scanned += 1
+            scanned += 1
             try:
                 answer = answer_text(Endpoint(entry.endpoint), orjson.loads(entry.result))
                 text = "\n".join((entry.question or "", answer, as_names(entry.model)))
-                kind = await self.scans.scan(active.scanner, text, entry.scope)
+                kind = await self.pipeline.scans.scan(active.scanner, text, entry.scope)
             except (ScanFailedError, ValueError):
                 # What cannot be looked at must not stay either.
-                result.failed += 1
+                failed += 1
                 kind = "unreadable"
             if kind is not None:
-                result.found(kind, entry.rule)
+                findings[kind] += 1
+                rules[entry.rule] += 1
                 if purge:
                     await self._remove([entry.key])
-                    result.purged += 1
-        return result
+                    purged += 1
+        counts = {"scanned": scanned, "failed": failed, "purged": purged}
+        return {**counts, "findings": findings, "rules": rules}
+
+    async def scope(self, fields: Fields) -> Fields:
+        """Tell the scope ids of whoever sends these headers and names this user."""
+        refuse_other_fields(fields, "headers", "holder", "user")
+        headers, holder = self._sender(fields)
+        user = fields.get("user")
+        if not isinstance(user, str | None):
+            raise InvalidFieldError("user", "text")
+        users = () if user is None else (user,)
+        ids = scope_ids(self.pipeline.secret, identify(headers, holder), users)
+        return {scope.value: digest.hex() for scope, digest in ids.items()}
+
+    async def load(self, fields: Fields) -> Fields:
+        """Store ``answer`` for ``request`` in place of any other, as the tenant of ``headers``.
+
+        Return ``stored`` and, where it was not, the ``reason``.
+        """
+        refuse_other_fields(fields, "endpoint", "headers", "holder", "request", "answer")
+        target = fields.get("endpoint", Endpoint.CHAT.value)
+        endpoint, _ = read_endpoint(target)
+        headers, holder = self._sender(fields)
+        for name in ("request", "answer"):
+            if not isinstance(fields.get(name), dict):
+                raise InvalidFieldError(name, "an object")
+        upstream = KnownAnswer(
+            self.pipeline.coalescer.upstream.name, orjson.dumps(fields["answer"])
+        )
+        coalescer = self.make_coalescer(upstream)
+        pipeline = replace(self.pipeline, coalescer=coalescer)
+        seen = Observation(endpoint.value, perf_counter(), perf_counter, ())
+        headers["cache-control"] = "no-cache"
+        raw, lines = orjson.dumps({**fields["request"], "stream": False}), tuple(headers.items())
+        try:
+            request = read_request(
+                endpoint, raw, headers=headers, fields=lines, target=target, holder=holder
+            )
+            reply = await pipeline.answer(request, seen)
+            if reply.resources is not None:
+                await reply.resources.aclose()
+        except RequestError as error:
+            raise InvalidFieldError("request", f"a request that can be made ({error})") from None
+        finally:
+            await coalescer.close()
+        reason = None if seen.stored else seen.declined or seen.reason
+        return {"stored": seen.stored, "reason": reason}
+
+    def _sender(self, fields: Fields) -> tuple[dict[str, str], str | None]:
+        """Return headers by lower-case name, and the holder of their gateway key.
+
+        Where the gateway has keys of its own, ``holder`` may name the holder instead.
+        """
+        headers, holder = read_headers(fields.get("headers", {})), fields.get("holder")
+        if holder is None:
+            try:
+                return headers, self.holder_of(headers)
+            except UnauthorizedError:
+                raise InvalidFieldError(
+                    "headers", "a key that is accepted here, or the field holder in its place"
+                ) from None
+        if not isinstance(holder, str) or not holder:
+            raise InvalidFieldError("holder", "the name of a holder of gateway keys")
+        return headers, holder
 
     async def _selected(self, selection: Selection) -> AsyncIterator[Entry]:
+        store = self.pipeline.store
         if selection.key is not None:
-            entry = await self.store.get(selection.key)
+            entry = await store.get(selection.key)
             if entry is not None and selection.holds(entry):
                 yield entry
             return
         seen: set[bytes] = set()
-        async for page in walk(self.store):
+        async for page in walk(store):
             for entry in page:
                 if entry.key not in seen and selection.holds(entry):
                     seen.add(entry.key)
                     yield entry
 
-    async def _keep_case(self, entry: Entry, asked: str | None) -> None:
-        case = {
-            "time": self.now(),
-            "entry": entry.key.hex(),
-            "model": entry.model,
-            "rule": entry.rule,
-            "asked": asked,
-            "stored": entry.question,
-        }
-        try:
-            await self.cases.append(case)
-        except OSError as error:
-            # The entry stays: calling it wrong again can still keep the case.
-            message = "The key is barred from semantic reuse, but the case cannot be written down: "
-            raise UnfinishedError(message + "the entry was not evicted.") from error
-
     async def _remove(self, keys: Sequence[bytes]) -> None:
-        await remove(keys, store=self.store, semantic=self.semantic)
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """Some entries, and where to go on; None at the end."""
-
-    entries: Sequence[Entry]
-    after: bytes | None
+        await remove(keys, store=self.pipeline.store, semantic=self.pipeline.semantic)

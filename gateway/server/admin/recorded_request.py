@@ -22,8 +22,8 @@ Route = tuple[str, str, str]
 """Rule, endpoint and model."""
 
 
-class RecordedError(ValueError):
-    """This is not what was looked for; ``field`` is what is wrong, empty for the whole."""
+class InvalidFieldError(ValueError):
+    """A field is not what is expected; ``field`` is its name, empty for the whole object."""
 
     def __init__(self, field: str, expected: str) -> None:
         super().__init__(f"{field}: expected {expected}" if field else f"expected {expected}")
@@ -65,53 +65,36 @@ class RecordedRequest:
 
 
 def parse_recorded(raw: bytes) -> RecordedRequest:
-    """Read a request that somebody wrote to ask about it. Raises RecordedError."""
+    """Read a request that somebody wrote to ask about it. Raises InvalidFieldError."""
     try:
         given = parse_body(raw)
     except BodyError as error:
-        raise RecordedError("", f"a request body as JSON ({error})") from None
+        raise InvalidFieldError("", f"a request body as JSON ({error})") from None
     return read_request(given, strict=True)
 
 
 def read_request(given: Any, *, strict: bool = False) -> RecordedRequest:
-    """Read a request from parsed JSON. Raises RecordedError.
+    """Read a request from parsed JSON. Raises InvalidFieldError.
 
     ``strict`` lets nothing stand beside a body that would be passed over.
     """
     if not isinstance(given, dict):
-        raise RecordedError("", "a JSON object")
+        raise InvalidFieldError("", "a JSON object")
     name = next((name for name in ("body", "request") if name in given), None)
-    if name is None:
-        return _request(given, given, None, "", {})
-    body = given[name]
+    body, beside = (given, {}) if name is None else (given[name], given)
     if not isinstance(body, dict):
-        raise RecordedError(name, "an object")
+        raise InvalidFieldError(name or "", "an object")
     if strict and name == "body":
         for other in given:
             if other not in _MEMBERS:
                 members = ", ".join(_MEMBERS)
-                raise RecordedError(other, f"one of the members {members} around a body")
-    endpoint, query = _target(given.get("endpoint", given.get("url")))
-    return _request(given, body, endpoint, query, _headers(given.get("headers", {})))
-
-
-def as_json(one: RecordedRequest) -> dict[str, Any]:
-    """Return what ``read_request`` reads, for a gateway elsewhere."""
-    return {"endpoint": one.target, "headers": dict(one.headers), "body": parse_body(one.raw)}
-
-
-def _request(
-    given: dict[str, Any],
-    body: dict[str, Any],
-    endpoint: Endpoint | None,
-    query: str,
-    headers: Mapping[str, str],
-) -> RecordedRequest:
+                raise InvalidFieldError(other, f"one of the members {members} around a body")
+    target = beside.get("endpoint", beside.get("url"))
+    endpoint, query = (None, "") if target is None else read_endpoint(target)
     try:
         raw = dumps(body)
     except TypeError:
-        raise RecordedError("", "a request that is nested less deep") from None
-    beside = {} if given is body else given
+        raise InvalidFieldError("", "a request that is nested less deep") from None
     return RecordedRequest(
         endpoint=endpoint or _inferred(body),
         model=str(body.get("model") or ""),
@@ -120,20 +103,21 @@ def _request(
         prompt_tokens=_count(beside.get("prompt_tokens")),
         cached_tokens=_count(beside.get("cached_tokens")),
         query=query,
-        headers=headers,
+        headers=read_headers(beside.get("headers", {})),
         inferred=endpoint is None,
     )
 
 
-def _target(value: Any) -> tuple[Endpoint | None, str]:
-    """Return the endpoint, None where none is named, and the query."""
-    if value is None:
-        return None, ""
-    if not isinstance(value, str):
-        raise RecordedError("endpoint", "a path such as /v1/chat/completions")
-    path, _, query = value.partition("?")
+def as_json(one: RecordedRequest) -> dict[str, Any]:
+    """Return what ``read_request`` reads, for a gateway elsewhere."""
+    return {"endpoint": one.target, "headers": dict(one.headers), "body": parse_body(one.raw)}
+
+
+def read_endpoint(value: Any) -> tuple[Endpoint, str]:
+    """Return the endpoint and the query of a path. Raises InvalidFieldError."""
+    path, _, query = value.partition("?") if isinstance(value, str) else ("", "", "")
     if path not in [*Endpoint]:
-        raise RecordedError("endpoint", f"one of {', '.join(Endpoint)}")
+        raise InvalidFieldError("endpoint", f"one of {', '.join(Endpoint)}")
     return Endpoint(path), query
 
 
@@ -143,16 +127,19 @@ def _inferred(body: dict[str, Any]) -> Endpoint:
         if spec.recognises(body):
             return endpoint
     *most, last = dict.fromkeys(spec.question_field for spec in SPECS.values())
-    raise RecordedError("", f"a body with {', '.join(most)} or {last}, or an object with endpoint")
+    raise InvalidFieldError(
+        "", f"a body with {', '.join(most)} or {last}, or an object with endpoint"
+    )
 
 
-def _headers(value: Any) -> Mapping[str, str]:
+def read_headers(value: Any) -> dict[str, str]:
+    """Return headers by lower-case name. Raises InvalidFieldError."""
     if not isinstance(value, dict):
-        raise RecordedError("headers", "an object of texts")
+        raise InvalidFieldError("headers", "an object of texts")
     headers: dict[str, str] = {}
     for name, text in value.items():
         if not isinstance(text, str) or CONTROL.search(text) is not None:
-            raise RecordedError(f"headers.{name}", "a text of one line")
+            raise InvalidFieldError(f"headers.{name}", "a text of one line")
         headers[name.lower()] = text
     return headers
 

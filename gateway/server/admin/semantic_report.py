@@ -13,7 +13,8 @@ from typing import Any
 from gateway.cache.comparison_journal import ComparisonJournal
 from gateway.cache.ports import PolicySource, UnfinishedError
 from gateway.cache.shadow_eval import RuleComparisons
-from gateway.server.admin.operations import InvalidFieldError, refuse_other_fields
+from gateway.server.admin.operations import refuse_other_fields
+from gateway.server.admin.recorded_request import InvalidFieldError
 from policies.decision import Decision
 from policies.format.values import percent_text
 

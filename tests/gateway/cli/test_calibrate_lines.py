@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.cli.calibrate import Compared, LabelledPair, parse_line
-from gateway.server.admin.recorded_request import RecordedError
+from gateway.server.admin.recorded_request import InvalidFieldError
 
 CHECK = {
     "time": 1.0,
@@ -58,5 +58,5 @@ def test_what_a_line_means(line, meant):
     ],
 )
 def test_what_is_no_such_line_is_told(line, told):
-    with pytest.raises(RecordedError, match=told):
+    with pytest.raises(InvalidFieldError, match=told):
         parse_line(line)

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from gateway.cli.main import main
-from gateway.server.admin.recorded_request import RecordedError, as_json, parse_recorded
+from gateway.server.admin.recorded_request import InvalidFieldError, as_json, parse_recorded
 from policies.decision import Endpoint
 
 POLICY = """
@@ -506,5 +506,5 @@ def test_an_inquiry_goes_over_the_wire_unchanged():
 
 def test_any_bytes_are_an_inquiry_or_an_error():
     for raw in (b"", b"[]", b"null", b"\xff", b'{"body": {}}', b'{"headers": [], "body": {}}'):
-        with pytest.raises(RecordedError):
+        with pytest.raises(InvalidFieldError):
             parse_recorded(raw)

@@ -6,7 +6,7 @@ import pytest
 from example_requests import DECISION
 
 from gateway.cli.policy import Replay, read_record
-from gateway.server.admin.recorded_request import RecordedError
+from gateway.server.admin.recorded_request import InvalidFieldError
 from gateway.telemetry.decision_log import written_decision
 from policies.decision import PiiAction, Scope
 from policies.recorded import RecordedPolicy
@@ -157,7 +157,7 @@ def test_a_line_from_before_there_were_budgets_is_kept_and_counted():
     ],
 )
 def test_what_is_not_a_record_is_told(line):
-    with pytest.raises(RecordedError):
+    with pytest.raises(InvalidFieldError):
         read_record(line)
 
 

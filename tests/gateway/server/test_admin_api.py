@@ -122,7 +122,7 @@ async def test_a_purge_by_key_or_of_all(gateway, kept):
         ("audit", {"purge": 1}, "purge"),
         ("forget", {}, "scope"),
         ("forget", {"scope": "0" * 64, "all": True}, "all"),
-        ("scope", {"headers": {"authorization": 5}}, "headers"),
+        ("scope", {"headers": {"authorization": 5}}, "headers.authorization"),
         ("scope", {"user": 5}, "user"),
         ("load", {}, "request"),
         ("load", {"request": {}, "answer": {}, "endpoint": "/v1/x"}, "endpoint"),

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from gateway.server.admin.recorded_request import RecordedError, read_request
+from gateway.server.admin.recorded_request import InvalidFieldError, read_request
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 
@@ -35,7 +35,7 @@ def test_requests_are_read_as_logs_have_them(line, rule):
     ],
 )
 def test_lines_that_hold_no_request_say_what_was_expected(line, told):
-    with pytest.raises(RecordedError, match=re.escape(told)):
+    with pytest.raises(InvalidFieldError, match=re.escape(told)):
         read_request(line)
 
 
