@@ -134,9 +134,11 @@ class Admin:
             line = {"action": name, "peer": _peer(request), "asked": audited}
             await self.audit_log.append({"time": time.time(), **line})
             result = await action(fields)
-            figures = {"time": time.time(), **line, "result": _figures(result)}
+            figures = {
+                key: value for key, value in result.items() if not isinstance(value, str | list)
+            }
             try:
-                await self.audit_log.append(figures)
+                await self.audit_log.append({"time": time.time(), **line, "result": figures})
             except OSError as error:
                 message = "The action was done, but its figures are not in the audit log."
                 raise UnfinishedError(message) from error
@@ -146,15 +148,20 @@ class Admin:
 
     async def _list(self, request: web.Request) -> web.Response:
         query = dict(request.query)
-        limit = _whole("limit", query.pop("limit", str(DEFAULT_LIMIT)))
-        after = query.pop("after", None)
+        limit, after = query.pop("limit", str(DEFAULT_LIMIT)), query.pop("after", None)
+        if not (limit.isascii() and limit.isdigit() and len(limit) <= 4 and int(limit) > 0):
+            raise InvalidFieldError("limit", f"a whole number from 1 to {MAX_LIMIT}")
         for name in query:
             if name not in _LIST_FILTERS:
                 allowed = ", ".join((*_LIST_FILTERS, "limit", "after"))
                 raise InvalidFieldError(name, f"one of the parameters {allowed}")
+        try:
+            cursor = None if after is None else bytes.fromhex(after)
+        except ValueError:
+            raise InvalidFieldError("after", "what a list told under after") from None
         selection = parse_selection(query or {"all": True})
-        cursor = None if after is None else _cursor(after)
-        entries, more = await self.operations.entries(selection, cursor, limit)
+        most = min(int(limit), MAX_LIMIT)
+        entries, more = await self.operations.entries(selection, cursor, most)
         listed = [self.operations.summary(entry) for entry in entries]
         return _reply(200, {"entries": listed, "after": None if more is None else more.hex()})
 
@@ -202,23 +209,6 @@ async def _read_fields(request: web.Request) -> Fields:
     return body
 
 
-def _whole(field: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < len(text) <= 4 and int(text) > 0):
-        raise InvalidFieldError(field, f"a whole number from 1 to {MAX_LIMIT}")
-    return min(int(text), MAX_LIMIT)
-
-
-def _cursor(text: str) -> bytes:
-    try:
-        return bytes.fromhex(text)
-    except ValueError:
-        raise InvalidFieldError("after", "what a list told under after") from None
-
-
-def _figures(result: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in result.items() if not isinstance(value, str | list)}
-
-
 def _peer(request: web.Request) -> str | None:
     transport = request.transport
     address = None if transport is None else transport.get_extra_info("peername")
@@ -257,30 +247,19 @@ def admin_refusal(
     for name in _FORWARDED:
         if name in headers:
             return 403, f"A forwarded request ({name}) needs REFRAIN_ADMIN_TOKEN."
-    if _host(f"//{headers.get('host', '')}") not in _LOCAL_NAMES:
+    host = headers.get("host", "")
+    try:
+        host_name, origin = urlsplit(f"//{host}").hostname, urlsplit(headers.get("origin", ""))
+    except ValueError:
+        return 403, "Host or Origin is no address."
+    if host_name not in _LOCAL_NAMES:
         return 403, "Without REFRAIN_ADMIN_TOKEN set, Host must be 127.0.0.1, ::1 or localhost."
-    origin = headers.get("origin")
-    if origin is not None and _origin_host(origin) != headers.get("host", "").lower():
-        return 403, "A page from elsewhere may not ask."
-    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+    same = origin.scheme in ("http", "https") and origin.netloc.lower() == host.lower()
+    if ("origin" in headers and not same) or (
+        headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+    ):
         return 403, "A page from elsewhere may not ask."
     return None
-
-
-def _origin_host(url: str) -> str | None:
-    """Return host and port of a URL in lower case, or None where it has none."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return None
-    return parts.netloc.lower() if parts.scheme in ("http", "https") else None
-
-
-def _host(url: str) -> str | None:
-    try:
-        return urlsplit(url).hostname
-    except ValueError:
-        return None
 
 
 def _is_loopback(peer: str) -> bool:
