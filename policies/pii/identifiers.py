@@ -10,7 +10,38 @@ from collections.abc import Iterator
 import re2
 from stdnum import iban
 
-from policies.pii import Digits, is_named_otherwise
+_NAME = re.compile(
+    r"(?i)(?:\b(?:order|invoice|ticket|case|tracking|shipment|parcel|serial|sku|isbn(?:-?1[03])?|issn"
+    r"|ean|upc|gtin|asin|imei|pmid|lot|batch|part|item|article|product|po|ref|reference|id|routing"
+    r"|account|acct|transaction|booking|confirmation|job|build|commit|version|port|pid"
+    r"|customer(?=[ _-]?(?:no|nr|number|id)))"
+    r"|(?-i:[a-z]Id)|_id)"
+    r"(?:[ _-]?(?:no|nr|number|num|id|code))?[\"']?[ \t.:#=]{0,4}[\"'(\[]?$"
+)
+_PARAMETER = re.compile(r"[?&][\w.-]{1,16}=$")
+"""Of an address: app.js?v=4155552671."""
+_NAME_REACH = 32
+
+
+def is_named_otherwise(text: str, start: int) -> bool:
+    """Tell whether the word before ``start`` says that the number there is no person's.
+
+    A bare run of digits is taken at its word (order number 4155552671, ISBN 0306406152): nothing
+    else tells it from what it looks like.
+    """
+    reach = max(0, start - _NAME_REACH)
+    return any(name.search(text, reach, start) is not None for name in (_NAME, _PARAMETER))
+
+
+def goes_on(text: str, start: int, end: int, *, letters: bool) -> bool:
+    """Tell whether a digit, a further group or (``letters``) a letter touches the number."""
+    touches = str.isalnum if letters else str.isdigit
+    return any(
+        (near[:1].isascii() and touches(near[:1]))
+        or (near[:1] in ("-", ".") and near[1:].isdigit())
+        for near in (text[max(0, start - 2) : start][::-1], text[end : end + 2])
+    )
+
 
 # Letters of any script: an address may be international, and a disguise may be a letter.
 _EMAIL = re2.compile(
@@ -19,17 +50,11 @@ _EMAIL = re2.compile(
 )
 
 
-class EmailDetector:
-    """Finds ``local@domain.tld``."""
-
-    kind = "email"
-    needs = Digits.NONE
-
-    def find(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yield (start, end) of each address."""
-        if "@" in text:
-            for match in _EMAIL.finditer(text):
-                yield match.span()
+def find_emails(text: str) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of each ``local@domain.tld``."""
+    if "@" in text:
+        for match in _EMAIL.finditer(text):
+            yield match.span()
 
 
 _V4 = re2.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}")
@@ -42,24 +67,12 @@ _VERSION_WORD = re2.compile(
 _VERSION_REACH = 24
 
 
-class IpDetector:
-    """Finds addresses that may name a person's machine: no versions, and not everybody's."""
-
-    kind = "ip"
-    needs = Digits.SOME
-
-    def find(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yield (start, end) of each address."""
-        if "." in text:
-            for match in _V4.finditer(text):
-                start, end = match.span()
-                if _is_v4(text, start, end):
-                    yield start, end
-        if ":" in text:
-            for match in _V6.finditer(text):
-                start, end = match.span()
-                if _is_v6(text, start, end):
-                    yield start, end
+def find_ips(text: str) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of addresses that may name a person's machine: no versions, no own."""
+    for pattern, is_address in ((_V4, _is_v4), (_V6, _is_v6)):
+        for match in pattern.finditer(text):
+            if is_address(text, *match.span()):
+                yield match.span()
 
 
 def _is_v4(text: str, start: int, end: int) -> bool:
@@ -127,22 +140,16 @@ _IBAN_LENGTHS = {
 }
 
 
-class IbanDetector:
-    """Finds IBANs (ISO 13616) in any case, in one piece or in groups."""
-
-    kind = "iban"
-    needs = Digits.SOME
-
-    def find(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yield (start, end) of each IBAN."""
-        behind = 0
-        for head in _IBAN_HEAD.finditer(text):
-            if head.start() < behind:
-                continue
-            end = _iban_end(text, head.start())
-            if end is not None:
-                behind = end
-                yield head.start(), end
+def find_ibans(text: str) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of each IBAN (ISO 13616) in any case, in one piece or in groups."""
+    behind = 0
+    for head in _IBAN_HEAD.finditer(text):
+        if head.start() < behind:
+            continue
+        end = _iban_end(text, head.start())
+        if end is not None:
+            behind = end
+            yield head.start(), end
 
 
 def _iban_end(text: str, start: int) -> int | None:
@@ -205,31 +212,19 @@ _DOUBLED = bytes.maketrans(b"0123456789", bytes((0, 2, 4, 6, 8, 1, 3, 5, 7, 9)))
 _SINGLE = bytes.maketrans(b"0123456789", bytes(range(10)))
 
 
-class CardDetector:
-    """Finds card numbers: an issued prefix, a length the brand uses, and the Luhn check digit.
+def find_cards(text: str) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of card numbers: an issued prefix, a length in use, a Luhn check digit.
 
     They stand in one piece, or in groups set off by one kind of separator.
     """
-
-    kind = "card"
-    needs = Digits.RUN
-
-    def find(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yield (start, end) of each card number."""
-        for run in _CARD_RUN.finditer(text):
-            yield from _cards(text, *run.span())
-
-
-def _cards(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    groups = [group.span() for group in _CARD_GROUP.finditer(text, start, end)]
-    first = 0
-    while first < len(groups):
-        last = _card_from(text, groups, first)
-        if last is None:
-            first += 1
-        else:
-            yield groups[first][0], groups[last][1]
-            first = last + 1
+    for run in _CARD_RUN.finditer(text):
+        groups = [group.span() for group in _CARD_GROUP.finditer(text, *run.span())]
+        first = 0
+        while first < len(groups):
+            last = _card_from(text, groups, first)
+            if last is not None:
+                yield groups[first][0], groups[last][1]
+            first = (first if last is None else last) + 1
 
 
 def _card_from(text: str, groups: list[tuple[int, int]], first: int) -> int | None:
@@ -319,39 +314,35 @@ _ABROAD_REACH = 7
 _SSN_LABEL = re2.compile(r"(?i)ssn|ss ?#|social")
 
 
-class SsnDetector:
-    """Finds ``AAA-GG-SSSS`` in issued ranges, and nine digits behind a label.
+def find_ssns(text: str) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of ``AAA-GG-SSSS`` in issued ranges, and of nine digits behind a label.
 
     The numbers printed in advertisements (078-05-1120) count: the scan cannot know who sends them.
     """
-
-    kind = "ssn"
-    needs = Digits.RUN
-
-    def find(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yield (start, end) of each number."""
-        for match in _SSN_SEPARATED.finditer(text):
-            start, end = match.span()
-            abroad = _ABROAD.search(text, max(0, start - _ABROAD_REACH), start) is not None
-            if not abroad and _stands_alone(text, start, end) and _is_issued(match.group()):
-                yield start, end
-        if _SSN_LABEL.search(text) is not None:
-            for match in _SSN_TOGETHER.finditer(text):
-                if _is_issued(match.group(1)):
-                    yield match.span(1)
-
-
-def _stands_alone(text: str, start: int, end: int) -> bool:
-    """Tell whether no letter, digit or further group touches the number."""
-    around = (text[max(0, start - 2) : start][::-1], text[end : end + 2])
-    return not any(
-        (near[:1].isascii() and near[:1].isalnum())
-        or (near[:1] in ("-", ".") and near[1:].isdigit())
-        for near in around
-    )
+    for match in _SSN_SEPARATED.finditer(text):
+        start, end = match.span()
+        abroad = _ABROAD.search(text, max(0, start - _ABROAD_REACH), start) is not None
+        alone = not abroad and not goes_on(text, start, end, letters=True)
+        if alone and _is_issued(match.group()):
+            yield start, end
+    if _SSN_LABEL.search(text) is not None:
+        for match in _SSN_TOGETHER.finditer(text):
+            if _is_issued(match.group(1)):
+                yield match.span(1)
 
 
 def _is_issued(number: str) -> bool:
     digits = "".join(filter(str.isdigit, number))
     area, group, serial = digits[:3], digits[3:5], digits[5:]
     return area not in ("000", "666") and area < "900" and group != "00" and serial != "0000"
+
+
+SIGNS = (
+    "@",
+    _V4.pattern,
+    r"[0-9A-Fa-f]::|::[0-9A-Fa-f]|(?:[0-9A-Fa-f]{0,4}:){6}",  # of IPv6
+    rf"\b(?i:{'|'.join(_IBAN_LENGTHS)})[ -]?[0-9]{{2}}[ -]?[A-Za-z0-9]",
+    # Seven digits make the shortest phone number; cards and social security numbers have more.
+    r"[0-9](?:[ ().\-/\[\]]{0,4}[0-9]){6}",
+)
+"""RE2 patterns: where none is found, there is no identifier and no phone number either."""

@@ -13,9 +13,9 @@ from itertools import chain
 
 import phonenumbers
 import re2
-from phonenumbers import Leniency, PhoneMetadata, PhoneNumberMatcher
+from phonenumbers import Leniency, PhoneMetadata, PhoneNumberMatcher, PhoneNumberType
 
-from policies.pii import Digits, is_named_otherwise
+from policies.pii.identifiers import goes_on, is_named_otherwise
 
 # The standard library's engine is quicker to call, and these leave nothing to backtrack into.
 _RUN = re.compile(r"[0-9](?:[ ().\-/\[\]]{0,4}[0-9]){6,}")
@@ -50,8 +50,8 @@ MOST_DIGITS = 8192
 """Characters that the library looks through in one text. What is beyond is taken for a phone
 number: a text is not clean because it is long."""
 
-Reading = Callable[[str], Iterator[tuple[int, int]]]
-"""A way to find phone numbers in a piece of text."""
+Find = Callable[[str], Iterator[tuple[int, int]]]
+"""Finds phone numbers in a piece of text."""
 
 NORTH_AMERICA = 1
 """Country code."""
@@ -63,6 +63,7 @@ _NORTH_AMERICAN_GROUPS = frozenset(
 )
 _SHORTEST = 7
 """Digits below which nothing is taken for a phone number."""
+_MOST_GROUPS = 6
 _MOST_BEFORE = 6
 """Digits that may be dialled before a national number: prefixes, carriers, country code."""
 _KINDS = (
@@ -80,35 +81,37 @@ class DialledNumbers:
     numbers look like any ten digits, must the digits also be grouped as a number's are.
     """
 
-    __slots__ = ("_groupings", "_kinds", "_lengths", "_most_groups", "_prefix", "_roughly", "code")
+    __slots__ = ("_groupings", "_kinds", "_lengths", "_prefix", "code", "shortest")
 
     def __init__(self, code: str) -> None:
         self.code = code
         calling = phonenumbers.country_code_for_region(code)
         self._groupings = _NORTH_AMERICAN_GROUPS if calling == NORTH_AMERICA else None
-        self._most_groups = 6
         # Neighbours with the same country code (Canada) have numbers of the same form.
         sharing = phonenumbers.COUNTRY_CODE_TO_REGION_CODE[calling]
         metadata = [each for each in map(PhoneMetadata.metadata_for_region, sharing) if each]
         own = next(each for each in metadata if each.id == code)
         general = [each.general_desc for each in metadata if each.general_desc is not None]
         lengths = {length for each in general for length in each.possible_length}
+        ordinary = _examples(code, PhoneNumberType.FIXED_LINE, PhoneNumberType.MOBILE)
+        self.shortest = max(_SHORTEST, min(map(len, ordinary), default=_SHORTEST))
+        """Digits that its ordinary numbers have at the least."""
+        self._lengths = range(self.shortest, max(*lengths, 11) + _MOST_BEFORE + 1)
         abroad = own.international_prefix or "00"
-        self._lengths = range(_shortest(code), max(*lengths, 11) + _MOST_BEFORE + 1)
         prefix = own.national_prefix or ""
-        self._prefix = "" if _begins_numbers(prefix, code) else prefix
+        # Russia's numbers 800 ... begin with its national prefix, 8, themselves.
+        begins = any(each.startswith(prefix) for each in _examples(code, *PhoneNumberType.values()))
+        self._prefix = "" if begins else prefix
         if own.national_prefix_transform_rule is not None:
             # Dialled digits are rewritten (Argentina): they do not look like the number.
-            self._roughly = self._kinds = re.compile("[0-9]+")
+            self._kinds = re.compile("[0-9]+")
             return
         prefix = own.national_prefix_for_parsing or ""
         coded = f"(?:{abroad})?{calling}(?:{prefix})?|(?:{prefix})"
         main = PhoneMetadata.metadata_for_region(sharing[0]) or own
         before = f"(?:{coded}|{_bare(main)})"
         elsewhere = f"(?:{abroad})[1-9][0-9]{{6,14}}"
-        roughly = "|".join({each.national_number_pattern or "" for each in general})
         kinds = "|".join(dict.fromkeys(chain.from_iterable(map(_patterns, metadata))))
-        self._roughly = re.compile(f"{before}(?:{roughly})|{elsewhere}")
         self._kinds = re.compile(f"{before}(?:{kinds})|{elsewhere}")
 
     def may_be_among(self, groups: Sequence[str]) -> bool:
@@ -118,7 +121,7 @@ class DialledNumbers:
             prefixed = bool(self._prefix) and leading.startswith(self._prefix)
             shortest = self._lengths.start + prefixed
             digits, following = "", first
-            for group in groups[first : first + self._most_groups]:
+            for group in groups[first : first + _MOST_GROUPS]:
                 digits += group
                 if len(digits) >= longest:
                     break
@@ -126,16 +129,10 @@ class DialledNumbers:
                 if (
                     len(digits) >= shortest
                     and self.are_grouped(groups[first:following])
-                    and self._roughly.fullmatch(digits) is not None
                     and self._kinds.fullmatch(digits) is not None
                 ):
                     return True
         return False
-
-    @property
-    def shortest(self) -> int:
-        """Digits that its ordinary numbers have at the least."""
-        return self._lengths.start
 
     def are_grouped(self, groups: Sequence[str]) -> bool:
         """Tell whether people of the region group a number's digits like this."""
@@ -149,9 +146,6 @@ class DialledNumbers:
 class PhoneDetector:
     """Finds numbers with a country code, and national ones of the given regions."""
 
-    kind = "phone"
-    needs = Digits.RUN
-
     __slots__ = ("_north_american", "_possible", "_valid")
 
     def __init__(self, regions: Sequence[str]) -> None:
@@ -160,7 +154,7 @@ class PhoneDetector:
         if unknown:
             raise ValueError(f"no phone numbers are known for region {unknown[0]!r}")
         read = [DialledNumbers(region) for region in regions]
-        self._possible = [partial(_possible, each) for each in read]
+        self._possible = [partial(_matches, each.code, Leniency.POSSIBLE) for each in read]
         self._valid = [(each, partial(_valid, each)) for each in read]
         self._north_american = any(
             phonenumbers.country_code_for_region(region) == NORTH_AMERICA for region in regions
@@ -179,26 +173,26 @@ class PhoneDetector:
             if _is_glued(text, start, end):
                 continue
             offset = max(behind, start - _LEAD)
-            readings = self._readings(text, offset, start, end, announced=announced)
-            if readings:
+            searches = self._searches(text, offset, start, end, announced=announced)
+            if searches:
                 looked_through += end - start
                 if looked_through > MOST_DIGITS:
                     yield max(behind, start), end
                     return
             # What follows may speak against a number, but not when it is an extension (x33).
             window = text[offset : end if text[end : end + 1] in ("x", "X") else end + 1]
-            found = chain.from_iterable(read(window) for read in readings)
+            found = chain.from_iterable(find(window) for find in searches)
             layouts = _in_layout(window) if self._north_american else ()
             for first, last in sorted(chain(found, layouts)):
                 behind = max(behind, offset + last)
                 yield offset + first, offset + last
 
-    def _readings(
+    def _searches(
         self, text: str, offset: int, start: int, end: int, *, announced: bool
-    ) -> Sequence[Reading]:
+    ) -> Sequence[Find]:
         """Return the ways in which the library is to read a run, if any."""
         if "+" in text[offset:start]:
-            return (_of_any_country,)
+            return (partial(_matches, None, Leniency.POSSIBLE),)
         if announced and _LABEL.search(text, max(0, start - _LABEL_REACH), start) is not None:
             return self._possible
         if _NO_PHONE.fullmatch(text, start, end) is not None or _is_part_of_name(text, start):
@@ -209,37 +203,21 @@ class PhoneDetector:
         return [valid for numbers, valid in self._valid if numbers.may_be_among(groups)]
 
 
-def _of_any_country(window: str) -> Iterator[tuple[int, int]]:
-    return _matches(window, None, Leniency.POSSIBLE)
-
-
-def _possible(numbers: DialledNumbers, window: str) -> Iterator[tuple[int, int]]:
-    return _matches(window, numbers.code, Leniency.POSSIBLE)
-
-
 def _valid(numbers: DialledNumbers, window: str) -> Iterator[tuple[int, int]]:
-    for start, end in _matches(window, numbers.code, Leniency.VALID):
+    for start, end in _matches(numbers.code, Leniency.VALID, window):
         if numbers.are_grouped(_GROUP.findall(window, start, end)):
             yield start, end
 
 
-def _matches(window: str, region: str | None, leniency: int) -> Iterator[tuple[int, int]]:
+def _matches(region: str | None, leniency: int, window: str) -> Iterator[tuple[int, int]]:
     # The library gives up after a number of tries; a scan may not.
     for match in PhoneNumberMatcher(window, region, leniency, max_tries=len(window)):
         yield match.start, match.end
 
 
 def _in_layout(window: str) -> Iterator[tuple[int, int]]:
-    for layout in _NORTH_AMERICAN.finditer(window):
-        if _stands_alone(window, *layout.span()):
-            yield layout.span()
-
-
-def _stands_alone(text: str, start: int, end: int) -> bool:
-    return not any(
-        near[:1].isdigit() or (near[:1] in ("-", ".") and near[1:].isdigit())
-        for near in (text[max(0, start - 2) : start][::-1], text[end : end + 2])
-    )
+    spans = (layout.span() for layout in _NORTH_AMERICAN.finditer(window))
+    return (span for span in spans if not goes_on(window, *span, letters=False))
 
 
 def _is_part_of_name(text: str, start: int) -> bool:
@@ -261,29 +239,10 @@ def is_region(code: str) -> bool:
     return code in phonenumbers.SUPPORTED_REGIONS
 
 
-def _begins_numbers(prefix: str, region: str) -> bool:
-    """Tell whether numbers begin with the prefix themselves, as Russia's 800 ... do with 8."""
-    examples = (
-        phonenumbers.example_number_for_type(region, kind)
-        for kind in phonenumbers.PhoneNumberType.values()
-    )
-    return any(
-        phonenumbers.national_significant_number(example).startswith(prefix)
-        for example in examples
-        if example
-    )
-
-
-def _shortest(region: str) -> int:
-    """Return how many digits its ordinary numbers have at the least."""
-    examples = (
-        phonenumbers.example_number_for_type(region, kind)
-        for kind in (phonenumbers.PhoneNumberType.FIXED_LINE, phonenumbers.PhoneNumberType.MOBILE)
-    )
-    sizes = [
-        len(phonenumbers.national_significant_number(example)) for example in examples if example
-    ]
-    return max(_SHORTEST, min(sizes, default=_SHORTEST))
+def _examples(region: str, *kinds: int) -> list[str]:
+    """Return a number of the region of each of these kinds, without national prefix."""
+    numbers = (phonenumbers.example_number_for_type(region, kind) for kind in kinds)
+    return [phonenumbers.national_significant_number(number) for number in numbers if number]
 
 
 def _patterns(metadata: PhoneMetadata) -> Iterator[str]:

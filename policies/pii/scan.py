@@ -10,38 +10,45 @@ import hashlib
 import ipaddress
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from operator import itemgetter
+from typing import Any
 
 import phonenumbers
 import re2
 from phonenumbers import PhoneNumberFormat
 from stdnum import iban
 
-from policies.pii import Detector, digits_in
-from policies.pii.identifiers import (
-    CardDetector,
-    EmailDetector,
-    IbanDetector,
-    IpDetector,
-    SsnDetector,
-)
+from policies.pii import identifiers, secret
 from policies.pii.phone import PhoneDetector
 from policies.pii.readings import Reading, normalise, normalise_with_offsets, other_readings
-from policies.pii.secret import SecretDetector
 
 DETECTOR_VERSION = 5
 """Part of every cache key: raise it whenever a detector finds more than it did."""
-_SECRET = SecretDetector.kind
 
+Find = Callable[[str], Iterator[tuple[int, int]]]
+"""Finds one kind in normalised text: (start, end) of each finding; they may overlap."""
 _EMAIL = re.compile(r"[^@\s]+@(?:\*\.)?[^@\s*.]+(?:\.[^@\s*.]+)+")
 _GOES_ON = re.compile(r"[\w@%+-]|\.[^\W_]")
 """What follows an address of which only a part was found."""
 _SHORTEST = 6
 _SEPARATORS = str.maketrans("", "", " .-")
 _CANONICAL = ("secret", "iban", "card", "ssn", "ip", "phone")
+
+
+def _search_for(*signs: str) -> Callable[[bytes], object]:
+    options = re2.Options()
+    options.never_capture = True
+    compiled: Any = re2.compile("|".join(f"(?:{sign})" for sign in signs), options)
+    search: Callable[[bytes], object] = compiled.search
+    return search
+
+
+# Most texts hold none of these; one pattern of all would make RE2 slow.
+_label_or_prefix = _search_for(secret.LABELS_AND_PREFIXES)
+_number_or_token = _search_for(secret.LONG, *identifiers.SIGNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +121,15 @@ class PiiScanner:
         Numbers with a country code count wherever they are from. Raises ValueError for a region
         that has no phone numbers, and for an entry of ``allowed`` that allows nothing.
         """
-        self._detectors: tuple[Detector, ...] = (
+        self._detectors: tuple[tuple[str, Find], ...] = (
             # The more telling ones first: a URL with a password in it reads like an email address.
-            SecretDetector(),
-            EmailDetector(),
-            IbanDetector(),
-            CardDetector(),
-            SsnDetector(),
-            IpDetector(),
-            PhoneDetector(regions),
+            ("secret", secret.find_secrets),
+            ("email", identifiers.find_emails),
+            ("iban", identifiers.find_ibans),
+            ("card", identifiers.find_cards),
+            ("ssn", identifiers.find_ssns),
+            ("ip", identifiers.find_ips),
+            ("phone", PhoneDetector(regions).find),
         )
         self._allowed = AllowList.of(allowed, regions) if allowed else None
         self.identity = _identity(regions, allowed)
@@ -130,13 +137,10 @@ class PiiScanner:
 
     def scan(self, text: str) -> str | None:
         """Return the kind of the first detector that finds anything, or None."""
-        plain = normalise(text)
-        for _, _, kind in self._findings(plain):
-            return kind
-        for other in other_readings(Reading(plain)):
-            for _, _, kind in self._findings(other.text):
-                if other.holds_secrets or kind != _SECRET:
-                    return kind
+        plain = text if text.isascii() else normalise(text)
+        for reading in chain((first := Reading(plain),), other_readings(first)):
+            for _, _, kind in self._findings(reading):
+                return kind
         return None
 
     def spans(self, text: str) -> list[Span]:
@@ -149,34 +153,37 @@ class PiiScanner:
         found: list[tuple[int, int, str]] = []
         for reading in chain((plain,), other_readings(plain)):
             places = reading.places or ()
-            for first, last, kind in self._findings(reading.text):
-                if kind == _SECRET and not reading.holds_secrets:
-                    continue
+            for first, last, kind in self._findings(reading):
                 start, end = places[first][0], places[last - 1][1]
                 at = bisect_left(found, (start,))
                 if not _overlaps(found, at, start, end):
                     found.insert(at, (start, end, kind))
         return [Span(kind, start, end) for start, end, kind in found]
 
-    def _findings(self, plain: str) -> Iterator[tuple[int, int, str]]:
+    def _findings(self, reading: Reading) -> Iterator[tuple[int, int, str]]:
         """Yield what counts, detector by detector; findings may overlap."""
-        if self._allowed is None:
-            yield from self._everything(plain)
-            return
-        public, others = _told_apart(self._allowed, plain, self._everything(plain))
+        found = self._everything(reading.text)
+        if self._allowed is not None:
+            found = self._not_allowed(self._allowed, reading.text, found)
+        return (each for each in found if reading.holds_secrets or each[2] != "secret")
+
+    def _not_allowed(
+        self, allowed: AllowList, plain: str, found: Iterator[tuple[int, int, str]]
+    ) -> Iterator[tuple[int, int, str]]:
+        public, others = _told_apart(allowed, plain, found)
         yield from others
         if public:
             # A number among public ones may have passed for a section of a longer one.
             rest = _without(plain, public)
-            yield from _told_apart(self._allowed, rest, self._everything(rest))[1]
+            yield from _told_apart(allowed, rest, self._everything(rest))[1]
 
     def _everything(self, plain: str) -> Iterator[tuple[int, int, str]]:
-        held = digits_in(plain)
-        for detector in self._detectors:
-            if detector.needs <= held:
-                kind = detector.kind
-                for start, end in detector.find(plain):
-                    yield start, end, kind
+        encoded = plain.encode()  # once, as RE2 needs it
+        if _label_or_prefix(encoded) is None and _number_or_token(encoded) is None:
+            return
+        for kind, find in self._detectors:
+            for start, end in find(plain):
+                yield start, end, kind
 
 
 def _told_apart(

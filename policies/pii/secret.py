@@ -8,8 +8,6 @@ from itertools import pairwise
 
 import re2
 
-from policies.pii import Digits, digits_in
-
 _KNOWN = re2.compile(
     r"\b(?:"
     r"sk-[A-Za-z0-9_-]{16,}"  # OpenAI, Anthropic and their kind
@@ -70,45 +68,26 @@ _BLOB = 256
 """Characters from which a token is data (an image, a file) and no credential."""
 
 
-def _without_captures(*patterns: re2._Regexp) -> re2._Regexp:
-    """Return a pattern that is found where any of these is; without captures it is the quicker."""
-    options = re2.Options()
-    options.never_capture = True
-    scoped = (re.sub(r"^\(\?i\)(.*)", r"(?i:\1)", one.pattern, flags=re.DOTALL) for one in patterns)
-    return re2.compile("|".join(f"(?:{one})" for one in scoped), options)
+LONG = _LONG.pattern
+LABELS_AND_PREFIXES = "|".join(
+    # Where long repetitions end does not matter here, and to count them makes RE2 slow.
+    re.sub(r"\{(?:[89]|[1-9][0-9]),?[0-9]*\}", "{8,}", f"(?:{each.pattern})")
+    for each in (_KNOWN, _BASIC, _LABELLED, _SPOKEN, _CURL)
+)
+"""RE2 patterns: where none of these two is found, there is no credential."""
+_DIGIT = re.compile("[0-9]")
 
 
-_ANY = _without_captures(_KNOWN, _BASIC)
-_ANY_WITH_DIGITS = _without_captures(_KNOWN, _BASIC, _LABELLED, _SPOKEN, _CURL, _LONG)
-"""What most texts lack: one search in place of six."""
-
-
-class SecretDetector:
-    """Finds credentials."""
-
-    kind = "secret"
-    needs = Digits.NONE
-
-    def find(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yield (start, end) of each credential."""
-        digits = digits_in(text) >= Digits.SOME
-        if (_ANY_WITH_DIGITS if digits else _ANY).search(text) is None:
-            return iter(())
-        return merge(*_searches(text, digits=digits))
-
-
-def _searches(text: str, *, digits: bool) -> Iterator[Iterator[tuple[int, int]]]:
-    yield _known(text)
-    yield _basic(text)
-    if digits:
-        yield _labelled(text)
-        yield _spoken(text)
-        yield _random(text)
+def find_secrets(text: str) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of each credential."""
+    searches = [_known(text), _basic(text)]
+    if _DIGIT.search(text) is not None:  # which all others hold
+        searches += (_labelled(text), _spoken(text), _random(text))
+    return merge(*searches)
 
 
 def _known(text: str) -> Iterator[tuple[int, int]]:
-    for match in _KNOWN.finditer(text):
-        yield match.span()
+    return (match.span() for match in _KNOWN.finditer(text))
 
 
 def _basic(text: str) -> Iterator[tuple[int, int]]:

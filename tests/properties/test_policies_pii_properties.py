@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from phonenumbers import Leniency, PhoneNumberMatcher
 from stdnum import luhn
 
-from policies.pii.phone import DialledNumbers
+from policies.pii import identifiers, secret
+from policies.pii.phone import DialledNumbers, PhoneDetector
 from policies.pii.readings import normalise, normalise_with_offsets
 from policies.pii.scan import PiiScanner
 
@@ -89,6 +90,24 @@ personal = st.sampled_from(
     ]
 )
 between = st.sampled_from([" ", ", ", "\n", "; ", " and ", " (", ") ", "\u200b \u200b", "\u3000"])
+
+
+FINDERS = (
+    *(secret.find_secrets, identifiers.find_emails, identifiers.find_ibans),
+    *(identifiers.find_cards, identifiers.find_ssns, identifiers.find_ips),
+    PhoneDetector(["US", "GB"]).find,
+)
+token = st.text("aB3-_gh.=:", min_size=8, max_size=60)
+labelled = st.sampled_from(["sk-", "password: ", "basic ", "NO93", "::"]).flatmap(
+    lambda label: (token | dense).map(label.__add__)
+)
+
+
+@given(st.lists(public | personal | dense | labelled, max_size=4).map("".join))
+def test_the_first_look_lets_no_finding_pass(text):
+    plain = normalise(text)
+    if any(any(find(plain)) for find in FINDERS):
+        assert SCANNER.scan(plain) is not None
 
 
 @given(st.lists(st.tuples(public, between)), personal, st.lists(st.tuples(between, public)))
