@@ -134,18 +134,23 @@ def read_head(block: bytes, neutral: frozenset[bytes], generation: bytes) -> Hea
 
 
 class Answer:
-    """A stored answer as it is written, until ``until`` (seconds since the epoch)."""
+    """A stored answer as it is written, until ``until`` (seconds since the epoch).
 
-    __slots__ = ("age", "body", "content_type", "entry", "hits", "start", "ttl", "until")
+    ``labels`` are the endpoint and the rule, for the metrics.
+    """
+
+    __slots__ = ("age", "body", "content_type", "entry", "hits", "labels", "start", "ttl", "until")
 
     def __init__(
-        self, entry: Entry, reply: Reply, body: bytes, until: float, hits: HitBatch
+        self, labels: tuple[str, str], entry: Entry, reply: Reply, body: bytes, until: float
     ) -> None:
         self.entry = entry
+        self.labels = (*labels, Reason.EXACT.value)
         self.content_type = reply.headers[0][1]
         self.body = body
         self.until = until
-        self.hits = hits
+        self.hits: HitBatch | None = None
+        """What counts its repetitions, once there is one."""
         self.age = self.ttl = -1
         self.start = b""
 
@@ -241,6 +246,8 @@ class HotPath:
             self._end = f"\r\nDate: {date}\r\nServer: {self._server}\r\n\r\n".encode()
         own_id = given_id or request_id.new_id().encode()
         head = b"%b%b\r\nContent-Length: %d%b" % (start, own_id, len(known.body), self._end)
+        if known.hits is None:
+            known.hits = self._metrics.hits(*known.labels)
         known.hits.add(time.perf_counter() - began)
         return head, known.body
 
@@ -256,10 +263,6 @@ class HotPath:
         self._answers[request] = answer
         self._answered.add(head.facts)
         self._rendered_bytes += answer.rendered_bytes
-
-    def hits(self, endpoint: str, rule: str) -> HitBatch:
-        """Return what counts the exact hits of a rule."""
-        return self._metrics.hits(endpoint, rule, Reason.EXACT.value)
 
     def sweep(self) -> None:
         """Forget each answer whose entry has left the memory tier; hand over what was counted."""
@@ -340,24 +343,19 @@ class Reader:
         self._held.clear()
         return data
 
-    def check(self, requests: int) -> None:
-        """Take note of how many requests the parser found in what it got; one at most is right."""
-        if requests > 1:
-            self._give_up()
-
     def learn(self, endpoint: str, rule: str, entry: Entry, reply: Reply) -> None:
         """Keep the reply to the request that came last, if all of it is known."""
         head, body, until = self._head, reply.body, reply.fresh_until
         if head is None or self._left != 0 or until is None or not isinstance(body, bytes):
             return
-        answer = Answer(entry, reply, body, until, self._hot.hits(endpoint, rule))
+        answer = Answer((endpoint, rule), entry, reply, body, until)
         self._hot.learn(head, self._digest.digest(), answer)
 
     def _begin(self, data: bytes, *, waiting: bool) -> tuple[bytes, bytes] | bytes:
         end = data.find(_END_OF_HEAD, 0, MAX_HEAD_BYTES)
         head = None if end < 0 else self._hot.head(data[:end])
         if head is None:
-            self._give_up()
+            self.give_up()
             return data
         begin = end + len(_END_OF_HEAD)
         self._left = head.length
@@ -392,11 +390,12 @@ class Reader:
         """Take a piece of the body; more than the body is left to the parser."""
         left = (self._left or 0) - (len(data) - begin)
         if left < 0:
-            self._give_up()
+            self.give_up()
             return
         self._left = left
         if self._head is not None:
             self._digest.update(memoryview(data)[begin:])
 
-    def _give_up(self) -> None:
+    def give_up(self) -> None:
+        """Hand all that comes from now on to the parser."""
         self._left = self._head = None

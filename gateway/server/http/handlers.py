@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from http import HTTPStatus
 from math import ceil
 from time import perf_counter
@@ -47,6 +48,7 @@ HOLDER = web.RequestKey("holder", str)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Handlers:
     """HTTP handlers; ``add_routes`` is their table.
 
@@ -54,28 +56,15 @@ class Handlers:
     was written. ``names`` are what errors call the upstreams.
     """
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        pass_through: PassThrough,
-        readiness: Readiness,
-        metrics: Callable[[], tuple[bytes, str]],
-        sinks: tuple[Sink, ...],
-        *,
-        trace: Callable[[Observation, Mapping[str, str]], None] | None,
-        access: Access,
-        client_seconds: float,
-        names: Mapping[str, str],
-    ) -> None:
-        self._pipeline = pipeline
-        self._pass_through = pass_through
-        self._readiness = readiness
-        self._metrics = metrics
-        self._sinks = sinks
-        self._trace = trace
-        self._access = access
-        self._client_seconds = client_seconds
-        self._names = names
+    pipeline: Pipeline
+    pass_through: PassThrough
+    readiness: Readiness
+    metrics: Callable[[], tuple[bytes, str]]
+    sinks: tuple[Sink, ...]
+    trace: Callable[[Observation, Mapping[str, str]], None] | None
+    access: Access
+    client_seconds: float
+    names: Mapping[str, str]
 
     def add_routes(self, app: web.Application) -> None:
         """Register every path the gateway answers."""
@@ -87,7 +76,7 @@ class Handlers:
         router.add_get("/healthz", _healthz)
         router.add_get("/readyz", self._readyz)
         router.add_get("/metrics", self._metrics_page)
-        other = self._observed("/v1/*", self._pass_through.handle)
+        other = self._observed("/v1/*", self.pass_through.handle)
         router.add_route("*", "/v1/{tail:.*}", other)
         router.add_route("*", "/{tail:.*}", _not_found)
 
@@ -99,14 +88,14 @@ class Handlers:
         """Wrap a handler: every way it can end is observed, and told in OpenAI's form."""
 
         async def handler(request: web.Request) -> web.StreamResponse:
-            seen = Observation(endpoint, perf_counter(), perf_counter, self._sinks)
-            if self._trace is not None:
-                self._trace(seen, request.headers)
+            seen = Observation(endpoint, perf_counter(), perf_counter, self.sinks)
+            if self.trace is not None:
+                self.trace(seen, request.headers)
             try:
-                self._let_in(request)
+                self._authenticate(request)
                 return await handle(request, seen)
             except RequestError as error:
-                return _refused(error, seen, self._names)
+                return _refused(error, seen, self.names)
             except asyncio.CancelledError:
                 seen.end("error", Reason.CLIENT_GONE)
                 raise
@@ -122,10 +111,10 @@ class Handlers:
 
         return handler
 
-    def _let_in(self, request: web.Request) -> None:
+    def _authenticate(self, request: web.Request) -> None:
         """Ask for a key where keys are in use. Raises UnauthorizedError."""
-        if self._access.restricted:
-            holder = self._access.holder(folded(request.headers.items()))
+        if self.access.restricted:
+            holder = self.access.holder(folded(request.headers.items()))
             if holder is not None:
                 request[HOLDER] = holder
 
@@ -144,7 +133,7 @@ class Handlers:
                 target=request.path_qs,
                 holder=request.get(HOLDER),
             )
-            reply = await self._pipeline.answer(parsed, seen)
+            reply = await self.pipeline.answer(parsed, seen)
             if isinstance(reply.body, bytes):
                 seen.answer_bytes = len(reply.body)
                 if seen.first_token is None:
@@ -161,7 +150,7 @@ class Handlers:
 
     async def _read(self, request: web.Request) -> bytes:
         try:
-            return await read_body(request, self._client_seconds)
+            return await read_body(request, self.client_seconds)
         except web.HTTPRequestEntityTooLarge:
             message = "The body of your request is larger than this gateway accepts."
             raise ClientError(413, message, code="request_too_large") from None
@@ -182,9 +171,9 @@ class Handlers:
                 if _takes_at_once(request, chunk):
                     await response.write(chunk)
                     continue
-                async with asyncio.timeout(self._client_seconds):
+                async with asyncio.timeout(self.client_seconds):
                     await response.write(chunk)
-            async with asyncio.timeout(self._client_seconds):
+            async with asyncio.timeout(self.client_seconds):
                 await response.write_eof()
         except ConnectionResetError:
             seen.end("error", Reason.CLIENT_GONE)
@@ -202,13 +191,13 @@ class Handlers:
         return response
 
     async def _readyz(self, request: web.Request) -> web.Response:
-        report = await self._readiness.report()
+        report = await self.readiness.report()
         if request.app[STOPPING].is_set():
             report |= {"status": "stopping", "reasons": ["the gateway was told to stop"]}
         return _json(200 if report["status"] == "ready" else 503, report)
 
     async def _metrics_page(self, _request: web.Request) -> web.Response:
-        page, content_type = self._metrics()
+        page, content_type = self.metrics()
         return web.Response(body=page, headers={"Content-Type": content_type})
 
 

@@ -238,7 +238,7 @@ def test_a_request_behind_another_takes_the_ordinary_way():
 def test_a_parser_that_saw_two_requests_ends_it():
     rig = Rig()
     reader = rig.taught()
-    reader.check(2)
+    reader.give_up()
     assert reader.feed(request(), waiting=True) == request()
 
 
