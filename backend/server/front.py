@@ -6,8 +6,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from backend import request_id
-from backend.server.compressed_body import leave_unread
-from backend.server.http_server import Refuse, refusal
+from backend.server.http_server import Refuse, leave_unread, refusal
 
 STOPPING: web.AppKey[asyncio.Event] = web.AppKey("stopping")
 """Set once the server is to stop: it still answers, and asks its clients to go elsewhere."""

@@ -1,7 +1,8 @@
-"""HTTP/1.1 from clients: how long a request's head may be and take, and how it is refused.
+"""HTTP/1.1 from clients: how long heads and bodies may be and take, and how they are refused.
 
 aiohttp's own server answers in plain text what it cannot read, and waits for the rest of a head
-for an hour.
+for an hour. It inflates on the event loop, and once it is answered it would go on to a body's end,
+however large that is: a quarter of a megabyte on the wire can be a second of everybody's time.
 """
 
 import asyncio
@@ -27,6 +28,11 @@ HEAD_SECONDS = 30.0
 
 IDLE_SECONDS = 620.0
 """Between two requests: longer than load balancers keep connections, so that they close first."""
+
+STALLED_SECONDS = 30.0
+"""How long nothing may come of a body."""
+
+LONGEST_SECONDS = 300.0
 
 _LOOK_SECONDS = 0.05
 
@@ -245,3 +251,38 @@ def _raw(response: web.Response) -> bytes:
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     phrase = HTTPStatus(response.status).phrase
     return f"HTTP/1.1 {response.status} {phrase}\r\n{head}\r\n".encode() + body
+
+
+async def read_body(request: web.Request, seconds: float = LONGEST_SECONDS) -> bytes:
+    """Return the body, which must come within ``seconds`` and without a long pause.
+
+    Raises HTTPRequestEntityTooLarge, RequestPayloadError, TimeoutError.
+    """
+    if request.content.is_eof() and not _is_compressed(request):  # it came with the head
+        return await request.read()
+    body = bytearray()
+    async with asyncio.timeout(seconds):
+        while piece := await next_piece(request, seconds):
+            body += piece
+            if len(body) > request.client_max_size:
+                raise web.HTTPRequestEntityTooLarge(request.client_max_size)
+            await asyncio.sleep(0)  # of a compressed one, the next piece may be there at once
+    return bytes(body)
+
+
+async def next_piece(request: web.Request, seconds: float) -> bytes:
+    """Return what comes next of the body, nothing at its end. Raises as ``read_body``."""
+    async with asyncio.timeout(min(seconds, STALLED_SECONDS)):
+        return await request.content.readany()
+
+
+def leave_unread(request: web.Request, response: web.StreamResponse) -> None:
+    """Let nothing more be inflated after the answer; the connection closes where more would be."""
+    if _is_compressed(request) and not request.content.is_eof():
+        response.force_close()
+        # What ends aiohttp's wait for the rest of a body.
+        request.content.set_exception(TimeoutError("nobody reads the rest"))
+
+
+def _is_compressed(request: web.Request) -> bool:
+    return "Content-Encoding" in request.headers

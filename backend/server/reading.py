@@ -7,8 +7,8 @@ from aiohttp import web
 from pydantic import BaseModel
 
 from backend.server.body import parse_body
-from backend.server.compressed_body import read_body
 from backend.server.errors import ApiError
+from backend.server.http_server import read_body
 from backend.server.validation import validate
 
 ON_LOOP_BYTES = 64 * 1024

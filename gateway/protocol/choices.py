@@ -95,21 +95,20 @@ class StreamedChoices(StreamedAnswer):
             self._merge_choice(choice)
 
     def _merge_choice(self, choice: Any) -> None:
-        match choice:
-            case {"index": int(index)}:
-                merged = self._choices.setdefault(index, {"index": index})
-            case _:
-                raise UnknownShapeError("a choice without an index")
+        index = choice.get("index") if isinstance(choice, dict) else None
+        if not isinstance(index, int):
+            raise UnknownShapeError("a choice without an index")
+        merged = self._choices.setdefault(index, {"index": index})
         for name, value in choice.items():
-            if name == "delta" and isinstance(value, dict):
+            if value is None:
+                if name not in ("delta", "text"):
+                    merged.setdefault(name, None)
+            elif name == "delta" and isinstance(value, dict):
                 _merge_delta(_inner(merged, "message"), value)
             elif name == "text" and isinstance(value, str):
                 _append(merged, name, value)
             elif name in ("delta", "text"):
-                if value is not None:
-                    raise UnknownShapeError(f"a {name} of an unknown type")
-            elif value is None:
-                merged.setdefault(name, None)
+                raise UnknownShapeError(f"a {name} of an unknown type")
             elif name == "logprobs" and isinstance(value, dict):
                 _merge_lists(_inner(merged, name), value)
             elif name != "index":

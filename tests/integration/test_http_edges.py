@@ -17,9 +17,7 @@ import pytest
 from aiohttp import web
 
 import backend.request_id
-import backend.server.compressed_body
 import backend.server.http_server
-import gateway.server.http.compressed_body
 import gateway.server.http.http_server
 import gateway.telemetry.request_id
 from policies.decision import Endpoint
@@ -31,8 +29,8 @@ pytest_plugins = ["running_backend"]
 ROOT = Path(__file__).parents[2]
 CHAT = Endpoint.CHAT.value
 MODULES = {
-    "gateway": (gateway.server.http.http_server, gateway.server.http.compressed_body),
-    "engine": (backend.server.http_server, backend.server.compressed_body),
+    "gateway": gateway.server.http.http_server,
+    "engine": backend.server.http_server,
 }
 
 
@@ -41,7 +39,7 @@ class Place:
 
     def __init__(self, name: str, port: int) -> None:
         self.name, self.port = name, port
-        self.http, self.bodies = MODULES[name]
+        self.http = MODULES[name]
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
@@ -202,7 +200,7 @@ async def test_a_connection_without_a_request_is_closed_in_silence(
 async def test_half_a_body_is_408_after_a_while(
     place: Place, monkeypatch: pytest.MonkeyPatch, encoding: bytes, target: str
 ):
-    monkeypatch.setattr(place.bodies, "STALLED_SECONDS", 0.05)
+    monkeypatch.setattr(place.http, "STALLED_SECONDS", 0.05)
     whole = request(target=target, fields=encoding, body=zlib.compress(b'{"model": "m"}'))
     async with place.connected() as (reader, writer):
         writer.write(whole[:-5])
@@ -304,7 +302,6 @@ def test_a_log_line_of_a_request_ends_in_its_id():
     ("ours", "theirs"),
     [
         ("gateway/server/http/http_server.py", "backend/server/http_server.py"),
-        ("gateway/server/http/compressed_body.py", "backend/server/compressed_body.py"),
         ("gateway/telemetry/request_id.py", "backend/request_id.py"),
     ],
 )

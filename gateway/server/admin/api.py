@@ -44,7 +44,7 @@ from gateway.server.admin.operations import (
 )
 from gateway.server.admin.recorded_request import InvalidFieldError, read_request
 from gateway.server.admin.semantic_report import SemanticOperations
-from gateway.server.http.compressed_body import read_body
+from gateway.server.http.http_server import read_body
 from gateway.server.pipeline import Pipeline
 from gateway.server.secrets import secret_setting
 from gateway.upstream.coalescing.coalescer import Coalescer

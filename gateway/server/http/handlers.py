@@ -26,8 +26,8 @@ from gateway.protocol.headers import folded
 from gateway.protocol.messages import Reply
 from gateway.protocol.request import read_request
 from gateway.server.auth import Access
-from gateway.server.http.compressed_body import read_body
 from gateway.server.http.hot_connection import HotConnection
+from gateway.server.http.http_server import read_body
 from gateway.server.http.middleware import METHOD, STOPPING, as_query, complete_head
 from gateway.server.http.pass_through import PassThrough
 from gateway.server.http.readiness import Readiness

@@ -10,8 +10,7 @@ import re
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from gateway.server.http.compressed_body import leave_unread
-from gateway.server.http.http_server import Refuse, refusal
+from gateway.server.http.http_server import Refuse, leave_unread, refusal
 from gateway.telemetry import request_id
 from gateway.upstream.http_client import has_passed_here
 

@@ -10,7 +10,7 @@ from aiohttp import ClientResponse, web
 from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason
 from gateway.protocol.errors import ClientError, UpstreamError
 from gateway.protocol.headers import Fields, end_to_end, request_fields, with_cache_status, without
-from gateway.server.http.compressed_body import next_piece
+from gateway.server.http.http_server import next_piece
 from gateway.server.http.middleware import complete_head
 from gateway.telemetry.observation import Observation
 from gateway.upstream.http_client import HttpUpstream
