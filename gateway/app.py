@@ -33,7 +33,7 @@ from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Compressor, Outbox, salted_endpoints
 from gateway.server.secrets import load_or_create_secret, shared_secret
 from gateway.settings import Settings
-from gateway.upstream.coalescing.coalescer import Coalescer
+from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.pool.probes import UPSTREAMS
 
 POLICY_POLL_SECONDS = 0.5

@@ -46,7 +46,7 @@ from gateway.server.secrets import (
     shared_secret,
 )
 from gateway.settings import Settings, SettingsError, load_settings
-from gateway.upstream.coalescing.coalescer import Coalescer
+from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.request import Outgoing, UpstreamReply
 from policies.format.yaml_document import PolicyError
 

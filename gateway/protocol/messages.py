@@ -1,7 +1,6 @@
 """Replies as the pipeline sees them, free of any HTTP library."""
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -26,18 +25,22 @@ async def read_whole(chunks: AsyncIterator[bytes], most: int) -> bytes | None:
     return body if len(body) <= most else None
 
 
+def _nothing() -> None:
+    """No call is to be left."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """Status and headers, and the body: whole, or as it comes.
 
-    Who takes the reply closes ``resources``, whether or not the body was read: they hold the
-    upstream call.
+    Who takes the reply calls ``close``, whether or not the body was read: it leaves the upstream
+    call.
     """
 
     status: int
     headers: Headers
     body: bytes | AsyncIterator[bytes]
-    resources: AsyncExitStack | None = None
+    close: Callable[[], None] = _nothing
     fresh_until: float | None = None
     """Until when the same request gets this reply, but for its age, in seconds since the epoch.
 

@@ -24,7 +24,7 @@ from gateway.protocol.endpoints.embeddings import (
     vectors_of,
 )
 from gateway.protocol.messages import Headers, Reply
-from gateway.upstream.coalescing.coalescer import Coalescer
+from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.request import Exchange
 
 AT_ONCE = 64
@@ -91,8 +91,7 @@ class MissingItems:
         if vectors is None:
             if whole or _passes(reply.status):
                 return reply
-            if reply.resources is not None:
-                await reply.resources.aclose()
+            reply.close()
             status = replace(asked.state.status, reason=None, items=None)
             return await self.coalescer.forward(replace(asked, state=Forward(status, None)))
         made = stored_items(parsed, vectors, [self._key(place) for place in missing])

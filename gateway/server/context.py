@@ -21,7 +21,7 @@ from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.request import CacheRequest
 from gateway.semantic.ports import Verification
 from gateway.telemetry.observation import Observation
-from gateway.upstream.coalescing.coalescer import Coalescer
+from gateway.upstream.coalescer import Coalescer
 from policies.decision import Decision
 from policies.policy import RequestFacts
 

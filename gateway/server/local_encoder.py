@@ -18,7 +18,7 @@ from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.embeddings import items_of
 from gateway.protocol.errors import ClientError, UpstreamError
 from gateway.semantic.ports import LocalEncoder, SemanticUnavailableError
-from gateway.upstream.coalescing.coalescer import Coalescer
+from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.request import Outgoing, Served, Upstream
 
 _REFUSALS = {

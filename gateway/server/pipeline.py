@@ -78,7 +78,7 @@ from gateway.server.model_fallback import (
 from gateway.server.prepare import Outbox
 from gateway.telemetry.decision_log import Recorder
 from gateway.telemetry.observation import Observation
-from gateway.upstream.coalescing.coalescer import Coalescer
+from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.request import Exchange, without_salt
 from policies.decision import Decision, Endpoint, Priority
 from policies.freshness import NOTHING_ASKED, parse_directives
@@ -191,8 +191,8 @@ class Pipeline:
                 result = await self._reply(context, end, items)
             except UpstreamError as error:
                 result = error
-        if isinstance(result, Reply) and result.resources is not None:
-            await result.resources.aclose()
+        if isinstance(result, Reply):
+            result.close()
         end, items = await self._look_up(fallback)
         return with_model_header(await self._reply(fallback, end, items), fallback)
 
@@ -308,8 +308,7 @@ class Pipeline:
                 return reply
             if (instead := state.instead(self.now())) is None:
                 return reply
-            if reply.resources is not None:
-                await reply.resources.aclose()
+            reply.close()
         observation.declined = None
         return render_hit(exchange.request, instead, observation)
 

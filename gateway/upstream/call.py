@@ -21,9 +21,9 @@ from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, end_to_end, request_fields
 from gateway.protocol.messages import ALL_ADDITIONS, read_up_to
+from gateway.protocol.request import CacheRequest
 from gateway.protocol.stream import EventTooLargeError, Piece, StreamedAnswer
-from gateway.protocol.tokens import prompt_usage
-from gateway.upstream.coalescing.shared_response import Head, SharedResponse
+from gateway.protocol.tokens import NOTHING_SAID, PromptUsage, prompt_usage
 from gateway.upstream.comparisons import Checks
 from gateway.upstream.pool.retry import NOT_KEPT, Budget
 from gateway.upstream.request import (
@@ -40,6 +40,7 @@ from gateway.upstream.request import (
     with_upstream,
 )
 from gateway.upstream.routing.prefix_chain import PromptChains
+from gateway.upstream.shared_response import Head, SharedResponse
 from policies.decision import Endpoint, Priority
 
 log = logging.getLogger(__name__)
@@ -136,38 +137,36 @@ class UpstreamCall:
 
         Return the refusal of an upstream, if that may be for what the gateway has added.
         """
-        exchange = usual.exchange
-        clock = exchange.observation.clock
+        clock = usual.exchange.observation.clock
         if before is None:
             shared.upstream_started = clock()
         async with self.upstream.send(self._outgoing(usual, others, before)) as upstream:
             shared.upstream_head = clock()
-            served = upstream.served
+            served, status = upstream.served, upstream.status
             if before is not None:
                 served = replace(served, tried=before.reply.served.tried + served.tried)
             shared.served, variant = served, others.get(served.upstream, usual)
             exchange, request = variant.exchange, variant.exchange.request
             # What may not be stored (no-store, personal data) must not be recorded elsewhere.
-            answered = upstream.status == HTTPStatus.OK and exchange.plan is not None
-            if answered and self.answered is not None:
+            if self.answered is not None and status == HTTPStatus.OK and exchange.plan is not None:
                 self.answered(request.endpoint, request.body, request.headers)
             streaming = SPECS[request.endpoint].streaming
             if streaming is not None and upstream.content_type == "text/event-stream":
-                self._note_answered(exchange, upstream.status, shared, before)
-                fields = _fields(upstream, shared)
-                shared.open(Head(upstream.status, fields, events=True, usage=variant.usage))
+                self._note_answered(exchange, status, shared, before)
+                fields = _fields(upstream, served)
+                shared.open(Head(status, fields, events=True, usage=variant.usage))
                 await self._relay(upstream, exchange, shared, streaming)
                 return None
             chunks = upstream.chunks()
             body = await read_up_to(chunks, self.max_answer_bytes)
             is_whole = len(body) <= self.max_answer_bytes
-            if before is None and is_whole and variant.may_explain(upstream.status):
+            if before is None and is_whole and variant.may_explain(status):
                 return Refusal(upstream, body, variant)
-            self._note_answered(exchange, upstream.status, shared, before)
+            self._note_answered(exchange, status, shared, before)
             if not is_whole:
                 if exchange.plan is not None:
                     shared.decline(Reason.TOO_LARGE)
-                shared.open(Head(upstream.status, _fields(upstream, shared)))
+                shared.open(Head(status, _fields(upstream, served)))
                 await shared.add(body, body)
                 async for chunk in chunks:
                     await shared.add(chunk, chunk)
@@ -236,14 +235,16 @@ class UpstreamCall:
         try:
             async with asyncio.timeout(None) as limit:
                 async for chunk in upstream.chunks():
-                    await self._pass_on(*answered.feed(chunk), answered, exchange, shared)
+                    await self._pass_on(answered.feed(chunk), upstream, answered, exchange, shared)
                     if answered.over and limit.when() is None:
                         limit.reschedule(asyncio.get_running_loop().time() + DRAIN_SECONDS)
-            await self._pass_on(*answered.end(), answered, exchange, shared)
+            await self._pass_on(answered.end(), upstream, answered, exchange, shared)
         except (UpstreamError, EventTooLargeError, TimeoutError) as error:
             if not answered.over:
                 raise _broken(str(error)) from error
-        _report(upstream, answered.usage, answered.response_id, exchange)
+        if not answered.done:
+            usage = prompt_usage(answered.usage)
+            _report(upstream.served, usage, answered.response_id, exchange.request)
         if answered.error is not None:
             shared.error = answered.error
             raise _broken("The upstream broke its answer off with an error.")
@@ -252,78 +253,75 @@ class UpstreamCall:
 
     async def _pass_on(
         self,
-        now: Piece,
-        once_stored: Piece | None,
+        pieces: tuple[Piece, Piece | None],
+        upstream: UpstreamReply,
         answered: StreamedAnswer,
         exchange: Exchange,
         shared: SharedResponse,
     ) -> None:
         """Pass on what one read has brought; the last of it once the entry is stored."""
+        now, once_stored = pieces
         await shared.add(*now)
-        if once_stored is not None:
-            shared.complete = True
-            await self._store_streamed(answered, exchange, shared)
-            await shared.add(*once_stored)
-        if answered.done and answered.error is None:
-            shared.land(exchange.observation.clock())
+        if once_stored is None:
+            return
+        usage = prompt_usage(answered.usage)
+        _report(upstream.served, usage, answered.response_id, exchange.request)
+        shared.finish(usage)
+        stored = await self._store_streamed(upstream.status, answered, exchange, shared)
+        if answered.error is None:
+            shared.land(upstream.status, exchange.observation.clock(), stored=stored)
+        await shared.add(*once_stored)
 
     async def _end_plain(
         self, upstream: UpstreamReply, body: bytes, exchange: Exchange, shared: SharedResponse
     ) -> None:
         """Store a plain reply that is whole, and pass it on."""
-        shared.complete = True
-        await self._store_plain(upstream, body, exchange, shared)
-        shared.open(Head(upstream.status, _fields(upstream, shared), body))
-        shared.land(exchange.observation.clock())
-
-    async def _store_plain(
-        self, upstream: UpstreamReply, body: bytes, exchange: Exchange, shared: SharedResponse
-    ) -> None:
         try:
             result = exact_json.loads(body)
         except orjson.JSONDecodeError:
             result = None
+        usage = NOTHING_SAID
         if isinstance(result, dict):
-            usage = SPECS[exchange.request.endpoint].usage(result)
-            if (payer := shared.payer) is not None:
-                payer.usage = prompt_usage(usage)
-            _report(upstream, usage, result.get("id"), exchange)
-        await self._store(upstream.status, result, body, exchange, shared)
+            usage = prompt_usage(SPECS[exchange.request.endpoint].usage(result))
+            _report(upstream.served, usage, result.get("id"), exchange.request)
+        shared.finish(usage)
+        status = upstream.status
+        stored = await self._store(status, result, body, exchange, shared)
+        shared.land(status, exchange.observation.clock(), size=len(body), stored=stored)
+        shared.open(Head(status, _fields(upstream, shared.served), body))
 
     async def _store_streamed(
-        self, answered: StreamedAnswer, exchange: Exchange, shared: SharedResponse
-    ) -> None:
-        if (payer := shared.payer) is not None:
-            payer.usage = prompt_usage(answered.usage)
-        if exchange.plan is None or shared.head is None:
-            return
+        self, status: int, answered: StreamedAnswer, exchange: Exchange, shared: SharedResponse
+    ) -> bool:
+        if exchange.plan is None:
+            return False
         result = answered.result()
         if isinstance(result, Reason):
             shared.decline(result)
-            return
+            return False
         try:
             shared.result = exact_json.dumps(result)
         except TypeError:  # nested deeper than can be printed
             shared.decline(Reason.UNKNOWN_SHAPE)
-            return
-        await self._store(shared.head.status, result, shared.result, exchange, shared)
+            return False
+        return await self._store(status, result, shared.result, exchange, shared)
 
     async def _store(
         self, status: int, result: Any, plain: bytes, exchange: Exchange, shared: SharedResponse
-    ) -> None:
-        if exchange.plan is None:
-            return
+    ) -> bool:
+        """Store an answer if it may be; tell whether an entry is there."""
+        plan = exchange.plan
+        if plan is None:
+            return False
         declined: Reason | None = Reason.UPSTREAM_STATUS
         if status == HTTPStatus.OK:
-            declined = await self.writer.store(exchange.plan, result, plain, exchange.scanner)
+            declined = await self.writer.store(plan, result, plain, exchange.scanner)
         if declined is not None:
             shared.decline(declined)
-            return
-        shared.stored = True
+            return False
         if self.checks is not None and (check := exchange.state.check) is not None:
-            self.checks.begin(check, exchange.plan, plain, exchange.request.fields)
-        if (payer := shared.payer) is not None:
-            payer.stored = True
+            self.checks.begin(check, plan, plain, exchange.request.fields)
+        return True
 
 
 def _sticky_id(endpoint: Endpoint, body: Mapping[str, Any]) -> str:
@@ -346,22 +344,18 @@ def _pin(served: Served) -> str:
     return "" if searched else served.upstream
 
 
-def _fields(upstream: UpstreamReply, shared: SharedResponse) -> Fields:
+def _fields(upstream: UpstreamReply, served: Served | None) -> Fields:
     """Return the headers of a reply that clients get."""
-    return with_upstream(end_to_end(upstream.headers), shared.served)
+    return with_upstream(end_to_end(upstream.headers), served)
 
 
 def _broken(message: str) -> UpstreamError:
     return UpstreamError(502, message, Reason.UPSTREAM_BROKE)
 
 
-def _report(upstream: UpstreamReply, usage: Any, made: Any, exchange: Exchange) -> None:
+def _report(served: Served, usage: PromptUsage, made: Any, request: CacheRequest) -> None:
     """Tell the pool what the upstream found in its cache, and the id of what it keeps."""
-    if (cached := prompt_usage(usage).cached) is not None:
-        upstream.served.note_cached(cached)
-    kept = (
-        SPECS[exchange.request.endpoint].keeps_by_id
-        and exchange.request.body.get("store") is not False
-    )
-    if kept and isinstance(made, str):
-        upstream.served.note_sticky_id(made)
+    if served.report is None:
+        return
+    keeps = SPECS[request.endpoint].keeps_by_id and request.body.get("store") is not False
+    served.report(usage.cached, made if keeps and isinstance(made, str) else "")

@@ -157,10 +157,6 @@ Tried = tuple[tuple[str, Reason], ...]
 """Which upstreams failed, and why."""
 
 
-def _ignored(_feedback: object) -> None:
-    """No-op: a single upstream needs no feedback."""
-
-
 @dataclass(frozen=True, slots=True)
 class Served:
     """Which upstream answered, and the upstreams that failed before it, with the reasons."""
@@ -169,16 +165,11 @@ class Served:
     tried: Tried = ()
     several: bool = False
     """Whether another one could have answered."""
-    note_cached: Callable[[int], None] = field(default=_ignored, repr=False, compare=False)
-    """Callback for the tokens of the prompt that it found in its cache, if it says so."""
-    note_sticky_id: Callable[[str], None] = field(default=_ignored, repr=False, compare=False)
-    """Callback for the id of what it has made and keeps."""
-
-
-def note_served(served: Served | None, observation: Observation) -> None:
-    """Note which upstream answered, if there are several."""
-    if served is not None and served.several:
-        observation.upstream, observation.tried = served.upstream, served.tried
+    report: Callable[[int | None, str], None] | None = field(
+        default=None, repr=False, compare=False
+    )
+    """Takes what the answer says: the prompt's tokens that were found in the cache, None if it does
+    not say, and the id of what the upstream has made and keeps, if any."""
 
 
 def with_upstream(fields: Fields, served: Served | None) -> Fields:

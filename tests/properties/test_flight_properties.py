@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from gateway.upstream.coalescing.flight import Flight, FlightTable
+from gateway.upstream.shared_response import Flight, FlightTable
 
 LINGER = 10.0
 LINGER_BYTES = 100

@@ -23,7 +23,7 @@ from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason
 from gateway.protocol.request import read_request
 from gateway.server.policy_file import PolicyFile
 from gateway.telemetry.observation import Observation
-from gateway.upstream.coalescing.coalescer import Coalescer
+from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.request import Exchange
 from policies.decision import Endpoint
 from policies.freshness import parse_directives
@@ -96,7 +96,7 @@ class Rig:
             headers = dict(reply.headers)
             if isinstance(reply.body, bytes):
                 return Got(reply.status, headers, [reply.body], exchange.observation)
-            async with reply.resources or contextlib.AsyncExitStack():
+            with contextlib.closing(reply):
                 pieces = [piece async for piece in reply.body]
             return Got(reply.status, headers, pieces, exchange.observation)
         finally:

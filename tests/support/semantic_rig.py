@@ -20,7 +20,7 @@ from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
-from gateway.upstream.coalescing.coalescer import Coalescer
+from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.comparisons import Checks, Judge
 from gateway.upstream.http_client import HttpUpstream
 from policies.decision import Endpoint
@@ -131,7 +131,7 @@ class LearningRig:
         self.latest = seen
         reply = await self.pipeline.answer(request, seen)
         cache = dict(reply.headers)["Cache-Status"]
-        async with reply.resources or contextlib.AsyncExitStack():
+        with contextlib.closing(reply):
             if isinstance(reply.body, bytes):
                 return cache, reply.body
             return cache, b"".join([piece async for piece in reply.body])

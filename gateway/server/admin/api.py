@@ -47,7 +47,7 @@ from gateway.server.admin.semantic_report import SemanticOperations
 from gateway.server.http.http_server import read_body
 from gateway.server.pipeline import Pipeline
 from gateway.server.secrets import secret_setting
-from gateway.upstream.coalescing.coalescer import Coalescer
+from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.request import Upstream
 
 log = logging.getLogger(__name__)

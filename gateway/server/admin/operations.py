@@ -37,7 +37,7 @@ from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError
 from gateway.server.admin.recorded_request import InvalidFieldError, read_endpoint, read_headers
 from gateway.server.pipeline import Pipeline
 from gateway.telemetry.observation import Observation
-from gateway.upstream.coalescing.coalescer import Coalescer
+from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.request import Outgoing, Served, Upstream
 from policies.decision import Endpoint, PiiAction
 
@@ -384,8 +384,7 @@ class Operations:
                 endpoint, raw, headers=headers, fields=lines, target=target, holder=holder
             )
             reply = await pipeline.answer(request, seen)
-            if reply.resources is not None:
-                await reply.resources.aclose()
+            reply.close()
         except RequestError as error:
             raise InvalidFieldError("request", f"a request that can be made ({error})") from None
         finally:

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from http import HTTPStatus
 from math import ceil
@@ -143,8 +142,10 @@ class Handlers:
                 return web.Response(
                     body=reply.body, status=reply.status, headers=CIMultiDict(reply.headers)
                 )
-            async with reply.resources or AsyncExitStack():
+            try:
                 return await self._stream(request, reply, reply.body, seen)
+            finally:
+                reply.close()
 
         return handle
 

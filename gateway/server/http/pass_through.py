@@ -15,7 +15,7 @@ from gateway.server.http.middleware import complete_head
 from gateway.telemetry.observation import Observation
 from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.pass_through import ModelList, PoolRequests
-from gateway.upstream.request import PRIORITY, note_served, with_upstream
+from gateway.upstream.request import PRIORITY, with_upstream
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,8 @@ class PassThrough:
             ) as upstream:
                 seen.upstream_head = seen.clock()
                 seen.status = upstream.status
-                note_served(self._upstream.served(upstream), seen)
+                if (served := self._upstream.served(upstream)) is not None:
+                    seen.upstream, seen.tried = served.upstream, served.tried
                 return await self._copy(request, upstream, seen)
         except UpstreamError:
             if faults:

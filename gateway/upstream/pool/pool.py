@@ -167,12 +167,7 @@ class PoolReply:
         self.status = reply.status
         self.headers = reply.headers
         self.content_type = reply.content_type
-        self.served = Served(
-            call.name,
-            several=True,
-            note_cached=lambda tokens: pool.table.routing.answered(call.sent, tokens),
-            note_sticky_id=lambda made: pool.sticky_ids.note(made, call.name),
-        )
+        self.served = Served(call.name, several=True, report=self._report)
         self.failure: Failure | None = None
         """Why this is no answer, though it is passed on if no upstream gives one."""
         self.refused = reply.status >= HTTPStatus.BAD_REQUEST
@@ -182,6 +177,12 @@ class PoolReply:
         self._context = context
         self._body = reply.chunks()
         self._held: list[bytes] = []
+
+    def _report(self, cached_tokens: int | None, sticky_id: str) -> None:
+        """Take over what the answer says of the prefix cache, and of what the upstream keeps."""
+        if cached_tokens is not None:
+            self._pool.table.routing.answered(self._call.sent, cached_tokens)
+        self._pool.sticky_ids.note(sticky_id, self._call.name)
 
     def set_retry_after(self, seconds: float | None) -> None:
         """Set the header to the time until the first upstream comes back; None changes nothing."""

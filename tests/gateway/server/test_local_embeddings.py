@@ -25,7 +25,7 @@ from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
-from gateway.upstream.coalescing.coalescer import Coalescer
+from gateway.upstream.coalescer import Coalescer
 from policies.decision import Endpoint
 
 

@@ -22,7 +22,7 @@ from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
-from gateway.upstream.coalescing.coalescer import Coalescer
+from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.request import Served
 from policies.decision import Endpoint, PiiAction
 from scripted_upstream import completion

@@ -1,6 +1,6 @@
 """The log of an answer while it arrives is bounded, whoever reads it."""
 
-from gateway.upstream.coalescing.shared_response import AnswerLog
+from gateway.upstream.shared_response import AnswerLog
 
 
 def log_of(*pieces, max_bytes=10_000):

@@ -1,0 +1,428 @@
+"""Runs upstream calls, each in a task of its own, and answers a request by the call that fits.
+
+Laws:
+- Identical concurrent misses make one call. It belongs to no client: it ends with its last
+  follower, and at once. A call that never had one (a refresh) ends by itself or with the gateway.
+- The cancellation of one follower touches no other.
+- A follower gets the whole answer in its own wire mode, or the failure. If the response cannot take
+  that form, the request goes to another call at once.
+- Across processes, sharing is never worse than a call of one's own. A plain request waits for the
+  process that makes the call, and takes the entry which that process stored. A streamed request
+  does not wait: its first token would come only with the end of the other call. If claims fail, or
+  nothing was stored in time, the call is made here, and nobody waits a second time.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import KW_ONLY, dataclass, field, replace
+from enum import Enum, auto
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+from gateway.cache.key import identify
+from gateway.cache.lookup import Hit, judged
+from gateway.cache.plan import Plan
+from gateway.cache.ports import Claims, Entry, StoreError
+from gateway.cache.writer import CacheWriter
+from gateway.prompts.outcome import COMPRESS, REWRITE, format_rewrites
+from gateway.protocol import exact_json
+from gateway.protocol.cache_status import Forwarded, Reason
+from gateway.protocol.endpoints.table import SPECS
+from gateway.protocol.errors import UpstreamError
+from gateway.protocol.headers import Fields, shared_fields, with_cache_status, without
+from gateway.protocol.messages import Reply
+from gateway.telemetry.observation import Observation
+from gateway.upstream.call import Answered, UpstreamCall
+from gateway.upstream.comparisons import Checks
+from gateway.upstream.pool.retry import Budget
+from gateway.upstream.request import Accepts, Exchange, Upstream
+from gateway.upstream.routing.prefix_chain import PromptChains
+from gateway.upstream.shared_response import FlightTable, Head, SharedResponse, TooSlowError
+
+LINGER_SECONDS = 2.0
+
+LINGER_BYTES = 16 * 2**20
+MAX_BACKGROUND_CALLS = {"refresh": 256, "sample": 16}
+"""Calls at a time for which no client waits: a flood of hits must not reach the upstream."""
+
+POLL_SECONDS = 0.1
+
+JSON_TYPE = ("Content-Type", "application/json")
+SSE_TYPE = ("Content-Type", "text/event-stream; charset=utf-8")
+
+
+class Sharing(Enum):
+    """Which call a request may join: any, one with the same wire mode, or none."""
+
+    ANY_WIRE = auto()
+    SAME_WIRE = auto()
+    ALONE = auto()
+
+
+@dataclass(eq=False)
+class Coalescer:
+    """Sends misses and bypasses to the upstream. ``max_answer_bytes`` bounds what is stored.
+
+    ``claims`` are those of the processes that share the store, if any. ``checks`` compares answers.
+    ``chains`` makes the prefix chains by which one of several upstreams is chosen. ``answered`` is
+    called for each storable request that was answered. ``accepts`` says which additions each
+    upstream accepts. A pool shares its ``retry_budget``.
+    """
+
+    upstream: Upstream
+    writer: CacheWriter
+    max_answer_bytes: int
+    _: KW_ONLY
+    clock: Callable[[], float] = time.perf_counter
+    claims: Claims | None = None
+    checks: Checks | None = None
+    chains: PromptChains | None = None
+    answered: Answered | None = None
+    accepts: Accepts = field(default_factory=dict)
+    retry_budget: Budget = field(default_factory=Budget)
+    calls: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    """Those under way."""
+    _background: Counter[str] = field(default_factory=Counter, init=False)
+    _forgetting: asyncio.TimerHandle | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._upstream_call = UpstreamCall(
+            self.upstream,
+            self.writer,
+            self.max_answer_bytes,
+            self.retry_budget,
+            checks=self.checks,
+            chains=self.chains,
+            answered=self.answered,
+            accepts=self.accepts,
+        )
+        self._table = FlightTable[SharedResponse](linger=LINGER_SECONDS, linger_bytes=LINGER_BYTES)
+
+    async def forward(self, exchange: Exchange) -> Reply:
+        """Return the reply of a call that another request made, or of the request's own.
+
+        It is streamed if the upstream streams it. Raises UpstreamError if there is none.
+        """
+        plan = exchange.plan
+        alone = plan is None or plan.decision.max_followers <= 0
+        sharing = Sharing.ALONE if alone else Sharing.ANY_WIRE
+        while True:
+            follower = self._follow(exchange, plan, sharing)
+            reply: Reply | Sharing | None = None
+            try:
+                reply = await follower.reply()
+            finally:
+                if not isinstance(reply, Reply) or reply.body is not follower:
+                    follower.shared.leave(exchange)
+            if isinstance(reply, Reply):
+                return reply
+            sharing = reply
+
+    def refresh(self, exchange: Exchange) -> bool:
+        """Begin a call to which no client listens: its answer is only stored.
+
+        Return False if one for the same key is under way, nothing may be stored, or there are too
+        many. The exchange's observation is finished here, when the call has ended.
+        """
+        plan = exchange.plan
+        outcome = "refresh" if exchange.state.check is None else "sample"
+        if (
+            plan is None
+            or self._background[outcome] >= MAX_BACKGROUND_CALLS[outcome]
+            or self._table.under_way(plan.coalescing_key)
+        ):
+            return False
+        exchange.observation.outcome = outcome
+        shared = SharedResponse(
+            self._table, plan.coalescing_key, exchange, self.max_answer_bytes, attended=False
+        )
+        self._background[outcome] += 1
+        self._run(self._refresh(exchange, shared, outcome), shared)
+        return True
+
+    def has_missed(self, plan: Plan) -> bool:
+        """Tell whether a call under way can be joined whose leader looked and found no entry."""
+        call = self._table.under_way(plan.coalescing_key)
+        return (
+            call is not None
+            and call.attended
+            and call.reading <= plan.decision.max_followers
+            and call.leader.state.status.forwarded is Forwarded.MISS
+            and not plan.directives.no_cache
+        )
+
+    async def close(self) -> None:
+        """End the calls under way."""
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+        calls = list(self.calls)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    def _follow(self, exchange: Exchange, plan: Plan | None, sharing: Sharing) -> "Follower":
+        """Join the call under the request's slot, or make one."""
+        slot = None
+        if plan is not None and sharing is not Sharing.ALONE:
+            key = plan.coalescing_key
+            slot = key if sharing is Sharing.ANY_WIRE else (key, exchange.request.streamed)
+            # `no-cache` also rules out answers to calls that began earlier.
+            if not plan.directives.no_cache:
+                most, since = plan.decision.max_followers, exchange.observation.started
+                shared = self._table.follow(slot, most=most, since=since)
+                if shared is not None:
+                    return Follower(shared, exchange, sharing)
+        shared = SharedResponse(self._table, slot, exchange, self.max_answer_bytes)
+        follower = Follower(shared, exchange, sharing)
+        shared.task = self._run(self._call(exchange, shared), shared)
+        return follower
+
+    def _call(self, exchange: Exchange, shared: SharedResponse) -> Coroutine[Any, Any, None]:
+        """Return the work of a call, which other processes may share."""
+        slot, claims = shared.slot, self.claims
+        if claims is None or not isinstance(slot, bytes):
+            return self._upstream_call.call(exchange, shared)
+        plan = exchange.plan
+        is_batch = SPECS[exchange.request.endpoint].render is not None
+        if plan is None or is_batch or plan.directives.no_cache:
+            return self._upstream_call.call(exchange, shared)
+        return self._claim_and_call(exchange, shared, claims, plan, slot)
+
+    async def _claim_and_call(
+        self, exchange: Exchange, shared: SharedResponse, claims: Claims, plan: Plan, slot: bytes
+    ) -> None:
+        """Make the call, or take the entry that another process stores meanwhile."""
+        claimed, entry = False, None
+        try:
+            claimed = await claims.take(slot)
+            if not claimed and shared.attended and not exchange.request.streamed:
+                entry = await self._stored_elsewhere(claims, plan, slot)
+        except (StoreError, TimeoutError):
+            pass
+        if entry is not None:
+            shared.elsewhere = shared.complete = True
+            shared.open(Head(200, (JSON_TYPE,), entry.result))
+            shared.close()
+            return
+        try:
+            await self._upstream_call.call(exchange, shared)
+        finally:
+            if claimed:
+                claims.release(slot)
+
+    async def _stored_elsewhere(self, claims: Claims, plan: Plan, slot: bytes) -> Entry | None:
+        """Wait until no other process claims the slot, and return the entry it stored, if any.
+
+        Raises StoreError and TimeoutError.
+        """
+        async with asyncio.timeout(plan.decision.follow_seconds):
+            while not await claims.take(slot):  # noqa: ASYNC110 - another process ends it
+                await asyncio.sleep(POLL_SECONDS)
+        try:
+            found = judged(plan, await self.writer.entries.get(plan.key), self.writer.now())
+        finally:
+            # Others wait for the claim too, and the next answer may be no better.
+            claims.release(slot)
+        return found.entry if isinstance(found, Hit) and not found.status.stale else None
+
+    def _run(self, call: Coroutine[Any, Any, None], shared: SharedResponse) -> asyncio.Task[None]:
+        task = asyncio.create_task(call)
+        self.calls.add(task)
+
+        def ended(_: asyncio.Task[None]) -> None:
+            self.calls.discard(task)
+            if not shared.over:
+                # It was cancelled, perhaps before it began: its followers must not wait.
+                message = "The gateway was stopped before the answer was complete."
+                shared.close(UpstreamError(502, message, Reason.UPSTREAM_BROKE))
+            if self._forgetting is None:
+                self._forget()
+
+        task.add_done_callback(ended)
+        return task
+
+    async def _refresh(self, exchange: Exchange, shared: SharedResponse, outcome: str) -> None:
+        observation = exchange.observation
+        try:
+            await self._call(exchange, shared)
+        finally:
+            self._background[outcome] -= 1
+            _note_call(shared, observation)
+            observation.status = shared.head.status if shared.head is not None else 0
+            _note_fault(shared, observation)
+            observation.finish()
+
+    def _forget(self) -> None:
+        """Drop what landed some time ago, and come back when the next of it is due."""
+        self._forgetting = None
+        now = self.clock()
+        if (again := self._table.forget(now)) is not None:
+            loop = asyncio.get_running_loop()
+            self._forgetting = loop.call_later(again - now, self._forget)
+
+
+class Follower(AsyncIterator[bytes]):
+    """Reads one shared response for one request; iterating yields the body of a stream."""
+
+    def __init__(self, shared: SharedResponse, exchange: Exchange, sharing: Sharing) -> None:
+        self.shared = shared
+        self._exchange = exchange
+        self._other = Sharing.SAME_WIRE if sharing is Sharing.ANY_WIRE else Sharing.ALONE
+        """Which call to join if this response cannot take the form that the request needs."""
+        self._leads = shared.leader is exchange
+        self._without_usage = False
+        self._observation = observation = exchange.observation
+        shared.followers[exchange] = 0
+        status = exchange.state.status
+        self._status = status if self._leads else replace(status, collapsed=True)
+        observation.forward = self._status
+        observation.reason = status.reason if self._leads else Reason.COLLAPSED
+
+    async def reply(self) -> Reply | Sharing:
+        """Return the reply as soon as it can begin, or which call to join in place of this one.
+
+        Raises UpstreamError if the call failed before its head.
+        """
+        shared, exchange = self.shared, self._exchange
+        if self._leads:
+            while shared.head is None and not shared.over:
+                await shared.news.wait()
+            _note_call(shared, self._observation)
+        elif not await self._began():
+            return Sharing.ALONE
+        head = shared.head
+        if head is None:
+            shared.raise_fault()
+            raise AssertionError("a call without head or fault")
+        refused = HTTPStatus.BAD_REQUEST <= head.status < HTTPStatus.INTERNAL_SERVER_ERROR
+        if refused and not self._same_tenant():
+            return Sharing.ALONE  # another credential may be accepted
+        streamed = exchange.request.streamed
+        other_wire = shared.leader.request.streamed is not streamed
+        if head.body is not None:
+            if other_wire and streamed and head.status == HTTPStatus.OK:
+                return self._rendered(head, head.body)
+            return self._plain(head, head.body)
+        if other_wire and head.events and not streamed:
+            return await self._assembled(head)
+        wants_usage = exchange.request.wants_usage
+        if other_wire or (wants_usage and not head.usage):
+            return self._other
+        self._without_usage = head.usage and not wants_usage
+        self._observation.status = head.status
+        # When a stream's head is sent, nobody knows yet whether its answer will be stored.
+        declined = None if head.events else shared.declined
+        fields = self._fields(head, self._status.header(declined=declined))
+        return Reply(head.status, fields, self, partial(shared.leave, exchange))
+
+    async def _began(self) -> bool:
+        """Wait for the response's first piece; tell whether it came in time."""
+        shared, plan = self.shared, self._exchange.plan
+        try:
+            async with asyncio.timeout(plan.decision.follow_seconds if plan else None):
+                while not (shared.over or shared.log.end):
+                    if shared.head is not None and shared.head.body is not None:
+                        break
+                    await shared.news.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _same_tenant(self) -> bool:
+        mine, theirs = self._exchange.request.headers, self.shared.leader.request.headers
+        return self._leads or identify(mine) == identify(theirs)
+
+    def _rendered(self, head: Head, body: bytes) -> Reply | Sharing:
+        """Return a plain answer as a stream."""
+        shared, usage = self.shared, self._exchange.request.wants_usage
+        streaming = SPECS[self._exchange.request.endpoint].streaming
+        if streaming is None:
+            return self._other
+        if usage not in shared.rendered:
+            try:
+                result = exact_json.loads(body)
+                stream = streaming.render(result, include_usage=usage)
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                # An upstream's answer may have any shape, and not each can be a stream.
+                return self._other
+            shared.rendered[usage] = stream
+        return self._plain(head, shared.rendered[usage], SSE_TYPE)
+
+    async def _assembled(self, head: Head) -> Reply | Sharing:
+        """Return a streamed answer in its plain form, once it is complete."""
+        shared = self.shared
+        while not (shared.over or shared.outgrown):
+            await shared.news.wait()
+        if shared.error is not None:
+            return self._plain(replace(head, status=502), shared.error, JSON_TYPE)
+        shared.raise_fault()
+        if shared.result is None or shared.declined is Reason.UNKNOWN_SHAPE:
+            return self._other
+        return self._plain(head, shared.result, JSON_TYPE)
+
+    def _plain(self, head: Head, body: bytes, content_type: tuple[str, str] | None = None) -> Reply:
+        shared, observation = self.shared, self._observation
+        if shared.elsewhere:
+            self._status = replace(self._status, collapsed=True)
+            observation.forward = self._status
+            observation.reason = Reason.COLLAPSED
+        stored = self._leads and shared.stored
+        fields = self._fields(head, self._status.header(stored=stored, declined=shared.declined))
+        if content_type is not None:
+            fields = (content_type, *without(fields, "content-type"))
+        observation.status = head.status
+        return Reply(head.status, fields, body)
+
+    def _fields(self, head: Head, cache_status: str) -> Fields:
+        fields = head.fields
+        if not self._leads:
+            fields = shared_fields(fields, same_tenant=self._same_tenant())
+        fields = with_cache_status(fields, cache_status)
+        sent = self.shared.leader
+        if self.shared.elsewhere:
+            return fields
+        if (rewrites := format_rewrites(sent.rewrites, sent.not_rewritten)) is not None:
+            fields = (*fields, (REWRITE, rewrites))
+        if sent.compression is not None:
+            fields = (*fields, (COMPRESS, str(sent.compression)))
+        return fields
+
+    async def __anext__(self) -> bytes:
+        """Return all that is new, in one piece; wait if nothing is.
+
+        Raises TimeoutError if the client has fallen too far behind.
+        """
+        shared = self.shared
+        while True:
+            try:
+                piece = shared.read(self._exchange, without_usage=self._without_usage)
+            except TooSlowError:
+                raise TimeoutError from None
+            if piece:
+                self._observation.mark_first_token()
+                return piece
+            if shared.over:
+                # A stream's failure has been its last event.
+                if shared.head is None or not shared.head.events:
+                    shared.raise_fault()
+                _note_fault(shared, self._observation)
+                raise StopAsyncIteration
+            await shared.news.wait()
+
+
+def _note_call(shared: SharedResponse, observation: Observation) -> None:
+    """Tell an observation which upstream was called, and when."""
+    observation.upstream_started = shared.upstream_started
+    observation.upstream_head = shared.upstream_head
+    if (served := shared.served) is not None and served.several:
+        observation.upstream, observation.tried = served.upstream, served.tried
+
+
+def _note_fault(shared: SharedResponse, observation: Observation) -> None:
+    """Tell an observation why the call failed, if it did."""
+    if (fault := shared.fault) is not None:
+        reason = fault.reason if isinstance(fault, UpstreamError) else Reason.INTERNAL
+        observation.end("error", reason)

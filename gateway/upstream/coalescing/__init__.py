@@ -1,1 +1,0 @@
-"""One upstream call for many identical misses."""

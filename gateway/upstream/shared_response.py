@@ -1,0 +1,388 @@
+"""The response of one upstream call while it arrives, and the table of the calls to join.
+
+One task writes a response, many followers read it. A follower is the client that caused the call,
+or one with an identical miss.
+
+Laws:
+- Under one slot at most one flight can be joined, so identical misses that may follow make one
+  call. A flight without readers is cancelled at once, unless its answer is complete: throwing that
+  away would save nothing.
+- The table knows no answers and does no I/O; ``now`` is an argument.
+- A task that waits here is woken by the next piece or by the end, and an end always comes.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Generic, TypeVar
+
+from gateway.protocol.cache_status import Reason
+from gateway.protocol.errors import UpstreamError
+from gateway.protocol.headers import Fields
+from gateway.protocol.stream import failure_event
+from gateway.protocol.tokens import PromptUsage
+from gateway.telemetry.observation import Observation
+from gateway.upstream.request import Exchange, Served
+
+log = logging.getLogger(__name__)
+
+PIECE_BYTES = 100
+"""What a piece costs beside its own bytes."""
+
+
+class Flight:
+    """One upstream call, from its beginning until it can no longer be joined.
+
+    ``slot`` is what its followers share with it, None if it has none. An ``attended`` one is
+    there for its readers and ends with the last of them.
+    """
+
+    def __init__(self, slot: Hashable | None, *, attended: bool = True) -> None:
+        self.slot = slot
+        self.attended = attended
+        self.reading = 1 if attended else 0
+        """How many read the answer, the leader among them."""
+        self.complete = False
+        """Whether the upstream has sent all of the answer."""
+        self.landed_at: float | None = None
+        """Since when a lookup finds the entry, if there is one."""
+        self.held_bytes = 0
+
+
+F = TypeVar("F", bound=Flight)
+
+
+class FlightTable(Generic[F]):
+    """All flights that can be joined, by slot.
+
+    A flight that landed stays joinable for ``linger`` seconds, but only for requests that came
+    before it landed: they looked for the entry too early to find it. ``linger_bytes`` bounds
+    what such flights hold.
+    """
+
+    def __init__(self, *, linger: float, linger_bytes: int) -> None:
+        self._linger = linger
+        self._linger_bytes = linger_bytes
+        self._joinable: dict[Hashable, F] = {}
+        self._landed: OrderedDict[F, None] = OrderedDict()
+        self._landed_bytes = 0
+
+    def lead(self, flight: F) -> None:
+        """Begin a flight. It takes its slot over: the next request follows the newest call."""
+        if flight.slot is None:
+            return
+        if (before := self._joinable.get(flight.slot)) is not None:
+            self.close(before)
+        self._joinable[flight.slot] = flight
+
+    def follow(self, slot: Hashable, *, most: int, since: float) -> F | None:
+        """Join the flight under ``slot``, or return None if the caller must lead one.
+
+        ``most`` bounds the readers beside the leader; ``since`` is when the request came.
+        """
+        flight = self._joinable.get(slot)
+        if flight is None or flight.reading > most:
+            return None
+        if flight.landed_at is not None and flight.landed_at < since:
+            return None
+        flight.reading += 1
+        return flight
+
+    def under_way(self, slot: Hashable) -> F | None:
+        """Return the flight under this slot that has yet to land."""
+        flight = self._joinable.get(slot)
+        return flight if flight is not None and flight.landed_at is None else None
+
+    def leave(self, flight: F) -> bool:
+        """Take one reader away; tell whether the call must now be cancelled."""
+        flight.reading -= 1
+        if flight.reading or flight.complete or not flight.attended:
+            return False
+        self.close(flight)
+        return True
+
+    def close(self, flight: F) -> None:
+        """Let no more readers join; those there go on. Doing it again does nothing."""
+        if flight.slot is not None and self._joinable.get(flight.slot) is flight:
+            del self._joinable[flight.slot]
+        if flight in self._landed:
+            del self._landed[flight]
+            self._landed_bytes -= flight.held_bytes
+
+    def land(self, flight: F, *, size: int, now: float) -> None:
+        """Note that the whole answer, of ``size`` bytes, is there and the entry can be hit."""
+        flight.complete = True
+        if flight.landed_at is not None:
+            return
+        flight.landed_at = now
+        if flight.slot is None or self._joinable.get(flight.slot) is not flight:
+            return
+        flight.held_bytes = size
+        self._landed[flight] = None
+        self._landed_bytes += size
+        while self._landed_bytes > self._linger_bytes:
+            self.close(next(iter(self._landed)))
+
+    def forget(self, now: float) -> float | None:
+        """Close what landed too long ago; return when to do so again, None if nothing lingers."""
+        while self._landed:
+            flight = next(iter(self._landed))
+            until = (flight.landed_at or 0.0) + self._linger
+            if until > now:
+                return until
+            self.close(flight)
+        return None
+
+
+class TooSlowError(Exception):
+    """The follower wants pieces that were dropped."""
+
+
+class AnswerLog:
+    """What the upstream has sent so far, for followers that join late or fall behind.
+
+    Positions count the pieces. Each has two forms: as it came, and without the usage that only
+    some clients asked for. Memory is bounded: above its bound a log keeps only the newest pieces.
+    Then nobody can begin to read it, and a follower that needs a dropped piece is too slow.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.end = 0
+        """Pieces that ever came; the position of a follower that has read everything."""
+        self.overflown = False
+        self.size = 0
+        """Bytes held."""
+        self._max_bytes = max_bytes
+        self._full: list[bytes] = []
+        self._without_usage: list[bytes] = []
+        self._joined: tuple[int, int, bool, bytes] = (0, 0, False, b"")
+
+    def fits(self, full: bytes, without_usage: bytes) -> bool:
+        """Tell whether a piece can be added without dropping any, now or before."""
+        return not self.overflown and self.size + _cost(full, without_usage) <= self._max_bytes
+
+    def append(self, full: bytes, without_usage: bytes) -> None:
+        """Add a piece in both its forms, which may be the same object."""
+        self._full.append(full)
+        self._without_usage.append(without_usage)
+        self.size += _cost(full, without_usage)
+        self.end += 1
+        if self.size > self._max_bytes:
+            self.overflown = True
+            self._drop_oldest()
+
+    def since(self, position: int, *, without_usage: bool) -> bytes:
+        """Return what came from ``position`` to the end, joined. Raises TooSlowError."""
+        start = position - (self.end - len(self._full))
+        if start < 0:
+            raise TooSlowError
+        pieces = self._without_usage if without_usage else self._full
+        if len(pieces) - start == 1:
+            return pieces[start]
+        # Followers that wait together ask for the same: it is joined once for all of them.
+        known_from, known_to, known_form, joined_pieces = self._joined
+        if (known_from, known_to, known_form) != (position, self.end, without_usage):
+            joined_pieces = b"".join(pieces[start:])
+            self._joined = (position, self.end, without_usage, joined_pieces)
+        return joined_pieces
+
+    def _drop_oldest(self) -> None:
+        """Drop half of what may be held, so that the cost per piece stays small."""
+        dropped = 0
+        for full, without_usage in zip(self._full[:-1], self._without_usage[:-1], strict=True):
+            if self.size <= self._max_bytes // 2:
+                break
+            self.size -= _cost(full, without_usage)
+            dropped += 1
+        del self._full[:dropped]
+        del self._without_usage[:dropped]
+        self._joined = (0, 0, False, b"")
+
+
+def _cost(full: bytes, without_usage: bytes) -> int:
+    return PIECE_BYTES + len(full) + (0 if without_usage is full else len(without_usage))
+
+
+def _wake(event: asyncio.Event) -> None:
+    """Wake the tasks that wait for it now; tasks that come later wait for the next time."""
+    event.set()
+    event.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The head of the upstream's reply, and how its body comes.
+
+    ``body`` is a plain reply's, None if it comes in pieces. ``events`` says that the pieces are
+    events, ``usage`` that the upstream was asked for usage among them.
+    """
+
+    status: int
+    fields: Fields
+    body: bytes | None = None
+    events: bool = False
+    usage: bool = False
+
+
+class SharedResponse(Flight):
+    """What has come of the response so far. Only the call writes; followers read and wait.
+
+    ``leader`` is the request that is forwarded.
+    """
+
+    task: asyncio.Task[None] | None = None
+    """The call, while it runs for its followers."""
+    head: Head | None = None
+    over: bool = False
+    """Whether nothing more will come."""
+    outgrown: bool = False
+    """Whether it is too large to be held: a follower that joins now cannot have it."""
+    fault: Exception | None = None
+    """Why the response broke off, or never began."""
+    error: bytes | None = None
+    """The JSON of the error event that ended the upstream's stream."""
+    result: bytes | None = None
+    """The plain form of a stream that ended well and is understood."""
+    elsewhere: bool = False
+    """Whether another process made the call, and this is the entry it stored."""
+    stored: bool = False
+    declined: Reason | None = None
+    served: Served | None = None
+    upstream_started: float | None = None
+    upstream_head: float | None = None
+
+    def __init__(
+        self,
+        table: "FlightTable[SharedResponse]",
+        slot: Hashable | None,
+        leader: Exchange,
+        max_bytes: int,
+        *,
+        attended: bool = True,
+    ) -> None:
+        super().__init__(slot, attended=attended)
+        self.set_leader(leader)
+        self.followers: dict[Exchange, int] = {}
+        """Each with the position up to which it has read."""
+        self.log = AnswerLog(max_bytes)
+        self.rendered: dict[bool, bytes] = {}
+        """A plain answer as a stream, without and with usage, once a client asked for it."""
+        self.news = asyncio.Event()
+        """Pulses with the head, each piece and the end, and with what makes room."""
+        self._table = table
+        table.lead(self)
+
+    def set_leader(self, exchange: Exchange) -> None:
+        """Note the form of the request that is sent, and tell the sinks how it was rewritten."""
+        self.leader, observation = exchange, exchange.observation
+        observation.rewrites = exchange.rewrites
+        observation.not_rewritten = exchange.not_rewritten
+        observation.compression = exchange.compression
+
+    def _payer(self) -> Observation | None:
+        """Return the request to which the call's tokens and its storing are counted: the first."""
+        if not self.attended:
+            return self.leader.observation
+        first = next(iter(self.followers), None)
+        return first.observation if first is not None else None
+
+    def open(self, head: Head) -> None:
+        """Note the head."""
+        self.head = head
+        _wake(self.news)
+
+    async def add(self, full: bytes, without_usage: bytes) -> None:
+        """Note the next piece of the body, in both its forms.
+
+        A response that outgrew the log goes on at the pace of its fastest follower.
+        """
+        if not (full or without_usage):
+            return
+        if not self.log.fits(full, without_usage):
+            self.outgrown = True
+            self._table.close(self)
+            _wake(self.news)
+            end = self.log.end
+            while self.followers and all(position < end for position in self.followers.values()):
+                await self.news.wait()
+        self.log.append(full, without_usage)
+        _wake(self.news)
+
+    def finish(self, usage: PromptUsage) -> None:
+        """Note that the upstream has sent all, and what it said of the tokens."""
+        self.complete = True
+        if (payer := self._payer()) is not None:
+            payer.usage = usage
+
+    def land(self, status: int, now: float, *, size: int = 0, stored: bool = False) -> None:
+        """Note that the answer is complete, and its entry can be hit if it is ``stored``.
+
+        ``size`` is that of a plain reply's body.
+        """
+        if stored:
+            self.stored = True
+            if (payer := self._payer()) is not None:
+                payer.stored = True
+        if status == HTTPStatus.OK:
+            self._table.land(self, size=self.log.size + size, now=now)
+
+    def decline(self, reason: Reason) -> None:
+        """Note why the answer is not stored."""
+        self.declined = reason
+        if (payer := self._payer()) is None:
+            return
+        payer.declined = reason
+        if payer.streamed:
+            # The head of a stream is sent before this is known.
+            log.info(
+                "%s rule=%s: a streamed answer was not stored: %s",
+                payer.endpoint,
+                payer.rule,
+                reason,
+            )
+
+    def close(self, fault: Exception | None = None) -> None:
+        """Note the end; a fault goes out as the last event. A second call changes nothing."""
+        if self.over:
+            return
+        self.fault, self.over = fault, True
+        streams = self.head is not None and self.head.events
+        if fault is not None and streams and self.error is None:
+            event = failure_event(fault)
+            self.log.append(event, event)
+        if self.landed_at is None:
+            self._table.close(self)
+        _wake(self.news)
+
+    def read(self, follower: Exchange, *, without_usage: bool) -> bytes:
+        """Return what is new to a follower, nothing if nothing is. Raises TooSlowError."""
+        position = self.followers[follower]
+        if position == self.log.end:
+            return b""
+        piece = self.log.since(position, without_usage=without_usage)
+        self.followers[follower] = self.log.end
+        if self.outgrown:
+            _wake(self.news)
+        return piece
+
+    def leave(self, follower: Exchange) -> None:
+        """Remove a follower. The call ends with the last one."""
+        if self.followers.pop(follower, None) is None:
+            return
+        if self.outgrown:
+            _wake(self.news)
+        if self._table.leave(self) and self.task is not None:
+            self.task.cancel()
+
+    def raise_fault(self) -> None:
+        """Raise the fault as a new exception: many followers raise it at the same time."""
+        match self.fault:
+            case None:
+                pass
+            case UpstreamError() as error:
+                raise error.again()
+            case other:
+                raise RuntimeError("the upstream call failed") from other
