@@ -86,6 +86,22 @@ Print what the comparisons of shadow mode and sampling have shown, rule by rule:
 found by meaning were those of the upstream, how many were wrong, with an interval of 95 % that has
 room for the unsure ones, and the budget that this rate would meet.
 """
+_PREFIX_REPORT = """\
+Tell of recorded requests where their prompts part, which settings of a policy would let a prefix
+cache find more, which bytes these change, and the YAML to paste. Settings are tried on the requests
+themselves, so what is told is what would have been found, in a cache without bounds.
+"""
+_PREFIX_REPORT_EPILOG = """\
+A LOG holds JSON lines: a gateway's decision log with whole requests (decision_log_requests: true),
+{"body": {...}} as in OpenAI's batch files, or the bodies alone. - is standard input.
+
+examples:
+  REFRAIN_DECISION_LOG=log.jsonl REFRAIN_DECISION_LOG_REQUESTS=true refrain serve --upstream URL
+  refrain prefix report log.jsonl
+  refrain prefix report --json log.jsonl
+
+exit codes: 0 done, 2 bad usage or no request in the log
+"""
 _BUDGETS = (0.001, 0.005, 0.01, 0.02, 0.05)
 
 
@@ -98,10 +114,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 from backend.__main__ import main as backend
 
                 return backend(rest)
-            case ["prefix", *rest]:
-                from gateway.cli.prefix import main as prefix
-
-                return prefix(rest)
         return run_command(_parser(), arguments)
     except KeyboardInterrupt:  # where no supervisor took over the signal
         return 130
@@ -135,9 +147,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Calibrate answers by meaning, and see how often they were wrong.",
     )
     _add_semantic(semantic.add_subparsers(title="commands", metavar="COMMAND", required=True))
-    commands.add_parser(
-        "prefix", help="see why prefix caches miss, and mend it (refrain prefix --help)"
+    prefix = commands.add_parser(
+        "prefix",
+        help="see why prefix caches miss, and mend it (refrain prefix --help)",
+        description="See why prefix caches miss, and mend it.",
     )
+    _add_prefix(prefix.add_subparsers(title="commands", metavar="COMMAND", required=True))
     return parser
 
 
@@ -327,10 +342,37 @@ def _add_semantic(commands: Commands) -> None:
         )
 
 
+def _add_prefix(commands: Commands) -> None:
+    report = add_command(
+        commands,
+        "report",
+        "gateway.cli.prefix_report:run_report",
+        summary="tell where recorded prompts part, and what would mend it",
+        description=_PREFIX_REPORT,
+        epilog=_PREFIX_REPORT_EPILOG,
+    )
+    report.add_argument("log", type=Path, metavar="LOG", help="recorded requests; - is stdin")
+    report.add_argument(
+        "--limit",
+        type=_limit,
+        default=2000,
+        metavar="N",
+        help="requests of a route that are looked at (default: %(default)s)",
+    )
+    report.add_argument("--json", action="store_true", help="print JSON")
+
+
 def _concurrency(text: str) -> int:
     number = int(text) if text.isdecimal() else 0
     if not 1 <= number <= 256:
         raise argparse.ArgumentTypeError(f"expected a number from 1 to 256, got {text!r}")
+    return number
+
+
+def _limit(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if number < 2:
+        raise argparse.ArgumentTypeError(f"expected a number from 2 on, got {text!r}")
     return number
 
 

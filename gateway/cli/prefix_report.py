@@ -1,19 +1,21 @@
-"""What an unbounded prefix cache would find of recorded prompts, and settings for it to find more.
+"""``refrain prefix report``: what a prefix cache could find of a log, and the settings for it.
 
-Law: nothing is guessed that can be tried. Settings hide one another (a time in front of shuffled
+Laws: nothing is guessed that can be tried. Settings hide one another (a time in front of shuffled
 documents), so all are tried together and taken away one by one; only those are recommended without
-which less would be found.
+which less would be found. Prompts and names are clients' words: control characters are escaped.
 
 The text of a prompt has its parts in the order in which a model reads them: tools, instructions,
 turns. Chat templates differ; this is the order of OpenAI's and Anthropic's own prefix caches. A
 client's own marks for the cache are no part of the prompt, and are left out.
 """
 
+import argparse
+import json
 import re
 from bisect import bisect
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate
@@ -21,13 +23,25 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from gateway.cli.terminal import CommandError, Lines, unreadable
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.prompts.rewrite.tool_rules import KnownTools
 from gateway.protocol.endpoints.table import SPECS
-from gateway.server.admin.recorded_request import RecordedRequest, Route
-from policies.decision import MARKS, Endpoint, PrefixSettings, SchemaKeys, VolatileKind
+from gateway.server.admin.recorded_request import RecordedRequest, Route, read_request
+from policies.decision import (
+    DEFAULT_RULE,
+    MARKS,
+    Endpoint,
+    PrefixSettings,
+    SchemaKeys,
+    VolatileKind,
+)
 from policies.format.load import parse_policy
 
+_MOST_ROUTES = 20
+_MOST_BYTES = 256 << 20
+_COLUMNS = 78
+_LONGEST_NAME = 40
 CHARACTERS_PER_TOKEN = 4.0
 """Where no upstream has counted."""
 LEAST_SHARE = 0.005
@@ -41,20 +55,10 @@ _MOST_WAYS = 3
 _SCHEMA_KEYS, _TOOLS = "schema_keys: on", "tools: sorted"
 _WHITESPACE, _TURNS = "whitespace: on", "turns: earlier"
 _VOLATILE, _DOCUMENTS = "volatile: ", "documents: "
-# The further one goes, the earlier it is taken away: what goes too far keeps others from work.
-_KINDS = (
-    VolatileKind.DATES,
-    VolatileKind.USER_NAMES,
-    VolatileKind.COMMITS,
-    VolatileKind.REQUEST_IDS,
-    VolatileKind.UUIDS,
-    VolatileKind.TIMESTAMPS,
-)
 _TAG = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{1,30})(>| +[A-Za-z_][\w.:-]{0,30}=)")
 _NAME = re.compile(r"<([A-Za-z0-9_-]+)")
 _LOOKED_AT = 200
 _MOST_MARKERS = 3
-_SPOKEN = frozenset({"text", "input_text", "output_text"})
 _EMBEDDED = re.compile(r"(?<=;base64,)[A-Za-z0-9+/=]{256,}")
 _POLICY = """\
 version: 1
@@ -130,45 +134,38 @@ class RouteReport:
     """The ``prefix`` to paste, empty where nothing gains."""
 
 
-def report(
-    prompts: Sequence[RecordedRequest],
-    progress: Callable[[int, int], None] = lambda _done, _all: None,
-) -> RouteReport:
-    """Report on one route's prompts, in the order in which they came.
-
-    ``progress`` gets after each pass over the prompts the number of passes done, and of all.
-    """
+def report(prompts: Sequence[RecordedRequest]) -> RouteReport:
+    """Report on one route's prompts, in the order in which they came."""
     few = _Trials(prompts[:: -(-len(prompts) // _SAMPLE)])
     tried = candidates(prompts)
     changing = [one for one in tried if few.is_changed_by(one, tried)]
     # First those go that keep others from their work.
-    kept = few.kept(few.kept(changing, -LEAST_SHARE), LEAST_SHARE)
-    done = 0
-
-    def pass_done() -> None:
-        nonlocal done
-        done += 1
-        progress(done, 2 + len(kept))
-
-    trials = _Trials(prompts, pass_done)
-    as_sent, rewritten = trials.tried(()), trials.tried(kept)
-    gains = [trials.gain(one, kept, rewritten.found) for one in kept]
-    sizes = [(len(trials.text(one, ())), one.prompt_tokens) for one in prompts if one.prompt_tokens]
+    needed = few.needed(few.needed(changing, -LEAST_SHARE), LEAST_SHARE)
+    trials = _Trials(prompts)
+    as_sent, rewritten = trials.ceiling(()), trials.ceiling(needed)
+    gains = [trials.gain(one, needed, rewritten.found) for one in needed]
+    counted = [one for one in prompts if one.prompt_tokens]
     per_token = CHARACTERS_PER_TOKEN
-    if sizes:
-        per_token = sum(length for length, _ in sizes) / sum(tokens for _, tokens in sizes)
+    if counted:
+        length = sum(len(trials.text(one, ())) for one in counted)
+        per_token = length / sum(one.prompt_tokens or 0 for one in counted)
     return RouteReport(
         route=prompts[0].route,
         requests=len(prompts),
         tokens=round(as_sent.characters / per_token),
-        tokens_counted=bool(sizes),
-        upstream=_cached_share(prompts),
+        tokens_counted=bool(counted),
+        upstream=_cached_share([one for one in counted if one.cached_tokens is not None]),
         as_sent=as_sent,
         rewritten=rewritten,
         settings=tuple(sorted(gains, key=lambda gain: -gain.share)),
-        too_little=tuple(one for one in changing if one not in kept),
-        yaml=written(kept),
+        too_little=tuple(one for one in changing if one not in needed),
+        yaml=to_yaml(needed),
     )
+
+
+def _cached_share(prompts: Sequence[RecordedRequest]) -> float | None:
+    total = sum(one.prompt_tokens or 0 for one in prompts)
+    return sum(one.cached_tokens or 0 for one in prompts) / total if total else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +173,13 @@ class _Trials:
     """The prompts of one route, in the order in which they came; its tools are read once."""
 
     prompts: Sequence[RecordedRequest]
-    passed: Callable[[], None] = lambda: None
     tools: KnownTools = field(default_factory=KnownTools)
 
     def parts(self, one: RecordedRequest, settings: Collection[Setting]) -> list[Part]:
         """Return a prompt as it would go on with these settings."""
         body = one.body
         if settings:
-            prefix = _compiled(tuple(settings))
+            prefix = compiled(tuple(settings))
             known = self.tools.forms(prefix.schema_keys, b"")
             result = rewrite(one.endpoint, body, one.raw, prefix, known=known)
             self.tools.note(prefix.schema_keys, result.tools, b"")
@@ -193,7 +189,7 @@ class _Trials:
     def text(self, one: RecordedRequest, settings: Collection[Setting]) -> str:
         return "".join(part.text for part in self.parts(one, settings))
 
-    def tried(self, settings: Collection[Setting]) -> Ceiling:
+    def ceiling(self, settings: Collection[Setting]) -> Ceiling:
         """Return what would be found: of each prompt what began an earlier one, too."""
         earlier: list[str] = []  # in order, so that only neighbours need to be compared
         partings: dict[int, Parting] = {}
@@ -211,26 +207,29 @@ class _Trials:
                 start = text[:shared]
                 parting = partings.get(hash(start))
                 if parting is None:
+                    ends = accumulate(len(part.text) for part in parts)
+                    place = next(
+                        p.place for p, end in zip(parts, ends, strict=True) if shared < end
+                    )
                     way = other[shared : shared + _AFTER]
-                    parting = Parting(_place_at(parts, shared), start[-_BEFORE:], [way])
+                    parting = Parting(place, start[-_BEFORE:], [way])
                     partings[hash(start)] = parting
                 parting.lost += len(text) - shared
                 if len(parting.ways) < _MOST_WAYS:
                     parting.ways.append(text[shared : shared + _AFTER])
-        self.passed()
         worst = max(partings.values(), key=lambda parting: parting.lost, default=None)
         return Ceiling(characters, found / max(1, characters), worst)
 
-    def kept(self, settings: Sequence[Setting], least: float) -> tuple[Setting, ...]:
+    def needed(self, settings: Sequence[Setting], least: float) -> tuple[Setting, ...]:
         """Return the settings without each of which so much less is found."""
-        kept = tuple(settings)
-        best = self.tried(kept).found
+        needed = tuple(settings)
+        best = self.ceiling(needed).found
         for one in settings:
-            others = tuple(other for other in kept if other != one)
-            found = self.tried(others).found
+            others = tuple(other for other in needed if other != one)
+            found = self.ceiling(others).found
             if best - found < least:
-                kept, best = others, found
-        return kept
+                needed, best = others, found
+        return needed
 
     def is_changed_by(self, one: Setting, settings: Collection[Setting]) -> bool:
         """Tell whether a setting changes anything; some do only where others hold, too."""
@@ -246,7 +245,7 @@ class _Trials:
 
     def gain(self, one: Setting, settings: Collection[Setting], found: float) -> Gain:
         others = [other for other in settings if other != one]
-        share = found - self.tried(others).found
+        share = found - self.ceiling(others).found
         was, becomes = self.first_change(others, settings) or ("", "")
         at = _common(was, becomes)
         before = was[max(0, at - _BEFORE) : at]
@@ -255,12 +254,13 @@ class _Trials:
 
 def candidates(prompts: Sequence[RecordedRequest]) -> list[Setting]:
     """Return the settings worth a trial."""
-    volatile = [f"{_VOLATILE}{kind}" for kind in _KINDS]
+    # The further one goes, the earlier it is taken away: what goes too far keeps others from work.
+    volatile = [f"{_VOLATILE}{kind}" for kind in reversed(VolatileKind)]
     markers = [f"{_DOCUMENTS}{begin}" for begin in _markers(prompts[:_LOOKED_AT])]
     return [_TURNS, _WHITESPACE, *volatile, *markers[:_MOST_MARKERS], _TOOLS, _SCHEMA_KEYS]
 
 
-def written(settings: Collection[Setting]) -> str:
+def to_yaml(settings: Collection[Setting]) -> str:
     """Return the ``prefix`` of a rule with these settings, as YAML without indentation."""
     plain = (_SCHEMA_KEYS, _TOOLS, _WHITESPACE, _TURNS)
     lines = [f"  {one}" for one in plain if one in settings]
@@ -273,14 +273,12 @@ def written(settings: Collection[Setting]) -> str:
     return "\n".join(["prefix:", *lines]) if lines else ""
 
 
-def compiled(settings: Collection[Setting]) -> PrefixSettings:
+@lru_cache(maxsize=256)
+def compiled(settings: tuple[Setting, ...]) -> PrefixSettings:
     """Return what a policy with these settings, and nothing else, has a prompt rewritten by."""
-    indented = "".join(f"  {line}\n" for line in written(settings).splitlines())
+    indented = "".join(f"  {line}\n" for line in to_yaml(settings).splitlines())
     prefix = parse_policy(_POLICY + indented, "report").default.prefix
     return prefix if _SCHEMA_KEYS in settings else replace(prefix, schema_keys=SchemaKeys.OFF)
-
-
-_compiled: Callable[[tuple[Setting, ...]], PrefixSettings] = lru_cache(256)(compiled)
 
 
 def _of(settings: Collection[Setting], kind: str) -> list[str]:
@@ -304,11 +302,6 @@ def _markers(prompts: Iterable[RecordedRequest]) -> list[str]:
     return [begin for begin, _ in seen.most_common()]
 
 
-def _place_at(parts: Sequence[Part], at: int) -> str:
-    ends = accumulate(len(part.text) for part in parts)
-    return next(part.place for part, end in zip(parts, ends, strict=True) if at < end)
-
-
 def _common(one: str, other: str) -> int:
     """Return how many characters two texts begin with alike."""
     low, high = 0, min(len(one), len(other))
@@ -323,16 +316,6 @@ def _common(one: str, other: str) -> int:
     return low
 
 
-def _cached_share(prompts: Iterable[RecordedRequest]) -> float | None:
-    counts = [
-        (one.cached_tokens, one.prompt_tokens)
-        for one in prompts
-        if one.prompt_tokens and one.cached_tokens is not None
-    ]
-    total = sum(tokens for _, tokens in counts)
-    return sum(cached for cached, _ in counts) / total if total else None
-
-
 def prompt_parts(endpoint: Endpoint, body: dict[str, Any]) -> Iterator[Part]:
     """Yield the parts of a request's prompt; what is not text is printed as JSON."""
     spec = SPECS[endpoint]
@@ -341,24 +324,17 @@ def prompt_parts(endpoint: Endpoint, body: dict[str, Any]) -> Iterator[Part]:
             yield Part(f"{name}[{index}]", _printed(_unmarked(tool)) + "\n")
     if spec.instructions is not None and body.get(spec.instructions):
         yield Part(spec.instructions, _text(body[spec.instructions]) + "\n")
-    if spec.turns is not None:
-        yield from _turns(spec.turns, body.get(spec.turns))
-    else:
-        yield Part(spec.question_field, _text(body.get(spec.question_field)))
-
-
-def _turns(field: str, turns: Any) -> Iterator[Part]:
-    if isinstance(turns, str):
-        yield Part(field, f"<user>{turns}\n")
-        return
-    for index, turn in enumerate(_listed(turns)):
-        if not isinstance(turn, dict):
-            yield Part(f"{field}[{index}]", _printed(turn))
-            continue
-        role = str(turn.get("role") or turn.get("type") or "user")
-        rest = {name: turn[name] for name in _unmarked(turn) if name not in ("role", "content")}
-        others = _printed(rest) if rest else ""
-        yield Part(f"{field}[{index}] ({role})", f"<{role}>{_text(turn.get('content'))}{others}\n")
+    question = body.get(spec.question_field)
+    if spec.turns is None:
+        yield Part(spec.question_field, _text(question))
+    elif isinstance(question, str):
+        yield Part(spec.turns, f"<user>{question}\n")
+    for index, turn in enumerate(_listed(question if spec.turns else None)):
+        said = _unmarked(turn) if isinstance(turn, dict) else {"content": turn}
+        role = str(said.get("role") or said.get("type") or "user")
+        others = {name: each for name, each in said.items() if name not in ("role", "content")}
+        text = _text(said.get("content")) + (_printed(others) if others else "")
+        yield Part(f"{spec.turns}[{index}] ({role})", f"<{role}>{text}\n")
 
 
 def _listed(value: Any) -> list[Any]:
@@ -371,17 +347,12 @@ def _text(value: Any) -> str:
             return ""
         case str():
             return value
+        case {"type": "text" | "input_text" | "output_text", "text": str(text)}:
+            return text
         case list() if value and all(isinstance(each, dict) for each in value):
-            return "\n".join(map(_part_text, value))
+            return "\n".join(map(_text, value))
         case _:
-            return _printed(value)
-
-
-def _part_text(part: dict[str, Any]) -> str:
-    text = part.get("text")
-    if part.get("type") in _SPOKEN and isinstance(text, str):
-        return text
-    return _printed(_unmarked(part))
+            return _printed(_unmarked(value))
 
 
 def _unmarked(value: Any) -> Any:
@@ -402,3 +373,112 @@ def _printed(value: Any) -> str:
 
 def _digest(data: re.Match[str]) -> str:
     return blake2b(data[0].encode(), digest_size=16).hexdigest()
+
+
+def run_report(options: argparse.Namespace) -> int:
+    """Run ``refrain prefix report``; return the exit code.
+
+    Only a log without any request is an error. The first prompts of each route are looked at,
+    within a bound on their number and on the bytes of all; the report says where there were more.
+    """
+    file, log = options.log, Lines(read_request, options.log)
+    routes: dict[Route, list[RecordedRequest]] = {}
+    counts: Counter[Route] = Counter()
+    size = 0
+    try:
+        for _, one in log:
+            counts[one.route] += 1
+            prompts = routes.setdefault(one.route, [])
+            # One at least, so that each route is reported.
+            if len(prompts) < options.limit and (not prompts or size < _MOST_BYTES):
+                prompts.append(one)
+                size += len(one.raw)
+    except OSError as error:
+        raise unreadable(file, error) from None
+    if not routes:
+        hint = "a gateway writes them down with decision_log and decision_log_requests set"
+        raise CommandError(f"{file}: no request in it; {hint}")
+    most = [route for route, _ in counts.most_common(_MOST_ROUTES)]
+    reports = (report(routes[route]) for route in most)
+    if options.json:
+        plain = {"routes": [asdict(one) for one in reports], "skipped_lines": log.skipped}
+        print(orjson.dumps(plain).decode())
+        return 0
+    rules = Counter(rule for rule, _, _ in most)
+    for number, found in enumerate(reports):
+        lines = _route_text(found, counts[found.route], alone=rules[found.route[0]] == 1)
+        print("\n" * (number > 0) + "\n".join(lines), flush=True)
+    if (more := len(counts) - len(most)) > 0:
+        print(f"\n{more:,} routes with fewer requests are not told")
+    if log.skipped:
+        print(f"\n{log.skipped:,} lines held no request")
+    return 0
+
+
+def _route_text(one: RouteReport, requests: int, *, alone: bool) -> Iterator[str]:
+    """Yield the lines about a route that had so many requests.
+
+    ``alone`` tells that no other route has its rule.
+    """
+    rule, endpoint, model = one.route
+    yield f"rule {_escape(rule) or '-'}, {endpoint}, model {_escape(model) or '-'}"
+    seen = f", the first {one.requests:,} looked at" if requests > one.requests else ""
+    counted = "" if one.tokens_counted else " (estimated)"
+    many = "1 request" if requests == 1 else f"{requests:,} requests"
+    yield f"  {many}{seen}; {one.tokens:,} prompt tokens{counted}"
+    if one.requests < 2:
+        yield "  one request has nothing to part from; record more"
+        return
+    if one.upstream is not None:
+        yield f"  found when recorded, by the upstream's own usage: {one.upstream:.1%}"
+    yield ""
+    yield from _ceiling("as sent", one.as_sent)
+    yield ""
+    if one.settings:
+        yield from _ceiling("with the settings below", one.rewritten)
+        yield ""
+        yield "  without one of them, of all tokens"
+        for gain in one.settings:
+            yield f"    {gain.share:>6.1%} are lost without {_escape(gain.setting)}"
+            for sign, way in (("-", gain.was), ("+", gain.becomes)):
+                yield f"         {sign} {_escape(gain.before)}[{_escape(way)}"[:_COLUMNS]
+    if one.too_little:
+        yield f"  less than {LEAST_SHARE:.1%} each: {_escape(', '.join(one.too_little))}"
+    if one.settings:
+        yield from _to_paste(one, alone=alone)
+    else:
+        yield "  no setting would gain anything"
+
+
+def _ceiling(held: str, one: Ceiling) -> Iterator[str]:
+    yield f"  {held}: {one.found:.1%} could be found"
+    worst = one.worst
+    share = 0.0 if worst is None else worst.lost / one.characters
+    if worst is not None and share >= LEAST_SHARE:
+        yield f"    {share:>6.1%} are lost where prompts part in {_escape(worst.place)}"
+        for way in worst.ways:
+            yield f"           {_escape(worst.before)}[{_escape(way)}"[:_COLUMNS]
+
+
+def _to_paste(one: RouteReport, *, alone: bool) -> Iterator[str]:
+    rule, endpoint, model = one.route
+    indent = " " * 6
+    if alone:
+        yield "  to paste into the rule (or into default):"
+    elif rule in ("", DEFAULT_RULE):
+        yield "  to paste into rules, because other models or paths came by the same rule:"
+        slug = re.sub("[^a-z0-9_-]+", "-", model.lower())[:_LONGEST_NAME].strip("-")
+        name = f"{slug}-{endpoint.rpartition('/')[2]}".lstrip("-")
+        yield f"      - name: {name}"
+        yield f"        match: {{endpoint: {endpoint}, model: {json.dumps(model)}}}"
+        indent = " " * 8
+    else:
+        yield f"  to paste into a copy of the rule for {endpoint}, {_escape(model)} alone:"
+    yield from (indent + line for line in one.yaml.splitlines())
+
+
+def _escape(text: str) -> str:
+    """Return a text of one line in which nothing moves a cursor."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )

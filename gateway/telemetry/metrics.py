@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from gateway.cache.ports import StoreStats
 from gateway.telemetry.observation import Observation
-from gateway.telemetry.prefix_metrics import NeverHitCollector, PrefixMetrics
+from gateway.telemetry.prefix_metrics import PrefixMetrics
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _SCORES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 1)
@@ -73,7 +73,7 @@ class Metrics:
         )
         self.prefixes = PrefixMetrics(registry)
         self._collectors: list[Collector] = []
-        self.add(NeverHitCollector(lambda: self.prefixes.shares))
+        self.add(self.prefixes)
         self.add(_StoreCollector(store_stats))
 
     def observe(self, seen: Observation) -> None:

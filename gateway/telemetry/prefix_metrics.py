@@ -5,7 +5,7 @@ number of routes is bounded, and all routes beyond the bound count together.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,11 @@ from prometheus_client.registry import Collector
 from gateway.prompts.outcome import Rewrite
 from gateway.telemetry.observation import Observation
 
+log = logging.getLogger(__name__)
+
+HINTS = frozenset({Rewrite.BREAKPOINTS, Rewrite.CACHE_KEY})
+"""What should make a prefix cache hit."""
+_LABELS = ["rule", "model"]
 OTHERS = "others"
 """What stands for the model where there are too many routes."""
 MOST_ROUTES = 256
@@ -79,57 +84,41 @@ class PrefixShares:
     def report(self) -> dict[str, Any]:
         """Return the figures of all routes, those with the longest prompts first."""
         ordered = sorted(self.routes.items(), key=lambda each: -each[1].prompt)
-        return {"routes": [_told(*route, share) for route, share in ordered]}
+        return {
+            "routes": [
+                {
+                    "rule": rule,
+                    "model": model,
+                    "calls": share.calls,
+                    "prompt_tokens": share.prompt,
+                    "cached_tokens": share.cached,
+                    "written_tokens": share.written,
+                    "share": round(share.share, 4),
+                    "hinted_calls": share.hinted,
+                    "hints_never_hit": share.never_hits,
+                }
+                for (rule, model), share in ordered
+            ]
+        }
 
     def never_hit(self) -> list[str]:
         """Return the routes whose hints never hit."""
         return sorted(" ".join(route) for route, share in self.routes.items() if share.never_hits)
 
 
-def _told(rule: str, model: str, share: Share) -> Mapping[str, Any]:
-    return {
-        "rule": rule,
-        "model": model,
-        "calls": share.calls,
-        "prompt_tokens": share.prompt,
-        "cached_tokens": share.cached,
-        "written_tokens": share.written,
-        "share": round(share.share, 4),
-        "hinted_calls": share.hinted,
-        "hints_never_hit": share.never_hits,
-    }
-
-
-log = logging.getLogger(__name__)
-
-HINTS = frozenset({Rewrite.BREAKPOINTS, Rewrite.CACHE_KEY})
-"""What should make a prefix cache hit."""
-_LABELS = ("rule", "model")
-
-
-class PrefixMetrics:
-    """What the upstreams say of their prefix caches, by route."""
+class PrefixMetrics(Collector):
+    """The metrics of the shares; the gauge of hints that never hit is read at scrape time."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.shares = PrefixShares()
-        self._prompt = Counter(
-            "refrain_prompt_tokens_total",
-            "Tokens of prompts whose upstream says what it found in its prefix cache.",
-            _LABELS,
-            registry=registry,
-        )
-        self._cached = Counter(
-            "refrain_prompt_tokens_cached_total",
-            "Of those, the tokens that it found.",
-            _LABELS,
-            registry=registry,
-        )
-        self._written = Counter(
-            "refrain_prompt_tokens_written_total",
-            "Of those, the tokens that it says it put into the cache.",
-            _LABELS,
-            registry=registry,
-        )
+        self._counters = [
+            Counter(f"refrain_prompt_tokens{name}_total", text, _LABELS, registry=registry)
+            for name, text in (
+                ("", "Tokens of prompts whose upstream says what it found in its prefix cache."),
+                ("_cached", "Of those, the tokens that it found."),
+                ("_written", "Of those, the tokens that it says it put into the cache."),
+            )
+        ]
 
     def observe(self, seen: Observation) -> None:
         """Count a call whose upstream said what it found."""
@@ -137,9 +126,8 @@ class PrefixMetrics:
         if prompt is None or cached is None:
             return
         route = self.shares.route(seen.rule, seen.fallback_model or seen.model)
-        self._prompt.labels(*route).inc(prompt)
-        self._cached.labels(*route).inc(cached)
-        self._written.labels(*route).inc(written)
+        for counter, tokens in zip(self._counters, (prompt, cached, written), strict=True):
+            counter.labels(*route).inc(tokens)
         hinted = not HINTS.isdisjoint(seen.rewrites)
         if self.shares.add(route, prompt=prompt, cached=cached, written=written, hinted=hinted):
             log.warning(
@@ -149,21 +137,14 @@ class PrefixMetrics:
                 route[1],
             )
 
-
-class NeverHitCollector(Collector):
-    """Reads on which routes hints never hit."""
-
-    def __init__(self, shares: Callable[[], PrefixShares]) -> None:
-        self._shares = shares
-
     def collect(self) -> Iterator[Metric]:
-        """Yield a gauge for each route that was told hints."""
+        """Yield a gauge for each route that got hints."""
         family = GaugeMetricFamily(
             "refrain_hints_never_hit",
             "1 where hints were sent often enough and nothing was ever found.",
-            labels=list(_LABELS),
+            labels=_LABELS,
         )
-        for route, share in self._shares().routes.items():
+        for route, share in self.shares.routes.items():
             if share.hinted:
                 family.add_metric(list(route), float(share.never_hits))
         yield family

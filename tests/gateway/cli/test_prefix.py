@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from gateway.cli.main import main
-from gateway.cli.prefix_report import candidates, compiled, written
+from gateway.cli.prefix_report import candidates, compiled, to_yaml
 from gateway.server.admin.recorded_request import read_request
 from policies.format.load import parse_policy
 
@@ -126,9 +126,9 @@ def test_every_setting_that_is_tried_is_one_that_a_policy_knows():
     tried = candidates([one])
     assert "documents: <doc>" in tried
     for setting in tried:
-        assert written([setting])
-        assert compiled([setting]) != compiled([])
-    assert compiled(["schema_keys: on"]) == parse_policy(POLICY, "default").default.prefix
+        assert to_yaml([setting])
+        assert compiled((setting,)) != compiled(())
+    assert compiled(("schema_keys: on",)) == parse_policy(POLICY, "default").default.prefix
 
 
 def test_documents_whose_tags_say_more_are_put_in_order_too(log, capsys):

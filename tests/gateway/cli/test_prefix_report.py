@@ -139,12 +139,6 @@ def test_tokens_are_those_that_the_upstream_counted_else_estimated(prompts):
     assert (told.tokens, told.tokens_counted, told.upstream) == (400, True, 0.25)
 
 
-def test_progress_is_told_for_each_pass_up_to_the_last(prompts):
-    told = []
-    report(prompts, lambda *passes: told.append(passes))
-    assert told == [(done, 4) for done in (1, 2, 3, 4)]
-
-
 def test_a_prompt_is_laid_out_in_the_order_in_which_it_is_read():
     body = {
         "messages": [
