@@ -15,11 +15,11 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import orjson
 import uvloop
@@ -44,7 +44,7 @@ def record_waits() -> None:
     """Have every guarded call of a store note what it waited."""
     guarded = GuardedStore._guarded  # noqa: SLF001 - there is no other place that sees each wait
 
-    async def noted(self: GuardedStore, call: Awaitable[T], seconds: float) -> T:
+    async def noted(self: GuardedStore, call: Coroutine[Any, Any, T], seconds: float) -> T:
         before = time.perf_counter()
         try:
             return await guarded(self, call, seconds)

@@ -138,8 +138,8 @@ def _encrypted(
 
     log.info(
         "entries are encrypted under the master key %s%s",
-        masters.first.name,
-        "".join(f", {key.name} is read" for key in masters.rest),
+        masters[0].name,
+        "".join(f", {key.name} is read" for key in masters[1:]),
     )
     encrypted = SealedStore(store, masters, keys, clock=time.time)
     return encrypted, encrypted.forget

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from gateway.settings import SECRETS, UpstreamSettings
 
 if TYPE_CHECKING:
-    from gateway.cache.stores.encrypted import MasterKeys
+    from gateway.cache.stores.encrypted import MasterKey
 
 SECRET_BYTES = 32
 _OTHERS_MAY_READ = 0o077
@@ -135,7 +135,7 @@ def shared_secret(environment: Mapping[str, str]) -> bytes | None:
     return secret
 
 
-def master_keys(environment: Mapping[str, str]) -> "MasterKeys | None":
+def master_keys(environment: Mapping[str, str]) -> "tuple[MasterKey, ...] | None":
     """Return the keys that entries are encrypted under, where there are any.
 
     Raises SecretSettingError.

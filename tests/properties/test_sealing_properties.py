@@ -55,10 +55,10 @@ def test_a_wrapped_key_opens_for_its_master_and_scope_only(secrets, scope):
     text = ",".join(f"k{n}:{base64.b64encode(s).decode()}" for n, s in enumerate(secrets))
     masters = parse_master_keys(text)
     tag = scope_tag(scope)
-    wrapped = masters.first.wrap(tag, b"d" * 32)
-    assert masters.first.unwrap(tag, wrapped) == b"d" * 32
-    for other in masters.rest:
+    wrapped = masters[0].wrap(tag, b"d" * 32)
+    assert masters[0].unwrap(tag, wrapped) == b"d" * 32
+    for other in masters[1:]:
         with pytest.raises(SealError):
             other.unwrap(tag, wrapped)
     with pytest.raises(SealError):
-        masters.first.unwrap(scope_tag(scope + b"'"), wrapped)
+        masters[0].unwrap(scope_tag(scope + b"'"), wrapped)

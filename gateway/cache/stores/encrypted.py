@@ -21,7 +21,7 @@ import binascii
 import logging
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -78,24 +78,11 @@ class MasterKey:
             raise SealError("a scope's data key does not open under its master key") from None
 
 
-@dataclass(frozen=True, slots=True)
-class MasterKeys:
-    """All master keys in force: ``first`` wraps, each of them unwraps."""
+def parse_master_keys(text: str) -> tuple[MasterKey, ...]:
+    """Read ``NAME:BASE64`` items between commas or white space; the first key wraps, each unwraps.
 
-    first: MasterKey
-    rest: tuple[MasterKey, ...] = ()
-
-    def __iter__(self) -> Iterator[MasterKey]:
-        yield self.first
-        yield from self.rest
-
-    def find(self, identity: bytes) -> MasterKey | None:
-        """Return the key with this id."""
-        return next((key for key in self if key.id == identity), None)
-
-
-def parse_master_keys(text: str) -> MasterKeys:
-    """Read ``NAME:BASE64`` items between commas or white space. Raises MasterKeyError."""
+    Raises MasterKeyError.
+    """
     keys: list[MasterKey] = []
     for number, item in enumerate(re.split(r"[,\s]+", text.strip(", \t\r\n")), start=1):
         name, _, encoded = item.partition(":")
@@ -115,7 +102,7 @@ def parse_master_keys(text: str) -> MasterKeys:
         if any(name == key.name or identity == key.id for key in keys):
             raise MasterKeyError(f"item {number} ({name}): the name or the key is there already")
         keys.append(MasterKey(name, identity, secret))
-    return MasterKeys(keys[0], tuple(keys[1:]))
+    return tuple(keys)
 
 
 def scope_tag(scope: bytes) -> bytes:
@@ -178,9 +165,9 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _DataKey:
     data_key: bytes
-    asked_at: float
+    fetched_at: float
     until: float
 
 
@@ -190,26 +177,27 @@ class SealedStore:
     def __init__(
         self,
         store: Store,
-        masters: MasterKeys,
+        masters: Sequence[MasterKey],
         keys: ScopeKeys,
         *,
         clock: Callable[[], float],
     ) -> None:
         self._store = store
-        self._masters = masters
+        self._master = masters[0]
+        self._masters = {master.id: master for master in masters}
         self._keys = keys
         self._clock = clock
-        self._known: LRUCache[tuple[bytes, bytes], _Known] = LRUCache(MOST_KEYS)
-        self._asking: WeakValueDictionary[tuple[bytes, bytes], asyncio.Lock] = WeakValueDictionary()
+        self._known: LRUCache[SealedHead, _DataKey] = LRUCache(MOST_KEYS)
+        self._locks: WeakValueDictionary[SealedHead, asyncio.Lock] = WeakValueDictionary()
         self._forgotten = 0
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
-        sealed = await self._store.get(key, touch=touch)
-        return None if sealed is None else await self._opened(sealed)
+        envelope = await self._store.get(key, touch=touch)
+        return None if envelope is None else await self._open(envelope)
 
     async def put(self, entry: Entry) -> None:
-        head = SealedHead(self._masters.first.id, scope_tag(entry.scope))
+        head = SealedHead(self._master.id, scope_tag(entry.scope))
         encoded = encode_entry(entry)
         data_key = await self._key_to_seal(head, entry.kept_until)
         if len(encoded) <= INLINE_BYTES:
@@ -223,7 +211,7 @@ class SealedStore:
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
         page = await self._store.walk(after, limit)
-        opened = [await self._opened(sealed) for sealed in page.entries]
+        opened = [await self._open(envelope) for envelope in page.entries]
         return Page([entry for entry in opened if entry is not None], page.after)
 
     async def forget(self, scope: bytes) -> None:
@@ -231,8 +219,8 @@ class SealedStore:
         tag = scope_tag(scope)
         await self._keys.forget(tag)
         self._forgotten += 1
-        for name in [name for name in self._known if name[1] == tag]:
-            del self._known[name]
+        for head in [head for head in self._known if head.tag == tag]:
+            del self._known[head]
 
     def stats(self) -> StoreStats:
         return self._store.stats()
@@ -244,106 +232,96 @@ class SealedStore:
         finally:
             await self._keys.close()
 
-    async def _opened(self, envelope: Entry) -> Entry | None:
-        if envelope.endpoint != SEALED:
-            self._tell_once(
-                "plain",
-                "entries from a time without encryption are there: they are not used, and deleted "
-                "when met (docs/security.md says how to be rid of all at once)",
-            )
-            await self._discard(envelope.key)
-            return None
+    async def _open(self, envelope: Entry) -> Entry | None:
+        """Return the entry, or None if it does not open; such an envelope is deleted."""
         try:
-            head = read_head(envelope.result)
-            master = self._masters.find(head.master)
-            if master is None:
-                # Not deleted: the key may be given again.
-                self._tell_once(
-                    "master",
-                    f"entries are sealed under the master key {head.master.hex()}, which is not "
-                    "given: they are not found until it stands in REFRAIN_ENCRYPTION_KEYS again",
+            if envelope.endpoint != SEALED:
+                self._warn_once(
+                    "plain",
+                    "entries from a time without encryption are there: they are not used, and "
+                    "deleted when met (docs/security.md says how to be rid of all at once)",
                 )
-                return None
-            return await self._unsealed(head, master, envelope)
+            else:
+                head = read_head(envelope.result)
+                if head.master not in self._masters:
+                    # Not deleted: the key may be given again.
+                    self._warn_once(
+                        "master",
+                        f"entries are sealed under the master key {head.master.hex()}, which is "
+                        "not given: they are not found until it stands in "
+                        "REFRAIN_ENCRYPTION_KEYS again",
+                    )
+                    return None
+                if (entry := await self._unseal(head, envelope)) is not None:
+                    return entry
         except DamagedEntryError as error:
             _log.warning("store: an entry is forgotten: %s", error)
-            await self._discard(envelope.key)
-            return None
+        # If it was replaced a moment ago, the loss is one miss.
+        with suppress(StoreError):
+            await self._store.delete(envelope.key)
+        return None
 
-    async def _unsealed(self, head: SealedHead, master: MasterKey, envelope: Entry) -> Entry | None:
+    async def _unseal(self, head: SealedHead, envelope: Entry) -> Entry | None:
         """Return the entry, None where its scope was forgotten. Raises DamagedEntryError."""
-        data_key = await self._key_to_open(head, master)
+        data_key = await self._key_to_open(head)
         if data_key is None:
-            await self._discard(envelope.key)
             return None
         try:
-            return await self._decoded(data_key, envelope)
+            return await _decode(data_key, envelope)
         except SealError:
             # Perhaps the scope was forgotten elsewhere and this entry has the scope's next key.
-            self._known.pop((head.master, head.tag), None)
-            newer = await self._key_to_open(head, master)
+            self._known.pop(head, None)
+            newer = await self._key_to_open(head)
             if newer is None or newer == data_key:
                 raise
-            return await self._decoded(newer, envelope)
+            return await _decode(newer, envelope)
 
-    async def _decoded(self, data_key: bytes, envelope: Entry) -> Entry:
-        if len(envelope.result) <= INLINE_BYTES:
-            return _decode(data_key, envelope)
-        return await asyncio.to_thread(_decode, data_key, envelope)
-
-    async def _key_to_open(self, head: SealedHead, master: MasterKey) -> bytes | None:
-        name = (head.master, head.tag)
-        async with self._lock(name):
-            known = await self._ask(name, master)
+    async def _key_to_open(self, head: SealedHead) -> bytes | None:
+        async with self._lock(head):
+            known = await self._fetch(head)
             return None if known is None else known.data_key
 
     async def _key_to_seal(self, head: SealedHead, until: float) -> bytes:
-        name, master = (head.master, head.tag), self._masters.first
-        async with self._lock(name):
+        async with self._lock(head):
             with suppress(SealError):
-                known = await self._ask(name, master)
+                known = await self._fetch(head)
                 if known is not None and known.until >= until:
                     return known.data_key
             beyond = until + KEPT_BEYOND
-            proposed = master.wrap(head.tag, secrets.token_bytes(KEY_BYTES))
+            proposed = self._master.wrap(head.tag, secrets.token_bytes(KEY_BYTES))
             wrapped = await self._keys.ensure(head.tag, head.master, proposed, beyond)
             try:
-                data_key = master.unwrap(head.tag, wrapped)
+                data_key = self._master.unwrap(head.tag, wrapped)
             except SealError as error:
                 _log.warning("store: %s: the scope begins anew", error)
                 await self._keys.forget(head.tag)
                 raise StoreError(str(error)) from None
-            self._known[name] = _Known(data_key, self._clock(), beyond)
+            self._known[head] = _DataKey(data_key, self._clock(), beyond)
             return data_key
 
-    async def _ask(self, name: tuple[bytes, bytes], master: MasterKey) -> _Known | None:
-        """Return a data key, asked for again after a while. Raises SealError."""
-        known = self._known.get(name)
-        if known is not None and 0 <= self._clock() - known.asked_at < KNOWN_SECONDS:
+    async def _fetch(self, head: SealedHead) -> _DataKey | None:
+        """Return a data key, fetched again after a while. Raises SealError."""
+        known = self._known.get(head)
+        if known is not None and 0 <= self._clock() - known.fetched_at < KNOWN_SECONDS:
             return known
         forgotten = self._forgotten
-        wrapped = await self._keys.find(name[1], name[0])
+        wrapped = await self._keys.find(head.tag, head.master)
         if wrapped is None:
-            self._known.pop(name, None)
+            self._known.pop(head, None)
             return None
-        data_key = master.unwrap(name[1], wrapped)
+        data_key = self._masters[head.master].unwrap(head.tag, wrapped)
         until = known.until if known is not None and known.data_key == data_key else 0.0
-        known = _Known(data_key, self._clock(), until)
+        known = _DataKey(data_key, self._clock(), until)
         if forgotten == self._forgotten:
-            self._known[name] = known
+            self._known[head] = known
         return known
 
-    def _lock(self, name: tuple[bytes, bytes]) -> asyncio.Lock:
-        return self._asking.setdefault(name, asyncio.Lock())
+    def _lock(self, head: SealedHead) -> asyncio.Lock:
+        return self._locks.setdefault(head, asyncio.Lock())
 
-    async def _discard(self, key: bytes) -> None:
-        # If it was replaced a moment ago, the loss is one miss.
-        with suppress(StoreError):
-            await self._store.delete(key)
-
-    def _tell_once(self, what: str, warning: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
+    def _warn_once(self, about: str, warning: str) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
             _log.warning("store: %s", warning)
 
 
@@ -364,5 +342,12 @@ def _envelope(entry: Entry, sealed: bytes) -> Entry:
     )
 
 
-def _decode(data_key: bytes, envelope: Entry) -> Entry:
-    return decode_entry(unseal(data_key, envelope.key, envelope.result), envelope.key)
+async def _decode(data_key: bytes, envelope: Entry) -> Entry:
+    """Return the entry in the envelope. Raises DamagedEntryError."""
+
+    def decode() -> Entry:
+        return decode_entry(unseal(data_key, envelope.key, envelope.result), envelope.key)
+
+    if len(envelope.result) <= INLINE_BYTES:
+        return decode()
+    return await asyncio.to_thread(decode)

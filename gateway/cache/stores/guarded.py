@@ -1,24 +1,21 @@
-"""Bounded waits that do not blame the other side while our own loop is busy.
-
-A loop that runs 300 handlers in one turn looks at its sockets and timers only after the last one.
-A bound by the clock would end waits whose answer is there already, and would open the circuit
-breaker whenever many requests come at once. Law: a wait ends with TimeoutError after so many ticks
-of the loop; a tick lasts TICK, or one turn of a busy loop. On an idle loop that is at most the
-bound.
-
-A circuit breaker around a store that may hang.
+"""A circuit breaker around a store that may hang, and bounded waits.
 
 Law: no call waits longer than its bound. After a call that did, or that found the store gone, no
 other call waits until the store has answered a probe in the background; the pause before a probe
 doubles with each one that fails. An error about the entry and not the store (too large, no room)
 opens nothing, since it cost no time.
+
+The bounds do not blame the store while our own loop is busy. A loop that runs 300 handlers in one
+turn looks at its sockets and timers only after the last one. A bound by the clock would end waits
+whose answer is there already, and would open the breaker whenever many requests come at once. So a
+wait ends after so many ticks of the loop; a tick lasts TICK, or one turn of a busy loop.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gateway.cache.ports import Entry, Page, Store, StoreError, StoreStats, StoreUnavailableError
 
@@ -89,7 +86,7 @@ class GuardedStore:
 
     @property
     def fault(self) -> str | None:
-        """What to tell of the store where it is not used at present, else None."""
+        """What is wrong with the store if it is not used at present, else None."""
         return None if self._probing is None else "not answering"
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
@@ -115,9 +112,9 @@ class GuardedStore:
             await asyncio.wait([self._probing])
         await self._store.close()
 
-    async def _guarded(self, call: Awaitable[T], seconds: float) -> T:
+    async def _guarded(self, call: Coroutine[Any, Any, T], seconds: float) -> T:
         if self._probing is not None:
-            _discard(call)
+            call.close()
             raise StoreUnavailableError("the store is not answering; it is probed meanwhile")
         try:
             return await self._timeout.wait(call, seconds)
@@ -150,9 +147,3 @@ class GuardedStore:
                 self._probing = None
                 _log.info("store: answers again")
                 return
-
-
-def _discard(call: Awaitable[object]) -> None:
-    """Drop a coroutine that will not be awaited, without a warning."""
-    if asyncio.iscoroutine(call):
-        call.close()

@@ -364,7 +364,7 @@ async def test_scopes_do_not_share_data_keys(clock):
     await store.put(secret_entry(b"1", scope=b"one"))
     await store.put(secret_entry(b"2", scope=b"two"))
     assert len(set(keys.there.values())) == 2
-    master = parse_master_keys(NEW).first
+    master = parse_master_keys(NEW)[0]
     one, two = scope_tag(b"one"), scope_tag(b"two")
     mine = keys.there[one, master.id]
     assert len(master.unwrap(one, mine)) == 32

@@ -66,74 +66,62 @@ class SqliteScopeKeys:
                 " ON CONFLICT DO UPDATE SET until = max(until, excluded.until)",
                 (tag, master, proposed, until),
             )
-            there = _find(connection, tag, master)
-            connection.execute("COMMIT")
-            return there or proposed
+            return _find(connection, tag, master) or proposed
 
         return await self._run(action)
 
     async def forget(self, tag: bytes) -> None:
-        def action(connection: sqlite3.Connection) -> None:
-            connection.execute("DELETE FROM scope_key WHERE tag = ?", (tag,))
-
-        await self._run(action)
+        await self._run(
+            lambda connection: connection.execute("DELETE FROM scope_key WHERE tag = ?", (tag,))
+        )
 
     async def close(self) -> None:
         self._closed = True
 
         def disconnect() -> None:
             with self._lock:
-                self._drop()
+                self._disconnect()
 
         await asyncio.to_thread(disconnect)
 
     async def _run(self, action: Callable[[sqlite3.Connection], T]) -> T:
-        return await asyncio.to_thread(self._attempt, action)
+        """Return the action's result; what it changed is committed. Raises StoreError."""
+        return await asyncio.to_thread(self._run_here, action)
 
-    def _attempt(self, action: Callable[[sqlite3.Connection], T]) -> T:
+    def _run_here(self, action: Callable[[sqlite3.Connection], T]) -> T:
         with self._lock:
             if self._closed:
                 raise StoreError("the scope keys are closed")
             try:
                 try:
-                    return self._tried(action)
+                    with self._connect() as connection:
+                        return action(connection)
                 except sqlite3.Error as error:
                     if not is_corrupt(error):
                         raise
-                    self._drop()
+                    self._disconnect()
                     self._set_aside(error)
-                    return self._tried(action)
+                    with self._connect() as connection:
+                        return action(connection)
             except (sqlite3.Error, OSError) as error:
-                self._drop()
+                self._disconnect()
                 raise StoreError(f"scope keys: {type(error).__name__}: {error}") from error
 
-    def _tried(self, action: Callable[[sqlite3.Connection], T]) -> T:
-        connection = self._connected()
-        try:
-            return action(connection)
-        finally:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-
-    def _connected(self) -> sqlite3.Connection:
+    def _connect(self) -> sqlite3.Connection:
+        """Return the connection, which is a context of a transaction."""
         if self._connection is None:
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            connection = sqlite3.connect(
+            self._connection = sqlite3.connect(
                 self._path,
                 timeout=_BUSY_SECONDS,
                 isolation_level=None,
                 # The lock admits one thread at a time.
                 check_same_thread=False,
             )
-            try:
-                connection.execute("PRAGMA journal_mode = TRUNCATE")
-                connection.execute("PRAGMA synchronous = FULL")
-                connection.execute("PRAGMA secure_delete = ON")
-                connection.executescript(_SCHEMA)
-            except BaseException:
-                connection.close()
-                raise
-            self._connection = connection
+            self._connection.execute("PRAGMA journal_mode = TRUNCATE")
+            self._connection.execute("PRAGMA synchronous = FULL")
+            self._connection.execute("PRAGMA secure_delete = ON")
+            self._connection.executescript(_SCHEMA)
         return self._connection
 
     def _set_aside(self, error: sqlite3.Error) -> None:
@@ -146,7 +134,7 @@ class SqliteScopeKeys:
             error,
         )
 
-    def _drop(self) -> None:
+    def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
