@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from math import ceil
@@ -27,7 +27,7 @@ from gateway.protocol.request import read_request
 from gateway.server.auth import Access
 from gateway.server.http.hot_connection import HotConnection
 from gateway.server.http.http_server import read_body
-from gateway.server.http.middleware import METHOD, STOPPING, as_query, complete_head
+from gateway.server.http.middleware import METHOD, STOPPING, as_query, send_stream
 from gateway.server.http.pass_through import PassThrough
 from gateway.server.http.readiness import Readiness
 from gateway.server.pipeline import Pipeline
@@ -37,9 +37,6 @@ from gateway.upstream.request import UPSTREAM, format_upstream_header
 from policies.decision import Endpoint
 
 log = logging.getLogger(__name__)
-
-WRITTEN_AT_ONCE = 16_384
-"""Bytes; a transport's buffer takes four times as many before it makes a writer wait."""
 
 HOLDER = web.RequestKey("holder", str)
 """Whose gateway key a request bears, where there are such keys."""
@@ -143,7 +140,11 @@ class Handlers:
                     body=reply.body, status=reply.status, headers=CIMultiDict(reply.headers)
                 )
             try:
-                return await self._stream(request, reply, reply.body, seen)
+                response = web.StreamResponse(
+                    status=reply.status, headers=CIMultiDict(reply.headers)
+                )
+                await send_stream(request, response, reply.body, seen, self.client_seconds)
+                return response
             finally:
                 reply.close()
 
@@ -159,37 +160,6 @@ class Handlers:
             raise ClientError(408, "Your request's body did not come in time.") from None
         except web.RequestPayloadError:
             raise ClientError(400, "The body of your request could not be decoded.") from None
-
-    async def _stream(
-        self, request: web.Request, reply: Reply, body: AsyncIterator[bytes], seen: Observation
-    ) -> web.StreamResponse:
-        response = web.StreamResponse(status=reply.status, headers=CIMultiDict(reply.headers))
-        try:
-            complete_head(request, response)
-            await response.prepare(request)
-            async for chunk in body:
-                seen.answer_bytes += len(chunk)
-                if _takes_at_once(request, chunk):
-                    await response.write(chunk)
-                    continue
-                async with asyncio.timeout(self.client_seconds):
-                    await response.write(chunk)
-            async with asyncio.timeout(self.client_seconds):
-                await response.write_eof()
-        except ConnectionResetError:
-            seen.end("error", Reason.CLIENT_GONE)
-        except TimeoutError:
-            seen.end("error", Reason.CLIENT_TIMEOUT)
-            _abort(request)
-        except UpstreamError as error:
-            # Of a plain answer that is passed on as it comes: there is no other way to tell.
-            seen.end("error", error.reason)
-            _abort(request)
-        except Exception:
-            log.exception("a stream failed")
-            seen.end("error", Reason.INTERNAL)
-            _abort(request)
-        return response
 
     async def _readyz(self, request: web.Request) -> web.Response:
         report = await self.readiness.report()
@@ -207,25 +177,6 @@ def _learn(request: web.BaseRequest, reply: Reply, seen: Observation) -> None:
     connection = request.protocol
     if isinstance(connection, HotConnection) and seen.hit is not None:
         connection.reader.learn(seen.endpoint, seen.rule, seen.hit.entry, reply)
-
-
-def _takes_at_once(request: web.BaseRequest, chunk: bytes) -> bool:
-    """Tell whether writing cannot wait: all written before has left, and this fits the buffer.
-
-    A timer for each event costs half as much again as sending it.
-    """
-    transport = request.transport
-    return (
-        transport is not None
-        and len(chunk) <= WRITTEN_AT_ONCE
-        and transport.get_write_buffer_size() == 0
-    )
-
-
-def _abort(request: web.BaseRequest) -> None:
-    """Break the connection: once the head is out, nothing else tells that the body is not whole."""
-    if request.transport is not None:
-        request.transport.abort()
 
 
 def _json(status: int, value: dict[str, Any], cache_status: str | None = None) -> web.Response:

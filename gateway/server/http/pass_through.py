@@ -1,38 +1,29 @@
 """Any other path below /v1: to the upstream and back as it is, streaming in both directions."""
 
-import asyncio
-import logging
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from urllib.parse import unquote
 
 from aiohttp import ClientResponse, web
 
-from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason
+from gateway.protocol.cache_status import Forwarded, ForwardStatus
 from gateway.protocol.errors import ClientError, UpstreamError
 from gateway.protocol.headers import Fields, end_to_end, request_fields, with_cache_status, without
 from gateway.server.http.http_server import next_piece
-from gateway.server.http.middleware import complete_head
+from gateway.server.http.middleware import send_stream
 from gateway.telemetry.observation import Observation
 from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.pass_through import ModelList, PoolRequests
 from gateway.upstream.request import PRIORITY, with_upstream
 
-log = logging.getLogger(__name__)
 
-
+@dataclass(frozen=True, slots=True)
 class PassThrough:
     """Forwards untouched; ``client_seconds`` bounds each wait for the client."""
 
-    def __init__(
-        self,
-        upstream: HttpUpstream | PoolRequests,
-        *,
-        client_seconds: float,
-        models: ModelList | None = None,
-    ) -> None:
-        self._upstream = upstream
-        self._models = models
-        self._client_seconds = client_seconds
+    upstream: HttpUpstream | PoolRequests
+    client_seconds: float
+    models: ModelList | None = None
 
     async def handle(self, request: web.Request, seen: Observation) -> web.StreamResponse:
         """Answer one request. Raises ClientError and UpstreamError before the head is out."""
@@ -41,12 +32,12 @@ class PassThrough:
         faults: list[ClientError] = []
         body = self._body(request, faults) if request.can_read_body else None
         seen.upstream_started = seen.clock()
-        if self._models is not None and (request.method, request.path) == ("GET", "/v1/models"):
-            response = await self._models.answer(request.path_qs, _fields(request, seen))
+        if self.models is not None and (request.method, request.path) == ("GET", "/v1/models"):
+            response = await self.models.answer(request.path_qs, _fields(request, seen))
             seen.status = response.status
             return response
         try:
-            async with self._upstream.request(
+            async with self.upstream.request(
                 request.method,
                 request.path_qs,
                 _fields(request, seen),
@@ -56,7 +47,7 @@ class PassThrough:
             ) as upstream:
                 seen.upstream_head = seen.clock()
                 seen.status = upstream.status
-                if (served := self._upstream.served(upstream)) is not None:
+                if (served := self.upstream.served(upstream)) is not None:
                     seen.upstream, seen.tried = served.upstream, served.tried
                 return await self._copy(request, upstream, seen)
         except UpstreamError:
@@ -68,7 +59,7 @@ class PassThrough:
         """Yield the client's body; a fault of the client's is noted, since aiohttp hides it."""
         while True:
             try:
-                chunk = await next_piece(request, self._client_seconds)
+                chunk = await next_piece(request, self.client_seconds)
             except TimeoutError:
                 faults.append(ClientError(408, "Your request's body did not come in time."))
                 raise
@@ -85,48 +76,26 @@ class PassThrough:
     ) -> web.StreamResponse:
         reason = upstream.reason if upstream.reason and upstream.reason.isprintable() else None
         response = web.StreamResponse(status=upstream.status, reason=reason)
-        fields = with_upstream(_reply_fields(upstream), self._upstream.served(upstream))
-        for name, value in fields:
-            response.headers.add(name, value)
+        fields = end_to_end(upstream.headers.items(), "content-length")
+        fields = with_cache_status(fields, ForwardStatus(Forwarded.BYPASS).header())
+        response.headers.extend(with_upstream(fields, self.upstream.served(upstream)))
         response.content_length = upstream.content_length
-        try:
-            complete_head(request, response)
-            await response.prepare(request)
-            async for chunk in self._upstream.body(upstream):
-                seen.mark_first_token()
-                async with asyncio.timeout(self._client_seconds):
-                    await response.write(chunk)
-            async with asyncio.timeout(self._client_seconds):
-                await response.write_eof()
-        except ConnectionResetError:
-            seen.end("error", Reason.CLIENT_GONE)
-        except (UpstreamError, TimeoutError) as error:
-            # The head is out: only a connection that ends too early can tell the client.
-            reason = error.reason if isinstance(error, UpstreamError) else Reason.CLIENT_TIMEOUT
-            if isinstance(error, UpstreamError):
-                self._upstream.note_failure(upstream, error)
-            seen.end("error", reason)
-            if request.transport is not None:
-                request.transport.abort()
+        body = self.upstream.body(upstream)
+        fault = await send_stream(request, response, body, seen, self.client_seconds)
+        if fault is not None:
+            self.upstream.note_failure(upstream, fault)
         return response
-
-
-def _reply_fields(upstream: ClientResponse) -> Fields:
-    fields = end_to_end(upstream.headers.items(), "content-length")
-    return with_cache_status(fields, ForwardStatus(Forwarded.BYPASS).header())
 
 
 def _fields(request: web.Request, seen: Observation) -> Fields:
     trace = seen.trace_headers
     fields = request_fields(request.headers.items(), PRIORITY.lower(), *trace)
     fields += tuple(trace.items())
-    encoded = "Content-Encoding" in request.headers
-    if encoded:
+    if "Content-Encoding" in request.headers:
         # aiohttp has decoded the body: neither its coding nor its length is true any more.
         return without(fields, "content-encoding")
     if (length := request.headers.get("Content-Length")) is not None:
-        # Some servers refuse a chunked upload.
-        fields += (("Content-Length", length),)
+        fields += (("Content-Length", length),)  # some servers refuse a chunked upload
     return fields
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -16,18 +17,18 @@ Check = Callable[[], Awaitable[str | None]]
 """Returns why a part is not ready yet, or None. Bounded in time; raises nothing."""
 
 
+@dataclass(frozen=True, slots=True)
 class Readiness:
     """Asks every check; ``details`` are shown but do not make the gateway unready."""
 
-    def __init__(self, checks: list[Check], details: Callable[[], dict[str, Any]]) -> None:
-        self._checks = checks
-        self._details = details
+    checks: list[Check]
+    details: Callable[[], dict[str, Any]]
 
     async def report(self) -> dict[str, Any]:
         """Return ``{"status": "ready" | "starting", "reasons": [...], ...details}``."""
-        reasons = [reason for check in self._checks if (reason := await check()) is not None]
+        reasons = [reason for check in self.checks if (reason := await check()) is not None]
         status = "starting" if reasons else "ready"
-        return {"status": status, "reasons": reasons, **self._details()}
+        return {"status": status, "reasons": reasons, **self.details()}
 
 
 def engine_ready(upstream: HttpUpstream, *, required: bool) -> Check:
