@@ -12,9 +12,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -26,7 +26,7 @@ from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
 from gateway.cli.operator import ask_gateway
 from gateway.cli.terminal import CommandError, unreadable
-from gateway.semantic.ports import SemanticIndex, Verification, Verifier
+from gateway.semantic.ports import SemanticIndex, Verifier
 from gateway.server.admin.explain import Explainer
 from gateway.server.admin.recorded_request import (
     InvalidFieldError,
@@ -45,9 +45,8 @@ from gateway.server.secrets import (
     load_or_create_secret,
     shared_secret,
 )
-from gateway.settings import Settings, SettingsError, load_settings
+from gateway.settings import SettingsError, load_settings
 from gateway.upstream.coalescer import Coalescer
-from gateway.upstream.request import Outgoing, UpstreamReply
 from policies.format.yaml_document import PolicyError
 
 _REPLY_SECONDS = 60.0
@@ -142,10 +141,24 @@ async def _explain_here(options: argparse.Namespace, request: RecordedRequest) -
     given = {"data_dir": options.data_dir, "upstream": options.upstream and (options.upstream,)}
     flags = {name: value for name, value in given.items() if value is not None}
     settings = load_settings(flags, os.environ, options.config)
-    store_settings, secret = _without_memory_tier(settings), _secret(settings)
-    store = open_store(store_settings, os.environ).store
+    folder = settings.data_dir
+    if settings.store == "memory":
+        hint = "ask the running gateway with --gateway URL"
+        raise CommandError(f"the entries are in the gateway's memory: {hint}")
+    if settings.store == "disk" and not (folder / "entries.sqlite3").exists():
+        raise CommandError(f"{folder}: there is no store here")
+    secret = shared_secret(os.environ)
+    if secret is None:
+        if not (folder / "secret").exists():
+            raise CommandError(f"{folder}: there is no secret here")
+        secret = load_or_create_secret(folder)
+    store = open_store(settings.model_copy(update={"memory_bytes": 0}), os.environ).store
     try:
-        upstream = settings.upstream_identity or await _usual_upstream(store)
+        upstream = settings.upstream_identity
+        if upstream is None:  # that of most entries: it is part of every key
+            page = await store.walk(None, _SAMPLE)
+            counts = Counter(entry.upstream for entry in page.entries)
+            upstream = next((name for name, _ in counts.most_common(1)), "")
         salts = settings.upstream_cache_salt
         explainer = Explainer(
             pipeline_to_explain(policies, store, secret, upstream, salts_caches=salts),
@@ -155,33 +168,6 @@ async def _explain_here(options: argparse.Namespace, request: RecordedRequest) -
         return await explainer.explain(request)
     finally:
         await store.close()
-
-
-class NullParts:
-    """Stands for the upstream, verifier and quarantine of a pipeline that only explains."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def send(self, outgoing: Outgoing) -> AbstractAsyncContextManager[UpstreamReply]:
-        # An explanation sends nothing.
-        raise NotImplementedError
-
-    async def verify(self, asked: str, stored: str, similarity: float) -> Verification:
-        del asked, stored, similarity
-        return Verification(0.0, "no verifier")
-
-    def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
-        del max_wrong_hits, verifier
-        return None
-
-    def holds(self, key: bytes) -> bool:
-        del key
-        return False
-
-    async def add(self, key: bytes) -> None:
-        # An explanation changes nothing.
-        raise NotImplementedError
 
 
 def pipeline_to_explain(
@@ -195,8 +181,12 @@ def pipeline_to_explain(
     verifier: Verifier | None = None,
     now: Callable[[], float] = time.time,
 ) -> Pipeline:
-    """Return a pipeline that can only explain: of the upstream it has the name."""
-    nothing, scans = NullParts(upstream), Scans()
+    """Return a pipeline that can only explain: of the upstream it has the name.
+
+    Without an index of questions no verifier is needed.
+    """
+    nothing: Any = SimpleNamespace(name=upstream, holds=lambda _key: False)
+    scans = Scans()
     return Pipeline(
         store=store,
         semantic=semantic,
@@ -213,37 +203,11 @@ def pipeline_to_explain(
 
 def _read_request(file: str) -> RecordedRequest:
     raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-    source = "standard input" if file == "-" else file
     try:
         return parse_recorded(raw)
     except InvalidFieldError as error:
+        source = "standard input" if file == "-" else file
         raise CommandError(f"{source}: {error}") from None
-
-
-def _without_memory_tier(settings: Settings) -> Settings:
-    """Return settings that open the store where it is, without a memory tier in front."""
-    if settings.store == "memory":
-        hint = "ask the running gateway with --gateway URL"
-        raise CommandError(f"the entries are in the gateway's memory: {hint}")
-    if settings.store == "disk" and not (settings.data_dir / "entries.sqlite3").exists():
-        raise CommandError(f"{settings.data_dir}: there is no store here")
-    return settings.model_copy(update={"memory_bytes": 0})
-
-
-def _secret(settings: Settings) -> bytes:
-    given = shared_secret(os.environ)
-    if given is not None:
-        return given
-    if not (settings.data_dir / "secret").exists():
-        raise CommandError(f"{settings.data_dir}: there is no secret here")
-    return load_or_create_secret(settings.data_dir)
-
-
-async def _usual_upstream(store: Store) -> str:
-    """Return the upstream of most entries: it is part of every key."""
-    page = await store.walk(None, _SAMPLE)
-    counts = Counter(entry.upstream for entry in page.entries)
-    return counts.most_common(1)[0][0] if counts else ""
 
 
 def explanation_text(explanation: dict[str, Any], *, colour: bool) -> str:

@@ -2,7 +2,7 @@
 
 Law: the pipeline itself drives the lookup, with a trace; here what it noted is put into words.
 Nothing changes. An explanation has field names, places, digests and figures, never an answer or
-another scope's anything; of a prompt only what would be rewritten of the request context about.
+another scope's anything; of a prompt only what would be rewritten of the request that is explained.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import SequenceMatcher
-from itertools import islice, takewhile
+from itertools import accumulate, islice, takewhile
 from typing import Any, NamedTuple
 
 from gateway.cache.key import Tenant, differences, document_owner, field_digests, nearest
@@ -45,6 +45,7 @@ from gateway.protocol.errors import PromptTooLongError, RequestError
 from gateway.protocol.request import read_request
 from gateway.protocol.tokens import prompt_tokens
 from gateway.semantic.eligibility import semantic_query
+from gateway.server.admin.operations import walk
 from gateway.server.admin.recorded_request import RecordedRequest
 from gateway.server.context import RequestContext, Step, Trace, Verdict, facts_of
 from gateway.server.pipeline import Pipeline
@@ -53,7 +54,6 @@ from policies.format.keys.rule import settings_of
 from policies.pii.scan import PiiScanner
 from policies.policy import Condition, RequestFacts
 
-PAGE = 256
 MOST_COMPARED = 50_000
 MOST_HUNKS = 100
 SCAN_SECONDS = 10.0
@@ -327,26 +327,20 @@ async def _nearest(plan: Plan, store: Store, now: float) -> dict[str, Any]:
     """Find the entry of the same scope and endpoint that differs least. Raises StoreError."""
     partition = plan.partition
     ours = field_digests(plan.secret, partition.scope, partition.endpoint, plan.body)
-    walked = compared = 0
-    after: bytes | None = None
-    kept: list[Entry] = []
-    while walked < MOST_COMPARED:
-        page = await store.walk(after, PAGE)
-        near = [
-            entry
-            for entry in page.entries
-            if (entry.scope, entry.endpoint) == (partition.scope, partition.endpoint)
-            and entry.key != plan.key
-        ]
-        walked += len(page.entries)
+    place = (partition.scope, partition.endpoint)
+    seen = compared = 0
+    best: list[Entry] = []
+    async for page in walk(store):
+        near = [each for each in page if (each.scope, each.endpoint) == place]
+        near = [each for each in near if each.key != plan.key]
+        seen += len(page)
         compared += len(near)
-        kept += near
-        best = nearest(ours, [entry.digests for entry in kept])
-        kept = [] if best is None else [kept[best]]
-        if (after := page.after) is None:
+        found = nearest(ours, [entry.digests for entry in (*best, *near)])
+        best = [] if found is None else [[*best, *near][found]]
+        if seen >= MOST_COMPARED:
             break
-    report: dict[str, Any] = {"entries": walked, "of_this_scope": compared, "entry": None}
-    for entry in kept:
+    report: dict[str, Any] = {"entries": seen, "of_this_scope": compared, "entry": None}
+    for entry in best:
         report["entry"] = _summary(entry, now)
         report["differences"] = [
             asdict(each) for each in differences(ours, entry.digests)
@@ -470,12 +464,9 @@ def _byte_differences(went: bytes, came: bytes) -> Iterator[tuple[int, int, byte
     if max(len(old), len(new)) > _MOST_WORDS:
         yield at, at + sum(map(len, old)), b"".join(new)
         return
-    places = [at]
-    for word in old:
-        places.append(places[-1] + len(word))
-    for tag, start, end, new_start, new_end in SequenceMatcher(
-        None, old, new, autojunk=False
-    ).get_opcodes():
+    places = list(accumulate(map(len, old), initial=at))
+    matcher = SequenceMatcher(None, old, new, autojunk=False)
+    for tag, start, end, new_start, new_end in matcher.get_opcodes():
         if tag != "equal":
             yield places[start], places[end], b"".join(new[new_start:new_end])
 
