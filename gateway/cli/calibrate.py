@@ -28,8 +28,8 @@ from embeddings.verify.calibration import Calibration, calibrated, least_hits
 from embeddings.verify.calibration_file import written_calibration
 from gateway.cache.append_files import before
 from gateway.cache.comparison_journal import CHECKS_FILE
-from gateway.cli.logging_setup import PARENT_PIPE, PYTHON
-from gateway.cli.terminal import CommandError, Lines, say, unreadable
+from gateway.cli.supervisor import PARENT_PIPE, PYTHON
+from gateway.cli.terminal import CommandError, Lines, for_each, say, unreadable
 from gateway.semantic.calibrations import OWN_FILE, Calibrations
 from gateway.semantic.ports import SemanticUnavailableError
 from gateway.semantic.verifier import OF_THE_TEXT, CalibratedVerifier
@@ -44,7 +44,6 @@ _POLL_SECONDS = 0.1
 _AT_A_TIME = 8
 _NOTHING_COMPARED = "set shadow: on in the policy, or give a file of labelled pairs"
 _SCORE_SECONDS = 30.0
-_PROGRESS_EVERY = 1.0
 
 
 class ScoringError(CommandError):
@@ -192,31 +191,18 @@ async def _score(
 ) -> None:
     """Add what the gateway's own verifier says of the pairs; what a guard refuses is no hit."""
     verifier = CalibratedVerifier(service, Calibrations(data_dir), seconds=_SCORE_SECONDS)
-    queue = iter(pairs)
-    done, last = 0, time.monotonic()
 
-    async def work() -> None:
-        nonlocal done, last
-        for pair in queue:
-            said = await verifier.verify(pair.asked, pair.stored, await _cosine(service, pair))
-            refusal = said.refusal
-            if refusal is None:
-                points.scored.append((said.score, not pair.same))
-            elif refusal.startswith("verifier-") or refusal in ("not-a-number", "fault"):
-                raise ScoringError(f"a pair could not be scored: {refusal}")
-            else:
-                points.passed_over["refused by a guard"] += 1
-            done += 1
-            if time.monotonic() - last > _PROGRESS_EVERY:
-                last = time.monotonic()
-                say(f"{done:,} of {len(pairs):,} pairs")
+    async def score(pair: LabelledPair) -> None:
+        result = await verifier.verify(pair.asked, pair.stored, await _cosine(service, pair))
+        refusal = result.refusal
+        if refusal is None:
+            points.scored.append((result.score, not pair.same))
+        elif refusal.startswith("verifier-") or refusal in ("not-a-number", "fault"):
+            raise ScoringError(f"a pair could not be scored: {refusal}")
+        else:
+            points.passed_over["refused by a guard"] += 1
 
-    try:
-        async with asyncio.TaskGroup() as workers:
-            for _ in range(_AT_A_TIME):
-                workers.create_task(work())
-    except* ScoringError as errors:
-        raise errors.exceptions[0] from None
+    await for_each(pairs, score, at_a_time=_AT_A_TIME, what="pairs")
 
 
 async def _cosine(service: EmbeddingsClient, pair: LabelledPair) -> float:

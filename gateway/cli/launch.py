@@ -17,9 +17,8 @@ from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
-from gateway.cli.logging_setup import PYTHON, WORKER_SETTINGS, configure_logging
-from gateway.cli.supervisor import STOP_SECONDS, Child, Supervisor
-from gateway.cli.terminal import CommandError, say, unreadable
+from gateway.cli.supervisor import PYTHON, STOP_SECONDS, WORKER_SETTINGS, Child, Supervisor
+from gateway.cli.terminal import CommandError, configure_logging, say, unreadable
 from gateway.server.auth import KeyRingError, read_key_ring
 from gateway.server.secrets import SecretSettingError, check_secrets, warn_of_shared_credentials
 from gateway.settings import Settings, SettingsError, load_settings, tls_files, unknown_variables

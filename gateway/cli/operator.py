@@ -13,7 +13,7 @@ import hashlib
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -25,14 +25,15 @@ from aiohttp import ClientConnectorError, ClientError, ClientSession, ClientTime
 
 from gateway.cache.comparison_journal import CHECKS_FILE, ComparisonJournal
 from gateway.cache.quarantine import QuarantineFile
-from gateway.cli.terminal import CommandError, Lines, say, unreadable
+from gateway.cli.terminal import CommandError, Lines, for_each, say, unreadable
 from gateway.server.admin.recorded_request import InvalidFieldError
 from policies.decision import Endpoint
 
 _REPLY_SECONDS = 600.0
-_PROGRESS_EVERY = 1.0
 _MOST_FAULTS = 20
 """Lines that failed are named one by one up to here."""
+_COLUMNS = "rule,compared,equal,different,unsure,wrong hits,95 % interval,budget,would meet"
+_WIDTHS = (-20, 9, 8, 11, 8, 12, 20, 9, 12)
 _FIELDS = ("question", "request", "answer", "endpoint")
 
 
@@ -194,12 +195,11 @@ def warm(options: argparse.Namespace) -> int:
 
 async def _warm(questions: list[tuple[str, KnownQuestion]], options: argparse.Namespace) -> int:
     outcomes: Counter[str] = Counter()
-    queue = iter(questions)
-    last = time.monotonic()
+    async with ClientSession(timeout=ClientTimeout(total=_REPLY_SECONDS)) as session:
+        gateway = Gateway(session, options.url)
 
-    async def work(gateway: Gateway) -> None:
-        nonlocal last
-        for place, known in queue:
+        async def warm(question: tuple[str, KnownQuestion]) -> None:
+            place, known = question
             try:
                 outcome = await _warm_one(gateway, known)
             except CallError as error:
@@ -207,13 +207,8 @@ async def _warm(questions: list[tuple[str, KnownQuestion]], options: argparse.Na
                 if outcomes[outcome] < _MOST_FAULTS:
                     say(f"{place}: {error}")
             outcomes[outcome] += 1
-            if time.monotonic() - last > _PROGRESS_EVERY:
-                last = time.monotonic()
-                say(f"{outcomes.total()} of {len(questions)}")
 
-    async with ClientSession(timeout=ClientTimeout(total=_REPLY_SECONDS)) as session:
-        gateway = Gateway(session, options.url)
-        await asyncio.gather(*(work(gateway) for _ in range(options.concurrency)))
+        await for_each(questions, warm, at_a_time=options.concurrency, what="questions")
     counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
     print(f"{options.file}: {len(questions)} questions: {counts or 'nothing to do'}")
     return 1 if outcomes["failed"] else 0
@@ -283,20 +278,15 @@ def report_text(report: Mapping[str, Any]) -> Iterator[str]:
     if not rules:
         yield "nothing has been compared: set shadow: on or sample: 1% under semantic in the policy"
         return
-    head = ("rule", "compared", "equal", "different", "unsure", "wrong hits", "95 % interval")
-    yield (
-        f"{head[0]:<20}{head[1]:>9}{head[2]:>8}{head[3]:>11}{head[4]:>8}{head[5]:>12}"
-        f"{head[6]:>20}{'budget':>9}{'would meet':>12}"
-    )
+    yield _row(_COLUMNS.split(","))
     for name, figures in rules.items():
-        low, high = figures["interval"]
-        interval = f"{_share(low)} to {_share(high)}" if figures["comparisons"] else "-"
-        yield (
-            f"{name:<20}{figures['comparisons']:>9,}{figures['equal']:>8,}"
-            f"{figures['different']:>11,}{figures['unsure']:>8,}{_share(figures['wrong_hits']):>12}"
-            f"{interval:>20}{_share(figures['budget']):>9}"
-            f"{_share(figures['budget_met']):>12}"
+        low, high = map(_share, figures["interval"])
+        counts = [figures[key] for key in ("comparisons", "equal", "different", "unsure")]
+        interval = f"{low} to {high}" if figures["comparisons"] else "-"
+        wrong, budget, met = (
+            _share(figures[key]) for key in ("wrong_hits", "budget", "budget_met")
         )
+        yield _row([name, *(f"{count:,}" for count in counts), wrong, interval, budget, met])
     yield ""
     for name, figures in rules.items():
         near = figures["near_misses"]
@@ -304,6 +294,11 @@ def report_text(report: Mapping[str, Any]) -> Iterator[str]:
         alike = f"; of {tried:,} near misses {near['equal']:,} were the same" if tried else ""
         yield f"{name}: {figures['next']}{alike}"
     yield f"aliases: {report['aliases']:,}"
+
+
+def _row(cells: Sequence[str]) -> str:
+    padded = zip(cells, _WIDTHS, strict=True)
+    return "".join(cell.rjust(width) if width > 0 else cell.ljust(-width) for cell, width in padded)
 
 
 def _share(value: float | None) -> str:

@@ -10,13 +10,21 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gateway.cli.logging_setup import PARENT_PIPE
-
 log = logging.getLogger(__name__)
+
+PYTHON = (sys.executable, "-P")
+"""Starts a child. ``python -m`` alone would import what lies in the folder one stands in."""
+
+PARENT_PIPE = "REFRAIN_PARENT_PIPE"
+"""Set to 1 where stdin is a pipe that the parent holds: its end means that the parent is gone."""
+
+WORKER_SETTINGS = "REFRAIN_WORKER_SETTINGS"
+"""Carries a worker's settings as JSON: unlike a command line, an environment is private."""
 
 STOP_SECONDS = 8.0
 FIRST_BACKOFF_SECONDS = 0.5
@@ -138,3 +146,21 @@ async def _end(process: asyncio.subprocess.Process, child: Child, at_once: async
     with contextlib.suppress(ProcessLookupError):
         process.kill()
     await ended
+
+
+def stop_event() -> asyncio.Event:
+    """Return an event that is set by SIGTERM, SIGINT or the parent's end."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if os.environ.get(PARENT_PIPE) == "1":
+        descriptor = sys.stdin.fileno()
+
+        def readable() -> None:
+            if not os.read(descriptor, 4096):
+                loop.remove_reader(descriptor)
+                stop.set()
+
+        loop.add_reader(descriptor, readable)
+    return stop

@@ -1,18 +1,33 @@
-"""What the commands share: arguments, exit codes, error messages, files of JSON lines.
+"""What the commands share: arguments, exit codes, error messages, log lines, files of JSON lines.
 
 A command returns 0 where it is done. It raises ``CommandError`` with 1 where it failed, and with 2
 where its usage or a file is wrong.
+
+Law: the message of an exception is not logged. It may quote a prompt, an answer or a header with a
+key. Its type and the lines of code that it came through say where to look.
 """
 
 import argparse
+import asyncio
+import logging
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 import orjson
+
+from gateway.cli.log_queue import log_to_stderr
+from gateway.telemetry.request_id import IdFormatter
+
+_log = logging.getLogger(__name__)
+
+_PROGRESS_SECONDS = 1.0
 
 _MOST_FAULTS = 10
 """Lines that cannot be read are named one by one up to here."""
@@ -126,3 +141,69 @@ def _raw_lines(file: Path) -> Iterator[bytes]:
         return
     with file.open("rb") as lines:
         yield from lines
+
+
+async def for_each(
+    items: Sequence[T], work: Callable[[T], Awaitable[None]], *, at_a_time: int, what: str
+) -> None:
+    """Do the work on each item, and say from time to time how far it is. Raises CommandError."""
+    queue = iter(items)
+    done, last = 0, time.monotonic()
+
+    async def worker() -> None:
+        nonlocal done, last
+        for item in queue:
+            await work(item)
+            done += 1
+            if time.monotonic() - last > _PROGRESS_SECONDS:
+                last = time.monotonic()
+                say(f"{done:,} of {len(items):,} {what}")
+
+    try:
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(at_a_time):
+                workers.create_task(worker())
+    except* CommandError as errors:
+        raise errors.exceptions[0] from None
+
+
+class PrivateFormatter(IdFormatter):
+    """Formats tracebacks without what the exceptions say."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format, whatever another handler's formatter has left in the record."""
+        left, record.exc_text = record.exc_text, None
+        try:
+            return super().format(record)
+        finally:
+            record.exc_text = left
+
+    def formatException(  # noqa: N802 - the library's name
+        self,
+        ei: tuple[type[BaseException], BaseException, TracebackType | None]
+        | tuple[None, None, None],
+    ) -> str:
+        """Return the frames and types of an exception and of those that led to it."""
+        parts: list[str] = []
+        error = ei[1]
+        seen: set[int] = set()
+        while error is not None and id(error) not in seen:
+            seen.add(id(error))
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            parts.append(f"{frames}{type(error).__qualname__}")
+            error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        return "\nwhile handling\n".join(parts)
+
+
+def configure_logging(level: str) -> None:
+    """Write log lines for people to stderr."""
+    layout = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+    formatter = PrivateFormatter(layout, datefmt="%H:%M:%S")
+    log_to_stderr(formatter, logging.getLevelNamesMapping()[level.upper()])
+
+
+def log_stray(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what nobody awaited: an event loop's exception handler that quotes no values."""
+    # "Exception in callback f(<what it was called with>)" goes on with values.
+    message = str(context.get("message", "")).partition(" callback")[0]
+    _log.error("event loop: %s", message, exc_info=context.get("exception"))

@@ -1,7 +1,7 @@
 """One gateway worker process: serves the socket it is given until it is stopped.
 
 Started by the supervisor, which binds the socket so that a port in use is found at once and
-several workers share it. Settings come as JSON in the environment: a command line is public.
+several workers share it.
 """
 
 import argparse
@@ -17,8 +17,8 @@ import uvloop
 from aiohttp import web
 
 from gateway.app import END_CALLS, create_app
-from gateway.cli.logging_setup import WORKER_SETTINGS, configure_logging, log_stray, stop_event
-from gateway.cli.terminal import say
+from gateway.cli.supervisor import WORKER_SETTINGS, stop_event
+from gateway.cli.terminal import configure_logging, log_stray, say
 from gateway.server.auth import KeyRingError
 from gateway.server.http.handlers import refuse
 from gateway.server.http.hot_connection import new_connection

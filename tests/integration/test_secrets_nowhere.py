@@ -17,7 +17,7 @@ import pytest
 from aiohttp import ClientSession, ClientTimeout, web
 from processes import Process
 
-from gateway.cli.logging_setup import PrivateFormatter, log_stray
+from gateway.cli.terminal import PrivateFormatter, log_stray
 from gateway.server.pipeline import Pipeline
 from policies.pii.scan import PiiScanner
 from running_gateway import RunningGateway, start_app

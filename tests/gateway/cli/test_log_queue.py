@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli import log_queue
-from gateway.cli.logging_setup import PrivateFormatter
+from gateway.cli.terminal import PrivateFormatter
 
 ROOT = Path(__file__).parents[3]
 LAYOUT = logging.Formatter("%(levelname)s %(message)s")

@@ -16,7 +16,7 @@ from gateway.cli.supervisor import Child, Supervisor
 
 WAITS = """
 import asyncio, os
-from gateway.cli.logging_setup import stop_event
+from gateway.cli.supervisor import stop_event
 async def main():
     stop = stop_event()
     os.write({fd}, b"%d\\n" % os.getpid())
