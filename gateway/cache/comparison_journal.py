@@ -8,7 +8,7 @@ are switched off.
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,17 @@ class ComparisonJournal:
         """Inode and size of the file when it was read."""
         self._unreadable = False
 
-    def off(self, decision: Decision, threshold: float | None) -> bool:
-        """Tell whether the rule has no semantic hits at present."""
-        self.read()
-        # If the journal cannot be read, nothing is served by meaning.
-        return self._unreadable or self.ledger.off(decision.rule, basis_of(decision, threshold))
+    def off(self, decision: Decision, threshold: Callable[[float], float | None]) -> bool:
+        """Tell whether the rule has no semantic hits at present.
+
+        ``threshold`` is the verifier's for a budget.
+        """
+        if not self.read():
+            return True  # nothing is served by meaning
+        basis = self.ledger.off_basis(decision.rule)
+        if basis is None:
+            return False
+        return basis == basis_of(decision, threshold(decision.max_wrong_hits))
 
     def alias(self, plan: Plan, entry: Entry, now: float) -> bool:
         """Tell whether the entry's answer is known to answer the plan's question."""
@@ -70,10 +76,6 @@ class ComparisonJournal:
         """Return the figures by rule, and the number of aliases."""
         self.read()
         return {"rules": self.ledger.report(), "aliases": self.ledger.aliases}
-
-    def to_switch_off(self, rule: str) -> dict[str, Any] | None:
-        """Return the line that switches a rule off, if it is to be and is not."""
-        return self.ledger.to_switch_off(rule)
 
     def read(self) -> bool:
         """Read what was appended since the last time; tell whether the file could be read."""

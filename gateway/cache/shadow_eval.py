@@ -10,12 +10,14 @@ rate holds for something else (``basis``).
 import hmac
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Any
 
 from cachetools import FIFOCache
+from pydantic import StrictBool, TypeAdapter, ValidationError
 
 from embeddings.verify.binomial import at_most, lower_bound, upper_bound
 from gateway.cache.plan import Plan
@@ -67,44 +69,18 @@ class Comparison:
     similarity: float
     score: float
     verifier: str
-    alias: bool
+    alias: StrictBool
     outcome: Outcome
     why: str
     """One word: what decided."""
     asked: str
     """Identity of the question, hex (see ``asked_id``)."""
-    promoted: bool
+    promoted: StrictBool
     """Whether the entry answers this question from now on, ``until`` when."""
     until: float
 
-    def line(self) -> dict[str, Any]:
-        """Return the journal's line."""
-        return asdict(self)
 
-
-def read_comparison(line: Mapping[str, Any]) -> Comparison | None:
-    """Return the comparison of a line, None where it holds none."""
-    try:
-        return Comparison(
-            time=float(line["time"]),
-            kind=Kind(line["kind"]),
-            rule=str(line["rule"]),
-            basis=str(line["basis"]),
-            budget=float(line["budget"]),
-            key=str(line["key"]),
-            entry=str(line["entry"]),
-            similarity=float(line["similarity"]),
-            score=float(line["score"]),
-            verifier=str(line["verifier"]),
-            alias=line["alias"] is True,
-            outcome=Outcome(line["outcome"]),
-            why=str(line["why"]),
-            asked=str(line["asked"]),
-            promoted=line["promoted"] is True,
-            until=float(line["until"]),
-        )
-    except (KeyError, TypeError, ValueError):
-        return None
+_COMPARISON = TypeAdapter(Comparison)
 
 
 def compared(
@@ -230,24 +206,21 @@ class ComparisonLedger:
 
     def take(self, line: Mapping[str, Any]) -> None:
         """Take the next line; an unknown one is passed over."""
-        rule = line.get("rule")
-        match line.get("kind"):
-            case "reset":
-                if isinstance(rule, str):
-                    self._rules.pop(rule, None)
-                else:
-                    self._rules.clear()
-            case "off" if isinstance(rule, str):
-                budget, basis = line.get("budget"), str(line.get("basis"))
-                if isinstance(budget, int | float):
-                    self._checks(rule, basis, budget).off = True
-            case _ if (comparison := read_comparison(line)) is not None:
-                self._compared(comparison)
+        match line:
+            case {"kind": "reset", "rule": str(rule)}:
+                self._rules.pop(rule, None)
+            case {"kind": "reset"}:
+                self._rules.clear()
+            case {"kind": "off", "rule": str(rule), "budget": int() | float() as budget}:
+                self._checks(rule, str(line.get("basis")), budget).off = True
+            case _:
+                with suppress(ValidationError):
+                    self._compared(_COMPARISON.validate_python(line))
 
-    def off(self, rule: str, basis: str) -> bool:
-        """Tell whether the rule has no semantic hits at present."""
+    def off_basis(self, rule: str) -> str | None:
+        """Return the basis for which a rule has no semantic hits, None where it has them."""
         checks = self._rules.get(rule)
-        return checks is not None and checks.off and checks.basis == basis
+        return checks.basis if checks is not None and checks.off else None
 
     def to_switch_off(self, rule: str) -> dict[str, Any] | None:
         """Return the line that switches a rule off, if it is to be and is not."""

@@ -458,7 +458,7 @@ class Pipeline:
         """Tell whether the rule's semantic hits are switched off; in shadow none are served."""
         if self.learned is None or decision.shadow:
             return False
-        return self.learned.off(decision, self.verifier.threshold(decision.max_wrong_hits))
+        return self.learned.off(decision, self.verifier.threshold)
 
     async def _search(
         self, state: SearchSemantic, context: RequestContext

@@ -13,7 +13,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -245,11 +245,11 @@ class Checks:
                 await self.index.remove([key])
 
     async def _write_down(self, comparison: Comparison, pair: Pair) -> None:
-        line = comparison.line()
+        line = asdict(comparison)
         if self.with_text:
             line |= _texts(pair)
         await self._append(line)
-        if (switched := self.journal.to_switch_off(comparison.rule)) is not None:
+        if (switched := self.journal.ledger.to_switch_off(comparison.rule)) is not None:
             _alert(switched)
             await self._append({"time": self.now(), **switched})
 
