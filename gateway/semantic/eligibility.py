@@ -14,6 +14,7 @@ earlier turns are equal, but no verifier can compare such words.
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from gateway.protocol.cache_status import Reason
@@ -21,8 +22,61 @@ from gateway.protocol.endpoints.spec import Question
 from gateway.protocol.endpoints.table import SPECS
 from gateway.semantic import words as lists
 from gateway.semantic.code import holds_code
-from gateway.semantic.words import TokenizedQuestion, sentences_of, tokenize_question
 from policies.decision import Endpoint
+
+_WORD = re.compile(r"[^\W_]+")
+_SENTENCE = re.compile(
+    r"(?<![A-Z]\.)(?<!\b[A-Z][a-z]\.)(?<!\b[A-Z][a-z]{2}\.)(?<!\be\.g\.)(?<!\bi\.e\.)(?<!\bNo\.)"
+    r"(?<!\bvs\.)(?<=[.!?])[\"'\u201d\u2019)\]]*\s+(?=\S)"
+    r"|(?<=[\u3002\uff01\uff1f])|\n+"
+)
+"""Not behind what may be an abbreviation."""
+_CLAUSE = re.compile(r"(?<=[.!?;])\s+|\n+")
+_UNSTRESSED = frozenset({"s", "is", "are", "the", "a", "an", "re"})
+"""Left out of pairs: "what's the time" and "what time is it" are alike then."""
+_RUN_TOGETHER = {f"{word}s": word for word in ("what", "where", "who", "how", "when", "why")}
+_ACCENTED = (
+    "aàáâãäåāăą cçćčĉċ dďđð eèéêëēĕėęě gĝğġģ iìíîïĩīĭį lĺļľł nñńņň oòóôõöøōŏő"
+    " rŕŗř sśŝşš tţťŧþ uùúûüũūŭůűų yýÿŷ zźżž"
+)
+"""Each letter with its accented forms."""
+_PLAIN = str.maketrans(
+    {accented: forms[0] for forms in _ACCENTED.split() for accented in forms[1:]}
+    | {"ß": "ss", "æ": "ae", "œ": "oe"}
+)
+
+
+class TokenizedQuestion(NamedTuple):
+    """Words in lower case, without accents, cut at apostrophes: "what's" is two words.
+
+    ``pairs`` are neighbours, articles and "is" left out.
+    """
+
+    text: str
+    words: list[str]
+    vocabulary: frozenset[str]
+    pairs: frozenset[tuple[str, str]]
+
+
+def tokenize_question(text: str) -> TokenizedQuestion:
+    """Cut a text into words."""
+    lower = text.lower()
+    if not lower.isascii():
+        lower = lower.translate(_PLAIN)
+    words = [_RUN_TOGETHER.get(word, word) for word in _WORD.findall(lower)]
+    pairs = frozenset(pairwise(word for word in words if word not in _UNSTRESSED))
+    return TokenizedQuestion(text, words, frozenset(words), pairs)
+
+
+def sentences_of(text: str, *, clauses: bool = False) -> list[str]:
+    """Cut a text between sentences and lines; joined again, they are the text.
+
+    ``clauses`` also cuts behind semicolons and abbreviations, so that no sentence is overlooked.
+    """
+    ends = (found.end() for found in (_CLAUSE if clauses else _SENTENCE).finditer(text))
+    cuts = pairwise((0, *ends, len(text)))
+    return [text[start:end] for start, end in cuts if start < end]
+
 
 MAX_WITHOUT_FUNCTION_WORDS = 9
 """Of a text in English; twice as many with one function word, and so on."""
@@ -85,17 +139,13 @@ def depends_on_earlier_turns(turn: TokenizedQuestion) -> bool:
     return (
         len(words) <= _FRAGMENT
         or words[0] in lists.LEANING_OPENINGS
-        or (len(words) <= _SHORT and _is_fragment(turn))
+        or (len(words) <= _SHORT and words[0] in lists.PREPOSITIONS)
+        or (len(words) <= _SHORT and vocabulary.isdisjoint(lists.ASKING))
         or not vocabulary.isdisjoint(lists.LEANING_ANYWHERE)
         or (len(words) <= _LONG and words[-1] in lists.LEANING_ENDS)
         or (len(words) <= _LONG and not pairs.isdisjoint(lists.LEANING_PAIRS))
         or _refers_back(words, vocabulary)
     )
-
-
-def _is_fragment(turn: TokenizedQuestion) -> bool:
-    first = turn.words[0]
-    return first in lists.PREPOSITIONS or turn.vocabulary.isdisjoint(lists.ASKING)
 
 
 def _refers_back(words: Sequence[str], vocabulary: frozenset[str]) -> bool:
@@ -136,6 +186,11 @@ _TITLE = 6
 """Words after "who" in which an office may be named."""
 
 
+def _verb(words: Sequence[str]) -> str:
+    """Return the first word that is not a mere form of address."""
+    return next((word for word in words if word not in lists.POLITE), "")
+
+
 def varies(asked: TokenizedQuestion) -> bool:
     """Tell whether the request wants another answer than the last one, or one by chance.
 
@@ -144,7 +199,7 @@ def varies(asked: TokenizedQuestion) -> bool:
     if asked.vocabulary.isdisjoint(lists.ASKS_VARIETY):
         return False
     words = asked.words
-    verb = next((word for word in words if word not in lists.POLITE), "")
+    verb = _verb(words)
     if verb in lists.ASKING:
         return False
     return (
@@ -164,11 +219,14 @@ def depends_on_time(question: TokenizedQuestion) -> bool:
     if question.vocabulary.isdisjoint(lists.ASKS_TIME) or _tells_story(question):
         return False
     asked = _asking_part(question)
+    vocabulary, pairs = asked.vocabulary, asked.pairs
     return (
-        not asked.vocabulary.isdisjoint(lists.MOMENTS)
-        or not asked.pairs.isdisjoint(lists.OF_ITS_TIME)
-        or _asks_the_market(asked)
-        or _asks_the_clock(asked)
+        not vocabulary.isdisjoint(lists.MOMENTS)
+        or not pairs.isdisjoint(lists.OF_ITS_TIME)
+        # "Exchange rate of the euro", and not "which exchange rate did I pay".
+        or (not pairs.isdisjoint(lists.OF_THE_MARKET) and vocabulary.isdisjoint(lists.OWN))
+        # "What's the date", and not the date of a battle.
+        or (asked.words[-1] in ("time", "date", "day") and not pairs.isdisjoint(lists.CLOCK))
         or _names_period(asked)
         or _asks_how_things_stand(asked)
     )
@@ -194,17 +252,6 @@ def _tells_story(question: TokenizedQuestion) -> bool:
         words[0] in ("if", "suppose", "assume")
         or any(end in question.text for end in (". ", "? ", "! ", "; ", ": "))
     )
-
-
-def _asks_the_market(asked: TokenizedQuestion) -> bool:
-    """Find "exchange rate of the euro", and not "which exchange rate did I pay"."""
-    of_market = not asked.pairs.isdisjoint(lists.OF_THE_MARKET)
-    return of_market and asked.vocabulary.isdisjoint(lists.OWN)
-
-
-def _asks_the_clock(asked: TokenizedQuestion) -> bool:
-    """Find "what's the date", and not the date of a battle."""
-    return asked.words[-1] in ("time", "date", "day") and not asked.pairs.isdisjoint(lists.CLOCK)
 
 
 def _names_period(asked: TokenizedQuestion) -> bool:
@@ -247,7 +294,9 @@ def _asks_how_things_stand(asked: TokenizedQuestion) -> bool:
     own = not asked.vocabulary.isdisjoint(lists.OWN)
     words = asked.words
     return any(
-        _STANDING[word](_Place(words[at - 1] if at else "", words[at + 1 : at + 7], own, asked))
+        _STANDING[word](
+            _Place(words[at - 1] if at else "", words[at + 1 : at + 1 + _TITLE], own, asked)
+        )
         for at, word in enumerate(words)
         if word in _STANDING
     )
@@ -258,15 +307,6 @@ def _now(place: _Place) -> bool:
     if place.before == "right":
         return True
     return not (place.own or place.before in lists.BEFORE_NOW or place.following == "that")
-
-
-def _currently(place: _Place) -> bool:
-    """Beside "I" or "my", "currently" describes the user, and changes no answer."""
-    return not place.own
-
-
-def _current(place: _Place) -> bool:
-    return place.following in lists.CURRENT and place.before not in lists.OWN
 
 
 def _recent(place: _Place) -> bool:
@@ -280,44 +320,42 @@ def _newest(place: _Place) -> bool:
     return place.before != "at" and place.following not in lists.HELD
 
 
-def _next(place: _Place) -> bool:
-    """Find "when is the next election"."""
-    return place.asked.words[0] == "when" and not place.own
-
-
 def _until(place: _Place) -> bool:
     return place.before in ("days", "weeks", "months", "hours", "long") and not place.own
 
 
 def _weather(place: _Place) -> bool:
-    if place.before in lists.SPELLS or _is_dated(place):
-        return False
-    return place.asked.vocabulary.isdisjoint(lists.ABOUT_WEATHER)
+    return place.before not in lists.SPELLS and _is_of_today(place, lists.ABOUT_WEATHER)
 
 
 def _news(place: _Place) -> bool:
-    return place.asked.vocabulary.isdisjoint(lists.ABOUT_NEWS) and not _is_dated(place)
+    return _is_of_today(place, lists.ABOUT_NEWS)
+
+
+def _is_of_today(place: _Place, other_topics: frozenset[str]) -> bool:
+    """Tell whether no word names a year or makes it another topic."""
+    words = place.asked.vocabulary
+    dated = any(word.isdigit() and len(word) == _YEAR_DIGITS for word in words)
+    return not dated and words.isdisjoint(other_topics)
 
 
 def _who(place: _Place) -> bool:
     """Find who holds an office as of now."""
-    if not place.rest or place.rest[0] not in ("is", "s", "are", "the", "leads", "runs"):
+    if place.own or place.following not in ("is", "s", "are", "the", "leads", "runs"):
         return False
-    return not lists.OFFICES.isdisjoint(place.rest[:_TITLE]) and not place.own
-
-
-def _is_dated(place: _Place) -> bool:
-    return any(word.isdigit() and len(word) == _YEAR_DIGITS for word in place.asked.vocabulary)
+    return not lists.OFFICES.isdisjoint(place.rest)
 
 
 _STANDING: dict[str, Callable[[_Place], bool]] = {
     "now": _now,
-    "currently": _currently,
-    "current": _current,
+    # Beside "I" or "my" it describes the user, and changes no answer.
+    "currently": lambda place: not place.own,
+    "current": lambda at: at.following in lists.CURRENT and at.before not in lists.OWN,
     "recent": _recent,
     "latest": _newest,
     "newest": _newest,
-    "next": _next,
+    # "When is the next election".
+    "next": lambda place: place.asked.words[0] == "when" and not place.own,
     "until": _until,
     "till": _until,
     "weather": _weather,
@@ -405,8 +443,8 @@ def _unreadable(text: str) -> Reason | None:
     if _CONTROL.search(text):
         return Reason.UNREADABLE_TEXT
     if not text.isascii():
-        for character in frozenset(_NOT_ASCII.findall(text)) - _SIGNS:
-            if not _LATIN.match(character):
+        for character in dict.fromkeys(_NOT_ASCII.findall(text)):
+            if character not in _SIGNS and not _LATIN.match(character):
                 return Reason.LANGUAGE if character.isalpha() else Reason.UNREADABLE_TEXT
     return None
 
@@ -443,7 +481,7 @@ def _orders_beside(question: TokenizedQuestion) -> bool:
     if not any(sentence.endswith("?") for sentence in sentences):
         return False
     openings = (
-        next((word for word in tokenize_question(sentence).words if word not in lists.POLITE), "")
+        _verb(tokenize_question(sentence).words)
         for sentence in sentences
         if not sentence.endswith("?")
     )
@@ -458,7 +496,7 @@ def _holds_payload(question: TokenizedQuestion) -> bool:
     text, words = question.text, question.words
     if text.count("\n") >= MAX_LINES or _LINK.search(text):
         return True
-    verb = next((word for word in words if word not in lists.POLITE), "")
+    verb = _verb(words)
     if verb not in lists.WORKING and question.pairs.isdisjoint(lists.WORKED_ON):
         return False
     given = _GIVEN.search(text)

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from gateway.semantic.eligibility import tokenize_question
 from gateway.semantic.plain_text import named
-from gateway.semantic.words import ENGLISH, tokenize_question
+from gateway.semantic.words import ENGLISH
 from policies.decision import Protected
 
 SAME_SHINGLES = 0.8  # Jaccard index of the runs of three words of passages that are alike

@@ -20,8 +20,7 @@ from gateway.prompts.rewrite.text_rules import is_block
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.tokens import tokens_in
 from gateway.semantic.code import holds_code
-from gateway.semantic.eligibility import is_english
-from gateway.semantic.words import sentences_of
+from gateway.semantic.eligibility import is_english, sentences_of
 from policies.decision import Endpoint
 
 LEAST_BYTES = 2048  # of turns that are worth a summary

@@ -14,8 +14,7 @@ import orjson
 
 from gateway.prompts.outcome import Step
 from gateway.semantic.code import code_blocks, holds_code
-from gateway.semantic.eligibility import is_prose
-from gateway.semantic.words import sentences_of
+from gateway.semantic.eligibility import is_prose, sentences_of
 
 LONGEST = 300  # characters of a passage of prose
 

@@ -16,8 +16,13 @@ from typing import NamedTuple
 from gateway.prompts.compress.facts import content_words, holds, names_in, words_of
 from gateway.prompts.compress.passages import Passage
 from gateway.prompts.outcome import NotRewritten, Step
-from gateway.semantic.eligibility import depends_on_earlier_turns, is_english, is_vague
-from gateway.semantic.words import sentences_of, tokenize_question
+from gateway.semantic.eligibility import (
+    depends_on_earlier_turns,
+    is_english,
+    is_vague,
+    sentences_of,
+    tokenize_question,
+)
 from policies.decision import CompressSettings, Protected
 
 MOST_PIECES = 240  # of words: the encoder reads 256 with its marks

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.semantic.words import sentences_of
+from gateway.semantic.eligibility import sentences_of
 
 
 @pytest.mark.parametrize(
