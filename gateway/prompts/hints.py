@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.prompts.json_splice import Edit, Path, Places, replaced, spliced
+from gateway.prompts.json_splice import Edit, Path, Places, field_edit, replaced, spliced
 from gateway.prompts.outcome import (
     Declined,
     NotRewritten,
@@ -107,20 +107,20 @@ def add_hints(
     edits: list[Edit] = []
     sent = body
     for hint in hints_for(endpoint, settings):
+        added: list[Edit] = []
+        fields: dict[str, str] = {}
         try:
-            match hint:
-                case Rewrite.BREAKPOINTS:
-                    sent, added = _add_marks(endpoint, body, raw, settings)
-                case Rewrite.CACHE_KEY:
-                    key = None
-                    if CACHE_KEY not in body:
-                        key = cache_key(endpoint, body, rule, owner, settings.keys)
-                    sent, added = _add_field(sent, raw, CACHE_KEY, key)
-                case _:
-                    sent, added = _add_field(sent, raw, RETENTION, _retention(body, settings))
+            if hint is Rewrite.BREAKPOINTS:
+                sent, added = _add_marks(endpoint, body, raw, settings)
+            elif hint is Rewrite.RETENTION:
+                fields = _retention(body, settings)
+            elif CACHE_KEY not in body:
+                fields = {CACHE_KEY: cache_key(endpoint, body, rule, owner, settings.keys)}
         except NotRewrittenError as error:
             declined.append(Declined(hint, error.why))
-            continue
+        if fields:
+            sent = {**sent, **fields}
+            added = [field_edit(body, raw, *field) for field in fields.items()]
         if added:
             edits += added
             changes.append(hint)
@@ -131,22 +131,12 @@ def add_hints(
     return PreparedRequest(sent, raw, tuple(changes), tuple(declined), tuple(edits))
 
 
-def _add_field(
-    body: dict[str, Any], raw: bytes, field: str, value: str | None
-) -> tuple[dict[str, Any], list[Edit]]:
-    if value is None:
-        return body, []
-    end = raw.rindex(b"}")
-    member = b',"' + field.encode() + b'":' + orjson.dumps(value)
-    return {**body, field: value}, [Edit(end, end, member)]
-
-
-def _retention(body: dict[str, Any], settings: HintSettings) -> str | None:
+def _retention(body: dict[str, Any], settings: HintSettings) -> dict[str, str]:
     if RETENTION in body or _OPTIONS in body:
-        return None
+        return {}
     if _known_model(body)[0] is _OPENAI:  # it takes the options, and refuses the other
         raise NotRewrittenError(NotRewritten.MODEL)
-    return settings.retention.value
+    return {RETENTION: settings.retention.value}
 
 
 def cache_key(endpoint: Endpoint, body: dict[str, Any], rule: str, owner: bytes, keys: int) -> str:

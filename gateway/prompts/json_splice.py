@@ -5,11 +5,12 @@ braces as its print has, except those written as escapes, and these are counted,
 before a place is skipped by counting the bytes that close it. Every byte outside an edit stays.
 """
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from gateway.protocol import exact_json
+import orjson
 
 Path = tuple[str | int, ...]
 Span = tuple[int, int]
@@ -80,10 +81,10 @@ class Places:
             before[key] = value
             # Quotes are many; what closes an array or an object is rare.
             if isinstance(value, list | dict):
-                written = exact_json.dumps(before)[1:-1]
+                written = _printed(before)[1:-1]
                 end = end_of_printed(raw, at, written, _CLOSING[type(value)])
                 at, before = next_element(raw, end), {}
-        written = exact_json.dumps({**before, name: None})[1:-6]  # without :null}
+        written = _printed({**before, name: None})[1:-6]  # without :null}
         end = end_of_printed(raw, at, written, _QUOTE)
         return after_space(raw, after_space(raw, end) + 1)
 
@@ -93,7 +94,7 @@ class Places:
         while count and type(values[count - 1]) not in _CLOSING:
             count -= 1
         if count:
-            written = exact_json.dumps(values[:count])[1:-1]
+            written = _printed(values[:count])[1:-1]
             closing = _CLOSING[type(values[count - 1])]
             at = next_element(self.raw, end_of_printed(self.raw, at, written, closing))
         for value in values[count:]:
@@ -105,7 +106,7 @@ def end_of(raw: bytes, start: int, value: Any) -> int:
     """Return where a value ends that begins at ``start``."""
     closing = _CLOSING.get(type(value))
     if closing is not None:
-        return end_of_printed(raw, start, exact_json.dumps(value), closing)
+        return end_of_printed(raw, start, _printed(value), closing)
     scalar = _SCALAR.match(raw, start)
     return start if scalar is None else scalar.end()
 
@@ -126,6 +127,14 @@ def end_of_printed(raw: bytes, start: int, printed: bytes, closing: bytes) -> in
         if start + size >= len(raw):
             raise ValueError("these bytes are not the JSON of this value")
         size *= 4
+
+
+def _printed(value: Any) -> bytes:
+    """Return JSON with the brackets and quotes of the value, whatever else it is."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # an integer of more than 64 bits, half of a surrogate pair
+        return json.dumps(value, separators=(",", ":")).encode()
 
 
 def _shown(escape: re.Match[bytes]) -> bytes:
@@ -180,3 +189,19 @@ def replaced(body: dict[str, Any], values: Iterable[tuple[Path, Any]]) -> dict[s
         copies[path[:-1]][path[-1]] = new
     changed: dict[str, Any] = copies[()]
     return changed
+
+
+def with_field(
+    body: dict[str, Any], raw: bytes, name: str, value: Any
+) -> tuple[dict[str, Any], bytes]:
+    """Return body and bytes with a top-level field set; ``raw`` is the JSON of ``body``."""
+    return {**body, name: value}, spliced(raw, [field_edit(body, raw, name, value)])
+
+
+def field_edit(body: dict[str, Any], raw: bytes, name: str, value: Any) -> Edit:
+    """Return the edit that sets a top-level field."""
+    text = orjson.dumps(value)
+    if name in body:
+        return Edit(*Places(raw, body).span((name,)), text)
+    end = raw.rindex(b"}")
+    return Edit(end, end, (b"," if body else b"") + b'"' + name.encode() + b'":' + text)

@@ -7,12 +7,13 @@ and stored under that name, never under the other's key; and the reply says so.
 from collections.abc import Callable
 from dataclasses import replace
 
+from gateway.prompts.json_splice import with_field
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import Reply
 from gateway.server.context import RequestContext
-from gateway.upstream.request import MODEL, with_model
+from gateway.upstream.request import MODEL
 
 _REFUSED = frozenset({429, 503})
 """Replies by which an upstream says that it has too much to do."""
@@ -42,7 +43,7 @@ def fallback_for(
     busy = isinstance(result, UpstreamError) and result.reason is Reason.UPSTREAM_BUSY
     if not (busy or overloaded(request.model)) or overloaded(fallback):
         return None
-    body, raw = with_model(request.body, request.raw, fallback)
+    body, raw = with_field(request.body, request.raw, "model", fallback)
     context.observation.fallback_model = fallback
     return context._replace(
         request=replace(request, body=body, raw=raw),

@@ -24,6 +24,7 @@ from gateway.prompts.compress.compress import begin
 from gateway.prompts.compress.history import Cut, Known, Summaries
 from gateway.prompts.compress.relevance import Vector
 from gateway.prompts.hints import add_hints, hints_for
+from gateway.prompts.json_splice import with_field
 from gateway.prompts.outcome import (
     Compression,
     NotRewritten,
@@ -42,11 +43,11 @@ from gateway.protocol.messages import read_whole
 from gateway.semantic.ports import LocalEncoder, SemanticUnavailableError
 from gateway.server.context import INLINE_BYTES, RequestContext
 from gateway.upstream.request import (
+    SALT,
     Exchange,
     Outgoing,
     Upstream,
     own_fields,
-    with_salt,
 )
 from policies.decision import NO_HINTS, Decision, DocumentOrder, Endpoint
 from policies.freshness import parse_directives
@@ -213,7 +214,7 @@ class Outbox:
         if raw is request.raw:
             body, raw = original.request.body, original.request.raw
         elif request.endpoint in self.salted:
-            body, raw = with_salt(body, raw, cache_salt(self.secret, context.tenant))
+            body, raw = with_field(body, raw, SALT, cache_salt(self.secret, context.tenant))
         hints = await self._add_hints(context, body, raw)
         plain = replace(
             original,
@@ -231,9 +232,9 @@ class Outbox:
         if request.endpoint in self.salted:
             salt = cache_salt(self.secret, tenant)
             if request.odd is None:
-                body, raw = with_salt(body, raw, salt)
+                body, raw = with_field(body, raw, SALT, salt)
             else:
-                _, raw = with_salt(request.odd.body, raw, salt)
+                _, raw = with_field(request.odd.body, raw, SALT, salt)
         return Exchange(
             replace(request, body=body, raw=raw),
             state,

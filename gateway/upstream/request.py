@@ -8,8 +8,6 @@ Laws:
   While that budget is empty, nothing is added that could be refused.
 """
 
-import json
-import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -37,9 +35,6 @@ OF_AN_ACCOUNT = ("x-goog-api-key", "cookie", "openai-organization", "openai-proj
 _REPLACED_FIELDS = ("accept-encoding", "content-encoding", "content-type", "cache-control")
 _OF_A_TRACE = ("traceparent", "tracestate")
 
-_DECODER = json.JSONDecoder()
-_SPACE = re.compile(r"[ \t\r\n]*")
-
 
 def own_fields(fields: Iterable[tuple[str, str]]) -> Fields:
     """Return the headers of a call of our own, in JSON, for the client that sent these."""
@@ -57,50 +52,9 @@ def with_key(fields: Iterable[tuple[str, str]], api_key: str | None) -> Fields:
     return kept if api_key is None else (*kept, ("Authorization", f"Bearer {api_key}"))
 
 
-def with_salt(body: dict[str, Any], raw: bytes, salt: str) -> tuple[dict[str, Any], bytes]:
-    """Return body and bytes with ``cache_salt`` set; ``raw`` is the JSON of ``body``."""
-    printed = json.dumps(salt).encode()
-    salted = {**body, SALT: salt}
-    if SALT in body:
-        text = raw.decode()
-        start, end = _place(text, SALT)
-        return salted, text[:start].encode() + printed + text[end:].encode()
-    end = raw.rindex(b"}")
-    comma = b"," if body else b""
-    return salted, raw[:end] + comma + b'"cache_salt":' + printed + raw[end:]
-
-
-def with_model(body: dict[str, Any], raw: bytes, model: str) -> tuple[dict[str, Any], bytes]:
-    """Return body and bytes that name another model; ``raw`` is the JSON of ``body``."""
-    text = raw.decode()
-    start, end = _place(text, "model")
-    named = text[:start].encode() + json.dumps(model).encode() + text[end:].encode()
-    return {**body, "model": model}, named
-
-
 def without_salt(body: dict[str, Any]) -> dict[str, Any]:
     """Return the body as it is keyed where the gateway sets the salt itself."""
     return {name: value for name, value in body.items() if name != SALT} if SALT in body else body
-
-
-def _place(text: str, field: str) -> tuple[int, int]:
-    """Return where the value of a top-level field of a JSON object begins and ends."""
-    at = _after_space(text, text.index("{") + 1)
-    while text[at] != "}":
-        name, at = _DECODER.raw_decode(text, at)
-        start = _after_space(text, text.index(":", at) + 1)
-        _, end = _DECODER.raw_decode(text, start)
-        if name == field:
-            return start, end
-        at = _after_space(text, end)
-        if text[at] == ",":
-            at = _after_space(text, at + 1)
-    raise KeyError(field)
-
-
-def _after_space(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return at if match is None else match.end()
 
 
 UPSTREAM = "X-Refrain-Upstream"
