@@ -42,7 +42,7 @@ WAITS: list[float] = []
 
 def record_waits() -> None:
     """Have every guarded call of a store note what it waited."""
-    guarded = GuardedStore._guarded  # noqa: SLF001 - there is no other place that sees each wait
+    guarded = GuardedStore._call  # noqa: SLF001 - there is no other place that sees each wait
 
     async def noted(self: GuardedStore, call: Coroutine[Any, Any, T], seconds: float) -> T:
         before = time.perf_counter()
@@ -51,7 +51,7 @@ def record_waits() -> None:
         finally:
             WAITS.append(time.perf_counter() - before)
 
-    GuardedStore._guarded = noted  # type: ignore[method-assign]  # noqa: SLF001
+    GuardedStore._call = noted  # type: ignore[method-assign]  # noqa: SLF001
 
 
 @dataclass

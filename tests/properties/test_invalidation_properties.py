@@ -10,9 +10,9 @@ from gateway.cache.stores.redis.invalidation import (
     PROVEN_SECONDS,
     InSync,
     SyncState,
-    beat,
-    changed,
-    proven,
+    after_beat,
+    after_change,
+    is_proven,
 )
 
 happenings = st.sampled_from(
@@ -56,11 +56,11 @@ class World:
         kind, epoch, seq, sent = self.way.pop(0)
         before = self.state
         if kind == "beat":
-            self.state = beat(before, b"%d" % epoch, seq, sent)
+            self.state = after_beat(before, b"%d" % epoch, seq, sent)
             if None in (before, self.state):
                 self.copy = None
         elif before is not None:
-            self.state = changed(before, b"%d" % epoch, seq)
+            self.state = after_change(before, b"%d" % epoch, seq)
             if kind == "change" or self.state is None:
                 self.copy = None
 
@@ -77,7 +77,7 @@ class World:
         self.way.clear()
 
     def read(self):
-        if proven(self.state, self.now):
+        if is_proven(self.state, self.now):
             self.copy = self.version
 
 
@@ -95,30 +95,30 @@ def test_a_copy_outlives_a_change_by_no_more_than_the_bound(steps):
             world.now += step
         elif world.way or step not in ("deliver", "drop"):
             getattr(world, step)()
-        if world.copy is not None and proven(world.state, world.now):
+        if world.copy is not None and is_proven(world.state, world.now):
             replaced_at = world.replaced_at.get(world.copy, world.now)
             assert world.now - replaced_at <= PROVEN_SECONDS
 
 
 @pytest.mark.parametrize("seq", [0, 6, 7, 9, 100])
 def test_only_the_next_number_is_followed(seq):
-    state = beat(None, b"e", 7, 0.0)
-    assert changed(state, b"e", seq) is None
-    assert changed(state, b"e", 8) == InSync(b"e", 8, 0.0)
-    assert changed(state, b"f", 8) is None
+    state = after_beat(None, b"e", 7, 0.0)
+    assert after_change(state, b"e", seq) is None
+    assert after_change(state, b"e", 8) == InSync(b"e", 8, 0.0)
+    assert after_change(state, b"f", 8) is None
 
 
 @given(st.integers(0, 50), st.floats(0, 1))
 def test_where_nothing_is_lost_nothing_goes_astray(changes, sent):
-    state = beat(None, b"e", 7, sent)
+    state = after_beat(None, b"e", 7, sent)
     for n in range(changes):
-        state = changed(state, b"e", 8 + n)
+        state = after_change(state, b"e", 8 + n)
     assert state == InSync(b"e", 7 + changes, sent)
-    assert beat(state, b"e", 7 + changes, sent + 1) == InSync(b"e", 7 + changes, sent + 1)
+    assert after_beat(state, b"e", 7 + changes, sent + 1) == InSync(b"e", 7 + changes, sent + 1)
 
 
 def test_a_beat_proves_from_when_it_set_out():
-    state = beat(beat(None, b"e", 1, 10.0), b"e", 1, 9.0)
-    assert proven(state, 10.0 + PROVEN_SECONDS)
-    assert not proven(state, 10.1 + PROVEN_SECONDS)
-    assert not proven(None, 0.0)
+    state = after_beat(after_beat(None, b"e", 1, 10.0), b"e", 1, 9.0)
+    assert is_proven(state, 10.0 + PROVEN_SECONDS)
+    assert not is_proven(state, 10.1 + PROVEN_SECONDS)
+    assert not is_proven(None, 0.0)

@@ -90,13 +90,13 @@ class GuardedStore:
         return None if self._probing is None else "not answering"
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
-        return await self._guarded(self._store.get(key, touch=touch), self._read_seconds)
+        return await self._call(self._store.get(key, touch=touch), self._read_seconds)
 
     async def put(self, entry: Entry) -> None:
-        await self._guarded(self._store.put(entry), self._write_seconds)
+        await self._call(self._store.put(entry), self._write_seconds)
 
     async def delete(self, key: bytes) -> None:
-        await self._guarded(self._store.delete(key), self._write_seconds)
+        await self._call(self._store.delete(key), self._write_seconds)
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
         return await self._store.walk(after, limit)
@@ -112,7 +112,7 @@ class GuardedStore:
             await asyncio.wait([self._probing])
         await self._store.close()
 
-    async def _guarded(self, call: Coroutine[Any, Any, T], seconds: float) -> T:
+    async def _call(self, call: Coroutine[Any, Any, T], seconds: float) -> T:
         if self._probing is not None:
             call.close()
             raise StoreUnavailableError("the store is not answering; it is probed meanwhile")

@@ -60,7 +60,7 @@ class TieredStore:
         self._under_way: dict[bytes, set[_Operation]] = {}
         self._reads: SingleFlight[Entry | None] = SingleFlight()
         if invalidations is not None:
-            invalidations.listen(self._changed, self._lost)
+            invalidations.listen(self._forget, self._forget_all)
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
         """Return the entry, or None. Does not suspend if the entry is hot."""
@@ -109,13 +109,13 @@ class TieredStore:
         await self._hot.close()
         await self._cold.close()
 
-    def _changed(self, key: bytes) -> None:
+    def _forget(self, key: bytes) -> None:
         self._hot.forget(key)
         self._reads.part(key)
         for operation in self._under_way.get(key, ()):
             operation.undisturbed = False
 
-    def _lost(self) -> None:
+    def _forget_all(self) -> None:
         self._hot.clear()
         self._reads.part_all()
         for operations in self._under_way.values():

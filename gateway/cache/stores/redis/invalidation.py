@@ -40,14 +40,14 @@ SyncState = InSync | None
 """None where changes are unknown: nobody is subscribed, or some were missed."""
 
 
-def changed(state: SyncState, epoch: bytes, seq: int) -> SyncState:
+def after_change(state: SyncState, epoch: bytes, seq: int) -> SyncState:
     """Return the state after the change of that number was received."""
     if state is not None and (state.epoch, state.seq + 1) == (epoch, seq):
         return replace(state, seq=seq)
     return None
 
 
-def beat(state: SyncState, epoch: bytes, seq: int, sent: float) -> SyncState:
+def after_beat(state: SyncState, epoch: bytes, seq: int, sent: float) -> SyncState:
     """Return the state after a beat that was sent at ``sent``.
 
     Copies made before are of no use if it is None, and if it was None before.
@@ -59,7 +59,7 @@ def beat(state: SyncState, epoch: bytes, seq: int, sent: float) -> SyncState:
     return None
 
 
-def proven(state: SyncState, now: float) -> bool:
+def is_proven(state: SyncState, now: float) -> bool:
     """Tell whether copies may be used."""
     return state is not None and now - state.proved <= PROVEN_SECONDS
 
@@ -126,7 +126,7 @@ class RedisInvalidations:
         self._on_change, self._on_loss = changed, lost
 
     def current(self, key: bytes) -> bool:
-        return proven(self._states[self._shards.of(key).number], self._now())
+        return is_proven(self._states[self._shards.of(key).number], self._now())
 
     def start(self) -> None:
         """Subscribe, on the running loop, if anybody listens."""
@@ -146,7 +146,7 @@ class RedisInvalidations:
     async def _receive(self) -> None:
         while True:
             try:
-                async with self._link.subscribed(CHANNEL, self._channel) as next_message:
+                async with self._link.subscribe(CHANNEL, self._channel) as next_message:
                     self._subscribed.set()
                     while (message := await next_message(PROVEN_SECONDS)) is not None:
                         self._take(*message)
@@ -175,19 +175,21 @@ class RedisInvalidations:
         try:
             if channel == CHANNEL:
                 shard, epoch, seq, origin, key = data.split(b" ", 4)
-                self._changed(self._shards[int(shard)], epoch, int(seq), origin, key)
+                self._apply_change(self._shards[int(shard)], epoch, int(seq), origin, key)
             else:
                 shard, epoch, seq, sent = data.split(b" ")
-                self._beaten(self._shards[int(shard)], epoch, int(seq), float(sent))
+                self._apply_beat(self._shards[int(shard)], epoch, int(seq), float(sent))
         except (ValueError, IndexError):
             # Not from a gateway.
             self._lose(self._shards)
 
-    def _changed(self, shard: Shard, epoch: bytes, seq: int, origin: bytes, key: bytes) -> None:
+    def _apply_change(
+        self, shard: Shard, epoch: bytes, seq: int, origin: bytes, key: bytes
+    ) -> None:
         before = self._states[shard.number]
         if before is None:
             return
-        self._states[shard.number] = changed(before, epoch, seq)
+        self._states[shard.number] = after_change(before, epoch, seq)
         if self._states[shard.number] is None:
             self._lose([shard])
             return
@@ -196,17 +198,17 @@ class RedisInvalidations:
         if not own and self._on_change is not None:
             self._on_change(key)
 
-    def _beaten(self, shard: Shard, epoch: bytes, seq: int, sent: float) -> None:
+    def _apply_beat(self, shard: Shard, epoch: bytes, seq: int, sent: float) -> None:
         before = self._states[shard.number]
-        after = beat(before, epoch, seq, sent)
+        after = after_beat(before, epoch, seq, sent)
         if after is None:
             self._lose([shard])
-            after = beat(after, epoch, seq, sent)
+            after = after_beat(after, epoch, seq, sent)
         elif before is None:
             # Reads that began before may return entries that were replaced since.
             self._on_loss()
         self._states[shard.number] = after
-        if all(proven(state, self._now()) for state in self._states):
+        if all(is_proven(state, self._now()) for state in self._states):
             self.proven.set()
 
     def _lose(self, shards: Iterable[Shard]) -> None:

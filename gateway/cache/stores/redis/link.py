@@ -130,23 +130,23 @@ class RedisLink:
 
     async def command(self, slot: int, *arguments: Any) -> Any:
         """Return the answer to a command whose keys are in this slot. Raises StoreError."""
-        return await self._bounded(self._servers.command(slot, *arguments))
+        return await self._bound(self._servers.command(slot, *arguments))
 
     async def run(self, script: Script, shard: Shard, *arguments: Any) -> Any:
         """Return the script's answer. Raises StoreError."""
-        return await self._bounded(self._run(Call(script, arguments), shard))
+        return await self._bound(self._run(Call(script, arguments), shard))
 
     async def run_all(self, shard: Shard, calls: Sequence[Call]) -> list[Any]:
         """Return each script's answer, or a StoreError in its place. Raises StoreError."""
         if len(calls) == 1:
-            return [await self._bounded(self._run(calls[0], shard))]
-        answers: list[Any] = await self._bounded(
+            return [await self._bound(self._run(calls[0], shard))]
+        answers: list[Any] = await self._bound(
             self._servers.commands(shard.slot, [call.command(shard) for call in calls])
         )
         for place, answer in enumerate(answers):
             if isinstance(answer, NoScriptError | MovedError | AskError):
                 try:
-                    answers[place] = await self._bounded(self._run(calls[place], shard))
+                    answers[place] = await self._bound(self._run(calls[place], shard))
                 except StoreError as error:
                     answers[place] = error
             elif isinstance(answer, Exception):
@@ -154,7 +154,7 @@ class RedisLink:
         return answers
 
     @asynccontextmanager
-    async def subscribed(self, *channels: bytes) -> AsyncIterator[NextMessage]:
+    async def subscribe(self, *channels: bytes) -> AsyncIterator[NextMessage]:
         """Subscribe on a connection of its own. Raises StoreError, in the context too."""
         listener = self._servers.listener()
         pubsub = listener.pubsub(ignore_subscribe_messages=True)
@@ -168,7 +168,7 @@ class RedisLink:
             return None
 
         try:
-            await self._bounded(pubsub.subscribe(*channels))
+            await self._bound(pubsub.subscribe(*channels))
             yield next_message
         except (RedisError, OSError) as error:
             _raise_if_cancelled()
@@ -188,7 +188,7 @@ class RedisLink:
             # The server was restarted or took over, or somebody ran SCRIPT FLUSH.
             return await self._servers.command(shard.slot, *call.command(shard, whole=True))
 
-    async def _bounded(self, call: Awaitable[Any]) -> Any:
+    async def _bound(self, call: Awaitable[Any]) -> Any:
         try:
             async with asyncio.timeout(self._seconds):
                 answer = await call

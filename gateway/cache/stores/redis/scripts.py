@@ -183,24 +183,19 @@ entry ('' is never), bytes that all entries may take, most bytes to evict from a
 """
 
 DELETE = _script("""
-local origin, key = ARGV[4], ARGV[5]
-drop(key)
-ensure_epoch(redis.call, origin)
-announce(origin, key)
-return totals(0)
-""")
-
-DISCARD = _script("""
-local origin, key = ARGV[4], ARGV[5]
-local found = redis.pcall('GET', prefix .. key)
-if type(found) == 'string' and redis.sha1hex(found) == ARGV[6] then
+local origin, key, digest = ARGV[4], ARGV[5], ARGV[6]
+local found = digest and redis.pcall('GET', prefix .. key)
+if not digest or type(found) == 'string' and redis.sha1hex(found) == digest then
   drop(key)
   ensure_epoch(redis.call, origin)
   announce(origin, key)
 end
 return totals(0)
 """)
-"""Delete a damaged entry, unless it was replaced meanwhile."""
+"""Delete an entry; if a digest is given, only while the entry's bytes have that digest.
+
+Arguments: prefix, channel, shard, origin, cache key, digest.
+"""
 
 TEND = _script("""
 local score = micros
@@ -238,7 +233,7 @@ return 1
 
 ADOPT = _script("""
 redis.call('PEXPIRE', KEYS[5], 60000)
-for n = 4, #ARGV do
+for n = 5, #ARGV do
   local key = ARGV[n]
   local name = prefix .. key
   if redis.call('TYPE', name).ok == 'string' and redis.call('HEXISTS', size, key) == 0 then
@@ -249,15 +244,16 @@ for n = 4, #ARGV do
     redis.call('ZADD', ends, left < 0 and '+inf' or millis + left, key)
   end
 end
-return 1
-""")
-"""Add entries that are there to the index. Arguments from the fourth on: cache keys."""
-
-REPAIRED = _script("""
-redis.call('HDEL', total, 'repairing')
-redis.call('DEL', KEYS[5])
+if ARGV[4] == 'last' then
+  redis.call('HDEL', total, 'repairing')
+  redis.call('DEL', KEYS[5])
+end
 return totals(0)
 """)
+"""Add entries that are there to the index.
+
+Arguments: prefix, channel, shard, whether these are the last ones, cache keys.
+"""
 
 BEAT = Script("""
 -- Refused by a full Redis; then there is none until there is room.

@@ -38,11 +38,9 @@ from gateway.cache.stores.redis.scripts import (
     ADOPT,
     CHANNEL,
     DELETE,
-    DISCARD,
     ENSURE_KEY,
     PUT,
     REPAIR,
-    REPAIRED,
     TEND,
     WALK,
     Script,
@@ -133,7 +131,7 @@ class RedisStore:
         except DamagedEntryError as error:
             _log.warning("store: a damaged entry in Redis is deleted: %s", error)
             digest = sha1(value, usedforsecurity=False).hexdigest()
-            self._spawn(self._change(DISCARD, shard, 0, key, digest))
+            self._spawn(self._change(DELETE, shard, 0, key, digest))
             return None
         if touch:
             self.touch(key)
@@ -258,10 +256,10 @@ class RedisStore:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._end)
         return task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             # The caller gets the exception; without a caller, asyncio must not complain of it.
@@ -299,10 +297,11 @@ class RedisStore:
             found = (cursor, "MATCH", shard.prefix + b"*", "COUNT", 512)
             cursor, names = await self.link.command(shard.slot, "SCAN", *found)
             keys = [name.removeprefix(shard.prefix) for name in names]
-            await self.link.run(ADOPT, shard, *head, *keys)
-            if int(cursor) == 0:
-                break
-        self._note(shard, await self.link.run(REPAIRED, shard, *head))
+            last = int(cursor) == 0
+            answer = await self.link.run(ADOPT, shard, *head, "last" if last else "", *keys)
+            self._note(shard, answer)
+            if last:
+                return
 
     async def _keep_up(self) -> None:
         warned = False

@@ -98,13 +98,13 @@ class EntryFile:
         """
         try:
             for _ in range(_OPEN_ATTEMPTS):
-                connection = self._connected()
+                connection = self._current()
                 try:
                     result = action(connection)
                 except sqlite3.Error as error:
                     if not is_corrupt(error):
                         raise
-                    with self._locked():
+                    with self._lock():
                         # Another process may have renamed it already.
                         if self._is_current():
                             self._rename(str(error))
@@ -125,7 +125,7 @@ class EntryFile:
             return
         try:
             # The last connection removes the log by its *path*.
-            with self._locked():
+            with self._lock():
                 connection.close()
         except (sqlite3.Error, OSError) as error:
             _log.warning("a connection to %s was not closed cleanly: %s", self._path, error)
@@ -137,12 +137,12 @@ class EntryFile:
         except FileNotFoundError:
             return 0
 
-    def _connected(self) -> sqlite3.Connection:
+    def _current(self) -> sqlite3.Connection:
         """Connect; create a missing file, replace a corrupt one. Raises sqlite3.Error, OSError."""
         if self._connection is not None and not self._is_current():
             self.close()
         if self._connection is None:
-            with self._locked():
+            with self._lock():
                 try:
                     self._connection = self._connect()
                 except sqlite3.DatabaseError as error:
@@ -168,7 +168,7 @@ class EntryFile:
         return status.st_dev, status.st_ino
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _lock(self) -> Iterator[None]:
         descriptor = os.open(self._beside(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             deadline = time.monotonic() + self._busy_seconds
