@@ -42,8 +42,8 @@ class RedisClaims:
         self._token = secrets.token_hex(8).encode()
         """Names the holder of our claims."""
         self._timeout = LoopTimeout()
+        # Those that are being taken, too.
         self._held: set[bytes] = set()
-        self._taking: set[bytes] = set()
         self._closing = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._renewing: asyncio.Task[None] | None = None
@@ -51,9 +51,9 @@ class RedisClaims:
     async def take(self, slot: bytes) -> bool:
         if not self.usable():
             raise StoreUnavailableError("the store is not answering")
-        if slot in self._held or slot in self._taking:
+        if slot in self._held:
             return False
-        self._taking.add(slot)
+        self._held.add(slot)
         try:
             taken = await self._timeout.wait(self._run("take", slot), CALL_SECONDS)
         except BaseException as error:
@@ -62,12 +62,10 @@ class RedisClaims:
             if isinstance(error, TimeoutError):
                 raise StoreUnavailableError("Redis did not answer in time") from None
             raise
-        finally:
-            self._taking.discard(slot)
-        if taken:
-            self._held.add(slot)
-            if self._renewing is None:
-                self._renewing = asyncio.create_task(self._renew())
+        if not taken:
+            self._held.discard(slot)
+        elif self._renewing is None:
+            self._renewing = asyncio.create_task(self._renew())
         return bool(taken)
 
     def release(self, slot: bytes) -> None:

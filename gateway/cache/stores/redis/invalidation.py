@@ -65,55 +65,19 @@ def is_proven(state: SyncState, now: float) -> bool:
 
 
 BEAT_SECONDS = 0.4
-MAX_ABANDONED = 10_000
 
 _log = logging.getLogger(__name__)
-
-
-class OwnChanges:
-    """Changes made here: the tier in front knows them, except those that no caller waits for."""
-
-    def __init__(self) -> None:
-        self._last = 0
-        self._abandoned: set[int] = set()
-        self._forgotten = 0
-
-    def begin(self) -> int:
-        """Return the number of a change that a caller waits for."""
-        self._last += 1
-        return self._last
-
-    def abandon(self, number: int) -> None:
-        """Note that the caller does not know the end: the change may happen later, or never."""
-        if len(self._abandoned) >= MAX_ABANDONED:
-            # Earlier changes count as unknown; at worst the tier forgets an entry too many.
-            self._forgotten = self._last
-            self._abandoned.clear()
-        self._abandoned.add(number)
-
-    def known(self, number: int) -> bool:
-        """Tell whether the caller of the change knows its end or still waits for it."""
-        return number > self._forgotten and number not in self._abandoned
 
 
 class RedisInvalidations:
     """The port ``Invalidations`` of the tier in memory. Used from one event loop."""
 
-    def __init__(
-        self,
-        link: RedisLink,
-        shards: Shards,
-        origin: bytes,
-        own: OwnChanges,
-        *,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, link: RedisLink, shards: Shards) -> None:
         self._link = link
         self._shards = shards
-        self._origin = origin
-        self._channel = CHANNEL + b":" + origin
-        self._own = own
-        self._now = now
+        self.origin = secrets.token_hex(8).encode()
+        """Names the changes made here: the tier in front knows them."""
+        self._channel = CHANNEL + b":" + self.origin
         self._states: list[SyncState] = [None] * len(shards)
         self._on_change: Callable[[bytes], None] | None = None
         self._on_loss: Callable[[], None] = lambda: None
@@ -126,7 +90,11 @@ class RedisInvalidations:
         self._on_change, self._on_loss = changed, lost
 
     def current(self, key: bytes) -> bool:
-        return is_proven(self._states[self._shards.of(key).number], self._now())
+        return is_proven(self._states[self._shards.of(key).number], time.monotonic())
+
+    def rename(self) -> None:
+        """Let all changes under way count as made elsewhere: the end of one is not known here."""
+        self.origin = secrets.token_hex(8).encode()
 
     def start(self) -> None:
         """Subscribe, on the running loop, if anybody listens."""
@@ -167,7 +135,7 @@ class RedisInvalidations:
     async def _send_beat(self, shard: Shard) -> None:
         head = (shard.prefix, self._channel, shard.number)
         try:
-            await self._link.run(BEAT, shard, *head, repr(self._now()), secrets.token_hex(8))
+            await self._link.run(BEAT, shard, *head, repr(time.monotonic()), secrets.token_hex(8))
         except StoreError as error:
             _log.debug("store: no beat through Redis: %s", error)
 
@@ -193,9 +161,7 @@ class RedisInvalidations:
         if self._states[shard.number] is None:
             self._lose([shard])
             return
-        name, _, number = origin.partition(b":")
-        own = name == self._origin and self._own.known(int(number))
-        if not own and self._on_change is not None:
+        if origin != self.origin and self._on_change is not None:
             self._on_change(key)
 
     def _apply_beat(self, shard: Shard, epoch: bytes, seq: int, sent: float) -> None:
@@ -208,7 +174,7 @@ class RedisInvalidations:
             # Reads that began before may return entries that were replaced since.
             self._on_loss()
         self._states[shard.number] = after
-        if all(is_proven(state, self._now()) for state in self._states):
+        if all(is_proven(state, time.monotonic()) for state in self._states):
             self.proven.set()
 
     def _lose(self, shards: Iterable[Shard]) -> None:

@@ -13,7 +13,6 @@ index of a shard, one gateway rebuilds it from the entries.
 import asyncio
 import logging
 import math
-import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -32,7 +31,7 @@ from gateway.cache.ports import (
 from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry, encode_entry
 from gateway.cache.stores.memory import ENTRY_SHARE
 from gateway.cache.stores.redis.claims import RedisClaims
-from gateway.cache.stores.redis.invalidation import OwnChanges, RedisInvalidations
+from gateway.cache.stores.redis.invalidation import RedisInvalidations
 from gateway.cache.stores.redis.link import Batches, Call, RedisLink
 from gateway.cache.stores.redis.scripts import (
     ADOPT,
@@ -106,11 +105,8 @@ class RedisStore:
         self._epochs: list[bytes | None] = [None] * len(self._shards)
         self._upkeep_seconds = upkeep_seconds
         self._upkeep: asyncio.Task[None] | None = None
-        # Names this store in its announcements of changes.
-        self._origin = secrets.token_hex(8).encode()
-        self._own = OwnChanges()
         self.claims = RedisClaims(self.link, self._shards)
-        self.invalidations = RedisInvalidations(self.link, self._shards, self._origin, self._own)
+        self.invalidations = RedisInvalidations(self.link, self._shards)
 
     async def begin(self) -> None:
         """Connect, if Redis is there."""
@@ -131,7 +127,7 @@ class RedisStore:
         except DamagedEntryError as error:
             _log.warning("store: a damaged entry in Redis is deleted: %s", error)
             digest = sha1(value, usedforsecurity=False).hexdigest()
-            self._spawn(self._change(DELETE, shard, 0, key, digest))
+            self._spawn(self._change(DELETE, shard, b"-", key, digest))
             return None
         if touch:
             self.touch(key)
@@ -149,16 +145,14 @@ class RedisStore:
             raise EntryTooLargeError(
                 f"an entry of {len(value)} bytes, at most {self._max_entry_bytes} are stored"
             )
-        number = self._own.begin()
         arguments = (value, self._milliseconds(entry.kept_until), self._room, MAX_ROOM)
         shard = self._shards.of(entry.key)
-        await self._finish(number, self._change(PUT, shard, number, entry.key, *arguments))
+        await self._finish(PUT, shard, entry.key, *arguments)
 
     async def delete(self, key: bytes) -> None:
         """Forget the entry; a cancelled caller does not end it."""
         self._check_open()
-        number = self._own.begin()
-        await self._finish(number, self._change(DELETE, self._shards.of(key), number, key))
+        await self._finish(DELETE, self._shards.of(key), key)
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
         """Return a page. ``after`` is shard, score and key of the last entry of the page before."""
@@ -222,7 +216,7 @@ class RedisStore:
         values: list[bytes | None] = await self.link.command(shard.slot, "MGET", *names)
         return values
 
-    # Changes: each is announced under a number of this store.
+    # Changes: each is announced under the name of its origin.
 
     def _milliseconds(self, until: float) -> int | bytes:
         """Return how long Redis keeps the entry; b'' is without end."""
@@ -232,9 +226,8 @@ class RedisStore:
         return int(min(max(seconds, KEPT_AT_LEAST), KEPT_AT_MOST) * 1000)
 
     async def _change(
-        self, script: Script, shard: Shard, number: int, key: bytes, *arguments: Any
+        self, script: Script, shard: Shard, origin: bytes, key: bytes, *arguments: Any
     ) -> None:
-        origin = b"%s:%d" % (self._origin, number)
         head = (shard.prefix, CHANNEL, shard.number, origin, key)
         call = Call(script, (*head, *arguments), (key,))
         self._note(shard, await self._changes[shard.number].call(call))
@@ -246,11 +239,14 @@ class RedisStore:
         self._evictions += evicted
         return rest
 
-    async def _finish(self, number: int, work: Coroutine[Any, Any, None]) -> None:
+    async def _finish(self, script: Script, shard: Shard, key: bytes, *arguments: Any) -> None:
+        """Make a change of our own, which a cancelled caller does not end."""
+        change = self._change(script, shard, self.invalidations.origin, key, *arguments)
         try:
-            await asyncio.shield(self._spawn(work))
+            await asyncio.shield(self._spawn(change))
         except BaseException:
-            self._own.abandon(number)
+            # The change may happen later, or never.
+            self.invalidations.rename()
             raise
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
