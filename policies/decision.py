@@ -177,15 +177,6 @@ class HintSettings:
     """Over how many keys the conversations of one beginning are spread."""
     retention: KeyRetention = KeyRetention.UNSET
 
-    @property
-    def any_on(self) -> bool:
-        """Tell whether anything is told."""
-        return (
-            self.cache_key
-            or self.breakpoints is not Breakpoints.OFF
-            or self.retention is not KeyRetention.UNSET
-        )
-
 
 NO_HINTS = HintSettings()
 

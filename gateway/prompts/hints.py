@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.prompts.json_splice import Edit, Path, Places, field_edit, replaced, spliced
+from gateway.prompts.json_splice import Edit, Path, Places, field_edit, splice, with_values
 from gateway.prompts.outcome import (
     Declined,
     NotRewritten,
@@ -127,7 +127,7 @@ def add_hints(
     # Edits at one place stay in the order in which they were made.
     edits.sort(key=lambda edit: edit.start)
     if edits:
-        raw = spliced(raw, edits)
+        raw = splice(raw, edits)
     return PreparedRequest(sent, raw, tuple(changes), tuple(declined), tuple(edits))
 
 
@@ -240,7 +240,7 @@ def _add_marks(
         else:
             edits.append(Edit(end - 1, end - 1, written))
             values.append((path, {**value, name: mark}))
-    return replaced(body, values), edits
+    return with_values(body, values), edits
 
 
 def _places(

@@ -1,4 +1,4 @@
-"""Edits of a JSON text in its bytes: where a value stands, and how it is replaced.
+"""Edits of a JSON text in its bytes: where a value stands, and how it is with_values.
 
 Law: a place is proved, not guessed. However a text is written, it has as many quotes, brackets and
 braces as its print has, except those written as escapes, and these are counted, too. So the text
@@ -81,10 +81,10 @@ class Places:
             before[key] = value
             # Quotes are many; what closes an array or an object is rare.
             if isinstance(value, list | dict):
-                written = _printed(before)[1:-1]
+                written = _dump(before)[1:-1]
                 end = end_of_printed(raw, at, written, _CLOSING[type(value)])
                 at, before = next_element(raw, end), {}
-        written = _printed({**before, name: None})[1:-6]  # without :null}
+        written = _dump({**before, name: None})[1:-6]  # without :null}
         end = end_of_printed(raw, at, written, _QUOTE)
         return after_space(raw, after_space(raw, end) + 1)
 
@@ -94,7 +94,7 @@ class Places:
         while count and type(values[count - 1]) not in _CLOSING:
             count -= 1
         if count:
-            written = _printed(values[:count])[1:-1]
+            written = _dump(values[:count])[1:-1]
             closing = _CLOSING[type(values[count - 1])]
             at = next_element(self.raw, end_of_printed(self.raw, at, written, closing))
         for value in values[count:]:
@@ -106,7 +106,7 @@ def end_of(raw: bytes, start: int, value: Any) -> int:
     """Return where a value ends that begins at ``start``."""
     closing = _CLOSING.get(type(value))
     if closing is not None:
-        return end_of_printed(raw, start, _printed(value), closing)
+        return end_of_printed(raw, start, _dump(value), closing)
     scalar = _SCALAR.match(raw, start)
     return start if scalar is None else scalar.end()
 
@@ -120,7 +120,7 @@ def end_of_printed(raw: bytes, start: int, printed: bytes, closing: bytes) -> in
     while True:
         part = raw[start : start + size]
         if part.find(b"\\") >= 0 and _HIDDEN.search(part) is not None:
-            part = _ESCAPE.sub(_shown, part)
+            part = _ESCAPE.sub(_unescape, part)
         pieces = part.split(closing, count)
         if len(pieces) > count:
             return start + len(part) - len(pieces[-1])
@@ -129,7 +129,7 @@ def end_of_printed(raw: bytes, start: int, printed: bytes, closing: bytes) -> in
         size *= 4
 
 
-def _printed(value: Any) -> bytes:
+def _dump(value: Any) -> bytes:
     """Return JSON with the brackets and quotes of the value, whatever else it is."""
     try:
         return orjson.dumps(value)
@@ -137,7 +137,7 @@ def _printed(value: Any) -> bytes:
         return json.dumps(value, separators=(",", ":")).encode()
 
 
-def _shown(escape: re.Match[bytes]) -> bytes:
+def _unescape(escape: re.Match[bytes]) -> bytes:
     return _SHOWN[escape[1].lower()] if escape[1] else escape[0]
 
 
@@ -164,7 +164,7 @@ def _at(value: Any, path: Path) -> Any:
     return value
 
 
-def spliced(raw: bytes, edits: Sequence[Edit]) -> bytes:
+def splice(raw: bytes, edits: Sequence[Edit]) -> bytes:
     """Return the text with all edits made, which are in order and do not overlap."""
     pieces: list[bytes] = []
     at = 0
@@ -174,7 +174,7 @@ def spliced(raw: bytes, edits: Sequence[Edit]) -> bytes:
     return b"".join((*pieces, raw[at:]))
 
 
-def replaced(body: dict[str, Any], values: Iterable[tuple[Path, Any]]) -> dict[str, Any]:
+def with_values(body: dict[str, Any], values: Iterable[tuple[Path, Any]]) -> dict[str, Any]:
     """Return a copy of a body in which these values stand at their paths.
 
     What holds several of them is copied once: a request may have 100,000 turns. All else is shared.
@@ -195,7 +195,7 @@ def with_field(
     body: dict[str, Any], raw: bytes, name: str, value: Any
 ) -> tuple[dict[str, Any], bytes]:
     """Return body and bytes with a top-level field set; ``raw`` is the JSON of ``body``."""
-    return {**body, name: value}, spliced(raw, [field_edit(body, raw, name, value)])
+    return {**body, name: value}, splice(raw, [field_edit(body, raw, name, value)])
 
 
 def field_edit(body: dict[str, Any], raw: bytes, name: str, value: Any) -> Edit:

@@ -15,13 +15,14 @@ from http import HTTPStatus
 from typing import Any, TypeVar
 
 import orjson
+from cachetools import LRUCache
 
 from gateway.cache.key import cache_salt, document_owner, scope_id
 from gateway.cache.lookup import Forward
 from gateway.cache.plan import end_user
 from gateway.prompts.compress import history
 from gateway.prompts.compress.compress import begin
-from gateway.prompts.compress.history import Cut, Known, Summaries
+from gateway.prompts.compress.history import Cut, Known
 from gateway.prompts.compress.relevance import Vector
 from gateway.prompts.hints import add_hints, hints_for
 from gateway.prompts.json_splice import with_field
@@ -121,7 +122,7 @@ class Summariser:
     turns, with the credential of the request that needs it. Its summary serves that tenant only.
     """
 
-    summaries: Summaries = field(default_factory=Summaries)
+    summaries: LRUCache[bytes, Known] = field(default_factory=history.new_summaries)
     _tasks: dict[bytes, asyncio.Task[None]] = field(default_factory=dict)
 
     def apply(
@@ -144,7 +145,7 @@ class Summariser:
         name = model.encode("utf-8", "surrogatepass")
         whole = len(name).to_bytes(4, "big") + name + cut.turns
         digest = blake2b(whole, digest_size=_DIGEST_BYTES, key=owner).digest()
-        known = self.summaries.find(digest)
+        known = self.summaries.get(digest)
         if known is None:
             if ask and digest not in self._tasks and len(self._tasks) < MOST_SUMMARIES:
                 task = asyncio.create_task(self._write(cut, model, ask, digest))
@@ -178,7 +179,7 @@ class Summariser:
             level = logging.INFO if expected else logging.WARNING
             log.log(level, "a summary was not written (%s)", type(error).__name__)
             known = NotRewritten.SUMMARY_FAILED
-        self.summaries.note(digest, known)
+        self.summaries[digest] = known
 
 
 def salted_endpoints(*, upstream_knows_salt: bool) -> frozenset[Endpoint]:

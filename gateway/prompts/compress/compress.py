@@ -22,7 +22,7 @@ from gateway.prompts.compress.relevance import (
     question_of,
     readable,
 )
-from gateway.prompts.json_splice import Edit, Path, Places, Text, replaced, spliced
+from gateway.prompts.json_splice import Edit, Path, Places, Text, splice, with_values
 from gateway.prompts.outcome import (
     Compression,
     NotRewritten,
@@ -42,28 +42,28 @@ MOST_TEXTS = 512  # passages whose vectors are asked for
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """Declared context, and what is made of it."""
+    """Declared context as the client wrote it, and what is made of it."""
 
-    came: str
+    source: str
     is_result: bool = False  # returned by a tool
     passages: list[Passage] = field(default_factory=list)
 
     @property
     def text(self) -> str:
         """What stands in its place now; the white space around it stays."""
-        came = "".join(passage.text for passage in self.passages)
-        now = "".join(sentence for passage in self.passages for sentence in passage.kept)
-        if len(now) == len(came):
+        source = "".join(passage.text for passage in self.passages)
+        now = "".join(sentence for passage in self.passages for sentence in passage.rest)
+        if len(now) == len(source):
             return now
-        before, behind = len(came) - len(came.lstrip()), len(came.rstrip())
-        return came[:before] + now.strip() + came[behind:]
+        before, behind = len(source) - len(source.lstrip()), len(source.rstrip())
+        return source[:before] + now.strip() + source[behind:]
 
     @property
     def prose(self) -> list[Passage]:
         """The passages that may go. None may of what is mostly code, tables or JSON."""
-        if not are_prose(self.came, self.passages):
+        if not are_prose(self.source, self.passages):
             return []
-        return [passage for passage in self.passages if passage.kept and not passage.formed]
+        return [passage for passage in self.passages if passage.rest and not passage.formed]
 
 
 class Turn(NamedTuple):
@@ -76,7 +76,7 @@ class Turn(NamedTuple):
     def blocks(self) -> list[Block]:
         """Its declared context."""
         parts = (part for _, parts in self.texts for part in parts)
-        return [part for part in parts if isinstance(part, Block) and part.came]
+        return [part for part in parts if isinstance(part, Block) and part.source]
 
 
 def _declared(endpoint: Endpoint, body: dict[str, Any], settings: CompressSettings) -> list[Turn]:
@@ -161,34 +161,34 @@ class Draft:
         at = 0
         for question, blocks, passages in self.contexts:
             if passages:
-                given = vectors[at : at + 1 + len(passages)]
-                if not drop_unrelated(question, passages, given, self.settings):
+                values = vectors[at : at + 1 + len(passages)]
+                if not drop_unrelated(question, passages, values, self.settings):
                     refused = refused or NotRewritten.NEEDS_ALL
-                at += len(given)
+                at += len(values)
             _settle(blocks, self.settings.min_gain)
         blocks = [block for context in self.contexts for block in context.blocks]
-        tokens = _tokens(block.came for block in blocks)
+        tokens = _tokens(block.source for block in blocks)
         saved = tokens - _tokens(block.text for block in blocks)
         if saved <= 0:
             raise NotRewrittenError(refused or NotRewritten.NOTHING_GAINED)
         taken = {passage.step for block in blocks for passage in block.passages}
-        if any(block.came != "".join(each.text for each in block.passages) for block in blocks):
+        if any(block.source != "".join(each.text for each in block.passages) for block in blocks):
             taken.add(Step.MINIFIED)
         steps = tuple(step for step in Step if step in taken)
-        places = Places(self.raw, self.body)
         texts = [
             Text(path, "".join(part.text if isinstance(part, Block) else part for part in parts))
             for turn in self.turns
             for path, parts in turn.texts
-            if any(isinstance(part, Block) and part.text != part.came for part in parts)
+            if any(isinstance(part, Block) and part.text != part.source for part in parts)
         ]
+        places = Places(self.raw, self.body)
         try:
             edits = [Edit(*places.span(path), orjson.dumps(text)) for path, text in texts]
         except TypeError:  # half of a surrogate pair
             raise NotRewrittenError(NotRewritten.UNREADABLE) from None
         return PreparedRequest(
-            replaced(self.body, texts),
-            spliced(self.raw, sorted(edits)),
+            with_values(self.body, texts),
+            splice(self.raw, sorted(edits)),
             compression=Compression(steps, tokens, saved, refused),
         )
 
@@ -202,7 +202,7 @@ def begin(
     """
     turns = _declared(endpoint, body, settings)
     declared = [turn.blocks for turn in turns]
-    sizes = [len(block.came) for blocks in declared for block in blocks]
+    sizes = [len(block.source) for blocks in declared for block in blocks]
     if not sizes:
         return None
     if len(sizes) > MOST_BLOCKS:
@@ -210,7 +210,7 @@ def begin(
     if sum(sizes) > MOST_CHARACTERS:
         raise NotRewrittenError(NotRewritten.TOO_LARGE)
     for block in chain(*declared):
-        block.passages = passages_of(block.came, minify=settings.minify)
+        block.passages = passages_of(block.source, minify=settings.minify)
     questions = [question_of(turn.words, follows=index > 0) for index, turn in enumerate(turns)]
     each = list(zip(questions, declared, strict=True))
     if settings.duplicates:
@@ -227,15 +227,15 @@ def begin(
 def _drop_duplicates(blocks: Sequence[Block]) -> None:
     """Let passages go that an earlier one of any block says."""
     passages = [passage for block in blocks for passage in block.prose]
-    said = said_before(passage.text for passage in passages)
-    for passage, again in zip(passages, said, strict=True):
+    repeats = said_before(passage.text for passage in passages)
+    for passage, again in zip(passages, repeats, strict=True):
         if again:
             passage.keep((), Step.DUPLICATES)
 
 
 def _may_go(question: Question, blocks: Sequence[Block], keep: float) -> list[Passage]:
     """Return the passages that may go for a question, none where none has to."""
-    left = sum(len(block.text) - keep * len(block.came) for block in blocks)
+    left = sum(len(block.text) - keep * len(block.source) for block in blocks)
     if keep >= 1 or question.refusal or left <= 0:
         return []
     passages = [passage for block in blocks for passage in block.prose]
@@ -250,10 +250,10 @@ def _settle(blocks: Sequence[Block], min_gain: float) -> None:
         if block.is_result and not block.text.strip():
             for passage in block.passages:
                 passage.keep(passage.sentences, None)
-    came = sum(len(block.came) for block in blocks)
-    if came - sum(len(block.text) for block in blocks) < min_gain * came:
+    source = sum(len(block.source) for block in blocks)
+    if source - sum(len(block.text) for block in blocks) < min_gain * source:
         for block in blocks:
-            block.passages = [Passage([block.came], formed=True)]
+            block.passages = [Passage([block.source], formed=True)]
 
 
 def _tokens(texts: Iterable[str]) -> int:

@@ -5,16 +5,16 @@ moves in steps, so that the prompt's beginning stays the same for a while.
 """
 
 import re
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, islice
 from typing import Any, NamedTuple
 
 import orjson
+from cachetools import LRUCache
 
 from gateway.prompts.compress.facts import denied, facts_of, names_in, words_of
-from gateway.prompts.json_splice import Edit, Places, spliced
+from gateway.prompts.json_splice import Edit, Places, splice
 from gateway.prompts.outcome import Compression, NotRewritten, PreparedRequest, Step
 from gateway.prompts.rewrite.text_rules import is_block
 from gateway.protocol.endpoints.table import SPECS
@@ -70,6 +70,12 @@ class Cut(NamedTuple):
 
 
 Known = str | NotRewritten  # a summary, or why there is none
+
+
+def new_summaries() -> LRUCache[bytes, Known]:
+    """Return what is known of summaries, none yet, in bounded memory."""
+    least = MOST_CHARACTERS // MOST_KNOWN
+    return LRUCache(MOST_CHARACTERS, getsizeof=lambda known: max(len(known), least))
 
 
 def cut_of(endpoint: Endpoint, body: dict[str, Any], least: int) -> Cut | None:
@@ -150,30 +156,9 @@ def with_summary(request: PreparedRequest, cut: Cut, summary: str) -> PreparedRe
     return replace(
         request,
         body={**request.body, cut.field: [*turns[: cut.start], turn, *turns[cut.end :]]},
-        raw=spliced(request.raw, (Edit(start, end, orjson.dumps(turn)),)),
+        raw=splice(request.raw, (Edit(start, end, orjson.dumps(turn)),)),
         compression=Compression((Step.SUMMARY,), tokens, tokens - tokens_in(len(summary.encode()))),
     )
-
-
-class Summaries:
-    """What is known, in bounded memory: what was not asked for longest is forgotten."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[bytes, Known] = OrderedDict()
-
-    def find(self, digest: bytes) -> Known | None:
-        """Return what is known of a summary, None where it was never asked for."""
-        if digest in self._known:
-            self._known.move_to_end(digest)
-        return self._known.get(digest)
-
-    def note(self, digest: bytes, known: Known) -> None:
-        """Remember a summary, or why there is none."""
-        self._known[digest] = known
-        self._known.move_to_end(digest)
-        size = sum(map(len, self._known.values()))
-        while len(self._known) > MOST_KNOWN or size > MOST_CHARACTERS:
-            size -= len(self._known.popitem(last=False)[1])
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -190,7 +175,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _has_the_facts(summary: str, texts: Sequence[str]) -> bool:
     """Tell whether a summary has every number, name and identifier of the texts, and no other."""
-    said = {fact for text in texts for fact in _folded(*facts_of(text)[:3])}
+    said = {fact for text in texts for fact in _fold(*facts_of(text)[:3])}
     told = " ".join(summary.split()).casefold()
     for fact in said:
         form = _NUMBER if fact[0].isdigit() and fact[-1].isdigit() else _WORD
@@ -198,10 +183,10 @@ def _has_the_facts(summary: str, texts: Sequence[str]) -> bool:
             return False
     numbers, ids, *_ = facts_of(summary)
     words = {word for text in texts for word in words_of(text)}
-    return _folded(numbers, ids) <= said and names_in(summary) <= words
+    return _fold(numbers, ids) <= said and names_in(summary) <= words
 
 
-def _folded(*facts: Iterable[str]) -> set[str]:
+def _fold(*facts: Iterable[str]) -> set[str]:
     return {" ".join(fact.split()).casefold() for of_a_kind in facts for fact in of_a_kind}
 
 

@@ -49,11 +49,11 @@ class Passage:
     sentences: Sequence[str]
     formed: bool = False  # code, a table, keys and values: never cut
     before: "Passage | None" = None  # the one that stands close before it
-    kept: Sequence[str] = field(init=False)
+    rest: Sequence[str] = field(init=False)
     step: Step | None = None  # by which something of it went
 
     def __post_init__(self) -> None:
-        self.kept = self.sentences
+        self.rest = self.sentences
 
     @property
     def text(self) -> str:
@@ -62,8 +62,8 @@ class Passage:
 
     def keep(self, sentences: Sequence[str], step: Step | None) -> None:
         """Keep these sentences of it."""
-        if len(sentences) != len(self.kept):
-            self.kept, self.step = sentences, step
+        if len(sentences) != len(self.rest):
+            self.rest, self.step = sentences, step
 
 
 def passages_of(text: str, *, minify: bool) -> list[Passage]:
@@ -72,7 +72,7 @@ def passages_of(text: str, *, minify: bool) -> list[Passage]:
     With ``minify`` each is without the white space that says nothing.
     """
     if _is_json(text):
-        return [Passage([_json_minified(text.strip()) if minify else text], formed=True)]
+        return [Passage([_minify_json(text.strip()) if minify else text], formed=True)]
     found: list[Passage] = []
     for paragraph in _paragraphs(text):
         written = _LINE_END.sub("", paragraph) if minify else paragraph
@@ -132,7 +132,7 @@ def _prose(text: str) -> Iterator[Passage]:
         yield Passage(group)
 
 
-def _json_minified(text: str) -> str:
+def _minify_json(text: str) -> str:
     """Return one JSON value, or one to a line, without white space outside its strings."""
     lines = _lines(text)
     values = lines if all(map(_parses, lines)) else [text]

@@ -1,7 +1,7 @@
 """Prefix rewrite: a request becomes one whose prefix repeats, by the rules that are on.
 
 Laws: only what a rule names changes. A rule that cannot be sure leaves the request as it is, and
-gives its reason. All other bytes stay as they came, so edits are spliced in and nothing is printed
+gives its reason. All other bytes stay as they came, so edits are splice in and nothing is printed
 again. The last user turn never changes. A rewritten request is not changed again. Each text is cut
 once, at the markers of its documents, and all other rules apply only to the text between them.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from gateway.prompts.json_splice import Edit, Places, Text, replaced, spliced
+from gateway.prompts.json_splice import Edit, Places, Text, splice, with_values
 from gateway.prompts.outcome import (
     Declined,
     NotRewritten,
@@ -102,7 +102,7 @@ def rewrite(
     edits = tuple(sorted(draft.edits))
     return RewrittenRequest(
         draft.body,
-        spliced(raw, edits) if edits else raw,
+        splice(raw, edits) if edits else raw,
         tuple(dict.fromkeys(draft.changes)),
         tuple(dict.fromkeys(draft.declined)),
         edits,
@@ -186,8 +186,7 @@ class _Draft:
         self.edits += edits
         self.changes += changes
         self.declined += declined
-        if changes:
-            self.body = replaced(self.body, texts)
+        self.body = with_values(self.body, texts)
         if self.block is not None:
             self._put_block(given.place, self.block)
 

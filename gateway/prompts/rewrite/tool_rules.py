@@ -58,12 +58,12 @@ _KEY = b'"parameters"'
 
 
 class Form(NamedTuple):
-    """A tool as it came, and as it is sent."""
+    """A tool as the client wrote it, and as it is sent."""
 
     name: str
-    came: bytes
+    original: bytes
     sent: bytes
-    """Is ``came`` where nothing moves."""
+    """The same object as ``original`` where nothing moves."""
     value: dict[str, Any]
     """That of ``sent``."""
 
@@ -87,10 +87,10 @@ class KnownTools:
         """Return the owner's known tools for this order of keys."""
         return self._forms.get((owner, keys.value), {})
 
-    def note(self, keys: SchemaKeys, met: Iterable[Form], owner: bytes) -> None:
+    def note(self, keys: SchemaKeys, new: Iterable[Form], owner: bytes) -> None:
         """Remember the owner's tools that were not known."""
-        for form in met:
-            if len(form.came) > MAX_FORM_BYTES:
+        for form in new:
+            if len(form.original) > MAX_FORM_BYTES:
                 continue
             if self._bytes + _size(form) > self._max_bytes:
                 self._forms, self._bytes = {}, 0
@@ -101,7 +101,7 @@ class KnownTools:
 
 
 def _size(form: Form) -> int:
-    return len(form.came) + len(form.sent) + _FORM_BYTES
+    return len(form.original) + len(form.sent) + _FORM_BYTES
 
 
 class Arranged(NamedTuple):
@@ -122,7 +122,7 @@ def arrange_tools(
     first = after_space(raw, start + 1)
     names = _names_of(tools)
     try:
-        end, forms, gaps, new = _recognised(raw, first, names, known) or _read(
+        end, forms, gaps, new = _recognise(raw, first, names, known) or _read(
             raw, first, names, tools, keys=settings.schema_keys, known=known
         )
     except TypeError:  # an integer of more than 64 bits
@@ -131,7 +131,7 @@ def arrange_tools(
         raise NotRewrittenError(NotRewritten.TOO_LARGE)
     sent = forms
     changes: list[Rewrite] = []
-    if any(form.sent is not form.came for form in forms):
+    if any(form.sent is not form.original for form in forms):
         changes.append(Rewrite.SCHEMA_KEYS)
     if settings.sorts_tools:
         sent = sorted(forms, key=attrgetter("name", "sent"))
@@ -152,23 +152,23 @@ _Read = tuple[int, list[Form], bytes | list[bytes], list[Form]]
 if it is always the same), and the tools that were not known."""
 
 
-def _recognised(raw: bytes, start: int, names: list[str], known: Forms) -> _Read | None:
+def _recognise(raw: bytes, start: int, names: list[str], known: Forms) -> _Read | None:
     """Read tools by one comparison with known ones; None where they are not all known.
 
     A client writes its tools the same way each time, and comparing is much faster than reading: the
     same text is the same value.
     """
-    met = [raw.startswith(form.came, start) for form in known.get(names[0], ())]
-    if True not in met:
+    matches = [raw.startswith(form.original, start) for form in known.get(names[0], ())]
+    if True not in matches:
         return None
-    index = met.index(True)  # tools of one request were noted together
+    index = matches.index(True)  # tools of one request were noted together
     try:
         forms = [known[name][index] for name in names]
     except LookupError:
         return None
-    end = start + len(forms[0].came)
+    end = start + len(forms[0].original)
     gap = raw[end : next_element(raw, end)]
-    text = gap.join([form.came for form in forms])
+    text = gap.join([form.original for form in forms])
     return (start + len(text), forms, gap, []) if raw.startswith(text, start) else None
 
 
@@ -188,7 +188,7 @@ def _read(
     at = end = start
     for name, tool in zip(names, tools, strict=True):
         for form in known.get(name, ()):
-            if raw.startswith(form.came, at):
+            if raw.startswith(form.original, at):
                 break
         else:
             end = end_of(raw, at, tool)
@@ -198,7 +198,7 @@ def _read(
             form = Form(name, text, *_with_keys_in_order(text, tool, keys))
             new.append(form)
         forms.append(form)
-        end = at + len(form.came)
+        end = at + len(form.original)
         at = next_element(raw, end)
         gaps.append(raw[end:at])
     return end, forms, gaps[:-1], new
@@ -228,9 +228,9 @@ def _with_keys_in_order(
     if keys is SchemaKeys.OFF or not isinstance(schema, dict):
         return text, tool
     named_too = keys is SchemaKeys.ON and described.get("strict") is not True
-    came = orjson.dumps(schema)
+    original = orjson.dumps(schema)
     ordered = sent = _ordered(schema, named_too=named_too)
-    if ordered == came:
+    if ordered == original:
         return text, tool
     path = (_SCHEMA,) if holder is tool else ("function", _SCHEMA)
     if text.count(_KEY) == 1 and b"\\u00" not in text:
@@ -238,9 +238,9 @@ def _with_keys_in_order(
         start = after_space(text, after_space(text, text.find(_KEY) + len(_KEY)) + 1)
     else:
         start = Places(text, tool).start(path)
-    end = end_of_printed(text, start, came, b"}")
+    end = end_of_printed(text, start, original, b"}")
     written = text[start:end]
-    if written != came and written.translate(None, _SPACE) != came.translate(None, _SPACE):
+    if written != original and written.translate(None, _SPACE) != original.translate(None, _SPACE):
         # Numbers may be written in a form that is not printed.
         sent = _ordered(_EXACT.decode(written.decode()), named_too=named_too)
     value = {**holder, _SCHEMA: orjson.loads(ordered)}

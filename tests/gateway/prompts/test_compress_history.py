@@ -9,10 +9,10 @@ from gateway.prompts.compress.history import (
     MOST_CHARACTERS,
     MOST_KNOWN,
     Cut,
-    Summaries,
     can_be_checked,
     cut_of,
     judge,
+    new_summaries,
     request_for,
     with_summary,
 )
@@ -187,27 +187,25 @@ def test_of_plain_turns_it_can_be_told():
     assert can_be_checked(said(*TURNS, "ok", "yes please"))
 
 
-def test_what_is_known_is_bounded_and_the_latest_asked_for_stays():
-    summaries = Summaries()
-    summaries.note(b"a", "first")
+def test_what_is_known_is_bounded_and_the_latest_used_stays():
+    summaries = new_summaries()
+    summaries[b"a"] = "first"
     for number in range(MOST_KNOWN - 1):
-        summaries.note(b"%d" % number, NotRewritten.SUMMARY_FACTS)
-    assert summaries.find(b"a") == "first"
-    summaries.note(b"b", "last")
-    assert [summaries.find(key) for key in (b"a", b"0", b"1", b"b")] == [
+        summaries[b"%d" % number] = NotRewritten.SUMMARY_FACTS
+    assert summaries.get(b"a") == "first"
+    summaries[b"b"] = "last"
+    assert [summaries.get(key) for key in (b"a", b"0", b"1", b"b")] == [
         "first",
         None,
         NotRewritten.SUMMARY_FACTS,
         "last",
     ]
-    summaries.note(b"c", "x" * (MOST_CHARACTERS - 3))
-    assert [summaries.find(key) for key in (b"a", b"b", b"c")] == [
+    summaries[b"c"] = "x" * (MOST_CHARACTERS - 3)
+    assert [summaries.get(key) for key in (b"a", b"b", b"c")] == [
         None,
         None,
         "x" * (MOST_CHARACTERS - 3),
     ]
-    summaries.note(b"d", "x" * (MOST_CHARACTERS + 1))
-    assert [summaries.find(key) for key in (b"c", b"d")] == [None, None]
 
 
 def test_both_parts_of_a_request_are_told():

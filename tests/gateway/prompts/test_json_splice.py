@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gateway.prompts.json_splice import replaced, with_field
+from gateway.prompts.json_splice import with_field, with_values
 
 
 class Counted(list):
@@ -21,7 +21,7 @@ def test_what_holds_several_changed_texts_is_copied_once():
     turns = Counted({"role": "system", "content": str(number)} for number in range(4))
     body = {"model": "m", "messages": turns}
     paths = [("messages", number, "content") for number in (0, 2, 3)]
-    now = replaced(body, [*((path, "new") for path in paths), (("model",), "n")])
+    now = with_values(body, [*((path, "new") for path in paths), (("model",), "n")])
     assert [turn["content"] for turn in now["messages"]] == ["new", "1", "new", "new"]
     assert (now["model"], turns.copies) == ("n", 1)
     assert now["messages"][1] is turns[1]

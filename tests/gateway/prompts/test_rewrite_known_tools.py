@@ -78,7 +78,7 @@ def test_what_is_remembered_of_tools_is_bounded():
         name = str(number % 3)
         known.note(SchemaKeys.ON, [Form(name, bytes([number]) * 100, b"x" * 100, {})], b"")
         kept = [form for forms in known.forms(SchemaKeys.ON, b"").values() for form in forms]
-        assert sum(len(form.came) + len(form.sent) for form in kept) <= 1000
+        assert sum(len(form.original) + len(form.sent) for form in kept) <= 1000
         assert kept
     others = KnownTools(max_bytes=12_000)
     for name in ["other"] + ["one"] * 100:

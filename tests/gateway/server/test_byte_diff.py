@@ -4,7 +4,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.prompts.json_splice import Edit, spliced
+from gateway.prompts.json_splice import Edit, splice
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.protocol.exact_json import parse_body
 from gateway.server.admin.explain import CONTEXT, hunks
@@ -23,8 +23,8 @@ def test_every_difference_is_told_and_nothing_else(before, went, between, more, 
         Edit(len(before + went + between), len(raw), went),
     ]
     found = list(hunks(raw, edits))
-    assert spliced(raw, [Edit(hunk.at, hunk.at + len(hunk.went), hunk.came) for hunk in found]) == (
-        spliced(raw, edits)
+    assert splice(raw, [Edit(hunk.at, hunk.at + len(hunk.went), hunk.came) for hunk in found]) == (
+        splice(raw, edits)
     )
     for hunk in found:
         assert hunk.went != hunk.came
@@ -39,4 +39,4 @@ def test_a_very_long_edit_is_told_in_one_piece():
     raw = orjson.dumps({"model": "m", "messages": [], "tools": [tool]})
     result = rewrite(Endpoint.CHAT, parse_body(raw), raw, PrefixSettings())
     (only,) = hunks(raw, result.edits)
-    assert spliced(raw, [Edit(only.at, only.at + len(only.went), only.came)]) == result.raw
+    assert splice(raw, [Edit(only.at, only.at + len(only.went), only.came)]) == result.raw
