@@ -27,8 +27,7 @@ from routing_memory import measure
 from routing_peers import Aibrix, BoundedHashing, Dynamo, Sglang
 from routing_simulation import BLOCK_TOKENS, RoundRobin, Traced, imbalance, read_trace, simulate
 
-from gateway.upstream.routing.prefix_aware import PrefixAware, PrefixIndex
-from gateway.upstream.routing.routing import LeastLoaded, Routing
+from gateway.upstream.pool.routing import LeastLoaded, PrefixAware, PrefixIndex
 
 DATA = Path(os.environ.get("REFRAIN_DATA", Path(__file__).parents[2] / "shared" / "data"))
 TRACES = ("conversation", "synthetic")
@@ -40,11 +39,11 @@ BLIND = 65_536 * 128 // BLOCK_TOKENS
 """Blocks that a replica is believed to hold where nothing is known: more than it does."""
 
 
-def aware(believed: int = BLIND) -> Routing:
+def aware(believed: int = BLIND) -> LeastLoaded:
     return PrefixAware(PrefixIndex(capacity=believed), block_tokens=BLOCK_TOKENS)
 
 
-def ways(capacity: int) -> dict[str, Callable[[], list[Routing]]]:
+def ways(capacity: int) -> dict[str, Callable[[], list[LeastLoaded]]]:
     return {
         "round robin (floor)": lambda: [RoundRobin()],
         "least loaded (floor)": lambda: [LeastLoaded()],

@@ -101,9 +101,7 @@ def _engines(stack: ExitStack, model: Path, count: int, capacity: int) -> list[i
 
 def _gateway(stack: ExitStack, engines: Sequence[int], routing: str) -> int:
     port = free_port()
-    upstreams = [
-        {"url": f"http://127.0.0.1:{engine}/v1", "shares_prefill": True} for engine in engines
-    ]
+    upstreams = [{"url": f"http://127.0.0.1:{engine}/v1"} for engine in engines]
     data = stack.enter_context(tempfile.TemporaryDirectory())
     settings = {"upstreams": upstreams, "upstream_routing": routing, "data_dir": data}
     _start(stack, ["gateway_alone.py", str(port), json.dumps(settings)])

@@ -4,9 +4,8 @@ import time
 import tracemalloc
 from dataclasses import dataclass
 
-from gateway.upstream.routing.prefix_aware import PrefixAware, PrefixIndex
-from gateway.upstream.routing.prefix_chain import prefix_blocks
-from gateway.upstream.routing.routing import Load
+from gateway.upstream.pool.prefix_chain import prefix_blocks
+from gateway.upstream.pool.routing import Load, PrefixAware, PrefixIndex
 from policies.decision import Endpoint
 
 BLOCKS = 1_000_000
@@ -59,9 +58,8 @@ def _routed(router: PrefixAware, names: list[str], first: int) -> tuple[float, f
         start = time.perf_counter()
         chosen = router.order(chain, loads)[0]
         between = time.perf_counter()
-        sent = router.sent(chosen.name, chain, 0.0)
-        router.prefill_wait(sent, 0.0)
-        router.first_token(sent, 0.0)
+        sent = router.sent(chosen.name, chain)
+        router.first_token(sent)
         router.ended(sent)
         orders.append(between - start)
         sendings.append(time.perf_counter() - between)

@@ -13,8 +13,15 @@ from collections.abc import Sequence
 from math import ceil
 from statistics import fmean, pstdev
 
-from gateway.upstream.routing.prefix_aware import PrefixIndex, home_of
-from gateway.upstream.routing.routing import Choice, LeastLoaded, Load, Route, Sent
+from gateway.upstream.pool.routing import (
+    Choice,
+    LeastLoaded,
+    Load,
+    PrefixIndex,
+    Route,
+    Sent,
+    home_of,
+)
 
 
 class Knowing(LeastLoaded):
@@ -31,10 +38,10 @@ class Knowing(LeastLoaded):
     def chosen(self, prefix: Sequence[int], loads: Sequence[Load]) -> str:
         raise NotImplementedError
 
-    def sent(self, name: str, prefix: Sequence[int], now: float) -> Sent:
+    def sent(self, name: str, prefix: Sequence[int]) -> Sent:
         held = self.index.held(name, prefix)
         self.index.add(name, prefix)
-        return Sent(name, prefix, now, held, len(prefix) - held)
+        return Sent(name, prefix, held, len(prefix) - held)
 
     def forget(self, name: str) -> None:
         self.index.forget(name)
@@ -88,14 +95,13 @@ class Dynamo(Knowing):
 
         return min(loads, key=cost).name
 
-    def sent(self, name: str, prefix: Sequence[int], now: float) -> Sent:
-        sent = super().sent(name, prefix, now)
+    def sent(self, name: str, prefix: Sequence[int]) -> Sent:
+        sent = super().sent(name, prefix)
         self._prefilling[name] += sent.blocks
         self._active.setdefault(name, Counter()).update(prefix)
         return sent
 
-    def first_token(self, sent: Sent, now: float) -> None:
-        del now
+    def first_token(self, sent: Sent) -> None:
         self._prefilling[sent.name] -= sent.blocks
 
     def ended(self, sent: Sent) -> None:

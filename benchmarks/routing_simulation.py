@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from gateway.upstream.routing.routing import Choice, LeastLoaded, Load, Route, Routing, Sent
+from gateway.upstream.pool.routing import Choice, LeastLoaded, Load, Route, Sent
 
 BLOCK_TOKENS = 512
 TOKEN_SECONDS = 0.02
@@ -127,7 +127,7 @@ class Result:
     ttft_p99: float
 
 
-def simulate(requests: Sequence[Traced], gateways: Sequence[Routing], fleet: Fleet) -> Result:
+def simulate(requests: Sequence[Traced], gateways: Sequence[LeastLoaded], fleet: Fleet) -> Result:
     """Send each request through one of ``gateways``, which know nothing of one another."""
     servers = fleet.servers()
     in_flight = [dict.fromkeys(servers, 0) for _ in gateways]
@@ -138,8 +138,8 @@ def simulate(requests: Sequence[Traced], gateways: Sequence[Routing], fleet: Fle
     found_tokens: dict[Sent, int] = {}
     found = 0
 
-    def first_token(gateway: int, sent: Sent, at: float) -> None:
-        gateways[gateway].first_token(sent, at)
+    def first_token(gateway: int, sent: Sent, _at: float) -> None:
+        gateways[gateway].first_token(sent)
 
     def ended(gateway: int, sent: Sent, _at: float) -> None:
         gateways[gateway].answered(sent, found_tokens.pop(sent))
@@ -170,8 +170,7 @@ def simulate(requests: Sequence[Traced], gateways: Sequence[Routing], fleet: Fle
             if not servers[name].is_gone
         ]
         name = gateways[who].order(request.blocks, loads)[0].name
-        sent = gateways[who].sent(name, request.blocks, request.at)
-        gateways[who].prefill_wait(sent, request.at)
+        sent = gateways[who].sent(name, request.blocks)
         in_flight[who][name] += 1
         server = servers[name]
         hits = server.cache.use(request.blocks)

@@ -112,8 +112,7 @@ def _engine(stack: ExitStack, model: Path, port: int) -> subprocess.Popen[bytes]
 def _gateway(stack: ExitStack, engines: list[int], *, warm: bool) -> int:
     port = free_port()
     upstreams = [
-        {"url": f"http://127.0.0.1:{engine}/v1", "name": str(engine), "shares_prefill": True}
-        for engine in engines
+        {"url": f"http://127.0.0.1:{engine}/v1", "name": str(engine)} for engine in engines
     ]
     data = stack.enter_context(tempfile.TemporaryDirectory())
     settings = {"upstreams": upstreams, "upstream_warm_up": warm, "data_dir": data}

@@ -174,7 +174,6 @@ class UpstreamSettings(BaseModel):
     first_token_timeout: Seconds | None = Field(default=None, gt=0)
     between_tokens_timeout: Seconds | None = Field(default=None, gt=0)
     probe: Annotated[str, _PROBE] = "auto"
-    shares_prefill: bool = False
     accepts: tuple[Addition, ...] | None = None
 
     @model_validator(mode="after")

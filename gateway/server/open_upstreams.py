@@ -19,15 +19,14 @@ from gateway.telemetry.metrics import Metrics
 from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.pass_through import ModelList, PoolRequests
 from gateway.upstream.pool.pool import UpstreamCollector, UpstreamMetrics, UpstreamPool, log_change
+from gateway.upstream.pool.prefix_chain import PromptChains
 from gateway.upstream.pool.probes import PATHS, Prober
 from gateway.upstream.pool.retry import Budget
+from gateway.upstream.pool.routing import LeastLoaded, PrefixAware
 from gateway.upstream.pool.table import Member, PoolTable, StickyIds, states
 from gateway.upstream.pool.waiting_queue import Bounds
+from gateway.upstream.pool.warm_up import WarmUp
 from gateway.upstream.request import Accepts, Upstream
-from gateway.upstream.routing.prefix_aware import PrefixAware
-from gateway.upstream.routing.prefix_chain import PromptChains
-from gateway.upstream.routing.routing import LeastLoaded
-from gateway.upstream.routing.warm_up import WarmUp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +119,7 @@ def open_upstreams(
         )
     members = [_member(one, settings.workers) for one in given]
     by_prefix = settings.upstream_routing == "prefix"
-    sharing = frozenset(one.called for one in given if one.shares_prefill)
-    aware = PrefixAware(sharing=sharing, has_siblings=settings.workers > 1)
-    routing = aware if by_prefix else LeastLoaded()
+    routing = PrefixAware(has_siblings=settings.workers > 1) if by_prefix else LeastLoaded()
     table = PoolTable(members, routing, time.monotonic(), log_change)
     bounds = Bounds(settings.queue_size, settings.queue_timeout)
     sticky_ids = StickyIds()

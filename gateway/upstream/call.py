@@ -25,6 +25,7 @@ from gateway.protocol.request import CacheRequest
 from gateway.protocol.stream import EventTooLargeError, Piece, StreamedAnswer
 from gateway.protocol.tokens import NOTHING_SAID, PromptUsage, prompt_usage
 from gateway.upstream.comparisons import Checks
+from gateway.upstream.pool.prefix_chain import PromptChains
 from gateway.upstream.pool.retry import NOT_KEPT, Budget
 from gateway.upstream.request import (
     PRIORITY,
@@ -39,7 +40,6 @@ from gateway.upstream.request import (
     variants,
     with_upstream,
 )
-from gateway.upstream.routing.prefix_chain import PromptChains
 from gateway.upstream.shared_response import Head, SharedResponse
 from policies.decision import Endpoint, Priority
 

@@ -37,9 +37,9 @@ from gateway.protocol.messages import Reply
 from gateway.telemetry.observation import Observation
 from gateway.upstream.call import Answered, UpstreamCall
 from gateway.upstream.comparisons import Checks
+from gateway.upstream.pool.prefix_chain import PromptChains
 from gateway.upstream.pool.retry import Budget
 from gateway.upstream.request import Accepts, Exchange, Upstream
-from gateway.upstream.routing.prefix_chain import PromptChains
 from gateway.upstream.shared_response import FlightTable, Head, SharedResponse, TooSlowError
 
 LINGER_SECONDS = 2.0

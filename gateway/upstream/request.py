@@ -94,18 +94,10 @@ class Outgoing:
     """The only upstream that can answer it, if there is one."""
 
     @property
-    def rank(self) -> int:
-        """Return its priority as a number, the first in line with the least."""
-        priority = next((value for name, value in self.fields if name == PRIORITY), "")
-        return _RANKS.get(priority, _RANKS[Priority.NORMAL])
-
-    @property
     def lane(self) -> Lane:
         """Requests of one lane wait for the same upstreams."""
         return self.model, self.pinned
 
-
-_RANKS: dict[str, int] = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
 
 Tried = tuple[tuple[str, Reason], ...]
 """Which upstreams failed, and why."""

@@ -7,8 +7,7 @@ import pytest
 from routing_peers import Aibrix, BoundedHashing, Dynamo, Sglang
 from routing_simulation import Fleet, RoundRobin, Traced, imbalance, one_cache, simulate
 
-from gateway.upstream.routing.prefix_aware import PrefixAware
-from gateway.upstream.routing.routing import LeastLoaded, Routing
+from gateway.upstream.pool.routing import LeastLoaded, PrefixAware
 
 REPLICAS = 4
 CAPACITY = 400
@@ -65,7 +64,7 @@ def test_a_stronger_replica_is_given_more():
 @pytest.mark.parametrize(
     "peer", [BoundedHashing(), Sglang(CAPACITY), Dynamo(CAPACITY), Aibrix(CAPACITY)], ids=type
 )
-def test_a_peer_finds_more_than_chance_does(peer: Routing):
+def test_a_peer_finds_more_than_chance_does(peer: LeastLoaded):
     requests = conversations()[:300]
     by_turns = simulate(requests, [RoundRobin()], FLEET).hit_share
     assert simulate(requests, [peer], FLEET).hit_share > by_turns

@@ -22,9 +22,9 @@ from gateway.telemetry.metrics import Metrics as GatewayMetrics
 from gateway.telemetry.observation import Observation
 from gateway.telemetry.tracing import Tracing
 from gateway.upstream.pool.pool import UpstreamCollector, UpstreamMetrics, UpstreamPool
+from gateway.upstream.pool.routing import LeastLoaded, Route
 from gateway.upstream.pool.table import Member, PoolTable
 from gateway.upstream.pool.waiting_queue import Bounds
-from gateway.upstream.routing.routing import LeastLoaded, Route
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "observability.md").read_text()

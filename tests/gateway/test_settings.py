@@ -137,7 +137,6 @@ def test_a_size_or_time_that_is_none_is_told(variable: str, given: str, told: st
         ("- http://a/v1", "expected a mapping of keys, such as {url: "),
         ("- {url: 5}", "url: expected a text (put it in quotes)"),
         ("- {url: http://a/v1, tier: 1.5}", "tier: expected a whole number, got 1.5"),
-        ("- {url: http://a/v1, shares_prefill: maybe}", "shares_prefill: expected true or false"),
     ],
 )
 def test_the_librarys_words_are_put_in_ours(tmp_path: Path, text: str, told: str):

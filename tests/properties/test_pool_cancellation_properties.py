@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.upstream.pool.pool import UpstreamPool
+from gateway.upstream.pool.routing import PrefixAware
 from gateway.upstream.pool.table import Member, PoolTable
 from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.request import Outgoing
-from gateway.upstream.routing.prefix_aware import PrefixAware
 
 FAULTS = {
     "broke": UpstreamError(502, "gone", Reason.UPSTREAM_BROKE),

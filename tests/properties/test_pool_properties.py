@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from gateway.protocol.cache_status import Reason
 from gateway.upstream.pool.health import LONGEST_EJECTION, Open, State, Trial
 from gateway.upstream.pool.retry import Failure
+from gateway.upstream.pool.routing import LeastLoaded
 from gateway.upstream.pool.table import Call, Change, Member, NoRoom, PoolTable
 from gateway.upstream.pool.waiting_queue import Ticket, Waiting
 from gateway.upstream.request import Outgoing
-from gateway.upstream.routing.routing import LeastLoaded
 
 MEMBERS = (
     Member("a", ("x",), max_concurrency=2),

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.upstream.routing.prefix_aware import PrefixIndex
+from gateway.upstream.pool.routing import PrefixIndex
 
 # Prompts as paths in a small tree: entry i stands for all before it as well.
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(

@@ -6,8 +6,14 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.upstream.routing.prefix_aware import ALWAYS_ROOM, SHARE_OVER, PrefixAware, PrefixIndex
-from gateway.upstream.routing.routing import Load, Sent
+from gateway.upstream.pool.routing import (
+    ALWAYS_ROOM,
+    SHARE_OVER,
+    Load,
+    PrefixAware,
+    PrefixIndex,
+    Sent,
+)
 
 NAMES = "abcd"
 
@@ -28,7 +34,7 @@ LOADS = st.lists(
 HISTORY = st.lists(st.tuples(st.sampled_from(NAMES), PROMPTS), max_size=20)
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(("send", "go", "token", "none cached", "end", "forget")),
+        st.sampled_from(("send", "token", "none cached", "end", "forget")),
         st.sampled_from(NAMES),
         PROMPTS,
         st.integers(0, 9),
@@ -40,8 +46,8 @@ STEPS = st.lists(
 def grown(history: list[tuple[str, tuple[int, ...]]]) -> PrefixAware:
     routing = PrefixAware(PrefixIndex(capacity=12))
     for name, prefix in history:
-        sent = routing.sent(name, prefix, 0.0)
-        routing.first_token(sent, 0.0)
+        sent = routing.sent(name, prefix)
+        routing.first_token(sent)
         routing.ended(sent)
     return routing
 
@@ -78,14 +84,11 @@ def test_whatever_happens_the_account_comes_out_even_and_the_index_stays_bounded
         sent = under_way[which % len(under_way)] if under_way else None
         match step:
             case "send":
-                under_way.append(routing.sent(name, prompt, 0.0))
+                under_way.append(routing.sent(name, prompt))
             case "forget":
                 routing.forget(name)
-            case "go" if sent is not None:
-                wait = routing.prefill_wait(sent, float(which))
-                assert wait is None or wait.leader is not sent
             case "token" if sent is not None:
-                routing.first_token(sent, 1.0)
+                routing.first_token(sent)
             case "none cached" if sent is not None:
                 routing.answered(sent, 0)
             case "end" if sent is not None:
@@ -97,4 +100,5 @@ def test_whatever_happens_the_account_comes_out_even_and_the_index_stays_bounded
         routing.ended(sent)
     for name in NAMES:
         assert routing.queued_blocks(name) == 0
-        assert routing.prefill_wait(routing.sent(name, tuple(range(20)), 3.0), 3.0) is None
+    for choice in routing.order(tuple(range(20)), [Load(name, 0) for name in NAMES]):
+        assert choice.blocks_hit == routing.index.held(choice.name, tuple(range(20)))

@@ -61,7 +61,7 @@ IO_MODULES = frozenset(
         "gateway.upstream.pool.pool",
         "gateway.upstream.pool.probes",
         "gateway.upstream.pool.waiting_queue",
-        "gateway.upstream.routing.warm_up",
+        "gateway.upstream.pool.warm_up",
         "gateway.upstream.comparisons",
         "gateway.server",
     }

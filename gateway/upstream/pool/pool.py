@@ -3,7 +3,7 @@
 Laws:
 - A reply is passed on once its first token is here, and from then on nothing is sent again.
 - Every call that was acquired is released once, also if its client leaves.
-- Every wait is bounded. A wait for another prompt's prefill ends with its first byte or its end.
+- Every wait is bounded.
 """
 
 import asyncio
@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
 from http import HTTPStatus
 from math import ceil
 from types import TracebackType
@@ -26,7 +25,7 @@ from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import bears_credential, without
 from gateway.upstream.pool.first_token import FirstToken, FirstTokenDetector
-from gateway.upstream.pool.health import Open, State
+from gateway.upstream.pool.health import State
 from gateway.upstream.pool.retry import (
     NOT_KEPT,
     Budget,
@@ -35,10 +34,10 @@ from gateway.upstream.pool.retry import (
     failure_of,
     refusal_of,
 )
+from gateway.upstream.pool.routing import Route
 from gateway.upstream.pool.table import Call, Change, PoolTable, StickyIds, states
 from gateway.upstream.pool.waiting_queue import Bounds, PoolQueue
 from gateway.upstream.request import Outgoing, Served, Upstream, UpstreamReply
-from gateway.upstream.routing.routing import Route, Sent, Wait
 
 log = logging.getLogger(__name__)
 
@@ -116,34 +115,6 @@ class UpstreamCollector(Collector):
         )
         waiting.add_metric([], len(self._pool.queue.waiting))
         yield from (in_flight, state_of, pauses, waiting)
-
-
-class PrefillTurns:
-    """Waiters per leader; ``prefill_wait`` of the routing decides who waits."""
-
-    def __init__(self) -> None:
-        self._behind: dict[Sent, list[asyncio.Future[None]]] = {}
-
-    async def wait(
-        self, prefill_wait: Callable[[float], Wait | None], clock: Callable[[], float]
-    ) -> None:
-        """Return when it is the request's turn."""
-        now = clock()
-        while (wait := prefill_wait(now)) is not None:
-            woken = asyncio.get_running_loop().create_future()
-            self._behind.setdefault(wait.leader, []).append(woken)
-            try:
-                async with asyncio.timeout(wait.until - now):
-                    await woken
-                now = clock()
-            except TimeoutError:
-                now = wait.until
-
-    def wake(self, leader: Sent) -> None:
-        """Wake the requests that wait for this one."""
-        for woken in self._behind.pop(leader, ()):
-            if not woken.done():
-                woken.set_result(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +235,6 @@ class UpstreamPool:
 
     def __post_init__(self) -> None:
         self.queue = PoolQueue(self.table, self.bounds, self.clock, self.release)
-        self._turns = PrefillTurns()
 
     def overloaded(self, model: str) -> bool:
         """Tell whether a request for the model could not be sent at once."""
@@ -288,7 +258,6 @@ class UpstreamPool:
     def release(self, call: Call) -> None:
         """Note the end of a call, and let in the next that waits."""
         self.table.release(call)
-        self._turns.wake(call.sent)
         self.queue.admit()
 
     async def _reply(self, outgoing: Outgoing) -> PoolReply:
@@ -337,10 +306,6 @@ class UpstreamPool:
         context = self.upstreams[call.name].send(outgoing)
         opened: PoolReply | None = None
         try:
-            await self._turns.wait(partial(self.table.routing.prefill_wait, call.sent), self.clock)
-            if isinstance(left := call.upstream.health.breaker, Open) and not call.trial:
-                self.release(call)
-                return _still_open(left.why)
             if self.metrics is not None:
                 self.metrics.sent(call.name, call.route)
             reply = await context.__aenter__()
@@ -360,7 +325,6 @@ class UpstreamPool:
             raise
         if opened.failure is None:
             self.table.first_byte(call, self.clock(), refused=opened.refused)
-            self._turns.wake(call.sent)
         else:
             self.note_failure(call, opened.failure)
         return opened
@@ -412,12 +376,6 @@ class UpstreamPool:
         now = self.clock()
         at = self.table.paused_until(outgoing, now)
         return None if at is None else max(1.0, at - now)
-
-
-def _still_open(why: Reason) -> Failed:
-    message = "The upstream failed a moment ago and gets no requests yet."
-    error = UpstreamError(503, message, why, sent=False)
-    return Failed(error, failure_of(error))
 
 
 def log_change(change: Change) -> None:

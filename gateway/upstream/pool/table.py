@@ -24,8 +24,8 @@ from gateway.protocol.cache_status import Reason
 from gateway.upstream.pool import health as healths
 from gateway.upstream.pool.health import Health, Open, State, Trial, Up
 from gateway.upstream.pool.retry import Failure
+from gateway.upstream.pool.routing import LeastLoaded, Load, Route, Sent
 from gateway.upstream.request import LONGEST_MODEL, MOST_MODELS, Outgoing
-from gateway.upstream.routing.routing import Load, Route, Routing, Sent
 
 MINUTE = 60.0
 SOON = 1.0
@@ -199,7 +199,7 @@ class PoolTable:
     def __init__(
         self,
         members: Sequence[Member],
-        routing: Routing,
+        routing: LeastLoaded,
         now: float,
         changed: Callable[[Change], None] = lambda _change: None,
     ) -> None:
@@ -264,7 +264,7 @@ class PoolTable:
         if refused:
             self.routing.ended(call.sent)
         else:
-            self.routing.first_token(call.sent, now)
+            self.routing.first_token(call.sent)
         self._set_health(call.upstream, healths.answered(call.upstream.health, now), now)
         self._end_trial(call)
 
@@ -322,10 +322,10 @@ class PoolTable:
         if (rate := self.upstreams[name].rate) is not None:
             rate.take(now)
 
-    def computed(self, name: str, prefix: Sequence[int], now: float) -> None:
+    def computed(self, name: str, prefix: Sequence[int]) -> None:
         """Note that an upstream has computed a prompt that no client sent."""
-        sent = self.routing.sent(name, prefix, now)
-        self.routing.first_token(sent, now)
+        sent = self.routing.sent(name, prefix)
+        self.routing.first_token(sent)
         self.routing.ended(sent)
 
     def first_available(self, model: str | None, now: float) -> list[str]:
@@ -370,8 +370,7 @@ class PoolTable:
             upstream.rate.take(now)
         trial = not isinstance(upstream.health.breaker, Up)
         upstream.trial_under_way = upstream.trial_under_way or trial
-        sent = self.routing.sent(upstream.member.name, outgoing.prefix, now)
-        sent.rank, sent.streamed = outgoing.rank, outgoing.streamed
+        sent = self.routing.sent(upstream.member.name, outgoing.prefix)
         return Call(upstream, sent, trial, route)
 
     def _end_trial(self, call: Call) -> None:

@@ -11,10 +11,10 @@ from gateway.protocol.errors import UpstreamError
 from gateway.upstream.pool.health import State
 from gateway.upstream.pool.pool import UpstreamPool
 from gateway.upstream.pool.retry import MOST
+from gateway.upstream.pool.routing import LeastLoaded
 from gateway.upstream.pool.table import Member, PoolTable
 from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.request import Outgoing
-from gateway.upstream.routing.routing import LeastLoaded
 
 OUTGOING = Outgoing("/v1/chat/completions", (), b"{}", "m")
 BROKE = UpstreamError(502, "gone", Reason.UPSTREAM_BROKE)

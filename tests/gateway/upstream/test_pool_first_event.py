@@ -15,10 +15,10 @@ from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.upstream.pool.first_token import HELD_BYTES, HELD_SECONDS
 from gateway.upstream.pool.pool import UpstreamMetrics, UpstreamPool
+from gateway.upstream.pool.routing import LeastLoaded
 from gateway.upstream.pool.table import Member, PoolTable
 from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.request import Outgoing
-from gateway.upstream.routing.routing import LeastLoaded
 from running_gateway import StartGateway
 from scripted_upstream import DONE, chunk, usage_event
 

@@ -12,8 +12,8 @@ from gateway.protocol.cache_status import Reason
 from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.health import State
 from gateway.upstream.pool.probes import PATHS, Prober
+from gateway.upstream.pool.routing import LeastLoaded
 from gateway.upstream.pool.table import Member, PoolTable
-from gateway.upstream.routing.routing import LeastLoaded
 from running_gateway import StartGateway, start_app
 from scripted_upstream import ScriptedUpstream
 

@@ -1,8 +1,7 @@
-"""A pool of real servers and prompts that begin alike: where they go, and who waits for whom."""
+"""A pool of real servers and prompts that begin alike: where they go."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,29 +70,6 @@ class Held:
             assert request.transport is not None
             request.transport.abort()
         return web.json_response(completion("Fine."))
-
-
-class Broken(Held):
-    """Breaks each call once it is let go."""
-
-    calls = 0
-
-    async def __call__(self, request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
-        await self.go.wait()
-        self.calls += 1
-        assert request.transport is not None
-        request.transport.abort()
-        return web.Response()
-
-
-BATCH = """
-version: 1
-rules:
-  - name: nightly
-    match: {header: {x-app: batch}}
-    priority: low
-default: {exact: on, semantic: off, freshness: 1h, scope: tenant, pii: bypass}
-"""
 
 
 async def turns(gateway: RunningGateway, *turns: Any) -> Asked:
@@ -166,20 +142,22 @@ async def test_a_prompt_that_was_refused_is_not_believed_to_be_computed(
     assert await figure(gateway, 'refrain_upstream_requests_total{route="cold"') == 2
 
 
-async def test_of_a_burst_behind_a_cold_prefix_one_goes_first(
+async def test_a_burst_that_begins_alike_goes_to_one_upstream_at_once(
     start_gateway: StartGateway, servers: StartServers
 ):
     held = Held()
     started = await servers(held, held)
     gateway = await pool(start_gateway, started)
     tasks = await burst(gateway, 4)
-    assert await figure(gateway, "refrain_upstream_requests_total{") == 1
 
-    held.go.set()
-    replies = await asyncio.gather(*tasks)
+    async def all_there() -> bool:
+        in_flight = await figure(gateway, "refrain_upstream_in_flight{")
+        return in_flight == sum(one.calls for one in started) == 4
 
-    assert {reply.status for reply in replies} == {200}
+    await until(all_there)
     assert sorted(one.calls for one in started) == [0, 4]
+    held.go.set()
+    assert {reply.status for reply in await asyncio.gather(*tasks)} == {200}
 
 
 async def test_where_the_first_of_a_burst_fails_the_others_are_answered(
@@ -194,57 +172,7 @@ async def test_where_the_first_of_a_burst_fails_the_others_are_answered(
     assert {reply.status for reply in await asyncio.gather(*tasks)} == {200}
 
 
-async def test_who_waited_for_an_upstream_that_failed_meanwhile_goes_to_another(
-    start_gateway: StartGateway, servers: StartServers
-):
-    broken, well = Broken(), Held()
-    well.go.set()
-    home = await home_of_burst(start_gateway, servers)
-    answers = [broken, well] if home == "a" else [well, broken]
-    gateway = await pool(start_gateway, await servers(*answers))
-    tasks = await burst(gateway, 8)
-    broken.go.set()
-    replies = await asyncio.gather(*tasks)
-    assert {reply.status for reply in replies} == {200}
-    assert broken.calls == 3
-
-
-async def home_of_burst(start_gateway: StartGateway, servers: StartServers) -> str:
-    """Return where the prompts of a burst go, of two of which nothing is known."""
-    gateway = await pool(start_gateway, await servers(cached(0), cached(0)))
-    asked = await turns(gateway, {"role": "user", "content": "Question 0?"})
-    return asked.headers["X-Refrain-Upstream"]
-
-
-async def test_what_is_urgent_does_not_wait_for_what_is_not(
-    start_gateway: StartGateway, servers: StartServers, tmp_path: Path
-):
-    held = Held()
-    (policy := tmp_path / "policy.yaml").write_text(BATCH)
-    started = await servers(held)
-    listed = [{"name": "a", "url": f"{started[0].url}/v1", "probe": "off"}]
-    gateway = await start_gateway(upstream=(), upstreams=listed, policy=policy)
-    body = {"role": "system", "content": SYSTEM}
-    tasks = []
-    for number, app in enumerate(("batch", "desk", "batch")):
-        question = {"role": "user", "content": f"Question {number}?"}
-        asked = gateway.ask(messages=[body, question], headers={"x-app": app})
-        tasks.append(asyncio.create_task(asked))
-
-        async def begun(count: int = number + 1) -> bool:
-            return await figure(gateway, "refrain_upstream_in_flight{") == count
-
-        await until(begun)
-    await until(lambda: called(started[0], 2))
-    held.go.set()
-    await asyncio.gather(*tasks)
-
-
-async def called(server: ScriptedUpstream, times: int) -> bool:
-    return server.calls == times
-
-
-async def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind(
+async def test_a_client_that_leaves_leaves_nothing_behind(
     start_gateway: StartGateway, servers: StartServers
 ):
     held = Held()
@@ -260,22 +188,6 @@ async def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind(
     await until(none_left)
     held.go.set()
     assert (await turns(gateway, TURN)).status == 200
-
-
-async def test_nobody_waits_where_the_upstream_shares_prefill(
-    start_gateway: StartGateway, servers: StartServers
-):
-    held = Held()
-    started = await servers(held)
-    gateway = await pool(start_gateway, started, shares_prefill=True)
-    tasks = await burst(gateway, 3)
-
-    async def all_there() -> bool:
-        return await figure(gateway, "refrain_upstream_in_flight{") == started[0].calls == 3
-
-    await until(all_there)
-    held.go.set()
-    await asyncio.gather(*tasks)
 
 
 async def test_by_load_alone_a_conversation_means_nothing(

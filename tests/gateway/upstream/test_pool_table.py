@@ -28,10 +28,10 @@ from gateway.upstream.pool.retry import (
     refusal_of,
     retry_after,
 )
+from gateway.upstream.pool.routing import LeastLoaded
 from gateway.upstream.pool.table import Call, Member, NoRoom, PoolTable, Rate
 from gateway.upstream.pool.waiting_queue import Waiting
 from gateway.upstream.request import LONGEST_MODEL, Outgoing
-from gateway.upstream.routing.routing import LeastLoaded
 
 BROKE = Failure(Reason.UPSTREAM_BROKE, risky=True, anew=True)
 SENT_NOWHERE = Failure(Reason.UPSTREAM_UNREACHABLE, risky=False, anew=True)

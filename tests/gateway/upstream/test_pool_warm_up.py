@@ -11,13 +11,12 @@ from faulty_upstreams import CLOSED, says, stalls, status
 from gateway.protocol.cache_status import Reason
 from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.health import State
+from gateway.upstream.pool.prefix_chain import PromptChains
 from gateway.upstream.pool.probes import Prober
+from gateway.upstream.pool.routing import Load, PrefixAware
 from gateway.upstream.pool.table import Call, Member, PoolTable
+from gateway.upstream.pool.warm_up import MOST, WarmUp
 from gateway.upstream.request import Outgoing
-from gateway.upstream.routing.prefix_aware import PrefixAware
-from gateway.upstream.routing.prefix_chain import PromptChains
-from gateway.upstream.routing.routing import Load
-from gateway.upstream.routing.warm_up import MOST, WarmUp
 from policies.decision import Endpoint
 from running_gateway import RunningGateway, StartGateway, start_app
 from scripted_upstream import ScriptedUpstream

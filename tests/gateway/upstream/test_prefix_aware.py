@@ -2,8 +2,15 @@
 
 from collections.abc import Sequence
 
-from gateway.upstream.routing.prefix_aware import ALONE_AFTER, LOST_AFTER, PrefixAware, PrefixIndex
-from gateway.upstream.routing.routing import LeastLoaded, Load, Route
+from gateway.upstream.pool.routing import (
+    ALONE_AFTER,
+    LOST_AFTER,
+    LeastLoaded,
+    Load,
+    PrefixAware,
+    PrefixIndex,
+    Route,
+)
 
 PROMPT = tuple(range(100, 120))
 OTHER = tuple(range(200, 220))
@@ -25,9 +32,8 @@ def first(routing: PrefixAware, prompt: Sequence[int], offered: list[Load]) -> s
 
 
 def complete(routing: PrefixAware, name: str, prompt: Sequence[int], cached: int = 1) -> None:
-    sent = routing.sent(name, prompt, 0.0)
-    routing.prefill_wait(sent, 0.0)
-    routing.first_token(sent, 1.0)
+    sent = routing.sent(name, prompt)
+    routing.first_token(sent)
     routing.answered(sent, cached)
     routing.ended(sent)
 
@@ -56,9 +62,9 @@ def test_a_stronger_replica_may_have_more_at_a_time() -> None:
 
 def test_what_is_to_be_computed_before_counts_until_its_first_token() -> None:
     made = router(a=PROMPT[:10])
-    waiting = made.sent("a", tuple(range(1000, 2000)), 0.0)
+    waiting = made.sent("a", tuple(range(1000, 2000)))
     assert first(made, PROMPT, loads(a=1, b=0)) == "b"
-    made.first_token(waiting, 1.0)
+    made.first_token(waiting)
     made.ended(waiting)
     made.ended(waiting)
     assert first(made, PROMPT, loads(a=0, b=0)) == "a"
@@ -144,7 +150,7 @@ def test_a_replica_that_started_anew_holds_nothing() -> None:
 
 def test_what_was_not_computed_after_all_is_not_believed() -> None:
     made = router(a=PROMPT[:4])
-    made.ended(made.sent("a", PROMPT, 0.0))
+    made.ended(made.sent("a", PROMPT))
     assert made.index.held("a", PROMPT) == 4
 
 
@@ -152,24 +158,23 @@ def test_what_is_refused_or_given_up_pushes_nothing_out() -> None:
     made = PrefixAware(PrefixIndex(capacity=len(PROMPT)))
     complete(made, "a", PROMPT)
     for number in range(9):
-        sent = made.sent("a", tuple(range(1000 * number + 1000, 1000 * number + 1500)), 0.0)
-        made.prefill_wait(sent, 0.0)
+        sent = made.sent("a", tuple(range(1000 * number + 1000, 1000 * number + 1500)))
         made.ended(sent)
     assert made.index.held("a", PROMPT) == len(PROMPT)
 
 
 def test_what_is_being_computed_counts_as_held() -> None:
     made = router()
-    made.prefill_wait(made.sent("a", PROMPT[:12], 0.0), 0.0)
+    made.sent("a", PROMPT[:12])
     order = made.order(PROMPT, loads(a=1, b=0))
     assert (order[0].name, order[0].blocks_hit) == ("a", 12)
 
 
 def test_a_failure_does_not_take_from_another_what_it_computed() -> None:
     made = router()
-    failing, other = made.sent("a", PROMPT, 0.0), made.sent("a", PROMPT, 0.0)
+    failing, other = made.sent("a", PROMPT), made.sent("a", PROMPT)
     made.ended(failing)
-    made.first_token(other, 2.0)
+    made.first_token(other)
     assert made.index.held("a", PROMPT) == len(PROMPT)
 
 
@@ -198,8 +203,8 @@ def test_a_prompt_that_is_not_found_may_be_rendered_in_another_way_and_proves_no
 def test_what_is_still_being_computed_proves_no_loss() -> None:
     made = router()
     complete(made, "a", OTHER)
-    made.prefill_wait(made.sent("a", PROMPT, 0.0), 0.0)
-    second = made.sent("a", PROMPT, 0.0)
+    made.sent("a", PROMPT)
+    second = made.sent("a", PROMPT)
     made.answered(second, 0)
     assert made.index.held("a", OTHER) == len(OTHER)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.upstream.routing.prefix_chain import (
+from gateway.upstream.pool.prefix_chain import (
     BLOCK_BYTES,
     MOST_BLOCKS,
     MOST_BYTES,

@@ -1,6 +1,6 @@
 """What each replica is believed to hold: bounded, and forgotten tails first."""
 
-from gateway.upstream.routing.prefix_aware import PrefixIndex
+from gateway.upstream.pool.routing import PrefixIndex
 
 
 def test_all_replicas_together_are_bounded_too() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.upstream.request import Outgoing, own_fields, with_key, without_salt
+from gateway.upstream.request import own_fields, with_key, without_salt
 
 
 def test_a_body_is_keyed_without_the_salt_that_is_overwritten():
@@ -32,17 +32,3 @@ def test_no_credential_of_a_client_stays(name):
     sent = [(name, "gateway-key"), ("A", "b"), (name.upper(), "again")]
     assert with_key(sent, None) == (("A", "b"),)
     assert with_key(sent, "upstream") == (("A", "b"), ("Authorization", "Bearer upstream"))
-
-
-@pytest.mark.parametrize(
-    ("fields", "rank"),
-    [
-        ((), 1),
-        ((("X-Refrain-Priority", "high"),), 0),
-        (own_fields((("x-refrain-priority", "high"),)), 2),
-        ((("X-Refrain-Priority", "urgent"),), 1),
-    ],
-    ids=["nothing said", "high", "low", "no priority"],
-)
-def test_the_line_in_which_a_request_stands_is_that_of_the_policy(fields, rank):
-    assert Outgoing("/v1/chat/completions", fields, b"{}").rank == rank

@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.upstream.routing.warm_up import HALF_LIFE, LONGEST_BYTES, MOST_MET, WarmPrefixes
+from gateway.upstream.pool.warm_up import HALF_LIFE, LONGEST_BYTES, MOST_MET, WarmPrefixes
 from policies.decision import Endpoint
 
 LONG = "You are careful. " * 100

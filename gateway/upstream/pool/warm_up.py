@@ -24,9 +24,9 @@ from gateway.prompts.rewrite.text_rules import INSTRUCTING
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import CREDENTIALS
 from gateway.upstream.http_client import HttpUpstream
+from gateway.upstream.pool.prefix_chain import PromptChains
 from gateway.upstream.pool.table import PoolTable
 from gateway.upstream.request import OF_AN_ACCOUNT, PRIORITY, SALT, Outgoing
-from gateway.upstream.routing.prefix_chain import PromptChains
 from policies.decision import Endpoint, Priority
 
 log = logging.getLogger(__name__)
@@ -230,5 +230,5 @@ class WarmUp:
         self.warmed(name)
         if self.chains is not None:
             chain = self.chains.of(Endpoint.CHAT, prefix.body, {}, len(prefix.raw))
-            self.table.computed(name, chain, self.clock())
+            self.table.computed(name, chain)
         return None

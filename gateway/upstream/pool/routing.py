@@ -1,6 +1,7 @@
 """Sends a prompt to the replica with its longest prefix, unless that costs more than it saves.
 
 Laws:
+- Only what is offered is chosen, and the same inputs give the same answer. No clock, no chance.
 - Load is bounded: while another has room, no replica is chosen that has twice its share of the
   requests under way, however much of the prompt it holds.
 - Within the bound the cheapest is chosen. Blocks to compute count most, for they cost all replicas
@@ -10,24 +11,94 @@ Laws:
   expected where another gateway sent the turn before. A gateway that finds nothing of another's for
   long is alone, and goes by load if it has nothing else to go by.
 - Only what was computed is remembered: what is refused, fails or is given up pushes nothing out.
+  What is being computed counts as held until then.
 - What a replica is believed to hold is corrected by what it says. Believing too much costs
   nothing that was measured (benchmarks/prefix_routing.py), believing too little does. A block that
   is gone at the replica costs a prefill, never a wrong answer.
-- A block is computed by one request of a replica at a time, as far as waiting can achieve that.
-  No request waits behind one that waits, nor behind a lower priority, nor for a few blocks, nor for
-  long. A stream's first byte tells that its prompt is computed. A plain reply's comes when all of
-  the answer is there, so a wait behind one ends by the clock.
 
 Sources: Mirrokni, Thorup, Zadimoghaddam: "Consistent hashing with bounded loads", SODA 2018;
 Thaler, Ravishankar: "Using name-based mappings to increase hit rates", 1998.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from hashlib import blake2b
 from itertools import islice, takewhile
 from math import ceil, log
 
-from gateway.upstream.routing.routing import Choice, Load, Route, Routing, Sent, Wait
+
+class Route(StrEnum):
+    """Why a replica was chosen: one vocabulary for metric, log and trace."""
+
+    PREFIX = "prefix"
+    """None holds more of the prompt."""
+    COLD = "cold"
+    """None holds any of it."""
+    BALANCE = "balance"
+    """Another holds more of it and has too much to do, or only load counts."""
+    RETRY = "retry"
+    """It was the last that was left, or is asked once more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a replica has to do; ``weight`` is how much it can take beside others."""
+
+    name: str
+    in_flight: int
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A replica, how many blocks of the prompt it should hold, and why it comes here."""
+
+    name: str
+    blocks_hit: int
+    why: Route
+
+
+@dataclass(eq=False, slots=True)
+class Sent:
+    """A request on its way to a replica, from ``sent`` to ``ended``.
+
+    As far as is known, the replica has computed ``held`` blocks of its prompt or is at them.
+    """
+
+    name: str
+    prefix: Sequence[int] = field(repr=False)
+    held: int = 0
+    blocks: int = 0
+    """Those still to be computed before its first token."""
+    last_use: int = 0
+    """Of the last block that was surely computed before; 0 if there is none."""
+
+
+class LeastLoaded:
+    """The replica with the fewest requests under way, whatever the prompt; ties by name."""
+
+    def order(self, prefix: Sequence[int], loads: Sequence[Load]) -> Sequence[Choice]:  # noqa: ARG002
+        """Return all that is offered, the best first."""
+        by_load = sorted(loads, key=lambda load: (load.in_flight / load.weight, load.name))
+        return [Choice(load.name, 0, Route.BALANCE) for load in by_load]
+
+    def sent(self, name: str, prefix: Sequence[int]) -> Sent:
+        """Note that the request goes to this replica; ``ended`` must follow."""
+        return Sent(name, prefix)
+
+    def first_token(self, sent: Sent) -> None:
+        """Note that its prompt is computed."""
+
+    def answered(self, sent: Sent, cached_tokens: int) -> None:
+        """Note how much of the prompt the replica says that it had."""
+
+    def ended(self, sent: Sent) -> None:
+        """Note that it is over, however it ended. Doing it again does nothing."""
+
+    def forget(self, name: str) -> None:
+        """Note that the replica's cache is empty: it has started anew, or is gone."""
+
 
 DEFAULT_CAPACITY = 65_536
 """Blocks of a replica of which nothing is known: of 128 tokens each, more than most GPUs hold."""
@@ -113,85 +184,6 @@ class PrefixIndex:
                 del blocks[digest]
 
 
-MIN_TIMED_BLOCKS = 8
-"""The time of fewer says little."""
-SLACK = 2.0
-"""A plain reply's prompt gets this many times the usual seconds."""
-_NEWEST = 0.3
-"""Weight of the newest measurement."""
-
-
-class PrefillRate:
-    """Seconds a block at each replica, its queue included."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-
-    def go(self, sent: Sent, now: float) -> None:
-        """Note that it is really sent, and when its prompt should be computed."""
-        sent.went = now
-        rate = self._seconds.get(sent.name)
-        if rate is not None and not sent.streamed:
-            sent.computed_by = now + SLACK * rate * sent.blocks
-
-    def first_token(self, sent: Sent, now: float) -> None:
-        """Note its first byte."""
-        if not sent.streamed or sent.blocks < MIN_TIMED_BLOCKS:
-            return
-        seen = (now - sent.went) / sent.blocks
-        before = self._seconds.get(sent.name, seen)
-        self._seconds[sent.name] = before + _NEWEST * (seen - before)
-
-
-MIN_SHARED_BLOCKS = 8
-"""Computing fewer blocks twice costs less than waiting does."""
-
-MAX_WAIT_SECONDS = 2.0
-
-
-class ColdPrefixes:
-    """The blocks that are being computed, each with its leader; not thread-safe."""
-
-    def __init__(self) -> None:
-        self._computing: dict[str, dict[int, Sent]] = {}
-
-    def held(self, name: str, prefix: Sequence[int], computed: int) -> int:
-        """Return how many blocks are computed or being computed, where ``computed`` are."""
-        computing = self._computing.get(name)
-        if computing:
-            while computed < len(prefix) and prefix[computed] in computing:
-                computed += 1
-        return computed
-
-    def wait(self, sent: Sent, now: float) -> Wait | None:
-        """Return the leader to wait for before ``sent`` goes, if one is worth it."""
-        until = sent.at + MAX_WAIT_SECONDS
-        computing = self._computing.get(sent.name, {})
-        leaders = [
-            leader
-            for digest in sent.prefix
-            if (leader := computing.get(digest)) is not None and leader.rank <= sent.rank
-        ]
-        if len(leaders) < MIN_SHARED_BLOCKS or leaders[-1] is sent:
-            return None
-        until = min(until, leaders[-1].computed_by)
-        return Wait(leaders[-1], until) if now < until else None
-
-    def begin(self, sent: Sent, computed: int) -> None:
-        """Make it the leader of blocks without one, after the first ``computed``."""
-        computing = self._computing.setdefault(sent.name, {})
-        for digest in sent.prefix[computed:]:
-            if computing.setdefault(digest, sent).rank > sent.rank:
-                computing[digest] = sent
-
-    def end(self, sent: Sent) -> None:
-        """Note that it no longer leads any block."""
-        computing = self._computing.get(sent.name, {})
-        for digest in sent.prefix:
-            if computing.get(digest) is sent:
-                del computing[digest]
-
-
 TOKENS_A_BLOCK = 128
 
 _SURELY_FOUND = 1024
@@ -218,14 +210,13 @@ _HOME_SPARES = 0.35
 """The part of what no replica holds that is not counted at its home."""
 
 
-class PrefixAware(Routing):
-    """See above. Replicas in ``sharing`` compute what several prompts begin with once."""
+class PrefixAware(LeastLoaded):
+    """See above. It learns from what became of each request."""
 
     def __init__(
         self,
         index: PrefixIndex | None = None,
         *,
-        sharing: Container[str] = (),
         block_tokens: int = TOKENS_A_BLOCK,
         has_siblings: bool = False,
     ) -> None:
@@ -237,15 +228,17 @@ class PrefixAware(Routing):
         self._has_siblings = has_siblings
         self._nothing_found = 0
         """Prompts in a row without a foreign cache hit."""
-        self._sharing = sharing
-        self._cold = ColdPrefixes()
-        self._rate = PrefillRate()
+        self._computing: dict[str, dict[int, Sent]] = {}
+        """By replica, the blocks that are being computed, each with the first that needs it."""
         self._pending: dict[str, int] = {}
 
     def order(self, prefix: Sequence[int], loads: Sequence[Load]) -> list[Choice]:
         if not loads:
             return []
-        held = {load.name: self._held(load.name, prefix) for load in loads}
+        held = {
+            load.name: self._held(load.name, prefix, self.index.held(load.name, prefix))
+            for load in loads
+        }
         most = max(held.values())
         # What two of them hold is what prompts have in common, and known alike to all gateways.
         common = sorted(held.values())[-2:][0]
@@ -261,26 +254,20 @@ class PrefixAware(Routing):
         names = [load.name for load in sorted(loads, key=rank)]
         return [Choice(name, held[name], _why(held[name], most)) for name in names]
 
-    def sent(self, name: str, prefix: Sequence[int], now: float) -> Sent:
+    def sent(self, name: str, prefix: Sequence[int]) -> Sent:
         computed = self.index.held(name, prefix)
-        held = self._cold.held(name, prefix, computed)
-        sent = Sent(name, prefix, now, held, len(prefix) - held)
+        held = self._held(name, prefix, computed)
+        sent = Sent(name, prefix, held, len(prefix) - held)
         if computed * self._block_tokens >= _SURELY_FOUND:
             sent.last_use = self.index.last_use(name, prefix[computed - 1])
         self._pending[name] = self._pending.get(name, 0) + sent.blocks
+        computing = self._computing.setdefault(name, {})
+        for digest in prefix[held:]:
+            computing.setdefault(digest, sent)
         return sent
 
-    def prefill_wait(self, sent: Sent, now: float) -> Wait | None:
-        wait = None if sent.name in self._sharing else self._cold.wait(sent, now)
-        if wait is None:
-            self._take_over(sent)
-            self._rate.go(sent, now)
-            self._cold.begin(sent, self.index.held(sent.name, sent.prefix))
-        return wait
-
-    def first_token(self, sent: Sent, now: float) -> None:
-        self._rate.first_token(sent, now)
-        self._settle(sent)
+    def first_token(self, sent: Sent) -> None:
+        self.ended(sent)
         self.index.add(sent.name, sent.prefix)
 
     def answered(self, sent: Sent, cached_tokens: int) -> None:
@@ -296,7 +283,14 @@ class PrefixAware(Routing):
                 since.clear()
 
     def ended(self, sent: Sent) -> None:
-        self._settle(sent)
+        if not sent.blocks:
+            return
+        self._pending[sent.name] -= sent.blocks
+        sent.blocks = 0
+        computing = self._computing[sent.name]
+        for digest in sent.prefix[sent.held :]:
+            if computing.get(digest) is sent:
+                del computing[digest]
 
     def forget(self, name: str) -> None:
         self.index.forget(name)
@@ -318,23 +312,13 @@ class PrefixAware(Routing):
         elif len(sent.prefix) * self._block_tokens >= known:
             self._nothing_found += 1
 
-    def _held(self, name: str, prefix: Sequence[int]) -> int:
-        """Return how many blocks the replica has computed or is at."""
-        return self._cold.held(name, prefix, self.index.held(name, prefix))
-
-    def _take_over(self, sent: Sent) -> None:
-        """Let it compute the blocks whose leaders gave up since it was sent."""
-        lost = sent.held - self._held(sent.name, sent.prefix[: sent.held])
-        if lost:
-            sent.held -= lost
-            sent.blocks += lost
-            self._pending[sent.name] += lost
-
-    def _settle(self, sent: Sent) -> None:
-        if sent.blocks:
-            self._pending[sent.name] -= sent.blocks
-            sent.blocks = 0
-        self._cold.end(sent)
+    def _held(self, name: str, prefix: Sequence[int], computed: int) -> int:
+        """Return how many blocks are computed or being computed, where ``computed`` are."""
+        computing = self._computing.get(name)
+        if computing:
+            while computed < len(prefix) and prefix[computed] in computing:
+                computed += 1
+        return computed
 
     def _room(self, load: Load, even: float) -> int:
         share = ceil((1 + SHARE_OVER) * even * load.weight)
