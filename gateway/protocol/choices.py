@@ -45,6 +45,9 @@ _TEXT = frozenset({"content", "refusal", "reasoning_content", "reasoning"})
 _DETAIL_TEXT = frozenset({"text", "summary"})
 """Fields of an item of ``reasoning_details`` whose pieces add up."""
 
+_CALL_TEXT = frozenset({"arguments"})
+"""Fields of a call of a function whose pieces add up."""
+
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 """Values by which servers say that a chunk has nothing to add to a field."""
 
@@ -149,7 +152,7 @@ def _merge_delta(message: dict[str, Any], delta: dict[str, Any]) -> None:
         elif name == "reasoning_details" and value and isinstance(value, list):
             _merge_details(message, name, value)
         elif name == "function_call" and isinstance(value, dict):
-            _merge_call(_inner(message, name), value)
+            _merge_texts(_inner(message, name), value, _CALL_TEXT)
         else:
             _set_once(message, name, value)
 
@@ -174,7 +177,7 @@ def _merge_tool_calls(message: dict[str, Any], deltas: list[Any]) -> None:
             raise UnknownShapeError("a tool call now with an index, now without")
         for name, value in delta.items():
             if name == "function" and isinstance(value, dict):
-                _merge_call(_inner(calls[index], name), value)
+                _merge_texts(_inner(calls[index], name), value, _CALL_TEXT)
             elif name != "index":
                 _set_once(calls[index], name, value)
 
@@ -200,23 +203,19 @@ def _merge_details(message: dict[str, Any], name: str, deltas: list[Any]) -> Non
         if last is None or not _continues(last, delta):
             last = {}
             details.append(last)
-        for member, value in delta.items():
-            if member in _DETAIL_TEXT and isinstance(value, str):
-                _append(last, member, value)
-            else:
-                _set_once(last, member, value)
+        _merge_texts(last, delta, _DETAIL_TEXT)
 
 
 def _continues(last: dict[str, Any], delta: dict[str, Any]) -> bool:
     return all(delta.get(name) == last.get(name) for name in ("index", "type"))
 
 
-def _merge_call(call: dict[str, Any], delta: Mapping[str, Any]) -> None:
+def _merge_texts(holder: dict[str, Any], delta: dict[str, Any], texts: Container[str]) -> None:
     for name, value in delta.items():
-        if name == "arguments" and isinstance(value, str):
-            _append(call, name, value)
+        if name in texts and isinstance(value, str):
+            _append(holder, name, value)
         else:
-            _set_once(call, name, value)
+            _set_once(holder, name, value)
 
 
 def _merge_lists(merged: dict[str, Any], delta: Mapping[str, Any]) -> None:
@@ -338,17 +337,15 @@ def declined_choices(
         if (reason := declined_choice(body, choice)) is not None:
             return reason
         # A choice that calls tools has no text.
-        if _asks_for_json(body) and (said := text(choice)) and not is_json(said):
+        if (said := text(choice)) and lacks_json(body.get("response_format"), said):
             return Reason.INVALID_JSON
     return unprintable(result)
 
 
-def _asks_for_json(body: dict[str, Any]) -> bool:
-    match body.get("response_format"):
-        case {"type": "json_object" | "json_schema"}:
-            return True
-        case _:
-            return False
+def lacks_json(wanted: Any, text: str) -> bool:
+    """Tell whether a response format asks for JSON, and the text is none."""
+    asks = isinstance(wanted, dict) and wanted.get("type") in ("json_object", "json_schema")
+    return asks and not is_json(text)
 
 
 def is_json(text: str) -> bool:

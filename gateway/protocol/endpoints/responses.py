@@ -17,7 +17,7 @@ from typing import Any
 
 from gateway.protocol import exact_json
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.choices import CUT_OFF, is_json, unprintable
+from gateway.protocol.choices import CUT_OFF, is_json, lacks_json, unprintable
 from gateway.protocol.endpoints.spec import (
     ARRAY,
     BOOLEAN,
@@ -162,7 +162,8 @@ def _declined(body: Body, result: Any, finish_reasons: Container[str]) -> Reason
     called = any(item["type"] in ("function_call", "custom_tool_call") for item in items)
     if not called and not any(texts):
         return Reason.EMPTY
-    if texts and _asks_for_json(body) and not is_json("".join(texts)):
+    form = body.get("text")
+    if texts and lacks_json(form.get("format") if form else None, "".join(texts)):
         return Reason.INVALID_JSON
     return unprintable(result)
 
@@ -209,14 +210,6 @@ def _declined_part(part: Any) -> Reason | None:
             return Reason.UNKNOWN_SHAPE
 
 
-def _asks_for_json(body: Mapping[str, Any]) -> bool:
-    match body.get("text"):
-        case {"format": {"type": "json_object" | "json_schema"}}:
-            return True
-        case _:
-            return False
-
-
 _LAST = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _PIECES = {
     "response.output_text.delta": "text",
@@ -225,6 +218,8 @@ _PIECES = {
     "response.custom_tool_call_input.delta": "input",
 }
 """Events that bring a piece of text, and the field of the item or its part where it ends up."""
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
+"""Items that are calls, and the field that is streamed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -282,13 +277,12 @@ def _text_at(output: list[Any], place: int, part: Any, field: str) -> Any:
         return None
 
 
-_RESPONSE_EVENTS_LAST = ("completed", "incomplete", "failed")
 Events = Iterator[tuple[str, dict[str, Any]]]
 
 
 def render_response(response: Mapping[str, Any]) -> bytes:
     """Return the whole event stream. Raises ValueError for a response that has not ended."""
-    if response["status"] not in _RESPONSE_EVENTS_LAST:
+    if f"response.{response['status']}" not in _LAST:
         raise ValueError(f"a response that is {response['status']}")
     events = []
     for number, (kind, event) in enumerate(_events(response)):
@@ -318,36 +312,26 @@ def _emptied(item: Mapping[str, Any]) -> dict[str, Any]:
     empty: dict[str, Any] = {**item}
     if "status" in empty:
         empty["status"] = "in_progress"
-    match item["type"]:
-        case "message":
-            empty["content"] = []
-        case "reasoning":
-            empty |= {name: [] for name in ("summary", "content") if item.get(name) is not None}
-        case "function_call":
-            empty["arguments"] = ""
-        case "custom_tool_call":
-            empty["input"] = ""
+    if (name := _CALLS.get(item["type"])) is not None:
+        empty[name] = ""
+    elif item["type"] in ("message", "reasoning"):
+        empty |= {name: [] for name in ("summary", "content") if item.get(name) is not None}
     return empty
 
 
 def _pieces(item: Mapping[str, Any], where: dict[str, Any]) -> Events:
-    match item["type"]:
-        case "message":
-            for place, part in enumerate(item["content"]):
-                yield from _part(part, {**where, "content_index": place})
-        case "reasoning":
-            for place, part in enumerate(item.get("summary") or ()):
-                yield from _summary(part, {**where, "summary_index": place})
-            for place, part in enumerate(item.get("content") or ()):
-                yield from _part(part, {**where, "content_index": place})
-        case "function_call":
-            given = item["arguments"]
-            yield "response.function_call_arguments.delta", {**where, "delta": given}
-            told = {"name": item["name"], "arguments": given}
-            yield "response.function_call_arguments.done", {**where, **told}
-        case "custom_tool_call":
-            yield "response.custom_tool_call_input.delta", {**where, "delta": item["input"]}
-            yield "response.custom_tool_call_input.done", {**where, "input": item["input"]}
+    kind = item["type"]
+    if (name := _CALLS.get(kind)) is not None:
+        text = item[name]
+        called = {"name": item["name"]} if kind == "function_call" else {}
+        yield f"response.{kind}_{name}.delta", {**where, "delta": text}
+        yield f"response.{kind}_{name}.done", {**where, **called, name: text}
+    if kind == "reasoning":
+        for place, part in enumerate(item.get("summary") or ()):
+            yield from _summary(part, {**where, "summary_index": place})
+    if kind in ("message", "reasoning"):
+        for place, part in enumerate(item.get("content") or ()):
+            yield from _part(part, {**where, "content_index": place})
 
 
 def _part(part: Mapping[str, Any], where: dict[str, Any]) -> Events:
