@@ -166,12 +166,6 @@ class ForwardStatus:
         return "; ".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedStatus:
-    """Neither answered from an entry nor forwarded."""
-
-    reason: Reason
-
-    def header(self) -> str:
-        """Return the list member."""
-        return f"refrain; detail={self.reason}"
+def refused_header(reason: Reason) -> str:
+    """Return the list member of a request that is neither answered from an entry nor forwarded."""
+    return f"refrain; detail={reason}"

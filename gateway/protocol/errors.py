@@ -55,8 +55,7 @@ class UpstreamError(RequestError):
     """The upstream could not be reached, did not answer in time, or broke off.
 
     ``sent`` says that it may have got the request, ``answered`` that something came back.
-    ``retry_after`` is when to come back, in
-    seconds, and ``tried`` are those who failed and why, where there are several upstreams.
+    ``retry_after`` is when to come back, in seconds. ``tried`` are those that failed and why.
     ``detail`` is for the log alone: it may name the upstream and its address.
     """
 
@@ -82,16 +81,9 @@ class UpstreamError(RequestError):
 
     def again(self) -> "UpstreamError":
         """Return the same for another reader: each raises its own."""
-        return UpstreamError(
-            self.status,
-            self.message,
-            self.reason,
-            sent=self.sent,
-            answered=self.answered,
-            retry_after=self.retry_after,
-            tried=self.tried,
-            detail=self.detail,
-        )
+        copy = UpstreamError.__new__(UpstreamError, *self.args)
+        copy.__dict__.update(self.__dict__)
+        return copy
 
 
 def error_body(

@@ -58,17 +58,23 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     on which duplicate wins).
     """
     try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        if "surrogate" in str(error):
-            raise LoneSurrogateError(_parse_surrogates(raw)) from None
-        raise BodyError(f"We could not parse the JSON body of your request: {error}.") from None
-    if not isinstance(body, dict):
-        raise BodyError("The JSON body of a request must be an object.")
-    try:
-        printed = orjson.dumps(body)
-    except TypeError:  # orjson prints fewer levels than it reads
+        return _parse_body(raw)
+    except BodyError:
+        raise
+    except (TypeError, RecursionError):  # orjson prints fewer levels than it reads
         raise BodyError("The JSON body of your request is nested too deeply.") from None
+    except ValueError as error:
+        raise BodyError(f"We could not parse the JSON body of your request: {error}.") from None
+
+
+def _parse_body(raw: bytes) -> dict[str, Any]:
+    try:
+        body = _check_object(orjson.loads(raw))
+    except orjson.JSONDecodeError as error:
+        if "surrogate" not in str(error):
+            raise
+        raise LoneSurrogateError(_check_object(_parse_exactly(raw.decode()))) from None
+    printed = orjson.dumps(body)
     # Proof that no key was dropped, without a slow parse: the reprint is the same text; or, if no
     # colon is escaped, both have the same number of colons, of members and inside strings.
     proven_unique = raw == printed or (
@@ -76,8 +82,13 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     )
     if proven_unique and not _has_integral_float(printed):
         return body
-    exact: dict[str, Any] = _parse_exactly(raw)
-    return exact
+    return _check_object(_parse_exactly(raw))
+
+
+def _check_object(body: Any) -> dict[str, Any]:
+    if not isinstance(body, dict):
+        raise BodyError("The JSON body of a request must be an object.")
+    return body
 
 
 def _has_integral_float(printed: bytes) -> bool:
@@ -100,21 +111,6 @@ def _parse_exactly(text: str | bytes) -> Any:
         parse_float=_fold_number,
         parse_constant=_refuse_constant,
     )
-
-
-def _parse_surrogates(raw: bytes) -> dict[str, Any]:
-    """Parse a body with a lone surrogate, which orjson refuses, as strictly as any other."""
-    try:
-        body = _parse_exactly(raw.decode())
-    except RecursionError:
-        raise BodyError("The JSON body of your request is nested too deeply.") from None
-    except BodyError:
-        raise
-    except ValueError as error:
-        raise BodyError(f"We could not parse the JSON body of your request: {error}.") from None
-    if not isinstance(body, dict):
-        raise BodyError("The JSON body of a request must be an object.")
-    return body
 
 
 def _refuse_constant(name: str) -> float:

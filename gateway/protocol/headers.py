@@ -4,17 +4,8 @@ import re
 from collections.abc import Iterable
 
 _HOP_BY_HOP = frozenset(
-    {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
+    {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection"}
+    | {"te", "trailer", "transfer-encoding", "upgrade"}
 )
 _REQUEST_ONLY_HERE = frozenset({"host", "content-length", "expect"})
 """True of the client's connection, not of ours to the upstream."""
@@ -23,23 +14,9 @@ CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 """No field may hold these (RFC 9110, 5.5): some parsers take them, and nobody can send them on."""
 
 _ONE_REQUESTS = frozenset(
-    {
-        "age",
-        "authentication-info",
-        "cf-ray",
-        "content-length",
-        "content-location",
-        "date",
-        "etag",
-        "location",
-        "proxy-authentication-info",
-        "server-timing",
-        "set-cookie",
-        "set-cookie2",
-        "traceparent",
-        "tracestate",
-        "www-authenticate",
-    }
+    {"age", "authentication-info", "cf-ray", "content-length", "content-location", "date", "etag"}
+    | {"location", "proxy-authentication-info", "server-timing", "set-cookie", "set-cookie2"}
+    | {"traceparent", "tracestate", "www-authenticate"}
 )
 _ONE_REQUESTS_PARTS = ("request-id", "correlation-id", "trace-id", "ratelimit", "rate-limit")
 _ONE_REQUESTS_ENDS = ("-ms", "-cost", "-organization", "-project")

@@ -1,12 +1,10 @@
-"""How long a prompt is, in tokens, without the model's tokenizer.
+"""How long a prompt is, and what an upstream says of the tokens of a call.
 
-An estimate, to be bounded and not billed: a token for every four UTF-8 bytes of text, which is
-what English takes; each of a prompt given as token numbers; and one figure for every image, sound
-or file, whatever its size.
+The length is an estimate without the model's tokenizer, to be bounded and not billed: a token for
+every four UTF-8 bytes of text, as English takes; each of a prompt given as token numbers; and one
+figure for every image, sound or file, whatever its size.
 
-What an upstream says of the tokens of one call, in whichever provider's words.
-
-Law: only whole numbers from 0 count; what an upstream does not say is None and never a guess.
+Law: of an upstream's usage only whole numbers from 0 count. What it does not say is None.
 """
 
 from typing import Any, NamedTuple
@@ -63,9 +61,6 @@ def _count_tokens(prompt: Any) -> int:
     return sum(1 if isinstance(item, int) else _count_tokens(item) for item in prompt)
 
 
-_MOST = 2**53
-
-
 class PromptUsage(NamedTuple):
     """Tokens of one call: of ``prompt``, ``cached`` were in a cache and ``written`` put there."""
 
@@ -85,26 +80,21 @@ def prompt_usage(usage: Any) -> PromptUsage:
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     if not isinstance(details, dict):
         details = {}
-    read = _count(usage.get("cache_read_input_tokens"))  # Anthropic's
-    made = _count(usage.get("cache_creation_input_tokens"))
+    read = _first(usage.get("cache_read_input_tokens"))  # Anthropic's
+    made = _first(usage.get("cache_creation_input_tokens"))
     cached = _first(
-        _count(details.get("cached_tokens")),  # OpenAI's
+        details.get("cached_tokens"),  # OpenAI's
         read,
-        _count(usage.get("prompt_cache_hit_tokens")),  # DeepSeek's
+        usage.get("prompt_cache_hit_tokens"),  # DeepSeek's
     )
-    written = _first(_count(details.get("cache_write_tokens")), made)
-    prompt = _count(usage.get("prompt_tokens"))
-    if prompt is None and (prompt := _count(usage.get("input_tokens"))) is not None and not details:
+    written = _first(details.get("cache_write_tokens"), made)
+    prompt = _first(usage.get("prompt_tokens"))
+    if prompt is None and (prompt := _first(usage.get("input_tokens"))) is not None and not details:
         prompt += (read or 0) + (made or 0)  # Anthropic counts them apart
-    completion = _first(_count(usage.get("completion_tokens")), _count(usage.get("output_tokens")))
+    completion = _first(usage.get("completion_tokens"), usage.get("output_tokens"))
     return PromptUsage(prompt, completion, cached, written)
 
 
-def _first(*counts: int | None) -> int | None:
-    return next((count for count in counts if count is not None), None)
-
-
-def _count(value: Any) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MOST:
-        return None
-    return value
+def _first(*values: Any) -> int | None:
+    """Return the first value that is a count."""
+    return next((each for each in values if type(each) is int and 0 <= each < 2**53), None)

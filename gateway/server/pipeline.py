@@ -48,8 +48,8 @@ from gateway.protocol.cache_status import (
     Forwarded,
     ForwardStatus,
     Reason,
-    RefusedStatus,
     hit_fields,
+    refused_header,
 )
 from gateway.protocol.endpoints.embeddings import item_body, items_of
 from gateway.protocol.endpoints.table import SPECS
@@ -122,7 +122,7 @@ def refuse(observation: Observation) -> Reply:
         kind="cache_error",
         code=Reason.ONLY_IF_CACHED.value,
     )
-    header = RefusedStatus(Reason.ONLY_IF_CACHED).header()
+    header = refused_header(Reason.ONLY_IF_CACHED)
     return Reply(
         504, (("Content-Type", JSON_TYPE), ("Cache-Status", header)), orjson.dumps(error.body())
     )

@@ -13,7 +13,7 @@ import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
-from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason, RefusedStatus
+from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason, refused_header
 from gateway.protocol.errors import (
     ClientError,
     RequestError,
@@ -101,7 +101,7 @@ class Handlers:
                 seen.end("error", Reason.INTERNAL, 500)
                 message = "The gateway had an internal error while processing your request."
                 body = error_body(message, "server_error", None, Reason.INTERNAL.value)
-                return _json(500, body, RefusedStatus(Reason.INTERNAL).header())
+                return _json(500, body, refused_header(Reason.INTERNAL))
             finally:
                 seen.finish()
 
@@ -191,7 +191,7 @@ def refuse(status: int, message: str, code: str) -> web.Response:
     reply = _json(
         status,
         error_body(message, kind, None, code),
-        RefusedStatus(Reason.INVALID_REQUEST).header(),
+        refused_header(Reason.INVALID_REQUEST),
     )
     reply.headers[request_id.HEADER] = request_id.current()
     return reply
@@ -212,7 +212,7 @@ def _refused(error: RequestError, seen: Observation, names: Mapping[str, str]) -
         return response
     reason = error.reason if isinstance(error, ClientError) else Reason.INVALID_REQUEST
     seen.end("invalid", reason)
-    response = _json(error.status, error.body(), RefusedStatus(reason).header())
+    response = _json(error.status, error.body(), refused_header(reason))
     if isinstance(error, UnauthorizedError):
         response.headers["WWW-Authenticate"] = "Bearer"
     return response
@@ -225,4 +225,4 @@ async def _healthz(_request: web.Request) -> web.Response:
 async def _not_found(request: web.Request) -> web.Response:
     message = f"Unknown request URL: {request.method} {request.path}."
     body = error_body(message, "invalid_request_error", None, "unknown_url")
-    return _json(404, body, RefusedStatus(Reason.INVALID_REQUEST).header())
+    return _json(404, body, refused_header(Reason.INVALID_REQUEST))

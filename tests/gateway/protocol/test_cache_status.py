@@ -8,7 +8,7 @@ from gateway.protocol.cache_status import (
     ForwardStatus,
     HitStatus,
     Reason,
-    RefusedStatus,
+    refused_header,
 )
 from gateway.protocol.headers import with_cache_status
 
@@ -54,7 +54,7 @@ EXACTLY = [
         forward(REQUEST, Reason.NO_CACHE, declined=Reason.PII),
         'refrain; fwd=request; detail="no-cache; pii"',
     ),
-    (RefusedStatus(Reason.ONLY_IF_CACHED).header(), "refrain; detail=only-if-cached"),
+    (refused_header(Reason.ONLY_IF_CACHED), "refrain; detail=only-if-cached"),
 ]
 
 
