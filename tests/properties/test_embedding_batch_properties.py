@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from gateway.protocol.endpoints.embeddings import (
     SPEC,
     batch_body,
-    declined_embedding,
     items_of,
     put_together,
     stored_items,
@@ -55,7 +54,7 @@ def test_every_batch_is_answered_as_if_it_were_asked_for_whole(batches):
             assert vectors is not None
             keys = [key_of(item) for item in missing]
             for key, made in zip(keys, stored_items(reply, vectors, keys), strict=True):
-                assert declined_embedding(made) is None
+                assert SPEC.declined({}, made, ()) is None
                 store[key] = orjson.dumps(made)
             usage = reply["usage"]
         keys = [key_of(item) for item in batch]
@@ -88,4 +87,4 @@ def test_every_batch_is_answered_as_if_it_were_asked_for_whole(batches):
 def test_no_reply_of_whatever_shape_raises(reply, count):
     vectors = vectors_of(reply, count)
     assert vectors is None or len(vectors) == count
-    declined_embedding(reply)
+    SPEC.declined({}, reply, ())

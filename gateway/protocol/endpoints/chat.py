@@ -29,7 +29,6 @@ from gateway.protocol.endpoints.spec import (
     Result,
     Streaming,
     Type,
-    check_fields,
     check_type,
     empty_array,
     keyed,
@@ -66,20 +65,19 @@ _TOKENS_INSTEAD = ("input_ids", "input_embeds", "prompt_embeds")
 _CONTENT = Type("one of a string or array of objects", (str, list))
 
 
-def _validate(body: Body) -> ClientError | None:
-    odd = check_fields(body, _FIELDS)
+def _check(body: Body) -> Iterator[ClientError]:
     messages = body.get("messages")
     if messages is None:
         error = missing("messages")
-        if any(name in body for name in _TOKENS_INSTEAD):
-            return error
-        raise error
+        if not any(name in body for name in _TOKENS_INSTEAD):
+            raise error
+        yield error
+        return
     if not messages:
         raise empty_array("messages")
     for position, message in enumerate(messages):
         if not _is_plain(message):
-            odd += _check_message(f"messages[{position}]", message)
-    return odd[0] if odd else None
+            yield from _check_message(f"messages[{position}]", message)
 
 
 def _is_plain(message: Any) -> bool:
@@ -236,7 +234,7 @@ _FORM = ChoiceForm(
 
 SPEC = EndpointSpec(
     fields=_FIELDS,
-    validate=_validate,
+    check=_check,
     recognises=lambda body: "messages" in body,
     operation="chat",
     prompt_fields=("tools", "functions", "documents", "messages"),

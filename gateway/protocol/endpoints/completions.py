@@ -2,6 +2,7 @@
 
 from collections.abc import Container, Iterator
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from gateway.protocol.cache_status import Reason
@@ -25,7 +26,6 @@ from gateway.protocol.endpoints.spec import (
     Result,
     Streaming,
     Type,
-    check_fields,
     keyed,
     missing,
 )
@@ -41,11 +41,9 @@ _FIELDS: Fields = {
 }
 
 
-def _validate(body: Body) -> ClientError | None:
-    odd = check_fields(body, _FIELDS)
+def _check(body: Body) -> Iterator[ClientError]:
     if body.get("prompt") is None:  # OpenAI has a default, vLLM takes ``prompt_embeds``
-        odd.append(missing("prompt"))
-    return odd[0] if odd else None
+        yield missing("prompt")
 
 
 def _is_readable(body: Body) -> bool:
@@ -62,8 +60,8 @@ def _declined(body: Body, result: Any, finish_reasons: Container[str]) -> Reason
         result,
         finish_reasons,
         declined_choice=_declined_choice,
-        text=lambda choice: choice["text"],
-        prompts=len(prompt) if several and isinstance(prompt, list) else 1,
+        text=itemgetter("text"),
+        prompts=len(prompt) if prompt and several else 1,
     )
 
 
@@ -91,7 +89,7 @@ _FORM = ChoiceForm(
 
 SPEC = EndpointSpec(
     fields=_FIELDS,
-    validate=_validate,
+    check=_check,
     recognises=lambda body: "prompt" in body and "input" not in body,
     operation="text_completion",
     prompt_fields=("prompt",),

@@ -22,7 +22,6 @@ from gateway.protocol.endpoints.spec import (
     Fields,
     Result,
     Type,
-    check_fields,
     check_type,
     empty_array,
     keyed,
@@ -45,16 +44,12 @@ _MOST_INPUTS = 2048
 """As at OpenAI."""
 
 
-def _validate(body: Body) -> ClientError | None:
-    odd = check_fields(body, _FIELDS)
+def _check(body: Body) -> Iterator[ClientError]:
     if body.get("input") is None and isinstance(body.get("messages"), list):
-        return missing("input")  # a chat to embed, as vLLM takes it
+        yield missing("input")  # a chat to embed, as vLLM takes it
+        return
     require(body, "input")
-    odd += _check_inputs(body["input"])
-    return odd[0] if odd else None
-
-
-def _check_inputs(given: str | list[Any]) -> Iterator[ClientError]:
+    given = body["input"]
     if isinstance(given, str):
         return
     if not given:
@@ -88,6 +83,7 @@ Item = str | list[int]
 
 CALL = "refrain_call"
 """Member of a stored result that says which call it is a part of; clients never see it."""
+_NO_USAGE = {"prompt_tokens": 0, "total_tokens": 0}
 
 
 def items_of(body: Mapping[str, Any]) -> list[Item]:
@@ -131,18 +127,6 @@ def vectors_of(reply: Any, count: int) -> list[Any] | None:
     return vectors
 
 
-def declined_embedding(result: Any) -> Reason | None:
-    """Return why the result for one item is not stored, or None when it may be."""
-    vectors = vectors_of(result, 1)
-    if vectors is None:
-        return Reason.UNKNOWN_SHAPE
-    [vector] = vectors
-    if isinstance(vector, str):
-        return None if vector else Reason.EMPTY
-    numbers = all(type(number) in (int, float) for number in vector)
-    return None if numbers else Reason.UNKNOWN_SHAPE
-
-
 def stored_items(
     reply: Mapping[str, Any], vectors: Sequence[Any], keys: Sequence[bytes]
 ) -> list[dict[str, Any]]:
@@ -158,7 +142,7 @@ def stored_items(
             "object": "list",
             "data": [{"object": "embedding", "index": 0, "embedding": vector}],
             "model": reply["model"],
-            "usage": _nothing_counted(),
+            "usage": dict(_NO_USAGE),
             CALL: {**call, "item": distinct.index(key)},
         }
         for vector, key in zip(vectors, keys, strict=True)
@@ -188,10 +172,6 @@ def _render(_body: Body, key: bytes, result: bytes) -> bytes:
     return orjson.dumps(put_together([orjson.loads(result)], [key]))
 
 
-def _nothing_counted() -> dict[str, int]:
-    return {"prompt_tokens": 0, "total_tokens": 0}
-
-
 def _counted(results: Sequence[Mapping[str, Any]], keys: Sequence[bytes]) -> dict[str, Any]:
     """Add up the usage of the calls whose items are all here."""
     calls: dict[Any, tuple[int, Any, set[int]]] = {}
@@ -206,15 +186,18 @@ def _counted(results: Sequence[Mapping[str, Any]], keys: Sequence[bytes]) -> dic
     ]
     if len(known) == 1:
         return dict(known[0])
-    total = _nothing_counted()
-    for usage in known:
-        for name in total:
-            total[name] += usage.get(name) or 0
-    return total
+    return {name: sum(usage.get(name) or 0 for usage in known) for name in _NO_USAGE}
 
 
 def _declined(_body: Body, result: Any, _finish_reasons: Container[str]) -> Reason | None:
-    return declined_embedding(result)
+    vectors = vectors_of(result, 1)
+    if vectors is None:
+        return Reason.UNKNOWN_SHAPE
+    [vector] = vectors
+    if isinstance(vector, str):
+        return None if vector else Reason.EMPTY
+    numbers = all(type(number) in (int, float) for number in vector)
+    return None if numbers else Reason.UNKNOWN_SHAPE
 
 
 def _without_vectors(result: Result) -> Result:
@@ -232,7 +215,7 @@ def _recognises(body: Body) -> bool:
 
 SPEC = EndpointSpec(
     fields=_FIELDS,
-    validate=_validate,
+    check=_check,
     recognises=_recognises,
     operation="embeddings",
     prompt_fields=("input",),

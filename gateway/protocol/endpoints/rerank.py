@@ -19,7 +19,6 @@ from gateway.protocol.endpoints.spec import (
     Fields,
     Result,
     Type,
-    check_fields,
     check_type,
     empty_array,
     keyed,
@@ -47,16 +46,12 @@ _FIELDS: Fields = {
 }
 
 
-def _validate(body: Body) -> ClientError | None:
-    odd = check_fields(body, _FIELDS)
+def _check(body: Body) -> Iterator[ClientError]:
     for name in ("query", "documents"):
         require(body, name)
-    if isinstance(body["documents"], list):
-        odd += _check_documents(body["documents"])
-    return odd[0] if odd else None
-
-
-def _check_documents(documents: list[Any]) -> Iterator[ClientError]:
+    documents = body["documents"]
+    if not isinstance(documents, list):
+        return
     if not documents:
         yield empty_array("documents")
     for place, document in enumerate(documents):
@@ -100,7 +95,7 @@ def _usage(result: Result) -> Any:
 
 SPEC = EndpointSpec(
     fields=_FIELDS,
-    validate=_validate,
+    check=_check,
     recognises=lambda body: "query" in body and "documents" in body,
     operation="rerank",
     prompt_fields=("query", "documents"),

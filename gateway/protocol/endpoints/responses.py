@@ -33,7 +33,6 @@ from gateway.protocol.endpoints.spec import (
     Result,
     Streaming,
     Type,
-    check_fields,
     check_type,
     hosted_tools,
     keyed,
@@ -87,13 +86,11 @@ _FIELDS: Fields = {
 }
 
 
-def _validate(body: Body) -> ClientError | None:
-    # A template may name the model.
-    odd = check_fields(body, _FIELDS, names_model=body.get("prompt") is None)
+def _check(body: Body) -> tuple[ClientError, ...]:
     given = body.get("input")
     for place, item in enumerate(given if isinstance(given, list) else ()):
         check_type(f"input[{place}]", item, OBJECT)
-    return odd[0] if odd else None
+    return ()
 
 
 def _find_question(body: Body) -> Question | Reason:
@@ -365,7 +362,8 @@ def _render_stream(result: Result, *, include_usage: bool) -> bytes:
 
 SPEC = EndpointSpec(
     fields=_FIELDS,
-    validate=_validate,
+    check=_check,
+    template_field="prompt",
     recognises=lambda body: "input" in body,
     operation="chat",
     prompt_fields=("tools", "instructions", "input"),

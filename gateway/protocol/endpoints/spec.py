@@ -14,7 +14,7 @@ Laws:
 """
 
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from operator import methodcaller
@@ -168,27 +168,6 @@ _JSON_NAMES = {
 }
 
 
-def check_fields(
-    body: dict[str, Any], fields: Fields, *, names_model: bool = True
-) -> list[ClientError]:
-    """Return why a request is forwarded only. Raises ClientError for what no server takes.
-
-    A request without a model is one of these: servers of one model take it.
-    """
-    odd = []
-    for name, value in body.items():
-        known = fields.get(name)
-        if known is None or value is None or (kind := known.type) is None:
-            continue
-        if type(value) not in kind.types:  # not isinstance: True is no number
-            if not kind.taken(value):
-                raise wrong_type(name, value, kind)
-            odd.append(wrong_type(name, value, kind))
-    if names_model and body.get("model") is None:
-        odd.append(missing("model"))
-    return odd
-
-
 def check_type(where: str, value: Any, kind: Type) -> None:
     """Raise ClientError for a value of another type."""
     if type(value) not in kind.types:
@@ -269,8 +248,10 @@ class EndpointSpec:
 
     fields: Fields
     """The top-level fields of a request; any other is part of the key."""
-    validate: Callable[[Body], ClientError | None]
-    """Returns why a request is forwarded only, or None. Raises ClientError."""
+    check: Callable[[Body], Iterable[ClientError]]
+    """Checks a body beyond the types of its fields, as ``validate`` does."""
+    template_field: str | None = None
+    """The field that may name a template, which may name the model."""
     recognises: Callable[[Body], bool]
     """Tells whether a body that came without its path is one of these."""
     operation: str
@@ -335,6 +316,25 @@ class EndpointSpec:
             for name, each in self.fields.items()
             if each.refusal is not None
         )
+
+    def validate(self, body: Body) -> ClientError | None:
+        """Return why a request is forwarded only. Raises ClientError for what no server takes.
+
+        A request without a model is forwarded: servers of one model take it.
+        """
+        odd = []
+        for name, value in body.items():
+            known = self.fields.get(name)
+            if known is None or value is None or (kind := known.type) is None:
+                continue
+            if type(value) not in kind.types:  # not isinstance: True is no number
+                odd.append(wrong_type(name, value, kind))
+                if not kind.taken(value):
+                    raise odd[-1]
+        if body.get("model") is None and body.get(self.template_field or "model") is None:
+            odd.append(missing("model"))
+        odd.extend(self.check(body))
+        return odd[0] if odd else None
 
     def bypass_reason(self, body: Body) -> Reason | None:
         """Return why a request's fields keep it from being looked up, or None."""
