@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from operator import mul
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from embeddings.verify.calibration import Calibration, calibrated, least_hits
 from embeddings.verify.calibration_file import written_calibration
 from gateway.cache.append_files import before
 from gateway.cache.comparison_journal import CHECKS_FILE
-from gateway.cli.supervisor import PARENT_PIPE, PYTHON
+from gateway.cli.supervisor import PYTHON, Child, run_child
 from gateway.cli.terminal import CommandError, Lines, for_each, say, unreadable
 from gateway.semantic.calibrations import OWN_FILE, Calibrations
 from gateway.semantic.ports import SemanticUnavailableError
@@ -93,10 +92,10 @@ def parse_line(line: Any) -> Compared | LabelledPair | None:
 
 
 def _compared(line: dict[str, Any], outcome: str) -> Compared:
-    score, verifier = line.get("score"), line.get("verifier")
-    if isinstance(score, bool) or not isinstance(score, int | float):
-        raise InvalidFieldError("score", "a number")
-    if not (isfinite(score) and 0 <= score <= 1):
+    score: Any = line.get("score")
+    verifier = line.get("verifier")
+    is_number = isinstance(score, int | float) and not isinstance(score, bool)
+    if not is_number or not 0 <= score <= 1:
         raise InvalidFieldError("score", "a number from 0 to 1")
     if not isinstance(verifier, str) or not verifier:
         raise InvalidFieldError("verifier", "the digest of the verifier whose score it is")
@@ -125,9 +124,7 @@ def calibrate(options: argparse.Namespace) -> int:
         read = [line for _, line in lines]
     except OSError as error:
         raise unreadable(error.filename, error) from None
-    compared = [line for line in read if isinstance(line, Compared)]
-    pairs = [line for line in read if isinstance(line, LabelledPair)]
-    points = asyncio.run(_points(compared, pairs, options.data_dir, options.socket))
+    points = asyncio.run(_points(read, options.data_dir, options.socket))
     points.passed_over["no comparisons or pairs"] += lines.skipped
     names = " ".join(file.name for file in logs)
     if not points.scored:
@@ -159,15 +156,14 @@ def calibrate(options: argparse.Namespace) -> int:
 
 
 async def _points(
-    compared: Sequence[Compared],
-    pairs: Sequence[LabelledPair],
-    data_dir: Path,
-    socket: Path | None,
+    lines: Sequence[Compared | LabelledPair | None], data_dir: Path, socket: Path | None
 ) -> Points:
     """Return the points of one verifier: of the one that scores the pairs, else of the latest.
 
     What the rules passed counts among a model's surest hits: it is served beside them.
     """
+    compared = [line for line in lines if isinstance(line, Compared)]
+    pairs = [line for line in lines if isinstance(line, LabelledPair)]
     models = [each.verifier for each in compared if each.verifier != RULES]
     points = Points(models[-1] if models else RULES)
     if pairs:
@@ -280,36 +276,27 @@ async def scoring_service(socket: Path | None) -> AsyncIterator[EmbeddingsClient
             process = await stack.enter_async_context(_start_service(socket, folder))
         service = EmbeddingsClient(socket, timeout=_CALL_SECONDS)
         stack.push_async_callback(service.close)
-        await wait_until_ready(service, socket, process)
+        await _wait_until_ready(service, socket, process)
         yield service
 
 
 @contextlib.asynccontextmanager
-async def _start_service(socket: Path, folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    argv = ["-m", "embeddings", "--socket", str(socket), "--data-dir", str(folder)]
-    model = os.environ.get("REFRAIN_EMBEDDINGS_MODEL")
-    if model:
+async def _start_service(socket: Path, folder: Path) -> AsyncIterator[asyncio.Task[int]]:
+    argv = [*PYTHON, "-m", "embeddings", "--socket", str(socket), "--data-dir", str(folder)]
+    if model := os.environ.get("REFRAIN_EMBEDDINGS_MODEL"):
         argv += ["--model", model]
-    process = await asyncio.create_subprocess_exec(
-        *PYTHON,
-        *argv,
-        stdin=asyncio.subprocess.PIPE,
-        env={**os.environ, PARENT_PIPE: "1", "REFRAIN_VECTORS": "faiss"},
-    )
+    child = Child("embeddings", argv, {"REFRAIN_VECTORS": "faiss"}, stop_seconds=5.0)
+    stop = asyncio.Event()
+    process = asyncio.create_task(run_child(child, stop, at_once=asyncio.Event()))
     try:
         yield process
     finally:
-        if process.returncode is None:
-            process.terminate()
-            try:
-                await asyncio.wait_for(process.wait(), 5.0)
-            except TimeoutError:
-                process.kill()
-        await process.wait()
+        stop.set()
+        await process
 
 
-async def wait_until_ready(
-    service: EmbeddingsClient, socket: Path, process: asyncio.subprocess.Process | None
+async def _wait_until_ready(
+    service: EmbeddingsClient, socket: Path, process: asyncio.Task[int] | None
 ) -> None:
     """Wait for the service, which ``process`` is where one was started. Raises ScoringError."""
     what = "starting an embeddings service" if process is not None else "the service is loading"
@@ -320,7 +307,7 @@ async def wait_until_ready(
             while (reason := await service.not_ready()) is not None:
                 if process is None and reason != "encoder: loading":
                     raise ScoringError(f"{socket}: no embeddings service answers there")
-                if process is not None and process.returncode is not None:
+                if process is not None and process.done():
                     why = "its own lines say why"
                     raise ScoringError(f"the embeddings service did not start; {why}")
                 await asyncio.sleep(_POLL_SECONDS)

@@ -237,21 +237,18 @@ def _sole_use(data_dir: Path) -> Iterator[None]:
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        sock = socket.socket(family, kind)
-        try:
+        with contextlib.ExitStack() as opened:
+            sock = opened.enter_context(socket.socket(family, kind))
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(address)
             # Listening here, not in the worker: a port in use is known now, and nobody who
             # connects while the workers start is refused.
             sock.listen(2048)
-        except OSError:
-            sock.close()
-            raise
+            opened.pop_all()
+            return sock
     except OSError as error:
-        raise CommandError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}", 1
-        ) from None
-    return sock
+        why = error.strerror or error
+        raise CommandError(f"cannot listen on {host}:{port}: {why}", 1) from None
 
 
 def _embeddings(settings: Settings, runtime: Path) -> list[Child]:

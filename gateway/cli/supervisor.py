@@ -95,7 +95,7 @@ class Supervisor:
         backoff = FIRST_BACKOFF_SECONDS
         while not stop.is_set():
             began = time.monotonic()
-            code = await _run_once(child, stop, self._at_once)
+            code = await run_child(child, stop, self._at_once)
             if self._stop.is_set():
                 return
             lived = time.monotonic() - began
@@ -113,7 +113,8 @@ class Supervisor:
             backoff = min(backoff * 2, LAST_BACKOFF_SECONDS)
 
 
-async def _run_once(child: Child, stop: asyncio.Event, at_once: asyncio.Event) -> int:
+async def run_child(child: Child, stop: asyncio.Event, at_once: asyncio.Event) -> int:
+    """Run a child until it ends, or ``stop`` is set; return its exit code."""
     process = await asyncio.create_subprocess_exec(
         *child.argv,
         stdin=asyncio.subprocess.PIPE,
@@ -121,31 +122,25 @@ async def _run_once(child: Child, stop: asyncio.Event, at_once: asyncio.Event) -
         pass_fds=child.pass_fds,
         start_new_session=True,
     )
-    ended = asyncio.create_task(process.wait())
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if not ended.done():
-        await _end(process, child, at_once)
-    return await ended
+    end = asyncio.create_task(process.wait())
+    await _wait(end, stop)
+    with contextlib.suppress(ProcessLookupError):
+        if not end.done():
+            process.terminate()
+            if not await _wait(end, at_once, child.stop_seconds):
+                seconds = child.stop_seconds
+                log.warning("%s did not stop in %.0f s and is killed", child.name, seconds)
+            if not end.done():
+                process.kill()
+    return await end
 
 
-async def _end(process: asyncio.subprocess.Process, child: Child, at_once: asyncio.Event) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-    ended = asyncio.create_task(process.wait())
-    told_again = asyncio.create_task(at_once.wait())
-    done, _ = await asyncio.wait(
-        (ended, told_again), timeout=child.stop_seconds, return_when=asyncio.FIRST_COMPLETED
-    )
-    told_again.cancel()
-    if ended in done:
-        return
-    if not done:
-        log.warning("%s did not stop in %.0f s and is killed", child.name, child.stop_seconds)
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    await ended
+async def _wait(end: asyncio.Task[int], event: asyncio.Event, seconds: float | None = None) -> bool:
+    """Return whether a process ended, or an event was set, within so many seconds."""
+    other = asyncio.create_task(event.wait())
+    done, _ = await asyncio.wait((end, other), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    other.cancel()
+    return bool(done)
 
 
 def stop_event() -> asyncio.Event:

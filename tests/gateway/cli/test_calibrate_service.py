@@ -29,7 +29,8 @@ class Service:
 class Process:
     """One that runs."""
 
-    returncode = None
+    def done(self):
+        return False
 
 
 @asynccontextmanager
