@@ -257,22 +257,25 @@ def compress_identity(settings: CompressSettings, documents: DocumentSettings | 
     )
 
 
-@lru_cache(maxsize=_MAX_TENANTS)
-def shared_partition(
-    endpoint: Endpoint,
-    upstream: str,
-    query: str,
-    generation: int,
-    pii_identity: str,
-    *,
+def partition_of(
+    place: tuple[Endpoint, str, str, int],
+    identities: tuple[str, str],
     secret: bytes,
     scope: Scope,
     tenant: Tenant,
-    compress: str = "",
+    *,
+    user: tuple[str, ...] = (),
 ) -> Partition:
-    """Return the partition of a request whose scope does not depend on its end user."""
-    scope_bytes = scope_id(secret, scope, tenant, ())
-    return Partition(endpoint, upstream, query, generation, scope_bytes, pii_identity, compress)
+    """Return the partition of a request; for ``user`` see ``scope_id``.
+
+    ``place`` is its endpoint, upstream, query and generation, ``identities`` are those of its scan
+    and of its compression.
+    """
+    return Partition(*place, scope_id(secret, scope, tenant, user), *identities)
+
+
+shared_partition = lru_cache(maxsize=_MAX_TENANTS)(partition_of)
+"""Of a request whose scope does not depend on its end user."""
 
 
 Digests = tuple[tuple[str, bytes], ...]

@@ -287,8 +287,9 @@ class LookUpExact:
             return found
         # Any entry at all proves that the prompt is clean.
         clean = found.status.forwarded is not Forwarded.MISS
-        if found.status.forwarded is not Forwarded.REQUEST and plan.personal is not None:
-            return LookUpPersonal(plan, plan.personal, found, clean)
+        personal = None if plan.personal_partition is None else plan.personal
+        if personal is not None and found.status.forwarded is not Forwarded.REQUEST:
+            return LookUpPersonal(plan, personal, found, clean)
         return _after_lookup(plan, found, clean=clean)
 
 
@@ -364,8 +365,9 @@ def rebind(end: End, plan: Plan) -> End:
     """Return an end that another request came to, bound to this request's own plan."""
     if not isinstance(end, Forward) or end.store is None:
         return end
-    personal = plan.personal
-    return replace(end, store=personal if personal and personal.key == end.store.key else plan)
+    if end.store.key == plan.key:
+        return replace(end, store=plan)
+    return replace(end, store=plan.personal or plan)
 
 
 def bypass(reason: Reason, directives: Directives) -> State:

@@ -9,7 +9,7 @@ from gateway.cache.key import (
     Tenant,
     compress_identity,
     field_digests,
-    scope_id,
+    partition_of,
     shared_partition,
 )
 from gateway.cache.ports import KEY_VERSION, Entry
@@ -178,31 +178,23 @@ def plan_request(
         return refused
     if not (decision.exact or decision.semantic):
         return Reason.POLICY
-    if decision.max_temperature is not None and _too_hot(body, decision.max_temperature):
+    temperature = body.get("temperature")
+    if (
+        decision.max_temperature is not None
+        and isinstance(temperature, int | float)
+        and temperature > decision.max_temperature
+    ):
         return Reason.TEMPERATURE
-    compress = compress_identity(decision.compress, decision.prefix.documents)
+    place = endpoint, upstream, query, decision.generation
+    identities = pii_identity, compress_identity(decision.compress, decision.prefix.documents)
     personal = None
     if decision.scope is Scope.USER or decision.pii is PiiAction.USER:
-        # Not kept for the next request: a name comes from the body and may be megabytes long.
         user = end_user(body)
         if user:
-            scope = scope_id(secret, Scope.USER, tenant, user)
-            generation = decision.generation
-            personal = Partition(
-                endpoint, upstream, query, generation, scope, pii_identity, compress
-            )
+            # Not remembered: a name comes from the body and may be megabytes long.
+            personal = partition_of(place, identities, secret, Scope.USER, tenant, user=user)
     if decision.scope is not Scope.USER:
-        partition = shared_partition(
-            endpoint,
-            upstream,
-            query,
-            decision.generation,
-            pii_identity,
-            secret=secret,
-            scope=decision.scope,
-            tenant=tenant,
-            compress=compress,
-        )
+        partition = shared_partition(place, identities, secret, decision.scope, tenant)
         plan = Plan(body, partition, decision, directives, secret, personal_partition=personal)
     elif personal is not None:
         plan = Plan(body, personal, decision, directives, secret)
@@ -210,11 +202,6 @@ def plan_request(
         return Reason.NO_USER
     # Without exact lookup, what has no question could be stored but never be found.
     return plan if decision.exact or plan.question is not None else Reason.POLICY
-
-
-def _too_hot(body: dict[str, Any], most: float) -> bool:
-    temperature = body.get("temperature")
-    return isinstance(temperature, int | float) and temperature > most
 
 
 def end_user(body: dict[str, Any]) -> tuple[str, ...]:
