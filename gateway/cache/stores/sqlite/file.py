@@ -61,16 +61,6 @@ _TABLES = {"entry", "answer", "ghost", "total"}
 _LOCK_POLL_SECONDS = 0.005
 _OPEN_ATTEMPTS = 3
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-_CONNECTION_SURVIVES = frozenset(
-    {
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_NOMEM,
-        sqlite3.SQLITE_TOOBIG,
-        sqlite3.SQLITE_CONSTRAINT,
-    }
-)
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -113,8 +103,7 @@ class EntryFile:
                         return result
                 self.close()
         except (sqlite3.Error, OSError) as error:
-            if _primary_code(error) not in _CONNECTION_SURVIVES:
-                self.close()
+            self.close()
             raise StoreError(f"{type(error).__name__}: {error}") from error
         raise StoreError(f"{self._path} was replaced again and again")
 
@@ -192,8 +181,6 @@ class EntryFile:
             self._path,
             timeout=self._busy_seconds,
             isolation_level=None,
-            # Each connection belongs to one thread; only the last close may come from another.
-            check_same_thread=False,
         )
         try:
             self._prepare(connection)
@@ -258,11 +245,8 @@ class EntryFile:
         )
 
 
-def is_corrupt(error: Exception) -> bool:
+def is_corrupt(error: sqlite3.Error) -> bool:
     """Tell whether the file is at fault, not the disk, the permissions or a lock."""
-    return isinstance(error, CorruptFileError) or _primary_code(error) in _CORRUPT
-
-
-def _primary_code(error: Exception) -> int | None:
-    code: int | None = getattr(error, "sqlite_errorcode", None)
-    return None if code is None else code & 0xFF
+    # Errors of Python's own module have no code.
+    primary_code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return isinstance(error, CorruptFileError) or primary_code in _CORRUPT

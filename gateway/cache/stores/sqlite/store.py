@@ -43,7 +43,6 @@ from gateway.cache.stores.sqlite.file import PAGE_BYTES, WAL_BYTES, EntryFile
 from gateway.cache.stores.sqlite.table import (
     Bounds,
     Change,
-    checked_value,
     commit,
     read_totals,
     read_value,
@@ -100,13 +99,11 @@ class SqliteStore:
         self._write_seconds = write_seconds
         self._uses: dict[bytes, int] = {}
         self._closed = False
-        bounds = Bounds(
-            max_bytes, max(int(max_bytes * FILE_FACTOR), max_bytes + _FILE_BYTES_AT_LEAST)
-        )
+        max_file_bytes = max(int(max_bytes * FILE_FACTOR), max_bytes + _FILE_BYTES_AT_LEAST)
         self._writer = Writer(
             partial(EntryFile, path, busy_seconds=write_seconds / 2, clock=clock),
-            bounds=bounds,
-            uses=self._uses,
+            Bounds(max_bytes, max_file_bytes),
+            self._uses,
             clock=clock,
             upkeep_seconds=upkeep_seconds,
         )
@@ -220,7 +217,7 @@ class SqliteStore:
         entries = []
         for _, key, value in rows:
             try:
-                entries.append(decode_entry(checked_value(value), key))
+                entries.append(decode_entry(value, key))
             except DamagedEntryError as error:
                 self._writer.discard(key, error)
         return Page(entries, b"%d" % rows[-1][0] if len(rows) == limit else None)
@@ -240,9 +237,9 @@ class Writer:
     def __init__(
         self,
         open_file: Callable[[], EntryFile],
-        *,
         bounds: Bounds,
         uses: dict[bytes, int],
+        *,
         clock: Callable[[], float],
         upkeep_seconds: float,
     ) -> None:

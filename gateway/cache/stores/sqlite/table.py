@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.cache.ports import StoreStats
-from gateway.cache.stores.entry_codec import DamagedEntryError
 from gateway.cache.stores.memory import MOST_USES, SMALL_SHARE
 from gateway.cache.stores.sqlite.file import CorruptFileError
 
@@ -22,6 +21,13 @@ TRIM_ENTRIES = 2048
 
 _VACUUM_PAGES = 256
 _ROUNDS = 4096
+
+# A damaged value may have any type.
+_VALUE = """SELECT CAST(value AS BLOB) FROM answer
+WHERE id = (SELECT id FROM entry WHERE key = ?)"""
+_VALUES = """SELECT entry.id, entry.key, CAST(answer.value AS BLOB)
+FROM entry JOIN answer ON answer.id = entry.id
+WHERE entry.id > ? ORDER BY entry.id LIMIT ?"""
 
 # ``place`` is the end of the queue, whichever process added an entry last.
 _ENTER = """INSERT INTO entry (main, place, uses, expires, bytes, key)
@@ -53,33 +59,23 @@ class Change:
 
 
 def read_value(connection: sqlite3.Connection, key: bytes) -> bytes | None:
-    """Return the encoded entry of the key. Raises DamagedEntryError."""
+    """Return the encoded entry of the key."""
     # fetchall also ends the read transaction; an open one would keep the log from its reset.
     rows = connection.execute(
-        "SELECT value FROM answer WHERE id = (SELECT id FROM entry WHERE key = ?)", (key,)
+        "SELECT CAST(value AS BLOB) FROM answer WHERE id = (SELECT id FROM entry WHERE key = ?)",
+        (key,),
     ).fetchall()
-    return checked_value(rows[0][0]) if rows else None
-
-
-def checked_value(value: object) -> bytes:
-    """Return the value, which must be bytes. Raises DamagedEntryError."""
-    if not isinstance(value, bytes):
-        raise DamagedEntryError("the stored value is not bytes")
-    return value
+    return rows[0][0] if rows else None
 
 
 def read_values(
     connection: sqlite3.Connection, after: int, limit: int
-) -> list[tuple[int, bytes, object]]:
+) -> list[tuple[int, bytes, bytes]]:
     """Return (id, key, encoded entry) of the entries after this id, in order of id.
 
     A replaced entry gets a new id at the end: a walk may meet it twice, but never misses it.
     """
-    return connection.execute(
-        "SELECT entry.id, entry.key, answer.value FROM entry JOIN answer ON answer.id = entry.id"
-        " WHERE entry.id > ? ORDER BY entry.id LIMIT ?",
-        (after, limit),
-    ).fetchall()
+    return connection.execute(_VALUES, (after, limit)).fetchall()
 
 
 def read_totals(connection: sqlite3.Connection) -> StoreStats:
