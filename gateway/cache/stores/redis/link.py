@@ -294,8 +294,8 @@ class _ClusterServers:
         # asked, so that one frozen node does not block the others for ever.
         self._known: list[Address] = [seed]
         self._clients: dict[Address, Any] = {}
+        # Empty if a node moved or may have been replaced: the next call asks for the slots.
         self._ranges: list[tuple[int, int, Address]] = []
-        self._moved: dict[int, Address] = {}
         self._listeners = 0
         self._learning = asyncio.Lock()
 
@@ -306,14 +306,14 @@ class _ClusterServers:
             try:
                 return await node.execute_command(*arguments)
             except MovedError as moved:
-                self._moved[slot] = (moved.host or self._known[0][0], moved.port)
-                return await self._client(self._moved[slot]).execute_command(*arguments)
+                self._ranges = []
+                node = self._client((moved.host or self._known[0][0], moved.port))
+                return await node.execute_command(*arguments)
             except AskError as other:
                 node = self._client((other.host, other.port))
                 return (await _pipelined(node, [("ASKING",), arguments], raise_on_error=True))[-1]
         except (RedisConnectionError, RedisTimeoutError, ClusterDownError, asyncio.CancelledError):
-            # The node may have been replaced: the next call asks for the slots again.
-            self._ranges, self._moved = [], {}
+            self._ranges = []
             raise
 
     async def commands(self, slot: int, commands: Sequence[Command]) -> list[Any]:
@@ -324,7 +324,7 @@ class _ClusterServers:
         try:
             return await _pipelined(self._client(await self._address(slot)), commands)
         except (RedisConnectionError, RedisTimeoutError, asyncio.CancelledError):
-            self._ranges, self._moved = [], {}
+            self._ranges = []
             raise
 
     def listener(self) -> Any:
@@ -341,9 +341,6 @@ class _ClusterServers:
     async def _address(self, slot: int) -> Address:
         if not self._ranges:
             await self._learn()
-        moved = self._moved.get(slot)
-        if moved is not None:
-            return moved
         for first, last, address in self._ranges:
             if first <= slot <= last:
                 return address
@@ -369,7 +366,6 @@ class _ClusterServers:
 
     def _take(self, slots: list[Any], node: Address) -> None:
         """Note the answer of this node."""
-        self._moved = {}
         self._ranges = []
         for first, last, primary, *_ in slots:
             host, port = primary[0], primary[1]
