@@ -89,11 +89,6 @@ class PrefixSettings:
     earlier_turns: bool = False
     """Whether texts of earlier turns are looked at, too, and not the system's alone."""
 
-    @property
-    def changes_texts(self) -> bool:
-        """Tell whether anything but tools is rewritten."""
-        return bool(self.whitespace or self.volatile or self.patterns or self.documents)
-
 
 class Protected(StrEnum):
     """What a sentence may hold that keeps it in a prompt, whatever is asked."""

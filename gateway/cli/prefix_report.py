@@ -365,7 +365,7 @@ def _unmarked(value: Any) -> Any:
 def _printed(value: Any) -> str:
     try:
         printed = orjson.dumps(value).decode()
-    except TypeError:  # nested deeper than can be printed, or lone surrogates
+    except TypeError:  # nested deeper than can be printed
         return repr(value)
     # An image would count for thousands of times the tokens that a model makes of it.
     return _EMBEDDED.sub(_digest, printed) if ";base64," in printed else printed

@@ -156,7 +156,7 @@ def cache_key(endpoint: Endpoint, body: dict[str, Any], rule: str, owner: bytes,
                 break
         if keys > 1:
             running.update(bytes([_key_of_conversation(endpoint, body, keys)]))
-    except TypeError:  # an integer of more than 64 bits, or text that is no Unicode
+    except TypeError:  # an integer of more than 64 bits
         raise NotRewrittenError(NotRewritten.UNREADABLE) from None
     return running.hexdigest()
 
@@ -317,8 +317,8 @@ def _lifetime(mark: Any) -> Any:
 
 def _size_of(value: Any) -> int:
     if isinstance(value, str):
-        return len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+        return len(value) if value.isascii() else len(value.encode())
     try:
         return len(orjson.dumps(value))
-    except TypeError:  # an integer of more than 64 bits, or text that is no Unicode
+    except TypeError:  # an integer of more than 64 bits
         return 0

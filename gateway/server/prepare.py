@@ -142,7 +142,7 @@ class Summariser:
         if cut is None:
             return request
         model = str(request.body.get("model"))
-        name = model.encode("utf-8", "surrogatepass")
+        name = model.encode()
         whole = len(name).to_bytes(4, "big") + name + cut.turns
         digest = blake2b(whole, digest_size=_DIGEST_BYTES, key=owner).digest()
         known = self.summaries.get(digest)

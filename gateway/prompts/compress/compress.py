@@ -182,10 +182,7 @@ class Draft:
             if any(isinstance(part, Block) and part.text != part.source for part in parts)
         ]
         places = Places(self.raw, self.body)
-        try:
-            edits = [Edit(*places.span(path), orjson.dumps(text)) for path, text in texts]
-        except TypeError:  # half of a surrogate pair
-            raise NotRewrittenError(NotRewritten.UNREADABLE) from None
+        edits = [Edit(*places.span(path), orjson.dumps(text)) for path, text in texts]
         return PreparedRequest(
             with_values(self.body, texts),
             splice(self.raw, sorted(edits)),
@@ -257,4 +254,4 @@ def _settle(blocks: Sequence[Block], min_gain: float) -> None:
 
 
 def _tokens(texts: Iterable[str]) -> int:
-    return tokens_in(sum(len(text.encode("utf-8", "surrogatepass")) for text in texts))
+    return tokens_in(sum(len(text.encode()) for text in texts))

@@ -134,7 +134,7 @@ def judge(cut: Cut, summary: str) -> Known:
     It is to be much shorter, with every fact of the turns and none that they lack. A number keeps
     its unit and the name before it, names of one sentence their order, and denials stay denials.
     """
-    if not 0 < len(summary.encode("utf-8", "surrogatepass")) <= LONGEST_SHARE * len(cut.turns):
+    if not 0 < len(summary.encode()) <= LONGEST_SHARE * len(cut.turns):
         return NotRewritten.SUMMARY_LONG
     texts = cut.texts
     names = frozenset(word for text in texts for word in names_in(text))

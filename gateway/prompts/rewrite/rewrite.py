@@ -67,8 +67,6 @@ def _tool_rules(settings: PrefixSettings) -> tuple[Rewrite, ...]:
 
 
 def _text_rules(settings: PrefixSettings) -> tuple[Rewrite, ...]:
-    if not settings.changes_texts:
-        return ()
     rules = (
         (Rewrite.DOCUMENTS, settings.documents),
         (Rewrite.WHITESPACE, settings.whitespace),
@@ -97,8 +95,9 @@ def rewrite(
         for name in spec.tool_fields:
             if body.get(name):
                 draft.arrange_tools(name, known or {})
-    if settings.changes_texts and spec.turns is not None:
-        draft.rewrite_texts()
+    rules = _text_rules(settings)
+    if rules and spec.turns is not None:
+        draft.rewrite_texts(rules)
     edits = tuple(sorted(draft.edits))
     return RewrittenRequest(
         draft.body,
@@ -149,10 +148,10 @@ class _Draft:
             self.body = {**self.body, name: result.value}
             self.changes += result.changes
 
-    def rewrite_texts(self) -> None:
+    def rewrite_texts(self, rules: tuple[Rewrite, ...]) -> None:
         """Apply the rules on texts; one that is not sure changes nothing."""
-        settings, body, rules = self.settings, self.places.body, _text_rules(self.settings)
-        given = conversation(self.endpoint, body, earlier_turns=settings.earlier_turns)
+        earlier = self.settings.earlier_turns
+        given = conversation(self.endpoint, self.places.body, earlier_turns=earlier)
         if given is None:
             self.declined += decline(rules, NotRewritten.NO_USER_TURN)
             return
@@ -162,30 +161,20 @@ class _Draft:
             self.declined += decline(rules, NotRewritten.TOO_LARGE)
             return
         pieces: _Pieces = [[text] for _, text in given.texts]
-        changes: list[Rewrite] = []
-        declined: list[Declined] = []
         for rule in rules:
             before = pieces
             try:
                 before, pieces = self._apply(rule, given.texts, pieces)
             except NotRewrittenError as error:
-                declined += decline((rule,), error.why)
+                self.declined += decline((rule,), error.why)
             if pieces != before:
-                changes.append(rule)
+                self.changes.append(rule)
         texts = [
             Text(old.path, text)
             for old, text in zip(given.texts, map("".join, pieces), strict=True)
             if text != old.text
         ]
-        try:
-            edits = [Edit(*self.places.span(path), orjson.dumps(text)) for path, text in texts]
-        except TypeError:  # a lone surrogate
-            self.declined += decline(rules, NotRewritten.UNREADABLE)
-            self.digests = []
-            return
-        self.edits += edits
-        self.changes += changes
-        self.declined += declined
+        self.edits += [Edit(*self.places.span(path), orjson.dumps(text)) for path, text in texts]
         self.body = with_values(self.body, texts)
         if self.block is not None:
             self._put_block(given.place, self.block)

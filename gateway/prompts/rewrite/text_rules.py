@@ -152,7 +152,7 @@ def order_documents(
         for run in _runs(pieces):
             known = []
             for index in run:
-                text = pieces[index].encode("utf-8", "surrogatepass")
+                text = pieces[index].encode()
                 digest = blake2b(text, digest_size=_DIGEST_BYTES, key=memory.owner).digest()
                 rank = ranks.get(digest)
                 known.append((rank is None, rank or 0, digest, index))

@@ -210,7 +210,7 @@ def refuse_placeholders(turns: Any) -> None:
     """
     try:
         written = orjson.dumps(turns)
-    except TypeError:  # an integer of more than 64 bits, a lone surrogate
+    except TypeError:  # an integer of more than 64 bits
         raise NotRewrittenError(NotRewritten.UNREADABLE) from None
     if _PLACEHOLDER.search(written) is not None:
         raise NotRewrittenError(NotRewritten.PLACEHOLDERS)
@@ -222,10 +222,7 @@ def move_values(pieces: Sequence[str], finder: Finder) -> tuple[list[str], str |
     Raises NotRewrittenError.
     """
     joined = _BETWEEN.join(pieces)
-    try:
-        written = joined.encode()
-    except UnicodeEncodeError:  # a lone surrogate
-        raise NotRewrittenError(NotRewritten.UNREADABLE) from None
+    written = joined.encode()
     if _PLACEHOLDER.search(written) is not None:
         raise NotRewrittenError(NotRewritten.PLACEHOLDERS)
     moving = _Moving(finder)

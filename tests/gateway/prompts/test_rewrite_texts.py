@@ -241,16 +241,6 @@ def test_patterns_that_match_too_much_move_nothing(patterns, system, why):
 
 
 @pytest.mark.parametrize("rule", [VOLATILE, WHITESPACE, DOCUMENTS])
-def test_text_that_is_no_unicode_stays_as_it_is(rule):
-    text = f"\ud800 {STABLE} {NOW} \n<doc>b</doc><doc>a</doc><doc>c</doc>."
-    body = {"model": "m", "messages": asked(text)}  # no body that is parsed holds such a text
-    raw = json.dumps(body).encode()
-    result = rewrite(Endpoint.CHAT, body, raw, rule)
-    assert (result.raw, result.changes) == (raw, ())
-    assert {each.why for each in result.declined} == {NotRewritten.UNREADABLE}
-
-
-@pytest.mark.parametrize("rule", [VOLATILE, WHITESPACE, DOCUMENTS])
 def test_without_a_user_turn_nothing_is_stable(rule):
     assert declined([turn("system", f"{NOW}  \n")], rule) is NotRewritten.NO_USER_TURN
 
