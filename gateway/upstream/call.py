@@ -54,6 +54,9 @@ WARN_SECONDS = 60.0
 _REPLACED_FIELDS = ("accept-encoding", "content-encoding", PRIORITY.lower())
 """The answer is read here, so it must come unencoded; the priority is the policy's."""
 
+_BODY_FIELDS = ("content-length", "content-encoding")
+"""Reply headers of a body as it was sent: here it is decoded."""
+
 Answered = Callable[[Endpoint, dict[str, Any], Mapping[str, str]], None]
 """Callback for every storable request that was answered: its body as sent, the client's headers."""
 
@@ -346,7 +349,7 @@ def _pin(served: Served) -> str:
 
 def _fields(upstream: UpstreamReply, served: Served | None) -> Fields:
     """Return the headers of a reply that clients get."""
-    return with_upstream(end_to_end(upstream.headers), served)
+    return with_upstream(end_to_end(upstream.headers, *_BODY_FIELDS), served)
 
 
 def _broken(message: str) -> UpstreamError:

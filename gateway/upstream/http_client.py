@@ -1,12 +1,18 @@
 """Any OpenAI-compatible server over HTTP, with every wait bounded and every fault named.
 
-Requests carry the name of this installation in ``Via``, so that a loop is recognised.
+Laws:
+- Requests carry the name of this installation in ``Via``, so that a loop is recognised.
+- An error that a client gets names no upstream and no address. The log names both, and what an
+  operator can do.
 """
 
 import asyncio
+import errno
+import logging
 import os
 import secrets
 import select
+import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -17,11 +23,19 @@ from typing import Any, cast
 
 from aiohttp import (
     EMPTY_PAYLOAD,
+    ClientConnectionError,
+    ClientConnectorCertificateError,
+    ClientConnectorDNSError,
+    ClientConnectorError,
+    ClientConnectorSSLError,
     ClientError,
     ClientResponse,
+    ClientResponseError,
     ClientSession,
     ClientTimeout,
+    ConnectionTimeoutError,
     DummyCookieJar,
+    ServerTimeoutError,
     StreamReader,
     TCPConnector,
 )
@@ -32,9 +46,10 @@ from yarl import URL
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.telemetry import request_id
-from gateway.upstream.http_faults import FailureLog, fault_of
-from gateway.upstream.pool.first_token import FirstToken, FirstTokenDetector
+from gateway.upstream.pool.retry import FirstToken, FirstTokenDetector
 from gateway.upstream.request import Outgoing, Served, with_key
+
+log = logging.getLogger(__name__)
 
 VARIABLE = "REFRAIN_INSTANCE"
 """Carries the name from parent to child."""
@@ -61,15 +76,30 @@ _LARGEST_HEADER = 64 * 1024
 _MOST_HEADERS = 512
 """Bounds of a reply's head, above what servers send."""
 
-_BODY_HEADERS = frozenset({"content-length", "content-encoding"})
-
 PIECE = 65_536
 """Bytes inflated at a time, if an upstream compresses against the request."""
 
-_GZIP = zlib.MAX_WBITS | 16
-_WINDOWS = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": zlib.MAX_WBITS}
-_COMPRESSED = 8
-"""The lower half of a zlib stream's first byte; some servers leave out the head."""
+_CODINGS = ("gzip", "x-gzip", "deflate")
+
+EVERY_SECONDS = 10.0
+"""Between two lines of one kind about one upstream."""
+
+_TLS_RECORDS = ("\\x15\\x03", "\\x16\\x03")
+"""How a TLS record begins, as a parser's message quotes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpReply:
+    """The reply of ``upstream``; see the port."""
+
+    upstream: "HttpUpstream"
+    response: ClientResponse
+    served: Served
+    status: int
+    headers: Sequence[tuple[str, str]]
+    content_type: str
+    chunks: Callable[[], AsyncIterator[bytes]]
+    """Yields the body as it arrives. Raises UpstreamError."""
 
 
 class HttpUpstream:
@@ -136,40 +166,35 @@ class HttpUpstream:
         return URL(self._origin + path_qs, encoded=True)
 
     @asynccontextmanager
-    async def send(self, outgoing: Outgoing) -> AsyncIterator["HttpReply"]:
+    async def send(self, outgoing: Outgoing) -> AsyncIterator[HttpReply]:
         """POST; see the port. A failure leaves a line in the log."""
-        target, fields = outgoing.target, outgoing.fields
         raw = outgoing.instead.get(self.name, outgoing.raw)
         by = None
         if outgoing.streamed and self._times_streams:
             by = asyncio.get_running_loop().time() + self._first_token
-        sending = self.request("POST", target, fields, raw, decode=False, head_by=by)
+        response: ClientResponse | None = None
         try:
-            async with sending as response:
-                body = self.body(response)
-                encoding = response.headers.get("Content-Encoding")
-                if encoding and (coding := coding_of(encoding)):
-                    body = inflated(body, coding)
-                if by is not None:
-                    body = self._timed(body, by)
-                if response.status != HTTPStatus.OK or response.content_type == "text/html":
-                    self.failures.answered(
-                        response.status, response.content_type, own_credential=self.own_credential
-                    )
-                yield HttpReply(
-                    Served(self.name),
-                    response.status,
-                    [
-                        (name, value)
-                        for name, value in response.headers.items()
-                        if name.lower() not in _BODY_HEADERS
-                    ],
-                    response.content_type.lower(),
-                    body,
+            response = await self._open(
+                "POST", outgoing.target, outgoing.fields, raw, decode=False, head_by=by
+            )
+            chunks = partial(self._body, response)
+            encoding = response.headers.get("Content-Encoding")
+            if encoding and is_coded(encoding):
+                chunks = partial(inflated, chunks())
+            if by is not None:
+                chunks = partial(self._timed, chunks(), by)
+            reply = self._reply(response, chunks)
+            if reply.status != HTTPStatus.OK or reply.content_type == "text/html":
+                self.failures.answered(
+                    reply.status, reply.content_type, own_credential=self.own_credential
                 )
+            yield reply
         except UpstreamError as error:
             self.failures.failed(error)
             raise
+        finally:
+            if response is not None:
+                response.close()
 
     @asynccontextmanager
     async def request(
@@ -177,22 +202,46 @@ class HttpUpstream:
         method: str,
         path_qs: str,
         headers: Sequence[tuple[str, str]],
-        body: bytes | AsyncIterator[bytes] | None,
+        body: AsyncIterator[bytes] | None,
         *,
         decode: bool = True,
-        head_by: float | None = None,
         logged: Callable[[], bool] = lambda: False,
-    ) -> AsyncIterator[ClientResponse]:
+    ) -> AsyncIterator[HttpReply]:
         """Send any request. Raises UpstreamError; redirects are not followed.
 
-        ``head_by`` is when the head must have come, by the loop's clock; ``logged`` tells
-        whether a request without a reply leaves a line in the log.
+        ``logged`` tells whether a request without a reply leaves a line in the log.
+        """
+        try:
+            response = await self._open(method, path_qs, headers, body, decode=decode)
+        except UpstreamError as error:
+            if logged():
+                self.failures.failed(error)
+            raise
+        try:
+            yield self._reply(response, partial(self._body, response))
+        finally:
+            response.close()
+
+    async def _open(
+        self,
+        method: str,
+        path_qs: str,
+        headers: Sequence[tuple[str, str]],
+        body: bytes | AsyncIterator[bytes] | None,
+        *,
+        decode: bool,
+        head_by: float | None = None,
+    ) -> ClientResponse:
+        """Send a request, and return the reply once its head is there. Raises UpstreamError.
+
+        ``head_by`` is when the head must have come, by the loop's clock. The caller closes the
+        reply: a body that was read to its end has given its connection back. Any other connection
+        is closed, so that the upstream sees that the client has left.
         """
         if self._session is None:
             raise RuntimeError("the upstream is not open")
         if self._drops_credentials:
             headers = with_key(headers, self._api_key)
-        headers = (*headers, ("Via", via()))
         upload: _Upload | None = None
         if not (body is None or isinstance(body, bytes)):
             upload = _Upload(body, self._read_seconds)
@@ -203,7 +252,7 @@ class HttpUpstream:
                 response = await self._session.request(
                     method,
                     self.url(path_qs),
-                    headers=headers,
+                    headers=(*headers, ("Via", via())),
                     data=body if upload is None else upload.chunks(limit),
                     allow_redirects=False,
                     auto_decompress=decode,
@@ -211,29 +260,30 @@ class HttpUpstream:
                 if upload is not None:
                     upload.answered = True
         except (ClientError, TimeoutError, OSError) as error:
-            fault = fault_of(error, self._url)
-            if logged():
-                self.failures.failed(fault)
-            raise fault from error
-        request_id.adopt(response.headers)
+            raise fault_of(error, self._url) from error
+        if request_id.HEADER in response.headers:
+            request_id.adopt(response.headers)
         try:
             _check(response)
-            yield response
-        finally:
-            # A body that was read to its end has given its connection back. Any other is closed,
-            # so that the upstream sees that the client has left.
+        except UpstreamError:
             response.close()
+            raise
+        return response
 
-    def note_failure(self, response: ClientResponse, error: UpstreamError) -> None:  # noqa: ARG002
-        """Log that a reply broke off."""
-        self.failures.failed(error)
+    def _reply(
+        self, response: ClientResponse, chunks: Callable[[], AsyncIterator[bytes]]
+    ) -> HttpReply:
+        return HttpReply(
+            self,
+            response,
+            Served(self.name),
+            response.status,
+            tuple(response.headers.items()),
+            response.content_type.lower(),
+            chunks,
+        )
 
-    def served(self, response: ClientResponse) -> Served | None:  # noqa: ARG002 - always this one
-        """Return which of several upstreams sent a reply: None, for this is one alone."""
-        return None
-
-    async def body(self, response: ClientResponse) -> AsyncIterator[bytes]:
-        """Yield a reply's body as it arrives. Raises UpstreamError."""
+    async def _body(self, response: ClientResponse) -> AsyncIterator[bytes]:
         try:
             async for chunk in response.content.iter_any():
                 yield chunk
@@ -256,21 +306,6 @@ class HttpUpstream:
                     by = clock() + self._between_tokens
         except TimeoutError as error:
             raise fault_of(error, self._url) from error
-
-
-@dataclass(frozen=True, slots=True)
-class HttpReply:
-    """An upstream's reply; see the port. The headers are without those of the encoded body."""
-
-    served: Served
-    status: int
-    headers: list[tuple[str, str]]
-    content_type: str
-    body: AsyncIterator[bytes]
-
-    def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives."""
-        return self.body
 
 
 def _check(response: ClientResponse) -> None:
@@ -314,23 +349,23 @@ class _Upload:
             limit.reschedule(None if seconds is None else now + seconds)
 
 
-def coding_of(written: str) -> str:
-    """Return the coding that a Content-Encoding names, empty for none. Raises UpstreamError."""
-    named = [token.strip().lower() for token in written.split(",")]
+def is_coded(encoding: str) -> bool:
+    """Tell whether a Content-Encoding names a coding that is inflated. Raises UpstreamError."""
+    named = [token.strip().lower() for token in encoding.split(",")]
     codings = [coding for coding in named if coding not in ("", "identity")]
-    if len(codings) > 1 or any(coding not in _WINDOWS for coding in codings):
+    if len(codings) > 1 or any(coding not in _CODINGS for coding in codings):
         raise _odd(f"the unasked Content-Encoding {', '.join(codings)[:40]}")
-    return codings[0] if codings else ""
+    return bool(codings)
 
 
-async def inflated(chunks: AsyncIterator[bytes], coding: str) -> AsyncIterator[bytes]:
-    """Yield a body decoded; an incomplete one is an error. Raises UpstreamError."""
+async def inflated(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield a gzip or deflate body decoded; an incomplete one is an error. Raises UpstreamError."""
     inflater = None
     async for chunk in chunks:
         rest, more = chunk, bool(chunk)
         while more:
             if inflater is None or inflater.eof:
-                inflater = _inflater(coding, rest)
+                inflater = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip or zlib, by its head
             try:
                 piece = inflater.decompress(rest, PIECE)
             except zlib.error:
@@ -345,10 +380,85 @@ async def inflated(chunks: AsyncIterator[bytes], coding: str) -> AsyncIterator[b
         raise _odd("a body that was cut short")
 
 
-def _inflater(coding: str, data: bytes) -> "zlib._Decompress":
-    window = _WINDOWS[coding]
-    bare = coding == "deflate" and data[0] & 0xF != _COMPRESSED
-    return zlib.decompressobj(-window if bare else window)
+def fault_of(error: BaseException, url: URL) -> UpstreamError:
+    """Return what a failed call to ``url`` is for clients; ``detail`` is what the log says."""
+    place = f"{url.host}:{url.port}"
+    match error:
+        case ConnectionTimeoutError() | ServerTimeoutError() | TimeoutError():
+            sent = not isinstance(error, ConnectionTimeoutError)
+            detail = f"no connection to {place} within connect_timeout"
+            if sent:
+                detail = f"{place} did not answer within the time that the settings give it"
+            message = "The upstream did not answer in time."
+            return UpstreamError(504, message, Reason.UPSTREAM_TIMEOUT, sent=sent, detail=detail)
+        case ClientConnectorError() | ClientConnectorCertificateError():
+            message = "The upstream could not be reached."
+            detail = _unreachable(error, url.host, place)
+            reason = Reason.UPSTREAM_UNREACHABLE
+            return UpstreamError(502, message, reason, sent=False, detail=detail)
+        case ClientConnectionError() | OSError():
+            message = "The upstream closed the connection."
+            detail = f"{place} closed the connection before its reply was complete"
+            return UpstreamError(502, message, Reason.UPSTREAM_BROKE, detail=detail)
+        case _:
+            message = "The upstream sent a reply that could not be read."
+            detail = f"{place} sent a reply that is not valid HTTP ({type(error).__name__})"
+            text = error.message if isinstance(error, ClientResponseError) else ""
+            if url.scheme == "http" and any(record in text for record in _TLS_RECORDS):
+                detail = f"{place} speaks TLS; is https:// meant?"
+            reason = Reason.UPSTREAM_BROKE
+            return UpstreamError(502, message, reason, answered=True, detail=detail)
+
+
+def _unreachable(error: BaseException, host: str | None, place: str) -> str:
+    match error:
+        case ClientConnectorDNSError():
+            return f"the host name {host} is not known; is it spelt correctly?"
+        case ClientConnectorCertificateError():
+            return f"the certificate of {place} is not trusted; is its authority installed?"
+        case ClientConnectorSSLError():
+            return f"{place} speaks no TLS that is understood here; is http:// meant?"
+        case ClientConnectorError(os_error=OSError(errno=errno.ECONNREFUSED)):
+            return f"nothing listens on {place}; is the server started?"
+        case ClientConnectorError(os_error=OSError(strerror=str(text))):
+            return f"no connection to {place}: {text}"
+        case _:
+            return f"no connection to {place}"
+
+
+class FailureLog:
+    """A line for each failed call to one upstream, at most one of a kind in some seconds."""
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name = name
+        self._clock = clock
+        self._last: dict[Reason, float] = {}
+        self._suppressed: dict[Reason, int] = {}
+
+    def failed(self, error: UpstreamError) -> None:
+        """Log a call that failed."""
+        self._warn(error.reason, error.detail or error.message)
+
+    def answered(self, status: int, content_type: str, *, own_credential: bool) -> None:
+        """Log a reply that shows a fault of the upstream or of its settings."""
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self._warn(Reason.UPSTREAM_STATUS, f"it answered with status {status}")
+        elif own_credential and status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            text = f"it refuses the key that the gateway has for it (status {status})"
+            self._warn(Reason.UPSTREAM_STATUS, text)
+        elif status == HTTPStatus.OK and content_type == "text/html":
+            text = "it answered with a web page; is its URL that of an API?"
+            self._warn(Reason.UPSTREAM_STATUS, text)
+
+    def _warn(self, reason: Reason, what: str) -> None:
+        now = self._clock()
+        if (last := self._last.get(reason)) is not None and now - last < EVERY_SECONDS:
+            self._suppressed[reason] = self._suppressed.get(reason, 0) + 1
+            return
+        self._last[reason] = now
+        suppressed = self._suppressed.pop(reason, 0)
+        more = f" ({suppressed} more since the last line)" if suppressed else ""
+        log.warning("upstream %s: %s%s", self._name, what, more)
 
 
 _HEAD_END = b"\r\n\r\n"

@@ -278,7 +278,7 @@ class UpstreamReply(Protocol):
 
     @property
     def headers(self) -> Sequence[tuple[str, str]]:
-        """End-to-end headers; the body is already decoded, so no Content-Encoding or -Length."""
+        """Headers as they came; the body is decoded, whatever its Content-Encoding."""
         ...
 
     @property

@@ -56,7 +56,6 @@ IO_MODULES = frozenset(
         "gateway.upstream.coalescer",
         "gateway.upstream.shared_response",
         "gateway.upstream.http_client",
-        "gateway.upstream.http_faults",
         "gateway.upstream.pool.pass_through",
         "gateway.upstream.pool.pool",
         "gateway.upstream.pool.probes",
@@ -78,7 +77,6 @@ HTTP_MODULES = frozenset(
         "gateway.server.admin.api",
         "gateway.server.http",
         "gateway.upstream.http_client",
-        "gateway.upstream.http_faults",
         "gateway.upstream.pool.pass_through",
         "gateway.upstream.pool.probes",
     }

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from aiohttp import ClientResponse, web
+from aiohttp import web
 
 from gateway.protocol.cache_status import Forwarded, ForwardStatus
 from gateway.protocol.errors import ClientError, UpstreamError
@@ -12,7 +12,7 @@ from gateway.protocol.headers import Fields, end_to_end, request_fields, with_ca
 from gateway.server.http.http_server import next_piece
 from gateway.server.http.middleware import send_stream
 from gateway.telemetry.observation import Observation
-from gateway.upstream.http_client import HttpUpstream
+from gateway.upstream.http_client import HttpReply, HttpUpstream
 from gateway.upstream.pool.pass_through import ModelList, PoolRequests
 from gateway.upstream.request import PRIORITY, with_upstream
 
@@ -47,8 +47,8 @@ class PassThrough:
             ) as upstream:
                 seen.upstream_head = seen.clock()
                 seen.status = upstream.status
-                if (served := self.upstream.served(upstream)) is not None:
-                    seen.upstream, seen.tried = served.upstream, served.tried
+                if upstream.served.several:
+                    seen.upstream, seen.tried = upstream.served.upstream, upstream.served.tried
                 return await self._copy(request, upstream, seen)
         except UpstreamError:
             if faults:
@@ -72,18 +72,19 @@ class PassThrough:
             yield chunk
 
     async def _copy(
-        self, request: web.Request, upstream: ClientResponse, seen: Observation
+        self, request: web.Request, upstream: HttpReply, seen: Observation
     ) -> web.StreamResponse:
-        reason = upstream.reason if upstream.reason and upstream.reason.isprintable() else None
+        reason = upstream.response.reason
+        reason = reason if reason and reason.isprintable() else None
         response = web.StreamResponse(status=upstream.status, reason=reason)
-        fields = end_to_end(upstream.headers.items(), "content-length")
+        fields = end_to_end(upstream.headers, "content-length")
         fields = with_cache_status(fields, ForwardStatus(Forwarded.BYPASS).header())
-        response.headers.extend(with_upstream(fields, self.upstream.served(upstream)))
-        response.content_length = upstream.content_length
-        body = self.upstream.body(upstream)
+        response.headers.extend(with_upstream(fields, upstream.served))
+        response.content_length = upstream.response.content_length
+        body = upstream.chunks()
         fault = await send_stream(request, response, body, seen, self.client_seconds)
         if fault is not None:
-            self.upstream.note_failure(upstream, fault)
+            upstream.upstream.failures.failed(fault)
         return response
 
 

@@ -49,7 +49,7 @@ def engine_ready(upstream: HttpUpstream, *, required: bool) -> Check:
                 upstream.request("GET", "/readyz", [], None) as reply,
             ):
                 loading = reply.status == HTTPStatus.SERVICE_UNAVAILABLE and b'"reasons"' in (
-                    await reply.content.read(4096)
+                    await reply.response.content.read(4096)
                 )
         except (UpstreamError, ClientError, TimeoutError):
             return "engine: not reachable" if required else None

@@ -13,19 +13,18 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import orjson
-from aiohttp import ClientError, ClientResponse, web
+from aiohttp import ClientError, web
 
 from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, without
 from gateway.protocol.messages import read_whole
-from gateway.upstream.http_client import HttpUpstream
+from gateway.upstream.http_client import HttpReply, HttpUpstream
 from gateway.upstream.pool.health import Up
 from gateway.upstream.pool.table import Member, PoolTable, StickyIds
 from gateway.upstream.request import Served
@@ -50,13 +49,12 @@ Reply = tuple[int, bytes]
 
 @dataclass(eq=False)
 class PoolRequests:
-    """Sends what passes through; ``request`` and ``body`` are those of ``HttpUpstream``."""
+    """Sends what passes through; ``request`` is that of ``HttpUpstream``."""
 
     upstreams: Mapping[str, HttpUpstream]
     table: PoolTable
     clock: Callable[[], float]
     sticky_ids: StickyIds
-    _served: WeakKeyDictionary[ClientResponse, Served] = field(default_factory=WeakKeyDictionary)
 
     def healthy(self) -> list[HttpUpstream]:
         """Return the upstreams with a closed circuit breaker, or all if there is none."""
@@ -74,7 +72,7 @@ class PoolRequests:
         *,
         decode: bool = True,
         logged: Callable[[], bool] = lambda: False,
-    ) -> AsyncIterator[ClientResponse]:
+    ) -> AsyncIterator[HttpReply]:
         """Send a request to the first that can be reached. Raises UpstreamError."""
         tried, fault = list[tuple[str, Reason]](), None
         sticky_id = sticky_id_in(path_qs)
@@ -85,7 +83,7 @@ class PoolRequests:
                     method, path_qs, headers, body, decode=decode, logged=logged
                 )
                 try:
-                    response = await stack.enter_async_context(sending)
+                    reply = await stack.enter_async_context(sending)
                 except UpstreamError as error:
                     fault = error
                     tried.append((upstream.name, error.reason))
@@ -94,16 +92,15 @@ class PoolRequests:
                     # As a probe that failed: of what is behind a path nothing is known.
                     self.table.probed(upstream.name, error.reason, self.clock(), for_sure=False)
                 else:
-                    missing = bool(sticky_id) and response.status == HTTPStatus.NOT_FOUND
+                    missing = bool(sticky_id) and reply.status == HTTPStatus.NOT_FOUND
                     if missing and body is None and (upstream is not upstreams[-1] or fault):
                         tried.append((upstream.name, Reason.NOT_KEPT))
                         await stack.aclose()
                         continue
-                    found = response.status < HTTPStatus.BAD_REQUEST
+                    found = reply.status < HTTPStatus.BAD_REQUEST
                     if sticky_id and body is None and found:
                         self.sticky_ids.note(sticky_id, upstream.name)
-                    self._served[response] = Served(upstream.name, tuple(tried), several=True)
-                    yield response
+                    yield replace(reply, served=Served(upstream.name, tuple(tried), several=True))
                     return
         fault = fault or UpstreamError(502, "There is no upstream.", Reason.UPSTREAM_UNREACHABLE)
         fault.tried = tuple(tried)
@@ -116,18 +113,6 @@ class PoolRequests:
             return [self.upstreams[keeper]]
         names = self.table.first_available(_model_of(path_qs), self.clock())
         return [self.upstreams[name] for name in names]
-
-    def note_failure(self, response: ClientResponse, error: UpstreamError) -> None:
-        """Log that a reply broke off."""
-        self.upstreams[self._served[response].upstream].failures.failed(error)
-
-    def served(self, response: ClientResponse) -> Served | None:
-        """Return which upstream sent a reply."""
-        return self._served.get(response)
-
-    def body(self, response: ClientResponse) -> AsyncIterator[bytes]:
-        """Yield a reply's body as it arrives. Raises UpstreamError."""
-        return next(iter(self.upstreams.values())).body(response)
 
 
 def sticky_id_in(path_qs: str) -> str:
@@ -198,7 +183,7 @@ async def _list_of(upstream: HttpUpstream, path_qs: str, fields: Fields) -> Repl
             asyncio.timeout(SECONDS),
             upstream.request("GET", path_qs, fields, None) as reply,
         ):
-            body = await read_whole(upstream.body(reply), _MOST_BYTES)
+            body = await read_whole(reply.chunks(), _MOST_BYTES)
     except UpstreamError as error:
         fault = error
     except (TimeoutError, ClientError):

@@ -24,12 +24,13 @@ from prometheus_client.registry import Collector
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import bears_credential, without
-from gateway.upstream.pool.first_token import FirstToken, FirstTokenDetector
 from gateway.upstream.pool.health import State
 from gateway.upstream.pool.retry import (
     NOT_KEPT,
     Budget,
     Failure,
+    FirstToken,
+    FirstTokenDetector,
     RetryState,
     failure_of,
     refusal_of,

@@ -106,7 +106,7 @@ class Prober:
                         self.paths[name] = (path,)
                         if reply.status < HTTPStatus.INTERNAL_SERVER_ERROR:
                             return None, False
-                        own_word = b'"reasons"' in await reply.content.read(4096)
+                        own_word = b'"reasons"' in await reply.response.content.read(4096)
                         return Reason.UPSTREAM_STATUS, own_word
         except UpstreamError as error:
             return error.reason, False
@@ -136,7 +136,7 @@ async def _models_answer(upstream: HttpUpstream) -> tuple[str, bool]:
             asyncio.timeout(STARTUP_SECONDS),
             upstream.request("GET", "/v1/models", (), None) as reply,
         ):
-            body = await read_up_to(upstream.body(reply), _MAX_BYTES)
+            body = await read_up_to(reply.chunks(), _MAX_BYTES)
             return _models_verdict(
                 reply.status, reply.content_type, body, own_credential=upstream.own_credential
             )

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.upstream.pool.first_token import HELD_BYTES, HELD_SECONDS
 from gateway.upstream.pool.pool import UpstreamMetrics, UpstreamPool
+from gateway.upstream.pool.retry import HELD_BYTES, HELD_SECONDS
 from gateway.upstream.pool.routing import LeastLoaded
 from gateway.upstream.pool.table import Member, PoolTable
 from gateway.upstream.pool.waiting_queue import Bounds

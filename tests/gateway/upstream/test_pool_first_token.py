@@ -3,8 +3,7 @@
 import pytest
 
 from gateway.protocol.cache_status import Reason
-from gateway.upstream.pool.first_token import HELD_SECONDS, FirstToken, FirstTokenDetector
-from gateway.upstream.pool.retry import Failure
+from gateway.upstream.pool.retry import HELD_SECONDS, Failure, FirstToken, FirstTokenDetector
 
 FAILS = Failure(Reason.UPSTREAM_STATUS, risky=True)
 LIMITED = Failure(Reason.UPSTREAM_LIMITED, risky=False, refused=429, personal=True)
