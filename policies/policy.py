@@ -54,9 +54,9 @@ TextTest = Callable[[str], bool]
 class Tenant:
     """Who a tenant is: all that is not None must hold, and of its values any one."""
 
-    api_key_sha256: tuple[str, ...] | None
-    organization: tuple[str, ...] | None
-    project: tuple[str, ...] | None
+    api_key_sha256: tuple[str, ...] | None = None
+    organization: tuple[str, ...] | None = None
+    project: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from gateway.semantic.calibrations import Calibrations
 from gateway.semantic.ports import Verification, Verifier
 from gateway.semantic.verifier import CalibratedVerifier
 from policies.decision import Decision
-from policies.format.keys.rule import DEFAULT_MAX_WRONG_HITS
+from policies.format.settings import DEFAULT_MAX_WRONG_HITS
 from quality.kept import Kept
 from quality.remembered import Remembered
 from quality.scores import Scores

@@ -377,14 +377,12 @@ def _limit(text: str) -> int:
 
 
 def _budget(text: str) -> float:
-    from pydantic_core import PydanticCustomError
-
-    from policies.format.values import ERROR_BUDGET
+    from policies.format.values import ERROR_BUDGET, RefusedError
 
     try:
         return float(ERROR_BUDGET.read(text))
-    except PydanticCustomError as error:
-        raise argparse.ArgumentTypeError(f"expected {error.message()}, got {text!r}") from None
+    except RefusedError as refused:
+        raise argparse.ArgumentTypeError(f"expected {refused}, got {text!r}") from None
 
 
 def _confidence(text: str) -> float:

@@ -24,8 +24,7 @@ from gateway.cli.terminal import CommandError, Lines, unreadable
 from gateway.semantic.calibrations import known_calibrations
 from gateway.server.admin.recorded_request import InvalidFieldError
 from policies.decision import Decision, PiiAction, Scope
-from policies.format.load import PolicyError, parse_policy
-from policies.format.schema import json_schema
+from policies.format.load import PolicyError, json_schema, parse_policy
 from policies.format.yaml_document import policy_text
 from policies.policy import Policy, RequestFacts
 from policies.recorded import RecordedFacts, RecordedPolicy, recorded_policy

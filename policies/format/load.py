@@ -1,22 +1,195 @@
-"""Text of a policy file to a compiled policy, or to everything that is wrong with it."""
+"""Text of a policy file to a compiled policy, or to everything that is wrong with it.
 
-import difflib
-from collections.abc import Iterator, Mapping, Sequence
+The tables here hold the keys beside the settings of a rule (``settings``). One definition serves
+reading and editors (``json_schema``), and every mapping refuses keys that it does not know.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
-
-from policies.format.keys import Table
-from policies.format.keys.rule import SETTINGS, default_decision, rule_decision
-from policies.format.schema import ContentSpec, MatchSpec, PiiSpec, PolicySpec, TenantSpec
-from policies.format.yaml_document import Document, Path, PolicyError, Problem, read_document
+from policies.format.settings import SETTINGS, default_decision, rule_decision
+from policies.format.table import Definitions, Key, Listed, Named, Spot, Table, unique
+from policies.format.values import (
+    CONTACT,
+    DIGEST,
+    ENDPOINT,
+    GENERATION,
+    HEADER_NAME,
+    NAME,
+    REGEX,
+    REGION,
+    RULE_NAME,
+    TENANT_NAME,
+    TEXT,
+    VERSION,
+    JsonSchema,
+)
+from policies.format.yaml_document import Document, Place, PolicyError, Problem, read_document
 from policies.policy import ANONYMOUS, Policy, Rule, Tenant, condition
 
-__all__ = ["PolicyError", "Problem", "parse_policy"]
+__all__ = ["PolicyError", "Problem", "json_schema", "parse_policy"]
 
+DEFAULT_PII = {"regions": ["US", "GB"], "allow": []}
 
 Wanted = Mapping[str, Sequence[str]]
 """The values that each condition of a rule wants, by its place in ``match``."""
+
+_DIGEST = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+
+CONTENT = Table(
+    "ContentSpec",
+    "Conditions on what is asked. All must hold.",
+    Key(
+        "keywords",
+        Listed(TEXT),
+        "Whole words, or phrases, in the last user message; any one, in any case of letters.",
+        (["price", "how much", "in stock"],),
+    ),
+    Key(
+        "regex",
+        Listed(REGEX),
+        "RE2 patterns, any one found in the last user message. (?i) ignores case.",
+        (r"(?i)\border\s+#?\d+",),
+    ),
+    Key(
+        "system_prompt_sha256",
+        Listed(DIGEST),
+        "SHA-256 of the system and developer messages (several joined by line feeds), any one.",
+        (_DIGEST,),
+    ),
+)
+
+MATCH = Table(
+    "MatchSpec",
+    "Conditions on a request. All must hold; of a list, any one. None: every request.",
+    Key("endpoint", Listed(ENDPOINT), "Path of the request.", ("/v1/chat/completions",)),
+    Key(
+        "model",
+        Listed(TEXT),
+        "The request's model; * stands for any characters, ? for one.",
+        ("gpt-4*", ["refrain-demo", "qwen*"]),
+    ),
+    Key(
+        "tenant",
+        Listed(NAME),
+        "A name from tenants, or anonymous: no API key, organization or project.",
+        ("acme", "anonymous"),
+    ),
+    Key(
+        "header",
+        Named(HEADER_NAME, Listed(TEXT), least=1),
+        "Request headers by name, in any case, with a glob of the value.",
+        ({"x-app": "storefront-*"},),
+    ),
+    Key("content", CONTENT, "What is asked.", ({"keywords": ["price", "discount"]},)),
+    filled=False,
+)
+
+TENANT = Table(
+    "TenantSpec",
+    "Who a tenant is. All keys must hold; of a list, any one.",
+    Key(
+        "api_key_sha256",
+        Listed(DIGEST),
+        "SHA-256 of the API key: printf %s KEY | sha256sum",
+        (_DIGEST,),
+    ),
+    Key("organization", Listed(TEXT), "The OpenAI-Organization header.", ("org-acme",)),
+    Key("project", Listed(TEXT), "The OpenAI-Project header.", ("proj-support",)),
+)
+
+PII = Table(
+    "PiiSpec",
+    "The scan for personal data.",
+    Key(
+        "regions",
+        Listed(REGION, least=0, single=False),
+        "Regions (ISO 3166) whose phone numbers are known when written without country code. "
+        "Each costs time.",
+        (["US", "GB"],),
+        unset=DEFAULT_PII["regions"],
+    ),
+    Key(
+        "allow",
+        Listed(CONTACT),
+        "Your own public contacts, which are no personal data: email addresses (* stands for "
+        "some of one), phone numbers in international form, any other text.",
+        (["*@acme.example", "+1 800 555 0100"],),
+        unset=DEFAULT_PII["allow"],
+    ),
+    filled=False,
+)
+
+RULE = Table(
+    "RuleSpec",
+    "A rule: the settings of the requests that it matches.",
+    Key(
+        "name", RULE_NAME, "Unique; shown in metrics, logs and traces.", ("prices",), required=True
+    ),
+    Key(
+        "match",
+        MATCH,
+        "Which requests. The first rule that matches decides.",
+        ({"model": "gpt-4*", "content": {"keywords": ["price"]}},),
+        required=True,
+    ),
+    *(replace(key, required=False) for key in SETTINGS.keys),
+    filled=False,
+)
+
+POLICY = Table(
+    "PolicySpec",
+    "What Refrain may cache, for whom and for how long.",
+    Key("version", VERSION, "Version of this format.", (1,), required=True),
+    Key("generation", GENERATION, "Raise it to drop everything that is stored.", (2,), unset=0),
+    Key(
+        "pii",
+        PII,
+        "What the scan for personal data knows.",
+        ({"regions": ["US", "GB"], "allow": "*@acme.example"},),
+        unset=DEFAULT_PII,
+    ),
+    Key(
+        "tenants",
+        Named(TENANT_NAME, TENANT),
+        "Names of tenants, for rules to match.",
+        ({"acme": {"organization": "org-acme"}},),
+        unset={},
+    ),
+    Key(
+        "rules",
+        Listed(RULE, least=0, single=False),
+        "In order; the first that matches decides.",
+        ([{"name": "no-beta", "match": {"model": "*-beta"}, "exact": "off"}],),
+        unset=[],
+    ),
+    Key(
+        "default",
+        SETTINGS,
+        "Settings of all other requests, and of what a rule leaves out.",
+        (
+            {
+                "exact": "on",
+                "semantic": "on",
+                "freshness": "1h",
+                "scope": "tenant",
+                "pii": "bypass",
+            },
+        ),
+        required=True,
+    ),
+    filled=False,
+)
+
+
+def json_schema() -> JsonSchema:
+    """Return the format as JSON schema, draft 2020-12, for editors and linters."""
+    definitions: Definitions = {}
+    POLICY.json_schema(definitions)
+    policy = definitions.pop(POLICY.name)
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": dialect, "title": "Refrain policy", **policy, "$defs": definitions}
 
 
 def parse_policy(text: str, source: str) -> Policy:
@@ -25,16 +198,11 @@ def parse_policy(text: str, source: str) -> Policy:
     Raises PolicyError with all problems that were found, and nothing else.
     """
     document = read_document(text, source)
-    problems = list(document.problems)
-    spec: PolicySpec | None = None
-    try:
-        spec = PolicySpec.model_validate(document.data)
-    except ValidationError as error:
-        problems += (_problem(document, dict(detail)) for detail in error.errors())
-    problems += _references(document)
-    if problems or spec is None:
-        raise PolicyError(_in_order(problems))
-    return _compiled(spec, source)
+    policy = Spot(document).load(POLICY, document.data)
+    _check_references(document)
+    if document.problems:
+        raise PolicyError(_in_order(document.problems))
+    return _compiled(policy, source)
 
 
 def _in_order(problems: Sequence[Problem]) -> tuple[Problem, ...]:
@@ -45,132 +213,66 @@ def _in_order(problems: Sequence[Problem]) -> tuple[Problem, ...]:
     return tuple(sorted(first.values(), key=lambda problem: problem.line))
 
 
-def _problem(document: Document, detail: dict[str, Any]) -> Problem:
-    """Put a finding of pydantic in the file's terms."""
-    path: Path = detail["loc"]
-    match detail["type"]:
-        case "expected":
-            return document.problem(_standing(document, path), detail["ctx"]["what"])
-        case "missing":
-            return document.problem(path, "this required key", "nothing")
-        case "extra_forbidden":
-            known = _known_keys(path[:-1])
-            listed = "one of the keys " + ", ".join(known)
-            near = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)
-            meant = f" (did you mean {near[0]}?)" if near else ""
-            return document.problem(path, listed + meant, f"the unknown key {str(path[-1])!r}")
-        case "too_short":
-            return document.problem(path, "at least one key")
-        case "list_type":
-            return document.problem(_standing(document, path), "a list")
-        case _:
-            known = _known_keys(path)
-            return document.problem(
-                _standing(document, path),
-                f"a mapping with keys of {', '.join(known)}" if known else "a mapping",
-            )
-
-
-def _standing(document: Document, path: Path) -> Path:
-    """Cut what pydantic adds to a path: the index of a single value, the side of a member."""
-    while path not in document.places:
-        path = path[:-1]
-    return path
-
-
-def _known_keys(path: Path) -> list[str]:
-    """Return the keys of the mapping at ``path``; nothing where there is none."""
-    match path:
-        case ("default", *inside) | ("rules", int(), *inside) if inside[:1] != ["match"]:
-            table: object = SETTINGS
-            for step in inside:
-                keys = table.keys if isinstance(table, Table) else ()
-                table = next((key.kind for key in keys if key.name == step), None)
-            known = [key.name for key in table.keys] if isinstance(table, Table) else []
-            return [*known, "name", "match"] if path[0] == "rules" and not inside else known
-        case ():
-            model: type[BaseModel] = PolicySpec
-        case ("pii",):
-            model = PiiSpec
-        case ("tenants", _):
-            model = TenantSpec
-        case ("rules", int(), "match"):
-            model = MatchSpec
-        case ("rules", int(), "match", "content"):
-            model = ContentSpec
-        case _:
-            return []
-    return list(model.model_fields)
-
-
-def _references(document: Document) -> Iterator[Problem]:
-    """Find what single values cannot tell: names used twice, unknown tenants, dead rules.
+def _check_references(document: Document) -> None:
+    """Note what single values cannot tell: names used twice, unknown tenants, dead rules.
 
     Each is looked for where its own values are right, so that one mistake hides no other.
     """
     data = document.data if isinstance(document.data, dict) else {}
-    written = data.get("rules")
-    items = written if isinstance(written, list) else []
-    rules = [item if isinstance(item, dict) else {} for item in items]
-    yield from _repeated_names(document, rules)
-    matches = dict(_valid_matches(rules))
-    tenants = data.get("tenants")
-    yield from _unknown_tenants(
-        document, matches, [ANONYMOUS, *(tenants if isinstance(tenants, dict) else {})]
-    )
-    yield from _unreachable_rules(document, matches)
-
-
-def _valid_matches(rules: Sequence[dict[str, Any]]) -> Iterator[tuple[int, MatchSpec]]:
-    for index, rule in enumerate(rules):
-        try:
-            yield index, MatchSpec.model_validate(rule.get("match"))
-        except ValidationError:
-            continue  # told already, by the validation of the whole
-
-
-def _repeated_names(document: Document, rules: Sequence[dict[str, Any]]) -> Iterator[Problem]:
-    lines: dict[str, int] = {}
-    for index, rule in enumerate(rules):
+    written, tenants = data.get("rules"), data.get("tenants")
+    known = [ANONYMOUS, *(tenants if isinstance(tenants, dict) else {})]
+    spot = Spot(document, ("rules",))
+    names: dict[str, int] = {}
+    reached: dict[int, Wanted] = {}
+    for index, rule in enumerate(written if isinstance(written, list) else []):
+        if not isinstance(rule, dict):
+            continue
         name = rule.get("name")
         if isinstance(name, str):
-            path: Path = ("rules", index, "name")
-            if name in lines:
-                unique = f"a unique name (line {lines[name]} has it already)"
-                yield document.problem(path, unique)
-            lines.setdefault(name, document.places[path].line)
-
-
-def _unknown_tenants(
-    document: Document, matches: Mapping[int, MatchSpec], known: Sequence[str]
-) -> Iterator[Problem]:
-    for index, match in matches.items():
-        for place, tenant in enumerate(match.tenant or []):
+            line = document.places["rules", index, "name"].line
+            if name in names:
+                spot.note(f"a unique name (line {names[name]} has it already)", index, "name")
+            names.setdefault(name, line)
+        match = _valid_match(rule.get("match"))
+        if match is None:
+            continue
+        for place, tenant in enumerate(match.get("tenant", [])):
             if tenant not in known:
-                path = _standing(document, ("rules", index, "match", "tenant", place))
-                yield document.problem(path, f"one of the tenants {', '.join(known)}")
+                expected = f"one of the tenants {', '.join(known)}"
+                spot.note(expected, index, "match", "tenant", place)
+        special = _wanted(match)
+        earlier = next((each for each in reached if _covers(reached[each], special)), None)
+        if earlier is not None:
+            line = document.places["rules", earlier].line
+            expected = f"requests that rules[{earlier}] on line {line} leaves over"
+            spot.note(expected, index, "match", got="none: this rule is never reached")
+        reached[index] = special
 
 
-def _unreachable_rules(document: Document, matches: Mapping[int, MatchSpec]) -> Iterator[Problem]:
-    """Find rules no request can reach, because an earlier one takes all of theirs.
+def _valid_match(value: object) -> dict[str, Any] | None:
+    scratch = Document("", places={(): Place(1, "")})
+    match: dict[str, Any] | None = Spot(scratch).load(MATCH, value)
+    return None if scratch.problems else match
 
-    What is reported is certain, and not all is found: globs and patterns are compared as text.
-    """
-    wanted = {index: match.wanted() for index, match in matches.items()}
-    for later, special in wanted.items():
-        for earlier, general in wanted.items():
-            if earlier < later and _covers(general, special):
-                line = document.places["rules", earlier].line
-                yield document.problem(
-                    ("rules", later, "match"),
-                    f"requests that rules[{earlier}] on line {line} leaves over",
-                    "none: this rule is never reached",
-                )
-                break
+
+def _wanted(match: Mapping[str, Any]) -> Wanted:
+    """Return the values of each condition by its place, the cheap conditions first."""
+    plain = {key: match[key] for key in ("endpoint", "model", "tenant") if key in match}
+    headers = {f"header.{name}": globs for name, globs in match.get("header", {}).items()}
+    content = match.get("content", {})
+    cheap_first = ("system_prompt_sha256", "keywords", "regex")
+    return {
+        **plain,
+        **headers,
+        **{f"content.{key}": content[key] for key in cheap_first if key in content},
+    }
 
 
 def _covers(general: Wanted, special: Wanted) -> bool:
-    """Tell whether every request that ``special`` matches is matched by ``general``."""
+    """Tell whether every request that ``special`` matches is matched by ``general``.
+
+    What is told is certain, and not all is found: globs and patterns are compared as text.
+    """
     for key, values in general.items():
         is_any = "*" in values and not key.startswith("content.")
         if key == "model" and is_any:
@@ -180,24 +282,23 @@ def _covers(general: Wanted, special: Wanted) -> bool:
     return True
 
 
-def _compiled(spec: PolicySpec, source: str) -> Policy:
-    default = default_decision(spec.default, spec.generation)
-    tenants = {name: Tenant(**_values(tenant)) for name, tenant in spec.tenants.items()}
+def _compiled(policy: dict[str, Any], source: str) -> Policy:
+    default = default_decision(policy["default"], policy["generation"])
+    tenants = {
+        name: Tenant(**{key: tuple(values) for key, values in tenant.items()})
+        for name, tenant in policy["tenants"].items()
+    }
     rules = []
-    for rule in spec.rules:
-        asked = rule.match.wanted().items()
+    for rule in policy["rules"]:
+        asked = _wanted(rule["match"]).items()
         conditions = tuple(condition(key, values, tenants) for key, values in asked)
-        rules.append(Rule(conditions, rule_decision(rule.name, rule, default)))
+        rules.append(Rule(conditions, rule_decision(rule["name"], rule, default)))
     return Policy(
         source=source,
-        generation=spec.generation,
-        regions=tuple(dict.fromkeys(spec.pii.regions)),
+        generation=policy["generation"],
+        regions=unique(policy["pii"]["regions"]),
         rules=tuple(rules),
         default=default,
-        allowed=tuple(dict.fromkeys(spec.pii.allow)),
+        allowed=unique(policy["pii"]["allow"]),
         tenants=tenants,
     )
-
-
-def _values(tenant: TenantSpec) -> dict[str, tuple[str, ...] | None]:
-    return {key: None if values is None else tuple(values) for key, values in tenant}

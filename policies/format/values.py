@@ -1,28 +1,23 @@
 """The kinds of value a policy file may hold: how each is read and refused, the JSON schema that an
 editor checks it by, and how it is written again.
-
-A reader takes the plain data of ``yaml_document`` and returns the value, or refuses with the words
-that follow "expected" in a problem.
 """  # noqa: D205
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 import phonenumbers
 import re2
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError
-from pydantic_core.core_schema import no_info_plain_validator_function
 
 from policies.decision import DEFAULT_RULE, Endpoint
 from policies.pii.phone import is_region
 from policies.pii.scan import AllowList
 from policies.policy import ANONYMOUS
+
+JsonSchema = dict[str, Any]
 
 MAX_LIFETIME = 2**31
 """Seconds; HTTP caches know no longer ones (RFC 9111, 1.2.2)."""
@@ -30,23 +25,18 @@ MAX_GENERATION = 2**53 - 1
 ANY = "any"
 """Lifts a bound that the default sets."""
 
-_DURATION = re.compile(r"([1-9][0-9]{0,9})(s|m|h|d|w)", re.ASCII)
 _UNITS = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1}
-_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)
 _CREDENTIAL_HEADERS = frozenset(
     {"authorization", "api-key", "x-api-key", "cookie", "proxy-authorization"}
 )
-_FINISH_REASON = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
-_USUAL_FINISH_REASONS = ("stop", "tool_calls", "function_call", "length")
+_FINISH_REASONS = ("stop", "tool_calls", "function_call", "length")
+_USUAL = ", ".join(_FINISH_REASONS)
 _UNCLEAN_FINISH_REASONS = ("content_filter", "abort", "aborted", "error", "cancelled")
 _SWITCHES = {"on": (True, "yes"), "off": (False, "no")}
-_QUOTE_IT = "; put it in quotes if it is meant"
 
 
-def expected(what: str) -> PydanticCustomError:
-    """Return the error of a value that is not ``what``."""
-    # The text goes in as context: a template would trip over the braces of a pattern.
-    return PydanticCustomError("expected", "{what}", {"what": what})
+class RefusedError(ValueError):
+    """A value is not what its key holds; the text is what was expected."""
 
 
 def _same(value: Any) -> Any:
@@ -55,21 +45,20 @@ def _same(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """A kind of value. As the annotation of a type, pydantic reads and documents it so."""
+    """A kind of value."""
 
     read: Callable[[object], Any]
-    schema: JsonSchemaValue
+    """Takes the plain data of ``yaml_document``. Raises RefusedError."""
+    schema: JsonSchema
     words: Callable[[Any], Any] = _same
     """What a file says for a value that was read."""
 
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return no_info_plain_validator_function(self.read)
+    def load(self, value: object, _spot: object, /) -> Any:
+        """Read a value where it stands in the file."""
+        return self.read(value)
 
-    def __get_pydantic_json_schema__(
-        self, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
+    def json_schema(self, _definitions: object, /) -> JsonSchema:
+        """Return the schema."""
         return dict(self.schema)
 
 
@@ -82,7 +71,7 @@ def choice(meanings: Mapping[str, Any]) -> Value:
     def read(value: object) -> Any:
         word = _word(value)
         if word not in words:
-            raise expected(listed)
+            raise RefusedError(listed)
         return meanings[str(word)]
 
     switches = [other for word in words for other in _SWITCHES.get(word, ())]
@@ -101,8 +90,8 @@ def is_off(value: object) -> bool:
 
 def _word(value: object) -> object:
     """Return a switch as its word, anything else as it is."""
-    for word, others in _SWITCHES.items():
-        if any(value is other or (value == other and isinstance(value, str)) for other in others):
+    for word, (switch, other) in _SWITCHES.items():
+        if value is switch or value == other:
             return word
     return value
 
@@ -116,9 +105,10 @@ def or_word(kind: Value, word: str, meaning: Any, *, first: bool = False) -> Val
             return meaning
         try:
             return kind.read(value)
-        except PydanticCustomError as error:
-            told = error.message()
-            raise expected(f"{word} or {told}" if first else f"{told}, or {word}") from None
+        except RefusedError as refused:
+            raise RefusedError(
+                f"{word} or {refused}" if first else f"{refused}, or {word}"
+            ) from None
 
     def words(value: Any) -> Any:
         return word if value == meaning else kind.words(value)
@@ -127,17 +117,26 @@ def or_word(kind: Value, word: str, meaning: Any, *, first: bool = False) -> Val
 
 
 def matching(
-    pattern: str, what: str, read: Callable[[str], Any] = _same, words: Callable[[Any], Any] = _same
+    pattern: str,
+    what: str,
+    read: Callable[[str], Any] = _same,
+    words: Callable[[Any], Any] = _same,
+    *,
+    never: Sequence[str] = (),
 ) -> Value:
-    """Return the kind of value that is text like ``pattern`` as a whole."""
+    """Return the kind of value that is text like ``pattern`` as a whole.
+
+    ``read`` may refuse more, such as texts that are ``never`` right.
+    """
     compiled = re.compile(pattern, re.ASCII)
 
     def matched(value: object) -> Any:
         if not isinstance(value, str) or compiled.fullmatch(value) is None:
-            raise expected(what)
+            raise RefusedError(what)
         return read(value)
 
-    return Value(matched, {"type": "string", "pattern": f"^{pattern}$"}, words)
+    schema: JsonSchema = {"type": "string", "pattern": f"^{pattern}$"}
+    return Value(matched, schema | ({"not": {"enum": [*never]}} if never else {}), words)
 
 
 def whole(least: int, most: int, what: str | None = None) -> Value:
@@ -145,7 +144,7 @@ def whole(least: int, most: int, what: str | None = None) -> Value:
 
     def read(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise expected(what or f"a whole number from {least} to {most}")
+            raise RefusedError(what or f"a whole number from {least} to {most}")
         return value
 
     return Value(read, {"type": "integer", "minimum": least, "maximum": most})
@@ -153,13 +152,15 @@ def whole(least: int, most: int, what: str | None = None) -> Value:
 
 def decimal(least: int, most: int) -> Value:
     """Return the kind of value that is a number from ``least`` to ``most``."""
+    what = f"a number from {least} to {most}"
 
     def read(value: object) -> float:
-        if isinstance(value, bool):  # which Python counts as 0 or 1
-            raise expected(f"a number from {least} to {most}")
-        if isinstance(value, int | float) and least <= value <= most:
-            return float(value)
-        raise expected(f"a number from {least} to {most}")
+        # Python counts True and False as numbers.
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise RefusedError(what)
+        if not least <= value <= most:
+            raise RefusedError(what)
+        return float(value)
 
     return Value(read, {"type": "number", "minimum": least, "maximum": most})
 
@@ -179,41 +180,37 @@ def _share(value: str) -> float:
     return float(value.removesuffix("%")) / 100
 
 
-def _duration(value: object) -> float:
-    written = _DURATION.fullmatch(value) if isinstance(value, str) else None
-    if written is None:
-        raise expected("a duration such as 10m, 24h or 7d")
-    seconds = int(written[1]) * _UNITS[written[2]]
+def _seconds(value: str) -> float:
+    seconds = int(value[:-1]) * _UNITS[value[-1]]
     if seconds > MAX_LIFETIME:
-        raise expected(f"a duration of at most {MAX_LIFETIME} seconds (24855d)")
+        raise RefusedError(f"a duration of at most {MAX_LIFETIME} seconds (24855d)")
     return float(seconds)
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise expected("text" + (_QUOTE_IT if isinstance(value, bool | int | float) else ""))
+        is_scalar = isinstance(value, bool | int | float)
+        raise RefusedError("text; put it in quotes if it is meant" if is_scalar else "text")
     if not value.strip():
-        raise expected("text that is not empty")
+        raise RefusedError("text that is not empty")
     return value
 
 
-def _name_but(reserved: str, whose: str) -> Value:
-    def read(value: object) -> str:
-        name = NAME.read(value)
+def _name(reserved: str = "", whose: str = "") -> Value:
+    def read(name: str) -> str:
         if name == reserved:
-            raise expected(f"a name other than {reserved}, which {whose} have")
-        return str(name)
+            raise RefusedError(f"a name other than {reserved}, which {whose} have")
+        return name
 
-    return Value(read, {**NAME.schema, "not": {"const": reserved}})
+    what = "a name of at most 63 lower-case letters, digits, - and _"
+    never = [reserved] if reserved else []
+    return matching("[a-z0-9][a-z0-9_-]{0,62}", what, read, never=never)
 
 
-def _header_name(value: object) -> str:
-    """Read a header's name; returns it in lower case."""
-    if not isinstance(value, str) or _HEADER_NAME.fullmatch(value) is None:
-        raise expected("the name of a header")
+def _header_name(value: str) -> str:
     name = value.lower()
     if name in _CREDENTIAL_HEADERS:
-        raise expected("a header that holds no credential (match a tenant instead)")
+        raise RefusedError("a header that holds no credential (match a tenant instead)")
     return name
 
 
@@ -227,26 +224,23 @@ def _regex(value: object) -> str:
     except re2.error as error:
         reason = error.args[0]
         detail = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
-        raise expected(f"a regular expression that RE2 accepts ({detail})") from error
+        raise RefusedError(f"a regular expression that RE2 accepts ({detail})") from error
     return pattern
 
 
 def _region(value: object) -> str:
     if not isinstance(value, str) or not is_region(value):
-        raise expected("an ISO 3166 region code such as US or GB")
+        raise RefusedError("an ISO 3166 region code such as US or GB")
     return value
 
 
-def _finish_reason(value: object) -> str:
+def _finish_reason(value: str) -> str:
     """Read a finish reason with which an answer may be stored; servers have some of their own."""
-    usual = ", ".join(_USUAL_FINISH_REASONS)
-    if not isinstance(value, str) or _FINISH_REASON.fullmatch(value) is None:
-        raise expected(f"the name of a finish reason, such as {usual}")
     if value in _UNCLEAN_FINISH_REASONS:
-        raise expected(f"a finish reason of whole answers, such as {usual}")
-    near = difflib.get_close_matches(value, _USUAL_FINISH_REASONS, n=1, cutoff=0.8)
-    if near and value not in _USUAL_FINISH_REASONS:
-        raise expected(f"the name of a finish reason (did you mean {near[0]}?)")
+        raise RefusedError(f"a finish reason of whole answers, such as {_USUAL}")
+    near = difflib.get_close_matches(value, _FINISH_REASONS, n=1, cutoff=0.8)
+    if near and value not in _FINISH_REASONS:
+        raise RefusedError(f"the name of a finish reason (did you mean {near[0]}?)")
     return value
 
 
@@ -256,7 +250,7 @@ def _contact(value: object) -> str:
     try:
         AllowList.of([contact], ())
     except ValueError:
-        raise expected(
+        raise RefusedError(
             "an address, number or other text of at least 6 characters, or an email address "
             "in which * stands for some of it, such as *@acme.example or *@*.acme.example"
         ) from None
@@ -265,13 +259,13 @@ def _contact(value: object) -> str:
 
 def _version(value: object) -> int:
     if isinstance(value, bool) or value != 1:
-        raise expected("1, the version of this format")
+        raise RefusedError("1, the version of this format")
     return 1
 
 
 ON_OFF = replace(choice({"on": True, "off": False}), words=lambda value: "on" if value else "off")
-DURATION = Value(
-    _duration, {"type": "string", "pattern": r"^[1-9][0-9]{0,9}[smhdw]$"}, duration_text
+DURATION = matching(
+    "[1-9][0-9]{0,9}[smhdw]", "a duration such as 10m, 24h or 7d", _seconds, duration_text
 )
 DURATION_OR_OFF = or_word(DURATION, "off", 0.0, first=True)
 PERCENT = matching(
@@ -292,21 +286,17 @@ GENERATION = whole(0, MAX_GENERATION, "a whole number from 0")
 TEXT = Value(_text, {"type": "string", "pattern": r"\S"})
 REGEX = Value(_regex, TEXT.schema)
 DIGEST = matching("[0-9a-f]{64}", "a SHA-256 in 64 lower-case hex digits")
-NAME = matching(
-    "[a-z0-9][a-z0-9_-]{0,62}", "a name of at most 63 lower-case letters, digits, - and _"
-)
-RULE_NAME = _name_but(DEFAULT_RULE, "the default settings")
-TENANT_NAME = _name_but(ANONYMOUS, "requests without an API key")
-HEADER_NAME = Value(_header_name, {"type": "string", "pattern": f"^{_HEADER_NAME.pattern}$"})
+NAME = _name()
+RULE_NAME = _name(DEFAULT_RULE, "the default settings")
+TENANT_NAME = _name(ANONYMOUS, "requests without an API key")
+HEADER_NAME = matching("[A-Za-z0-9!#$%&'*+.^_`|~-]+", "the name of a header", _header_name)
 ENDPOINT = choice({each.value: each.value for each in Endpoint})
 REGION = Value(_region, {"type": "string", "enum": sorted(phonenumbers.SUPPORTED_REGIONS)})
-FINISH_REASON = Value(
+FINISH_REASON = matching(
+    "[a-z][a-z0-9_]{0,62}",
+    f"the name of a finish reason, such as {_USUAL}",
     _finish_reason,
-    {
-        "type": "string",
-        "pattern": f"^{_FINISH_REASON.pattern}$",
-        "not": {"enum": list(_UNCLEAN_FINISH_REASONS)},
-    },
+    never=_UNCLEAN_FINISH_REASONS,
 )
 MODEL = matching("[!-~]{1,256}", "the name of a model, without white space")
 TAG = matching("[A-Za-z0-9][A-Za-z0-9._:/-]{0,62}", "a tag of at most 63 letters, digits and ._:/-")

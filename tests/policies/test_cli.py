@@ -7,7 +7,7 @@ import pytest
 
 import policies
 from gateway.cli.main import main
-from policies.format.schema import json_schema
+from policies.format.load import json_schema
 
 DEFAULT = str(Path(policies.__file__).parent / "default.yaml")
 

@@ -7,7 +7,7 @@ import pytest
 
 import policies
 from gateway.cli.main import main
-from policies.format.schema import json_schema
+from policies.format.load import json_schema
 
 DOCS = Path(policies.__file__).parents[1] / "docs"
 PAGES = {

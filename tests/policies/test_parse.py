@@ -218,7 +218,10 @@ def test_a_bad_pattern_is_told_in_the_words_of_re2():
             "p.yaml:3: tenants.acme.key: expected one of the keys api_key_sha256, organization",
         ),
         ("version: 1\nrules: {a: b}\n", "p.yaml:2: rules: expected a list, got a mapping"),
-        ("version: 1\nrules: [a]\n", "p.yaml:2: rules[0]: expected a mapping with keys of exact"),
+        (
+            "version: 1\nrules: [a]\n",
+            "p.yaml:2: rules[0]: expected a mapping with keys of name, match, exact",
+        ),
         ("version: 1\nrule: []\n", "(did you mean rules?), got the unknown key 'rule'"),
         ("version: 1\n5: x\n", "p.yaml:2: expected a key that is a word; put it in quotes"),
         ("version: 1\n? [a]\n: x\n", "p.yaml:2: expected a key that is a word"),

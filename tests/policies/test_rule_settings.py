@@ -22,8 +22,8 @@ from policies.decision import (
     SchemaKeys,
     VolatileKind,
 )
-from policies.format.keys.rule import SETTINGS, settings_of
 from policies.format.load import PolicyError, parse_policy
+from policies.format.settings import SETTINGS, settings_of
 
 DEFAULT = "default: {exact: on, semantic: on, freshness: 1h, scope: tenant, pii: bypass%s}\n"
 RULE = "rules:\n  - name: a\n    match: {model: m}\n    %s\n"

@@ -11,8 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 import policies
-from policies.format.load import PolicyError, parse_policy
-from policies.format.schema import json_schema
+from policies.format.load import PolicyError, json_schema, parse_policy
 
 FOLDER = Path(policies.__file__).parent
 SHIPPED = [FOLDER / "default.yaml", *sorted((FOLDER / "examples").glob("*.yaml"))]

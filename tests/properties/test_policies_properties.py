@@ -7,8 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from policies.decision import Decision, PiiAction, Scope
-from policies.format.load import PolicyError, parse_policy
-from policies.format.schema import json_schema
+from policies.format.load import PolicyError, json_schema, parse_policy
 from policies.freshness import Directives, Verdict, freshness, parse_directives
 from policies.policy import Condition, Policy, RequestFacts, Rule
 

@@ -10,7 +10,7 @@ from embeddings.verify.guards import guard
 from embeddings.verify.nearness import weighed
 from gateway.cache.lookup import NEAREST
 from gateway.semantic.eligibility import ineligible
-from policies.format.keys.rule import DEFAULT_MAX_WRONG_HITS, DEFAULT_MIN_SIMILARITY
+from policies.format.settings import DEFAULT_MAX_WRONG_HITS, DEFAULT_MIN_SIMILARITY
 
 
 class MeaningCache:

@@ -19,7 +19,7 @@ from gateway.semantic import verifier as verifying
 from gateway.semantic.calibrations import OWN_FILE, Calibrations, known_calibrations
 from gateway.semantic.ports import SemanticUnavailableError, Verification
 from gateway.semantic.verifier import MAX_CHARACTERS, CalibratedVerifier
-from policies.format.keys.rule import DEFAULT_MAX_WRONG_HITS
+from policies.format.settings import DEFAULT_MAX_WRONG_HITS
 
 ASKED, STORED = "I want to reset my password, how?", "How can I reset my password?"
 PLAIN = "How do I reset my password?"

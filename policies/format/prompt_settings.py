@@ -1,0 +1,343 @@
+"""What ``prefix``, ``compress`` and ``hints`` set: how prompts change on their way to the upstream.
+
+Law: what is left out is as in ``default``. Unset there, only the keys of tool schemas are put in
+order, nothing is compressed and the upstream is told nothing.
+"""
+
+from typing import Any
+
+import re2
+
+from policies.decision import (
+    NO_HINTS,
+    BreakpointField,
+    BreakpointLifetime,
+    Breakpoints,
+    CompressSettings,
+    DocumentOrder,
+    DocumentSettings,
+    KeyRetention,
+    PrefixSettings,
+    Protected,
+    SchemaKeys,
+    VolatileKind,
+)
+from policies.format.table import OFF, Key, Listed, Short, Table, on_or_off, only_off, unique
+from policies.format.values import (
+    ON_OFF,
+    PERCENT,
+    REGEX,
+    RefusedError,
+    Value,
+    choice,
+    is_off,
+    members,
+    or_word,
+    whole,
+)
+
+MOST_PATTERNS = 32
+LONGEST_PATTERN = 1000
+LONGEST_MARKER = 200
+MOST_TURNS = 1000
+MOST_TOKENS = 2**20
+MOST_KEYS = 64
+
+
+def _volatile_pattern(value: object) -> str:
+    pattern = str(REGEX.read(value))
+    if len(pattern) > LONGEST_PATTERN:
+        raise RefusedError(f"a pattern of at most {LONGEST_PATTERN} characters")
+    compiled: Any = re2.compile(pattern)
+    if compiled.groups > 1:
+        raise RefusedError("a pattern with at most one group, which is what moves")
+    if compiled.search("") is not None:
+        raise RefusedError("a pattern that does not match the empty text")
+    return pattern
+
+
+def _marker(value: object) -> str:
+    if (
+        not isinstance(value, str)
+        or not 0 < len(value) <= LONGEST_MARKER
+        or value != value.strip()
+        or not value.isprintable()
+    ):
+        most = f"at most {LONGEST_MARKER} characters"
+        raise RefusedError(f"a marker of one line and {most}, such as <document>")
+    return value
+
+
+PATTERN = Value(_volatile_pattern, {**REGEX.schema, "maxLength": LONGEST_PATTERN})
+MARKER = Value(_marker, {"type": "string", "minLength": 1, "maxLength": LONGEST_MARKER})
+KIND = members(VolatileKind)
+MARKERS = (
+    Key("begin", MARKER, "With what each begins, to the letter.", ("<document>",)),
+    Key("end", MARKER, "With what it ends.", ("</document>",)),
+)
+
+
+def _detected(value: object) -> dict[str, Any]:
+    if is_off(value):
+        return {"detect": [], "patterns": []}
+    if isinstance(value, list) or value in [*VolatileKind]:
+        return {"detect": value}
+    raise RefusedError("off, a list or a mapping")
+
+
+def _volatile_words(mapping: dict[str, Any]) -> Any:
+    return mapping if mapping["patterns"] else mapping["detect"] or "off"
+
+
+class _Documents(Table):
+    """Markers and an order, or nothing at all."""
+
+    def settings(self, mapping: dict[str, Any], _inherited: Any) -> DocumentSettings | None:
+        if not mapping["enabled"]:
+            return None
+        order = mapping.get("order", DocumentOrder.CONTENT)
+        return DocumentSettings(mapping["begin"], mapping["end"], order)
+
+    def words(self, settings: DocumentSettings | None, /) -> Any:
+        if settings is None:
+            return "off"
+        return {"begin": settings.begin, "end": settings.end, "order": settings.order.value}
+
+
+class _Context(Table):
+    """Markers of its own, those of ``prefix.documents``, or none."""
+
+    def fields(self, mapping: dict[str, Any], _inherited: Any) -> dict[str, Any]:
+        own = DocumentSettings(mapping["begin"], mapping["end"]) if "begin" in mapping else None
+        return {"documents": own, "markers": mapping["enabled"]}
+
+    def words(self, settings: CompressSettings, /) -> Any:
+        if not settings.markers or settings.documents is None:
+            return ON_OFF.words(settings.markers)
+        return {"begin": settings.documents.begin, "end": settings.documents.end}
+
+
+def _two_markers(mapping: dict[str, Any]) -> str | None:
+    begin, end = mapping.get("begin"), mapping.get("end")
+    two = begin is not None and end is not None and begin != end
+    return None if two else "the keys begin and end, two markers that differ"
+
+
+PREFIX = Table(
+    "PrefixSpec",
+    "Prompts rewritten on their way to the upstream, in detail.",
+    Key(
+        "schema_keys",
+        members(SchemaKeys),
+        "Put the keys of tool schemas in one order. keywords: those of the schema language only, "
+        "and not the names of properties.",
+        ("on", "keywords"),
+    ),
+    Key(
+        "tools",
+        choice({"sorted": True, "as_sent": False}),
+        "sorted: tools go by name.",
+        ("sorted",),
+        sets="sorts_tools",
+    ),
+    Key(
+        "whitespace",
+        ON_OFF,
+        "Line ends and white space at the end of lines and texts in one form, but in code.",
+        ("on",),
+        hide="off",
+    ),
+    Key(
+        "volatile",
+        Table(
+            "VolatileSpec",
+            "What is another at every request, in detail.",
+            Key(
+                "detect",
+                Listed(KIND, least=0, into=unique),
+                "What the built-in detectors look for.",
+                (["timestamps", "uuids"],),
+                sets="volatile",
+            ),
+            Key(
+                "patterns",
+                Listed(PATTERN, least=0, most=MOST_PATTERNS, into=unique),
+                "RE2 patterns of yours. Where one has a group, that is what moves.",
+                ([r"build-[0-9a-f]{7,40}", r"(?i)ticket: ([A-Z]+-\d+)"],),
+            ),
+            short=Short(
+                _detected,
+                (OFF, KIND.schema, {"type": "array", "items": KIND.schema}),
+                "off, a list such as [timestamps, uuids] "
+                "or a mapping such as {patterns: 'v[0-9]+'}",
+                _volatile_words,
+            ),
+        ),
+        "What is another at every request moves from the stable prefix to a block just before the "
+        "last user turn; a placeholder stays behind.",
+        (["timestamps", "uuids"], {"detect": "dates", "patterns": "build-[0-9]+"}),
+        hide="off",
+    ),
+    Key(
+        "documents",
+        _Documents(
+            "DocumentsSpec",
+            "Retrieved documents, in detail.",
+            Key("enabled", ON_OFF, "Put them in order.", ("on",), unset=True),
+            *MARKERS,
+            Key(
+                "order",
+                members(DocumentOrder),
+                "content: by a digest of each, which is the order where nothing is said. shared: "
+                "those that earlier requests of the same tenant had go first.",
+                ("content",),
+            ),
+            short=on_or_off("{begin: <document>, end: </document>}"),
+            refuse=lambda mapping: _two_markers(mapping) if mapping["enabled"] else None,
+        ),
+        "Put retrieved documents that stand one behind the other, each between these markers, in "
+        "an order of their own.",
+        ({"begin": "<document>", "end": "</document>"},),
+        sets="documents",
+        hide="off",
+    ),
+    Key(
+        "turns",
+        choice({"system": False, "earlier": True}),
+        "Which texts whitespace, volatile and documents look at. system: what system and "
+        "developer say, and what stands before the first user turn. earlier: all turns before the "
+        "last user turn.",
+        ("earlier",),
+        sets="earlier_turns",
+        hide="system",
+    ),
+    short=only_off(
+        "{tools: sorted}",
+        {
+            **dict.fromkeys(("schema_keys", "whitespace", "volatile", "documents"), "off"),
+            "tools": "as_sent",
+        },
+    ),
+    neutral=PrefixSettings(),
+    off=PrefixSettings(SchemaKeys.OFF),
+)
+
+COMPRESS = Table(
+    "CompressSpec",
+    "Declared context made shorter, in detail.",
+    Key("enabled", ON_OFF, "Compress.", ("on",), unset=True),
+    Key(
+        "documents",
+        _Context(
+            "ContextSpec",
+            "By which markers context is known, in detail.",
+            Key("enabled", ON_OFF, "Context has markers.", ("on",), unset=True),
+            *MARKERS,
+            short=on_or_off("{begin: <document>, end: </document>}"),
+            refuse=lambda mapping: _two_markers(mapping) if len(mapping) > 1 else None,
+        ),
+        "What stands between these markers in the user's turns is context. on: the markers of "
+        "prefix.documents.",
+        ({"begin": "<document>", "end": "</document>"},),
+    ),
+    Key("tool_results", ON_OFF, "What tools returned is context, too.", ("on",)),
+    Key(
+        "minify",
+        ON_OFF,
+        "White space that says nothing goes: in JSON outside of strings, in prose runs of spaces "
+        "and blank lines.",
+        ("on",),
+    ),
+    Key(
+        "duplicates",
+        ON_OFF,
+        "Passages go that an earlier one says nearly to the word, with the same numbers, names, "
+        "identifiers and negations.",
+        ("on",),
+    ),
+    Key(
+        "keep",
+        PERCENT,
+        "Passages that do not bear on the question go, until this share of its context is left.",
+        ("50%",),
+    ),
+    Key(
+        "protect",
+        Listed(members(Protected), least=0, into=frozenset, order=tuple(Protected)),
+        "Sentences with these stay, of passages that go, unless they are about another thing "
+        "altogether.",
+        (["numbers", "negation", "ids"],),
+    ),
+    Key(
+        "history",
+        or_word(whole(2, MOST_TURNS), "off", 0),
+        "Of longer conversations, all but the latest so many user turns (and up to as many more) "
+        "are summed up by the upstream.",
+        (8, "off"),
+    ),
+    Key(
+        "min_gain",
+        PERCENT,
+        "A question's context is sent as it came where less than this would be saved.",
+        ("5%",),
+    ),
+    short=on_or_off("{keep: 50%}"),
+    neutral=CompressSettings(),
+)
+
+HINTS = Table(
+    "HintsSpec",
+    "What the upstream is told of a prompt's stable prefix, in detail.",
+    Key(
+        "breakpoints",
+        members(Breakpoints),
+        "Mark where the stable prefix ends, for providers that cache up to a mark. system: the "
+        "ends of the system messages that come first. earlier: that of the turns before the last "
+        "user turn, too.",
+        ("system", "earlier"),
+    ),
+    Key(
+        "field",
+        members(BreakpointField),
+        "How a mark is written. auto: by the name of the model.",
+        ("cache_control",),
+    ),
+    Key(
+        "lifetime",
+        members(BreakpointLifetime),
+        "How long what stands before a mark of cache_control is kept.",
+        ("1h",),
+    ),
+    Key(
+        "min_tokens",
+        or_word(whole(1, MOST_TOKENS), "auto", None, first=True),
+        "Shorter prefixes get no mark, because the provider would not cache them. auto: by the "
+        "name of the model.",
+        (1024, "auto"),
+    ),
+    Key(
+        "cache_key",
+        ON_OFF,
+        "Send a prompt_cache_key that requests of one rule, tenant and beginning share, where the "
+        "client sends none.",
+        ("on",),
+    ),
+    Key(
+        "keys",
+        whole(1, MOST_KEYS),
+        "Over how many keys the conversations of one beginning are spread: one for each 15 "
+        "requests a minute.",
+        (4,),
+    ),
+    Key(
+        "retention",
+        members(KeyRetention),
+        "Send prompt_cache_retention where the client says nothing of it.",
+        ("24h",),
+    ),
+    short=only_off(
+        "{cache_key: on}", dict.fromkeys(("breakpoints", "cache_key", "retention"), "off")
+    ),
+    neutral=NO_HINTS,
+    off=NO_HINTS,
+)
