@@ -57,7 +57,7 @@ class StoreUnavailableError(StoreError):
 
 
 class PositionError(StoreError):
-    """Not a position that this store told of: a walk cannot go on from it."""
+    """Not a position that this store returned: a walk cannot go on from it."""
 
 
 class EntryTooLargeError(StoreError):
@@ -86,7 +86,7 @@ class Page:
 
 
 class Store(Protocol):
-    """Where entries live. All waits are bounded; every failure is a StoreError."""
+    """Where entries live. Every failure is a StoreError; ``GuardedStore`` bounds the waits."""
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
         """Return the whole entry, or None. May return a stale entry; never a damaged one.

@@ -11,7 +11,7 @@ bytes, and a random 96-bit nonce, so that no pair of key and nonce repeats. The 
 master key's id, scope's tag (together the head), salt, nonce, ciphertext.
 
 This is a wrapper of any store, not each store's codec, since a data key may have to be fetched. A
-data key is asked for again after ``KNOWN_SECONDS``; for so long may another process still read a
+data key is fetched again after ``KNOWN_SECONDS``; for so long may another process still read a
 scope that was forgotten here.
 """
 

@@ -280,7 +280,7 @@ async def given_back_in_vain(claims, redis, caplog):
     with caplog.at_level("DEBUG", "gateway.cache.stores.redis.claims"):
         claims.release(b"slot")
         async with asyncio.timeout(SECONDS):
-            while "was not given back" not in caplog.text:  # noqa: ASYNC110
+            while "was not released" not in caplog.text:  # noqa: ASYNC110
                 await asyncio.sleep(0)
     assert await redis.keys("*:c:slot")
 

@@ -102,7 +102,7 @@ class RedisClaims:
             try:
                 await self._run("release", slot)
             except StoreError as error:
-                _log.debug("store: a claim was not given back: %s", error)
+                _log.debug("store: a claim was not released: %s", error)
             else:
                 return
             if self._closing.is_set() or asyncio.get_running_loop().time() > until:
