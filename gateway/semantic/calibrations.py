@@ -7,7 +7,6 @@ calibration no budget is known to be kept, and nothing is answered by meaning.
 import logging
 from collections.abc import Iterator
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from embeddings.verify.calibration import Calibration, CalibrationError
@@ -34,12 +33,14 @@ class Calibrations:
         """Return the calibration of a verifier, None where there is none."""
         own, problem = self.own(), self._problem
         if own is not None and own.verifier != verifier:
-            problem = _wrong_verifier(self._path, own.verifier, verifier)
-            own = None
+            its, ours = own.verifier[:16], verifier[:16]
+            own, problem = None, f"{self._path}: it is of verifier {its}, and {ours} is in use"
         found = own or self.shipped(verifier)
         if found is None:
             problem = f"{problem or 'no calibration'}: nothing is answered by meaning"
-        self._log(problem)
+        if problem and problem != self._logged:
+            log.warning("calibration: %s", problem)
+        self._logged = problem
         return found
 
     def details(self, verifier: str) -> dict[str, str | int]:
@@ -78,11 +79,6 @@ class Calibrations:
             self._shipped = list(shipped_calibrations())
         return next((each for each in self._shipped if each.verifier == verifier), None)
 
-    def _log(self, problem: str) -> None:
-        if problem and problem != self._logged:
-            log.warning("calibration: %s", problem)
-        self._logged = problem
-
 
 def known_calibrations(data_dir: Path | None) -> list[Calibration]:
     """Return the operator's calibration, if it is valid, and the shipped ones."""
@@ -94,20 +90,10 @@ def shipped_calibrations() -> Iterator[Calibration]:
     """Yield the installed calibrations: of the model, and of the rules without a model."""
     folder = files("embeddings.verify") / "model"
     for name in ("calibration.json", "rules-calibration.json"):
-        found = _shipped(folder / name)
-        if found is not None:
-            yield found
-
-
-def _shipped(file: Traversable) -> Calibration | None:
-    try:
-        return parse_calibration(file.read_bytes(), str(file))
-    except FileNotFoundError:
-        return None
-    except (OSError, CalibrationError) as error:
-        log.warning("calibration: %s", error)
-        return None
-
-
-def _wrong_verifier(path: Path, its: str, ours: str) -> str:
-    return f"{path}: it is of verifier {its[:16]}, and {ours[:16]} is in use"
+        file = folder / name
+        try:
+            yield parse_calibration(file.read_bytes(), str(file))
+        except FileNotFoundError:
+            pass  # the model is not installed
+        except (OSError, CalibrationError) as error:
+            log.warning("calibration: %s", error)

@@ -99,8 +99,29 @@ class CalibratedVerifier:
             return Verification(1.0, verifier=RULES)
         if self._scorer is None or not verifier:
             return Verification(0.0, refusal)
-        said = await self._scored(self._scorer, verifier, asked, stored)
-        return said if said.refusal else _weighed(said, similarity)
+        return await self._score(self._scorer, verifier, (asked, stored), similarity)
+
+    async def _score(
+        self, scorer: Scorer, verifier: str, pair: tuple[str, str], similarity: float
+    ) -> Verification:
+        if self._clock() < self._paused_until:
+            return Verification(0.0, "verifier-timeout")
+        try:
+            async with asyncio.timeout(self._seconds):
+                score = weighed(await scorer.score(*pair), similarity)
+        except TimeoutError:
+            fault = "timeout"
+        except SemanticUnavailableError as error:
+            fault = error.reason
+        else:
+            if scorer.verifier != verifier:
+                return Verification(0.0, "verifier-changed")
+            if not 0 <= score <= 1:  # NaN neither
+                return Verification(0.0, "not-a-number")
+            return Verification(score, verifier=verifier)
+        if fault == "timeout":
+            self._paused_until = self._clock() + PAUSE_SECONDS
+        return Verification(0.0, fault if fault in OF_THE_TEXT else f"verifier-{fault}")
 
     def details(self) -> dict[str, str | int]:
         """Return which verifier and which calibration are in use."""
@@ -115,32 +136,6 @@ class CalibratedVerifier:
 
     def _verifier(self) -> str | None:
         return "" if self._scorer is None else self._scorer.verifier
-
-    async def _scored(self, scorer: Scorer, verifier: str, asked: str, stored: str) -> Verification:
-        if self._clock() < self._paused_until:
-            return Verification(0.0, "verifier-timeout")
-        try:
-            async with asyncio.timeout(self._seconds):
-                score = await scorer.score(asked, stored)
-        except TimeoutError:
-            return self._refused("timeout")
-        except SemanticUnavailableError as error:
-            return self._refused(error.reason)
-        if scorer.verifier != verifier:
-            return Verification(0.0, "verifier-changed")
-        return Verification(score, verifier=verifier)
-
-    def _refused(self, word: str) -> Verification:
-        if word == "timeout":
-            self._paused_until = self._clock() + PAUSE_SECONDS
-        return Verification(0.0, word if word in OF_THE_TEXT else f"verifier-{word}")
-
-
-def _weighed(said: Verification, similarity: float) -> Verification:
-    score = weighed(said.score, similarity)
-    if not 0 <= score <= 1:  # NaN neither
-        return Verification(0.0, "not-a-number")
-    return said._replace(score=score)
 
 
 def _threshold(calibration: Calibration | None, max_wrong_hits: float) -> float | None:
