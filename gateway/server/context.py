@@ -16,8 +16,7 @@ from gateway.cache.pii_scan import ScanFailedError, Scans
 from gateway.cache.plan import Plan
 from gateway.cache.ports import ActivePolicy, Scanner
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.conversation import names_text, prompt_text
-from gateway.protocol.endpoints.table import SPECS
+from gateway.protocol.conversation import prompt_text
 from gateway.protocol.request import CacheRequest
 from gateway.semantic.ports import Verification
 from gateway.telemetry.observation import Observation
@@ -128,26 +127,18 @@ async def scan_prompt(context: RequestContext, plan: Plan, scans: Scans) -> str 
     return await scan({"input": body["input"]}, "", len(body["input"]))
 
 
-def plan_for_names(request: CacheRequest, ends: Sequence[End]) -> Plan | None:
-    """Return the plan by which the fields beside the prompt must be scanned, if they must.
-
-    This is no coroutine: most requests are hits or have none of these fields.
-    """
-    if SPECS[request.endpoint].neutral.isdisjoint(request.body):
-        return None
-    plan = next((plan for end in ends if (plan := kept_plan(end)) is not None), None)
-    return plan if plan is not None and plan.scans else None
-
-
 async def scan_names(
-    request: CacheRequest, ends: Sequence[End], plan: Plan, scans: Scans, scanner: Scanner
-) -> list[End]:
-    """Return the ends of a request's lookups, set apart if these fields hold personal data."""
+    names: str, ends: Sequence[End], scans: Scans, scanner: Scanner
+) -> Sequence[End]:
+    """Return the ends of a request's lookups, set apart if ``names`` hold personal data.
+
+    ``names`` are the texts beside the prompt. If nothing may be stored, there is no need to scan.
+    """
+    plan = next((plan for end in ends if (plan := kept_plan(end)) is not None), None)
+    if plan is None or not plan.scans:
+        return ends
     try:
-        text = names_text(plan.partition.endpoint, request.body)
-        found = await scans.scan(scanner, text, plan.partition.scope)
+        found = await scans.scan(scanner, names, plan.partition.scope)
     except ScanFailedError:
         return [set_apart(end, Reason.SCAN_FAULT, personal=False) for end in ends]
-    if found is None:
-        return list(ends)
-    return [set_apart(end, Reason.PII, personal=True) for end in ends]
+    return ends if found is None else [set_apart(end, Reason.PII, personal=True) for end in ends]

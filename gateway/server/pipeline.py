@@ -51,6 +51,7 @@ from gateway.protocol.cache_status import (
     hit_fields,
     refused_header,
 )
+from gateway.protocol.conversation import names_text
 from gateway.protocol.endpoints.embeddings import item_body, items_of
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import RequestError, UpstreamError
@@ -64,7 +65,6 @@ from gateway.server.context import (
     Trace,
     Verdict,
     facts_of,
-    plan_for_names,
     scan_names,
     scan_prompt,
 )
@@ -244,7 +244,7 @@ class Pipeline:
         items = items_of(request.body) if batch else ()
         if len(items) > 1:
             context = context._replace(batch_scan=[])
-            ends = await for_each(
+            ends: Sequence[End] = await for_each(
                 lambda item: self._look_up_body(context, item_body(request.body, item)), items
             )
         else:
@@ -252,8 +252,8 @@ class Pipeline:
         first = ends[0]
         if len(ends) == 1 and isinstance(first, Hit) and first.revalidate is None:
             return first, ()
-        if (plan := plan_for_names(request, ends)) is not None:
-            ends = await scan_names(request, ends, plan, self.scans, context.active.scanner)
+        if names := names_text(request.endpoint, request.body):
+            ends = await scan_names(names, ends, self.scans, context.active.scanner)
         if len(items) <= 1:
             return ends[0], ()
         states = to_be_had(ends)

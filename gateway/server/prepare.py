@@ -41,6 +41,7 @@ from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields
 from gateway.protocol.messages import read_whole
+from gateway.protocol.request import CacheRequest
 from gateway.semantic.ports import LocalEncoder, SemanticUnavailableError
 from gateway.server.context import INLINE_BYTES, RequestContext
 from gateway.upstream.request import (
@@ -219,7 +220,7 @@ class Outbox:
         hints = await self._add_hints(context, body, raw)
         plain = replace(
             original,
-            request=replace(original.request, body=body, raw=raw),
+            request=_with_body(original.request, body, raw),
             rewrites=prepared.changes,
             not_rewritten=prepared.declined + hints.declined,
             compression=prepared.compression,
@@ -237,7 +238,7 @@ class Outbox:
             else:
                 _, raw = with_field(request.odd.body, raw, SALT, salt)
         return Exchange(
-            replace(request, body=body, raw=raw),
+            _with_body(request, body, raw),
             state,
             context.active.scanner,
             context.observation,
@@ -302,6 +303,10 @@ async def _ask_model(upstream: Upstream, fields: Fields, raw: bytes, model: str)
         case {"choices": [{"message": {"content": str(content)}, "finish_reason": "stop"}]}:
             return content
     return None
+
+
+def _with_body(request: CacheRequest, body: dict[str, Any], raw: bytes) -> CacheRequest:
+    return request if raw is request.raw else replace(request, body=body, raw=raw)
 
 
 def _with_hints(original: Exchange, plain: Exchange, hints: PreparedRequest) -> Exchange:

@@ -1,14 +1,13 @@
 """What is sent beside the key is looked at wherever an answer may come to be stored."""
 
-import orjson
 import pytest
 from example_requests import chat, entry_of, plan_of, user
 
 from gateway.cache.lookup import Forward, Hit, Refused
 from gateway.cache.pii_scan import Scans
 from gateway.protocol.cache_status import Forwarded, ForwardStatus, HitStatus, Reason
-from gateway.protocol.request import read_request
-from gateway.server.context import plan_for_names, scan_names
+from gateway.protocol.conversation import names_text
+from gateway.server.context import scan_names
 from policies.decision import Endpoint, PiiAction
 
 CHAT = Endpoint.CHAT
@@ -30,13 +29,9 @@ class Scanner:
 
 
 async def ends_of(ends, body, scanner):
-    request = read_request(CHAT, orjson.dumps(body), headers={})
-    plan = plan_for_names(request, ends)
-    if plan is None:
-        return ends
     scans = Scans()
     try:
-        return await scan_names(request, ends, plan, scans, scanner)
+        return await scan_names(names_text(CHAT, body), ends, scans, scanner)
     finally:
         scans.close()
 
