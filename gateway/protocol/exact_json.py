@@ -6,6 +6,7 @@ for a long run of digits.
 """
 
 import json
+from collections import Counter
 from typing import Any
 
 import orjson
@@ -120,13 +121,8 @@ def _refuse_constant(name: str) -> float:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise BodyError(
-                    f"The JSON body of your request has the key {key[:80]!r} more than once."
-                )
-            seen.add(key)
+        [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise BodyError(f"The JSON body of your request has the key {key[:80]!r} more than once.")
     return members
 
 

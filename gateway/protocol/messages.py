@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-Headers = tuple[tuple[str, str], ...]
+from gateway.protocol.headers import Fields
 
 
 async def read_up_to(chunks: AsyncIterator[bytes], limit: int) -> bytes:
@@ -38,7 +38,7 @@ class Reply:
     """
 
     status: int
-    headers: Headers
+    headers: Fields
     body: bytes | AsyncIterator[bytes]
     close: Callable[[], None] = _nothing
     fresh_until: float | None = None

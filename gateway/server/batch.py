@@ -8,7 +8,7 @@ inputs by their place.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -23,7 +23,8 @@ from gateway.protocol.endpoints.embeddings import (
     stored_items,
     vectors_of,
 )
-from gateway.protocol.messages import Headers, Reply
+from gateway.protocol.headers import Fields
+from gateway.protocol.messages import Reply
 from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.request import Exchange
 
@@ -42,8 +43,8 @@ async def for_each(do: Callable[[T], Awaitable[R]], items: Sequence[T]) -> list[
     return done
 
 
-def to_be_had(ends: Sequence[Hit | Forward | Refused]) -> list[Hit | Forward]:
-    """Return what can be had, without what was refused; a batch asks for its stale items anew."""
+def without_refused(ends: Sequence[Hit | Forward | Refused]) -> list[Hit | Forward]:
+    """Return the ends of all items that get an answer; a batch asks for its stale items anew."""
     return [
         Forward(ForwardStatus(Forwarded.STALE), end.revalidate)
         if isinstance(end, Hit) and end.revalidate is not None
@@ -63,96 +64,81 @@ def end_of(states: Sequence[Hit | Forward]) -> Hit | Forward:
         whole = orjson.dumps(put_together(results, [hit.entry.key for hit in hits]))
         status = HitStatus(Reason.EXACT, min(hit.status.ttl for hit in hits))
         return Hit(replace(oldest.entry, result=whole), status, oldest.age)
-    told = {state.status for state in states if isinstance(state, Forward)}
-    status_of_all = told.pop() if len(told) == 1 else ForwardStatus(Forwarded.MISS)
     if hits:
         found = (len(hits), len(states))
-        status_of_all = ForwardStatus(Forwarded.MISS, Reason.PARTIAL, items=found)
-    return Forward(status_of_all, None)
+        return Forward(ForwardStatus(Forwarded.MISS, Reason.PARTIAL, items=found), None)
+    statuses = {state.status for state in states if isinstance(state, Forward)}
+    return Forward(statuses.pop() if len(statuses) == 1 else ForwardStatus(Forwarded.MISS), None)
 
 
-@dataclass(frozen=True, slots=True)
-class MissingItems:
-    """Asks for the items of a batch that were not found; ``asked`` is the whole request."""
+async def forward_missing(
+    coalescer: Coalescer, exchange: Exchange, states: Sequence[Hit | Forward]
+) -> Reply:
+    """Ask for the items of a batch that were not found. Return the reply to the whole batch.
 
-    coalescer: Coalescer
-    asked: Exchange
-    states: Sequence[Hit | Forward]
-
-    async def forward(self) -> Reply:
-        """Return the reply to the whole batch. Raises UpstreamError."""
-        states, asked = self.states, self.asked
-        missing = [place for place, state in enumerate(states) if isinstance(state, Forward)]
-        whole = len(missing) == len(states)
-        exchange = asked if whole else self._only(missing)
-        reply = await self.coalescer.forward(exchange)
-        parsed = _parsed(reply)
-        vectors = vectors_of(parsed, len(missing))
-        if vectors is None:
-            if whole or _passes(reply.status):
-                return reply
-            reply.close()
-            status = replace(asked.state.status, reason=None, items=None)
-            return await self.coalescer.forward(replace(asked, state=Forward(status, None)))
-        made = stored_items(parsed, vectors, [self._key(place) for place in missing])
-        reply = self._told(reply, await self._store(missing, made))
-        if whole:
-            return reply
-        new = dict(zip(missing, made, strict=True))
-        results = [
-            orjson.loads(state.entry.result) if isinstance(state, Hit) else new[place]
-            for place, state in enumerate(states)
-        ]
-        keys = [self._key(place) for place in range(len(states))]
-        body = put_together(results, keys, parsed.get("usage"))
-        return replace(reply, body=orjson.dumps(body))
-
-    def _only(self, missing: Sequence[int]) -> Exchange:
-        request = self.asked.request
+    Raises UpstreamError.
+    """
+    missing = {place: state for place, state in enumerate(states) if isinstance(state, Forward)}
+    whole = len(missing) == len(states)
+    asked = exchange
+    if not whole:
+        request = exchange.request
         items = items_of(request.body)
         raw = batch_body(request.body, [items[place] for place in missing])
-        return replace(self.asked, request=replace(request, raw=raw))
+        asked = replace(exchange, request=replace(request, raw=raw))
+    reply = await coalescer.forward(asked)
+    parsed = _parse(reply)
+    vectors = vectors_of(parsed, len(missing))
+    if vectors is None:
+        if whole or _is_transient(reply.status):
+            return reply
+        reply.close()
+        status = replace(exchange.state.status, reason=None, items=None)
+        return await coalescer.forward(replace(exchange, state=Forward(status, None)))
+    keys = [_key(place, state) for place, state in enumerate(states)]
+    made = stored_items(parsed, vectors, [keys[place] for place in missing])
 
-    def _key(self, place: int) -> bytes:
-        match self.states[place]:
-            case Hit(entry=entry):
-                return entry.key
-            case Forward(store=plan) if plan is not None:
-                return plan.key
-            case _:  # never stored, so that any name of its own will do
-                return place.to_bytes(4, "big")
+    async def store(item: tuple[Forward, Any]) -> Reason | None:
+        state, result = item
+        if state.store is None:
+            return state.status.reason or Reason.POLICY
+        plain = orjson.dumps(result)
+        return await coalescer.writer.store(state.store, result, plain, exchange.scanner)
 
-    async def _store(self, missing: Sequence[int], made: Sequence[Any]) -> bool:
-        """Store what may be; return whether that was all of it."""
-
-        async def store(one: tuple[int, Any]) -> Reason | None:
-            place, result = one
-            state = self.states[place]
-            if not isinstance(state, Forward) or state.store is None:
-                return state.status.reason or Reason.POLICY
-            return await self.coalescer.writer.store(
-                state.store, result, orjson.dumps(result), self.asked.scanner
-            )
-
-        outcomes = await for_each(store, list(zip(missing, made, strict=True)))
-        seen = self.asked.observation
-        seen.declined = next((reason for reason in outcomes if reason is not None), None)
-        seen.stored = seen.declined is None
-        return seen.stored
-
-    def _told(self, reply: Reply, stored: bool) -> Reply:
-        """Say in the header what became of the items, which the coalescer did not know yet."""
-        status, seen = self.asked.state.status, self.asked.observation
-        declined = None if seen.declined is status.reason else seen.declined
-        ours = status.header(stored=stored, declined=declined)
-        headers: Headers = tuple(
-            (name, value.removesuffix(status.header()) + ours if name == "Cache-Status" else value)
-            for name, value in reply.headers
-        )
-        return replace(reply, headers=headers)
+    outcomes = await for_each(store, list(zip(missing.values(), made, strict=True)))
+    observation = exchange.observation
+    observation.declined = next((reason for reason in outcomes if reason is not None), None)
+    observation.stored = observation.declined is None
+    reply = replace(reply, headers=_headers(reply, exchange))
+    if whole:
+        return reply
+    new = dict(zip(missing, made, strict=True))
+    results = [
+        orjson.loads(state.entry.result) if isinstance(state, Hit) else new[place]
+        for place, state in enumerate(states)
+    ]
+    return replace(reply, body=orjson.dumps(put_together(results, keys, parsed.get("usage"))))
 
 
-def _parsed(reply: Reply) -> Any:
+def _key(place: int, state: Hit | Forward) -> bytes:
+    if isinstance(state, Hit):
+        return state.entry.key
+    # What is never stored may have any name of its own.
+    return place.to_bytes(4, "big") if state.store is None else state.store.key
+
+
+def _headers(reply: Reply, exchange: Exchange) -> Fields:
+    """Say in the header what became of the items, which the coalescer did not know yet."""
+    status, seen = exchange.state.status, exchange.observation
+    declined = None if seen.declined is status.reason else seen.declined
+    ours = status.header(stored=seen.stored, declined=declined)
+    return tuple(
+        (name, value.removesuffix(status.header()) + ours if name == "Cache-Status" else value)
+        for name, value in reply.headers
+    )
+
+
+def _parse(reply: Reply) -> Any:
     if reply.status != HTTPStatus.OK or not isinstance(reply.body, bytes):
         return None
     try:
@@ -161,6 +147,6 @@ def _parsed(reply: Reply) -> Any:
         return None
 
 
-def _passes(status: int) -> bool:
+def _is_transient(status: int) -> bool:
     """Tell whether an error is about the upstream's state, not about what it was asked."""
     return status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR

@@ -59,7 +59,7 @@ from gateway.protocol.messages import Reply
 from gateway.protocol.request import CacheRequest
 from gateway.protocol.tokens import refuse_long_prompt
 from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError, Verifier
-from gateway.server.batch import MissingItems, end_of, for_each, to_be_had
+from gateway.server.batch import end_of, for_each, forward_missing, without_refused
 from gateway.server.context import (
     RequestContext,
     Trace,
@@ -256,7 +256,7 @@ class Pipeline:
             ends = await scan_names(names, ends, self.scans, context.active.scanner)
         if len(items) <= 1:
             return ends[0], ()
-        states = to_be_had(ends)
+        states = without_refused(ends)
         return (end_of(states) if len(states) == len(items) else Refused()), states
 
     async def _reply(
@@ -279,7 +279,7 @@ class Pipeline:
             return render_hit(context.request, end, observation)
         exchange = await self._exchange(context, end)
         if items:
-            send = MissingItems(context.coalescer, exchange, items).forward()
+            send = forward_missing(context.coalescer, exchange, items)
         else:
             send = context.coalescer.forward(exchange)
         return await self._forward(exchange, send)
